@@ -1,0 +1,152 @@
+"""Reads a preset and its overrides into one `Config`, or says in one line what is wrong."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from conf.schema import Config
+
+PRESETS = Path(__file__).parent
+
+
+class ConfigError(ValueError):
+    """The configuration is wrong; the message is one line: value, rule, fix."""
+
+
+def preset_names() -> list[str]:
+    """Names of the shipped presets."""
+    return sorted(path.stem for path in PRESETS.glob("*.yaml"))
+
+
+def load(preset: str, overrides: list[str] | None = None) -> Config:
+    """Read a preset by name or path and apply `key=value` overrides.
+
+    Raises:
+        ConfigError: unknown preset or key, wrong type, impossible combination.
+    """
+    tree = _read_preset(preset)
+    for override in overrides or []:
+        apply(tree, override)
+    tree.setdefault("name", Path(preset).stem)
+    return validate(tree)
+
+
+def validate(tree: dict[str, Any]) -> Config:
+    """Turn a tree of plain values into a `Config`.
+
+    Raises:
+        ConfigError: with the first problem on one line.
+    """
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError(_one_line(error)) from error
+
+
+def field_paths(model: type[BaseModel] = Config, prefix: str = "") -> list[str]:
+    """All dotted field paths, in the order of the schema."""
+    paths: list[str] = []
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            paths += field_paths(field.annotation, f"{prefix}{name}.")
+        else:
+            paths.append(prefix + name)
+    return paths
+
+
+def flatten(config: BaseModel, prefix: str = "") -> dict[str, Any]:
+    """Values of all fields by dotted path."""
+    flat: dict[str, Any] = {}
+    for name in type(config).model_fields:
+        value = getattr(config, name)
+        if isinstance(value, BaseModel):
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def _read_preset(preset: str) -> dict[str, Any]:
+    path = PRESETS / f"{preset}.yaml"
+    if not path.is_file():
+        path = Path(preset)
+    if not path.is_file():
+        raise ConfigError(
+            f"preset {preset!r} is neither one of {', '.join(preset_names())} nor a file; "
+            "name one of them or a YAML file"
+        )
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"preset {path} is not valid YAML ({' '.join(str(error).split())}); mend the file") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"preset {path} holds {type(tree).__name__}, not a mapping of sections; see conf/digits.yaml")
+    return tree
+
+
+def apply(tree: dict[str, Any], override: str) -> None:
+    """Put a `key=value` override into a tree of plain values.
+
+    Raises:
+        ConfigError: it has another form, or there is no such setting.
+    """
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"override {override!r} is not of the form key=value; for example recipe.num_epochs=2")
+    _check_known(key)
+    *sections, name = key.split(".")
+    node = tree
+    for section in sections:
+        node = node.setdefault(section, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"override {override!r} goes into {section}, which is not a section of the preset")
+    node[name] = _parse(key, text)
+
+
+def _parse(key: str, text: str) -> Any:
+    if key.endswith((".root", ".address", ".experiment")) or key == "name":
+        return text  # never let YAML turn a path such as 2024 or a name such as "on" into another type
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{key}={text} is not a plain value; quote it as YAML would") from error
+
+
+def _check_known(key: str) -> None:
+    known = field_paths()
+    if key in known:
+        return
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]}?" if close else "see paceline run --help"
+    raise ConfigError(f"{key} is not a setting; {hint}")
+
+
+def _one_line(error: ValidationError) -> str:
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"] if "literal" not in str(part) and "constrained" not in str(part))
+    key = _trim_union(key)
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "value_error":
+        return message
+    if first["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(key, field_paths(), n=1, cutoff=0.5)
+        return f"{key} is not a setting; " + (f"did you mean {close[0]}?" if close else "see paceline run --help")
+    return f"{key}={first['input']!r}: {message[0].lower()}{message[1:]}; see paceline run --help"
+
+
+def _trim_union(key: str) -> str:
+    """Drop the names of union members that pydantic appends to a location, such as `.int`."""
+    known = set(field_paths())
+    while key and key not in known and "." in key:
+        shorter = key.rpartition(".")[0]
+        if not any(path == shorter or path.startswith(shorter + ".") for path in known):
+            break
+        if shorter not in known:
+            break
+        key = shorter
+    return key

@@ -1,0 +1,258 @@
+"""The configuration of a run as frozen pydantic models.
+
+Every field has its unit and its help in the docstring under it; the command line, the Prefect form and the
+README show these same texts. Validators check and never rewrite: a value that follows from others is a property.
+This module knows nothing of machines: URIs and roots come from the environment (`conf.site`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Source = Literal["digits", "rotated_digits", "folder", "cifar10"]
+Precision = Literal["32-true", "64-true", "bf16-mixed", "16-mixed"]
+MemoryFormat = Literal["contiguous", "channels_last"]
+Loading = Literal["resident", "streaming", "foreground"]
+Compile = Literal["off", "step"]
+Augment = Literal["none", "shift", "flip_shift"]
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+SOURCES_WITHOUT_ROOT: frozenset[str] = frozenset({"digits", "rotated_digits"})
+
+
+class Section(BaseModel):
+    """A frozen group of settings that refuses unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class Data(Section):
+    """What is learned from."""
+
+    source: Source = "digits"
+    """Kind of data: `digits` (1,797 handwritten digits), `rotated_digits` (with the angle as second target),
+    `folder` (class-named folders of images) or `cifar10` (the official archives or class-named folders)."""
+    root: str | None = None
+    """Where the data lies: a path or any URL that fsspec reads. Not used by the embedded sources."""
+    image_size: Annotated[int, Field(ge=8, le=1024)] = 28
+    """Height and width of a prepared image, pixels. Larger or smaller images are scaled and centre-cropped."""
+    test_fraction: Fraction = 0.2
+    """Share of each class that is held out for the test split where the source has no test split of its own."""
+    validation_fraction: Fraction = 0.1
+    """Share of each class of the training split that is held out for validation after each epoch; 0 for none."""
+    max_rejected_fraction: Fraction = 0.01
+    """Largest tolerated share of samples that cannot be decoded; above it the run stops with their list."""
+
+    @model_validator(mode="after")
+    def _root_where_needed(self) -> Self:
+        if self.root is None and self.source not in SOURCES_WITHOUT_ROOT:
+            raise ValueError(f"data.root is not set; source {self.source} needs one; add data.root=DIR")
+        if self.root is not None and self.source in SOURCES_WITHOUT_ROOT:
+            raise ValueError(
+                f"data.root={self.root} has no use with source {self.source}, which is embedded; "
+                "drop it or choose data.source=folder"
+            )
+        return self
+
+
+class Model(Section):
+    """The network."""
+
+    name: Literal["convblocks", "twohead"] = "convblocks"
+    """`convblocks`: three blocks of convolutions; `twohead`: a small residual net with a class and an angle head."""
+    width: Annotated[int, Field(ge=1, le=1024)] = 32
+    """Filters of the first block; the following blocks have twice as many each. `twohead`: of its first
+    convolution."""
+    depth: Annotated[int, Field(ge=1, le=32)] = 4
+    """Convolutions per block (`convblocks` only)."""
+
+
+class Recipe(Section):
+    """How the network is trained; part of the workload."""
+
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    """Optimizer; `sgd` is with momentum."""
+    learning_rate: Annotated[float, Field(gt=0)] = 0.1
+    """Peak learning rate of one device; multiplied by the number of devices under weak batch scaling."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Momentum of `sgd`; unused by the others."""
+    batch_size: Annotated[int, Field(ge=1)] = 256
+    """Samples per device and step under weak scaling; samples per step over all devices under strong scaling."""
+    batch_scaling: Literal["weak", "strong"] = "weak"
+    """`weak`: constant batch per device, learning rate scaled linearly with the devices; `strong`: constant
+    global batch."""
+    num_epochs: Annotated[int, Field(ge=1)] = 10
+    """Passes over the training split."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """L2 penalty (decoupled for `adamw`)."""
+    schedule: Literal["constant", "piecewise", "cosine", "onecycle"] = "cosine"
+    """Course of the learning rate over the steps."""
+    warmup_epochs: Annotated[float, Field(ge=0)] = 0.0
+    """Epochs of linear warm-up before the schedule; `onecycle`: length of its rising part."""
+    drop_epochs: Annotated[int, Field(ge=1)] = 50
+    """`piecewise`: the rate is multiplied by `drop_factor` after every so many epochs."""
+    drop_factor: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """`piecewise`: factor of each drop."""
+    label_smoothing: Fraction = 0.0
+    """Label smoothing of the cross-entropy."""
+    angle_weight: Annotated[float, Field(ge=0)] = 0.1
+    """`twohead`: weight of the mean squared angle error (radians squared) beside the cross-entropy."""
+    augment: Augment = "none"
+    """`shift`: random translations by up to `shift_pixels`; `flip_shift`: with random left-right flips too."""
+    shift_pixels: Annotated[int, Field(ge=0, le=64)] = 4
+    """Largest random translation in each direction, pixels."""
+
+    @model_validator(mode="after")
+    def _warmup_fits(self) -> Self:
+        if self.warmup_epochs > self.num_epochs:
+            raise ValueError(
+                f"recipe.warmup_epochs={self.warmup_epochs} exceeds recipe.num_epochs={self.num_epochs}; "
+                "use a shorter warm-up"
+            )
+        return self
+
+
+class Workload(Section):
+    """What is learned: data, model, recipe and seed. Runs are comparable only when their workloads match."""
+
+    data: Data
+    model: Model
+    recipe: Recipe
+    seed: int
+
+
+class Execution(Section):
+    """How a workload is run; free to differ between compared runs."""
+
+    accelerator: Literal["auto", "cpu", "gpu"] = "auto"
+    """Kind of device; `auto` takes the GPUs where there are any."""
+    num_nodes: Annotated[int, Field(ge=1)] = 1
+    """Hosts to train on."""
+    num_devices: Annotated[int, Field(ge=1)] = 1
+    """Devices on each host, one rank each. On CPUs a device is an equal share of the host's cores."""
+    precision: Literal["auto", "32-true", "64-true", "bf16-mixed", "16-mixed"] = "auto"
+    """Arithmetic of the training step; `16-mixed` needs a GPU."""
+    compile: Literal["auto", "off", "step"] = "auto"
+    """`step` compiles the network with `torch.compile`."""
+    memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
+    """Layout of image tensors."""
+    loading: Literal["auto", "resident", "streaming", "foreground"] = "auto"
+    """`resident`: the set in device memory; `streaming`: background threads; `foreground`: sample by sample, in
+    the step's way."""
+    strategy: Literal["auto", "ddp"] = "auto"
+    """How ranks share the work; one rank needs none."""
+    num_threads: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """CPU threads of each rank; `auto`: the host's cores divided by its ranks."""
+    checkpoint_steps: Annotated[int, Field(ge=1)] | None = None
+    """Steps between checkpoints inside an epoch; a checkpoint is written at each epoch's end in any case."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks over all hosts."""
+        return self.num_nodes * self.num_devices
+
+
+class Cluster(Section):
+    """Where the Dask workers come from."""
+
+    kind: Literal["local", "address"] = "local"
+    """`local`: workers on this machine for this run; `address`: join a running scheduler."""
+    num_workers: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """`local`: worker processes; `auto`: one per core, and at least one per rank."""
+    address: str | None = None
+    """`address`: the scheduler's address, such as tcp://host:8786."""
+
+    @model_validator(mode="after")
+    def _address_where_needed(self) -> Self:
+        if (self.kind == "address") != (self.address is not None):
+            raise ValueError(
+                f"cluster.address={self.address} does not fit cluster.kind={self.kind}; "
+                "give an address exactly with kind=address"
+            )
+        return self
+
+
+class Speedup(Section):
+    """How the speedup of the run is measured."""
+
+    baseline: Literal["probe", "none"] = "probe"
+    """`probe`: a paired measurement against one device, 32-true, contiguous, eager, foreground; `none`: no
+    measurement."""
+    num_blocks: Annotated[int, Field(ge=3, le=1000)] = 24
+    """Largest number of paired blocks."""
+    steps_per_block: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """Training steps of one arm in a block; `auto`: enough for a block of a quarter of a second."""
+    max_seconds: Annotated[float, Field(gt=0)] = 25.0
+    """Time limit of the measured blocks, seconds."""
+    target_half_width: Annotated[float, Field(gt=0, lt=1)] = 0.02
+    """The probe stops early once the relative half-width of the 95 % interval is below this."""
+
+
+class Track(Section):
+    """Where the run is recorded."""
+
+    experiment: str = "paceline"
+    """MLflow experiment."""
+
+
+class Config(Section):
+    """Everything a run can be told."""
+
+    name: str = "run"
+    """Name of the run; presets set it to their own."""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
+    """Seed of initial weights, sample order and augmentation."""
+    data: Data = Data()
+    model: Model = Model()
+    recipe: Recipe = Recipe()
+    execution: Execution = Execution()
+    cluster: Cluster = Cluster()
+    speedup: Speedup = Speedup()
+    track: Track = Track()
+
+    @property
+    def workload(self) -> Workload:
+        """The part that two compared runs must share."""
+        return Workload(data=self.data, model=self.model, recipe=self.recipe, seed=self.seed)
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        if (self.model.name == "twohead") != (self.data.source == "rotated_digits"):
+            raise ValueError(
+                f"model.name={self.model.name} does not fit data.source={self.data.source}; "
+                "the twohead model needs the angles of rotated_digits, and only it uses them"
+            )
+        world_size = self.execution.world_size
+        if self.recipe.batch_scaling == "strong" and self.recipe.batch_size % world_size:
+            raise ValueError(
+                f"recipe.batch_size={self.recipe.batch_size} does not divide over {world_size} ranks "
+                f"({self.execution.num_nodes} node x {self.execution.num_devices} devices); "
+                f"use a multiple of {world_size}"
+            )
+        if self.execution.accelerator == "cpu" and self.execution.precision == "16-mixed":
+            raise ValueError(
+                "execution.precision=16-mixed is for GPUs, and execution.accelerator=cpu; use bf16-mixed or 32-true"
+            )
+        if self.recipe.shift_pixels >= self.data.image_size and self.recipe.augment != "none":
+            raise ValueError(
+                f"recipe.shift_pixels={self.recipe.shift_pixels} is not below data.image_size={self.data.image_size}; "
+                "use smaller shifts"
+            )
+        return self
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples per step over all ranks."""
+        ranks = self.execution.world_size if self.recipe.batch_scaling == "weak" else 1
+        return self.recipe.batch_size * ranks
+
+    @property
+    def peak_learning_rate(self) -> float:
+        """Learning rate after batch scaling: linear in the number of ranks when the global batch grows with it.
+
+        Source: Goyal et al., "Accurate, Large Minibatch SGD" (2017), the linear scaling rule.
+        """
+        ranks = self.execution.world_size if self.recipe.batch_scaling == "weak" else 1
+        return self.recipe.learning_rate * ranks

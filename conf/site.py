@@ -1,0 +1,59 @@
+"""Facts of this machine, from the environment: where state lives and which servers to use.
+
+The only place that reads environment variables for settings. It knows nothing of what a run does.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+# Nothing leaves the machine. Each engine has its own word for it; MLflow ignores DO_NOT_TRACK=1, "true" works.
+QUIET_ENVIRONMENT = {
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    # Registering Prefect's block types looks up a catalogue on the internet at every start of the temporary API.
+    "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
+    "PREFECT_CLI_PROMPT": "false",
+    # The temporary API's start takes 8 to 13 s on a fresh home; the default of 20 s is too near on a busy machine.
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+    "GIT_PYTHON_REFRESH": "quiet",
+}
+
+
+class Site(BaseSettings):
+    """What the environment says of this machine."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="ignore")
+
+    home: Path = Field(default=Path(".paceline"), validation_alias="PACELINE_HOME")
+    """State: prepared sets, checkpoints, the default MLflow store."""
+    tracking_uri_given: str | None = Field(default=None, validation_alias="MLFLOW_TRACKING_URI")
+    """MLflow server or store, where one was given."""
+    prefect_api_url: str | None = Field(default=None, validation_alias="PREFECT_API_URL")
+    """Prefect server, where one was given; else Prefect's own temporary one."""
+
+    @property
+    def root(self) -> Path:
+        """`home` as an absolute path."""
+        return self.home.expanduser().absolute()
+
+    @property
+    def tracking_uri(self) -> str:
+        """The MLflow store: the given one, else sqlite under `home`."""
+        return self.tracking_uri_given or f"sqlite:///{self.root / 'mlflow.db'}"
+
+    @property
+    def artifact_root(self) -> str | None:
+        """Where artifacts of the default store lie; None when a given store decides."""
+        return None if self.tracking_uri_given else (self.root / "mlartifacts").as_uri()
+
+
+def quieten() -> None:
+    """Set the engines' switches against telemetry where the user has not set them. Call before importing them."""
+    for name, value in QUIET_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)

@@ -1,0 +1,50 @@
+"""A configuration as text: every setting, its value, the reason of each `auto`, and its help."""
+
+from __future__ import annotations
+
+import textwrap
+
+from pydantic import BaseModel
+
+from conf.load import flatten
+from conf.schema import Config
+from flows.preflight import training_host
+from tasks.data import source
+from tasks.errors import InputError
+from tasks.records import Choice
+from tasks.train.plan import resolve
+
+HELP_WIDTH = 110
+
+
+def describe(config: Config, key_width: int) -> str:
+    """One paragraph per setting, in the order of the schema."""
+    helps = _helps(type(config))
+    choices = _choices(config)
+    lines = []
+    for key, value in flatten(config).items():
+        choice = choices.get(key)
+        shown = f"{value} -> {choice.value}  ({choice.reason})" if choice else f"{value}"
+        lines.append(f"{key:<{key_width}} {shown}")
+        lines += textwrap.wrap(helps[key], HELP_WIDTH, initial_indent="    ", subsequent_indent="    ")
+    return "\n".join(lines)
+
+
+def _choices(config: Config) -> dict[str, Choice]:
+    """What each `auto` becomes here; without the data, as far as it can be told."""
+    try:
+        num_train = len(source.list_samples(config.data).train)
+    except InputError:
+        num_train = 0
+    plan = resolve(config, training_host(config), num_train)
+    return {f"execution.{name}": choice for name, choice in plan.reasons.items()}
+
+
+def _helps(model: type[BaseModel], prefix: str = "") -> dict[str, str]:
+    helps: dict[str, str] = {}
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            helps |= _helps(field.annotation, f"{prefix}{name}.")
+        else:
+            helps[prefix + name] = " ".join((field.description or "").split())
+    return helps

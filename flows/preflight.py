@@ -1,0 +1,107 @@
+"""Everything that can be known to be wrong before any work starts. Leaves nothing behind when it refuses."""
+
+from __future__ import annotations
+
+import tempfile
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+
+from conf.schema import Config
+from conf.site import Site
+from tasks.cluster import address, hardware
+from tasks.data import source
+from tasks.errors import InputError
+from tasks.records import Hardware, Plan
+from tasks.track import store
+from tasks.train.plan import resolve
+
+REACH_SECONDS = 5
+
+
+@dataclass(frozen=True)
+class Cleared:
+    """What the checks found out."""
+
+    plan: Plan
+    hardware: Hardware
+    experiment_id: str
+
+
+def check(config: Config, site: Site) -> Cleared:
+    """Check data, devices, stores and servers.
+
+    Raises:
+        InputError: one line with the value, the rule and the fix.
+    """
+    listing = source.list_samples(config.data)
+    _check_batch(config, len(listing.train))
+    found = training_host(config)
+    plan = resolve(config, found, len(listing.train))
+    _check_prefect(site)
+    _check_home(site)
+    experiment_id = store.check_store(site.tracking_uri, config.track.experiment, site.artifact_root)
+    return Cleared(plan, found, experiment_id)
+
+
+def training_host(config: Config) -> Hardware:
+    """Hardware of the first host that will train.
+
+    Raises:
+        InputError: the cluster does not answer, or is too small.
+    """
+    if config.cluster.kind == "local":
+        here = hardware.describe()
+        if config.execution.num_nodes > 1:
+            raise InputError(
+                f"execution.num_nodes={config.execution.num_nodes} and cluster.kind=local, which is this host alone; "
+                "use num_nodes=1 or cluster.kind=address"
+            )
+        _check_local_workers(config)
+        return here
+    assert config.cluster.address is not None
+    return address.describe_hosts(config.cluster.address, config.execution.world_size)[0]
+
+
+def _check_local_workers(config: Config) -> None:
+    workers = config.cluster.num_workers
+    if workers != "auto" and workers < config.execution.num_devices:
+        raise InputError(
+            f"cluster.num_workers={workers} is below execution.num_devices={config.execution.num_devices}; "
+            "each rank needs a worker of its own: raise num_workers or leave it auto"
+        )
+
+
+def _check_batch(config: Config, num_train: int) -> None:
+    ranks = config.global_batch_size // config.recipe.batch_size
+    if config.global_batch_size > num_train:
+        raise InputError(
+            f"recipe.batch_size={config.recipe.batch_size} ({config.global_batch_size} over all ranks) exceeds the "
+            f"{num_train} training samples; use at most {num_train // ranks}"
+        )
+
+
+def _check_prefect(site: Site) -> None:
+    url = site.prefect_api_url
+    if url is None:
+        return
+    try:
+        urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=REACH_SECONDS).close()
+    except urllib.error.HTTPError:
+        return  # something answers; the client will say what it does not like
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"PREFECT_API_URL={url} does not answer within {REACH_SECONDS} s ({error}); "
+            "start the server (prefect server start) or unset the variable"
+        ) from error
+
+
+def _check_home(site: Site) -> None:
+    try:
+        site.root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=site.root):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"PACELINE_HOME={site.root} cannot be written ({error.strerror}); set it to a directory of yours"
+        ) from error

@@ -1,0 +1,146 @@
+"""Puts the outcome of a run together: the summary of the contract, and everything that MLflow keeps of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from conf.schema import Config
+from tasks.evaluate.charts import draw_quality, quality_svgs
+from tasks.figures import png_bytes
+from tasks.records import EvaluateResult, Plan, PreparedSet, SpeedupResult, TrainResult
+from tasks.speedup.charts import draw_speed
+from tasks.speedup.report import ReportInput, render_report
+from tasks.track import run as tracking
+from tasks.track.environment import describe_environment
+from tasks.track.redact import redact
+from tasks.track.run import RunHandle
+
+TRAIN_KEYS = (
+    "world_size",
+    "num_epochs",
+    "num_steps",
+    "seconds",
+    "samples_per_second",
+    "final_loss",
+    "checkpoint",
+    "resumed_from",
+    "data_wait_fraction",
+    "wall_seconds",
+)
+DATASET_KEYS = (
+    "fingerprint",
+    "num_train",
+    "num_validation",
+    "num_test",
+    "num_rejected",
+    "reused",
+    "seconds",
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the stages found."""
+
+    config: Config
+    plan: Plan
+    prepared: PreparedSet
+    trained: TrainResult
+    evaluated: EvaluateResult
+    speedup: SpeedupResult
+    workload: str
+
+
+def summarise(outcome: Outcome, handle: RunHandle, seconds: float) -> dict[str, Any]:
+    """The JSON of `paceline run`; names and shape are the public contract."""
+    return {
+        "run_id": handle.run_id,
+        "experiment": handle.experiment,
+        "tracking_uri": redact(handle.tracking_uri),
+        "workload": outcome.workload,
+        "dataset": {key: getattr(outcome.prepared, key) for key in DATASET_KEYS},
+        "train": {key: getattr(outcome.trained, key) for key in TRAIN_KEYS},
+        "evaluate": outcome.evaluated.model_dump(mode="json"),
+        "speedup": outcome.speedup.model_dump(mode="json"),
+        "time_budget": outcome.trained.time_budget,
+        "execution": outcome.plan.model_dump(mode="json"),
+        "seconds": seconds,
+    }
+
+
+def record(outcome: Outcome, handle: RunHandle, summary: dict[str, Any]) -> None:
+    """Log metrics, tags, the report, its pictures and the files behind them to the MLflow run."""
+    tracking.log_facts(handle, _metrics(outcome, summary), _tags(outcome))
+    environment = describe_environment(outcome.trained.hosts, _devices(outcome))
+    report = ReportInput(
+        summary=summary,
+        config=outcome.config,
+        plan=outcome.plan,
+        prepared=outcome.prepared,
+        train=outcome.trained,
+        speedup=outcome.speedup,
+        evaluate=outcome.evaluated,
+        quality_svgs=quality_svgs(outcome.evaluated),
+        environment=environment,
+    )
+    tracking.log_document(handle, "report.html", render_report(report))
+    tracking.log_document(handle, "summary.json", summary)
+    tracking.log_document(handle, "environment.json", environment)
+    figures = draw_speed(outcome.speedup, outcome.trained, outcome.trained.time_budget)
+    for name, figure in (figures | draw_quality(outcome.evaluated)).items():
+        tracking.log_document(handle, f"pictures/{name}.png", png_bytes(figure))
+    _log_files(outcome, handle)
+
+
+def _metrics(outcome: Outcome, summary: dict[str, Any]) -> dict[str, float | None]:
+    trained, evaluated, speedup = outcome.trained, outcome.evaluated, outcome.speedup
+    metrics: dict[str, float | None] = {
+        "speedup/ratio": speedup.ratio,
+        "speedup/low": speedup.low,
+        "speedup/high": speedup.high,
+        "speedup/efficiency": speedup.efficiency,
+        "throughput/samples_per_second": trained.samples_per_second,
+        "throughput/prediction_samples_per_second": evaluated.samples_per_second,
+        "time/data_wait_fraction": trained.data_wait_fraction,
+        "time/prepare_seconds": outcome.prepared.seconds,
+        "time/wall_seconds": summary["seconds"],
+        "test/accuracy": evaluated.accuracy,
+        "test/angle_rmse_degrees": evaluated.angle_rmse_degrees,
+        "train/final_loss": trained.final_loss,
+        "data/num_rejected": outcome.prepared.num_rejected,
+    }
+    metrics |= {f"time/{item}_seconds": seconds for item, seconds in trained.time_budget.items()}
+    return metrics | {f"test/top_{k}_accuracy": value for k, value in evaluated.top_k.items()}
+
+
+def _tags(outcome: Outcome) -> dict[str, str]:
+    tags = {
+        "paceline.verdict": outcome.speedup.verdict,
+        "paceline.baseline": outcome.speedup.baseline or "none",
+        "paceline.dataset": outcome.prepared.fingerprint,
+        "paceline.contaminated": str(outcome.speedup.contaminated),
+    }
+    return tags | {f"paceline.auto.{name}": f"{c.value}: {c.reason}" for name, c in outcome.plan.reasons.items()}
+
+
+def _devices(outcome: Outcome) -> tuple[str, ...]:
+    return outcome.trained.devices
+
+
+def _log_files(outcome: Outcome, handle: RunHandle) -> None:
+    rejected = Path(outcome.prepared.path) / "rejected.jsonl"
+    if outcome.prepared.num_rejected:
+        tracking.log_document(handle, "rejected.jsonl", rejected)
+    if outcome.trained.weights is not None:
+        facts = {
+            "model": outcome.config.model.model_dump(mode="json"),
+            **outcome.prepared.model_dump(
+                mode="json", include={"image_shape", "class_names", "target_names", "mean", "std", "fingerprint"}
+            ),
+        }
+        tracking.log_document(handle, "model/model.json", facts)
+        tracking.log_document(handle, "model/weights.pt", Path(outcome.trained.weights))
+    for index, path in enumerate(outcome.trained.predictions):
+        tracking.log_document(handle, f"logs/rank-{index}.txt", Path(path).with_name("log.txt"))

@@ -1,0 +1,1 @@
+"""The work of a run, one folder per stage."""

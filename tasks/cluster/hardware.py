@@ -1,0 +1,70 @@
+"""What a host offers, found without importing torch, so that it costs milliseconds.
+
+Knows nothing of what the devices will be used for.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from pathlib import Path
+
+import psutil
+
+from tasks.records import Gpu, Hardware
+
+CPU_INFO = Path("/proc/cpuinfo")
+
+
+def describe() -> Hardware:
+    """Describe the host this is called on."""
+    fields = _cpu_fields()
+    flags = set(fields.get("flags", "").split())
+    return Hardware(
+        host=socket.gethostname(),
+        cpu_name=fields.get("model name", platform.processor() or platform.machine()),
+        num_cores=usable_cores(),
+        memory_bytes=psutil.virtual_memory().total,
+        cpu_bf16=bool(flags & {"avx512_bf16", "amx_bf16"}),
+        gpus=_gpus(),
+    )
+
+
+def usable_cores() -> int:
+    """Cores this process may run on: affinity counts, so that a container or a batch job is respected."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _cpu_fields() -> dict[str, str]:
+    if not CPU_INFO.exists():
+        return {}
+    first = CPU_INFO.read_text(encoding="utf-8", errors="replace").split("\n\n", 1)[0]
+    pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
+    return {key.strip(): value.strip() for key, value in pairs}
+
+
+def _gpus() -> tuple[Gpu, ...]:
+    import pynvml  # only needed here; costs nothing where there is no driver
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()  # no driver, so no GPU that could be used
+    try:
+        return tuple(_describe_gpu(index) for index in range(pynvml.nvmlDeviceGetCount()))
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _describe_gpu(index: int) -> Gpu:
+    import pynvml
+
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    return Gpu(
+        uuid=pynvml.nvmlDeviceGetUUID(handle),
+        name=pynvml.nvmlDeviceGetName(handle),
+        memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+        compute_capability=(major, minor),
+    )

@@ -1,0 +1,1 @@
+"""The data stage: source -> transform -> graph (Dask) -> store, and the loaders that read the store."""

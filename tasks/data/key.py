@@ -1,0 +1,60 @@
+"""The key of a preparation: the sha256 of everything that decides its result.
+
+Knows the inputs only; whether a set with that key exists is the store's business.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import numpy
+import PIL
+import sklearn
+
+from conf.schema import Data
+from tasks.data import source
+from tasks.data.listing import SampleListing
+from tasks.data.transform import TRANSFORM_VERSION
+from tasks.records import Listing
+
+FORMAT_VERSION = 1
+"""Of the prepared set's files and manifest."""
+
+
+def preparation_key(listing: SampleListing, data: Data) -> str:
+    """Hash of the listing, the transform and its parameters, and the libraries that turn them into pixels.
+
+    `max_rejected_fraction` has no part in it: it decides whether a set may be used, not what is in it.
+    """
+    versions = {"pillow": PIL.__version__, "numpy": numpy.__version__}
+    if listing.origin.kind in ("digits", "rotated_digits"):
+        versions["scikit-learn"] = sklearn.__version__
+    inputs = {
+        "format": FORMAT_VERSION,
+        "transform": TRANSFORM_VERSION,
+        "listing": listing.sha256,
+        "image_size": data.image_size,
+        "channels": listing.channels,
+        "test_fraction": data.test_fraction,
+        "validation_fraction": data.validation_fraction,
+        "versions": versions,
+    }
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+
+
+def describe(data: Data) -> Listing:
+    """What the source offers, before any work starts.
+
+    Raises:
+        InputError: The source is missing, empty, or cannot be learned from.
+    """
+    listing = source.list_samples(data)
+    return Listing(
+        key=preparation_key(listing, data),
+        class_names=listing.class_names,
+        num_train=len(listing.train),
+        num_validation=len(listing.validation),
+        num_test=len(listing.test),
+        ignored=listing.ignored,
+    )

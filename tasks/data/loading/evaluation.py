@@ -1,0 +1,52 @@
+"""Batches for evaluation: in order, not augmented, each sample exactly once over all ranks.
+
+Knows nothing of metrics; it says which samples a batch holds, so that predictions can be put in their places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tasks.data.loading.batch import Batch, Normalise, on_device
+from tasks.data.loading.order import share
+from tasks.data.split import Split
+
+
+def evaluation_batches(  # noqa: PLR0913, PLR0917 - the feed of a rank, flat because it is called from one place
+    split: Split,
+    mean: Sequence[float],
+    std: Sequence[float],
+    batch_size: int,
+    rank: int,
+    world_size: int,
+    device: torch.device,
+    channels_last: bool,
+) -> Iterator[tuple[npt.NDArray[np.int64], Batch]]:
+    """Yield (sample numbers (N,), batch) over a rank's contiguous share of a split.
+
+    Nothing is dropped or repeated, whatever the number of ranks; a rank may have no batch at all. Every batch weighs 1.
+
+    Args:
+        split: The split; may be empty.
+        mean: Per channel, in units of full scale.
+        std: Per channel, in units of full scale.
+        batch_size: Samples per batch; the last may be smaller.
+        rank: Whose share.
+        world_size: Number of shares.
+        device: Where batches are delivered.
+        channels_last: Memory format of the images.
+    """
+    normalise = Normalise(mean, std, split.image_shape).to(device)
+    first, last = share(0, split.num_samples, rank, world_size)
+    for start in range(first, last, batch_size):
+        indices_N = np.arange(start, min(start + batch_size, last), dtype=np.int64)
+        pixels = torch.from_numpy(split.gather(indices_N))
+        if device.type == "cuda":
+            pixels = pixels.pin_memory().to(device, non_blocking=True)
+        targets = None if split.targets_NT is None else split.targets_NT[indices_N]
+        labels_N, targets_NT = on_device(split.labels_N[indices_N], targets, device)
+        yield indices_N, Batch(normalise(pixels, channels_last=channels_last), labels_N, targets_NT, 1.0)

@@ -1,0 +1,74 @@
+"""Chooses the training loader that an execution names. The choice of `auto` is made elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from conf.schema import Augment, Loading
+from tasks.data.loading.foreground import ForegroundLoader
+from tasks.data.loading.order import BatchPlan
+from tasks.data.loading.resident import ResidentLoader
+from tasks.data.loading.streaming import StreamingLoader
+from tasks.data.loading.train_loader import Feed, TrainLoader
+from tasks.data.split import Split
+
+__all__ = ["TrainLoader", "make_loader"]
+
+_LOADERS: dict[Loading, type[TrainLoader]] = {
+    "resident": ResidentLoader,
+    "streaming": StreamingLoader,
+    "foreground": ForegroundLoader,
+}
+
+
+def make_loader(  # noqa: PLR0913 - keywords; it is the stage's public name for a Feed
+    split: Split,
+    mean: Sequence[float],
+    std: Sequence[float],
+    *,
+    loading: Loading,
+    plan: BatchPlan,
+    rank: int,
+    seed: int,
+    augment: Augment,
+    shift_pixels: int,
+    device: torch.device,
+    channels_last: bool,
+    first_step: int = 0,
+) -> TrainLoader:
+    """Make a training loader; all kinds deliver the same batches in the same order, bit for bit on one device.
+
+    Args:
+        split: The training split.
+        mean: Per channel, in units of full scale.
+        std: Per channel, in units of full scale.
+        loading: Kind of loader.
+        plan: How epochs are cut into batches.
+        rank: Whose part of each batch is delivered.
+        seed: Of order and augmentation.
+        augment: Kind of augmentation.
+        shift_pixels: Largest shift in each direction, pixels.
+        device: Where batches are delivered.
+        channels_last: Memory format of the images.
+        first_step: Step, counted over all epochs, to begin with.
+
+    Raises:
+        ValueError: The plan is of another number of samples than the split.
+    """
+    if plan.num_samples != split.num_samples:
+        raise ValueError(f"plan of {plan.num_samples} samples for a split of {split.num_samples}")
+    feed = Feed(
+        split=split,
+        mean=tuple(mean),
+        std=tuple(std),
+        plan=plan,
+        rank=rank,
+        seed=seed,
+        augment=augment,
+        shift_pixels=shift_pixels,
+        device=device,
+        channels_last=channels_last,
+    )
+    return _LOADERS[loading](feed, first_step)

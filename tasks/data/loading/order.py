@@ -1,0 +1,125 @@
+"""In which order samples are seen and how each is augmented: pure functions of (seed, epoch, position).
+
+Nothing here knows ranks' state, devices or images, so a resumed run and a run on other ranks see the same batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from conf.schema import Augment
+
+WINDOW = 65_536
+"""Largest number of samples that are permuted as one."""
+BLOCK = 1_024
+"""Contiguous samples that move together when there are more."""
+_ORDER, _AUGMENTATION = 0, 1
+
+
+def _generator(seed: int, epoch: int, stream: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, epoch, stream))))
+
+
+def epoch_order(num_samples: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    """The order of an epoch: a permutation of the samples.
+
+    Up to `WINDOW` samples it is uniform over all permutations. Above, blocks of `BLOCK` contiguous samples are
+    permuted, then every window of 64 such blocks is permuted within. A batch then mixes 64 random blocks: any two
+    samples can meet in a batch, but two of one block do so more often than two of different blocks. Shards are made so
+    that a block is a cross-section of the classes (`tasks.data.graph.cut`). In return at most one window is read from
+    disk at a time.
+
+    Returns:
+        Sample numbers (num_samples,).
+    """
+    rng = _generator(seed, epoch, _ORDER)
+    if num_samples <= WINDOW:
+        return rng.permutation(num_samples).astype(np.int64)
+    starts = rng.permutation(np.arange(0, num_samples, BLOCK, dtype=np.int64))
+    order = (starts[:, np.newaxis] + np.arange(BLOCK, dtype=np.int64)).ravel()
+    order = order[order < num_samples]
+    for start in range(0, num_samples, WINDOW):
+        rng.shuffle(order[start : start + WINDOW])
+    return order
+
+
+def epoch_augmentation(
+    num_samples: int, seed: int, epoch: int, augment: Augment, shift_pixels: int
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The augmentation of every position of an epoch: first the flip, then a window of the padded image.
+
+    Returns:
+        Whether to flip left-right (N,), and the top row and left column (N,) of the window in the image padded by
+        `padding(augment, shift_pixels)` on all sides; the padding itself is the unshifted window.
+    """
+    rng = _generator(seed, epoch, _AUGMENTATION)
+    shifts_2N = rng.integers(0, 2 * padding(augment, shift_pixels) + 1, size=(2, num_samples), dtype=np.int64)
+    flip_N = (
+        rng.integers(0, 2, size=num_samples).astype(np.bool_)
+        if augment == "flip_shift"
+        else np.zeros(num_samples, dtype=np.bool_)
+    )
+    return flip_N, shifts_2N[0], shifts_2N[1]
+
+
+def padding(augment: Augment, shift_pixels: int) -> int:
+    """Pixels of padding on each side that the shifts need."""
+    return 0 if augment == "none" else shift_pixels
+
+
+def share(start: int, stop: int, rank: int, world_size: int) -> tuple[int, int]:
+    """A rank's contiguous part of a range, as even as possible (the rule of `numpy.array_split`)."""
+    each, more = divmod(stop - start, world_size)
+    begin = start + rank * each + min(rank, more)
+    return begin, begin + each + (rank < more)
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """How an epoch is cut into global batches, and these into the ranks' parts.
+
+    A last batch smaller than `max(world_size, global_batch_size // 8)` is folded into the one before: a handful of
+    samples makes a noisy step and may leave ranks without any. While `world_size` stays at or below an eighth of the
+    global batch, the batches do not depend on it.
+    """
+
+    num_samples: int
+    global_batch_size: int
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse sizes without a meaning."""
+        if min(self.num_samples, self.global_batch_size, self.world_size) < 1:
+            raise ValueError(f"{self}: every size must be at least 1")
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Global batches in an epoch."""
+        full, rest = divmod(self.num_samples, self.global_batch_size)
+        stands_alone = rest >= max(self.world_size, self.global_batch_size // 8)
+        return max(1, full + (1 if rest and stands_alone else 0))
+
+    def bounds(self, step: int) -> tuple[int, int]:
+        """Positions of a global batch in the epoch's order.
+
+        Raises:
+            IndexError: The epoch has no such step.
+        """
+        if not 0 <= step < self.steps_per_epoch:
+            raise IndexError(f"step {step} of an epoch of {self.steps_per_epoch}")
+        start = step * self.global_batch_size
+        last = step == self.steps_per_epoch - 1
+        return start, self.num_samples if last else start + self.global_batch_size
+
+    def local(self, step: int, rank: int) -> tuple[int, int]:
+        """Positions of a rank's part of a global batch."""
+        return share(*self.bounds(step), rank, self.world_size)
+
+    def weight(self, step: int, rank: int) -> float:
+        """What makes the mean of the ranks' gradients the mean over the global batch's samples."""
+        start, stop = self.bounds(step)
+        first, last = self.local(step, rank)
+        return (last - first) * self.world_size / (stop - start)

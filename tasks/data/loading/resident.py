@@ -1,0 +1,89 @@
+"""The whole split on the device as uint8; a batch is one indexed gather of augmented windows.
+
+Knows nothing of disks after its start: it pays memory for speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+import torch
+from torch import Tensor
+
+from tasks.data.loading.batch import Batch, gather_windows, pad, window_numbers, windows
+from tasks.data.loading.train_loader import Feed, Request, TrainLoader
+
+_PAD_AT_ONCE = 4_096
+_MIRROR_SHARE = 0.25
+"""Share of the free memory that a second, flipped copy may take; above it, batches are flipped one by one."""
+
+
+class ResidentLoader(TrainLoader):
+    """Augments on the device from a padded copy, and from a flipped one where memory permits."""
+
+    def __init__(self, feed: Feed, first_step: int) -> None:
+        super().__init__(feed, first_step)
+        self._mirrored = feed.augment == "flip_shift" and padded_bytes(feed) < _MIRROR_SHARE * free_bytes(feed.device)
+        self._padded_NHWC = self._load()
+        height, width, _ = feed.split.image_shape
+        self._windows = windows(self._padded_NHWC, height, width)
+        self._labels_N = torch.from_numpy(feed.split.labels_N).to(feed.device)
+        targets_NT = feed.split.targets_NT
+        self._targets_NT = None if targets_NT is None else torch.from_numpy(targets_NT).to(feed.device)
+
+    def _load(self) -> Tensor:
+        split, width = self.feed.split, self.feed.padding
+        height, breadth, channels = split.image_shape
+        copies = 2 if self._mirrored else 1
+        shape = (copies * split.num_samples, height + 2 * width, breadth + 2 * width, channels)
+        padded_NHWC = torch.empty(shape, dtype=torch.uint8, device=self.feed.device)
+        for start in range(0, split.num_samples, _PAD_AT_ONCE):
+            stop = min(start + _PAD_AT_ONCE, split.num_samples)
+            part = torch.from_numpy(pad(split.gather(np.arange(start, stop)), width, self.feed.fill_C))
+            part = part.to(self.feed.device)
+            padded_NHWC[start:stop] = part
+            if self._mirrored:
+                padded_NHWC[split.num_samples + start : split.num_samples + stop] = part.flip(2)
+        return padded_NHWC
+
+    def _batches(self, requests: Iterator[Request]) -> Iterator[Batch]:
+        channels_last = self.feed.channels_last
+        for request in requests:
+            index = self._device(request.index_N)
+            images_NHWC = self._gather(request)
+            targets = None if self._targets_NT is None else self._targets_NT[index]
+            images_NCHW = self.normalise(images_NHWC, channels_last=channels_last)
+            yield Batch(images_NCHW, self._labels_N[index], targets, request.weight)
+
+    def _gather(self, request: Request) -> Tensor:
+        shape = (len(request.index_N), *self.feed.split.image_shape)
+        if self._mirrored or not request.flip_N.any():
+            image_N = request.index_N + request.flip_N * self.feed.split.num_samples
+            return self._copy(image_N, request, request.dx_N).view(shape)
+        # A window of the flipped image is the flip of the opposite window.
+        dx_N = np.where(request.flip_N, 2 * self.feed.padding - request.dx_N, request.dx_N)
+        images_NHWC = self._copy(request.index_N, request, dx_N).view(shape)
+        flip = torch.from_numpy(request.flip_N).to(self.feed.device).view(-1, 1, 1, 1)
+        return torch.where(flip, images_NHWC.flip(2), images_NHWC)
+
+    def _copy(self, image_N: npt.NDArray[np.int64], request: Request, dx_N: npt.NDArray[np.int64]) -> Tensor:
+        return gather_windows(self._windows, window_numbers(image_N, request.dy_N, dx_N, self._padded_NHWC))
+
+    def _device(self, values_N: npt.NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(values_N).to(self.feed.device, non_blocking=True)
+
+
+def padded_bytes(feed: Feed) -> int:
+    """Bytes of one padded copy of the split."""
+    height, width, channels = feed.split.image_shape
+    return feed.split.num_samples * (height + 2 * feed.padding) * (width + 2 * feed.padding) * channels
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that is free on a device."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)

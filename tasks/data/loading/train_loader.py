@@ -1,0 +1,107 @@
+"""What the three training loaders have in common: the cursor, the order and the plan.
+
+Knows which samples a step needs and how they are augmented; how pixels reach the device is each loader's own.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from conf.schema import Augment
+from tasks.data.loading.batch import Batch, Normalise, fill_of
+from tasks.data.loading.order import BatchPlan, epoch_augmentation, epoch_order, padding
+from tasks.data.split import Split
+
+
+@dataclass(frozen=True)
+class Feed:
+    """What a loader is to deliver, to whom."""
+
+    split: Split
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    plan: BatchPlan
+    rank: int
+    seed: int
+    augment: Augment
+    shift_pixels: int
+    device: torch.device
+    channels_last: bool
+
+    @property
+    def padding(self) -> int:
+        """Pixels of padding on each side."""
+        return padding(self.augment, self.shift_pixels)
+
+    @property
+    def fill_C(self) -> npt.NDArray[np.uint8]:
+        """The colour of the padding."""
+        return fill_of(self.mean)
+
+
+@dataclass(frozen=True)
+class Request:
+    """The samples of one rank's batch and how each is augmented; all arrays are as long as the batch."""
+
+    index_N: npt.NDArray[np.int64]
+    flip_N: npt.NDArray[np.bool_]
+    dy_N: npt.NDArray[np.int64]
+    dx_N: npt.NDArray[np.int64]
+    weight: float
+
+
+class TrainLoader(ABC):
+    """Sized and iterable; every iteration ends at an epoch's end, and the next goes on from there.
+
+    `next_step` counts steps over all epochs. Iterating is lazy: the cursor is read, and threads start, with the first
+    batch, so that iterators which are never used cost and change nothing.
+    """
+
+    def __init__(self, feed: Feed, first_step: int) -> None:
+        self.feed = feed
+        self.next_step = first_step
+        self.normalise = Normalise(feed.mean, feed.std, feed.split.image_shape).to(feed.device)
+
+    def __len__(self) -> int:
+        """Steps per epoch."""
+        return self.feed.plan.steps_per_epoch
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Batches from the cursor to the end of its epoch."""
+        epoch, local_step = divmod(self.next_step, len(self))
+        batches = self._batches(self.requests(epoch, local_step))
+        try:
+            for batch in batches:
+                self.next_step += 1
+                yield batch
+        finally:
+            batches.close()  # type: ignore[attr-defined]
+
+    def seek(self, step: int) -> None:
+        """Set the cursor; the next iteration starts there."""
+        if step < 0:
+            raise ValueError(f"step {step} is below 0")
+        self.next_step = step
+
+    def close(self) -> None:
+        """End background work, for loaders that have any; iterating again starts it anew."""
+        return
+
+    def requests(self, epoch: int, first_local_step: int) -> Iterator[Request]:
+        """This rank's requests from a step of an epoch to the epoch's end."""
+        feed, plan = self.feed, self.feed.plan
+        order = epoch_order(plan.num_samples, feed.seed, epoch)
+        flip, dy, dx = epoch_augmentation(plan.num_samples, feed.seed, epoch, feed.augment, feed.shift_pixels)
+        for step in range(first_local_step, plan.steps_per_epoch):
+            here = slice(*plan.local(step, feed.rank))
+            yield Request(order[here], flip[here], dy[here], dx[here], plan.weight(step, feed.rank))
+
+    @abstractmethod
+    def _batches(self, requests: Iterator[Request]) -> Iterator[Batch]:
+        """Answer requests in order; a generator, closed when the consumer goes away."""

@@ -1,0 +1,159 @@
+"""The manifest of a prepared set: its facts, its files and its fingerprint.
+
+Knows what a set says of itself; where sets lie and how they are published is the store's business.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import socket
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy
+import PIL
+from pydantic import ValidationError
+
+from conf.schema import Data
+from tasks.data import moments
+from tasks.data.key import FORMAT_VERSION
+from tasks.data.listing import SPLITS, SampleListing, SplitName
+from tasks.data.shard import ShardFile, ShardRecord
+from tasks.records import PreparedSet, Record
+
+MANIFEST = "manifest.json"
+REJECTED = "rejected.jsonl"
+
+
+class DamagedError(Exception):
+    """A prepared set is not what its manifest says; the message says where."""
+
+
+class Manifest(Record):
+    """The facts of a prepared set."""
+
+    format_version: int
+    key: str
+    fingerprint: str
+    image_shape: tuple[int, int, int]
+    class_names: tuple[str, ...]
+    target_names: tuple[str, ...]
+    ignored: dict[str, int]
+    num_rejected: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    shards: tuple[ShardRecord, ...]
+    """Ordered by split and number; without their rejected samples, which `rejected.jsonl` lists."""
+    provenance: dict[str, str]
+
+    def of_split(self, split: SplitName) -> tuple[ShardRecord, ...]:
+        """The shards of one split that hold samples, in order."""
+        return tuple(shard for shard in self.shards if shard.split == split and shard.files)
+
+    def num_samples(self, split: SplitName) -> int:
+        """Samples of one split."""
+        return sum(shard.num_samples for shard in self.of_split(split))
+
+    def class_counts(self, split: SplitName) -> tuple[int, ...]:
+        """Samples of one split by class."""
+        counts = [shard.class_counts for shard in self.of_split(split)]
+        return tuple(map(sum, zip(*counts, strict=True))) if counts else (0,) * len(self.class_names)
+
+    @property
+    def files(self) -> tuple[ShardFile, ...]:
+        """Every file of every shard."""
+        return tuple(file for shard in self.shards for file in shard.files)
+
+    def prepared(self, path: Path, *, reused: bool, seconds: float) -> PreparedSet:
+        """The record that other stages get."""
+        return PreparedSet(
+            path=str(path),
+            key=self.key,
+            fingerprint=self.fingerprint,
+            image_shape=self.image_shape,
+            class_names=self.class_names,
+            target_names=self.target_names,
+            num_train=self.num_samples("train"),
+            num_validation=self.num_samples("validation"),
+            num_test=self.num_samples("test"),
+            num_rejected=self.num_rejected,
+            ignored=self.ignored,
+            class_counts={split: self.class_counts(split) for split in SPLITS},
+            mean=self.mean,
+            std=self.std,
+            num_bytes=sum(file.num_bytes for file in self.files),
+            reused=reused,
+            seconds=seconds,
+        )
+
+
+def build(listing: SampleListing, data: Data, key: str, records: Sequence[ShardRecord]) -> Manifest:
+    """Put together what the workers said, in an order that does not depend on who finished first."""
+    ordered = sorted(records, key=lambda record: (SPLITS.index(record.split), record.number))
+    training = moments.merge(record.moments for record in ordered if record.split == "train")
+    shards = tuple(record.model_copy(update={"rejected": ()}) for record in ordered)
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        key=key,
+        fingerprint=fingerprint(shards, listing.class_names),
+        image_shape=(data.image_size, data.image_size, listing.channels),
+        class_names=listing.class_names,
+        target_names=listing.target_names,
+        ignored=listing.ignored,
+        num_rejected=sum(len(record.rejected) for record in records),
+        mean=training.scaled_mean(),
+        std=training.scaled_std(),
+        shards=shards,
+        provenance={
+            "source": data.source,
+            "root": data.root or "",
+            "listing": listing.sha256,
+            "host": socket.gethostname(),
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "python": platform.python_version(),
+            "numpy": numpy.__version__,
+            "pillow": PIL.__version__,
+        },
+    )
+
+
+def fingerprint(shards: Sequence[ShardRecord], class_names: Sequence[str]) -> str:
+    """8 hex digits over the content: class names and the hash of every file, split by split, in order."""
+    content = [[shard.split, file.name, file.sha256] for shard in shards for file in shard.files]
+    return hashlib.sha256(json.dumps([list(class_names), content]).encode()).hexdigest()[:8]
+
+
+def read(path: Path) -> Manifest:
+    """Read and check the manifest of a set, and that its files exist in their recorded sizes.
+
+    Raises:
+        DamagedError: The manifest is missing or inconsistent, or a file is missing, linked or of another size.
+    """
+    try:
+        manifest = Manifest.model_validate_json((path / MANIFEST).read_bytes())
+    except OSError as error:
+        raise DamagedError(f"{MANIFEST} cannot be read ({error.strerror})") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise DamagedError(f"{MANIFEST} is not valid at {place or 'its start'}: {first['msg']}") from error
+    if manifest.format_version != FORMAT_VERSION:
+        raise DamagedError(f"{MANIFEST} has format {manifest.format_version}, this program reads {FORMAT_VERSION}")
+    if manifest.fingerprint != fingerprint(manifest.shards, manifest.class_names):
+        raise DamagedError(f"{MANIFEST} does not match its own fingerprint {manifest.fingerprint}")
+    for file in manifest.files:
+        _check_size(path, file)
+    return manifest
+
+
+def _check_size(path: Path, file: ShardFile) -> None:
+    shard = path / file.name
+    # A link could lead anywhere, and the store never writes one.
+    if shard.is_symlink() or not shard.is_file():
+        raise DamagedError(f"{file.name} is missing")
+    found = shard.stat().st_size
+    if found != file.num_bytes:
+        raise DamagedError(f"{file.name} has {found} bytes, recorded are {file.num_bytes}")

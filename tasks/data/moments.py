@@ -1,0 +1,85 @@
+"""Mean and variance of channels, computed in parts and merged without loss.
+
+Knows arrays only. Parts are exact (integer sums); the merge is that of Chan, Golub and LeVeque, "Updating formulae and
+a pairwise algorithm for computing sample variances" (Stanford STAN-CS-79-773, 1979), equations 2.1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from tasks.records import Record
+
+_IMAGES_AT_ONCE = 256
+FULL_SCALE = 255.0
+
+
+class Moments(Record):
+    """Count, mean and sum of squared deviations per channel, in units of uint8 steps."""
+
+    count: int
+    """Pixels behind each channel's mean."""
+    mean: tuple[float, ...]
+    sum_of_squares: tuple[float, ...]
+    """Of the deviations from the mean (M2)."""
+
+    def scaled_mean(self) -> tuple[float, ...]:
+        """Per-channel mean in units of full scale."""
+        return tuple(mean / FULL_SCALE for mean in self.mean)
+
+    def scaled_std(self) -> tuple[float, ...]:
+        """Per-channel standard deviation (of the population) in units of full scale."""
+        return tuple(math.sqrt(squares / self.count) / FULL_SCALE for squares in self.sum_of_squares)
+
+
+def of_images(images_NHWC: npt.NDArray[np.uint8]) -> Moments:
+    """Moments of one shard; the sums are integers, so the result does not depend on how they were added."""
+    channels = images_NHWC.shape[3]
+    sums = np.zeros(channels, dtype=np.int64)
+    squares = np.zeros(channels, dtype=np.int64)
+    for start in range(0, len(images_NHWC), _IMAGES_AT_ONCE):
+        pixels = images_NHWC[start : start + _IMAGES_AT_ONCE].reshape(-1, channels)
+        # Channel by channel: a reduction whose inner axis is 3 long runs at a tenth of the speed.
+        for channel in range(channels):
+            values = np.ascontiguousarray(pixels[:, channel])
+            sums[channel] += values.sum(dtype=np.int64)
+            squares[channel] += np.square(values, dtype=np.uint16).sum(dtype=np.int64)
+    count = images_NHWC.size // channels
+    if count == 0:
+        return Moments(count=0, mean=(0.0,) * channels, sum_of_squares=(0.0,) * channels)
+    totals = [(int(total), int(square)) for total, square in zip(sums, squares, strict=True)]
+    return Moments(
+        count=count,
+        mean=tuple(total / count for total, _ in totals),
+        sum_of_squares=tuple((count * square - total * total) / count for total, square in totals),
+    )
+
+
+def merge(parts: Iterable[Moments]) -> Moments:
+    """Merge the moments of disjoint parts, in the order given, so that equal parts give equal bits.
+
+    Raises:
+        ValueError: There is no part with a pixel in it.
+    """
+    merged: Moments | None = None
+    for part in parts:
+        if part.count:
+            merged = part if merged is None else _merge_two(merged, part)
+    if merged is None:
+        raise ValueError("no pixel to take moments of")
+    return merged
+
+
+def _merge_two(a: Moments, b: Moments) -> Moments:
+    count = a.count + b.count
+    deltas = [mean_b - mean_a for mean_a, mean_b in zip(a.mean, b.mean, strict=True)]
+    mean = (mean_a + delta * (b.count / count) for mean_a, delta in zip(a.mean, deltas, strict=True))
+    squares = (
+        squares_a + squares_b + delta * delta * (a.count * (b.count / count))
+        for squares_a, squares_b, delta in zip(a.sum_of_squares, b.sum_of_squares, deltas, strict=True)
+    )
+    return Moments(count=count, mean=tuple(mean), sum_of_squares=tuple(squares))

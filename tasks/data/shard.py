@@ -1,0 +1,179 @@
+"""One shard of a prepared set: decode a chunk of samples and write it as `.npy` files.
+
+This is what a worker runs. Knows nothing of Dask, of other shards, or of when a set is complete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+from uuid import uuid4
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from tasks.data import moments, source, transform
+from tasks.data.listing import Origin, Sample, SplitName
+from tasks.data.moments import Moments
+from tasks.errors import RunError
+from tasks.records import Record
+
+FILE_PATTERN = r"^(train|validation|test)/\d{5,}\.(images|labels|targets)\.npy$"
+"""The only names a manifest may hold; none of them can lead out of its directory."""
+
+TEMPORARY_SUFFIX = ".tmp"
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The work of one task, as data."""
+
+    origin: Origin
+    split: SplitName
+    number: int
+    samples: tuple[Sample, ...]
+    class_names: tuple[str, ...]
+    image_size: int
+    channels: int
+    directory: str
+    """The temporary set; shared by all workers and the caller."""
+
+
+class ShardFile(Record):
+    """One file of a shard."""
+
+    name: Annotated[str, Field(pattern=FILE_PATTERN)]
+    num_bytes: int
+    sha256: str
+
+
+class Rejected(Record):
+    """A sample that cannot be used, and why."""
+
+    path: str
+    split: SplitName
+    class_name: str
+    reason: str
+
+
+class ShardRecord(Record):
+    """What a worker says of the shard it wrote. A chunk without a single good sample has no files."""
+
+    split: SplitName
+    number: int
+    num_samples: int
+    files: tuple[ShardFile, ...]
+    class_counts: tuple[int, ...]
+    moments: Moments
+    rejected: tuple[Rejected, ...] = ()
+
+    def file(self, kind: str) -> ShardFile | None:
+        """The file of `images`, `labels` or `targets`."""
+        return next((file for file in self.files if file.name.endswith(f".{kind}.npy")), None)
+
+
+def write_shard(chunk: Chunk) -> ShardRecord:
+    """Decode a chunk and write its files, each through a temporary name.
+
+    Raises:
+        RunError: The directory is not visible from this worker.
+        OSError: The disk is full or cannot be written.
+    """
+    directory = Path(chunk.directory)
+    if not directory.is_dir():
+        raise RunError(
+            f"{directory} does not exist on worker host {socket.gethostname()}; all workers write into one directory; "
+            "put PACELINE_HOME on a file system that every host mounts under the same path"
+        )
+    images_NHWC, labels_N, targets_NT, rejected = _read(chunk)
+    arrays: dict[str, npt.NDArray[Any]] = {"images": images_NHWC, "labels": labels_N}
+    if targets_NT is not None:
+        arrays["targets"] = targets_NT
+    files = tuple(
+        _write(directory, f"{chunk.split}/{chunk.number:05d}.{kind}.npy", array)
+        for kind, array in arrays.items()
+        if len(labels_N)
+    )
+    counts = np.bincount(labels_N, minlength=len(chunk.class_names))
+    return ShardRecord(
+        split=chunk.split,
+        number=chunk.number,
+        num_samples=len(labels_N),
+        files=files,
+        class_counts=tuple(int(count) for count in counts),
+        moments=moments.of_images(images_NHWC),
+        rejected=tuple(rejected),
+    )
+
+
+Arrays = tuple[
+    npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.float32] | None, list[Rejected]
+]  # images, labels, targets, rejected
+
+
+def _read(chunk: Chunk) -> Arrays:
+    if chunk.origin.kind == "files":
+        return _read_files(chunk)
+    images_NHWC, targets_NT = source.read_arrays(chunk.origin, chunk.samples, chunk.image_size)
+    images_NHWC = transform.resize_arrays(images_NHWC, chunk.image_size)
+    labels_N = np.array([sample.label for sample in chunk.samples], dtype=np.int64)
+    return np.ascontiguousarray(images_NHWC), labels_N, targets_NT, []
+
+
+def _read_files(chunk: Chunk) -> Arrays:
+    size = chunk.image_size
+    images_NHWC = np.empty((len(chunk.samples), size, size, chunk.channels), dtype=np.uint8)
+    labels: list[int] = []
+    rejected: list[Rejected] = []
+    contents = source.read_files(chunk.origin, chunk.samples)
+    for sample, content in zip(chunk.samples, contents, strict=True):
+        try:
+            images_NHWC[len(labels)] = _decode(content, size)
+        except transform.DecodeError as error:
+            rejected.append(_reject(chunk, sample, str(error)))
+        else:
+            labels.append(sample.label)
+    return images_NHWC[: len(labels)], np.array(labels, dtype=np.int64), None, rejected
+
+
+def _reject(chunk: Chunk, sample: Sample, reason: str) -> Rejected:
+    # A POSIX name may be any bytes; JSON may not.
+    path = sample.name.encode(errors="surrogateescape").decode(errors="replace")
+    return Rejected(path=path, split=chunk.split, class_name=chunk.class_names[sample.label], reason=reason)
+
+
+def _decode(content: bytes | OSError, image_size: int) -> npt.NDArray[np.uint8]:
+    if isinstance(content, OSError):
+        raise transform.DecodeError(content.strerror or "file not found")
+    return transform.decode(content, image_size)
+
+
+def _write(directory: Path, name: str, array: npt.NDArray[Any]) -> ShardFile:
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    content = buffer.getbuffer()
+    write_durably(directory / name, content)
+    return ShardFile(name=name, num_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+
+
+def write_durably(path: Path, content: bytes | memoryview) -> None:
+    """Write a file under a temporary name, push it to the disk, then give it its name.
+
+    A retried task may overlap with its first try on another worker, so the temporary name is this call's own.
+    """
+    temporary = path.with_name(f"{path.name}.{uuid4().hex}{TEMPORARY_SUFFIX}")
+    try:
+        with temporary.open("xb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

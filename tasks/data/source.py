@@ -1,0 +1,80 @@
+"""Chooses the source that a configuration names.
+
+Lists in the caller's process and reads on the workers; what a source looks like inside is known only to its module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from conf.schema import Data
+from tasks.data.listing import Origin, Sample, SampleListing, check_classes
+from tasks.data.sources import cifar10, digits, folder
+
+FETCH_AT_ONCE = 64
+"""Files asked of a remote file system together; bounds memory and hides latency."""
+
+
+def list_samples(data: Data) -> SampleListing:
+    """Every sample that the source offers, by split.
+
+    Raises:
+        InputError: The source is missing, empty, or cannot be learned from.
+    """
+    listings = {
+        "digits": digits.list_digits,
+        "rotated_digits": digits.list_rotated_digits,
+        "folder": folder.list_samples,
+        "cifar10": cifar10.list_samples,
+    }
+    listing = listings[data.source](data)
+    check_classes(listing.train, listing.class_names, f"data.source={data.source}")
+    return listing
+
+
+def read_arrays(
+    origin: Origin, samples: Sequence[Sample], image_size: int
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32] | None]:
+    """Images (N, H, W, C) of a source that is made of arrays, and its targets (N, T) if it has any.
+
+    Raises:
+        InputError: The arrays are damaged.
+    """
+    if origin.kind == "digits":
+        return digits.read_digits(samples, image_size), None
+    if origin.kind == "rotated_digits":
+        return digits.read_rotated_digits(samples, image_size)
+    return cifar10.read_samples(origin.root, samples), None
+
+
+def read_files(origin: Origin, samples: Sequence[Sample]) -> Iterator[bytes | OSError]:
+    """The content of each file, or the error that reading it gave.
+
+    Raises:
+        InputError: The root cannot be opened from this process.
+    """
+    filesystem, base = folder.open_root(origin.root)
+    if folder.is_local(filesystem):
+        for sample in samples:
+            yield _read_local(Path(base) / sample.path)
+        return
+    for start in range(0, len(samples), FETCH_AT_ONCE):
+        paths = [f"{base.rstrip('/')}/{sample.path}" for sample in samples[start : start + FETCH_AT_ONCE]]
+        contents = filesystem.cat(paths, on_error="return")
+        for path in paths:
+            content = contents.get(path, FileNotFoundError(path))
+            # A file that is gone is a fact about the data; any other error is the network's, and worth a retry.
+            if isinstance(content, Exception) and not isinstance(content, FileNotFoundError):
+                raise content
+            yield content
+
+
+def _read_local(path: Path) -> bytes | OSError:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        return error

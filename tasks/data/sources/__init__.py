@@ -1,0 +1,1 @@
+"""One module per kind of source; `tasks.data.source` chooses between them."""

@@ -1,0 +1,217 @@
+"""The official CIFAR-10 archives (Krizhevsky 2009), python or binary, packed or unpacked; or class-named folders.
+
+Source of the formats and checksums: https://www.cs.toronto.edu/~kriz/cifar.html. The python batches are pickles: they
+are checked against their checksums and read by an unpickler that can build nothing but plain types and arrays.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import pickle
+import tarfile
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from conf.schema import Data
+from tasks.data.listing import Origin, Sample, SampleListing, check_classes, hold_out
+from tasks.data.sources import folder
+from tasks.errors import InputError
+
+MD5: dict[str, str] = {
+    "cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a",
+    "cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530",
+    "data_batch_1": "c99cafc152244af753f735de768cd75f",
+    "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+    "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+    "data_batch_4": "634d18415352ddfa80567beed471001a",
+    "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+    "test_batch": "40351d587109b95175f43aff81a1287e",
+    "batches.meta": "5ff9c542aee3614f3951f8cda6e48888",
+}
+"""Official md5 sums. The unpacked binary batches have no published ones: their size and classes are checked."""
+BINARY_BATCH_BYTES = 10_000 * 3_073
+CLASS_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+TRAIN_BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
+BATCHES = (*TRAIN_BATCHES, "test_batch")
+_ARCHIVES = ("cifar-10-python.tar.gz", "cifar-10-binary.tar.gz")
+_FOLDERS = ("cifar-10-batches-py", "cifar-10-batches-bin")
+_ALLOWED = {
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("_codecs", "encode"),
+}
+
+Batch = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
+
+
+def list_samples(data: Data) -> SampleListing:
+    """List the official archives, or class-named folders where the root holds none.
+
+    Raises:
+        InputError: The root is missing, or an archive is damaged.
+    """
+    root = str(data.root)
+    place = find_archive(root)
+    if place is None:
+        return folder.list_samples(data)
+    check_archive(root, place)
+    labels = {name: read_batch(place, name)[1] for name in BATCHES}
+    train = tuple(_samples(labels, TRAIN_BATCHES))
+    train, validation = hold_out(train, data.validation_fraction)
+    check_classes(train, CLASS_NAMES, f"data.root={root}")
+    test = tuple(_samples(labels, ("test_batch",)))
+    return SampleListing(Origin("cifar10", place), CLASS_NAMES, train, validation, test, channels=3)
+
+
+def _samples(labels: dict[str, npt.NDArray[np.int64]], names: Sequence[str]) -> list[Sample]:
+    return [Sample(name, int(label), row=row) for name in names for row, label in enumerate(labels[name])]
+
+
+def find_archive(root: str) -> str | None:
+    """The URL of the official archive (packed or unpacked) that a root is or contains.
+
+    Raises:
+        InputError: The root does not exist, or is a file that is no archive.
+    """
+    filesystem, path = folder.open_root(root)
+    if not filesystem.exists(path):
+        raise InputError(f"data.root={root}: does not exist; give the CIFAR-10 archive or the folder that holds it")
+    name = PurePosixPath(path).name
+    if filesystem.isfile(path):
+        if name in _ARCHIVES:
+            return root
+        raise InputError(f"data.root={root}: is a file but not {' or '.join(_ARCHIVES)}; give one of these or a folder")
+    base = root.rstrip("/")
+    if filesystem.exists(f"{path}/test_batch") or filesystem.exists(f"{path}/test_batch.bin"):
+        return base
+    return next((f"{base}/{entry}" for entry in (*_FOLDERS, *_ARCHIVES) if filesystem.exists(f"{path}/{entry}")), None)
+
+
+def check_archive(root: str, place: str) -> None:
+    """Compare an archive with the official checksums.
+
+    Raises:
+        InputError: A file is missing or differs.
+    """
+    filesystem, path = folder.open_root(place)
+    if filesystem.isfile(path):
+        _check_md5(root, PurePosixPath(path).name, filesystem, path)
+        return
+    binary = filesystem.exists(f"{path}/test_batch.bin")
+    for name in BATCHES if binary else (*BATCHES, "batches.meta"):
+        file = f"{path}/{name}.bin" if binary else f"{path}/{name}"
+        if not filesystem.exists(file):
+            raise InputError(f"data.root={root}: {name} is missing; unpack the archive again")
+        if binary:
+            _check_binary(root, name, filesystem.size(file), BINARY_BATCH_BYTES)
+        else:
+            _check_md5(root, name, filesystem, file)
+
+
+def _check_md5(root: str, name: str, filesystem: Any, path: str) -> None:
+    with filesystem.open(path, "rb") as stream:
+        found = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    if found != MD5[name]:
+        raise InputError(
+            f"data.root={root}: {name} has md5 {found}, the official file has {MD5[name]}; "
+            "download it again from the official site"
+        )
+
+
+def _check_binary(root: str, name: str, found: int, expected: int) -> None:
+    if found != expected:
+        raise InputError(
+            f"data.root={root}: {name}.bin has {found} bytes, the official file {expected}; unpack the archive again"
+        )
+
+
+def read_samples(place: str, samples: Sequence[Sample]) -> npt.NDArray[np.uint8]:
+    """Images (N, 32, 32, 3) of rows of batches, in the order asked for."""
+    images_NHWC = np.empty((len(samples), 32, 32, 3), dtype=np.uint8)
+    names = np.array([sample.path for sample in samples])
+    rows = np.array([sample.row for sample in samples], dtype=np.int64)
+    for name in np.unique(names):
+        wanted = names == name
+        images_NHWC[wanted] = read_batch(place, str(name))[0][rows[wanted]]
+    return images_NHWC
+
+
+def read_batch(place: str, name: str) -> Batch:
+    """Images (N, 32, 32, 3) and classes of one batch.
+
+    Raises:
+        InputError: The batch is not what the format says.
+    """
+    filesystem, path = folder.open_root(place)
+    if filesystem.isfile(path):
+        return _unpack(place)[name]
+    binary = filesystem.exists(f"{path}/{name}.bin")
+    return _parse(place, name, filesystem.cat_file(f"{path}/{name}.bin" if binary else f"{path}/{name}"))
+
+
+@functools.lru_cache(maxsize=1)
+def _unpack(place: str) -> dict[str, Batch]:
+    """Every batch of a packed archive; kept, because a gzip stream has no way to one member but through all."""
+    filesystem, path = folder.open_root(place)
+    batches = {}
+    try:
+        with filesystem.open(path, "rb") as stream, tarfile.open(fileobj=stream, mode="r:gz") as archive:
+            for member in archive:
+                name = PurePosixPath(member.name).name.removesuffix(".bin")
+                content = archive.extractfile(member) if name in BATCHES else None
+                if content is not None:
+                    batches[name] = _parse(place, name, content.read())
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise InputError(f"data.root={place}: cannot be unpacked ({error}); download it again") from error
+    missing = [name for name in BATCHES if name not in batches]
+    if missing:
+        raise InputError(f"data.root={place}: {', '.join(missing)} missing in the archive; download it again")
+    return batches
+
+
+def _parse(place: str, name: str, content: bytes) -> Batch:
+    if content[:1] == b"\x80":  # every pickle of protocol 2 and above; a binary batch starts with a class below 10
+        pixels, labels = _parse_pickle(place, name, content)
+    else:
+        records = np.frombuffer(content, dtype=np.uint8)
+        if records.size % 3_073:
+            raise InputError(f"data.root={place}: {name} is not a whole number of 3,073-byte records; unpack it again")
+        records = records.reshape(-1, 3_073)
+        pixels, labels = records[:, 1:], records[:, 0].astype(np.int64)
+    if labels.size and not 0 <= int(labels.min()) <= int(labels.max()) < len(CLASS_NAMES):
+        raise InputError(f"data.root={place}: {name} has a class outside 0 to 9; download it again")
+    return pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
+
+
+def _parse_pickle(place: str, name: str, content: bytes) -> Batch:
+    try:
+        batch = RestrictedUnpickler(io.BytesIO(content), encoding="bytes").load()
+        pixels = np.asarray(batch[b"data"], dtype=np.uint8)
+        labels = np.asarray(batch[b"labels"], dtype=np.int64)
+    except (pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise InputError(
+            f"data.root={place}: {name} is not a CIFAR-10 batch ({' '.join(str(error).split())}); "
+            "download it again from the official site"
+        ) from error
+    if pixels.shape != (labels.size, 3_072):
+        raise InputError(f"data.root={place}: {name} holds an array of shape {pixels.shape}, not (N, 3072)")
+    return pixels, labels
+
+
+class RestrictedUnpickler(pickle.Unpickler):
+    """Builds numpy arrays and plain types; anything else in a pickle is an attack or a mistake."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Refuse everything that is not needed to rebuild an array."""
+        if (module, name) not in _ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is not allowed")
+        # The official batches were pickled when numpy._core was still numpy.core.
+        return super().find_class(module.replace("numpy.core", "numpy._core"), name)

@@ -1,0 +1,116 @@
+"""scikit-learn's 1,797 embedded digits, upright, or rotated with the angle as second target.
+
+Needs no root and no network. The rotated set is one fixed data set, independent of a run's seed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from conf.schema import Data
+from tasks.data.listing import Origin, Sample, SampleListing, hash_name, hold_out
+
+CLASS_NAMES = tuple("0123456789")
+NUM_ROTATED = 5_000
+"""Rotated images in each of the two halves, training (with validation) and test."""
+MAX_DEGREES = 45.0
+_ROTATION_SEED = 20_261
+
+
+@functools.lru_cache(maxsize=1)
+def _digits() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """All digits (1797, 8, 8) over the full range of uint8, and their classes."""
+    bunch = load_digits()
+    images = np.round(bunch.images * (255.0 / 16.0)).astype(np.uint8)
+    return images, bunch.target.astype(np.int64)
+
+
+@functools.lru_cache(maxsize=1)
+def _rotations() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """For each of the 2 x 5,000 rotated images its source digit and its angle in radians.
+
+    The two halves draw on disjoint source digits, each used equally often (to within one), so that classes stay
+    balanced.
+    """
+    _, labels = _digits()
+    upright = [Sample("digits", int(label), row=row) for row, label in enumerate(labels)]
+    halves = hold_out(upright, 0.5)
+    rng = np.random.Generator(np.random.PCG64(_ROTATION_SEED))
+    sources = []
+    for half in halves:
+        pool = np.array([sample.row for sample in half], dtype=np.int64)
+        sources.append(rng.permutation(np.resize(rng.permutation(pool), NUM_ROTATED)))
+    limit = np.deg2rad(MAX_DEGREES)
+    angles = rng.uniform(-limit, limit, size=2 * NUM_ROTATED).astype(np.float32)
+    return np.concatenate(sources), angles
+
+
+def list_digits(data: Data) -> SampleListing:
+    """The upright digits, split by `test_fraction` and `validation_fraction`."""
+    _, labels = _digits()
+    samples = tuple(Sample("digits", int(label), row=row) for row, label in enumerate(labels))
+    train, test = hold_out(samples, data.test_fraction)
+    train, validation = hold_out(train, data.validation_fraction)
+    return SampleListing(Origin("digits"), CLASS_NAMES, train, validation, test, channels=1)
+
+
+def list_rotated_digits(data: Data) -> SampleListing:
+    """5,000 training and 5,000 test images; validation is taken from the training half, by source digit."""
+    _, labels = _digits()
+    sources, _ = _rotations()
+    samples = tuple(Sample("rotated", int(labels[source]), row=row) for row, source in enumerate(sources))
+    half = samples[:NUM_ROTATED]
+    validation_sources = _validation_sources({int(s) for s in sources[:NUM_ROTATED]}, data.validation_fraction)
+    train = tuple(s for s in half if int(sources[s.row]) not in validation_sources)
+    validation = tuple(s for s in half if int(sources[s.row]) in validation_sources)
+    return SampleListing(
+        Origin("rotated_digits"),
+        CLASS_NAMES,
+        train,
+        validation,
+        samples[NUM_ROTATED:],
+        channels=1,
+        target_names=("angle",),
+    )
+
+
+def _validation_sources(pool: set[int], fraction: float) -> set[int]:
+    _, labels = _digits()
+    sources = [Sample("validation", int(labels[row]), row=row) for row in sorted(pool)]
+    _, held = hold_out(sources, fraction, name=lambda sample: hash_name(f"validation of digit {sample.row}"))
+    return {sample.row for sample in held}
+
+
+def read_digits(samples: Sequence[Sample], image_size: int) -> npt.NDArray[np.uint8]:
+    """Grey images (N, S, S, 1) of upright digits."""
+    images, _ = _digits()
+    return _stack([_scale(images[sample.row], image_size) for sample in samples])
+
+
+def read_rotated_digits(
+    samples: Sequence[Sample], image_size: int
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
+    """Grey images (N, S, S, 1) of rotated digits, and their angles (N, 1) in radians, counter-clockwise positive."""
+    images, _ = _digits()
+    sources, angles = _rotations()
+    rotated = [
+        _scale(images[sources[sample.row]], image_size).rotate(
+            float(np.rad2deg(angles[sample.row])), resample=Image.Resampling.BICUBIC
+        )
+        for sample in samples
+    ]
+    return _stack(rotated), angles[[sample.row for sample in samples]][:, np.newaxis]
+
+
+def _scale(image_HW: npt.NDArray[np.uint8], image_size: int) -> Image.Image:
+    return Image.fromarray(image_HW).resize((image_size, image_size), Image.Resampling.BICUBIC)
+
+
+def _stack(images: Sequence[Image.Image]) -> npt.NDArray[np.uint8]:
+    return np.stack([np.asarray(image) for image in images])[..., np.newaxis]

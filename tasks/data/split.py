@@ -1,0 +1,104 @@
+"""One split of a prepared set, memory-mapped.
+
+Reads shards and gathers samples across them. Knows nothing of torch, epochs or augmentation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from tasks.data import manifest
+from tasks.data.listing import SplitName
+from tasks.errors import RunError
+from tasks.records import PreparedSet
+
+# Shape suffixes: N samples, H height, W width, C channels, T targets.
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """One split; images stay on disk until they are gathered."""
+
+    name: SplitName
+    images: list[np.memmap[tuple[int, int, int, int], np.dtype[np.uint8]]]
+    """One NHWC memory map per shard, in order."""
+    labels_N: npt.NDArray[np.int64]
+    targets_NT: npt.NDArray[np.float32] | None
+    image_shape: tuple[int, int, int]
+
+    @property
+    def num_samples(self) -> int:
+        """Samples over all shards."""
+        return len(self.labels_N)
+
+    @cached_property
+    def _starts(self) -> npt.NDArray[np.int64]:
+        return np.cumsum([0, *(len(shard) for shard in self.images)], dtype=np.int64)
+
+    @cached_property
+    def _arrays(self) -> list[npt.NDArray[np.uint8]]:
+        # Plain views: indexing np.memmap itself wraps every result, at 10 microseconds a time.
+        return [np.asarray(shard) for shard in self.images]
+
+    def image(self, index: int) -> npt.NDArray[np.uint8]:
+        """One image (H, W, C) as a view of its shard."""
+        shard = int(np.searchsorted(self._starts, index, side="right")) - 1
+        view: npt.NDArray[np.uint8] = self._arrays[shard][index - self._starts[shard]]
+        return view
+
+    def gather(self, indices: npt.NDArray[np.int64], out: npt.NDArray[np.uint8] | None = None) -> npt.NDArray[np.uint8]:
+        """Copy samples (n, H, W, C) in the order asked for.
+
+        Args:
+            indices: Sample numbers within the split.
+            out: Where to put them; a new array by default.
+
+        Raises:
+            IndexError: An index is outside of the split.
+        """
+        if out is None:
+            out = np.empty((len(indices), *self.image_shape), dtype=np.uint8)
+        if len(indices) == 0:
+            return out
+        if indices.min() < 0 or indices.max() >= self.num_samples:
+            raise IndexError(f"indices from {indices.min()} to {indices.max()} in a split of {self.num_samples}")
+        if len(self._arrays) == 1:
+            return np.take(self._arrays[0], indices, axis=0, out=out, mode="clip")
+        shard_of = np.searchsorted(self._starts, indices, side="right") - 1
+        for shard in np.unique(shard_of):
+            (positions,) = np.nonzero(shard_of == shard)
+            out[positions] = self._arrays[shard][indices[positions] - self._starts[shard]]
+        return out
+
+
+def open_split(prepared: PreparedSet, split: SplitName) -> Split:
+    """Open one split of a prepared set.
+
+    Raises:
+        RunError: The set is no longer what its manifest says.
+    """
+    path = Path(prepared.path)
+    try:
+        facts = manifest.read(path)
+    except manifest.DamagedError as error:
+        raise RunError(f"prepared set {path}: {error}; run again, and it will be prepared anew") from error
+
+    def load(kind: str, mode: Literal["r"] | None) -> list[Any]:
+        files = (shard.file(kind) for shard in facts.of_split(split))
+        return [np.load(path / file.name, mmap_mode=mode, allow_pickle=False) for file in files if file is not None]
+
+    num_targets = len(facts.target_names)
+    no_targets = np.empty((0, num_targets), dtype=np.float32)
+    return Split(
+        name=split,
+        images=load("images", "r"),
+        labels_N=np.concatenate([np.empty(0, dtype=np.int64), *load("labels", None)]),
+        targets_NT=np.concatenate([no_targets, *load("targets", None)]) if num_targets else None,
+        image_shape=facts.image_shape,
+    )

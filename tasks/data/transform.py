@@ -1,0 +1,117 @@
+"""From the bytes of an image file to a square of uint8 RGB pixels, or the reason why not.
+
+Knows nothing of files, splits or Dask. `TRANSFORM_VERSION` must grow with every change of a pixel: it is part of the
+key by which prepared sets are reused.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+TRANSFORM_VERSION = 1
+MAX_PIXELS = 178_956_970
+"""Larger pictures are taken for decompression bombs: twice Pillow's own warning level, where it too gives up."""
+_SIXTEEN_BIT_MAX = 65_535
+_SIXTEEN_BIT = ("I", "I;16", "I;16L", "I;16B", "I;16N")
+
+
+class DecodeError(Exception):
+    """An image cannot be decoded; the message is the reason, on one line."""
+
+
+def decode(content: bytes, image_size: int) -> npt.NDArray[np.uint8]:
+    """Decode an image file: upright, on white, RGB, scaled and centre-cropped.
+
+    Of an animation the first frame is taken. A grey image becomes three equal channels.
+
+    Args:
+        content: The whole file.
+        image_size: Height and width of the result, pixels.
+
+    Returns:
+        Pixels (image_size, image_size, 3).
+
+    Raises:
+        DecodeError: The file is empty, truncated, no image, too large, or of a kind that has no meaning in 8 bits.
+    """
+    if not content:
+        raise DecodeError("empty file")
+    try:
+        # Pillow warns of what it mends (odd EXIF, palettes); what it cannot mend it raises.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return _decode(content, image_size)
+    except DecodeError:
+        raise
+    except UnidentifiedImageError:
+        raise DecodeError("not an image of a known format") from None
+    except Exception as error:  # Pillow's plugins raise anything on hostile bytes, struct.error included
+        raise DecodeError(_one_line(error)) from error
+
+
+def _decode(content: bytes, image_size: int) -> npt.NDArray[np.uint8]:
+    with Image.open(io.BytesIO(content)) as image:
+        if image.width * image.height > MAX_PIXELS:
+            raise DecodeError(f"{image.width} x {image.height} pixels; more than {MAX_PIXELS} look like a bomb")
+        if image.format == "JPEG":
+            # Decode at a fraction of the size where twice the wanted size remains: faster, and still antialiased.
+            image.draft(None, (2 * image_size, 2 * image_size))
+        upright = ImageOps.exif_transpose(image)
+    picture = to_rgb(upright)
+    if picture.size != (image_size, image_size):
+        picture = ImageOps.fit(picture, (image_size, image_size), method=Image.Resampling.BICUBIC)
+    return np.asarray(picture)
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Convert any mode to RGB: transparency onto white, 16 bits to 8 by value, the rest by Pillow's rules.
+
+    Raises:
+        DecodeError: The pixels have no defined range (floating point, or 32-bit values outside of 16 bits).
+    """
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image
+    if image.mode in _SIXTEEN_BIT:
+        return _from_sixteen_bit(image)
+    if image.mode == "F":
+        raise DecodeError("floating-point pixels have no defined range; store the image with 8 or 16 bits")
+    if image.has_transparency_data:
+        coloured = image.convert("RGBA")
+        white = Image.new("RGBA", coloured.size, (255, 255, 255, 255))
+        return Image.alpha_composite(white, coloured).convert("RGB")
+    return image.convert("RGB")
+
+
+def _from_sixteen_bit(image: Image.Image) -> Image.Image:
+    # Image.convert("L") would clip at 255, which turns nearly every 16-bit picture white.
+    values = np.asarray(image).astype(np.int64)
+    if values.min() < 0 or values.max() > _SIXTEEN_BIT_MAX:
+        raise DecodeError(
+            f"32-bit values from {values.min()} to {values.max()}; only 0 to {_SIXTEEN_BIT_MAX} is understood"
+        )
+    return Image.fromarray(((values + 128) // 257).astype(np.uint8)).convert("RGB")
+
+
+def resize_arrays(images_NHWC: npt.NDArray[np.uint8], image_size: int) -> npt.NDArray[np.uint8]:
+    """Scale and centre-crop RGB or grey images that come as arrays; returned as they are where the size fits."""
+    if images_NHWC.shape[1:3] == (image_size, image_size):
+        return images_NHWC
+    channels = images_NHWC.shape[3]
+    resized = [
+        ImageOps.fit(
+            Image.fromarray(image[..., 0] if channels == 1 else image),
+            (image_size, image_size),
+            method=Image.Resampling.BICUBIC,
+        )
+        for image in images_NHWC
+    ]
+    return np.stack([np.asarray(image) for image in resized]).reshape(-1, image_size, image_size, channels)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

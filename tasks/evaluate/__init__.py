@@ -1,0 +1,1 @@
+"""How good a trained model is on the test split."""

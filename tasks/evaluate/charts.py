@@ -1,0 +1,116 @@
+"""Pictures of quality: the confusion matrix and the accuracy of each class.
+
+Each function returns a matplotlib Figure; `tasks.figures` turns it into bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+
+from tasks.figures import BLUE, FONT_POINTS, INK, WHITE, new_figure, set_title, shorten, svg_text
+from tasks.records import EvaluateResult
+
+MAX_NAMED_CLASSES = 40
+"""More classes than these are numbered on some ticks instead of named on all."""
+MAX_COUNTED_CLASSES = 15
+"""More classes than these have no room for counts in the cells."""
+MAX_LARGE_COUNTS = 6
+"""Up to so many classes the counts are in full size."""
+MAX_LARGE_NAMES = 20
+"""Up to so many classes their names are."""
+MAX_LEVEL_NAME = 2
+"""Longer names stand upright below the picture."""
+DARK_SHARE = 0.5
+"""Cells of a larger share are dark and take light numbers."""
+MAX_BARS = 30
+"""More classes than these: only the least accurate are drawn."""
+
+
+def draw_confusion(confusion: Sequence[Sequence[int]], class_names: Sequence[str]) -> Figure:
+    """Rows: true class; columns: predicted. Colour: share of the true class; numbers: samples, where they fit.
+
+    Args:
+        confusion: Square, `num_classes` each way.
+        class_names: One per class.
+    """
+    counts = np.asarray(confusion, dtype=np.int64)
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    figure, (axis,) = new_figure(4.4)
+    # Colour by opacity, so that the picture fits a light and a dark page.
+    picture = np.empty((*shares.shape, 4))
+    picture[..., :3] = to_rgb(BLUE)
+    picture[..., 3] = np.sqrt(shares)  # square root: single confusions stay visible beside the diagonal
+    axis.imshow(picture, interpolation="nearest", aspect="equal")
+    axis.spines[:].set_visible(False)
+    if len(class_names) <= MAX_COUNTED_CLASSES:
+        _write_counts(axis, counts, shares)
+    _name_classes(axis, class_names)
+    axis.set_xlabel("predicted", fontsize=FONT_POINTS, color=INK)
+    axis.set_ylabel("true", fontsize=FONT_POINTS, color=INK)
+    set_title(axis, "Confusion")
+    return figure
+
+
+def _write_counts(axis: Axes, counts: npt.NDArray[np.int64], shares: npt.NDArray[np.float64]) -> None:
+    size = FONT_POINTS if len(counts) <= MAX_LARGE_COUNTS else FONT_POINTS - 2
+    for (row, column), count in np.ndenumerate(counts):
+        if count:
+            colour = WHITE if shares[row, column] > DARK_SHARE else INK
+            axis.text(column, row, str(count), ha="center", va="center", fontsize=size, color=colour)
+
+
+def _name_classes(axis: Axes, class_names: Sequence[str]) -> None:
+    num_classes = len(class_names)
+    if num_classes > MAX_NAMED_CLASSES:
+        ticks = list(range(0, num_classes, 10))
+        axis.set_xticks(ticks)
+        axis.set_yticks(ticks)
+        return
+    size = FONT_POINTS - 1 if num_classes <= MAX_LARGE_NAMES else 5.5
+    names = [shorten(name, 12) for name in class_names]
+    steep = max(len(name) for name in names) > MAX_LEVEL_NAME
+    places = range(num_classes)
+    axis.set_xticks(places, names, rotation=90 if steep else 0, fontsize=size, parse_math=False)
+    axis.set_yticks(places, names, fontsize=size, parse_math=False)
+
+
+def draw_class_accuracy(per_class_accuracy: Mapping[str, float | None]) -> Figure | None:
+    """Bars, least accurate first; classes without samples are left out; None if there is no class."""
+    known = sorted(
+        ((name, value) for name, value in per_class_accuracy.items() if value is not None), key=lambda it: it[1]
+    )
+    if not known:
+        return None
+    shown = known[:MAX_BARS]
+    figure, (axis,) = new_figure(0.7 + 0.23 * len(shown))
+    places = np.arange(len(shown))[::-1]
+    mean = float(np.mean([value for _, value in known]))
+    axis.barh(places, [value for _, value in shown], height=0.66, color=BLUE)
+    for place, (_, value) in zip(places, shown, strict=True):
+        axis.text(value + 0.015, place, f"{value:.1%}", va="center", fontsize=FONT_POINTS, color=INK)
+    axis.set_yticks(places, [shorten(name, 18) for name, _ in shown], parse_math=False)
+    axis.set_xlim(0, 1.2)
+    axis.set_xticks([])
+    axis.spines[["bottom"]].set_visible(False)
+    axis.set_ylim(-0.7, len(shown) - 0.3)
+    fewer = f", worst {len(shown)} of {len(known)}" if len(shown) < len(known) else ""
+    set_title(axis, f"Accuracy per class (mean {mean:.1%}{fewer})")
+    return figure
+
+
+def draw_quality(result: EvaluateResult) -> dict[str, Figure]:
+    """All pictures of quality by name."""
+    figures = {"confusion": draw_confusion(result.confusion, tuple(result.per_class_accuracy))}
+    bars = draw_class_accuracy(result.per_class_accuracy)
+    return figures if bars is None else figures | {"class_accuracy": bars}
+
+
+def quality_svgs(result: EvaluateResult) -> dict[str, str]:
+    """The pictures as <svg> elements for a page, by name."""
+    return {name: svg_text(figure, name.replace("_", " ")) for name, figure in draw_quality(result).items()}

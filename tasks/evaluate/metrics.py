@@ -1,0 +1,185 @@
+"""From the ranks' prediction files to the quality on the test split.
+
+Checks that every test sample was predicted exactly once: a mean with samples dropped or repeated is wrong and looks
+right. Knows nothing of models and devices. Shapes: N samples, K classes, T targets.
+"""
+
+from __future__ import annotations
+
+import time
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from sklearn import metrics
+
+from tasks.errors import RunError
+from tasks.records import EvaluateResult
+
+TOP_K = (2, 3, 5)
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class TestSplit:
+    """The truth. `targets_NT` in radians, None where the set has no regression targets."""
+
+    __test__ = False  # not a test class, whatever its name tells pytest
+
+    labels_N: Ints
+    targets_NT: Floats | None
+    class_names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What all ranks predicted, in the order of the split."""
+
+    logits_NK: Floats
+    targets_NT: Floats | None
+
+
+def read_test_split(path: Path, class_names: Sequence[str]) -> TestSplit:
+    """Read the labels, and the targets where there are any, of a prepared set's `test` shards.
+
+    Raises:
+        RunError: There are no label shards.
+    """
+    labels = sorted((path / "test").glob("*.labels.npy"))
+    if not labels:
+        raise RunError(f"{path / 'test'} holds no *.labels.npy; a prepared set has a test split; prepare it again")
+    targets = sorted((path / "test").glob("*.targets.npy"))
+    return TestSplit(
+        labels_N=np.concatenate([np.load(shard, allow_pickle=False) for shard in labels]).astype(np.int64),
+        targets_NT=_as_columns(np.concatenate([np.load(shard, allow_pickle=False) for shard in targets]))
+        if targets
+        else None,
+        class_names=tuple(class_names),
+    )
+
+
+def read_predictions(files: Sequence[str], num_samples: int) -> Predictions:
+    """Merge the ranks' files and put them into the order of the split.
+
+    Args:
+        files: One .npz per rank: `index` (int), `logits` (N x K) and, where predicted, `targets` (N x T).
+        num_samples: Samples of the test split.
+
+    Raises:
+        RunError: A file is unreadable, a sample is missing, repeated or unknown, or a logit is not finite.
+    """
+    parts = [_read_file(Path(name)) for name in files]
+    if not parts:
+        raise RunError("there is no prediction file; every rank writes one; look into the ranks' logs")
+    index_N = np.concatenate([part["index"] for part in parts]).astype(np.int64)
+    _check_once(index_N, num_samples)
+    order = np.argsort(index_N)
+    logits_NK = np.concatenate([part["logits"] for part in parts])[order].astype(np.float64)
+    num_bad = int((~np.isfinite(logits_NK)).any(axis=1).sum())
+    if num_bad:
+        raise RunError(
+            f"{num_bad} of {num_samples} predictions are not finite; the model has diverged; "
+            "lower recipe.learning_rate or use execution.precision=32-true"
+        )
+    has_targets = all("targets" in part for part in parts)
+    targets = np.concatenate([part["targets"] for part in parts])[order] if has_targets else None
+    return Predictions(logits_NK, None if targets is None else _as_columns(targets))
+
+
+def _read_file(path: Path) -> dict[str, npt.NDArray[np.generic]]:
+    try:
+        # Opened here: np.load leaves a broken archive's file open. A TypeError means a lone .npy array.
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+            part = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise RunError(f"{path} cannot be read ({error}); ranks write .npz files; look into the ranks' logs") from error
+    if not {"index", "logits"} <= part.keys() or len(part["index"]) != len(part["logits"]):
+        raise RunError(f"{path} has {sorted(part)}; it needs index and logits of equal length; predict again")
+    return part
+
+
+def _check_once(index_N: Ints, num_samples: int) -> None:
+    known_N = index_N[(index_N >= 0) & (index_N < num_samples)]
+    times_N = np.bincount(known_N, minlength=num_samples)
+    num_missing = int((times_N == 0).sum())
+    num_repeated = int((times_N > 1).sum())
+    num_unknown = len(index_N) - len(known_N)
+    if num_missing or num_repeated or num_unknown:
+        raise RunError(
+            f"of {num_samples} test samples {num_missing} are missing and {num_repeated} repeated in the predictions, "
+            f"and {num_unknown} are unknown; each must occur exactly once; predict the whole test split again"
+        )
+
+
+def evaluate_predictions(files: Sequence[str], truth: TestSplit, samples_per_second: float) -> EvaluateResult:
+    """Measure the quality of the ranks' predictions.
+
+    Args:
+        files: One .npz per rank, see `read_predictions`.
+        truth: The test split.
+        samples_per_second: Prediction throughput as the ranks measured it.
+
+    Raises:
+        RunError: The predictions do not fit the split, see `read_predictions`, or there is no test sample.
+    """
+    started = time.perf_counter()
+    num_samples, num_classes = len(truth.labels_N), len(truth.class_names)
+    if num_samples == 0:
+        raise RunError("num_test=0; quality needs test samples; raise data.test_fraction")
+    predictions = read_predictions(files, num_samples)
+    if predictions.logits_NK.shape[1] != num_classes:
+        raise RunError(
+            f"the predictions have {predictions.logits_NK.shape[1]} classes and the set {num_classes}; "
+            "they must be equal; train on this set"
+        )
+    predicted_N = predictions.logits_NK.argmax(axis=1)
+    confusion_KK = metrics.confusion_matrix(truth.labels_N, predicted_N, labels=np.arange(num_classes))
+    return EvaluateResult(
+        num_samples=num_samples,
+        accuracy=float(metrics.accuracy_score(truth.labels_N, predicted_N)),
+        top_k=_top_k(truth.labels_N, predictions.logits_NK),
+        per_class_accuracy=_per_class(confusion_KK, truth.class_names),
+        confusion=tuple(tuple(int(count) for count in row) for row in confusion_KK),
+        angle_rmse_degrees=_angle_rmse(truth.targets_NT, predictions.targets_NT),
+        samples_per_second=samples_per_second,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _top_k(labels_N: Ints, logits_NK: Floats) -> dict[str, float]:
+    num_classes = logits_NK.shape[1]
+    classes = np.arange(num_classes)
+    return {
+        str(k): float(metrics.top_k_accuracy_score(labels_N, logits_NK, k=k, labels=classes))
+        for k in TOP_K
+        if k < num_classes
+    }
+
+
+def _per_class(confusion_KK: Ints, class_names: Sequence[str]) -> dict[str, float | None]:
+    """Recall of each class; None without samples."""
+    totals = confusion_KK.sum(axis=1)
+    return {
+        name: float(confusion_KK[number, number] / totals[number]) if totals[number] else None
+        for number, name in enumerate(class_names)
+    }
+
+
+def _angle_rmse(true_NT: Floats | None, predicted_NT: Floats | None) -> float | None:
+    """Root mean squared error of the first target, degrees; the error is taken the short way round the circle."""
+    if true_NT is None or predicted_NT is None:
+        return None
+    if not np.isfinite(predicted_NT).all():
+        raise RunError("a predicted angle is not finite; the model has diverged; lower recipe.learning_rate")
+    error_N = predicted_NT[:, 0].astype(np.float64) - true_NT[:, 0].astype(np.float64)
+    around_N = np.angle(np.exp(1j * error_N))
+    return float(np.degrees(np.sqrt(np.mean(around_N**2))))
+
+
+def _as_columns(targets: npt.NDArray[np.generic]) -> Floats:
+    return targets.astype(np.float64).reshape(len(targets), -1)

@@ -1,0 +1,1 @@
+"""The networks and how they learn: one LightningModule for all of them."""

@@ -1,0 +1,82 @@
+"""The networks. Plain torch modules that know nothing of training.
+
+Shapes: N samples, C channels, H height, W width, K classes, T regression targets.
+Every network maps images_NCHW to `(logits_NK, targets_NT)`; the second is None without regression targets.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from conf.schema import Model
+
+Outputs = tuple[torch.Tensor, torch.Tensor | None]
+
+
+def build_network(model: Model, image_shape: tuple[int, int, int], num_classes: int, num_targets: int) -> nn.Module:
+    """Build the network for images of `image_shape` (height, width, channels)."""
+    height, width, channels = image_shape
+    if model.name == "twohead":
+        return TwoHead(channels, height, width, num_classes, num_targets, model.width)
+    return ConvBlocks(channels, num_classes, model.width, model.depth)
+
+
+class ConvBlocks(nn.Module):
+    """Three blocks of `depth` 3x3 convolutions with batch norm and ReLU, average pool, one dense layer.
+
+    A max-pool between the blocks halves height and width.
+
+    Source: the network of MathWorks' "Train Network Using Automatic Multi-GPU Support" (width 32, depth 4).
+    """
+
+    def __init__(self, channels: int, num_classes: int, width: int, depth: int) -> None:
+        super().__init__()
+        widths = (width, 2 * width, 4 * width)
+        layers: list[nn.Module] = []
+        for index, filters in enumerate(widths):
+            if index:
+                layers.append(nn.MaxPool2d(2))
+            for _ in range(depth):
+                layers += [nn.Conv2d(channels, filters, 3, padding=1, bias=False), nn.BatchNorm2d(filters), nn.ReLU()]
+                channels = filters
+        self.features = nn.Sequential(*layers)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.classify = nn.Linear(channels, num_classes)
+
+    def forward(self, images_NCHW: torch.Tensor) -> Outputs:
+        """Return `(logits_NK, None)`."""
+        return self.classify(self.pool(self.features(images_NCHW)).flatten(1)), None
+
+
+class TwoHead(nn.Module):
+    """A small residual network with a class head and a regression head.
+
+    Source: the model of MathWorks' "Evaluate Performance of Accelerated Deep Learning Function" (width 16).
+    """
+
+    def __init__(
+        self, channels: int, height: int, width: int, num_classes: int, num_targets: int, filters: int
+    ) -> None:
+        super().__init__()
+        wide = 2 * filters
+        self.stem = nn.Sequential(
+            nn.Conv2d(channels, filters, 5, padding=2, bias=False), nn.BatchNorm2d(filters), nn.ReLU()
+        )
+        self.branch = nn.Sequential(
+            nn.Conv2d(filters, wide, 3, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(wide),
+            nn.ReLU(),
+            nn.Conv2d(wide, wide, 3, padding=1, bias=False),
+            nn.BatchNorm2d(wide),
+        )
+        self.skip = nn.Sequential(nn.Conv2d(filters, wide, 1, stride=2, bias=False), nn.BatchNorm2d(wide))
+        num_features = wide * ((height + 1) // 2) * ((width + 1) // 2)
+        self.classify = nn.Linear(num_features, num_classes)
+        self.regress = nn.Linear(num_features, num_targets)
+
+    def forward(self, images_NCHW: torch.Tensor) -> Outputs:
+        """Return `(logits_NK, targets_NT)`."""
+        stem = self.stem(images_NCHW)
+        features = torch.relu(self.branch(stem) + self.skip(stem)).flatten(1)
+        return self.classify(features), self.regress(features)

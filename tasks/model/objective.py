@@ -1,0 +1,70 @@
+"""The loss of a batch and the optimizer that lowers it. Plain functions over tensors.
+
+Shapes: N samples, K classes, T regression targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from conf.schema import Recipe
+
+
+class LabelledBatch(Protocol):
+    """What a loader yields."""
+
+    @property
+    def images_NCHW(self) -> torch.Tensor:
+        """Normalised float32 images on the device."""
+
+    @property
+    def labels_N(self) -> torch.Tensor:
+        """Class indices, int64."""
+
+    @property
+    def targets_NT(self) -> torch.Tensor | None:
+        """Regression targets, float32, or None."""
+
+    @property
+    def weight(self) -> float:
+        """n_local * world_size / n_global."""
+
+
+class BatchSource(Protocol):
+    """What feeds a training: sized in steps per epoch, positioned by global step."""
+
+    def __len__(self) -> int:
+        """Steps per epoch."""
+
+    def __iter__(self) -> Iterator[LabelledBatch]:
+        """Batches from the position to the end of its epoch."""
+
+    def seek(self, step: int) -> None:
+        """Go to a global step."""
+
+
+def batch_loss(network: nn.Module, batch: LabelledBatch, recipe: Recipe) -> torch.Tensor:
+    """Scalar loss of a batch, times its weight.
+
+    With the weight, the mean over ranks that DistributedDataParallel takes is the exact mean over the
+    samples of the global batch, also when the ranks' shares differ.
+    """
+    logits_NK, targets_NT = network(batch.images_NCHW)
+    loss = functional.cross_entropy(logits_NK, batch.labels_N, label_smoothing=recipe.label_smoothing)
+    if targets_NT is not None and batch.targets_NT is not None:
+        loss = loss + recipe.angle_weight * functional.mse_loss(targets_NT, batch.targets_NT.to(targets_NT.dtype))
+    return loss * batch.weight
+
+
+def build_optimizer(network: nn.Module, recipe: Recipe, learning_rate: float) -> torch.optim.Optimizer:
+    """The recipe's optimizer over all parameters of the network."""
+    parameters = network.parameters()
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=learning_rate, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
+    kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
+    return kind(parameters, lr=learning_rate, weight_decay=recipe.weight_decay)

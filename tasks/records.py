@@ -1,0 +1,260 @@
+"""The records that stages hand to each other: paths, counts, seconds and fingerprints.
+
+Frozen and plain: they travel through Prefect, Dask and JSON files. Never arrays, models, clients or live clusters.
+All times are seconds; unknown quantities are None, never guessed.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from conf.schema import Compile, Config, Loading, MemoryFormat, Precision
+
+
+class Record(BaseModel):
+    """A frozen record."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Choice(Record):
+    """A value chosen for the user, with its reason."""
+
+    value: str | int
+    reason: str
+
+
+class Listing(Record):
+    """What a source offers, found before any work starts. `num_*` are counts of listed samples."""
+
+    key: str
+    """sha256 (hex) of the preparation's inputs: listing, transform, library versions. Names the prepared set."""
+    class_names: tuple[str, ...]
+    num_train: int
+    num_validation: int
+    num_test: int
+    ignored: dict[str, int] = {}
+    """Files that are not samples, counted by suffix."""
+
+
+class PreparedSet(Record):
+    """A prepared set on disk; the facts of its manifest."""
+
+    path: str
+    key: str
+    """sha256 of the preparation's inputs; the set is reused while it stays the same."""
+    fingerprint: str
+    """8 hex digits over the content (every shard's sha256, class names): equal for equal data on any machine."""
+    image_shape: tuple[int, int, int]
+    """Height, width, channels."""
+    class_names: tuple[str, ...]
+    target_names: tuple[str, ...] = ()
+    """Names of regression targets beside the class, such as ("angle",)."""
+    num_train: int
+    num_validation: int
+    num_test: int
+    num_rejected: int
+    ignored: dict[str, int] = {}
+    class_counts: dict[str, tuple[int, ...]]
+    """Samples per class for each split."""
+    mean: tuple[float, ...]
+    """Per-channel mean of the training split in units of full scale (0 to 1)."""
+    std: tuple[float, ...]
+    """Per-channel standard deviation of the training split in units of full scale."""
+    num_bytes: int
+    reused: bool
+    seconds: float
+    """Wall time of this call; of looking the set up when it was reused."""
+
+
+class Gpu(Record):
+    """One GPU as NVML names it."""
+
+    uuid: str
+    name: str
+    memory_bytes: int
+    compute_capability: tuple[int, int]
+
+
+class Hardware(Record):
+    """What a host offers."""
+
+    host: str
+    cpu_name: str
+    num_cores: int
+    memory_bytes: int
+    cpu_bf16: bool
+    """The CPU multiplies bfloat16 in hardware (AVX512-BF16 or AMX)."""
+    gpus: tuple[Gpu, ...] = ()
+
+
+class Plan(Record):
+    """The execution with every `auto` resolved, and the reason of each."""
+
+    accelerator: Literal["cpu", "gpu"]
+    device_name: str
+    world_size: int
+    num_threads: int
+    precision: Precision
+    compile: Compile
+    memory_format: MemoryFormat
+    loading: Loading
+    strategy: Literal["single", "ddp"]
+    reasons: dict[str, Choice]
+    """For each field that was `auto`: what was chosen and why."""
+
+
+class Arm(Record):
+    """One way to execute the steps of a probe."""
+
+    num_devices: int
+    precision: Precision
+    compile: Compile
+    memory_format: MemoryFormat
+    loading: Loading
+
+    @property
+    def label(self) -> str:
+        """Short description for people."""
+        devices = f"{self.num_devices} device" + ("s" if self.num_devices > 1 else "")
+        compiled = "eager" if self.compile == "off" else "compiled"
+        return f"{devices}, {self.precision}, {self.memory_format.replace('_', ' ')}, {compiled}, {self.loading}"
+
+
+class Block(Record):
+    """One measured block of one arm."""
+
+    arm: Literal["baseline", "candidate", "single"]
+    """`single`: the candidate's execution on one device, for parallel efficiency."""
+    seconds_per_sample: float
+    """Median over the steps of the block."""
+    num_steps: int
+
+
+class ProbeResult(Record):
+    """Raw outcome of a paired probe."""
+
+    baseline: Arm
+    candidate: Arm
+    batch_size: int
+    """Samples per device and step."""
+    samples_per_step: dict[str, int] = {}
+    """Samples of one step over all devices of an arm, keyed as `Block.arm`; empty where not recorded."""
+    rounds: tuple[tuple[Block, ...], ...]
+    """One inner tuple per round: one block of each arm, in the order they ran."""
+    seconds: float
+    stopped_because: Literal["interval narrow enough", "time is up", "all blocks done"]
+    steal_fraction: float | None = None
+    """Share of CPU time that the hypervisor took during the probe."""
+    foreign_load: float | None = None
+    """Mean number of cores busy with other processes during the probe."""
+
+
+class SpeedupResult(Record):
+    """The `speedup` part of a run's summary. None where not measured."""
+
+    ratio: float | None = None
+    """Candidate's throughput over the baseline's, steady state."""
+    low: float | None = None
+    high: float | None = None
+    """Ends of the 95 % bootstrap interval of `ratio`."""
+    num_blocks: int = 0
+    """Paired rounds behind the ratio."""
+    significant: bool | None = None
+    """Whether the interval excludes 1."""
+    efficiency: float | None = None
+    """Parallel efficiency: throughput on N devices over N times that of one device, same execution otherwise."""
+    efficiency_low: float | None = None
+    efficiency_high: float | None = None
+    verdict: str = "not measured"
+    """One sentence with the cause."""
+    cause: str | None = None
+    baseline: str | None = None
+    """What the run was divided by, in words."""
+    candidate: str | None = None
+    baseline_samples_per_second: float | None = None
+    candidate_samples_per_second: float | None = None
+    """Steady-state throughput of the two arms, over all their devices."""
+    contaminated: bool | None = None
+
+
+class TrainResult(Record):
+    """What training left behind."""
+
+    world_size: int
+    num_epochs: int
+    num_steps: int
+    seconds: float
+    """Wall time of the fit: first step to last, validation and checkpoints included, probe and start-up excluded."""
+    samples_per_second: float
+    """Training samples over the time spent in training steps and waiting for data."""
+    final_loss: float
+    checkpoint: str
+    resumed_from: str | None
+    losses: tuple[float, ...]
+    """Training loss of every step from step 0 on (mean over the global batch), those before a resume included."""
+    first_step: int
+    """The step this process started at; above 0 after a resume."""
+    validation_accuracy: tuple[float, ...]
+    """After each epoch; empty without a validation split."""
+    time_budget: dict[str, float]
+    """Seconds per item on rank 0, from process start to process end; the items add up to `wall_seconds`."""
+    wall_seconds: float
+    """Measured from outside the rank: process start to process end."""
+    data_wait_fraction: float
+    """Share of the training steps' time spent waiting for data."""
+    predictions: tuple[str, ...]
+    """One .npz per rank: `index`, `logits`, and `targets` where the model predicts them."""
+    prediction_samples_per_second: float
+    weights: str | None
+    """State dict of the trained network, readable with weights_only; written by rank 0."""
+    probe: ProbeResult | None
+    hosts: tuple[str, ...]
+    devices: tuple[str, ...]
+
+
+class EvaluateResult(Record):
+    """Quality on the test split."""
+
+    num_samples: int
+    accuracy: float
+    top_k: dict[str, float]
+    """Top-k accuracy, keyed "2", "3", "5" where there are enough classes."""
+    per_class_accuracy: dict[str, float | None]
+    """None for a class without test samples."""
+    confusion: tuple[tuple[int, ...], ...]
+    """Rows: true class; columns: predicted class."""
+    angle_rmse_degrees: float | None
+    samples_per_second: float
+    seconds: float
+
+
+class RankSpec(Record):
+    """Everything one rank needs, as data: `python -m tasks.train.worker spec.json` replays it."""
+
+    config: Config
+    plan: Plan
+    prepared: PreparedSet
+    run_id: str
+    tracking_uri: str
+    directory: str
+    """Where this rank writes its log, result and predictions."""
+    checkpoint_directory: str
+    resume_from: str | None
+    rank: int
+    local_rank: int
+    node_rank: int
+    world_size: int
+    num_nodes: int
+    master_address: str
+    master_port: int
+    interface: str | None
+    """Network interface that carries the worker's address, for gloo and NCCL."""
+    devices: tuple[str, ...] = ()
+    """UUIDs of the host's GPUs in one order for all its ranks, indexed by the local rank; empty on CPUs."""
+    coordinator: tuple[str, int]
+    """Host and process id of the flow, whose load on this host is the run's own."""
+    code_fingerprint: str
+    """Of the code that the coordinator runs; a rank with other code refuses to start."""

@@ -1,0 +1,94 @@
+"""What to do next, from what a run has shown. Each piece of advice names a setting and the observation behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from conf.schema import Config
+from tasks.records import EvaluateResult, Plan, PreparedSet, SpeedupResult, TrainResult
+
+MIN_GAIN = 0.005
+"""An accuracy that still rose by this much over the last quarter of the epochs has not settled."""
+MIN_EPOCHS = 4
+
+
+def next_steps(
+    config: Config,
+    plan: Plan,
+    prepared: PreparedSet,
+    train: TrainResult,
+    results: tuple[SpeedupResult, EvaluateResult | None],
+) -> list[str]:
+    """Advice as sentences; settings stand between backquotes."""
+    speedup, evaluate = results
+    advice = [*_on_speed(config, plan, speedup), *_on_epochs(train)]
+    if evaluate:
+        advice += _on_classes(evaluate)
+    if prepared.num_rejected:
+        advice.append(
+            f"{prepared.num_rejected} samples were rejected: their names and reasons are in `rejected.jsonl` "
+            "of the prepared set."
+        )
+    return advice or ["Nothing stands out: this run is a sound baseline for the next one."]
+
+
+def _on_speed(config: Config, plan: Plan, speedup: SpeedupResult) -> Iterator[str]:
+    cause = "not measured" if speedup.ratio is None and speedup.cause is None else speedup.cause
+    fixed = {
+        "not measured": "Measure the speedup: `speedup.baseline=probe`.",
+        "too few rounds": "Give the probe more time for an interval: "
+        f"`speedup.max_seconds={config.speedup.max_seconds * 3:g}`.",
+        "contaminated machine": "Repeat the run when the machine is quiet; do not compare others with this one.",
+        "identical arms": "The run was its own baseline; change one of `execution.precision`, `execution.loading` "
+        "or `execution.num_devices` to learn what pays.",
+        "no measurable difference": "The plain baseline is as fast: prefer it for its simplicity, or try a larger "
+        f"`recipe.batch_size={config.recipe.batch_size * 2}`.",
+        "slower": "The baseline is faster: run it instead, or find the guilty setting by changing one at a time.",
+        "communication-bound": "More samples per device and step make communication rarer: "
+        f"`recipe.batch_size={config.recipe.batch_size * 2}`; or use fewer devices.",
+        "launch-bound": "Larger steps drown the overhead: "
+        f"`recipe.batch_size={config.recipe.batch_size * 2}`"
+        + ("; so may `execution.compile=step`." if plan.compile == "off" else "."),
+    }
+    if cause in fixed:
+        yield fixed[cause]
+    elif cause == "data-bound":
+        better = "resident" if plan.loading != "resident" else "streaming"
+        yield f"Training waits for data: try `execution.loading={better}`, or put the prepared set on a faster disk."
+    elif cause == "compute-bound":
+        yield from _on_compute(plan)
+
+
+def _on_compute(plan: Plan) -> Iterator[str]:
+    yield f"The arithmetic is the limit: more devices help, such as `execution.num_devices={plan.world_size + 1}`."
+    if plan.precision in ("32-true", "64-true"):
+        yield "Reduced precision may help where the hardware has it: `execution.precision=bf16-mixed`."
+
+
+def _on_epochs(train: TrainResult) -> Iterator[str]:
+    accuracy = train.validation_accuracy
+    if len(accuracy) < MIN_EPOCHS:
+        return
+    last = max(1, len(accuracy) // 4)
+    gain = max(accuracy[-last:]) - max(accuracy[:-last])
+    if gain > MIN_GAIN:
+        yield (
+            f"Validation accuracy still rose by {gain:.1%} in the last {last} epochs: "
+            f"`recipe.num_epochs={train.num_epochs * 2}` may give a better model."
+        )
+
+
+def _on_classes(evaluate: EvaluateResult) -> Iterator[str]:
+    names = list(evaluate.per_class_accuracy)
+    mistakes = [
+        (count, names[row], names[column])
+        for row, counts in enumerate(evaluate.confusion)
+        for column, count in enumerate(counts)
+        if row != column and count
+    ]
+    if mistakes:
+        count, true, predicted = max(mistakes)
+        yield (
+            f"The commonest mistake takes {true} for {predicted} ({count} times): "
+            "look at those images, and at their labels, first."
+        )

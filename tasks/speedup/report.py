@@ -1,0 +1,274 @@
+"""The report of a run: one page that opens anywhere, answering first how much faster and how certain.
+
+Pure text out of records; the looks are in `page`, the pictures in `charts`. The pictures of quality come in as markup,
+since the stages do not import each other.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from conf.schema import Config
+from tasks.figures import svg_text
+from tasks.records import Arm, EvaluateResult, Plan, PreparedSet, SpeedupResult, TrainResult
+from tasks.speedup.advice import next_steps
+from tasks.speedup.charts import budget_items, draw_speed, format_seconds
+from tasks.speedup.page import (
+    Html,
+    bars,
+    bullets,
+    columns,
+    folded,
+    join,
+    page,
+    paragraph,
+    section,
+    table,
+    tag,
+    text,
+    tiles,
+)
+from tasks.speedup.verdict import format_ratio
+
+MAX_CLASSES = 20
+"""Classes whose accuracy is listed; of more, the least accurate."""
+
+
+@dataclass(frozen=True)
+class ReportInput:
+    """All that a report tells."""
+
+    summary: Mapping[str, Any]
+    """The JSON of the run."""
+    config: Config
+    plan: Plan
+    prepared: PreparedSet
+    train: TrainResult
+    speedup: SpeedupResult
+    evaluate: EvaluateResult | None = None
+    quality_svgs: Mapping[str, str] = field(default_factory=dict)
+    """<svg> elements by name, trusted markup: `confusion`."""
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    """Versions, hosts, commit: anything that JSON can hold."""
+
+
+def render_report(report: ReportInput) -> str:
+    """The page as HTML."""
+    figures = draw_speed(report.speedup, report.train, {})
+    labels = {"speedup": "speedup with its interval and rounds", "training": "loss and accuracy over training"}
+    svgs = {name: Html(svg_text(figure, labels[name])) for name, figure in figures.items()}
+    body = join(
+        [
+            _head(report),
+            section("How much faster, and is that certain?", _certainty(report, svgs.get("speedup", Html("")))),
+            section("Compared with what?", _arms(report)),
+            section("Where did the time go?", _budget(report)),
+            section("What limits it?", _limits(report)),
+            section("How good is the model?", _quality(report, svgs.get("training", Html("")))),
+            section("What data?", _data(report)),
+            section("Choices made for you", _choices(report.plan)),
+            section("What to do next", _advice(report)),
+            _details(report),
+        ]
+    )
+    return _CREDENTIALS.sub("://***@", page(f"{report.config.name}: {_headline(report.speedup)}", body))
+
+
+_CREDENTIALS = re.compile(r"://[^/@\s<>\"']+@")
+"""User names and passwords inside URLs."""
+
+
+def _headline(speedup: SpeedupResult) -> str:
+    return "speedup not measured" if speedup.ratio is None else f"{format_ratio(speedup.ratio)} x"
+
+
+def _head(report: ReportInput) -> Html:
+    summary, speedup = report.summary, report.speedup
+    origin = (f"run {summary.get('run_id')}", f"workload {summary.get('workload')}", report.plan.device_name)
+    name = f"{summary.get('experiment')} / {report.config.name}"
+    header = tag("header", join([tag("h1", text(name)), paragraph(" · ".join(origin))]))
+    interval = ""
+    if speedup.low is not None and speedup.high is not None:
+        interval = f"{format_ratio(speedup.low)} to {format_ratio(speedup.high)} with 95 % confidence"
+    big = text(_headline(speedup)) + tag("small", text(interval)) if interval else text(_headline(speedup))
+    css = "big unknown" if speedup.ratio is None else "big"
+    hero = [tag("div", Html(big), css), paragraph(_sentence(speedup.verdict), "verdict"), _badge(speedup)]
+    return join([header, tag("div", join([*hero, tiles(_tiles(report))]), "hero")])
+
+
+def _sentence(value: str) -> str:
+    return (value[:1].upper() + value[1:]).rstrip(".") + "."
+
+
+def _badge(speedup: SpeedupResult) -> Html:
+    if speedup.ratio is None:
+        label, css = "not measured", "plain"
+    elif speedup.contaminated:
+        label, css = "measured on a busy machine", "warn"
+    elif speedup.significant is None:
+        label, css = "too few rounds to be certain", "warn"
+    elif not speedup.significant:
+        label, css = "no certain difference", "plain"
+    else:
+        label, css = ("certainly faster", "good") if speedup.ratio > 1 else ("certainly slower", "warn")
+    return tag("span", text(label), f"badge {css}")
+
+
+def _tiles(report: ReportInput) -> list[tuple[str, str]]:
+    items = []
+    if report.evaluate:
+        items.append(("test accuracy", f"{report.evaluate.accuracy:.2%}"))
+    items.append(("samples per second in training", f"{report.train.samples_per_second:,.0f}"))
+    if report.speedup.efficiency is not None:
+        items.append((f"efficiency of {report.train.world_size} devices", f"{report.speedup.efficiency:.0%}"))
+    items.append((f"training, {report.train.num_epochs} epochs", format_seconds(report.train.seconds)))
+    if report.summary.get("seconds") is not None:
+        items.append(("whole run", format_seconds(report.summary["seconds"])))
+    return items
+
+
+def _certainty(report: ReportInput, picture: Html) -> Html:
+    probe = report.train.probe
+    if probe is None or report.speedup.ratio is None:
+        return paragraph("This run had no probe. A speedup needs a baseline on the same hardware in the same run.")
+    steal = "unknown" if probe.steal_fraction is None else f"{probe.steal_fraction:.1%}"
+    foreign = "unknown" if probe.foreign_load is None else f"{probe.foreign_load:.2f} cores"
+    rows = [
+        ("Paired rounds", f"{report.speedup.num_blocks}, stopped because: {probe.stopped_because}"),
+        ("Steps per block", max(block.num_steps for blocks in probe.rounds for block in blocks)),
+        ("Probe", f"{format_seconds(probe.seconds)}, warm-up included"),
+        ("CPU time stolen", steal),
+        ("Other processes", foreign),
+    ]
+    method = paragraph(
+        "Blocks of both arms alternated (A B, B A, ...) on the same hardware; warm-up was thrown away. The ratio is "
+        "the Hodges-Lehmann location of the rounds' ratios, the interval an exact signed-rank one, wide enough to hold "
+        "under early stopping.",
+        "note",
+    )
+    return columns(picture, join([table(("", ""), rows), method]))
+
+
+def _arms(report: ReportInput) -> Html:
+    probe, speedup = report.train.probe, report.speedup
+    if probe is None:
+        return paragraph("With nothing: the run was not measured against a baseline.")
+    arms = {"baseline": probe.baseline, "this run": probe.candidate}
+    throughputs = (speedup.baseline_samples_per_second, speedup.candidate_samples_per_second)
+    rows: list[tuple[object, ...]] = [
+        ("Throughput", *(None if value is None else f"{value:,.0f} samples/s" for value in throughputs)),
+        *((label, *(getattr(arm, name) for arm in arms.values())) for label, name in _ARM_FIELDS),
+        ("Samples per step", *(probe.samples_per_step.get(role) for role in ("baseline", "candidate"))),
+    ]
+    return join([table(("", *arms), rows), paragraph("Same data, model, batch and hardware; steady state.", "note")])
+
+
+_ARM_FIELDS = (
+    ("Devices", "num_devices"),
+    ("Precision", "precision"),
+    ("Compile", "compile"),
+    ("Memory format", "memory_format"),
+    ("Loading", "loading"),
+)
+if {name for _, name in _ARM_FIELDS} != set(Arm.model_fields):
+    raise TypeError("the report does not show every field of an Arm; add the missing one to _ARM_FIELDS")
+
+
+def _budget(report: ReportInput) -> Html:
+    items = budget_items(report.summary.get("time_budget") or {})
+    if not items:
+        return paragraph("Not recorded.")
+    largest = max(share for _, _, share in items)
+    total = sum(seconds for _, seconds, _ in items)
+    rows = [
+        (name.replace("_", " "), share / largest, (format_seconds(seconds), f"{share:.1%}"))
+        for name, seconds, share in items
+    ]
+    note = f"The items add up to {format_seconds(total)}."
+    return join([bars(rows), paragraph(note, "note")])
+
+
+def _limits(report: ReportInput) -> Html:
+    waiting = f"{report.train.data_wait_fraction:.1%}"
+    rows: list[tuple[object, object]] = [
+        ("Cause", report.speedup.cause or "unknown"),
+        ("Waiting for data", f"{waiting} of the training steps' time"),
+    ]
+    if report.speedup.efficiency is not None:
+        low, high = report.speedup.efficiency_low, report.speedup.efficiency_high
+        interval = f", 95 % interval {low:.2f} to {high:.2f}" if low is not None and high is not None else ""
+        rows.append(("Parallel efficiency", f"{report.speedup.efficiency:.2f}{interval}"))
+    return table(("", ""), rows)
+
+
+def _quality(report: ReportInput, training: Html) -> Html:
+    evaluate = report.evaluate
+    if evaluate is None:
+        return columns(paragraph("Not evaluated."), training)
+    facts: list[tuple[object, object]] = [
+        ("Accuracy", f"{evaluate.accuracy:.2%} of {evaluate.num_samples:,} test samples"),
+        *((f"Top-{k} accuracy", f"{value:.2%}") for k, value in evaluate.top_k.items()),
+        ("Final training loss", f"{report.train.final_loss:.4g}"),
+        ("Prediction", f"{evaluate.samples_per_second:,.0f} samples/s"),
+    ]
+    if evaluate.angle_rmse_degrees is not None:
+        facts.append(("Angle error (RMS)", f"{evaluate.angle_rmse_degrees:.1f} degrees"))
+    confusion = Html(report.quality_svgs.get("confusion", ""))
+    return join([columns(table(("", ""), facts), training), columns(_classes(evaluate), confusion)])
+
+
+def _classes(evaluate: EvaluateResult) -> Html:
+    known = [(name, value) for name, value in evaluate.per_class_accuracy.items() if value is not None]
+    shown = sorted(known, key=lambda item: item[1])[:MAX_CLASSES]
+    num_unknown = len(evaluate.per_class_accuracy) - len(known)
+    notes = []
+    if len(shown) < len(known):
+        notes.append(f"The {len(shown)} least accurate of {len(known)} classes.")
+    if num_unknown:
+        notes.append(f"{num_unknown} classes have no test sample.")
+    rows = [(name, value, (f"{value:.1%}",)) for name, value in shown]
+    title = tag("p", tag("b", text("Accuracy per class, least first")))
+    return join([title, bars(rows), paragraph(" ".join(notes), "note") if notes else Html("")])
+
+
+def _data(report: ReportInput) -> Html:
+    prepared = report.prepared
+    height, width, channels = prepared.image_shape
+    ignored = ", ".join(f"{count:,} {suffix or 'without suffix'}" for suffix, count in prepared.ignored.items())
+    origin = "reused, unchanged since it was prepared" if prepared.reused else "prepared in this run"
+    counts = (prepared.num_train, prepared.num_validation, prepared.num_test)
+    rows: list[tuple[object, object]] = [
+        ("Source", " ".join(filter(None, (report.config.data.source, report.config.data.root)))),
+        ("Samples", "{:,} train, {:,} validation, {:,} test".format(*counts)),
+        ("Rejected", f"{prepared.num_rejected:,} could not be used"),
+        ("Ignored files", ignored or "none"),
+        ("Images", f"{height} x {width} x {channels}, {len(prepared.class_names)} classes"),
+        ("Fingerprint", f"{prepared.fingerprint} ({origin}, {format_seconds(prepared.seconds)})"),
+    ]
+    return table(("", ""), rows)
+
+
+def _choices(plan: Plan) -> Html:
+    if not plan.reasons:
+        return paragraph("None: every setting was given.")
+    rows = [(name.replace("_", " "), choice.value, choice.reason) for name, choice in plan.reasons.items()]
+    return table(("Setting", "Chosen", "Because"), rows)
+
+
+def _advice(report: ReportInput) -> Html:
+    results = (report.speedup, report.evaluate)
+    return bullets(next_steps(report.config, report.plan, report.prepared, report.train, results))
+
+
+def _details(report: ReportInput) -> Html:
+    parts = {
+        "Configuration": report.config.model_dump(mode="json"),
+        "Plan": report.plan.model_dump(mode="json", exclude={"reasons"}),
+        "Environment": {**report.environment, "hosts": report.train.hosts, "devices": report.train.devices},
+        "Summary": dict(report.summary),
+    }
+    return join(folded(title, json.dumps(part, indent=2, default=str)) for title, part in parts.items() if part)

@@ -1,0 +1,32 @@
+"""The account stage as a Prefect task: judges the probe and says the verdict."""
+
+from __future__ import annotations
+
+import logging
+
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+
+from tasks.records import SpeedupResult, TrainResult
+from tasks.speedup.verdict import speedup_result
+
+
+@task(name="account", cache_policy=NO_CACHE)
+def account(train: TrainResult, num_cores: int | None = None) -> SpeedupResult:
+    """Judge how much faster the run was than its baseline, and why.
+
+    Args:
+        train: The run's training with its probe.
+        num_cores: Cores of the host that measured; None when unknown.
+    """
+    log = get_run_logger()
+    result = speedup_result(train.probe, train, num_cores)
+    log.log(_level(result), "%s", result.verdict)
+    if result.efficiency is not None:
+        log.info("Parallel efficiency %.2f on %d devices", result.efficiency, train.world_size)
+    return result
+
+
+def _level(result: SpeedupResult) -> int:
+    """Doubtful figures are warnings."""
+    return logging.WARNING if result.contaminated or result.cause == "too few rounds" else logging.INFO

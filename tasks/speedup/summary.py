@@ -1,0 +1,76 @@
+"""A run's summary as a short table for the terminal and for Prefect. Unknown quantities are left out, never guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tasks.speedup.charts import budget_items, format_seconds
+
+NUM_BUDGET_ITEMS = 4
+
+
+def summary_table(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Rows (name, value) that answer what a user asks first.
+
+    Args:
+        summary: A run's summary, in the shape of the JSON of `paceline run`; parts may be missing or None.
+    """
+    rows = [
+        ("data", _data(summary.get("dataset"))),
+        ("accuracy", _accuracy(summary.get("evaluate"))),
+        ("speedup", _speedup(summary.get("speedup"))),
+        ("efficiency", _efficiency(summary.get("speedup"), summary.get("train"))),
+        ("throughput", _throughput(summary.get("train"), summary.get("evaluate"))),
+        ("time", _time(summary.get("time_budget"), summary.get("seconds"))),
+    ]
+    return [(name, value) for name, value in rows if value]
+
+
+def _data(dataset: Mapping[str, Any] | None) -> str:
+    if not dataset:
+        return ""
+    counts = " / ".join(f"{dataset[key]:,}" for key in ("num_train", "num_validation", "num_test"))
+    rejected = f", {dataset['num_rejected']:,} rejected" if dataset.get("num_rejected") else ""
+    origin = "reused" if dataset.get("reused") else f"prepared in {format_seconds(dataset['seconds'])}"
+    return f"{counts} train / validation / test{rejected}; {dataset['fingerprint']}, {origin}"
+
+
+def _accuracy(evaluate: Mapping[str, Any] | None) -> str:
+    if not evaluate or evaluate.get("accuracy") is None:
+        return ""
+    top = "".join(f", top-{k} {value:.2%}" for k, value in (evaluate.get("top_k") or {}).items())
+    angle = evaluate.get("angle_rmse_degrees")
+    degrees = f", angle error {angle:.1f} degrees (RMS)" if angle is not None else ""
+    return f"{evaluate['accuracy']:.2%}{top}{degrees}"
+
+
+def _speedup(speedup: Mapping[str, Any] | None) -> str:
+    return str(speedup["verdict"]) if speedup and speedup.get("verdict") else ""
+
+
+def _efficiency(speedup: Mapping[str, Any] | None, train: Mapping[str, Any] | None) -> str:
+    if not speedup or speedup.get("efficiency") is None:
+        return ""
+    low, high = speedup.get("efficiency_low"), speedup.get("efficiency_high")
+    interval = f" (95 % interval {low:.2f} to {high:.2f})" if low is not None and high is not None else ""
+    devices = f" of {train['world_size']} devices" if train else ""
+    return f"{speedup['efficiency']:.2f}{interval}{devices}"
+
+
+def _throughput(train: Mapping[str, Any] | None, evaluate: Mapping[str, Any] | None) -> str:
+    parts = []
+    for word, part in (("training", train), ("prediction", evaluate)):
+        if part and part.get("samples_per_second") is not None:
+            parts.append(f"{word} {part['samples_per_second']:,.0f} samples/s")
+    return ", ".join(parts)
+
+
+def _time(time_budget: Mapping[str, float] | None, seconds: float | None) -> str:
+    items = budget_items(time_budget or {})
+    largest = ", ".join(
+        f"{name.replace('_', ' ')} {format_seconds(spent)} ({share:.0%})"
+        for name, spent, share in items[:NUM_BUDGET_ITEMS]
+    )
+    total = format_seconds(seconds) if seconds is not None else ""
+    return ": ".join(part for part in (total, largest) if part)

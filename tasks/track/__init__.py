@@ -1,0 +1,1 @@
+"""Tracking: the only code that imports mlflow."""

@@ -1,0 +1,64 @@
+"""What the run ran on and with: commit, differences, lock, versions, hosts, devices; `environment.json`."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tasks.fingerprint import code_fingerprint
+
+REPOSITORY = Path(__file__).parent.parent.parent
+PACKAGES = (
+    "paceline",
+    "torch",
+    "lightning",
+    "mlflow",
+    "prefect",
+    "dask",
+    "distributed",
+    "numpy",
+    "pydantic",
+    "pillow",
+    "scikit-learn",
+)
+MAX_DIFF_CHARACTERS = 200_000
+
+
+def describe_environment(hosts: tuple[str, ...], devices: tuple[str, ...]) -> dict[str, Any]:
+    """Facts for repeating the run; what is not known is None."""
+    lock = REPOSITORY / "infra" / "constraints.txt"
+    return {
+        "commit": _git("rev-parse", "HEAD"),
+        "diff": (_git("diff", "HEAD") or "")[:MAX_DIFF_CHARACTERS] or None,
+        "code": code_fingerprint(),
+        "lock": hashlib.sha256(lock.read_bytes()).hexdigest() if lock.exists() else None,
+        "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
+        "system": platform.platform(),
+        "hosts": list(hosts),
+        "devices": list(devices),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git(*arguments: str) -> str | None:
+    if not (REPOSITORY / ".git").exists():
+        return None  # installed from a wheel; a repository further up is not this code
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(REPOSITORY), *arguments], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,148 @@
+"""The MLflow run of a pipeline: begun and ended, with its true status, by the flow.
+
+Rank 0 writes to it while training goes on (`metrics`). Knows nothing of how the stages work.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from mlflow.data.code_dataset_source import CodeDatasetSource
+from mlflow.data.meta_dataset import MetaDataset
+from mlflow.entities import DatasetInput, InputTag, Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+
+from conf.load import flatten
+from conf.schema import Config
+from tasks.errors import InputError
+from tasks.records import PreparedSet, Record
+from tasks.track.redact import redact
+
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+CONFIG_ARTIFACT = "config.yaml"
+MAX_PARAM_CHARACTERS = 6000
+
+
+class RunHandle(Record):
+    """Names a run; plain, so that it may travel."""
+
+    tracking_uri: str
+    experiment: str
+    experiment_id: str
+    run_id: str
+
+    @property
+    def client(self) -> MlflowClient:
+        """A client of the run's store."""
+        return MlflowClient(self.tracking_uri)
+
+    @property
+    def page(self) -> str:
+        """Path of the run's page in the MLflow UI."""
+        return f"#/experiments/{self.experiment_id}/runs/{self.run_id}"
+
+
+def begin(tracking_uri: str, experiment_id: str, config: Config, tags: dict[str, str]) -> RunHandle:
+    """Create a RUNNING run with its tags, parameters and configuration."""
+    client = MlflowClient(tracking_uri)
+    run = client.create_run(experiment_id, run_name=config.name, tags=tags)
+    handle = RunHandle(
+        tracking_uri=tracking_uri,
+        experiment=config.track.experiment,
+        experiment_id=experiment_id,
+        run_id=run.info.run_id,
+    )
+    params = [Param(key, redact(str(value))[:MAX_PARAM_CHARACTERS]) for key, value in flatten(config).items()]
+    client.log_batch(handle.run_id, params=params)
+    _log_text(handle, redact(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)), CONFIG_ARTIFACT)
+    return handle
+
+
+def reopen(tracking_uri: str, run_id: str) -> tuple[RunHandle, dict[str, Any]]:
+    """Find an unfinished run by id; return it with its configuration as a plain tree. It stays as it is until `revive`.
+
+    Raises:
+        InputError: there is no such run, it is finished, or it is not one of ours.
+    """
+    client = MlflowClient(tracking_uri)
+    try:
+        run = client.get_run(run_id)
+        with tempfile.TemporaryDirectory() as directory:
+            path = client.download_artifacts(run_id, CONFIG_ARTIFACT, directory)
+            tree = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        experiment = client.get_experiment(run.info.experiment_id).name
+    except (MlflowException, OSError) as error:
+        raise InputError(
+            f"--resume {run_id}: no such run of paceline in {redact(tracking_uri)}; see paceline ui for the ids"
+        ) from error
+    if run.info.status == "FINISHED":
+        raise InputError(f"--resume {run_id}: the run is FINISHED; start a new one with paceline run")
+    handle = RunHandle(
+        tracking_uri=tracking_uri, experiment=experiment, experiment_id=run.info.experiment_id, run_id=run_id
+    )
+    return handle, tree
+
+
+def revive(handle: RunHandle, tags: dict[str, str]) -> None:
+    """Set a reopened run RUNNING again."""
+    handle.client.update_run(handle.run_id, status="RUNNING")
+    handle.client.log_batch(handle.run_id, tags=[RunTag(key, value) for key, value in tags.items()])
+
+
+def log_dataset(handle: RunHandle, prepared: PreparedSet) -> None:
+    """Record the prepared set as the run's dataset input, with its content fingerprint as digest."""
+    source = CodeDatasetSource(tags={"paceline.key": prepared.key})
+    dataset = MetaDataset(  # type: ignore[abstract]  # its `profile` has a default, which stubs do not show
+        source, name=Path(prepared.path).name, digest=prepared.fingerprint
+    )
+    entity = DatasetInput(dataset._to_mlflow_entity(), tags=[InputTag("mlflow.data.context", "training")])
+    handle.client.log_inputs(handle.run_id, datasets=[entity])
+
+
+def log_facts(handle: RunHandle, metrics: dict[str, float | None], tags: dict[str, str], step: int = 0) -> None:
+    """Log final metrics and tags; unknown metrics are left out."""
+    now = handle.client.get_run(handle.run_id).info.start_time
+    known = [Metric(key, float(value), now, step) for key, value in metrics.items() if value is not None]
+    handle.client.log_batch(
+        handle.run_id, metrics=known, tags=[RunTag(key, redact(value)[:5000]) for key, value in tags.items()]
+    )
+
+
+def log_document(handle: RunHandle, name: str, content: dict[str, Any] | str | bytes | Path) -> None:
+    """Store an artifact: JSON from a dict, text, bytes, or an existing file; `name` may hold folders."""
+    if isinstance(content, dict):
+        content = json.dumps(content, indent=2)
+    if isinstance(content, str):
+        _log_text(handle, redact(content) if name != "report.html" else content, name)
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        target = Path(directory) / Path(name).name
+        target.write_bytes(content.read_bytes() if isinstance(content, Path) else content)
+        folder = str(Path(name).parent) if Path(name).parent.parts else None
+        handle.client.log_artifact(handle.run_id, str(target), folder)
+
+
+def finish(handle: RunHandle, status: Status, error: str | None = None) -> None:
+    """Set the run's true final status."""
+    if error is not None:
+        handle.client.set_tag(handle.run_id, "paceline.error", redact(error)[:5000])
+    handle.client.set_terminated(handle.run_id, status)
+
+
+def _log_text(handle: RunHandle, text: str, name: str) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        target = Path(directory) / Path(name).name
+        target.write_text(text, encoding="utf-8")
+        folder = str(Path(name).parent) if Path(name).parent.parts else None
+        handle.client.log_artifact(handle.run_id, str(target), folder)
+
+
+def tag(handle: RunHandle, name: str) -> str | None:
+    """A tag of the run, None if it has none of that name."""
+    value: str | None = handle.client.get_run(handle.run_id).data.tags.get(name)
+    return value

@@ -1,0 +1,255 @@
+"""What happens beside the steps of a fit: the time budget, the curves, validation, checkpoints.
+
+None of them makes the host wait for the device between log points. Their order in the Trainer matters: see `worker`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+
+from tasks.errors import RunError
+from tasks.model.module import Learner
+from tasks.model.objective import BatchSource, LabelledBatch
+from tasks.train.checkpoint import checkpoint_path
+from tasks.train.group import reduced
+from tasks.train.stopwatch import Stopwatch
+
+MAX_LOG_STEPS = 50
+LogMetrics = Callable[[dict[str, float], int], None]
+
+
+class StepLoader:
+    """The training loader as Lightning sees it: sized, epoch by epoch from a step on, its waits on the stopwatch.
+
+    Lightning neither rewinds a sampler in mid-epoch nor reads an iterator past its last batch, so this
+    object, not Lightning, keeps the position.
+    """
+
+    def __init__(self, loader: BatchSource, stopwatch: Stopwatch, first_step: int) -> None:
+        self._loader = loader
+        self._stopwatch = stopwatch
+        self.next_step = first_step
+
+    def __len__(self) -> int:
+        """Steps per epoch."""
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[LabelledBatch]:
+        """Batches from the position to the end of its epoch; does nothing before the first is asked for."""
+        self._loader.seek(self.next_step)
+        batches = iter(self._loader)
+        while True:
+            with self._stopwatch.during("data_wait"):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            self.next_step += 1
+            yield batch
+
+
+class BudgetCallback(Callback):
+    """Turns Lightning's hooks into items of the time budget. Must come first of all callbacks.
+
+    On a GPU the host runs ahead of the device: its work shows up where the host next waits for it.
+    """
+
+    def __init__(self, stopwatch: Stopwatch) -> None:
+        self._stopwatch = stopwatch
+        self.fit_seconds = 0.0
+        self._started = 0.0
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """The fit begins."""
+        self._started = time.monotonic()
+        self._stopwatch.switch("loop")
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """The batch is there."""
+        self._stopwatch.switch("forward")
+
+    def on_before_backward(self, trainer: Trainer, pl_module: Any, loss: torch.Tensor) -> None:
+        """The loss is there."""
+        self._stopwatch.switch("backward")
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Any) -> None:
+        """The gradients are there."""
+        self._stopwatch.switch("optimizer")
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """The weights are new; until the next batch is asked for the time is Lightning's."""
+        self._stopwatch.switch("loop")
+
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """The fit ends."""
+        self.fit_seconds = time.monotonic() - self._started
+        self._stopwatch.switch("teardown")
+
+
+class ProgressCallback(Callback):
+    """Reads the losses from the device in windows, and reports them.
+
+    Args:
+        stopwatch: for the item `logging`.
+        log_metrics: takes metrics and the step; None on ranks that do not write.
+        progress_path: small JSON file for whoever watches; None on ranks that do not write.
+        samples_per_epoch: over all ranks.
+    """
+
+    def __init__(
+        self,
+        stopwatch: Stopwatch,
+        log_metrics: LogMetrics | None,
+        progress_path: Path | None,
+        samples_per_epoch: int,
+    ) -> None:
+        self._stopwatch = stopwatch
+        self._log_metrics = log_metrics
+        self._progress_path = progress_path
+        self._samples_per_epoch = samples_per_epoch
+        self._window_started = time.monotonic()
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Start the first window."""
+        self._window_started = time.monotonic()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Close a window every `log_steps` steps and at an epoch's end; the same steps on all ranks."""
+        steps = pl_module.steps_per_epoch
+        if (trainer.global_step % log_steps(steps)) == 0 or trainer.global_step % steps == 0:
+            with self._stopwatch.during("logging"):
+                self.close_window(trainer, pl_module)
+
+    def close_window(self, trainer: Trainer, learner: Learner) -> None:
+        """Bring the pending losses to the host and report their mean.
+
+        Raises:
+            RunError: the loss is no longer finite.
+        """
+        if not learner.pending:
+            return
+        window = reduced(torch.stack(learner.pending).double(), "mean").tolist()
+        learner.pending.clear()
+        bad = [index for index, loss in enumerate(window) if not math.isfinite(loss)]
+        if bad:
+            step = trainer.global_step - len(window) + bad[0] + 1
+            raise RunError(
+                f"train/loss is {window[bad[0]]} at step {step} (learning rate {_learning_rate(trainer):g}): "
+                "training diverged; use a lower recipe.learning_rate, more recipe.warmup_epochs or bf16 instead of fp16"
+            )
+        learner.losses.extend(window)
+        self._report(trainer, learner, window)
+
+    def _report(self, trainer: Trainer, learner: Learner, window: list[float]) -> None:
+        now = time.monotonic()
+        rate = len(window) / (now - self._window_started) * self._samples_per_epoch / learner.steps_per_epoch
+        self._window_started = now
+        metrics = {
+            "train/loss": sum(window) / len(window),
+            "train/samples_per_second": rate,
+            "train/learning_rate": _learning_rate(trainer),
+        }
+        if self._log_metrics is not None:
+            self._log_metrics(metrics, trainer.global_step)
+        self.write_progress(trainer, learner, metrics)
+
+    def write_progress(self, trainer: Trainer, learner: Learner, metrics: dict[str, float]) -> None:
+        """Replace the progress file."""
+        if self._progress_path is None:
+            return
+        accuracy = learner.validation_accuracy[-1] if learner.validation_accuracy else None
+        facts = {
+            "step": trainer.global_step,
+            "num_steps": learner.steps_per_epoch * learner.recipe.num_epochs,
+            "epoch": trainer.current_epoch,
+            "num_epochs": learner.recipe.num_epochs,
+            "validation_accuracy": accuracy,
+            **metrics,
+        }
+        write_atomically(self._progress_path, json.dumps(facts))
+
+
+class ValidationCallback(Callback):
+    """Measures accuracy on the validation split at each epoch's end, every sample once on any number of ranks.
+
+    Args:
+        stopwatch: for the item `validation`.
+        count: returns [correct, samples, summed cross-entropy] of this rank's share, float64.
+        log_metrics: takes metrics and the step; None on ranks that do not write.
+    """
+
+    def __init__(self, stopwatch: Stopwatch, count: Callable[[], torch.Tensor], log_metrics: LogMetrics | None) -> None:
+        self._stopwatch = stopwatch
+        self._count = count
+        self._log_metrics = log_metrics
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Count, add up over the ranks, report."""
+        with self._stopwatch.during("validation"):
+            correct, num_samples, loss = reduced(self._count(), "sum").tolist()
+        if not num_samples:
+            return
+        pl_module.validation_accuracy.append(correct / num_samples)
+        if self._log_metrics is not None:
+            metrics = {"validation/accuracy": correct / num_samples, "validation/loss": loss / num_samples}
+            self._log_metrics(metrics, trainer.global_step)
+
+
+class CheckpointCallback(Callback):
+    """Saves at each epoch's end, and every so many steps inside an epoch.
+
+    Args:
+        stopwatch: for the item `checkpoint`.
+        directory: of the run's checkpoints.
+        every_steps: inside an epoch; None for its end only.
+        progress: closes the loss window first, so that the saved curve is whole.
+    """
+
+    def __init__(
+        self, stopwatch: Stopwatch, directory: Path, every_steps: int | None, progress: ProgressCallback
+    ) -> None:
+        self._stopwatch = stopwatch
+        self._directory = directory
+        self._every_steps = every_steps
+        self._progress = progress
+        self.last: Path | None = None
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Inside an epoch; its last step is left to the epoch's end."""
+        step = trainer.global_step
+        if self._every_steps and step % self._every_steps == 0 and step % pl_module.steps_per_epoch:
+            self._save(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """After validation."""
+        self._save(trainer, pl_module)
+
+    def _save(self, trainer: Trainer, learner: Learner) -> None:
+        with self._stopwatch.during("checkpoint"):
+            self._progress.close_window(trainer, learner)
+            self.last = checkpoint_path(self._directory, trainer.global_step)
+            trainer.save_checkpoint(self.last)
+
+
+def log_steps(steps_per_epoch: int) -> int:
+    """Steps between log points: about ten an epoch, between 5 and 50 steps apart."""
+    return min(MAX_LOG_STEPS, max(5, steps_per_epoch // 10))
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a small text file so that a reader sees the old or the new one whole."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def _learning_rate(trainer: Trainer) -> float:
+    return float(trainer.optimizers[0].param_groups[0]["lr"])

@@ -1,0 +1,171 @@
+"""Resolves every `auto` of an execution into a value and a reason. Pure: hardware comes in as a record.
+
+Knows nothing of how steps are run. The rules are stated with the measurements behind them; a rule that has no
+measurement behind it must not be here.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from conf.schema import Compile, Config, Loading, MemoryFormat, Precision
+from tasks.errors import InputError
+from tasks.records import Choice, Hardware, Plan
+
+# Share of a device's memory that a resident set may take; the rest is for the model, its activations and the system.
+RESIDENT_MEMORY_FRACTION = 0.25
+BF16_CAPABILITY = (8, 0)  # Ampere: the first with bf16 tensor cores
+
+
+def resolve(config: Config, hardware: Hardware, num_train: int) -> Plan:
+    """Resolve the execution for the host that trains.
+
+    Args:
+        config: what the user asked for.
+        hardware: of the first training host; the others must be like it.
+        num_train: samples of the training split.
+
+    Raises:
+        InputError: the hardware cannot do what is asked.
+    """
+    reasons: dict[str, Choice] = {}
+    accelerator = _accelerator(config, hardware, reasons)
+    _check_devices(config, hardware, accelerator)
+    precision = _precision(config, hardware, accelerator, reasons)
+    device_name = hardware.gpus[0].name if accelerator == "gpu" else hardware.cpu_name
+    return Plan(
+        accelerator=accelerator,
+        device_name=device_name,
+        world_size=config.execution.world_size,
+        num_threads=_num_threads(config, hardware, accelerator, reasons),
+        precision=precision,
+        compile=_compile(config, accelerator, reasons),
+        memory_format=_memory_format(config, accelerator, precision, reasons),
+        loading=_loading(config, hardware, accelerator, num_train, reasons),
+        strategy="ddp" if config.execution.world_size > 1 else "single",
+        reasons=reasons,
+    )
+
+
+def _accelerator(config: Config, hardware: Hardware, reasons: dict[str, Choice]) -> Literal["cpu", "gpu"]:
+    asked = config.execution.accelerator
+    if asked == "auto":
+        chosen: Literal["cpu", "gpu"] = "gpu" if hardware.gpus else "cpu"
+        found = f"{len(hardware.gpus)} GPUs on {hardware.host}" if hardware.gpus else f"no GPU on {hardware.host}"
+        reasons["accelerator"] = Choice(value=chosen, reason=found)
+        return chosen
+    if asked == "gpu" and not hardware.gpus:
+        raise InputError(
+            f"execution.accelerator=gpu, and {hardware.host} has no GPU that NVML sees; "
+            "use cpu or auto, or mend the driver"
+        )
+    return asked
+
+
+def _check_devices(config: Config, hardware: Hardware, accelerator: Literal["cpu", "gpu"]) -> None:
+    available = len(hardware.gpus) if accelerator == "gpu" else hardware.num_cores
+    unit = "GPUs" if accelerator == "gpu" else "CPU cores"
+    if config.execution.num_devices > available:
+        raise InputError(
+            f"execution.num_devices={config.execution.num_devices} exceeds the {available} {unit} of {hardware.host}; "
+            f"use at most {available}"
+        )
+
+
+def _precision(
+    config: Config, hardware: Hardware, accelerator: Literal["cpu", "gpu"], reasons: dict[str, Choice]
+) -> Precision:
+    asked = config.execution.precision
+    if asked == "16-mixed" and accelerator == "cpu":
+        raise InputError(
+            f"execution.precision=16-mixed is for GPUs, and {hardware.host} trains on its CPU; "
+            "use bf16-mixed or 32-true"
+        )
+    old = [gpu.name for gpu in hardware.gpus if gpu.compute_capability < BF16_CAPABILITY]
+    if asked == "bf16-mixed" and accelerator == "gpu" and old:
+        raise InputError(f"execution.precision=bf16-mixed: {old[0]} has no bf16 arithmetic; use 16-mixed or 32-true")
+    if asked != "auto":
+        return asked
+    reasons["precision"] = _auto_precision(hardware, accelerator, bool(old))
+    return reasons["precision"].value  # type: ignore[return-value]
+
+
+def _auto_precision(hardware: Hardware, accelerator: Literal["cpu", "gpu"], old_gpu: bool) -> Choice:
+    if accelerator == "gpu":
+        if old_gpu:
+            return Choice(value="16-mixed", reason="a GPU before compute capability 8.0: fp16 tensor cores, no bf16")
+        return Choice(value="bf16-mixed", reason="the GPU multiplies bf16 on tensor cores")
+    if hardware.cpu_bf16:
+        return Choice(value="bf16-mixed", reason="the CPU multiplies bf16 in hardware (AVX512-BF16 or AMX)")
+    return Choice(value="32-true", reason="the CPU has neither AVX512-BF16 nor AMX; emulated bf16 would be slower")
+
+
+def _memory_format(
+    config: Config, accelerator: Literal["cpu", "gpu"], precision: Precision, reasons: dict[str, Choice]
+) -> MemoryFormat:
+    asked = config.execution.memory_format
+    if asked != "auto":
+        return asked
+    if accelerator == "gpu" and precision in ("32-true", "64-true"):
+        choice = Choice(value="contiguous", reason="full-precision GPU convolutions gain nothing from channels last")
+    else:
+        choice = Choice(value="channels_last", reason="convolutions read pixels with all channels together")
+    reasons["memory_format"] = choice
+    return choice.value  # type: ignore[return-value]
+
+
+def _compile(config: Config, accelerator: Literal["cpu", "gpu"], reasons: dict[str, Choice]) -> Compile:
+    asked = config.execution.compile
+    if asked != "auto":
+        return asked
+    reasons["compile"] = Choice(
+        value="off",
+        reason="on CPUs compiling gained at most 1.09 x and took 14 to 26 s"
+        if accelerator == "cpu"
+        else "not measured on this GPU; ask for execution.compile=step to try it",
+    )
+    return "off"
+
+
+def _loading(
+    config: Config,
+    hardware: Hardware,
+    accelerator: Literal["cpu", "gpu"],
+    num_train: int,
+    reasons: dict[str, Choice],
+) -> Loading:
+    asked = config.execution.loading
+    if asked != "auto":
+        return asked
+    memory = hardware.gpus[0].memory_bytes if accelerator == "gpu" else hardware.memory_bytes
+    ranks = 1 if accelerator == "gpu" else config.execution.num_devices  # ranks of a host share its memory
+    need = resident_bytes(config, num_train) * ranks
+    limit = int(memory * RESIDENT_MEMORY_FRACTION)
+    fits = need <= limit
+    reasons["loading"] = Choice(
+        value="resident" if fits else "streaming",
+        reason=f"the set takes {need / 2**20:,.0f} MiB of the {limit / 2**20:,.0f} MiB it may use in device memory",
+    )
+    return "resident" if fits else "streaming"
+
+
+def resident_bytes(config: Config, num_train: int) -> int:
+    """Bytes of the training split in device memory: uint8, padded for shifts, twice when flips are prepared."""
+    augment = config.recipe.augment
+    side = config.data.image_size + (2 * config.recipe.shift_pixels if augment != "none" else 0)
+    copies = 2 if augment == "flip_shift" else 1
+    channels = 1 if config.data.source in ("digits", "rotated_digits") else 3
+    return num_train * side * side * channels * copies
+
+
+def _num_threads(
+    config: Config, hardware: Hardware, accelerator: Literal["cpu", "gpu"], reasons: dict[str, Choice]
+) -> int:
+    asked = config.execution.num_threads
+    if asked != "auto":
+        return asked
+    threads = max(1, hardware.num_cores // config.execution.num_devices)
+    reasons["num_threads"] = Choice(
+        value=threads, reason=f"{hardware.num_cores} cores over {config.execution.num_devices} ranks of a host"
+    )
+    return threads

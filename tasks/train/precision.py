@@ -1,0 +1,37 @@
+"""The arithmetic of a step outside Lightning's Trainer: the probe runs bare steps with the same precision.
+
+`tests/unit/train/test_precision.py` holds it against Lightning's own plugins.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import nn
+
+from conf.schema import Precision
+
+NUM_IMAGE_DIMENSIONS = 4  # only such weights have a memory format
+AUTOCAST_DTYPES: dict[Precision, torch.dtype] = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+
+
+def prepare_network(network: nn.Module, precision: Precision, channels_last: bool, device: torch.device) -> nn.Module:
+    """Move the network to its device, type and memory format."""
+    network = network.to(device=device, dtype=torch.float64 if precision == "64-true" else torch.float32)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    for parameter in network.parameters():
+        if parameter.dim() == NUM_IMAGE_DIMENSIONS:
+            parameter.data = parameter.data.contiguous(memory_format=layout)
+    return network
+
+
+def forward_context(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    """The autocast region of a forward pass, or nothing for the true precisions."""
+    dtype = AUTOCAST_DTYPES.get(precision)
+    return torch.autocast(device.type, dtype=dtype) if dtype else nullcontext()
+
+
+def make_scaler(precision: Precision, device: torch.device) -> torch.amp.GradScaler:
+    """Gradient scaler, switched on for fp16 only."""
+    return torch.amp.GradScaler(device.type, enabled=precision == "16-mixed")

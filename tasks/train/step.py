@@ -1,0 +1,93 @@
+"""A bare training step, without Lightning, for the arms of the probe.
+
+Both arms of a probe run this same loop, so the ratio compares executions and nothing else. What Lightning's own loop
+costs on top is in the time budget of the run (`loop`).
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from conf.schema import Recipe
+from tasks.model.objective import BatchSource, LabelledBatch, batch_loss, build_optimizer
+from tasks.records import Arm
+from tasks.train.precision import forward_context, make_scaler, prepare_network
+
+# One bucket view, no buffer broadcast: see FACTS in infra/decisions/0003.
+DDP_SETTINGS = {"gradient_as_bucket_view": True, "broadcast_buffers": False}
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """What every arm of a probe has in common."""
+
+    network: nn.Module
+    recipe: Recipe
+    learning_rate: float
+    device: torch.device
+
+
+class BareStep:
+    """Runs training steps of one arm on a copy of the network and times each, device work included.
+
+    Args:
+        inputs: the network is copied, never changed.
+        arm: how to execute.
+        loader: yields the arm's batches; is read epoch after epoch.
+    """
+
+    def __init__(self, inputs: StepInputs, arm: Arm, loader: BatchSource) -> None:
+        self._inputs = inputs
+        self._arm = arm
+        self._loader = loader
+        network = prepare_network(
+            copy.deepcopy(inputs.network), arm.precision, arm.memory_format == "channels_last", inputs.device
+        )
+        if arm.compile == "step":
+            network.compile()
+        self._network: nn.Module = (
+            DistributedDataParallel(network, **DDP_SETTINGS) if arm.num_devices > 1 else network  # type: ignore[arg-type]
+        )
+        self._optimizer = build_optimizer(network, inputs.recipe, inputs.learning_rate)
+        self._scaler = make_scaler(arm.precision, inputs.device)
+        self._batches = self._endless()
+
+    def run(self, num_steps: int) -> list[float]:
+        """Seconds of each of `num_steps` steps: batch, forward, backward, update."""
+        seconds = []
+        self._synchronize()
+        for _ in range(num_steps):
+            started = time.perf_counter()
+            self._step(next(self._batches))
+            self._synchronize()
+            seconds.append(time.perf_counter() - started)
+        return seconds
+
+    def _endless(self) -> Iterator[LabelledBatch]:
+        step = 0
+        while True:
+            self._loader.seek(step)
+            for batch in self._loader:
+                yield batch
+                step += 1
+
+    def _step(self, batch: LabelledBatch) -> None:
+        if self._arm.precision == "64-true":
+            batch = batch._replace(images_NCHW=batch.images_NCHW.double())  # type: ignore[attr-defined]
+        self._optimizer.zero_grad()
+        with forward_context(self._arm.precision, self._inputs.device):
+            loss = batch_loss(self._network, batch, self._inputs.recipe)
+        self._scaler.scale(loss).backward()
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+
+    def _synchronize(self) -> None:
+        if self._inputs.device.type == "cuda":
+            torch.cuda.synchronize(self._inputs.device)

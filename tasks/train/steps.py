@@ -1,0 +1,55 @@
+"""The training stage as a Prefect task. Knows when, not how.
+
+The task runs in the flow's own process: a task on a Dask worker would occupy one of the devices that it asks for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+
+from tasks.display import progress_bar
+from tasks.records import TrainResult
+from tasks.train.coordinate import TrainJob, train_group
+
+
+@task(name="train", cache_policy=NO_CACHE)
+def train(job: TrainJob, address: str) -> TrainResult:
+    """Train on the cluster, one process per rank.
+
+    Args:
+        job: What to train and how.
+        address: Of the Dask scheduler.
+
+    Raises:
+        RankError: A rank failed; no process of the run is left.
+        RunError: A worker was lost.
+    """
+    logger = get_run_logger()
+    for name, choice in job.plan.reasons.items():
+        logger.info("execution.%s=%s: %s", name, choice.value, choice.reason)
+    last_epoch = -1
+
+    def on_progress(facts: dict[str, Any]) -> None:
+        nonlocal last_epoch
+        note = f"loss {facts['train/loss']:.3f}  {facts['train/samples_per_second']:,.0f} samples/s"
+        if facts["validation_accuracy"] is not None:
+            note += f"  validation accuracy {facts['validation_accuracy']:.3f}"
+        advance(facts["step"], facts["num_steps"], note)
+        if facts["epoch"] > last_epoch:
+            last_epoch = facts["epoch"]
+            logger.info("Epoch %d of %d: %s", last_epoch + 1, facts["num_epochs"], note)
+
+    with progress_bar("train") as advance:
+        result = train_group(job, address, on_progress)
+    logger.info(
+        "Trained %d steps on %d ranks in %.1f s (%.0f samples/s), final loss %.4f",
+        result.num_steps - result.first_step,
+        result.world_size,
+        result.seconds,
+        result.samples_per_second,
+        result.final_loss,
+    )
+    return result

@@ -1,0 +1,47 @@
+"""A time budget that adds up: at any moment exactly one item's clock runs.
+
+Knows nothing of what the items mean.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Stopwatch:
+    """Accounts every second since its start to exactly one item.
+
+    Args:
+        first: item whose clock runs first.
+        started_at: `time.monotonic()` reading to begin at, so that time before this object existed counts too.
+    """
+
+    def __init__(self, first: str, started_at: float | None = None) -> None:
+        self._since = time.monotonic() if started_at is None else started_at
+        self._current = first
+        self._seconds: dict[str, float] = defaultdict(float)
+
+    def switch(self, item: str) -> str:
+        """Stop the running clock, start that of `item`, and return the name of the one that was stopped."""
+        now = time.monotonic()
+        self._seconds[self._current] += now - self._since
+        self._since = now
+        previous, self._current = self._current, item
+        return previous
+
+    @contextmanager
+    def during(self, item: str) -> Iterator[None]:
+        """Account the body to `item`, then go on with what ran before."""
+        previous = self.switch(item)
+        try:
+            yield
+        finally:
+            self.switch(previous)
+
+    def budget(self) -> dict[str, float]:
+        """Seconds per item up to now; they add up to the time since the start."""
+        self.switch(self._current)
+        return dict(self._seconds)

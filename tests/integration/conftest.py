@@ -1,0 +1,114 @@
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from conf.load import load
+from conf.site import Site
+from tasks.cluster import hardware
+from tasks.data import graph, source
+from tasks.track import run as tracking
+from tasks.track import store
+from tasks.train.coordinate import TrainJob
+from tasks.train.plan import resolve
+
+SMALL = [
+    "data.image_size=16",
+    "model.width=4",
+    "model.depth=1",
+    "recipe.batch_size=64",
+    "recipe.num_epochs=2",
+    "recipe.warmup_epochs=0.5",
+    "execution.precision=32-true",
+    "speedup.baseline=none",
+]
+
+
+@pytest.fixture(scope="session")
+def cluster_address():
+    """A Dask cluster of two single-threaded workers, joined by address."""
+    from distributed import LocalCluster
+
+    with LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=None
+    ) as cluster:
+        yield cluster.scheduler_address
+
+
+@pytest.fixture(scope="session")
+def make_job(cluster_address):
+    """Builds a small training job on the digits, with a real MLflow run of its own."""
+
+    def make(*overrides, preset="digits"):
+        site = Site()
+        config = load(preset, [*SMALL, *overrides])
+        experiment = store.check_store(site.tracking_uri, "training", site.artifact_root)
+        handle = tracking.begin(site.tracking_uri, experiment, config, {})
+        prepared = graph.prepare(source.list_samples(config.data), config.data, site.root, cluster_address)
+        return TrainJob(
+            config=config,
+            plan=resolve(config, hardware.describe(), prepared.num_train),
+            prepared=prepared,
+            run_id=handle.run_id,
+            tracking_uri=site.tracking_uri,
+            home=str(site.root),
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def prefect_url(tmp_path_factory):
+    """A real Prefect server on a free port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log = (tmp_path_factory.mktemp("prefect") / "server.log").open("wb")
+    server = subprocess.Popen(
+        [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port), "--no-ui"],
+        stdout=log,
+        stderr=log,
+        env=os.environ | {"PREFECT_API_URL": ""},
+    )
+    url = f"http://127.0.0.1:{port}/api"
+    try:
+        _wait_until_healthy(url, server)
+        yield url
+    finally:
+        server.terminate()
+        server.wait(30)
+        log.close()
+
+
+def _wait_until_healthy(url, server):
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        assert server.poll() is None, "the Prefect server ended"
+        try:
+            urllib.request.urlopen(f"{url}/health", timeout=2).close()
+            return
+        except OSError:
+            time.sleep(0.3)
+    raise TimeoutError("no Prefect server within 120 s")
+
+
+@pytest.fixture
+def paceline(prefect_url):
+    """Starts the program `paceline` in a process of its own, against the Prefect server."""
+    program = str(Path(sys.executable).with_name("paceline"))
+
+    def start(*arguments, **environment):
+        return subprocess.Popen(
+            [program, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PREFECT_API_URL": prefect_url} | environment,
+        )
+
+    return start

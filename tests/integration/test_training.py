@@ -1,0 +1,164 @@
+"""Training through Dask for real: fresh rank processes, two gloo ranks, kills, resumes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from mlflow.tracking import MlflowClient
+
+from tasks.errors import RankError
+from tasks.evaluate.metrics import evaluate_predictions, read_test_split
+from tasks.train.coordinate import train_group
+from tasks.train.supervise import running_ranks
+
+
+def weights(result):
+    return torch.load(result.weights, weights_only=True)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(make_job, cluster_address):
+    """One job trained to its end with checkpoints inside the epochs; several tests look at it."""
+    job = make_job("execution.checkpoint_steps=15", "recipe.augment=shift")
+    events = []
+    return job, train_group(job, cluster_address, events.append), events
+
+
+def test_training_learns_and_reports(uninterrupted):
+    job, result, events = uninterrupted
+    assert result.num_steps == len(result.losses) == 42
+    assert np.mean(result.losses[-10:]) < 0.8 * np.mean(result.losses[:5])
+    assert len(result.validation_accuracy) == 2
+    assert Path(result.checkpoint).name == "step-0000000042.ckpt"
+    assert events[-1]["step"] == 42
+    curve = MlflowClient(job.tracking_uri).get_metric_history(job.run_id, "train/loss")
+    assert [metric.step for metric in curve] == sorted({metric.step for metric in curve})
+    assert MlflowClient(job.tracking_uri).get_metric_history(job.run_id, "validation/accuracy")[-1].step == 42
+
+
+def test_the_time_budget_adds_up_to_the_wall_time_seen_from_outside(uninterrupted):
+    _, result, _ = uninterrupted
+    assert sum(result.time_budget.values()) == pytest.approx(result.wall_seconds, rel=0.02)
+
+
+def test_the_same_seed_gives_the_same_run_bit_for_bit(uninterrupted, make_job, cluster_address):
+    _, first, _ = uninterrupted
+    job = make_job("execution.checkpoint_steps=15", "recipe.augment=shift")
+    again = train_group(job, cluster_address)
+    assert again.losses == first.losses
+    assert again.validation_accuracy == first.validation_accuracy
+    for name, tensor in weights(first).items():
+        assert torch.equal(tensor, weights(again)[name]), name
+
+
+def test_a_resume_inside_an_epoch_continues_bit_for_bit(uninterrupted, cluster_address):
+    job, first, _ = uninterrupted
+    expected = weights(first)
+    checkpoints = job.directory / "checkpoints"
+    assert {path.name for path in checkpoints.glob("*.ckpt")} == {"step-0000000030.ckpt", "step-0000000042.ckpt"}
+    (checkpoints / "step-0000000042.ckpt").unlink()  # as if killed at step 30, in the middle of epoch 2
+    resumed = train_group(job.model_copy(update={"resume": True}), cluster_address)
+    assert resumed.first_step == 30
+    assert resumed.losses == first.losses
+    assert resumed.validation_accuracy == first.validation_accuracy
+    for name, tensor in expected.items():
+        assert torch.equal(tensor, weights(resumed)[name]), name
+    curve = MlflowClient(job.tracking_uri).get_metric_history(job.run_id, "train/loss")
+    steps = [metric.step for metric in curve]
+    assert steps == sorted(set(steps)), "no step is logged twice"
+
+
+def test_a_rank_can_be_replayed_by_hand(uninterrupted, tmp_path):
+    job, first, _ = uninterrupted
+    spec = json.loads((job.directory / "attempt-0" / "rank-0" / "spec.json").read_text())
+    spec |= {"directory": str(tmp_path / "replay"), "checkpoint_directory": str(tmp_path / "checkpoints")}
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps(spec))
+    environment = {name: value for name, value in os.environ.items() if name != "PACELINE_SPAWNED_AT"}
+    subprocess.run([sys.executable, "-m", "tasks.train.worker", str(path)], check=True, env=environment, timeout=120)
+    assert json.loads((tmp_path / "replay" / "result.json").read_text())["losses"] == list(first.losses)
+
+
+def test_two_ranks_evaluate_every_sample_once_and_probe_against_one(make_job, cluster_address):
+    job = make_job(
+        "execution.num_devices=2",
+        "recipe.batch_size=32",
+        "speedup.baseline=probe",
+        "speedup.max_seconds=2",
+        "execution.precision=bf16-mixed",
+    )
+    result = train_group(job, cluster_address)
+    assert (result.world_size, result.num_steps, len(result.predictions)) == (2, 42, 2)
+    assert job.prepared.num_test % 2 == 1, "the test set is ragged over two ranks"
+    truth = read_test_split(Path(job.prepared.path), job.prepared.class_names)
+    found = evaluate_predictions(result.predictions, truth, 1.0)  # refuses missing and repeated samples
+    assert found.num_samples == job.prepared.num_test
+    assert result.probe is not None
+    assert {block.arm for block in result.probe.rounds[0]} == {"baseline", "candidate", "single"}
+    assert result.probe.baseline.num_devices == result.probe.baseline.num_devices == 1
+    assert result.probe.candidate.num_devices == 2
+
+
+def test_two_ranks_of_half_the_batch_take_the_same_steps_as_one(make_job, cluster_address):
+    """Same samples, same order, same mean gradient; batch norm sees half batches, so the losses agree only nearly."""
+    one = train_group(make_job("recipe.batch_scaling=strong", "recipe.learning_rate=0.01"), cluster_address)
+    two = train_group(
+        make_job("recipe.batch_scaling=strong", "recipe.learning_rate=0.01", "execution.num_devices=2"),
+        cluster_address,
+    )
+    assert one.num_steps == two.num_steps
+    np.testing.assert_allclose(two.losses[:5], one.losses[:5], rtol=0.1)
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-mixed"])
+def test_every_precision_of_this_machine_trains(make_job, cluster_address, precision):
+    result = train_group(
+        make_job(f"execution.precision={precision}", "recipe.num_epochs=1", "execution.loading=streaming"),
+        cluster_address,
+    )
+    assert np.isfinite(result.final_loss)
+
+
+def test_two_heads_train_and_predict_angles(make_job, cluster_address):
+    job = make_job("recipe.num_epochs=1", "data.image_size=16", preset="twohead")
+    result = train_group(job, cluster_address)
+    truth = read_test_split(Path(job.prepared.path), job.prepared.class_names)
+    found = evaluate_predictions(result.predictions, truth, 1.0)
+    assert 0 < found.angle_rmse_degrees < 30  # always guessing 0 would give 26
+
+
+def test_a_rank_that_raises_is_named_with_its_own_traceback(make_job, cluster_address):
+    job = make_job("recipe.learning_rate=1e30", "execution.num_devices=2")
+    with pytest.raises(RankError, match=r"rank \d failed: RunError: train/loss is nan at step") as error:
+        train_group(job, cluster_address)
+    assert "close_window" in error.value.rank_traceback
+    assert running_ranks(job.run_id) == []
+
+
+def test_a_killed_rank_ends_the_group_and_is_named(make_job, cluster_address):
+    job = make_job("execution.num_devices=2", "recipe.num_epochs=10000", "recipe.schedule=constant")
+    killer = threading.Thread(target=kill_one, args=(job, 1), daemon=True)
+    killer.start()
+    started = time.monotonic()
+    with pytest.raises(RankError, match="rank 1 failed: ended by SIGKILL"):
+        train_group(job, cluster_address)
+    killer.join()
+    assert running_ranks(job.run_id) == []
+    assert time.monotonic() - started < 100
+
+
+def kill_one(job, rank):
+    progress = job.directory / "attempt-0" / "rank-0" / "progress.json"
+    while not progress.exists():
+        time.sleep(0.05)
+    for pid in running_ranks(job.run_id):
+        if f"rank-{rank}" in Path(f"/proc/{pid}/cmdline").read_text():
+            os.kill(pid, signal.SIGKILL)

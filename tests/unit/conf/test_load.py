@@ -1,0 +1,92 @@
+import pytest
+
+from conf.load import ConfigError, field_paths, flatten, load, preset_names
+from conf.schema import Config
+
+NEEDS_ROOT = {"cifar10", "folder"}
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_loads_and_says_what_it_is(name):
+    config = load(name, ["data.root=/somewhere"] if name in NEEDS_ROOT else [])
+    assert config.name == name
+
+
+def test_overrides_win_and_keep_their_types():
+    config = load("digits", ["recipe.num_epochs=3", "execution.precision=32-true", "recipe.learning_rate=1e-2"])
+    assert (config.recipe.num_epochs, config.execution.precision) == (3, "32-true")
+    assert config.recipe.learning_rate == pytest.approx(0.01)
+
+
+def test_a_root_stays_text():
+    assert load("folder", ["data.root=2024"]).data.root == "2024"
+
+
+def test_a_preset_may_be_a_file(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("data: {source: digits}\nrecipe: {num_epochs: 1}\n")
+    assert load(str(path)).name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["recipe.num_epoch=2"], "recipe.num_epoch is not a setting; did you mean recipe.num_epochs?"),
+        (["recipe.num_epochs=many"], "recipe.num_epochs='many': input should be a valid integer"),
+        (["recipe.num_epochs=0"], "recipe.num_epochs=0: input should be greater than or equal to 1"),
+        (["execution.precision=fp8"], "execution.precision='fp8': input should be 'auto', '32-true'"),
+        (["recipe.num_epochs"], "is not of the form key=value"),
+        (["data.root=/x"], "has no use with source digits"),
+        (["data.source=folder"], "data.root is not set"),
+        (["model.name=twohead"], "does not fit data.source=digits"),
+        (["recipe.batch_scaling=strong", "recipe.batch_size=100", "execution.num_devices=3"], "use a multiple of 3"),
+        (["execution.accelerator=cpu", "execution.precision=16-mixed"], "16-mixed is for GPUs"),
+        (["recipe.warmup_epochs=99"], "exceeds recipe.num_epochs"),
+        (["cluster.kind=address"], "give an address exactly with kind=address"),
+        (["recipe.learning_rate=.nan"], "recipe.learning_rate"),
+    ],
+)
+def test_a_wrong_setting_is_told_in_one_line(overrides, told):
+    with pytest.raises(ConfigError) as error:
+        load("digits", overrides)
+    assert told in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "data: [", "\x00"])
+def test_a_broken_preset_is_told_in_one_line(tmp_path, text):
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load(str(path))
+    assert "\n" not in str(error.value)
+
+
+def test_every_setting_has_a_help_text():
+    described = Config.model_json_schema()
+    for section in described["$defs"].values():
+        for name, field in section.get("properties", {}).items():
+            assert field.get("description"), name
+    assert set(flatten(Config())) == set(field_paths())
+
+
+def test_batch_scaling_is_linear_when_weak_and_constant_when_strong():
+    weak = load("digits", ["execution.num_devices=4", "recipe.batch_size=32"])
+    strong = load("digits", ["execution.num_devices=4", "recipe.batch_size=32", "recipe.batch_scaling=strong"])
+    assert (weak.global_batch_size, strong.global_batch_size) == (128, 32)
+    assert weak.peak_learning_rate == pytest.approx(4 * strong.peak_learning_rate)
+
+
+def test_the_contract_of_settings_is_frozen():
+    """Scripts and schedules rely on these names: adding is fine, removing or renaming is not."""
+    promised = {
+        "data": "source root image_size test_fraction validation_fraction max_rejected_fraction",
+        "model": "name width depth",
+        "recipe": "optimizer learning_rate batch_size batch_scaling num_epochs weight_decay schedule augment",
+        "execution": "accelerator num_nodes num_devices precision compile memory_format loading strategy",
+        "cluster": "kind num_workers address",
+        "speedup": "baseline num_blocks steps_per_block",
+        "track": "experiment",
+    }
+    paths = {f"{section}.{name}" for section, names in promised.items() for name in names.split()} | {"seed", "name"}
+    assert paths <= set(field_paths())

@@ -1,0 +1,35 @@
+from pathlib import Path
+
+from conf.site import QUIET_ENVIRONMENT, Site, quieten
+
+
+def test_state_lies_in_the_working_directory_unless_told(monkeypatch, tmp_path):
+    monkeypatch.delenv("PACELINE_HOME")
+    monkeypatch.setenv("HOME", "/nowhere")  # a field called home must not read it
+    monkeypatch.chdir(tmp_path)
+    site = Site()
+    assert site.root == tmp_path / ".paceline"
+    assert site.tracking_uri == f"sqlite:///{tmp_path}/.paceline/mlflow.db"
+    assert site.artifact_root == (tmp_path / ".paceline/mlartifacts").as_uri()
+
+
+def test_the_environment_decides(monkeypatch, tmp_path):
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4200/api")
+    site = Site()
+    assert site.root == Path(tmp_path)
+    assert site.tracking_uri == "http://127.0.0.1:5000"
+    assert site.artifact_root is None
+    assert site.prefect_api_url == "http://127.0.0.1:4200/api"
+
+
+def test_telemetry_is_off_unless_the_user_says_otherwise(monkeypatch):
+    import os
+
+    for name in QUIET_ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PREFECT_SERVER_ANALYTICS_ENABLED", "true")
+    quieten()
+    assert os.environ["DO_NOT_TRACK"] == os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
+    assert os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] == "true"

@@ -1,0 +1,254 @@
+"""The three training loaders deliver the same batches; evaluation covers each sample once."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from conf.schema import Augment, Loading
+from tasks.data.loading import resident
+from tasks.data.loading.batch import Batch, Normalise, fill_of, gather_windows, pad, window_numbers, windows
+from tasks.data.loading.evaluation import evaluation_batches
+from tasks.data.loading.loader import make_loader
+from tasks.data.loading.order import BatchPlan, epoch_augmentation, epoch_order
+from tasks.data.loading.train_loader import TrainLoader
+from tasks.data.split import Split
+
+MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
+KINDS: tuple[Loading, ...] = ("resident", "streaming", "foreground")
+CPU = torch.device("cpu")
+
+
+def make_split(directory: Path, sizes: tuple[int, ...] = (40, 1, 62), channels: int = 3, targets: bool = True) -> Split:
+    rng = np.random.default_rng(5)
+    images = []
+    for number, size in enumerate(sizes):
+        path = directory / f"{number}.npy"
+        np.save(path, rng.integers(0, 256, (size, 11, 9, channels), dtype=np.uint8))
+        images.append(np.load(path, mmap_mode="r"))
+    num = sum(sizes)
+    return Split(
+        name="train",
+        images=images,
+        labels_N=rng.integers(0, 10, num),
+        targets_NT=rng.random((num, 2), dtype=np.float32) if targets else None,
+        image_shape=(11, 9, channels),
+    )
+
+
+@pytest.fixture
+def split(tmp_path: Path) -> Split:
+    return make_split(tmp_path)
+
+
+def loader_of(split: Split, loading: Loading, **changes: Any) -> TrainLoader:
+    world = changes.pop("world", 1)
+    channels = split.image_shape[2]
+    settings: dict[str, Any] = {
+        "plan": BatchPlan(split.num_samples, changes.pop("batch", 16), world),
+        "rank": 0,
+        "seed": 3,
+        "augment": "flip_shift",
+        "shift_pixels": 2,
+        "device": CPU,
+        "channels_last": False,
+        **changes,
+    }
+    return make_loader(split, MEAN[:channels], STD[:channels], loading=loading, **settings)
+
+
+def assert_equal(first: list[Batch], second: list[Batch]) -> None:
+    assert len(first) == len(second)
+    for a, b in zip(first, second, strict=True):
+        assert torch.equal(a.images_NCHW, b.images_NCHW)
+        assert torch.equal(a.labels_N, b.labels_N)
+        assert (a.targets_NT is None) == (b.targets_NT is None)
+        if a.targets_NT is not None and b.targets_NT is not None:
+            assert torch.equal(a.targets_NT, b.targets_NT)
+        assert a.weight == b.weight
+
+
+@pytest.mark.parametrize("augment", ["none", "shift", "flip_shift"])
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_loaders_are_equal_bit_for_bit(tmp_path: Path, augment: Augment, channels_last: bool, channels: int) -> None:
+    split = make_split(tmp_path, channels=channels, targets=channels == 1)
+    found = {}
+    for kind in KINDS:
+        loader = loader_of(split, kind, augment=augment, channels_last=channels_last)
+        found[kind] = [batch for _ in range(2) for batch in loader]
+        assert loader.next_step == 2 * len(loader)
+        loader.close()
+    assert_equal(found["resident"], found["streaming"])
+    assert_equal(found["resident"], found["foreground"])
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    for batches in found.values():
+        assert all(batch.images_NCHW.is_contiguous(memory_format=layout) for batch in batches)
+        assert all(batch.images_NCHW.dtype == torch.float32 for batch in batches)
+
+
+def test_batches_are_what_the_order_says(split: Split) -> None:
+    order = epoch_order(split.num_samples, 3, 0)
+    flip, dy, dx = epoch_augmentation(split.num_samples, 3, 0, "flip_shift", 2)
+    batch = next(iter(loader_of(split, "resident", batch=32)))
+    everything = np.concatenate([np.asarray(shard) for shard in split.images])
+    for position in range(32):
+        image = everything[order[position]]
+        image = image[:, ::-1] if flip[position] else image
+        padded = pad(image, 2, fill_of(MEAN))
+        window = padded[dy[position] : dy[position] + 11, dx[position] : dx[position] + 9]
+        expected = (window / 255 - np.array(MEAN)) / np.array(STD)
+        assert np.allclose(batch.images_NCHW[position].permute(1, 2, 0).numpy(), expected, atol=1e-5)
+    assert np.array_equal(batch.labels_N.numpy(), split.labels_N[order[:32]])
+
+
+def test_without_room_for_the_mirror_the_batches_are_the_same(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = list(loader_of(split, "resident"))
+    monkeypatch.setattr(resident, "free_bytes", lambda device: 0)
+    assert_equal(expected, list(loader_of(split, "resident")))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_resume_in_the_middle(split: Split, kind: Loading) -> None:
+    whole = loader_of(split, kind)
+    batches = [batch for _ in range(3) for batch in whole]
+    first = len(whole) + 2
+    resumed = loader_of(split, kind, first_step=first)
+    assert_equal(batches[first : 2 * len(whole)], list(resumed))
+    assert_equal(batches[2 * len(whole) :], list(resumed))
+    resumed.seek(1)
+    assert_equal(batches[1 : len(whole)], list(resumed))
+    for loader in (whole, resumed):
+        loader.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_share_each_global_batch(split: Split, kind: Loading, world: int) -> None:
+    alone = list(loader_of(split, kind, batch=30))
+    ranks = [list(loader_of(split, kind, batch=30, world=world, rank=rank)) for rank in range(world)]
+    for step, batch in enumerate(alone):
+        parts = [ranks[rank][step] for rank in range(world)]
+        assert torch.equal(torch.cat([part.images_NCHW for part in parts]), batch.images_NCHW)
+        mean = sum(part.labels_N.double().mean() * part.weight for part in parts) / world
+        assert mean == pytest.approx(batch.labels_N.double().mean())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rank_without_samples_gets_an_empty_batch(tmp_path: Path, kind: Loading) -> None:
+    split = make_split(tmp_path, sizes=(2,))
+    (batch,) = list(loader_of(split, kind, world=3, rank=2))
+    assert batch.images_NCHW.shape == (0, 3, 11, 9)
+    assert batch.weight == 0.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_iterators_are_lazy(split: Split, kind: Loading) -> None:
+    threads = threading.active_count()
+    loader = loader_of(split, kind)
+    unused = [iter(loader) for _ in range(3)]
+    assert threading.active_count() == threads
+    used = iter(loader)
+    next(used)
+    assert loader.next_step == 1
+    del unused
+    assert len(list(used)) == len(loader) - 1
+    loader.close()
+
+
+def streaming_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "paceline-streaming"]
+
+
+def test_streaming_threads_end_on_close_and_on_abandonment(split: Split) -> None:
+    loader = loader_of(split, "streaming", batch=4)
+    iterator = iter(loader)
+    next(iterator)
+    assert streaming_threads()
+    loader.close()
+    assert not streaming_threads()
+    abandoned = iter(loader)
+    next(abandoned)
+    del abandoned
+    assert not streaming_threads()
+    assert loader.next_step == 2
+    list(loader)
+    assert not streaming_threads()
+
+
+def test_errors_of_the_thread_reach_the_consumer(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(Split, "gather", fail)
+    with pytest.raises(OSError, match="the disk is gone"):
+        list(loader_of(split, "streaming"))
+    assert not streaming_threads()
+
+
+@pytest.mark.parametrize("world", range(1, 6))
+@pytest.mark.parametrize("num", [1, 3, 103])
+def test_evaluation_covers_each_sample_once(tmp_path: Path, world: int, num: int) -> None:
+    split = make_split(tmp_path, sizes=(num,))
+    normalise = Normalise(MEAN, STD, split.image_shape)
+    seen = []
+    for rank in range(world):
+        for indices, batch in evaluation_batches(split, MEAN, STD, 7, rank, world, CPU, True):
+            assert len(indices) == len(batch.images_NCHW) <= 7
+            assert np.array_equal(batch.labels_N.numpy(), split.labels_N[indices])
+            pixels = torch.from_numpy(split.gather(indices))
+            assert torch.equal(batch.images_NCHW, normalise(pixels, channels_last=False))
+            seen += indices.tolist()
+    assert seen == list(range(num))
+
+
+def test_evaluation_of_an_empty_split_yields_nothing(tmp_path: Path) -> None:
+    split = make_split(tmp_path, sizes=(0,))
+    assert list(evaluation_batches(split, MEAN, STD, 7, 0, 1, CPU, False)) == []
+
+
+def test_gather_across_shards(split: Split) -> None:
+    everything = np.concatenate([np.asarray(shard) for shard in split.images])
+    indices = np.random.default_rng(0).integers(0, split.num_samples, 300)
+    assert np.array_equal(split.gather(indices), everything[indices])
+    assert all(np.array_equal(split.image(int(index)), everything[index]) for index in (0, 39, 40, 41, 102))
+    for bad in (-1, split.num_samples):
+        with pytest.raises(IndexError):
+            split.gather(np.array([bad]))
+
+
+def test_padding_normalises_to_about_nothing() -> None:
+    padded = pad(np.zeros((2, 4, 5, 3), dtype=np.uint8), 3, fill_of(MEAN))
+    assert padded.shape == (2, 10, 11, 3)
+    assert (padded[:, 3:-3, 3:-3] == 0).all()
+    border = torch.from_numpy(np.ascontiguousarray(padded[:, :3, :5]))
+    assert Normalise(MEAN, STD, (3, 5, 3))(border, channels_last=True).abs().max() < 0.02
+    image = np.zeros((4, 5, 3), dtype=np.uint8)
+    assert pad(image, 0, fill_of(MEAN)) is image
+
+
+def test_windows_are_views_of_every_shift() -> None:
+    padded = torch.arange(2 * 5 * 6 * 3, dtype=torch.uint8).view(2, 5, 6, 3)
+    view = windows(padded, 3, 4)
+    assert view.data_ptr() == padded.data_ptr()
+    for image, dy, dx in itertools.product(range(2), range(3), range(3)):
+        numbers = window_numbers(np.array([image]), np.array([dy]), np.array([dx]), padded)
+        expected = padded[image, dy : dy + 3, dx : dx + 4]
+        assert torch.equal(gather_windows(view, numbers).view(3, 4, 3), expected)
+        assert torch.equal(view[torch.from_numpy(numbers)].view(3, 4, 3), expected)  # as on other devices
+
+
+def test_a_constant_channel_is_not_divided_by_zero() -> None:
+    values = Normalise((0.0,), (0.0,), (2, 2, 1))(torch.zeros(1, 2, 2, 1, dtype=torch.uint8), channels_last=False)
+    assert torch.equal(values, torch.zeros(1, 1, 2, 2))
+
+
+def test_a_plan_of_another_split_is_refused(split: Split) -> None:
+    with pytest.raises(ValueError, match="plan of 5"):
+        loader_of(split, "resident", plan=BatchPlan(5, 2))

@@ -1,0 +1,270 @@
+"""Listing: digits, class-named folders, the official CIFAR-10 archives, and what each refuses."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+import os
+import pickle
+import tarfile
+from collections import Counter
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+
+from conf.schema import Data
+from tasks.data import key, source
+from tasks.data.listing import Sample, hold_out
+from tasks.data.sources import cifar10, digits
+from tasks.errors import InputError
+
+
+def fill(root: Path, *names: str) -> Path:
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    return root
+
+
+def folder(root: Path | str, **changes: float) -> Data:
+    return Data(source="folder", root=str(root), **{"validation_fraction": 0.0, **changes})  # type: ignore[arg-type]
+
+
+def test_holding_out_is_stratified_and_nearly_stable() -> None:
+    samples = [Sample(f"{label}/{number}", label) for label in range(3) for number in range(100)]
+    kept, held = hold_out(samples, 0.2)
+    assert Counter(sample.label for sample in held) == {0: 20, 1: 20, 2: 20}
+    assert sorted(kept + held) == sorted(samples)
+    assert kept == tuple(sample for sample in samples if sample in set(kept))
+    _, more = hold_out([*samples, Sample("0/new", 0)], 0.2)
+    assert len(set(held) ^ set(more)) <= 2
+
+
+def test_folder_with_splits(tmp_path: Path) -> None:
+    fill(tmp_path, "train/b/2.JPG", "train/a/1.png", "train/a/deep/3.webp", "test/a/1.png", "test/b/1.gif")
+    fill(tmp_path, "val/a/v.png", "val/b/v.png", "train/a/.hidden.png", ".git/x.png", "README", "train/a/notes.txt")
+    fill(tmp_path, "extra/a/1.png")
+    listing = source.list_samples(folder(tmp_path))
+    assert listing.class_names == ("a", "b")
+    assert [sample.path for sample in listing.train] == ["train/a/1.png", "train/a/deep/3.webp", "train/b/2.JPG"]
+    assert [sample.path for sample in listing.validation] == ["val/a/v.png", "val/b/v.png"]
+    assert [sample.label for sample in listing.test] == [0, 1]
+    assert listing.ignored == {"(none)": 1, ".png": 1, ".txt": 1}
+    described = key.describe(folder(tmp_path))
+    assert (described.num_train, described.num_validation, described.num_test) == (3, 2, 2)
+
+
+def test_folder_without_splits_and_without_a_test_folder(tmp_path: Path) -> None:
+    names = [f"{name}/{number:02d}.png" for name in ("a", "b") for number in range(10)]
+    plain = source.list_samples(folder(fill(tmp_path / "plain", *names), test_fraction=0.2, validation_fraction=0.25))
+    assert (len(plain.train), len(plain.validation), len(plain.test)) == (12, 4, 4)
+    trained = source.list_samples(folder(fill(tmp_path / "t", *(f"train/{name}" for name in names))))
+    assert (len(trained.train), len(trained.test)) == (16, 4)
+
+
+def test_linked_class_folders_are_followed_and_loops_end(tmp_path: Path) -> None:
+    fill(tmp_path / "elsewhere", "1.png", "2.png")
+    root = fill(tmp_path / "root", "a/1.png")
+    (root / "b").symlink_to(tmp_path / "elsewhere")
+    (root / "a" / "again").symlink_to(root)
+    assert len(source.list_samples(folder(root, test_fraction=0.0)).train) == 3
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ((), "does not exist"),
+        (("root/.hidden",), "is empty"),
+        (("root/a/1.png",), "found 1 class \\(a\\)"),
+        (("root/1.png",), "found 0 classes"),
+        (("root/a/1.png", "root/b/1.txt"), "folder b/ holds no image"),
+        (("root/test/a/1.png", "root/test/b/1.png"), "no train/"),
+        (("root/train/a/1.png", "root/train/b/1.png", "root/test/a/1.png"), "only in train/: b"),
+        (("root/train/a/1.png", "root/val/a/1.png", "root/valid/a/1.png"), "mean the same split"),
+    ],
+)
+def test_wrong_roots_are_refused_on_one_line(tmp_path: Path, names: tuple[str, ...], message: str) -> None:
+    fill(tmp_path, *names)
+    with pytest.raises(InputError, match=message) as caught:
+        source.list_samples(folder(tmp_path / "root"))
+    assert "\n" not in str(caught.value)
+    assert f"{tmp_path / 'root'}" in str(caught.value)
+
+
+def test_more_wrong_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path, "a/1.png", "b/1.png")
+    with pytest.raises(InputError, match="is a file"):
+        source.list_samples(folder(tmp_path / "a/1.png"))
+    with pytest.raises(InputError, match="no training sample of class a, b"):
+        source.list_samples(folder(tmp_path, test_fraction=0.9))
+    with pytest.raises(InputError, match="cannot be opened"):
+        source.list_samples(folder("nosuchprotocol://x"))
+    monkeypatch.setattr(os, "access", lambda path, mode: "b" not in Path(path).parent.name)
+    with pytest.raises(InputError, match="cannot be read by this user"):
+        source.list_samples(folder(tmp_path))
+
+
+def test_every_url_works(tmp_path: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.pipe({f"/listing/{name}/{n}.png": b"x" * n for name in "ab" for n in (1, 2)})
+    listing = source.list_samples(folder("memory://listing", test_fraction=0.0))
+    assert [(sample.path, sample.size) for sample in listing.train][:2] == [("a/1.png", 1), ("a/2.png", 2)]
+    assert list(source.read_files(listing.origin, listing.train)) == [b"x", b"xx", b"x", b"xx"]
+    fill(tmp_path, "a/1.png", "b/1.png")
+    by_url = source.list_samples(folder(f"file://{tmp_path}", test_fraction=0.0))
+    assert by_url.train == source.list_samples(folder(tmp_path, test_fraction=0.0)).train
+
+
+def test_the_key_follows_the_files_and_the_parameters(tmp_path: Path) -> None:
+    root = fill(tmp_path, *(f"{name}/{n}.png" for name in "ab" for n in range(9)))
+    keys = [key.describe(folder(root)).key, key.describe(folder(root)).key]
+    fill(root, "a/new.png")
+    keys.append(key.describe(folder(root)).key)
+    (root / "a/new.png").write_bytes(b"yy")
+    keys.append(key.describe(folder(root)).key)
+    os.utime(root / "a/new.png", ns=(1, 1))
+    keys.append(key.describe(folder(root)).key)
+    keys.append(key.describe(folder(root, image_size=30)).key)
+    (root / "a/new.png").unlink()
+    assert keys[0] == keys[1] == key.describe(folder(root, max_rejected_fraction=0.5)).key
+    assert len(set(keys)) == 5
+
+
+def test_digits_are_split_by_class() -> None:
+    listing = source.list_samples(Data(source="digits"))
+    assert listing.num_samples == 1_797
+    assert len(listing.test) == pytest.approx(0.2 * 1_797, abs=5)
+    images, targets = source.read_arrays(listing.origin, listing.train[:50], 28)
+    assert images.shape == (50, 28, 28, 1)
+    assert images.max() > 230
+    assert targets is None
+
+
+def test_rotated_digits_share_no_source() -> None:
+    listing = source.list_samples(Data(source="rotated_digits"))
+    sources, angles = digits._rotations()
+    used = [{int(sources[s.row]) for s in split} for split in (listing.train, listing.validation, listing.test)]
+    assert all(not (first & second) for first, second in itertools.combinations(used, 2))
+    assert len(listing.train) + len(listing.validation) == len(listing.test) == 5_000
+    assert len(listing.validation) == pytest.approx(500, abs=30)
+    assert np.abs(angles).max() <= np.pi / 4
+    assert angles.std() == pytest.approx(np.pi / 4 / np.sqrt(3), rel=0.02)
+    images, targets = source.read_arrays(listing.origin, listing.test[:9], 28)
+    assert images.shape == (9, 28, 28, 1)
+    assert targets is not None
+    assert targets.dtype == np.float32
+    assert targets.shape == (9, 1)
+
+
+def batches(rng: np.random.Generator) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    return {name: (rng.integers(0, 256, (10, 3_072), dtype=np.uint8), rng.permutation(10)) for name in cifar10.BATCHES}
+
+
+def python_files(content: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, bytes]:
+    files = {
+        name: pickle.dumps({b"data": data, b"labels": labels.tolist()}, protocol=2)
+        for name, (data, labels) in content.items()
+    }
+    return {**files, "batches.meta": b"meta"}
+
+
+def binary_files(content: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, bytes]:
+    return {
+        f"{name}.bin": np.concatenate([labels[:, None].astype(np.uint8), data], axis=1).tobytes()
+        for name, (data, labels) in content.items()
+    }
+
+
+def write_tree(root: Path, files: dict[str, bytes]) -> Path:
+    root.mkdir(parents=True)
+    for name, content in files.items():
+        (root / name).write_bytes(content)
+    return root
+
+
+def write_archive(path: Path, top: str, files: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(f"{top}/{name}")
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    return path
+
+
+def accept(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> None:
+    for path in paths:
+        monkeypatch.setitem(cifar10.MD5, path.name, hashlib.md5(path.read_bytes()).hexdigest())
+
+
+@pytest.mark.parametrize("kind", ["python", "binary"])
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("direct", [True, False])
+def test_cifar10_archives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, packed: bool, direct: bool
+) -> None:
+    content = batches(np.random.default_rng(1))
+    files = python_files(content) if kind == "python" else binary_files(content)
+    top = "cifar-10-batches-py" if kind == "python" else "cifar-10-batches-bin"
+    if packed:
+        place = write_archive(tmp_path / f"cifar-10-{kind}.tar.gz", top, files)
+        accept(monkeypatch, place)
+    else:
+        place = write_tree(tmp_path / top, files)
+        monkeypatch.setattr(cifar10, "BINARY_BATCH_BYTES", 10 * 3_073)
+        if kind == "python":
+            accept(monkeypatch, *place.iterdir())
+    root = place if direct else tmp_path
+    listing = source.list_samples(Data(source="cifar10", root=str(root), image_size=32, validation_fraction=0.2))
+    assert (len(listing.train), len(listing.validation), len(listing.test)) == (40, 10, 10)
+    images, _ = source.read_arrays(listing.origin, listing.test, 32)
+    data, labels = content["test_batch"]
+    assert np.array_equal(images, data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+    assert [sample.label for sample in listing.test] == labels.tolist()
+
+
+def test_wrong_checksums_and_sizes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = batches(np.random.default_rng(1))
+    place = write_archive(tmp_path / "cifar-10-python.tar.gz", "cifar-10-batches-py", python_files(content))
+    data = Data(source="cifar10", root=str(tmp_path))
+    with pytest.raises(InputError, match="has md5"):
+        source.list_samples(data)
+    place.unlink()
+    root = write_tree(tmp_path / "cifar-10-batches-bin", binary_files(content))
+    with pytest.raises(InputError, match="30730 bytes"):
+        source.list_samples(data)
+    (root / "data_batch_3.bin").unlink()
+    monkeypatch.setattr(cifar10, "BINARY_BATCH_BYTES", 10 * 3_073)
+    with pytest.raises(InputError, match="data_batch_3 is missing"):
+        source.list_samples(data)
+
+
+class Malice:
+    """Runs a command when unpickled by the standard unpickler."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return (os.mkdir, ("malice-was-here",))
+
+
+def test_malicious_pickles_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = python_files(batches(np.random.default_rng(1)))
+    files["data_batch_2"] = pickle.dumps({b"data": Malice(), b"labels": [0]}, protocol=2)
+    place = write_tree(tmp_path / "cifar-10-batches-py", files)
+    accept(monkeypatch, *place.iterdir())
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="not allowed"):
+        source.list_samples(Data(source="cifar10", root=str(place)))
+    assert not (tmp_path / "malice-was-here").exists()
+
+
+def test_cifar10_as_folders_and_other_files(tmp_path: Path) -> None:
+    fill(tmp_path, "train/a/1.png", "train/b/1.png", "test/a/1.png", "test/b/1.png")
+    data = Data(source="cifar10", root=str(tmp_path), validation_fraction=0.0)
+    assert source.list_samples(data).origin.kind == "files"
+    with pytest.raises(InputError, match="is a file but not"):
+        source.list_samples(Data(source="cifar10", root=str(tmp_path / "train/a/1.png")))
+    with pytest.raises(InputError, match="does not exist"):
+        source.list_samples(Data(source="cifar10", root=str(tmp_path / "nowhere")))

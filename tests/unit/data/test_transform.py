@@ -1,0 +1,114 @@
+"""Decoding of every kind of image, good and bad."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tasks.data import transform
+from tasks.data.transform import DecodeError, decode
+
+
+def encode(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "LA", "P", "1", "CMYK"])
+@pytest.mark.parametrize("size", [(16, 16), (40, 30), (7, 90)])
+def test_modes_and_sizes(mode: str, size: tuple[int, int]) -> None:
+    content = encode(Image.new("RGB", size, (255, 255, 255)).convert(mode), "TIFF" if mode == "CMYK" else "PNG")
+    pixels = decode(content, 16)
+    assert pixels.shape == (16, 16, 3)
+    assert pixels.dtype == np.uint8
+    assert pixels.min() >= 250
+
+
+def test_an_image_of_the_right_size_keeps_its_pixels() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+    assert np.array_equal(decode(encode(Image.fromarray(pixels)), 16), pixels)
+
+
+def test_transparency_lies_on_white() -> None:
+    assert (decode(encode(Image.new("RGBA", (8, 8), (255, 0, 0, 0))), 8) == 255).all()
+    palette = Image.new("RGB", (8, 8), (255, 0, 0)).convert("P")
+    assert (decode(encode(palette, transparency=palette.getpixel((0, 0))), 8) == 255).all()
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32])
+def test_sixteen_bits_are_scaled_not_clipped(dtype: type) -> None:
+    values = np.linspace(0, 65_535, 64).reshape(8, 8).astype(dtype)
+    pixels = decode(encode(Image.fromarray(values), "TIFF"), 8)
+    assert np.array_equal(pixels[..., 0], np.round(values / 257).astype(np.uint8))
+
+
+def test_values_without_a_range_are_refused() -> None:
+    with pytest.raises(DecodeError, match="floating-point"):
+        decode(encode(Image.new("F", (8, 8), 0.5), "TIFF"), 8)
+    with pytest.raises(DecodeError, match="32-bit values"):
+        decode(encode(Image.fromarray(np.full((8, 8), 70_000, dtype=np.int32)), "TIFF"), 8)
+
+
+def test_exif_rotation_is_applied() -> None:
+    image = Image.new("RGB", (8, 8), (0, 0, 0))
+    image.paste((255, 255, 255), (0, 0, 8, 4))  # white above
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn by 90 degrees clockwise to show
+    pixels = decode(encode(image, "JPEG", exif=exif, quality=100), 8)
+    assert pixels[:, 5:].min() > 200
+    assert pixels[:, :3].max() < 50
+
+
+def test_the_first_frame_of_an_animation_is_taken() -> None:
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ((255, 0, 0), (0, 0, 255))]
+    content = encode(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert tuple(decode(content, 8)[4, 4]) == (255, 0, 0)
+
+
+def test_large_jpegs_are_antialiased() -> None:
+    checks = np.indices((640, 640)).sum(0) % 2 * 255
+    pixels = decode(encode(Image.fromarray(checks.astype(np.uint8)), "JPEG", quality=100), 16)
+    assert np.abs(pixels.astype(int) - 127).max() < 12
+
+
+GOOD = encode(Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)), "JPEG")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "empty file"),
+        (b"plain text, whatever its name says", "not an image"),
+        (GOOD[: len(GOOD) // 2], "truncated"),
+        (GOOD[:10], "."),
+        (encode(Image.new("RGB", (64, 64)))[:60], "."),
+    ],
+)
+def test_bad_files_give_a_reason_on_one_line(content: bytes, reason: str) -> None:
+    with pytest.raises(DecodeError, match=reason) as caught:
+        decode(content, 16)
+    assert "\n" not in str(caught.value)
+
+
+def test_bombs_are_refused_before_they_go_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transform, "MAX_PIXELS", 100)
+    with pytest.raises(DecodeError, match="bomb"):
+        decode(encode(Image.new("RGB", (11, 10))), 8)
+
+
+def test_pillows_warnings_do_not_leak(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 3_000)  # 64 x 64 is then worth a warning
+    assert decode(GOOD, 8).shape == (8, 8, 3)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_arrays_are_resized(channels: int) -> None:
+    images = np.full((3, 8, 8, channels), 77, dtype=np.uint8)
+    assert transform.resize_arrays(images, 8) is images
+    assert (transform.resize_arrays(images, 12) == 77).all()
+    assert transform.resize_arrays(images, 12).shape == (3, 12, 12, channels)

@@ -1,0 +1,166 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.errors import RunError
+from tasks.evaluate.metrics import TestSplit, evaluate_predictions, read_test_split
+
+NAMES = ("a", "b", "c", "d")
+
+
+def _split(num_samples=40, num_classes=4, angles=False, seed=0):
+    rng = np.random.default_rng(seed)
+    return TestSplit(
+        labels_N=rng.integers(0, num_classes, num_samples),
+        targets_NT=rng.uniform(-3, 3, (num_samples, 1)) if angles else None,
+        class_names=NAMES[:num_classes],
+    )
+
+
+def _write(folder, index_N, logits_NK, num_ranks=2, targets_NT=None):
+    files = []
+    for rank in range(num_ranks):
+        mine = slice(rank, None, num_ranks)
+        arrays = {"index": index_N[mine], "logits": logits_NK[mine].astype(np.float32)}
+        if targets_NT is not None:
+            arrays["targets"] = targets_NT[mine].astype(np.float32)
+        path = folder / f"predictions{rank}.npz"
+        np.savez(path, **arrays)
+        files.append(str(path))
+    return files
+
+
+def _logits(labels_N, num_classes=4):
+    return np.eye(num_classes)[labels_N] * 5
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_perfect_predictions_in_any_order(tmp_path, num_ranks):
+    truth = _split()
+    order = np.random.default_rng(1).permutation(40)
+    files = _write(tmp_path, order, _logits(truth.labels_N)[order], num_ranks)
+    result = evaluate_predictions(files, truth, 123.0)
+    assert (result.accuracy, result.num_samples, result.samples_per_second) == (1.0, 40, 123.0)
+    assert result.top_k == {"2": 1.0, "3": 1.0}
+    assert set(result.per_class_accuracy.values()) == {1.0}
+    assert np.trace(np.array(result.confusion)) == 40
+    assert result.angle_rmse_degrees is None
+
+
+def test_known_mistakes(tmp_path):
+    truth = TestSplit(labels_N=np.array([0, 0, 1, 1]), targets_NT=None, class_names=NAMES)
+    logits_NK = np.array([[9, 1, 0, 0], [1, 9, 0, 0], [0, 9, 1, 0], [1, 0, 0, 9]])
+    result = evaluate_predictions(_write(tmp_path, np.arange(4), logits_NK), truth, 1.0)
+    assert result.accuracy == 0.5
+    assert result.per_class_accuracy == {"a": 0.5, "b": 0.5, "c": None, "d": None}
+    assert result.confusion == ((1, 1, 0, 0), (0, 1, 0, 1), (0, 0, 0, 0), (0, 0, 0, 0))
+    assert result.top_k["2"] == 0.75
+
+
+def test_two_classes_have_no_top_k(tmp_path):
+    truth = _split(num_classes=2)
+    result = evaluate_predictions(_write(tmp_path, np.arange(40), _logits(truth.labels_N, 2)), truth, 1.0)
+    assert result.top_k == {}
+    assert result.accuracy == 1.0
+
+
+@given(data=st.data())
+def test_counts_agree(tmp_path_factory, data):
+    num_samples = data.draw(st.integers(1, 60))
+    num_classes = data.draw(st.integers(2, 4))
+    truth = _split(num_samples, num_classes, seed=data.draw(st.integers(0, 1000)))
+    logits_NK = np.random.default_rng(data.draw(st.integers(0, 1000))).normal(size=(num_samples, num_classes))
+    files = _write(tmp_path_factory.mktemp("p"), np.arange(num_samples), logits_NK)
+    result = evaluate_predictions(files, truth, 1.0)
+    confusion = np.array(result.confusion)
+    assert confusion.sum() == num_samples
+    assert np.trace(confusion) / num_samples == pytest.approx(result.accuracy)
+    tops = [result.accuracy, *result.top_k.values()]
+    assert tops == sorted(tops)
+
+
+def test_angles_go_the_short_way_round(tmp_path):
+    truth = TestSplit(np.zeros(2, int), np.array([[np.pi - 0.01], [0.5]]), NAMES)
+    predicted_NT = np.array([[-np.pi + 0.01], [0.52]])
+    files = _write(tmp_path, np.arange(2), _logits(np.zeros(2, int)), targets_NT=predicted_NT)
+    assert evaluate_predictions(files, truth, 1.0).angle_rmse_degrees == pytest.approx(np.degrees(0.02), rel=1e-3)
+
+
+def test_angles_that_are_not_finite_are_refused(tmp_path):
+    truth = _split(angles=True)
+    files = _write(tmp_path, np.arange(40), _logits(truth.labels_N), targets_NT=np.full((40, 1), np.nan))
+    with pytest.raises(RunError, match="angle is not finite"):
+        evaluate_predictions(files, truth, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ([0, 1, 2], "1 are missing and 0 repeated"),
+        ([0, 1, 2, 2], "1 are missing and 1 repeated"),
+        ([0, 1, 2, 3, 3], "0 are missing and 1 repeated"),
+        ([0, 1, 2, 3, 4], "0 are missing and 0 repeated in the predictions, and 1 are unknown"),
+        ([0, 1, 2, -1], "1 are missing and 0 repeated in the predictions, and 1 are unknown"),
+    ],
+)
+def test_each_sample_once(tmp_path, index, message):
+    truth = _split(4)
+    files = _write(tmp_path, np.array(index), np.zeros((len(index), 4)))
+    with pytest.raises(RunError, match=message):
+        evaluate_predictions(files, truth, 1.0)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_diverged_model_is_refused(tmp_path, bad):
+    truth = _split()
+    logits_NK = _logits(truth.labels_N)
+    logits_NK[3, 1] = bad
+    with pytest.raises(RunError, match="1 of 40 predictions are not finite"):
+        evaluate_predictions(_write(tmp_path, np.arange(40), logits_NK), truth, 1.0)
+
+
+def test_wrong_files_are_refused(tmp_path):
+    truth = _split()
+    with pytest.raises(RunError, match="no prediction file"):
+        evaluate_predictions([], truth, 1.0)
+    with pytest.raises(RunError, match="cannot be read"):
+        evaluate_predictions([str(tmp_path / "nothing.npz")], truth, 1.0)
+    (tmp_path / "cut.npz").write_bytes(b"PK\x03\x04 and no more")
+    with pytest.raises(RunError, match="cannot be read"):
+        evaluate_predictions([str(tmp_path / "cut.npz")], truth, 1.0)
+    np.save(tmp_path / "lone.npy", np.arange(3))
+    with pytest.raises(RunError, match="cannot be read"):
+        evaluate_predictions([str(tmp_path / "lone.npy")], truth, 1.0)
+    np.savez(tmp_path / "other.npz", index=np.arange(3))
+    with pytest.raises(RunError, match="needs index and logits"):
+        evaluate_predictions([str(tmp_path / "other.npz")], truth, 1.0)
+    with pytest.raises(RunError, match="have 3 classes and the set 4"):
+        evaluate_predictions(_write(tmp_path, np.arange(40), np.zeros((40, 3))), truth, 1.0)
+    with pytest.raises(RunError, match="num_test=0"):
+        evaluate_predictions([], _split(0), 1.0)
+
+
+def _shards(root: Path, targets: bool) -> None:
+    (root / "test").mkdir()
+    for number in (1, 0):
+        np.save(root / "test" / f"0000{number}.labels.npy", np.array([number, number + 1], np.int64))
+        if targets:
+            np.save(root / "test" / f"0000{number}.targets.npy", np.array([0.5, number], np.float32))
+
+
+@pytest.mark.parametrize("targets", [False, True])
+def test_labels_come_in_the_order_of_the_shards(tmp_path, targets):
+    _shards(tmp_path, targets)
+    split = read_test_split(tmp_path, NAMES)
+    assert split.labels_N.tolist() == [0, 1, 1, 2]
+    assert (split.targets_NT is not None) == targets
+    if targets:
+        assert split.targets_NT.shape == (4, 1)
+
+
+def test_a_set_without_labels_is_refused(tmp_path):
+    with pytest.raises(RunError, match=r"no \*\.labels\.npy"):
+        read_test_split(tmp_path, NAMES)

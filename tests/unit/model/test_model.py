@@ -1,0 +1,106 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from conf.load import load
+from conf.schema import Model, Recipe
+from tasks.model.infer import predictions
+from tasks.model.networks import build_network
+from tasks.model.objective import batch_loss
+from tasks.model.schedule import learning_rate_factor
+
+
+class Sample:
+    def __init__(self, n, weight=1.0, targets=None):
+        generator = torch.Generator().manual_seed(n)
+        self.images_NCHW = torch.randn(n, 1, 28, 28, generator=generator)
+        self.labels_N = torch.randint(0, 10, (n,), generator=generator)
+        self.targets_NT = targets
+        self.weight = weight
+
+
+def test_the_cifar_network_is_the_documented_one():
+    network = build_network(load("cifar10", ["data.root=/x"]).model, (32, 32, 3), 10, 0)
+    convolutions = [layer for layer in network.modules() if isinstance(layer, torch.nn.Conv2d)]
+    assert [layer.out_channels for layer in convolutions] == [32] * 4 + [64] * 4 + [128] * 4
+    logits_NK, targets_NT = network(torch.randn(2, 3, 32, 32))
+    assert logits_NK.shape == (2, 10)
+    assert targets_NT is None
+
+
+@pytest.mark.parametrize("side", [28, 29])
+def test_two_heads_give_class_and_angle(side):
+    network = build_network(Model(name="twohead", width=16), (side, side, 1), 10, 1)
+    logits_NK, targets_NT = network(torch.randn(2, 1, side, side))
+    assert (logits_NK.shape, targets_NT.shape) == ((2, 10), (2, 1))
+
+
+def test_weighted_rank_losses_average_to_the_mean_over_all_samples():
+    """Two ranks with 3 and 5 of 8 samples: DDP averages gradients over ranks, the weights make it the sample mean."""
+    network = build_network(Model(width=4, depth=1), (28, 28, 1), 10, 0).eval()
+    whole, recipe = Sample(8), Recipe()
+    parts = []
+    for start, stop in ((0, 3), (3, 8)):
+        part = Sample(8, weight=(stop - start) * 2 / 8)
+        part.images_NCHW, part.labels_N = whole.images_NCHW[start:stop], whole.labels_N[start:stop]
+        parts.append(part)
+
+    def gradient(losses):
+        network.zero_grad()
+        sum(losses).backward()
+        return torch.cat([parameter.grad.flatten() for parameter in network.parameters()])
+
+    expected = gradient([batch_loss(network, whole, recipe)])
+    found = gradient([batch_loss(network, part, recipe) / 2 for part in parts])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_the_angle_enters_the_loss_with_its_weight():
+    network = build_network(Model(name="twohead", width=4), (28, 28, 1), 10, 1).eval()
+    batch = Sample(6, targets=torch.full((6, 1), 3.0))
+    loss = {weight: batch_loss(network, batch, Recipe(angle_weight=weight)).item() for weight in (0.0, 0.1, 0.2)}
+    assert loss[0.2] - loss[0.1] == pytest.approx(loss[0.1] - loss[0.0], rel=1e-4)
+    assert loss[0.1] > loss[0.0]
+
+
+def factors(**settings):
+    recipe = Recipe(num_epochs=10, **settings)
+    return [learning_rate_factor(recipe, step, 20) for step in range(200)]
+
+
+def test_piecewise_drops_after_its_epochs():
+    found = factors(schedule="piecewise", drop_epochs=5, drop_factor=0.1)
+    assert found[99] == 1.0
+    assert found[100] == pytest.approx(0.1)
+
+
+def test_cosine_falls_from_one_to_zero_after_warmup():
+    found = factors(schedule="cosine", warmup_epochs=2)
+    assert 0 < found[0] < 0.05
+    assert max(found) == found[40] == 1.0
+    assert found[-1] < 0.001
+    assert all(math.isfinite(value) for value in found)
+
+
+def test_onecycle_rises_and_falls_linearly():
+    found = factors(schedule="onecycle", warmup_epochs=5)
+    assert np.argmax(found) == 100
+    assert found[150] == pytest.approx(0.5)
+
+
+def test_constant_stays():
+    assert set(factors(schedule="constant")) == {1.0}
+
+
+def test_prediction_leaves_the_network_as_it_was():
+    network = build_network(Model(width=4, depth=1), (28, 28, 1), 10, 0)
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    batches = [(np.arange(4), Sample(4)), (np.arange(4, 7), Sample(3))]
+    found = list(predictions(network, batches, torch.autocast("cpu", dtype=torch.bfloat16)))
+    assert [len(logits) for _, _, logits, _ in found] == [4, 3]
+    assert all(logits.dtype == torch.float32 for _, _, logits, _ in found)
+    assert network.training
+    for name, tensor in network.state_dict().items():
+        torch.testing.assert_close(tensor, before[name], rtol=0, atol=0)

@@ -1,0 +1,142 @@
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from tasks.records import SpeedupResult
+from tasks.speedup.advice import next_steps
+from tasks.speedup.report import render_report
+from tasks.speedup.summary import summary_table
+from tests.unit.speedup.conftest import CANDIDATE, CLASSES, make_probe, make_report
+
+VOID = {"meta", "br", "path", "use", "image", "rect"}
+QUESTIONS = [
+    "How much faster, and is that certain?",
+    "Compared with what?",
+    "Where did the time go?",
+    "What limits it?",
+    "How good is the model?",
+    "What data?",
+    "Choices made for you",
+    "What to do next",
+]
+
+
+class Checker(HTMLParser):
+    """Notes elements and text, and that all that opens closes."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.tags, self.links, self.titles = [], [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.links += [value for name, value in attrs if name in ("src", "href", "xlink:href", "action", "data")]
+        self.handlers = [name for name, _ in attrs if name.startswith("on")]
+        assert not self.handlers
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.links += [value for name, value in attrs if name in ("src", "href", "xlink:href")]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] == "h2":
+            self.titles.append(data)
+
+
+def _check(page):
+    checker = Checker()
+    checker.feed(page)
+    checker.close()
+    assert not checker.open
+    return checker
+
+
+def test_report_answers_in_order_and_stands_alone(report):
+    page = render_report(replace(report, quality_svgs={"confusion": "<svg></svg>"}))
+    checker = _check(page)
+    assert checker.titles == QUESTIONS
+    assert "script" not in checker.tags
+    assert "link" not in checker.tags
+    assert all(link.startswith(("#", "data:")) for link in checker.links)
+    assert not re.search(r"url\((?!#)|@import", page)
+    assert report.speedup.verdict.rstrip(".") in page
+    assert "AVX512-BF16" in page
+
+
+def test_text_is_escaped():
+    evil = "<script>alert(1)</script>"
+    page = render_report(make_report(make_probe(), class_names=(evil, *CLASSES[1:])))
+    assert evil not in page
+    assert "&lt;script&gt;alert(1)" in page
+    assert "script" not in _check(page).tags
+
+
+def test_credentials_are_not_shown(report):
+    page = render_report(report)
+    assert "secret" not in page
+    assert "http://***@tracking.example:5000" in page
+
+
+def test_report_without_any_speedup():
+    page = render_report(make_report(None))
+    assert _check(page).titles == QUESTIONS
+    assert "speedup not measured" in page
+    assert "speedup.baseline=probe" in page
+
+
+def test_report_without_evaluation_and_with_bare_summary(report):
+    page = render_report(replace(report, evaluate=None, summary={}, environment={}))
+    assert _check(page).titles == QUESTIONS
+    assert "Not evaluated" in page
+
+
+def test_report_of_many_classes_and_few_rounds():
+    names = tuple(f"class {number}" for number in range(100))
+    page = render_report(make_report(make_probe(num_rounds=2), class_names=names))
+    assert "The 20 least accurate of 100 classes" in page
+    assert "too few rounds" in page
+
+
+def test_same_input_same_page(report):
+    assert render_report(report) == render_report(report)
+
+
+def test_summary_table(report):
+    rows = dict(summary_table(report.summary))
+    assert list(rows) == ["data", "accuracy", "speedup", "efficiency", "throughput", "time"]
+    assert rows["data"].startswith("45,000 / 5,000 / 10,000")
+    assert rows["speedup"] == report.speedup.verdict
+    assert "training steps 1 min 50 s (77%)" in rows["time"]
+    assert summary_table({}) == []
+    assert dict(summary_table({"speedup": SpeedupResult().model_dump()})) == {"speedup": "not measured"}
+
+
+@pytest.mark.parametrize(
+    ("cause", "setting"),
+    [
+        ("data-bound", "execution.loading=streaming"),
+        ("launch-bound", "recipe.batch_size=512"),
+        ("communication-bound", "recipe.batch_size=512"),
+        ("compute-bound", "execution.num_devices=3"),
+        ("too few rounds", "speedup.max_seconds=75"),
+        ("not measured", "speedup.baseline=probe"),
+        ("contaminated machine", "quiet"),
+        ("slower", "baseline is faster"),
+    ],
+)
+def test_advice_fits_the_cause(report, cause, setting):
+    speedup = SpeedupResult(cause=cause)
+    advice = next_steps(report.config, report.plan, report.prepared, report.train, (speedup, report.evaluate))
+    assert any(setting in item for item in advice)
+    assert any("rejected.jsonl" in item for item in advice)
+    assert any("commonest mistake" in item for item in advice)
+
+
+def test_candidate_label_is_known():
+    assert CANDIDATE.label == "1 device, bf16-mixed, channels last, eager, resident"

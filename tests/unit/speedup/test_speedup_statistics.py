@@ -1,0 +1,176 @@
+"""The interval keeps its promise under simulated machines; each threshold here is one that a worse method misses."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy import stats
+
+from tasks.records import Block
+from tasks.speedup.statistics import (
+    INNER_CONFIDENCE,
+    MIN_ROUNDS_TO_STOP,
+    ROUNDS_PER_LOOK,
+    estimate_ratio,
+    location_interval,
+    parallel_efficiency,
+    signed_rank_depth,
+    speedup_ratio,
+)
+
+NUM_TRIALS = 4000
+MAX_ROUNDS = 24
+
+
+def _normal(rng, shape, deviation):
+    return rng.normal(0, deviation, shape)
+
+
+def _autocorrelated(rng, shape, correlation=0.5, deviation=0.03):
+    noise = _normal(rng, shape, deviation)
+    for block in range(1, shape[1]):
+        noise[:, block] = correlation * noise[:, block - 1] + np.sqrt(1 - correlation**2) * noise[:, block]
+    return noise
+
+
+def _bursts(rng, shape):
+    """Slowness of 30 to 100 % that begins in 8 % of the blocks and lasts three on average."""
+    slowness, left, size = np.zeros(shape), np.zeros(shape[0], int), np.zeros(shape[0])
+    for block in range(shape[1]):
+        begins = (left == 0) & (rng.random(shape[0]) < 0.08)
+        left = np.where(begins, rng.geometric(1 / 3, shape[0]), left)
+        size = np.where(begins, np.log1p(rng.uniform(0.3, 1.0, shape[0])), size)
+        slowness[:, block] = np.where(left > 0, size, 0)
+        left = np.maximum(left - 1, 0)
+    return _normal(rng, shape, 0.01) + slowness
+
+
+# Logarithm of a block's time beside the true one, in the order in which the blocks run.
+NOISE = {
+    "gaussian": lambda rng, shape: _normal(rng, shape, 0.02),
+    "student 2": lambda rng, shape: 0.02 * rng.standard_t(2, shape),
+    "student 3": lambda rng, shape: 0.02 * rng.standard_t(3, shape),
+    "lognormal": lambda rng, shape: 0.03 * np.exp(rng.normal(0, 1, shape)),
+    "drift": lambda rng, shape: _normal(rng, shape, 0.015) + np.linspace(0, 0.3, shape[1]),
+    "walk": lambda rng, shape: _normal(rng, shape, 0.01) + np.cumsum(_normal(rng, shape, 0.015), axis=1),
+    "autocorrelated": _autocorrelated,
+    "bursts": _bursts,
+}
+
+
+def _simulate(kind, num_rounds, seed):
+    """Log-ratios of identical arms, trials x rounds, from blocks in the probe's order A B | B A | ..."""
+    noise = NOISE[kind](np.random.default_rng(seed), (NUM_TRIALS, 2 * num_rounds))
+    pairs = noise.reshape(NUM_TRIALS, num_rounds, 2)
+    log_ratios = pairs[:, :, 0] - pairs[:, :, 1]
+    log_ratios[:, 1::2] *= -1
+    return log_ratios
+
+
+def _covers(log_ratios):
+    _, low, high = location_interval(log_ratios)
+    return (low <= 0) & (high >= 0)
+
+
+def _stopped_early(log_ratios, target):
+    """Whether the interval covers at the moment when the probe would stop."""
+    covered, going = np.zeros(len(log_ratios), bool), np.ones(len(log_ratios), bool)
+    for num_rounds in range(MIN_ROUNDS_TO_STOP, MAX_ROUNDS + 1, ROUNDS_PER_LOOK):
+        location, low, high = location_interval(log_ratios[:, :num_rounds])
+        narrow = (np.exp(high - location) - np.exp(low - location)) / 2 <= target
+        stops = going & (narrow | (num_rounds == MAX_ROUNDS))
+        covered[stops] = ((low <= 0) & (high >= 0))[stops]
+        going &= ~stops
+    return covered
+
+
+@pytest.mark.parametrize("kind", NOISE)
+@pytest.mark.parametrize("num_rounds", [3, 4, 5, 6, 7, 9, 12, 24])
+def test_interval_covers_at_a_fixed_number_of_rounds(kind, num_rounds):
+    # Identical arms: what is not covered is a false alarm, so 95 % covers both promises.
+    assert _covers(_simulate(kind, num_rounds, seed=num_rounds)).mean() >= 0.95
+
+
+@pytest.mark.parametrize("kind", NOISE)
+@pytest.mark.parametrize("target", [0.01, 0.02, 0.05])
+def test_interval_covers_under_early_stopping(kind, target):
+    covered = _stopped_early(_simulate(kind, MAX_ROUNDS, seed=77), target)
+    assert covered.mean() >= 0.955
+
+
+@pytest.mark.parametrize("num_rounds", [6, 12])
+def test_percentile_bootstrap_would_not_have_covered(num_rounds):
+    log_ratios = _simulate("student 3", num_rounds, seed=5)[:500]
+    picks = np.random.default_rng(1).integers(0, num_rounds, (400, num_rounds))
+    low, high = np.quantile(log_ratios[:, picks].mean(axis=2), [0.025, 0.975], axis=1)
+    assert ((low <= 0) & (high >= 0)).mean() < 0.93
+
+
+def test_interval_is_not_wide_for_nothing():
+    _, low, high = location_interval(_simulate("gaussian", 24, seed=1))
+    student = stats.t.ppf(0.975, 23) * 0.02 * np.sqrt(2) / np.sqrt(24)
+    assert np.mean(high - low) / 2 < 1.35 * student
+
+
+@pytest.mark.parametrize("num_rounds", range(6, 16))
+def test_signed_rank_depth_is_exact(num_rounds):
+    depth = signed_rank_depth(num_rounds, INNER_CONFIDENCE)
+    signs = np.array(np.meshgrid(*[[0, 1]] * min(num_rounds, 12))).reshape(min(num_rounds, 12), -1)
+    if num_rounds <= 12:
+        sums = (signs * np.arange(1, num_rounds + 1)[:, None]).sum(axis=0)
+        assert (sums <= depth - 1).mean() <= (1 - INNER_CONFIDENCE) / 2 or depth == 1
+        assert (sums <= depth).mean() > (1 - INNER_CONFIDENCE) / 2
+    assert depth >= signed_rank_depth(num_rounds - 1, INNER_CONFIDENCE)
+
+
+@given(arrays(np.float64, st.integers(3, 24), elements=st.floats(-1, 1, width=32)))
+def test_estimate_lies_inside_and_inverts_with_the_arms(log_ratios):
+    there, back = estimate_ratio(log_ratios), estimate_ratio(-log_ratios)
+    assert there.low <= there.value <= there.high
+    assert there.value == pytest.approx(1 / back.value)
+    assert (there.low, there.high) == (pytest.approx(1 / back.high), pytest.approx(1 / back.low))
+    assert there.significant == back.significant
+
+
+@given(arrays(np.float64, st.integers(3, 24), elements=st.floats(-1, 1, width=32)), st.floats(-2, 2))
+def test_estimate_scales_with_the_truth(log_ratios, shift):
+    before, after = estimate_ratio(log_ratios), estimate_ratio(log_ratios + shift)
+    assert after.value == pytest.approx(before.value * np.exp(shift))
+    assert after.half_width == pytest.approx(before.half_width, abs=1e-9)
+
+
+@pytest.mark.parametrize("num_rounds", [1, 2])
+def test_too_few_rounds_have_no_interval(num_rounds):
+    estimate = estimate_ratio(np.full(num_rounds, np.log(2.0)))
+    assert estimate.value == pytest.approx(2.0)
+    assert (estimate.low, estimate.high, estimate.half_width, estimate.significant) == (None, None, None, None)
+    with pytest.raises(ValueError, match="gives no interval"):
+        location_interval(np.zeros(num_rounds))
+
+
+def test_no_rounds_have_no_ratio():
+    assert estimate_ratio(np.array([])) is None
+    assert parallel_efficiency([[_block("baseline", 1), _block("candidate", 1)]], 2) is None
+
+
+def test_one_outrageous_round_moves_nothing_much():
+    log_ratios = np.log(1.5) + np.random.default_rng(0).normal(0, 0.01, 12)
+    log_ratios[4] = np.log(40)
+    assert estimate_ratio(log_ratios).value == pytest.approx(1.5, rel=0.02)
+
+
+def _block(arm, seconds):
+    return Block(arm=arm, seconds_per_sample=seconds, num_steps=3)
+
+
+def test_ratio_and_efficiency_pair_within_rounds_whatever_the_order():
+    rounds = [
+        [_block("baseline", 6.0 * slow), _block("candidate", 2.0 * slow), _block("single", 3.0 * slow)]
+        for slow in (1.0, 5.0, 0.5)
+    ]
+    rounds[1].reverse()
+    assert speedup_ratio(rounds).value == pytest.approx(3.0)
+    efficiency = parallel_efficiency(rounds, num_devices=2)
+    assert efficiency.value == pytest.approx(0.75)
+    assert efficiency.low == pytest.approx(0.75)

@@ -1,0 +1,35 @@
+import pytest
+
+from conf.load import load
+from tasks.fingerprint import code_fingerprint, workload_fingerprint
+
+
+def fingerprint(*overrides, data="d"):
+    return workload_fingerprint(load("digits", list(overrides)).workload, data)
+
+
+def test_eight_hex_digits():
+    assert len(fingerprint()) == 8
+    int(fingerprint(), 16)
+
+
+@pytest.mark.parametrize("change", ["recipe.num_epochs=9", "model.width=8", "seed=7", "recipe.batch_size=64"])
+def test_what_is_learned_changes_it(change):
+    assert fingerprint(change) != fingerprint()
+
+
+@pytest.mark.parametrize(
+    "change", ["execution.precision=32-true", "execution.num_devices=2", "cluster.num_workers=1", "name=other"]
+)
+def test_how_it_is_run_does_not(change):
+    assert fingerprint(change) == fingerprint()
+
+
+def test_the_data_count_by_content_not_by_place():
+    assert fingerprint(data="e") != fingerprint(data="d")
+    roots = {workload_fingerprint(load("folder", [f"data.root={root}"]).workload, "d") for root in ("/a", "/b")}
+    assert len(roots) == 1
+
+
+def test_code_fingerprint_is_stable():
+    assert code_fingerprint() == code_fingerprint()

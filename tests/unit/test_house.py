@@ -1,0 +1,78 @@
+"""The rules of the house that no linter holds: file names, locked versions, scripts."""
+
+import os
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[2]
+CODE = ("conf", "flows", "tasks", "tests", "infra")
+BANNED_NAMES = {"utils", "helpers", "common", "base"}
+SCRIPTS = [ROOT / "infra" / name for name in ("install", "run", "test", "check")] + [ROOT / ".ci" / "run"]
+INSTALLED_EXTRAS = ("dev",)  # `cuda` and `postgres` are not part of the lock
+
+
+def requirements() -> list[Requirement]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    texts = list(project["dependencies"])
+    for extra in INSTALLED_EXTRAS:
+        texts += project["optional-dependencies"][extra]
+    return [Requirement(text) for text in texts]
+
+
+def locked_versions() -> dict[str, Version]:
+    lines = (ROOT / "infra" / "constraints.txt").read_text().splitlines()
+    pins = [line.split("==") for line in lines if line and not line.startswith("#")]
+    return {canonicalize_name(name): Version(version) for name, version in pins}
+
+
+def scripts() -> list[Path]:
+    """All files of infra/ and .ci/ that start with a line for a shell."""
+    files = [path for folder in ("infra", ".ci") for path in (ROOT / folder).rglob("*") if path.is_file()]
+    return sorted(
+        path for path in files if path.read_bytes().split(b"\n", 1)[0].startswith((b"#!/usr/bin/env bash", b"#!/bin/"))
+    )
+
+
+def test_a_file_is_named_after_what_it_holds():
+    paths = [path for folder in CODE for path in (ROOT / folder).rglob("*.py")]
+    assert paths
+    assert [str(path) for path in paths if path.stem in BANNED_NAMES] == []
+
+
+@pytest.mark.parametrize("name", ["lightning", "pytorch-lightning"])
+@pytest.mark.parametrize("version", ["2.6.2", "2.6.3"])
+def test_malicious_releases_are_excluded_by_name(name, version):
+    (requirement,) = [requirement for requirement in requirements() if requirement.name == name]
+    assert f"!={version}" in {str(specifier) for specifier in requirement.specifier}
+    assert locked_versions()[name] != Version(version)
+
+
+def test_lock_pins_torch():
+    assert locked_versions()["torch"] == Version("2.13.0")
+
+
+def test_lock_leaves_torchvision_out():
+    # Beside a CPU torch it fails at import, and takes lightning and torchmetrics with it.
+    assert "torchvision" not in locked_versions()
+
+
+@pytest.mark.parametrize("requirement", requirements(), ids=lambda requirement: requirement.name)
+def test_lock_satisfies_the_range(requirement):
+    version = locked_versions()[canonicalize_name(requirement.name)]
+    assert requirement.specifier.contains(version), f"infra/constraints.txt has {version}, pyproject.toml {requirement}"
+
+
+def test_scripts_are_where_users_look():
+    assert set(SCRIPTS) <= set(scripts())
+
+
+@pytest.mark.parametrize("script", scripts(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_script_is_executable_and_parses(script):
+    assert os.access(script, os.X_OK)
+    subprocess.run(["bash", "-n", script], check=True)

@@ -1,0 +1,47 @@
+import pytest
+
+from tasks.errors import InputError
+from tasks.train.launch import rank_environment, seat_ranks
+
+
+def cluster(hosts, per_host):
+    return [(f"tcp://{host}:{port}", host) for host in hosts for port in range(per_host)]
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2, 4])
+@pytest.mark.parametrize("num_devices", [1, 2, 8])
+def test_ranks_of_a_host_are_neighbours_and_each_has_its_own_worker(num_nodes, num_devices):
+    seats = seat_ranks(cluster("abcd", 8), num_nodes, num_devices)
+    assert [seat.rank for seat in seats] == list(range(num_nodes * num_devices))
+    assert len({seat.worker for seat in seats}) == len(seats)
+    for seat in seats:
+        assert seat.rank == seat.node_rank * num_devices + seat.local_rank
+        assert seat.host == "abcd"[seat.node_rank]
+
+
+def test_a_host_with_too_few_workers_is_passed_over():
+    workers = [*cluster("a", 1), *cluster("b", 2)]
+    assert {seat.host for seat in seat_ranks(workers, 1, 2)} == {"b"}
+
+
+def test_too_small_a_cluster_is_refused_with_what_was_found():
+    with pytest.raises(InputError, match=r"2 hosts with 2 workers each, and the cluster has a: 2, b: 1"):
+        seat_ranks([*cluster("a", 2), *cluster("b", 1)], 2, 2)
+
+
+def test_another_groups_variables_are_scrubbed():
+    inherited = {
+        "PATH": "/bin",
+        "RANK": "3",
+        "WORLD_SIZE": "8",
+        "MASTER_ADDR": "elsewhere",
+        "SLURM_PROCID": "1",
+        "TORCHELASTIC_RUN_ID": "x",
+        "CUDA_VISIBLE_DEVICES": "1,0",
+    }
+    environment = rank_environment(inherited, 4, "eth0", ("GPU-a", "GPU-b"))
+    assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-b"
+    assert environment["OMP_NUM_THREADS"] == "4"
+    assert environment["GLOO_SOCKET_IFNAME"] == environment["NCCL_SOCKET_IFNAME"] == "eth0"
+    assert environment["PATH"] == "/bin"
+    assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "SLURM_PROCID", "TORCHELASTIC_RUN_ID"} & environment.keys()

@@ -1,0 +1,62 @@
+import pytest
+
+from conf.load import load
+from tasks.errors import InputError
+from tasks.records import Gpu, Hardware
+from tasks.train.plan import resolve
+
+GIB = 2**30
+
+
+def host(bf16=True, gpus=0, capability=(9, 0), cores=2):
+    gpu = [Gpu(uuid=f"GPU-{i}", name="X", memory_bytes=GIB, compute_capability=capability) for i in range(gpus)]
+    return Hardware(
+        host="here", cpu_name="cpu", num_cores=cores, memory_bytes=8 * GIB, cpu_bf16=bf16, gpus=tuple(gpu)
+    )
+
+
+@pytest.mark.parametrize(
+    ("hardware", "precision", "memory_format"),
+    [
+        (host(bf16=True), "bf16-mixed", "channels_last"),
+        (host(bf16=False), "32-true", "channels_last"),
+        (host(gpus=1), "bf16-mixed", "channels_last"),
+        (host(gpus=1, capability=(7, 0)), "16-mixed", "channels_last"),
+    ],
+)
+def test_auto_follows_the_hardware_and_gives_its_reason(hardware, precision, memory_format):
+    plan = resolve(load("digits"), hardware, 1000)
+    assert (plan.precision, plan.memory_format) == (precision, memory_format)
+    assert set(plan.reasons) == {"accelerator", "precision", "memory_format", "compile", "loading", "num_threads"}
+    assert all(choice.reason for choice in plan.reasons.values())
+
+
+def test_what_is_asked_for_is_done_and_needs_no_reason():
+    plan = resolve(load("digits", ["execution.precision=32-true"]), host(), 1000)
+    assert plan.precision == "32-true"
+    assert "precision" not in plan.reasons
+
+
+def test_a_set_too_large_for_memory_is_streamed():
+    assert resolve(load("digits"), host(), 1000).loading == "resident"
+    assert resolve(load("digits"), host(), 10_000_000).loading == "streaming"
+
+
+def test_ranks_of_a_host_share_its_cores():
+    plan = resolve(load("digits", ["execution.num_devices=4"]), host(cores=8), 1000)
+    assert (plan.num_threads, plan.strategy, plan.world_size) == (2, "ddp", 4)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "hardware", "told"),
+    [
+        (["execution.num_devices=3"], host(), "exceeds the 2 CPU cores"),
+        (["execution.num_devices=2", "execution.accelerator=gpu"], host(gpus=1), "exceeds the 1 GPUs"),
+        (["execution.accelerator=gpu"], host(), "has no GPU"),
+        (["execution.precision=16-mixed"], host(), "16-mixed is for GPUs"),
+        (["execution.precision=bf16-mixed"], host(gpus=1, capability=(7, 5)), "has no bf16 arithmetic"),
+    ],
+)
+def test_what_the_hardware_cannot_do_is_refused(overrides, hardware, told):
+    with pytest.raises(InputError, match=told):
+        resolve(load("digits", overrides), hardware, 1000)
