@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from conf.load import ConfigError, load, preset_names, validate
 from conf.site import Site, quieten
@@ -34,8 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command; the exit status: 0 done, 1 failed while running, 2 the input is wrong."""
     quieten()
     signal.signal(signal.SIGTERM, _on_sigterm)
-    options = _parser().parse_args(arguments)
     try:
+        options = _parse(arguments)
         status: int = options.command(options)
     except (ConfigError, InputError) as error:
         _say(f"paceline: {error}")
@@ -57,10 +57,28 @@ def _on_sigterm(number: int, frame: object) -> None:
     raise _Terminated(TERMINATED)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Tells a wrong command line like any other wrong input: on one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse."""
+        raise InputError(f"{message}; see {self.prog} --help")
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Options, wherever they stand among the overrides."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    unknown = [argument for argument in rest if argument.startswith("-") or "=" not in argument]
+    if unknown or (rest and "overrides" not in options):
+        parser.error(f"unrecognized argument {(unknown or rest)[0]}")
+    if rest:
+        options.overrides += rest
+    return options
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="paceline", description="Training pipelines that account for their own speed."
-    )
+    parser = _Parser(prog="paceline", description="Training pipelines that account for their own speed.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     run = commands.add_parser(
         "run",

@@ -35,9 +35,9 @@ def check(config: Config, site: Site) -> Cleared:
         InputError: one line with the value, the rule and the fix.
     """
     listing = source.list_samples(config.data)
-    _check_batch(config, len(listing.train))
     found = training_host(config)
     plan = resolve(config, found, len(listing.train))
+    _check_batch(config, len(listing.train))
     _check_prefect(site)
     _check_home(site)
     experiment_id = store.check_store(site.tracking_uri, config.track.experiment, site.artifact_root)

@@ -22,6 +22,7 @@ from conf.schema import Config
 from tasks.errors import InputError
 from tasks.records import PreparedSet, Record
 from tasks.track.redact import redact
+from tasks.track.store import sqlite_path
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 CONFIG_ARTIFACT = "config.yaml"
@@ -71,6 +72,9 @@ def reopen(tracking_uri: str, run_id: str) -> tuple[RunHandle, dict[str, Any]]:
     """
     client = MlflowClient(tracking_uri)
     try:
+        file = sqlite_path(tracking_uri)
+        if file is not None and not file.exists():
+            raise FileNotFoundError(file)  # asking the client would create an empty store
         run = client.get_run(run_id)
         with tempfile.TemporaryDirectory() as directory:
             path = client.download_artifacts(run_id, CONFIG_ARTIFACT, directory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import urllib.error
 import urllib.request
@@ -19,6 +20,8 @@ from tasks.errors import InputError
 from tasks.track.redact import redact
 
 REACH_SECONDS = 5
+
+logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it tells of every migration
 
 
 def check_store(tracking_uri: str, experiment: str, artifact_root: str | None) -> str:
@@ -64,14 +67,19 @@ def _check_server(tracking_uri: str) -> None:
         ) from error
 
 
+def sqlite_path(tracking_uri: str) -> Path | None:
+    """The file of a sqlite store, None for any other: `sqlite:///relative`, `sqlite:////absolute`."""
+    parsed = urlparse(tracking_uri)
+    return Path(parsed.path[1:]) if parsed.scheme == "sqlite" else None
+
+
 @contextmanager
 def _only_one(tracking_uri: str) -> Iterator[None]:
     """One process at a time: several first clients of a new sqlite file can break it."""
-    parsed = urlparse(tracking_uri)
-    if parsed.scheme != "sqlite":
+    path = sqlite_path(tracking_uri)
+    if path is None:
         yield
         return
-    path = Path(parsed.path[1:] if parsed.path.startswith("//") else parsed.path.removeprefix("/"))
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = os.open(path.with_name(path.name + ".lock"), os.O_CREAT | os.O_RDWR, 0o644)
     try:

@@ -1,0 +1,129 @@
+"""Wrong input: exit status 2, one line with value, rule and fix, and nothing left behind."""
+
+import socket
+from pathlib import Path
+
+import pytest
+from mlflow.tracking import MlflowClient
+from PIL import Image
+
+from conf.site import Site
+from flows.cli import main
+
+
+@pytest.fixture
+def refused(capsys, monkeypatch, tmp_path):
+    """Runs a command that must be refused; returns the line it told, and checks that it left nothing."""
+    home = tmp_path / "home"
+    monkeypatch.setenv("PACELINE_HOME", str(home))
+
+    def run(*arguments):
+        status = main([*arguments])
+        told = capsys.readouterr().err.strip()
+        assert status == 2, told
+        assert told.startswith("paceline: ")
+        assert "\n" not in told
+        store = home / "mlflow.db"
+        if store.exists():
+            client = MlflowClient(Site().tracking_uri)
+            assert client.search_runs([e.experiment_id for e in client.search_experiments()]) == []
+        assert not list(home.glob("prepared/*")) if home.is_dir() else True
+        return told
+
+    return run
+
+
+def make_folder(root: Path, classes: dict[str, int], damaged: int = 0) -> Path:
+    for label, (name, count) in enumerate(classes.items()):
+        (root / name).mkdir(parents=True)
+        for index in range(count):
+            Image.new("RGB", (20, 20), (40 * label, index % 255, 9)).save(root / name / f"{index}.png")
+        for index in range(damaged):
+            (root / name / f"damaged{index}.png").write_bytes(b"no picture")
+    return root
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["digits", "recipe.num_epoch=1"], "did you mean recipe.num_epochs?"),
+        (["digits", "recipe.num_epochs=one"], "recipe.num_epochs='one'"),
+        (["digits", "model.name=twohead"], "does not fit data.source=digits"),
+        (["nonsense"], "preset 'nonsense'"),
+        (["folder"], "add data.root=DIR"),
+        (["folder", "data.root=/does/not/exist"], "/does/not/exist"),
+        (["digits", "recipe.batch_size=100000"], "exceeds the 1293 training samples; use at most 1293"),
+        (["digits", "execution.num_devices=999"], "execution.num_devices=999 exceeds"),
+        (["digits", "execution.num_nodes=2"], "num_nodes=2"),
+        (["digits", "execution.accelerator=gpu", "execution.num_devices=99"], "execution."),
+        (["digits", "execution.precision=16-mixed", "execution.accelerator=cpu"], "16-mixed is for GPUs"),
+        (["digits", "cluster.num_workers=1", "execution.num_devices=2"], "cluster.num_workers=1"),
+        (["--resume", "0123456789abcdef"], "no such run"),
+        ([], "needs a preset"),
+    ],
+)
+def test_wrong_settings(refused, arguments, told):
+    assert told in refused("run", *arguments)
+
+
+def test_an_empty_root(refused, tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert str(tmp_path / "empty") in refused("run", "folder", f"data.root={tmp_path / 'empty'}")
+
+
+def test_a_single_class(refused, tmp_path):
+    root = make_folder(tmp_path / "data", {"only": 12})
+    assert "class" in refused("run", "folder", f"data.root={root}")
+
+
+def test_a_batch_larger_than_the_training_set(refused, tmp_path):
+    root = make_folder(tmp_path / "data", {"a": 12, "b": 12})
+    assert "exceeds the" in refused("run", "folder", f"data.root={root}", "recipe.batch_size=64")
+
+
+def test_a_home_that_cannot_be_written(refused, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "file" / "home"))
+    assert "PACELINE_HOME=" in refused("run", "digits")
+
+
+@pytest.mark.parametrize("uri", ["sqlite:////proc/nothing/mlflow.db", "file:///tmp/mlruns", "gopher://x"])
+def test_a_store_that_cannot_be_written(refused, monkeypatch, uri):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    assert f"MLFLOW_TRACKING_URI={uri}" in refused("run", "digits")
+
+
+def test_an_mlflow_server_that_is_away(refused, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://user:hunter2@127.0.0.1:{free_port()}")
+    told = refused("run", "digits")
+    assert "does not answer" in told
+    assert "hunter2" not in told
+
+
+def test_a_prefect_server_that_is_away(refused, monkeypatch):
+    monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{free_port()}/api")
+    assert "PREFECT_API_URL=" in refused("run", "digits")
+
+
+def test_a_dask_scheduler_that_is_away(refused):
+    told = refused("run", "digits", "cluster.kind=address", f"cluster.address=tcp://127.0.0.1:{free_port()}")
+    assert "no Dask scheduler answers" in told
+
+
+def test_help_and_show_start_nothing(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
+    assert main(["run", "--help"]) == 0
+    helped = capsys.readouterr().out
+    assert main(["run", "twohead", "--show", "execution.num_devices=2"]) == 0
+    shown = capsys.readouterr().out
+    assert "recipe.learning_rate" in helped
+    assert "Peak learning rate of one device" in helped
+    assert "execution.num_threads" in shown
+    assert " -> " in shown
+    assert not (tmp_path / "home").exists()
