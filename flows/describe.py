@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from conf.load import flatten
 from conf.schema import Config
 from flows.preflight import training_host
-from tasks.data import source
+from tasks.data.key import describe as list_data
 from tasks.errors import InputError
 from tasks.records import Choice
 from tasks.train.plan import resolve
@@ -33,7 +33,7 @@ def describe(config: Config, key_width: int) -> str:
 def _choices(config: Config) -> dict[str, Choice]:
     """What each `auto` becomes here; without the data, as far as it can be told."""
     try:
-        num_train = len(source.list_samples(config.data).train)
+        num_train = list_data(config.data).num_train
     except InputError:
         num_train = 0
     plan = resolve(config, training_host(config), num_train)

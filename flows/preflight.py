@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from conf.schema import Config
 from conf.site import Site
 from tasks.cluster import address, hardware
-from tasks.data import source
+from tasks.data.key import describe
 from tasks.errors import InputError
 from tasks.records import Hardware, Plan
 from tasks.track import store
@@ -34,10 +34,10 @@ def check(config: Config, site: Site) -> Cleared:
     Raises:
         InputError: one line with the value, the rule and the fix.
     """
-    listing = source.list_samples(config.data)
+    listing = describe(config.data)
     found = training_host(config)
-    plan = resolve(config, found, len(listing.train))
-    _check_batch(config, len(listing.train))
+    plan = resolve(config, found, listing.num_train)
+    _check_batch(config, listing.num_train)
     _check_prefect(site)
     _check_home(site)
     experiment_id = store.check_store(site.tracking_uri, config.track.experiment, site.artifact_root)
@@ -83,7 +83,7 @@ def _check_batch(config: Config, num_train: int) -> None:
 
 def _check_prefect(site: Site) -> None:
     url = site.prefect_api_url
-    if url is None:
+    if not url:
         return
     try:
         urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=REACH_SECONDS).close()

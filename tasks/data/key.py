@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-
-import numpy
-import PIL
-import sklearn
+from importlib import metadata
 
 from conf.schema import Data
 from tasks.data import source
@@ -27,9 +24,9 @@ def preparation_key(listing: SampleListing, data: Data) -> str:
 
     `max_rejected_fraction` has no part in it: it decides whether a set may be used, not what is in it.
     """
-    versions = {"pillow": PIL.__version__, "numpy": numpy.__version__}
+    libraries = ["pillow", "numpy"]
     if listing.origin.kind in ("digits", "rotated_digits"):
-        versions["scikit-learn"] = sklearn.__version__
+        libraries.append("scikit-learn")
     inputs = {
         "format": FORMAT_VERSION,
         "transform": TRANSFORM_VERSION,
@@ -38,7 +35,7 @@ def preparation_key(listing: SampleListing, data: Data) -> str:
         "channels": listing.channels,
         "test_fraction": data.test_fraction,
         "validation_fraction": data.validation_fraction,
-        "versions": versions,
+        "versions": {library: metadata.version(library) for library in libraries},
     }
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
 

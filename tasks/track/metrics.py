@@ -98,8 +98,18 @@ def system_metrics(tracking_uri: str, run_id: str, resumed: bool) -> Iterator[No
         resume_logging=resumed,
         tracking_uri=tracking_uri,
     )
+    first_step = monitor._logging_step
     monitor.start()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
         monitor.finish()  # type: ignore[no-untyped-call]
+        if monitor._logging_step == first_step:
+            _sample_once(monitor)
+
+
+def _sample_once(monitor: SystemMetricsMonitor) -> None:
+    """A body shorter than the sampling interval would else leave nothing."""
+    monitor.collect_metrics()  # type: ignore[no-untyped-call]
+    monitor.publish_metrics(monitor.aggregate_metrics())  # type: ignore[no-untyped-call]
+    monitor.mlflow_logger.flush()  # type: ignore[no-untyped-call]

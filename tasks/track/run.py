@@ -60,7 +60,7 @@ def begin(tracking_uri: str, experiment_id: str, config: Config, tags: dict[str,
     )
     params = [Param(key, redact(str(value))[:MAX_PARAM_CHARACTERS]) for key, value in flatten(config).items()]
     client.log_batch(handle.run_id, params=params)
-    _log_text(handle, redact(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)), CONFIG_ARTIFACT)
+    log_document(handle, CONFIG_ARTIFACT, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
     return handle
 
 
@@ -118,12 +118,14 @@ def log_facts(handle: RunHandle, metrics: dict[str, float | None], tags: dict[st
 
 
 def log_document(handle: RunHandle, name: str, content: dict[str, Any] | str | bytes | Path) -> None:
-    """Store an artifact: JSON from a dict, text, bytes, or an existing file; `name` may hold folders."""
+    """Store an artifact: JSON from a dict, text, bytes, or an existing file; `name` may hold folders.
+
+    Credentials are taken out of dicts and texts; a page of HTML has done so itself.
+    """
     if isinstance(content, dict):
         content = json.dumps(content, indent=2)
     if isinstance(content, str):
-        _log_text(handle, redact(content) if name != "report.html" else content, name)
-        return
+        content = (content if name.endswith(".html") else redact(content)).encode()
     with tempfile.TemporaryDirectory() as directory:
         target = Path(directory) / Path(name).name
         target.write_bytes(content.read_bytes() if isinstance(content, Path) else content)
@@ -136,14 +138,6 @@ def finish(handle: RunHandle, status: Status, error: str | None = None) -> None:
     if error is not None:
         handle.client.set_tag(handle.run_id, "paceline.error", redact(error)[:5000])
     handle.client.set_terminated(handle.run_id, status)
-
-
-def _log_text(handle: RunHandle, text: str, name: str) -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        target = Path(directory) / Path(name).name
-        target.write_text(text, encoding="utf-8")
-        folder = str(Path(name).parent) if Path(name).parent.parts else None
-        handle.client.log_artifact(handle.run_id, str(target), folder)
 
 
 def tag(handle: RunHandle, name: str) -> str | None:

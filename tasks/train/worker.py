@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import logging
 import os
 import signal
 import socket
@@ -372,6 +373,8 @@ def main(spec_path: str) -> int:
     spec = RankSpec.model_validate_json(Path(spec_path).read_text(encoding="utf-8"))
     directory = Path(spec.directory)
     directory.mkdir(parents=True, exist_ok=True)
+    for engine in ("lightning.pytorch", "lightning.fabric", "mlflow"):
+        logging.getLogger(engine).setLevel(logging.WARNING)  # their greetings and advertisements
     warnings.filterwarnings("ignore", module="lightning")  # advice on DataLoader workers that we do not use
     try:
         result = Rank(spec, stopwatch).run()

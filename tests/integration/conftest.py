@@ -22,6 +22,7 @@ SMALL = [
     "model.width=4",
     "model.depth=1",
     "recipe.batch_size=64",
+    "recipe.batch_scaling=strong",
     "recipe.num_epochs=2",
     "recipe.warmup_epochs=0.5",
     "execution.precision=32-true",
@@ -102,13 +103,14 @@ def paceline(prefect_url):
     """Starts the program `paceline` in a process of its own, against the Prefect server."""
     program = str(Path(sys.executable).with_name("paceline"))
 
-    def start(*arguments, **environment):
+    def start(*arguments, start_new_session=False, **environment):
         return subprocess.Popen(
             [program, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             env=os.environ | {"PREFECT_API_URL": prefect_url} | environment,
+            start_new_session=start_new_session,
         )
 
     return start

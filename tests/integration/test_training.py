@@ -90,7 +90,6 @@ def test_a_rank_can_be_replayed_by_hand(uninterrupted, tmp_path):
 def test_two_ranks_evaluate_every_sample_once_and_probe_against_one(make_job, cluster_address):
     job = make_job(
         "execution.num_devices=2",
-        "recipe.batch_size=32",
         "speedup.baseline=probe",
         "speedup.max_seconds=2",
         "execution.precision=bf16-mixed",
@@ -103,28 +102,22 @@ def test_two_ranks_evaluate_every_sample_once_and_probe_against_one(make_job, cl
     assert found.num_samples == job.prepared.num_test
     assert result.probe is not None
     assert {block.arm for block in result.probe.rounds[0]} == {"baseline", "candidate", "single"}
-    assert result.probe.baseline.num_devices == result.probe.baseline.num_devices == 1
+    assert result.probe.baseline.num_devices == 1
     assert result.probe.candidate.num_devices == 2
 
 
-def test_two_ranks_of_half_the_batch_take_the_same_steps_as_one(make_job, cluster_address):
+def test_two_ranks_of_half_the_batch_take_the_same_steps_as_one(uninterrupted, make_job, cluster_address):
     """Same samples, same order, same mean gradient; batch norm sees half batches, so the losses agree only nearly."""
-    one = train_group(make_job("recipe.batch_scaling=strong", "recipe.learning_rate=0.01"), cluster_address)
-    two = train_group(
-        make_job("recipe.batch_scaling=strong", "recipe.learning_rate=0.01", "execution.num_devices=2"),
-        cluster_address,
-    )
+    _, one, _ = uninterrupted
+    job = make_job("recipe.augment=shift", "execution.num_devices=2", "execution.num_threads=1")
+    two = train_group(job, cluster_address)
     assert one.num_steps == two.num_steps
-    np.testing.assert_allclose(two.losses[:5], one.losses[:5], rtol=0.1)
+    np.testing.assert_allclose(two.losses[:3], one.losses[:3], rtol=0.1)
 
 
-@pytest.mark.parametrize("precision", ["64-true", "bf16-mixed"])
-def test_every_precision_of_this_machine_trains(make_job, cluster_address, precision):
-    result = train_group(
-        make_job(f"execution.precision={precision}", "recipe.num_epochs=1", "execution.loading=streaming"),
-        cluster_address,
-    )
-    assert np.isfinite(result.final_loss)
+def test_double_precision_and_streaming_train_too(make_job, cluster_address):
+    job = make_job("execution.precision=64-true", "recipe.num_epochs=1", "execution.loading=streaming")
+    assert np.isfinite(train_group(job, cluster_address).final_loss)
 
 
 def test_two_heads_train_and_predict_angles(make_job, cluster_address):

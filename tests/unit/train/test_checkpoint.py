@@ -10,7 +10,9 @@ from tasks.train.checkpoint import AtomicCheckpointIO, checkpoint_path, load, ne
 def saved(tmp_path):
     plugin = AtomicCheckpointIO()
     for step in (1, 2, 3):
-        plugin.save_checkpoint({"step": step, "weights": torch.full((100,), float(step))}, checkpoint_path(tmp_path, step))
+        plugin.save_checkpoint(
+            {"step": step, "weights": torch.full((100,), float(step))}, checkpoint_path(tmp_path, step)
+        )
     return tmp_path
 
 

@@ -38,10 +38,12 @@ def test_another_groups_variables_are_scrubbed():
         "SLURM_PROCID": "1",
         "TORCHELASTIC_RUN_ID": "x",
         "CUDA_VISIBLE_DEVICES": "1,0",
+        "MALLOC_TRIM_THRESHOLD_": "65536",
     }
     environment = rank_environment(inherited, 4, "eth0", ("GPU-a", "GPU-b"))
     assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-b"
     assert environment["OMP_NUM_THREADS"] == "4"
     assert environment["GLOO_SOCKET_IFNAME"] == environment["NCCL_SOCKET_IFNAME"] == "eth0"
     assert environment["PATH"] == "/bin"
+    assert int(environment["MALLOC_TRIM_THRESHOLD_"]) > 2**30, "a worker's setting would double the time of a step"
     assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "SLURM_PROCID", "TORCHELASTIC_RUN_ID"} & environment.keys()

@@ -10,9 +10,7 @@ GIB = 2**30
 
 def host(bf16=True, gpus=0, capability=(9, 0), cores=2):
     gpu = [Gpu(uuid=f"GPU-{i}", name="X", memory_bytes=GIB, compute_capability=capability) for i in range(gpus)]
-    return Hardware(
-        host="here", cpu_name="cpu", num_cores=cores, memory_bytes=8 * GIB, cpu_bf16=bf16, gpus=tuple(gpu)
-    )
+    return Hardware(host="here", cpu_name="cpu", num_cores=cores, memory_bytes=8 * GIB, cpu_bf16=bf16, gpus=tuple(gpu))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,288 @@
+"""The program as a user runs it: real Prefect server, Dask cluster, MLflow store and rank processes."""
+
+import json
+import os
+import random
+import re
+import signal
+import time
+import uuid
+from pathlib import Path
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+from mlflow.tracking import MlflowClient
+from PIL import Image
+
+from conf.site import Site
+
+QUICK = [
+    "data.image_size=16",
+    "model.width=4",
+    "model.depth=1",
+    "recipe.num_epochs=2",
+    "recipe.warmup_epochs=0.5",
+    "speedup.max_seconds=3",
+]
+ENDLESS = [*QUICK, "speedup.baseline=none", "recipe.num_epochs=100000", "recipe.schedule=constant"]
+SUMMARY = {
+    "run_id experiment tracking_uri workload dataset train evaluate speedup time_budget seconds",
+    "dataset: fingerprint num_train num_validation num_test num_rejected reused seconds",
+    "train: world_size num_epochs num_steps seconds samples_per_second final_loss checkpoint resumed_from",
+    "evaluate: accuracy samples_per_second",
+    "speedup: ratio low high num_blocks significant efficiency verdict baseline",
+}
+METRICS = {
+    "speedup/ratio",
+    "speedup/low",
+    "speedup/high",
+    "speedup/efficiency",
+    "throughput/samples_per_second",
+    "time/data_wait_seconds",
+    "time/data_wait_fraction",
+    "test/accuracy",
+    "train/loss",
+    "validation/accuracy",
+    "system/cpu_utilization_percentage",
+}
+ARTIFACTS = {"report.html", "summary.json", "config.yaml", "environment.json", "pictures", "model", "logs"}
+PICTURES = {"speedup.png", "training.png", "time_budget.png", "confusion.png"}
+
+
+class Finished:
+    """A run of the program that has ended."""
+
+    def __init__(self, process, mark):
+        self.stdout, self.stderr = process.communicate(timeout=240)
+        self.status = process.returncode
+        self.left = [p for p in psutil.process_iter() if p.pid != process.pid and has_mark(p, mark)]
+
+    @property
+    def summary(self):
+        return json.loads(self.stdout.splitlines()[-1])
+
+
+def has_mark(process, mark):
+    try:
+        return process.environ().get("PACELINE_TEST_RUN") == mark and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+@pytest.fixture
+def start(paceline):
+    """Starts a command; returns the process and a function that waits for its end."""
+
+    def begin(*arguments, start_new_session=False, **environment):
+        mark = uuid.uuid4().hex
+        process = paceline(*arguments, start_new_session=start_new_session, PACELINE_TEST_RUN=mark, **environment)
+        return process, lambda: Finished(process, mark)
+
+    return begin
+
+
+@pytest.fixture
+def run(start):
+    def to_the_end(*arguments, **environment):
+        _, end = start("run", *arguments, **environment)
+        finished = end()
+        assert finished.left == [], "processes are left behind"
+        return finished
+
+    return to_the_end
+
+
+def mlflow_run(run_id):
+    return MlflowClient(Site().tracking_uri).get_run(run_id)
+
+
+def unfinished_run():
+    client = MlflowClient(Site().tracking_uri)
+    runs = client.search_runs([client.get_experiment_by_name("paceline").experiment_id], max_results=1)
+    return runs[0]
+
+
+def prefect_runs(url, name):
+    body = {"flow_runs": {"name": {"any_": [name]}}, "sort": "START_TIME_DESC"}
+    return httpx.post(f"{url}/flow_runs/filter", json=body).json()
+
+
+def test_a_run_keeps_every_promise_of_the_contract(run, prefect_url):
+    first = run("digits", *QUICK, "name=contract", "--json")
+    assert first.status == 0, first.stderr
+    assert len(first.stdout.splitlines()) == 1
+    summary = first.summary
+    for line in SUMMARY:
+        section, _, names = line.rpartition(":")
+        assert set(names.split()) <= set(summary[section] if section else summary), line
+    assert summary["train"]["num_steps"] == 20
+    assert summary["dataset"] | {"num_train": 1293, "num_validation": 145, "num_test": 359} == summary["dataset"]
+    assert summary["speedup"]["low"] <= summary["speedup"]["ratio"] <= summary["speedup"]["high"]
+    assert summary["speedup"]["efficiency"] is None, "one device has no parallel efficiency to measure"
+    budget = sum(summary["time_budget"].values())
+    assert budget == pytest.approx(summary["train"]["wall_seconds"], rel=0.02)
+    check_mlflow(summary)
+    check_prefect(prefect_url, "contract")
+
+    again = run("digits", *QUICK, "name=contract", "--json").summary
+    assert again["dataset"]["reused"] is True
+    assert summary["workload"] == again["workload"]
+    assert again["train"]["final_loss"] == summary["train"]["final_loss"]
+    assert again["evaluate"]["confusion"] == summary["evaluate"]["confusion"]
+
+
+def check_mlflow(summary):
+    found = mlflow_run(summary["run_id"])
+    assert found.info.status == "FINISHED"
+    assert METRICS - {"speedup/efficiency"} <= set(found.data.metrics)
+    assert found.data.metrics["speedup/ratio"] == pytest.approx(summary["speedup"]["ratio"])
+    assert found.data.tags["paceline.workload"] == summary["workload"]
+    assert found.data.tags["paceline.role"] == "run"
+    assert found.data.tags["prefect.flow_run_id"]
+    assert found.data.params["recipe.learning_rate"] == "0.1"
+    assert found.inputs.dataset_inputs[0].dataset.digest == summary["dataset"]["fingerprint"]
+    client = MlflowClient(Site().tracking_uri)
+    assert {file.path for file in client.list_artifacts(summary["run_id"])} >= ARTIFACTS
+    assert {Path(file.path).name for file in client.list_artifacts(summary["run_id"], "pictures")} >= PICTURES
+    report = Path(client.download_artifacts(summary["run_id"], "report.html")).read_text()
+    outside = re.findall(r"(?:src|href)\s*=\s*[\"'](?!data:|#)[^\"']+|url\((?!['\"]?(?:data:|#))[^)]+", report)
+    assert outside == [], "the report must open offline"
+    environment = json.loads(Path(client.download_artifacts(summary["run_id"], "environment.json")).read_text())
+    assert environment["versions"]["torch"].startswith("2.13")
+    assert len(environment["hosts"]) == len(environment["devices"]) == 1
+
+
+def check_prefect(url, name):
+    flow_run = prefect_runs(url, name)[0]
+    assert flow_run["state"]["type"] == "COMPLETED"
+    assert flow_run["parameters"]["config"]["recipe"]["num_epochs"] == 2
+    body = {"flow_runs": {"id": {"any_": [flow_run["id"]]}}}
+    tasks = httpx.post(f"{url}/task_runs/filter", json=body).json()
+    assert {task["name"].rpartition("-")[0] for task in tasks} == {"prepare", "train", "evaluate", "account"}
+    artifacts = httpx.post(f"{url}/artifacts/filter", json=body).json()
+    assert any("accuracy" in artifact["data"] for artifact in artifacts if artifact["key"] == "summary")
+    logs = httpx.post(f"{url}/logs/filter", json={"logs": {"flow_run_id": {"any_": [flow_run["id"]]}}}).json()
+    assert any("execution.precision=" in log["message"] for log in logs)
+
+
+def test_the_flow_shows_a_form_of_every_field():
+    from flows.pipeline import run_pipeline
+
+    schema = run_pipeline.parameters.model_dump()
+    sections = schema["definitions"]
+    assert "batch_size" in sections["Recipe"]["properties"]
+    for section in ("Data", "Model", "Recipe", "Execution", "Cluster", "Speedup", "Track"):
+        for name, field in sections[section]["properties"].items():
+            assert field.get("description"), f"{section}.{name} has no help"
+
+
+def make_pictures(root, seed=3):
+    """Two classes told apart by brightness: mixed sizes and modes, some damaged; the names of the damaged."""
+    chance = random.Random(seed)
+    noise = np.random.default_rng(seed)
+    damaged = set()
+    for label, name in enumerate(("dark", "light")):
+        (root / name).mkdir(parents=True)
+        for index in range(60):
+            width, height = chance.randint(20, 90), chance.randint(20, 90)
+            mode = chance.choice(["RGB", "L", "RGBA", "P", "CMYK"])
+            pixels = noise.integers(90 * label, 90 * label + 120, (height, width, 3), dtype=np.uint8)
+            picture = Image.fromarray(pixels).convert(mode)
+            suffix = "jpg" if mode in ("RGB", "L", "CMYK") else "png"
+            path = root / name / f"{index:03d}.{suffix}"
+            picture.save(path)
+            if index % 15 == 7:
+                whole = path.read_bytes()
+                path.write_bytes(chance.choice([b"", whole[: len(whole) // 2], b"not a picture"]))
+                damaged.add(f"{name}/{path.name}")
+    (root / "dark" / "notes.txt").write_text("not a sample")
+    return damaged
+
+
+def test_a_folder_of_mixed_images_trains_and_lists_exactly_the_damaged(run, tmp_path):
+    damaged = make_pictures(tmp_path / "pictures")
+    overrides = [f"data.root={tmp_path / 'pictures'}", "data.image_size=32", "data.max_rejected_fraction=0.1"]
+    finished = run("folder", *overrides, "recipe.num_epochs=4", "speedup.baseline=none", "model.width=8", "--json")
+    assert finished.status == 0, finished.stderr
+    summary = finished.summary
+    client = MlflowClient(Site().tracking_uri)
+    listed = Path(client.download_artifacts(summary["run_id"], "rejected.jsonl")).read_text().splitlines()
+    assert {json.loads(line)["path"] for line in listed} == damaged
+    assert summary["dataset"]["num_rejected"] == len(damaged)
+    total = sum(summary["dataset"][f"num_{split}"] for split in ("train", "validation", "test"))
+    assert total == 120 - len(damaged)
+    assert summary["speedup"]["ratio"] is None
+    assert summary["evaluate"]["accuracy"] > 0.8
+
+    refused = run("folder", *overrides[:2], "data.max_rejected_fraction=0", "--json")
+    assert refused.status == 2
+    assert refused.stdout == ""
+    assert re.search(rf"{len(damaged)} of 120 samples .* cannot be decoded", refused.stderr.splitlines()[-1])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_interrupted_run_is_killed_in_mlflow_and_can_be_resumed(start, run, number, prefect_url):
+    name = f"interrupted-{number.name.lower()}"
+    process, end = start("run", "digits", *ENDLESS, f"name={name}", start_new_session=True)
+    wait_for_checkpoint(process)
+    os.killpg(process.pid, number)  # a terminal's Ctrl-C goes to the whole group
+    finished = end()
+    assert finished.status == 128 + number, finished.stderr
+    assert finished.left == [], "processes are left behind"
+    left = unfinished_run()
+    assert left.info.status == "KILLED"
+    assert f"--resume {left.info.run_id}" in left.data.tags["paceline.error"]
+    assert prefect_runs(prefect_url, name)[0]["state"]["type"] in ("CRASHED", "CANCELLED", "FAILED")
+
+    told = run("--resume", left.info.run_id, "recipe.num_epochs=2").stderr
+    assert "would change what the run is" in told
+
+
+def test_an_interrupted_run_goes_on_to_its_end_under_its_own_id(start, run):
+    long = [*QUICK, "recipe.num_epochs=60", "speedup.baseline=none", "execution.checkpoint_steps=4"]
+    process, end = start("run", "digits", *long)
+    wait_for_checkpoint(process)
+    process.send_signal(signal.SIGTERM)
+    end()
+    left = unfinished_run()
+    assert left.info.status == "KILLED"
+    resumed = run("--resume", left.info.run_id, "--json")
+    assert resumed.status == 0, resumed.stderr
+    assert resumed.summary["run_id"] == left.info.run_id
+    assert resumed.summary["train"]["resumed_from"]
+    assert resumed.summary["train"]["num_steps"] == 600
+    assert mlflow_run(left.info.run_id).info.status == "FINISHED"
+    steps = [m.step for m in MlflowClient(Site().tracking_uri).get_metric_history(left.info.run_id, "train/loss")]
+    assert steps == sorted(set(steps)), "no step is logged twice"
+    assert run("--resume", left.info.run_id).status == 2, "a finished run is not resumed"
+
+
+def wait_for_checkpoint(process):
+    """Until the newest run has saved one."""
+    begun = time.time()
+    while time.time() - begun < 120:
+        assert process.poll() is None, process.stderr.read()
+        found = [path for path in Site().root.glob("runs/*/checkpoints/*.ckpt") if path.stat().st_mtime > begun]
+        if found:
+            return
+        time.sleep(0.1)
+    raise TimeoutError("no checkpoint within 120 s")
+
+
+def test_a_run_whose_rank_raises_ends_with_its_traceback(run, prefect_url):
+    finished = run("digits", *QUICK, "speedup.baseline=none", "recipe.learning_rate=1e30", "name=diverges", "--json")
+    assert finished.status == 1
+    assert finished.stdout == ""
+    lines = finished.stderr.strip().splitlines()
+    assert "train/loss is nan at step" in lines[-1]
+    assert any(line.startswith("paceline: rank 0 failed: RunError: train/loss is nan") for line in lines)
+    assert unfinished_run().info.status == "FAILED"
+    assert prefect_runs(prefect_url, "diverges")[0]["state"]["type"] == "FAILED"
+
+
+def test_without_any_server_prefects_temporary_one_is_used(run):
+    finished = run("digits", *QUICK, "speedup.baseline=none", "recipe.num_epochs=1", PREFECT_API_URL="")
+    assert finished.status == 0, finished.stderr
+    assert "paceline ui" in finished.stderr
