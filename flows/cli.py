@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from conf.load import ConfigError, load, preset_names, validate
+from conf.load import ConfigError, apply, load, preset_names, validate
 from conf.site import Site, quieten
 from tasks.errors import InputError, PacelineError, RankError
 
@@ -131,16 +131,16 @@ def _resumed(site: Site, options: argparse.Namespace) -> Config:
                 f"--resume {options.resume}: {override} would change what the run is; "
                 f"only {' and '.join(section + '*' for section in RESUMABLE_SECTIONS)} may change"
             )
-    return load_tree(tree, options.overrides)
-
-
-def load_tree(tree: dict[str, Any], overrides: list[str]) -> Config:
-    """A configuration from a stored tree and overrides."""
-    from conf.load import apply
-
-    for override in overrides:
+    before = validate(tree)
+    for override in options.overrides:
         apply(tree, override)
-    return validate(tree)
+    config = validate(tree)
+    if config.global_batch_size != before.global_batch_size:
+        raise InputError(
+            f"--resume {options.resume}: the run has {before.global_batch_size} samples per step and would have "
+            f"{config.global_batch_size}; keep execution.num_nodes x num_devices = {before.execution.world_size}"
+        )
+    return config
 
 
 def _execute(config: Config, site: Site, resume: str | None) -> dict[str, Any]:

@@ -38,6 +38,7 @@ def check(config: Config, site: Site) -> Cleared:
     found = training_host(config)
     plan = resolve(config, found, listing.num_train)
     _check_batch(config, listing.num_train)
+    _check_test(config, listing.num_test)
     _check_prefect(site)
     _check_home(site)
     experiment_id = store.check_store(site.tracking_uri, config.track.experiment, site.artifact_root)
@@ -78,6 +79,14 @@ def _check_batch(config: Config, num_train: int) -> None:
         raise InputError(
             f"recipe.batch_size={config.recipe.batch_size} ({config.global_batch_size} over all ranks) exceeds the "
             f"{num_train} training samples; use at most {num_train // ranks}"
+        )
+
+
+def _check_test(config: Config, num_test: int) -> None:
+    if num_test == 0:
+        raise InputError(
+            f"data.test_fraction={config.data.test_fraction} leaves no test samples, and a run is evaluated on them; "
+            "raise it or give the source a test split"
         )
 
 

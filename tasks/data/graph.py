@@ -68,7 +68,7 @@ def prepare(
         _check_rejected(data, _read_rejected(listed) if found.num_rejected else [], listing.num_samples, lambda: listed)
         return found
     try:
-        path, facts = _make(listing, data, home, address, on_progress)
+        path, facts = _make(listing, data, key, home, address, on_progress)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise RunError(f"{home}: preparation failed ({error}); check that every worker can write there") from error
@@ -77,9 +77,8 @@ def prepare(
 
 
 def _make(
-    listing: SampleListing, data: Data, home: Path, address: str, on_progress: Progress | None
+    listing: SampleListing, data: Data, key: str, home: Path, address: str, on_progress: Progress | None
 ) -> tuple[Path, manifest.Manifest]:
-    key = preparation_key(listing, data)
     store.remove_stale(home)
     with store.temporary(home, key) as directory:
         records = run_chunks(list(cut(listing, data, directory)), address, directory, on_progress)

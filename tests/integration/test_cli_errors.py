@@ -59,6 +59,7 @@ def free_port() -> int:
         (["folder"], "add data.root=DIR"),
         (["folder", "data.root=/does/not/exist"], "/does/not/exist"),
         (["digits", "recipe.batch_size=100000"], "exceeds the 1293 training samples; use at most 1293"),
+        (["digits", "data.test_fraction=0"], "leaves no test samples"),
         (["digits", "execution.num_devices=999"], "execution.num_devices=999 exceeds"),
         (["digits", "execution.num_nodes=2"], "num_nodes=2"),
         (["digits", "execution.accelerator=gpu", "execution.num_devices=99"], "execution."),
