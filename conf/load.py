@@ -14,6 +14,16 @@ from conf.schema import Config
 PRESETS = Path(__file__).parent
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML in which `off`, `on`, `yes` and `no` are words: YAML 1.1 makes `compile: off` a truth value."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
 class ConfigError(ValueError):
     """The configuration is wrong; the message is one line: value, rule, fix."""
 
@@ -81,9 +91,11 @@ def _read_preset(preset: str) -> dict[str, Any]:
             "name one of them or a YAML file"
         )
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"preset {path} is not valid YAML ({' '.join(str(error).split())}); mend the file") from error
+        tree = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(
+            f"preset {path} cannot be read as YAML ({' '.join(str(error).split())}); mend the file"
+        ) from error
     if not isinstance(tree, dict):
         raise ConfigError(f"preset {path} holds {type(tree).__name__}, not a mapping of sections; see conf/digits.yaml")
     return tree
@@ -112,7 +124,7 @@ def _parse(key: str, text: str) -> Any:
     if key.endswith((".root", ".address", ".experiment")) or key == "name":
         return text  # never let YAML turn a path such as 2024 or a name such as "on" into another type
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"{key}={text} is not a plain value; quote it as YAML would") from error
 

@@ -46,9 +46,12 @@ class Data(Section):
     """Largest tolerated share of samples that cannot be decoded; above it the run stops with their list."""
 
     @model_validator(mode="after")
-    def _root_where_needed(self) -> Self:
-        if self.root is None and self.source not in SOURCES_WITHOUT_ROOT:
-            raise ValueError(f"data.root is not set; source {self.source} needs one; add data.root=DIR")
+    def _root_fits(self) -> Self:
+        if self.root is not None and "@" in self.root.partition("://")[2].partition("/")[0]:
+            raise ValueError(
+                "data.root holds a user or password, and settings are logged; "
+                "give credentials through the environment or a profile of the file system"
+            )
         if self.root is not None and self.source in SOURCES_WITHOUT_ROOT:
             raise ValueError(
                 f"data.root={self.root} has no use with source {self.source}, which is embedded; "
@@ -79,7 +82,8 @@ class Recipe(Section):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Momentum of `sgd`; unused by the others."""
     batch_size: Annotated[int, Field(ge=1)] = 256
-    """Samples per device and step under weak scaling; samples per step over all devices under strong scaling."""
+    """Samples per device and step under weak scaling; samples per step over all devices under strong scaling, which
+    keeps the global batch constant."""
     batch_scaling: Literal["weak", "strong"] = "weak"
     """`weak`: constant batch per device, learning rate scaled linearly with the devices; `strong`: constant
     global batch."""
@@ -193,7 +197,7 @@ class Speedup(Section):
 class Track(Section):
     """Where the run is recorded."""
 
-    experiment: str = "paceline"
+    experiment: Annotated[str, Field(min_length=1)] = "paceline"
     """MLflow experiment."""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 # Nothing leaves the machine. Each engine has its own word for it; MLflow ignores DO_NOT_TRACK=1, "true" works.
@@ -36,6 +36,11 @@ class Site(BaseSettings):
     """MLflow server or store, where one was given."""
     prefect_api_url: str | None = Field(default=None, validation_alias="PREFECT_API_URL")
     """Prefect server, where one was given; else Prefect's own temporary one."""
+
+    @field_validator("home", mode="before")
+    @classmethod
+    def _named(cls, home: object) -> object:
+        return home or ".paceline"  # an empty variable counts as unset
 
     @property
     def root(self) -> Path:

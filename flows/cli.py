@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -153,7 +154,7 @@ def _execute(config: Config, site: Site, resume: str | None) -> dict[str, Any]:
 
     # Heartbeats tell a server which runs are dead. On the temporary one nobody listens, and the flow
     # would wait a second for their thread at its end.
-    unheard = {} if site.prefect_api_url else {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
+    unheard = {} if preflight.prefect_server(site) else {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
     with temporary_settings(unheard):
         return run_pipeline(config, resume)
 
@@ -198,7 +199,12 @@ def _show(summary: dict[str, Any]) -> None:
     _say("")
     for name, value in rows:
         _say(f"{name:<{width}}  {value}")
-    _say(f"{'run':<{width}}  {summary['run_id']} in experiment {summary['experiment']}; see it with: paceline ui")
+    _say(f"{'run':<{width}}  {summary['run_id']} in experiment {summary['experiment']}; see it with: {_program()} ui")
+
+
+def _program() -> str:
+    """How the user calls this program: by its name where that is found, else by its path."""
+    return "paceline" if shutil.which("paceline") else os.path.relpath(sys.argv[0])
 
 
 def _ui(options: argparse.Namespace) -> int:

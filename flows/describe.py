@@ -35,9 +35,11 @@ def _choices(config: Config) -> dict[str, Choice]:
     try:
         num_train = list_data(config.data).num_train
     except InputError:
-        num_train = 0
-    plan = resolve(config, training_host(config), num_train)
-    return {f"execution.{name}": choice for name, choice in plan.reasons.items()}
+        num_train = None  # where the data lie is not known yet
+    choices = dict(resolve(config, training_host(config), num_train or 0).reasons)
+    if num_train is None and "loading" in choices:
+        choices["loading"] = Choice(value="to be chosen", reason="by the size of the data, once data.root is given")
+    return {f"execution.{name}": choice for name, choice in choices.items()}
 
 
 def _helps(model: type[BaseModel], prefix: str = "") -> dict[str, str]:

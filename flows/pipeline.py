@@ -26,6 +26,7 @@ from tasks.speedup.summary import summary_table
 from tasks.track import run as tracking
 from tasks.track.run import RunHandle
 from tasks.train.coordinate import TrainJob
+from tasks.train.owner import own
 from tasks.train.steps import train
 
 
@@ -52,7 +53,6 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
                 run_id=handle.run_id,
                 tracking_uri=handle.tracking_uri,
                 home=str(site.root),
-                gpus=cleared.hardware.gpus if cleared.plan.accelerator == "gpu" else (),
                 resume=resume is not None,
             )
             trained = train(job, address)
@@ -93,18 +93,30 @@ def _tracked(
     else:
         handle, _ = tracking.reopen(site.tracking_uri, resume)
         _check_same_workload(handle, workload)
-        tracking.revive(handle, tags)
     get_run_logger().info("MLflow run %s in %s", handle.run_id, handle.experiment)
+    with own(site.root / "runs" / handle.run_id):  # refuses before anything of the run is changed
+        try:
+            if resume is None:
+                tracking.log_config(handle, config)
+            else:
+                tracking.revive(handle, tags)
+            tracking.log_dataset(handle, prepared)
+            yield handle
+        except Exception as error:
+            _finish(handle, "FAILED", str(error))
+            raise
+        except BaseException:  # Ctrl-C, SIGTERM, a cancelled flow
+            _finish(handle, "KILLED", f"interrupted; go on with: paceline run --resume {handle.run_id}")
+            raise
+        tracking.finish(handle, "FINISHED")
+
+
+def _finish(handle: RunHandle, status: tracking.Status, error: str) -> None:
+    """End the run without hiding the error that ended it."""
     try:
-        tracking.log_dataset(handle, prepared)
-        yield handle
-    except Exception as error:
-        tracking.finish(handle, "FAILED", str(error))
-        raise
-    except BaseException:  # Ctrl-C, SIGTERM, a cancelled flow
-        tracking.finish(handle, "KILLED", f"interrupted; go on with: paceline run --resume {handle.run_id}")
-        raise
-    tracking.finish(handle, "FINISHED")
+        tracking.finish(handle, status, error)
+    except Exception:  # noqa: BLE001  the store may be what failed; the first error is the one to tell
+        get_run_logger().exception("MLflow run %s could not be set %s", handle.run_id, status)
 
 
 def _check_same_workload(handle: RunHandle, workload: str) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import tempfile
-import urllib.error
+import os
+import shutil
 import urllib.request
 from dataclasses import dataclass
 
 from conf.schema import Config
 from conf.site import Site
-from tasks.cluster import address, hardware
+from tasks.cluster import hardware
 from tasks.data.key import describe
 from tasks.errors import InputError
 from tasks.records import Hardware, Plan
+from tasks.redact import redact
 from tasks.track import store
+from tasks.train.coordinate import inspect
 from tasks.train.plan import resolve
 
 REACH_SECONDS = 5
@@ -59,9 +61,10 @@ def training_host(config: Config) -> Hardware:
                 "use num_nodes=1 or cluster.kind=address"
             )
         _check_local_workers(config)
+        _check_compiler(config)
         return here
     assert config.cluster.address is not None
-    return address.describe_hosts(config.cluster.address, config.execution.world_size)[0]
+    return inspect(config, config.cluster.address)
 
 
 def _check_local_workers(config: Config) -> None:
@@ -70,6 +73,14 @@ def _check_local_workers(config: Config) -> None:
         raise InputError(
             f"cluster.num_workers={workers} is below execution.num_devices={config.execution.num_devices}; "
             "each rank needs a worker of its own: raise num_workers or leave it auto"
+        )
+
+
+def _check_compiler(config: Config) -> None:
+    if config.execution.compile == "step" and not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        raise InputError(
+            "execution.compile=step needs a C++ compiler on CPUs, and there is none on this machine; "
+            "install one (apt-get install g++) or use execution.compile=off"
         )
 
 
@@ -91,26 +102,35 @@ def _check_test(config: Config, num_test: int) -> None:
 
 
 def _check_prefect(site: Site) -> None:
-    url = site.prefect_api_url
+    url = prefect_server(site)
     if not url:
         return
     try:
-        urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=REACH_SECONDS).close()
-    except urllib.error.HTTPError:
-        return  # something answers; the client will say what it does not like
+        with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=REACH_SECONDS) as answer:
+            healthy = answer.read(16).strip() == b"true"
     except (OSError, ValueError) as error:
         raise InputError(
-            f"PREFECT_API_URL={url} does not answer within {REACH_SECONDS} s ({error}); "
+            f"PREFECT_API_URL={redact(url)} does not answer within {REACH_SECONDS} s ({error}); "
             "start the server (prefect server start) or unset the variable"
         ) from error
+    if not healthy:
+        raise InputError(
+            f"PREFECT_API_URL={redact(url)} answers, but is no Prefect API; it ends in /api, as in http://host:4200/api"
+        )
+
+
+def prefect_server(site: Site) -> str | None:
+    """Address of the Prefect server, from the environment or Prefect's own profile; None for the temporary one."""
+    if site.prefect_api_url is not None:
+        return site.prefect_api_url or None
+    from prefect.settings import get_current_settings
+
+    return get_current_settings().api.url
 
 
 def _check_home(site: Site) -> None:
-    try:
-        site.root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=site.root):
-            pass
-    except OSError as error:
-        raise InputError(
-            f"PACELINE_HOME={site.root} cannot be written ({error.strerror}); set it to a directory of yours"
-        ) from error
+    place = site.root
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise InputError(f"PACELINE_HOME={site.root} cannot be written; set it to a directory of yours")

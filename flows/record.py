@@ -10,11 +10,11 @@ from conf.schema import Config
 from tasks.evaluate.charts import draw_quality, quality_svgs
 from tasks.figures import png_bytes
 from tasks.records import EvaluateResult, Plan, PreparedSet, SpeedupResult, TrainResult
+from tasks.redact import redact
 from tasks.speedup.charts import draw_speed
 from tasks.speedup.report import ReportInput, render_report
 from tasks.track import run as tracking
 from tasks.track.environment import describe_environment
-from tasks.track.redact import redact
 from tasks.track.run import RunHandle
 
 TRAIN_KEYS = (
@@ -72,8 +72,8 @@ def summarise(outcome: Outcome, handle: RunHandle, seconds: float) -> dict[str, 
 
 def record(outcome: Outcome, handle: RunHandle, summary: dict[str, Any]) -> None:
     """Log metrics, tags, the report, its pictures and the files behind them to the MLflow run."""
-    tracking.log_facts(handle, _metrics(outcome, summary), _tags(outcome))
-    environment = describe_environment(outcome.trained.hosts, _devices(outcome))
+    tracking.log_facts(handle, _metrics(outcome, summary), _tags(outcome, handle))
+    environment = describe_environment(outcome.trained.hosts, outcome.trained.devices)
     report = ReportInput(
         summary=summary,
         config=outcome.config,
@@ -115,18 +115,16 @@ def _metrics(outcome: Outcome, summary: dict[str, Any]) -> dict[str, float | Non
     return metrics | {f"test/top_{k}_accuracy": value for k, value in evaluated.top_k.items()}
 
 
-def _tags(outcome: Outcome) -> dict[str, str]:
+def _tags(outcome: Outcome, handle: RunHandle) -> dict[str, str]:
     tags = {
         "paceline.verdict": outcome.speedup.verdict,
         "paceline.baseline": outcome.speedup.baseline or "none",
+        # The probe's baseline is an arm of this very run.
+        "paceline.baseline_run_id": handle.run_id if outcome.speedup.ratio is not None else "",
         "paceline.dataset": outcome.prepared.fingerprint,
         "paceline.contaminated": str(outcome.speedup.contaminated),
     }
     return tags | {f"paceline.auto.{name}": f"{c.value}: {c.reason}" for name, c in outcome.plan.reasons.items()}
-
-
-def _devices(outcome: Outcome) -> tuple[str, ...]:
-    return outcome.trained.devices
 
 
 def _log_files(outcome: Outcome, handle: RunHandle) -> None:

@@ -188,8 +188,8 @@ class TrainResult(Record):
     num_steps: int
     seconds: float
     """Wall time of the fit: first step to last, validation and checkpoints included, probe and start-up excluded."""
-    samples_per_second: float
-    """Training samples over the time spent in training steps and waiting for data."""
+    samples_per_second: float | None
+    """Training samples over the time spent in training steps and waiting for data; None if none was left to do."""
     final_loss: float
     checkpoint: str
     resumed_from: str | None
@@ -203,7 +203,7 @@ class TrainResult(Record):
     """Seconds per item on rank 0, from process start to process end; the items add up to `wall_seconds`."""
     wall_seconds: float
     """Measured from outside the rank: process start to process end."""
-    data_wait_fraction: float
+    data_wait_fraction: float | None
     """Share of the training steps' time spent waiting for data."""
     predictions: tuple[str, ...]
     """One .npz per rank: `index`, `logits`, and `targets` where the model predicts them."""

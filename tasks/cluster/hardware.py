@@ -5,9 +5,12 @@ Knows nothing of what the devices will be used for.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
+import re
 import socket
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -45,16 +48,40 @@ def _cpu_fields() -> dict[str, str]:
 
 
 def _gpus() -> tuple[Gpu, ...]:
+    """The GPUs that torch could use here, in NVML's order."""
     import pynvml  # only needed here; costs nothing where there is no driver
 
+    if not torch_has_cuda():
+        return ()
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return ()  # no driver, so no GPU that could be used
     try:
-        return tuple(_describe_gpu(index) for index in range(pynvml.nvmlDeviceGetCount()))
+        found = [_describe_gpu(index) for index in range(pynvml.nvmlDeviceGetCount())]
     finally:
         pynvml.nvmlShutdown()
+    return visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def visible(found: list[Gpu], setting: str | None) -> tuple[Gpu, ...]:
+    """The GPUs that `CUDA_VISIBLE_DEVICES` leaves, which NVML does not heed; never in the rotated order of a worker."""
+    if setting is None:
+        return tuple(found)
+    names = [name.strip() for name in setting.split(",") if name.strip()]
+    return tuple(
+        gpu for index, gpu in enumerate(found) if str(index) in names or any(gpu.uuid == name for name in names)
+    )
+
+
+@cache
+def torch_has_cuda() -> bool:
+    """Whether the installed torch is built for CUDA; told from its version file, for importing it takes a second."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return False
+    text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    return re.search(r"^cuda\b[^=]*=\s*['\"]", text, re.MULTILINE) is not None
 
 
 def _describe_gpu(index: int) -> Gpu:

@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from conf.schema import Data
+from conf.schema import SOURCES_WITHOUT_ROOT, Data
 from tasks.data.listing import Origin, Sample, SampleListing, check_classes
 from tasks.data.sources import cifar10, digits, folder
+from tasks.errors import InputError
 
 FETCH_AT_ONCE = 64
 """Files asked of a remote file system together; bounds memory and hides latency."""
@@ -25,13 +26,23 @@ def list_samples(data: Data) -> SampleListing:
     Raises:
         InputError: The source is missing, empty, or cannot be learned from.
     """
+    if data.root is None and data.source not in SOURCES_WITHOUT_ROOT:
+        raise InputError(f"data.root is not set; source {data.source} needs one; add data.root=DIR")
     listings = {
         "digits": digits.list_digits,
         "rotated_digits": digits.list_rotated_digits,
         "folder": folder.list_samples,
         "cifar10": cifar10.list_samples,
     }
-    listing = listings[data.source](data)
+    try:
+        listing = listings[data.source](data)
+    except InputError:
+        raise
+    except Exception as error:  # each remote file system raises its own: no credentials, no route, forbidden
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(
+            f"data.root={data.root}: cannot be listed ({reason}); mend the address or the access"
+        ) from error
     check_classes(listing.train, listing.class_names, f"data.source={data.source}")
     return listing
 

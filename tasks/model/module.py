@@ -58,6 +58,7 @@ class Learner(LightningModule):
         """Keep the curves, so that a resumed run reports the whole course. Plain types only."""
         checkpoint[STATE_KEY] = {
             "step": int(self.global_step),
+            "steps_per_epoch": self.steps_per_epoch,
             "losses": torch.tensor(self.losses, dtype=torch.float64),
             "validation_accuracy": torch.tensor(self.validation_accuracy, dtype=torch.float64),
         }

@@ -7,7 +7,6 @@ since the stages do not import each other.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from conf.schema import Config
 from tasks.figures import svg_text
 from tasks.records import Arm, EvaluateResult, Plan, PreparedSet, SpeedupResult, TrainResult
+from tasks.redact import redact
 from tasks.speedup.advice import next_steps
 from tasks.speedup.charts import budget_items, draw_speed, format_seconds
 from tasks.speedup.page import (
@@ -75,11 +75,7 @@ def render_report(report: ReportInput) -> str:
             _details(report),
         ]
     )
-    return _CREDENTIALS.sub("://***@", page(f"{report.config.name}: {_headline(report.speedup)}", body))
-
-
-_CREDENTIALS = re.compile(r"://[^/@\s<>\"']+@")
-"""User names and passwords inside URLs."""
+    return redact(page(f"{report.config.name}: {_headline(report.speedup)}", body))
 
 
 def _headline(speedup: SpeedupResult) -> str:
@@ -122,7 +118,8 @@ def _tiles(report: ReportInput) -> list[tuple[str, str]]:
     items = []
     if report.evaluate:
         items.append(("test accuracy", f"{report.evaluate.accuracy:.2%}"))
-    items.append(("samples per second in training", f"{report.train.samples_per_second:,.0f}"))
+    if report.train.samples_per_second is not None:
+        items.append(("samples per second in training", f"{report.train.samples_per_second:,.0f}"))
     if report.speedup.efficiency is not None:
         items.append((f"efficiency of {report.train.world_size} devices", f"{report.speedup.efficiency:.0%}"))
     items.append((f"training, {report.train.num_epochs} epochs", format_seconds(report.train.seconds)))
@@ -193,7 +190,8 @@ def _budget(report: ReportInput) -> Html:
 
 
 def _limits(report: ReportInput) -> Html:
-    waiting = f"{report.train.data_wait_fraction:.1%}"
+    waited = report.train.data_wait_fraction
+    waiting = "unknown" if waited is None else f"{waited:.1%}"
     rows: list[tuple[object, object]] = [
         ("Cause", report.speedup.cause or "unknown"),
         ("Waiting for data", f"{waiting} of the training steps' time"),

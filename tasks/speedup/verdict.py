@@ -187,7 +187,8 @@ _CHECK_TEXT: dict[bool | None, str] = {
 }
 _LIMIT_TEXT: dict[str, str] = {
     "data-bound": "the run is data-bound, {data_wait:.0%} of its steps' time went into waiting for data",
-    "communication-bound": "the step is communication-bound, efficiency {efficiency:.2f} on {num_devices} devices",
+    "communication-bound": "the ranks hold each other up (communication, or hardware that they share), "
+    "efficiency {efficiency:.2f} on {num_devices} devices",
     "launch-bound": "the step is launch-bound, its {milliseconds:.1f} ms are mostly the framework's overhead",
     "compute-bound": "the step is compute-bound",
 }

@@ -13,11 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mlflow.entities import Metric
-from mlflow.exceptions import MlflowException
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 from mlflow.tracking import MlflowClient
-from requests.exceptions import RequestException
-from sqlalchemy.exc import SQLAlchemyError
 
 MAX_BATCH = 500
 RETRY_SECONDS = 2.0
@@ -74,7 +71,7 @@ class MetricsWriter:
             fresh = [metric for metric in metrics if metric.step > self._last_step(metric.key)]
             if fresh:
                 self._client.log_batch(self._run_id, metrics=fresh, synchronous=True)
-        except (MlflowException, RequestException, SQLAlchemyError) as error:
+        except Exception as error:  # noqa: BLE001  whatever it is, this thread must live to try again
             print(f"MLflow is away, metrics are kept: {error}", file=sys.stderr)  # noqa: T201
             return False
         return True

@@ -21,8 +21,8 @@ from conf.load import flatten
 from conf.schema import Config
 from tasks.errors import InputError
 from tasks.records import PreparedSet, Record
-from tasks.track.redact import redact
-from tasks.track.store import sqlite_path
+from tasks.redact import redact
+from tasks.track.store import check_reachable, sqlite_path
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 CONFIG_ARTIFACT = "config.yaml"
@@ -42,26 +42,24 @@ class RunHandle(Record):
         """A client of the run's store."""
         return MlflowClient(self.tracking_uri)
 
-    @property
-    def page(self) -> str:
-        """Path of the run's page in the MLflow UI."""
-        return f"#/experiments/{self.experiment_id}/runs/{self.run_id}"
-
 
 def begin(tracking_uri: str, experiment_id: str, config: Config, tags: dict[str, str]) -> RunHandle:
-    """Create a RUNNING run with its tags, parameters and configuration."""
+    """Create a RUNNING run with its tags; whoever does so must `finish` it."""
     client = MlflowClient(tracking_uri)
     run = client.create_run(experiment_id, run_name=config.name, tags=tags)
-    handle = RunHandle(
+    return RunHandle(
         tracking_uri=tracking_uri,
         experiment=config.track.experiment,
         experiment_id=experiment_id,
         run_id=run.info.run_id,
     )
+
+
+def log_config(handle: RunHandle, config: Config) -> None:
+    """Log the parameters and the configuration itself, from which a resume reads it."""
     params = [Param(key, redact(str(value))[:MAX_PARAM_CHARACTERS]) for key, value in flatten(config).items()]
-    client.log_batch(handle.run_id, params=params)
+    handle.client.log_batch(handle.run_id, params=params)
     log_document(handle, CONFIG_ARTIFACT, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
-    return handle
 
 
 def reopen(tracking_uri: str, run_id: str) -> tuple[RunHandle, dict[str, Any]]:
@@ -70,6 +68,7 @@ def reopen(tracking_uri: str, run_id: str) -> tuple[RunHandle, dict[str, Any]]:
     Raises:
         InputError: there is no such run, it is finished, or it is not one of ours.
     """
+    check_reachable(tracking_uri)
     client = MlflowClient(tracking_uri)
     try:
         file = sqlite_path(tracking_uri)
@@ -120,12 +119,12 @@ def log_facts(handle: RunHandle, metrics: dict[str, float | None], tags: dict[st
 def log_document(handle: RunHandle, name: str, content: dict[str, Any] | str | bytes | Path) -> None:
     """Store an artifact: JSON from a dict, text, bytes, or an existing file; `name` may hold folders.
 
-    Credentials are taken out of dicts and texts; a page of HTML has done so itself.
+    Credentials are taken out of dicts and texts.
     """
     if isinstance(content, dict):
         content = json.dumps(content, indent=2)
     if isinstance(content, str):
-        content = (content if name.endswith(".html") else redact(content)).encode()
+        content = redact(content).encode()
     with tempfile.TemporaryDirectory() as directory:
         target = Path(directory) / Path(name).name
         target.write_bytes(content.read_bytes() if isinstance(content, Path) else content)

@@ -11,13 +11,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlparse
+from urllib.request import url2pathname
 
+from mlflow.entities import Experiment
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from tasks.errors import InputError
-from tasks.track.redact import redact
+from tasks.redact import redact
 
 REACH_SECONDS = 5
 
@@ -35,18 +38,13 @@ def check_store(tracking_uri: str, experiment: str, artifact_root: str | None) -
     Raises:
         InputError: the store cannot be reached or written.
     """
-    scheme = urlparse(tracking_uri).scheme
-    if scheme in ("http", "https"):
-        _check_server(tracking_uri)
-    elif scheme in ("", "file"):
-        raise InputError(
-            f"MLFLOW_TRACKING_URI={tracking_uri} is a file store, which MLflow no longer writes; "
-            "use sqlite:////path/mlflow.db or a server's http address"
-        )
+    check_reachable(tracking_uri)
     try:
         with _only_one(tracking_uri):
-            return _experiment_id(MlflowClient(tracking_uri), experiment, artifact_root)
-    except (MlflowException, SQLAlchemyError, OSError) as error:
+            found = _experiment(MlflowClient(tracking_uri), experiment, artifact_root)
+        _check_writable(sqlite_path(tracking_uri), local_path(found.artifact_location))
+        return str(found.experiment_id)
+    except (MlflowException, SQLAlchemyError, ArgumentError, OSError) as error:
         first = str(error).strip().splitlines()[0]
         raise InputError(
             f"MLFLOW_TRACKING_URI={redact(tracking_uri)} cannot be used ({redact(first)}); "
@@ -54,7 +52,20 @@ def check_store(tracking_uri: str, experiment: str, artifact_root: str | None) -
         ) from error
 
 
-def _check_server(tracking_uri: str) -> None:
+def check_reachable(tracking_uri: str) -> None:
+    """Refuse a store that MLflow cannot write, or a server that does not answer, within seconds.
+
+    Raises:
+        InputError: as it says.
+    """
+    scheme = urlparse(tracking_uri).scheme
+    if scheme in ("", "file"):
+        raise InputError(
+            f"MLFLOW_TRACKING_URI={tracking_uri} is a file store, which MLflow no longer writes; "
+            "use sqlite:////path/mlflow.db or a server's http address"
+        )
+    if scheme not in ("http", "https"):
+        return
     # MLflow's client retries for minutes; any HTTP answer at all within seconds shows that the server is there.
     try:
         urllib.request.urlopen(f"{tracking_uri.rstrip('/')}/health", timeout=REACH_SECONDS).close()
@@ -69,8 +80,26 @@ def _check_server(tracking_uri: str) -> None:
 
 def sqlite_path(tracking_uri: str) -> Path | None:
     """The file of a sqlite store, None for any other: `sqlite:///relative`, `sqlite:////absolute`."""
-    parsed = urlparse(tracking_uri)
-    return Path(parsed.path[1:]) if parsed.scheme == "sqlite" else None
+    if not tracking_uri.startswith("sqlite:"):
+        return None
+    database = make_url(tracking_uri).database  # a path may hold `#`, at which urlparse would cut it
+    return Path(database) if database else None
+
+
+def local_path(location: str) -> Path | None:
+    """Where artifacts lie on this machine, None if a server or a remote store keeps them."""
+    scheme = urlparse(location).scheme
+    return Path(url2pathname(location.removeprefix("file://"))) if scheme in ("", "file") else None
+
+
+def _check_writable(*paths: Path | None) -> None:
+    """Raise PermissionError for a file or folder that could not be written when the time comes."""
+    for path in paths:
+        place = path
+        while place is not None and not place.exists() and place != place.parent:
+            place = place.parent
+        if place is not None and not os.access(place, os.W_OK):
+            raise PermissionError(f"{path} is not writable")
 
 
 @contextmanager
@@ -89,7 +118,7 @@ def _only_one(tracking_uri: str) -> Iterator[None]:
         os.close(lock)
 
 
-def _experiment_id(client: MlflowClient, name: str, artifact_root: str | None) -> str:
+def _experiment(client: MlflowClient, name: str, artifact_root: str | None) -> Experiment:
     found = client.get_experiment_by_name(name)
     if found is not None:
         if found.lifecycle_stage == "deleted":
@@ -97,11 +126,11 @@ def _experiment_id(client: MlflowClient, name: str, artifact_root: str | None) -
                 f"track.experiment={name} is deleted in this store; "
                 "restore it (mlflow experiments restore) or name another"
             )
-        return str(found.experiment_id)
+        return found
     try:
-        return str(client.create_experiment(name, artifact_location=artifact_root))
+        return client.get_experiment(client.create_experiment(name, artifact_location=artifact_root))
     except MlflowException:
         found = client.get_experiment_by_name(name)  # another process was first
         if found is None:
             raise
-        return str(found.experiment_id)
+        return found

@@ -121,6 +121,10 @@ class ProgressCallback(Callback):
         """Start the first window."""
         self._window_started = time.monotonic()
 
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Keep validation and checkpoints of the epoch before out of the first window's rate."""
+        self._window_started = time.monotonic()
+
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Close a window every `log_steps` steps and at an epoch's end; the same steps on all ranks."""
         steps = pl_module.steps_per_epoch

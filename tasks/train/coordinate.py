@@ -16,9 +16,10 @@ from urllib.parse import urlparse
 
 from conf.schema import Config
 from tasks.cluster.address import connect, workers
+from tasks.cluster.hardware import describe
 from tasks.errors import InputError, RankError, RunError
 from tasks.fingerprint import code_fingerprint
-from tasks.records import Gpu, Plan, PreparedSet, RankSpec, Record, TrainResult
+from tasks.records import Hardware, Plan, PreparedSet, RankSpec, Record, TrainResult
 from tasks.train.checkpoint import newest_verified
 from tasks.train.launch import Seat, seat_ranks
 from tasks.train.supervise import (
@@ -52,8 +53,6 @@ class TrainJob(Record):
     run_id: str
     tracking_uri: str
     home: str
-    gpus: tuple[Gpu, ...] = ()
-    """Of a training host, when it trains on them; all hosts list theirs in the same order."""
     resume: bool = False
 
     @property
@@ -71,13 +70,25 @@ def train_group(job: TrainJob, address: str, on_progress: Progress | None = None
         RunError: a worker was lost.
     """
     with connect(address) as client:
-        specs = _specs(client, job, _seats(client, job))
+        specs = _specs(client, job, _seats(client, job.config))
         with _progress(client, job.run_id, on_progress):
             outcomes = _run(client, specs)
     return _merge(outcomes)
 
 
-def _seats(client: Client, job: TrainJob) -> list[Seat]:
+def inspect(config: Config, address: str) -> Hardware:
+    """Hardware of the first host that would train on the cluster at `address`.
+
+    Raises:
+        InputError: no scheduler answers, the cluster cannot seat the group, or other code runs there.
+    """
+    with connect(address) as client:
+        first = _seats(client, config)[0].worker
+        found: Hardware = client.run(describe, workers=[first])[first]
+        return found
+
+
+def _seats(client: Client, config: Config) -> list[Seat]:
     present = workers(client)
     codes = client.run(code_fingerprint, workers=present)
     strangers = [worker for worker in present if codes[worker] != code_fingerprint()]
@@ -87,7 +98,7 @@ def _seats(client: Client, job: TrainJob) -> list[Seat]:
             "install the same version on every host and restart its workers"
         )
     hosts = [(worker, urlparse(worker).hostname or worker) for worker in present]
-    return seat_ranks(hosts, job.config.execution.num_nodes, job.config.execution.num_devices)
+    return seat_ranks(hosts, config.execution.num_nodes, config.execution.num_devices)
 
 
 def _specs(client: Client, job: TrainJob, seats: list[Seat]) -> list[tuple[Seat, RankSpec]]:
@@ -95,8 +106,10 @@ def _specs(client: Client, job: TrainJob, seats: list[Seat]) -> list[tuple[Seat,
     checkpoints = job.directory / "checkpoints"
     resume_from = newest_verified(checkpoints) if job.resume else None
     attempt = len(list(job.directory.glob("attempt-*")))
+    found = client.run(describe, workers=[seat.worker for seat in seats])
     specs = []
     for seat in seats:
+        gpus = found[seat.worker].gpus if job.plan.accelerator == "gpu" else ()
         interface = client.submit(
             interface_of, seat.host, workers=[seat.worker], allow_other_workers=False, pure=False
         ).result()
@@ -117,7 +130,7 @@ def _specs(client: Client, job: TrainJob, seats: list[Seat]) -> list[tuple[Seat,
             master_address=seats[0].host,
             master_port=port,
             interface=interface,
-            devices=tuple(gpu.uuid for gpu in job.gpus[: job.config.execution.num_devices]),
+            devices=tuple(gpu.uuid for gpu in gpus),
             coordinator=(socket.gethostname(), os.getpid()),
             code_fingerprint=code_fingerprint(),
         )
@@ -162,7 +175,8 @@ def _watch(client: Client, futures: list[Future[RankOutcome]], seats: list[Seat]
 def _finished(futures: list[Future[RankOutcome]]) -> list[RankOutcome]:
     for future in futures:
         if future.status in ("error", "lost", "cancelled"):
-            raise RunError(f"the supervisor of a rank ended as {future.status}: {future.exception(timeout=5)}")
+            reason = future.exception(timeout=5) if future.status == "error" else "its worker or the scheduler is gone"
+            raise RunError(f"the supervisor of a rank ended as {future.status}: {reason}")
     return [future.result() for future in futures if future.status == "finished"]
 
 

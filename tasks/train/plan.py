@@ -56,8 +56,8 @@ def _accelerator(config: Config, hardware: Hardware, reasons: dict[str, Choice])
         return chosen
     if asked == "gpu" and not hardware.gpus:
         raise InputError(
-            f"execution.accelerator=gpu, and {hardware.host} has no GPU that NVML sees; "
-            "use cpu or auto, or mend the driver"
+            f"execution.accelerator=gpu, and {hardware.host} has no GPU that NVML sees and torch is built for; "
+            "use cpu or auto, install a CUDA build of torch, or mend the driver"
         )
     return asked
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import nn
@@ -41,12 +42,14 @@ class BareStep:
         inputs: the network is copied, never changed.
         arm: how to execute.
         loader: yields the arm's batches; is read epoch after epoch.
+        num_steps: of an epoch's first steps to run; the last one may be ragged, and steps are compared per sample.
     """
 
-    def __init__(self, inputs: StepInputs, arm: Arm, loader: BatchSource) -> None:
+    def __init__(self, inputs: StepInputs, arm: Arm, loader: BatchSource, num_steps: int) -> None:
         self._inputs = inputs
         self._arm = arm
         self._loader = loader
+        self._num_steps = num_steps
         network = prepare_network(
             copy.deepcopy(inputs.network), arm.precision, arm.memory_format == "channels_last", inputs.device
         )
@@ -60,23 +63,33 @@ class BareStep:
         self._batches = self._endless()
 
     def run(self, num_steps: int) -> list[float]:
-        """Seconds of each of `num_steps` steps: batch, forward, backward, update."""
-        seconds = []
-        self._synchronize()
-        for _ in range(num_steps):
-            started = time.perf_counter()
-            self._step(next(self._batches))
-            self._synchronize()
-            seconds.append(time.perf_counter() - started)
-        return seconds
+        """Seconds of each of `num_steps` steps: batch, forward, backward, update.
 
-    def _endless(self) -> Iterator[LabelledBatch]:
-        step = 0
+        On a GPU each is the mean of all: waiting for the device in every step would slow the faster arm most.
+        """
+        if self._inputs.device.type == "cuda":
+            return [self._timed(num_steps) / num_steps] * num_steps
+        return [self._timed(1) for _ in range(num_steps)]
+
+    def close(self) -> None:
+        """Let go of the network, the optimizer and the batches."""
+        self._batches.close()
+        del self._network, self._optimizer, self._batches
+
+    def _timed(self, num_steps: int) -> float:
+        self._synchronize()
+        started = time.perf_counter()
+        for _ in range(num_steps):
+            self._step(next(self._batches))
+        self._synchronize()
+        return time.perf_counter() - started
+
+    def _endless(self) -> Generator[LabelledBatch, None, None]:
+        epoch = 0
         while True:
-            self._loader.seek(step)
-            for batch in self._loader:
-                yield batch
-                step += 1
+            self._loader.seek(epoch * len(self._loader))
+            yield from islice(self._loader, self._num_steps)
+            epoch += 1
 
     def _step(self, batch: LabelledBatch) -> None:
         if self._arm.precision == "64-true":

@@ -12,6 +12,7 @@ from prefect.cache_policies import NO_CACHE
 
 from tasks.display import progress_bar
 from tasks.records import TrainResult
+from tasks.train.checkpoint import newest_verified
 from tasks.train.coordinate import TrainJob, train_group
 
 
@@ -31,6 +32,12 @@ def train(job: TrainJob, address: str) -> TrainResult:
     for name, choice in job.plan.reasons.items():
         logger.info("execution.%s=%s: %s", name, choice.value, choice.reason)
     last_epoch = -1
+    if job.resume:
+        checkpoint = newest_verified(job.directory / "checkpoints")
+        if checkpoint is None:
+            logger.warning("No checkpoint in %s: training starts from step 0", job.directory / "checkpoints")
+        else:
+            logger.info("Resuming from %s", checkpoint)
 
     def on_progress(facts: dict[str, Any]) -> None:
         nonlocal last_epoch
@@ -49,7 +56,7 @@ def train(job: TrainJob, address: str) -> TrainResult:
         result.num_steps - result.first_step,
         result.world_size,
         result.seconds,
-        result.samples_per_second,
+        result.samples_per_second or 0.0,
         result.final_loss,
     )
     return result

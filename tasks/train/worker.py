@@ -17,7 +17,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +36,14 @@ from tasks.data.loading.order import BatchPlan  # noqa: E402
 from tasks.data.split import Split, open_split  # noqa: E402
 from tasks.errors import RunError  # noqa: E402
 from tasks.fingerprint import code_fingerprint  # noqa: E402
-from tasks.model.infer import Int64s, predictions  # noqa: E402
+from tasks.model.infer import Int64s  # noqa: E402
 from tasks.model.module import STATE_KEY, Learner  # noqa: E402
 from tasks.model.networks import build_network  # noqa: E402
 from tasks.records import Arm, ProbeResult, RankSpec, TrainResult  # noqa: E402
 from tasks.speedup.probe import ArmRunner, run_probe  # noqa: E402
 from tasks.track.metrics import MetricsWriter, system_metrics  # noqa: E402
 from tasks.train import group  # noqa: E402
+from tasks.train.appraise import count, predict, save_predictions  # noqa: E402
 from tasks.train.callbacks import (  # noqa: E402
     BudgetCallback,
     CheckpointCallback,
@@ -58,7 +59,7 @@ from tasks.train.stopwatch import Stopwatch  # noqa: E402
 from tasks.train.supervise import running_ranks  # noqa: E402
 
 PR_SET_PDEATHSIG = 1
-EVALUATION_BATCH = 512
+EVALUATION_PIXELS = 512 * 32 * 32  # of a batch's images, so that large ones need no more memory than small ones
 BASELINE = Arm(num_devices=1, precision="32-true", compile="off", memory_format="contiguous", loading="foreground")
 
 
@@ -98,7 +99,7 @@ class Rank:
     def run(self) -> TrainResult:
         """Probe, train, predict the test split."""
         spec = self.spec
-        first_step = int(load(Path(spec.resume_from))[STATE_KEY]["step"]) if spec.resume_from else 0
+        first_step = self._first_step()
         arm = self._candidate()
         loader = self._loader(arm, self.batches, spec.rank)
         with ExitStack() as stack:
@@ -107,6 +108,7 @@ class Rank:
                 probe = self._probe(arm, loader)
             writer = stack.enter_context(self._metrics()) if self.writes else None
             learner, budget, checkpoints = self._fit(loader, first_step, writer)
+            learner.network.to(self.device)  # Lightning has moved it to the CPU, where NCCL cannot average
             group.average_buffers(learner.network)
             with self.stopwatch.during("prediction"):
                 predictions_path, rate = self._predict(learner.network)
@@ -136,6 +138,17 @@ class Rank:
             "device": place,
         }
         group.check_agreement(self.spec, facts, same=("data", "num_steps", "code"), unique=("device",))
+
+    def _first_step(self) -> int:
+        if self.spec.resume_from is None:
+            return 0
+        state = load(Path(self.spec.resume_from))[STATE_KEY]
+        if state["steps_per_epoch"] != self.batches.steps_per_epoch:
+            raise RunError(
+                f"{self.spec.resume_from} was made with {state['steps_per_epoch']} steps per epoch, and this group "
+                f"takes {self.batches.steps_per_epoch}; resume with as many devices as before"
+            )
+        return int(state["step"])
 
     def _candidate(self) -> Arm:
         plan = self.spec.plan
@@ -169,21 +182,20 @@ class Rank:
         if self.config.speedup.baseline == "none":
             return None
         inputs = StepInputs(self.network, self.config.recipe, self.config.recipe.learning_rate, self.device)
-        candidate = BareStep(inputs, arm, loader)
-        runners = {"candidate": ArmRunner(arm, candidate.run, self.batches.global_batch_size)}
-        others = {"baseline": BASELINE}
+        arms = {"baseline": BASELINE, "candidate": arm}
         if arm.num_devices > 1:
-            others["single"] = arm.model_copy(update={"num_devices": 1})
+            arms["single"] = arm.model_copy(update={"num_devices": 1})
+        runners = {}
         with ExitStack() as stack:
-            for role, other in others.items():
-                plan = self._plan(1)
-                if self.writes:
-                    own = self._loader(other, plan, 0)
-                    stack.callback(own.close)
-                    step = BareStep(inputs, other, own).run
-                else:
-                    step = _no_part
-                runners[role] = ArmRunner(other, step, plan.global_batch_size)
+            for role, other in arms.items():
+                plan = self.batches if role == "candidate" else self._plan(1)
+                # Without a full batch there is one batch, of all samples.
+                samples = plan.global_batch_size if plan.num_full_steps else plan.num_samples
+                run = _no_part
+                if role == "candidate" or self.writes:
+                    own = loader if role == "candidate" else stack.enter_context(closing(self._loader(other, plan, 0)))
+                    run = stack.enter_context(closing(BareStep(inputs, other, own, max(1, plan.num_full_steps)))).run
+                runners[role] = ArmRunner(other, run, samples)
             return run_probe(runners, self.config.speedup, group.agreed, self._own_processes())  # type: ignore[arg-type]
 
     def _own_processes(self) -> list[int]:
@@ -265,11 +277,12 @@ class Rank:
 
     def _evaluation(self, split: Split) -> Iterator[tuple[Int64s, Batch]]:
         prepared, plan = self.spec.prepared, self.spec.plan
+        height, width, _ = prepared.image_shape
         return evaluation_batches(
             split,
             prepared.mean,
             prepared.std,
-            EVALUATION_BATCH,
+            min(512, max(1, EVALUATION_PIXELS // (height * width))),
             self.spec.rank,
             self.spec.world_size,
             self.device,
@@ -278,29 +291,21 @@ class Rank:
 
     def _count(self, network: nn.Module) -> torch.Tensor:
         """[correct, samples, summed cross-entropy] of this rank's share of the validation split."""
-        counts = torch.zeros(3, dtype=torch.float64, device=self.device)
         if not self.spec.prepared.num_validation:
-            return counts
+            return torch.zeros(3, dtype=torch.float64, device=self.device)
         group.average_buffers(network)
-        context = forward_context(self.spec.plan.precision, self.device)
         batches = self._evaluation(open_split(self.spec.prepared, "validation"))
-        for _, batch, logits_NK, _ in predictions(network, batches, context):
-            loss = nn.functional.cross_entropy(logits_NK, batch.labels_N, reduction="sum")
-            correct = (logits_NK.argmax(1) == batch.labels_N).sum()
-            counts += torch.stack([correct.double(), torch.full_like(correct, len(logits_NK)).double(), loss.double()])
-        return counts
+        return count(network, batches, forward_context(self.spec.plan.precision, self.device), self.device)
 
     def _predict(self, network: nn.Module) -> tuple[str, float]:
         """Predict this rank's share of the test split; the file's path and the group's samples per second."""
-        network.to(self.device)  # Lightning moves it to the CPU at the end of a fit
         split = open_split(self.spec.prepared, "test")
         context = forward_context(self.spec.plan.precision, self.device)
         started = time.perf_counter()
-        found = list(predictions(network, self._evaluation(split), context))
-        arrays = _collect(found, len(self.spec.prepared.class_names), len(self.spec.prepared.target_names))
+        arrays = predict(network, self._evaluation(split), context)
         seconds = torch.tensor(time.perf_counter() - started, dtype=torch.float64, device=self.device)
         path = self.directory / "predictions.npz"
-        np.savez(path, allow_pickle=False, **arrays)
+        save_predictions(path, arrays, len(self.spec.prepared.class_names), len(self.spec.prepared.target_names))
         return str(path), split.num_samples / float(group.reduced(seconds, "max").item())
 
     def _save_weights(self, network: nn.Module) -> str | None:
@@ -313,7 +318,7 @@ class Rank:
     def _result(
         self, learner: Learner, budget: BudgetCallback, checkpoints: CheckpointCallback, first_step: int
     ) -> dict[str, Any]:
-        items = self.stopwatch.budget()
+        plan, items = self.spec.plan, self.stopwatch.budget()
         steps = sum(items.get(name, 0.0) for name in ("forward", "backward", "optimizer", "loop"))
         waiting = items.get("data_wait", 0.0)
         num_steps = len(learner.losses)
@@ -323,7 +328,7 @@ class Rank:
             "num_epochs": self.config.recipe.num_epochs,
             "num_steps": num_steps,
             "seconds": budget.fit_seconds,
-            "samples_per_second": samples / (steps + waiting) if samples else 0.0,
+            "samples_per_second": samples / (steps + waiting) if samples else None,
             "final_loss": float(np.mean(learner.losses[-learner.steps_per_epoch :])),
             "checkpoint": str(checkpoints.last or self.spec.resume_from),
             "resumed_from": self.spec.resume_from,
@@ -332,23 +337,10 @@ class Rank:
             "validation_accuracy": learner.validation_accuracy,
             "time_budget": items,
             "wall_seconds": sum(items.values()),
-            "data_wait_fraction": waiting / (steps + waiting) if samples else 0.0,
+            "data_wait_fraction": waiting / (steps + waiting) if samples else None,
             "hosts": (socket.gethostname(),),
-            "devices": (self.spec.plan.device_name,),
+            "devices": (" ".join([plan.device_name, *self.spec.devices[self.spec.local_rank :][:1]]),),
         }
-
-
-def _collect(found: list[Any], num_classes: int, num_targets: int) -> dict[str, np.ndarray[Any, Any]]:
-    """Concatenate predictions; a rank may have had no samples."""
-    none = np.zeros((0, num_classes), np.float32)
-    arrays: dict[str, np.ndarray[Any, Any]] = {
-        "index": np.concatenate([np.zeros(0, np.int64), *(indices for indices, _, _, _ in found)]),
-        "logits": np.concatenate([none, *(logits.cpu().numpy() for _, _, logits, _ in found)]),
-    }
-    if num_targets:
-        nothing = np.zeros((0, num_targets), np.float32)
-        arrays["targets"] = np.concatenate([nothing, *(targets.cpu().numpy() for _, _, _, targets in found)])
-    return arrays
 
 
 def _no_part(num_steps: int) -> list[float]:

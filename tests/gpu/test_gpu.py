@@ -31,10 +31,9 @@ def test_a_rank_trains_on_the_gpu_in_every_precision(tmp_path, precision):
             run_id=tracking.begin(site.tracking_uri, experiment, config, {}).run_id,
             tracking_uri=site.tracking_uri,
             home=str(site.root),
-            gpus=here.gpus,
         )
         result = train_group(job, cluster.scheduler_address)
-    assert result.devices == (here.gpus[0].name,)
+    assert result.devices == (f"{here.gpus[0].name} {here.gpus[0].uuid}",)
     assert math.isfinite(result.final_loss)
     assert result.probe is not None
 

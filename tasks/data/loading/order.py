@@ -102,6 +102,12 @@ class BatchPlan:
         stands_alone = rest >= max(self.world_size, self.global_batch_size // 8)
         return max(1, full + (1 if rest and stands_alone else 0))
 
+    @property
+    def num_full_steps(self) -> int:
+        """Global batches of an epoch that have exactly `global_batch_size` samples."""
+        start, stop = self.bounds(self.steps_per_epoch - 1)
+        return self.steps_per_epoch - (stop - start != self.global_batch_size)
+
     def bounds(self, step: int) -> tuple[int, int]:
         """Positions of a global batch in the epoch's order.
 

@@ -58,7 +58,7 @@ def list_samples(data: Data) -> SampleListing:
     Raises:
         InputError: The root is missing, or an archive is damaged.
     """
-    root = str(data.root)
+    root = folder.absolute(str(data.root))
     place = find_archive(root)
     if place is None:
         return folder.list_samples(data)

@@ -7,6 +7,7 @@ really is an image is the transform's business.
 from __future__ import annotations
 
 import os
+import stat
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -91,7 +92,7 @@ def _build(
         train, validation = hold_out(train, data.validation_fraction)
     check_classes(train, class_names, where)
     return SampleListing(
-        Origin("files", str(data.root)), class_names, train, validation, test, channels=3, ignored=ignored
+        Origin("files", absolute(str(data.root))), class_names, train, validation, test, channels=3, ignored=ignored
     )
 
 
@@ -198,6 +199,12 @@ def open_root(root: str) -> tuple[Any, str]:
     return filesystem, str(path)
 
 
+def absolute(root: str) -> str:
+    """A local root as an absolute path: workers may have been started in another directory."""
+    filesystem, path = open_root(root)
+    return path if is_local(filesystem) else root
+
+
 def is_local(filesystem: Any) -> bool:
     """Whether files can be opened by the operating system."""
     protocol = filesystem.protocol
@@ -229,7 +236,8 @@ def _walk_local(root: str, base: Path) -> Iterator[str | _File]:
                 status = os.stat(path)  # noqa: PTH116 - twice as fast as Path.stat, and there may be millions
             except OSError as error:
                 raise _unreadable(root, path) from error
-            if not os.access(path, os.R_OK):
+            # Reading a pipe would wait for ever.
+            if not stat.S_ISREG(status.st_mode) or not os.access(path, os.R_OK):
                 raise _unreadable(root, path)
             yield _File(prefix + name, status.st_size, str(status.st_mtime_ns))
 

@@ -1,15 +1,36 @@
+from typing import Literal, get_args, get_origin
+
 import pytest
+from pydantic import BaseModel
 
 from conf.load import ConfigError, field_paths, flatten, load, preset_names
 from conf.schema import Config
 
-NEEDS_ROOT = {"cifar10", "folder"}
-
 
 @pytest.mark.parametrize("name", preset_names())
 def test_every_preset_loads_and_says_what_it_is(name):
-    config = load(name, ["data.root=/somewhere"] if name in NEEDS_ROOT else [])
+    config = load(name)
     assert config.name == name
+
+
+def choices(model, prefix=""):
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from choices(field.annotation, f"{prefix}{name}.")
+        elif get_origin(field.annotation) is Literal:
+            yield from ((f"{prefix}{name}", value) for value in get_args(field.annotation))
+
+
+FREE = [choice for choice in choices(Config) if choice[0].split(".")[0] in ("recipe", "execution", "speedup")]
+
+
+@pytest.mark.parametrize(("key", "value"), FREE)
+def test_every_named_value_can_be_given_on_the_command_line_and_in_a_preset(key, value, tmp_path):
+    assert flatten(load("digits", [f"{key}={value}"]))[key] == value
+    section, name = key.split(".")
+    preset = tmp_path / "preset.yaml"
+    preset.write_text(f"{section}:\n  {name}: {value}\n")
+    assert flatten(load(str(preset)))[key] == value
 
 
 def test_overrides_win_and_keep_their_types():
@@ -37,7 +58,7 @@ def test_a_preset_may_be_a_file(tmp_path):
         (["execution.precision=fp8"], "execution.precision='fp8': input should be 'auto', '32-true'"),
         (["recipe.num_epochs"], "is not of the form key=value"),
         (["data.root=/x"], "has no use with source digits"),
-        (["data.source=folder"], "data.root is not set"),
+        (["data.source=folder", "data.root=s3://me:hunter2@bucket/x"], "data.root holds a user or password"),
         (["model.name=twohead"], "does not fit data.source=digits"),
         (["recipe.batch_scaling=strong", "recipe.batch_size=100", "execution.num_devices=3"], "use a multiple of 3"),
         (["execution.accelerator=cpu", "execution.precision=16-mixed"], "16-mixed is for GPUs"),

@@ -1,6 +1,6 @@
 import pytest
 
-from tasks.track.redact import redact
+from tasks.redact import redact
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-_USER_INFO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)[^/@\s\"']+@")
+_USER_INFO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)[^/@\s<>\"']+@")
 _SECRET_PARAMETER = re.compile(
-    r"(?P<name>(?:password|passwd|secret|token|api_?key|access_?key|signature|sig|credential)[\w-]*)=[^&\s\"']+",
+    r"(?P<name>(?:password|passwd|secret|token|api_?key|access_?key|signature|sig|credential)[\w-]*)=[^&\s<>\"']+",
     re.IGNORECASE,
 )
 
