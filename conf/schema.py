@@ -102,7 +102,7 @@ class Recipe(Section):
     label_smoothing: Fraction = 0.0
     """Label smoothing of the cross-entropy."""
     angle_weight: Annotated[float, Field(ge=0)] = 0.1
-    """`twohead`: weight of the mean squared angle error (radians squared) beside the cross-entropy."""
+    """`twohead`: weight of the mean squared angle error (degrees squared) beside the cross-entropy."""
     augment: Augment = "none"
     """`shift`: random translations by up to `shift_pixels`; `flip_shift`: with random left-right flips too."""
     shift_pixels: Annotated[int, Field(ge=0, le=64)] = 4

@@ -5,6 +5,7 @@ Shapes: N samples, K classes, T regression targets.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -13,6 +14,10 @@ from torch import nn
 from torch.nn import functional
 
 from conf.schema import Recipe
+
+# The weight of the recipe's source is for degrees. With 0.1 for radians the angle hardly counts: 16.5 degrees RMS
+# instead of 2.9 after 20 epochs of the twohead preset (accuracy 0.985 instead of 0.973; 2026-11-21).
+DEGREES_PER_RADIAN = 180.0 / math.pi
 
 
 class LabelledBatch(Protocol):
@@ -57,7 +62,8 @@ def batch_loss(network: nn.Module, batch: LabelledBatch, recipe: Recipe) -> torc
     logits_NK, targets_NT = network(batch.images_NCHW)
     loss = functional.cross_entropy(logits_NK, batch.labels_N, label_smoothing=recipe.label_smoothing)
     if targets_NT is not None and batch.targets_NT is not None:
-        loss = loss + recipe.angle_weight * functional.mse_loss(targets_NT, batch.targets_NT.to(targets_NT.dtype))
+        squared = functional.mse_loss(targets_NT, batch.targets_NT.to(targets_NT.dtype))
+        loss = loss + recipe.angle_weight * DEGREES_PER_RADIAN**2 * squared
     return loss * batch.weight
 
 

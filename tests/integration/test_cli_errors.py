@@ -123,6 +123,9 @@ def test_help_and_show_start_nothing(capsys, monkeypatch, tmp_path):
     helped = capsys.readouterr().out
     assert main(["run", "twohead", "--show", "execution.num_devices=2"]) == 0
     shown = capsys.readouterr().out
+    for preset in ("folder", "cifar10"):  # a preset can be read before one's data are there
+        assert main(["run", preset, "--show"]) == 0
+        assert "once data.root is given" in capsys.readouterr().out
     assert "recipe.learning_rate" in helped
     assert "Peak learning rate of one device" in helped
     assert "execution.num_threads" in shown

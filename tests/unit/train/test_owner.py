@@ -1,0 +1,21 @@
+import subprocess
+import sys
+
+import pytest
+
+from tasks.errors import InputError
+from tasks.train.owner import own
+
+HOLD = "import sys, time; from pathlib import Path; from tasks.train.owner import own\n"
+HOLD += "with own(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+
+
+def test_a_run_has_one_owner_and_a_dead_one_lets_go(tmp_path):
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "r1")], stdout=subprocess.PIPE, text=True)
+    with holder:
+        assert holder.stdout.readline().strip() == "held"
+        with pytest.raises(InputError, match="run r1 is being trained by another process"), own(tmp_path / "r1"):
+            pass
+        holder.kill()
+    with own(tmp_path / "r1"):
+        pass
