@@ -94,7 +94,7 @@ class Recipe(Section):
     schedule: Literal["constant", "piecewise", "cosine", "onecycle"] = "cosine"
     """Course of the learning rate over the steps."""
     warmup_epochs: Annotated[float, Field(ge=0)] = 0.0
-    """Epochs of linear warm-up before the schedule; `onecycle`: length of its rising part."""
+    """Epochs of linear warm-up before the schedule, at most half of all; `onecycle`: length of its rising part."""
     drop_epochs: Annotated[int, Field(ge=1)] = 50
     """`piecewise`: the rate is multiplied by `drop_factor` after every so many epochs."""
     drop_factor: Annotated[float, Field(gt=0, le=1)] = 0.1
@@ -107,15 +107,6 @@ class Recipe(Section):
     """`shift`: random translations by up to `shift_pixels`; `flip_shift`: with random left-right flips too."""
     shift_pixels: Annotated[int, Field(ge=0, le=64)] = 4
     """Largest random translation in each direction, pixels."""
-
-    @model_validator(mode="after")
-    def _warmup_fits(self) -> Self:
-        if self.warmup_epochs > self.num_epochs:
-            raise ValueError(
-                f"recipe.warmup_epochs={self.warmup_epochs} exceeds recipe.num_epochs={self.num_epochs}; "
-                "use a shorter warm-up"
-            )
-        return self
 
 
 class Workload(Section):

@@ -100,7 +100,7 @@ def _tracked(
                 tracking.log_config(handle, config)
             else:
                 tracking.revive(handle, tags)
-            tracking.log_dataset(handle, prepared)
+            tracking.log_dataset(handle, prepared, config.data.source)
             yield handle
         except Exception as error:
             _finish(handle, "FAILED", str(error))

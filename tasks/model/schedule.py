@@ -18,7 +18,7 @@ def learning_rate_factor(recipe: Recipe, step: int, steps_per_epoch: int) -> flo
     Linear warm-up as in Goyal et al. (2017); one-cycle as in Smith (2018): linear up, linear down to zero.
     """
     total = recipe.num_epochs * steps_per_epoch
-    warmup = recipe.warmup_epochs * steps_per_epoch
+    warmup = min(recipe.warmup_epochs, recipe.num_epochs / 2) * steps_per_epoch  # a short trial of a long recipe
     if step < warmup:
         return (step + 1) / (warmup + 1)
     if recipe.schedule == "piecewise":

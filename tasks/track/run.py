@@ -97,11 +97,11 @@ def revive(handle: RunHandle, tags: dict[str, str]) -> None:
     handle.client.log_batch(handle.run_id, tags=[RunTag(key, value) for key, value in tags.items()])
 
 
-def log_dataset(handle: RunHandle, prepared: PreparedSet) -> None:
+def log_dataset(handle: RunHandle, prepared: PreparedSet, name: str) -> None:
     """Record the prepared set as the run's dataset input, with its content fingerprint as digest."""
     source = CodeDatasetSource(tags={"paceline.key": prepared.key})
     dataset = MetaDataset(  # type: ignore[abstract]  # its `profile` has a default, which stubs do not show
-        source, name=Path(prepared.path).name, digest=prepared.fingerprint
+        source, name=name, digest=prepared.fingerprint
     )
     entity = DatasetInput(dataset._to_mlflow_entity(), tags=[InputTag("mlflow.data.context", "training")])
     handle.client.log_inputs(handle.run_id, datasets=[entity])

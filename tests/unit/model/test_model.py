@@ -90,6 +90,11 @@ def test_onecycle_rises_and_falls_linearly():
     assert found[150] == pytest.approx(0.5)
 
 
+def test_a_warm_up_takes_at_most_half_of_a_short_run():
+    found = factors(schedule="onecycle", warmup_epochs=99)
+    assert np.argmax(found) == 100
+
+
 def test_constant_stays():
     assert set(factors(schedule="constant")) == {1.0}
 
