@@ -214,7 +214,9 @@ def _ui(options: argparse.Namespace) -> int:
         return DONE
     if not site.tracking_uri_given and not (site.root / "mlflow.db").exists():
         raise InputError(f"PACELINE_HOME={site.root} holds no runs yet; run paceline run digits first")
-    print(f"MLflow UI on http://127.0.0.1:{options.port} (Ctrl-C ends it)", flush=True)
+    # Without the workflow type the UI opens on its pages for agents.
+    page = f"http://127.0.0.1:{options.port}/#/experiments?workflowType=machine_learning"
+    print(f"MLflow UI on {page} (Ctrl-C ends it)", flush=True)
     environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     arguments = ["--backend-store-uri", site.tracking_uri, "--host", "127.0.0.1", "--port", str(options.port)]
     os.execve(sys.executable, [sys.executable, "-m", "mlflow", "server", *arguments], environment)

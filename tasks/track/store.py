@@ -23,7 +23,6 @@ from tasks.errors import InputError
 from tasks.redact import redact
 
 REACH_SECONDS = 5
-MODEL_TRAINING = {"mlflow.experimentKind": "custom_model_development"}  # else the UI opens on its pages for agents
 
 logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it tells of every migration
 
@@ -129,7 +128,7 @@ def _experiment(client: MlflowClient, name: str, artifact_root: str | None) -> E
             )
         return found
     try:
-        return client.get_experiment(client.create_experiment(name, artifact_root, MODEL_TRAINING))
+        return client.get_experiment(client.create_experiment(name, artifact_root))
     except MlflowException:
         found = client.get_experiment_by_name(name)  # another process was first
         if found is None:
