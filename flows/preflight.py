@@ -12,6 +12,7 @@ from conf.site import Site
 from tasks.cluster import hardware
 from tasks.data.key import describe
 from tasks.errors import InputError
+from tasks.paths import nearest_existing
 from tasks.records import Hardware, Plan
 from tasks.redact import redact
 from tasks.track import store
@@ -129,8 +130,6 @@ def prefect_server(site: Site) -> str | None:
 
 
 def _check_home(site: Site) -> None:
-    place = site.root
-    while not place.exists() and place != place.parent:
-        place = place.parent
+    place = nearest_existing(site.root)
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         raise InputError(f"PACELINE_HOME={site.root} cannot be written; set it to a directory of yours")

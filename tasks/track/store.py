@@ -20,6 +20,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from tasks.errors import InputError
+from tasks.paths import nearest_existing
 from tasks.redact import redact
 
 REACH_SECONDS = 5
@@ -95,10 +96,7 @@ def local_path(location: str) -> Path | None:
 def _check_writable(*paths: Path | None) -> None:
     """Raise PermissionError for a file or folder that could not be written when the time comes."""
     for path in paths:
-        place = path
-        while place is not None and not place.exists() and place != place.parent:
-            place = place.parent
-        if place is not None and not os.access(place, os.W_OK):
+        if path is not None and not os.access(nearest_existing(path), os.W_OK):
             raise PermissionError(f"{path} is not writable")
 
 
