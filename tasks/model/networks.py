@@ -70,7 +70,7 @@ class TwoHead(nn.Module):
             nn.Conv2d(wide, wide, 3, padding=1, bias=False),
             nn.BatchNorm2d(wide),
         )
-        self.skip = nn.Sequential(nn.Conv2d(filters, wide, 1, stride=2, bias=False), nn.BatchNorm2d(wide))
+        self.skip = nn.Sequential(nn.Conv2d(filters, wide, 1, bias=False), nn.BatchNorm2d(wide))
         num_features = wide * ((height + 1) // 2) * ((width + 1) // 2)
         self.classify = nn.Linear(num_features, num_classes)
         self.regress = nn.Linear(num_features, num_targets)
@@ -78,5 +78,7 @@ class TwoHead(nn.Module):
     def forward(self, images_NCHW: torch.Tensor) -> Outputs:
         """Return `(logits_NK, targets_NT)`."""
         stem = self.stem(images_NCHW)
-        features = torch.relu(self.branch(stem) + self.skip(stem)).flatten(1)
+        # A 1x1 convolution of stride 2, as slice and stride 1: oneDNN's weight gradient of the strided one writes past
+        # its buffers with two threads and few channels (SIGSEGV, heap corruption; torch 2.13 on Zen 5, 2026-11-21).
+        features = torch.relu(self.branch(stem) + self.skip(stem[:, :, ::2, ::2])).flatten(1)
         return self.classify(features), self.regress(features)

@@ -125,6 +125,7 @@ def _outcome(spec: RankSpec, returncode: int, wall_seconds: float) -> RankOutcom
     message = error.get("message")
     if result is None and message is None:
         message = f"ended by {signal.Signals(-returncode).name}" if returncode < 0 else f"exit status {returncode}"
+        message += _last_words(log)
     return RankOutcome(
         rank=spec.rank,
         returncode=returncode,
@@ -134,6 +135,12 @@ def _outcome(spec: RankSpec, returncode: int, wall_seconds: float) -> RankOutcom
         failed_at=error.get("time"),
         wall_seconds=wall_seconds,
     )
+
+
+def _last_words(log: str) -> str:
+    """What a process that was killed by its own fault said first: glibc's or faulthandler's line."""
+    said = [line for line in log.splitlines() if "Fatal Python error" in line or line.startswith(("free()", "malloc"))]
+    return f" ({said[0][:200]})" if said else ""
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ nothing of Dask, Prefect or how it was started, so any engineer can replay it by
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import logging
 import os
@@ -360,6 +361,7 @@ def die_with_parent() -> None:
 
 def main(spec_path: str) -> int:
     """Run the rank of a spec; 0 when it has written its result."""
+    faulthandler.enable()  # a crash in a library's native code leaves the Python stack in the log
     die_with_parent()
     stopwatch = Stopwatch("startup", STARTED_AT)
     spec = RankSpec.model_validate_json(Path(spec_path).read_text(encoding="utf-8"))
