@@ -183,6 +183,11 @@ class Speedup(Section):
     """Time limit of the measured blocks, seconds."""
     target_half_width: Annotated[float, Field(gt=0, lt=1)] = 0.02
     """The probe stops early once the relative half-width of the 95 % interval is below this."""
+    diagnose: bool = False
+    """Measure what limits the step with further arms of the probe: on input that is there already, without exchange of
+    gradients, on one device at the same batch, and at half the batch."""
+    price_per_device_hour: Annotated[float, Field(ge=0)] | None = None
+    """Price of one device for one hour, in any currency; gives the cost per epoch."""
 
 
 class Track(Section):

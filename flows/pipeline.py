@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from prefect import flow, get_run_logger
+from prefect import flow
 from prefect.artifacts import create_markdown_artifact
-from prefect.runtime import flow_run
 
 from conf.schema import Config
 from conf.site import Site, quieten
 from flows import preflight
 from flows.record import Outcome, record, summarise
+from flows.tracked import begun, reopened
 from tasks.cluster.open import open_cluster
 from tasks.data.steps import prepare
-from tasks.errors import InputError
 from tasks.evaluate.steps import evaluate
 from tasks.fingerprint import workload_fingerprint
-from tasks.records import PreparedSet
 from tasks.speedup.steps import account
 from tasks.speedup.summary import summary_table
-from tasks.track import run as tracking
-from tasks.track.run import RunHandle
+from tasks.track.run import log_dataset
 from tasks.train.coordinate import TrainJob
-from tasks.train.owner import own
 from tasks.train.steps import train
 
 
@@ -45,7 +39,12 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
     with open_cluster(config.cluster, config.execution.world_size) as address:
         prepared = prepare(config.data, str(site.root), address)
         workload = workload_fingerprint(config.workload, prepared.fingerprint)
-        with _tracked(config, site, cleared, prepared, workload, resume) as handle:
+        if resume is None:
+            tracked = begun(config, site, cleared.experiment_id, "run", workload)
+        else:
+            tracked = reopened(site, resume, "run", workload)
+        with tracked as handle:
+            log_dataset(handle, prepared, config.data.source)
             job = TrainJob(
                 config=config,
                 plan=cleared.plan,
@@ -69,67 +68,11 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
             )
             summary = summarise(outcome, handle, time.monotonic() - started)
             record(outcome, handle, summary)
-    _publish(summary)
+    publish(summary_table(summary), "summary", "What the run achieved and how fast")
     return summary
 
 
-@contextmanager
-def _tracked(
-    config: Config,
-    site: Site,
-    cleared: preflight.Cleared,
-    prepared: PreparedSet,
-    workload: str,
-    resume: str | None,
-) -> Iterator[RunHandle]:
-    """The MLflow run of the pipeline, which ends with its true status whatever happens."""
-    tags = {
-        "paceline.workload": workload,
-        "paceline.role": "run",
-        "prefect.flow_run_id": str(flow_run.get_id() or ""),
-    }
-    if resume is None:
-        handle = tracking.begin(site.tracking_uri, cleared.experiment_id, config, tags)
-    else:
-        handle, _ = tracking.reopen(site.tracking_uri, resume)
-        _check_same_workload(handle, workload)
-    get_run_logger().info("MLflow run %s in %s", handle.run_id, handle.experiment)
-    with own(site.root / "runs" / handle.run_id):  # refuses before anything of the run is changed
-        try:
-            if resume is None:
-                tracking.log_config(handle, config)
-            else:
-                tracking.revive(handle, tags)
-            tracking.log_dataset(handle, prepared, config.data.source)
-            yield handle
-        except Exception as error:
-            _finish(handle, "FAILED", str(error))
-            raise
-        except BaseException:  # Ctrl-C, SIGTERM, a cancelled flow
-            _finish(handle, "KILLED", f"interrupted; go on with: paceline run --resume {handle.run_id}")
-            raise
-        tracking.finish(handle, "FINISHED")
-
-
-def _finish(handle: RunHandle, status: tracking.Status, error: str) -> None:
-    """End the run without hiding the error that ended it."""
-    try:
-        tracking.finish(handle, status, error)
-    except Exception:  # noqa: BLE001  the store may be what failed; the first error is the one to tell
-        get_run_logger().exception("MLflow run %s could not be set %s", handle.run_id, status)
-
-
-def _check_same_workload(handle: RunHandle, workload: str) -> None:
-    before = tracking.tag(handle, "paceline.workload")
-    if before != workload:
-        raise InputError(
-            f"--resume {handle.run_id}: its workload was {before} and is now {workload}; "
-            "the data have changed since: start a new run"
-        )
-
-
-def _publish(summary: dict[str, Any]) -> None:
-    rows = "\n".join(f"| {name} | {value} |" for name, value in summary_table(summary))
-    create_markdown_artifact(
-        key="summary", markdown=f"| | |\n|---|---|\n{rows}\n", description="What the run achieved and how fast"
-    )
+def publish(rows: list[tuple[str, str]], key: str, description: str) -> None:
+    """Show a short table with the flow run in the Prefect UI."""
+    markdown = "\n".join(f"| {name} | {value} |" for name, value in rows)
+    create_markdown_artifact(key=key, markdown=f"| | |\n|---|---|\n{markdown}\n", description=description)

@@ -77,8 +77,13 @@ def _check_local_workers(config: Config) -> None:
         )
 
 
+def has_compiler() -> bool:
+    """Whether this machine has the C++ compiler that torch.compile needs on CPUs."""
+    return any(map(shutil.which, ("c++", "g++", "clang++")))
+
+
 def _check_compiler(config: Config) -> None:
-    if config.execution.compile == "step" and not any(map(shutil.which, ("c++", "g++", "clang++"))):
+    if config.execution.compile == "step" and not has_compiler():
         raise InputError(
             "execution.compile=step needs a C++ compiler on CPUs, and there is none on this machine; "
             "install one (apt-get install g++) or use execution.compile=off"

@@ -7,14 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from conf.schema import Config
+from flows.predictions import check_prediction
 from tasks.evaluate.charts import draw_quality, quality_svgs
 from tasks.figures import png_bytes
+from tasks.fingerprint import code_fingerprint
 from tasks.records import EvaluateResult, Plan, PreparedSet, SpeedupResult, TrainResult
 from tasks.redact import redact
 from tasks.speedup.charts import draw_speed
-from tasks.speedup.report import ReportInput, render_report
+from tasks.speedup.match import facts_of
+from tasks.speedup.report import render_report
+from tasks.speedup.report_details import ReportInput
+from tasks.speedup.steady import steady_rate
 from tasks.track import run as tracking
-from tasks.track.environment import describe_environment
+from tasks.track.environment import describe_environment, package_versions
 from tasks.track.run import RunHandle
 
 TRAIN_KEYS = (
@@ -88,10 +93,23 @@ def record(outcome: Outcome, handle: RunHandle, summary: dict[str, Any]) -> None
     tracking.log_document(handle, "report.html", render_report(report))
     tracking.log_document(handle, "summary.json", summary)
     tracking.log_document(handle, "environment.json", environment)
+    tracking.log_document(handle, tracking.FACTS_ARTIFACT, match_facts(outcome))
+    check_prediction(handle, outcome.config, outcome.plan, outcome.workload, outcome.speedup)
     figures = draw_speed(outcome.speedup, outcome.trained, outcome.trained.time_budget)
     for name, figure in (figures | draw_quality(outcome.evaluated)).items():
         tracking.log_document(handle, f"pictures/{name}.png", png_bytes(figure))
     _log_files(outcome, handle)
+
+
+def match_facts(outcome: Outcome) -> dict[str, str]:
+    """What a later comparison with another run looks at."""
+    return facts_of(
+        outcome.config,
+        outcome.prepared.fingerprint,
+        code_fingerprint(),
+        package_versions(),
+        outcome.plan.device_name,
+    )
 
 
 def _metrics(outcome: Outcome, summary: dict[str, Any]) -> dict[str, float | None]:
@@ -102,8 +120,13 @@ def _metrics(outcome: Outcome, summary: dict[str, Any]) -> dict[str, float | Non
         "speedup/high": speedup.high,
         "speedup/efficiency": speedup.efficiency,
         "throughput/samples_per_second": trained.samples_per_second,
+        "throughput/steady_samples_per_second": steady_rate(trained),
         "throughput/prediction_samples_per_second": evaluated.samples_per_second,
         "time/data_wait_fraction": trained.data_wait_fraction,
+        "time/communication_fraction": trained.communication_fraction,
+        "time/idle_fraction": trained.idle_fraction,
+        "memory/peak_bytes": trained.peak_memory_bytes,
+        "energy/joules": trained.energy_joules,
         "time/prepare_seconds": outcome.prepared.seconds,
         "time/wall_seconds": summary["seconds"],
         "test/accuracy": evaluated.accuracy,
@@ -111,18 +134,21 @@ def _metrics(outcome: Outcome, summary: dict[str, Any]) -> dict[str, float | Non
         "train/final_loss": trained.final_loss,
         "data/num_rejected": outcome.prepared.num_rejected,
     }
+    metrics |= {f"speedup/share_{name}": share[0] for name, share in speedup.shares.items()}
     metrics |= {f"time/{item}_seconds": seconds for item, seconds in trained.time_budget.items()}
     return metrics | {f"test/top_{k}_accuracy": value for k, value in evaluated.top_k.items()}
 
 
 def _tags(outcome: Outcome, handle: RunHandle) -> dict[str, str]:
+    usable = outcome.speedup.ratio is not None and not outcome.speedup.contaminated
     tags = {
         "paceline.verdict": outcome.speedup.verdict,
         "paceline.baseline": outcome.speedup.baseline or "none",
-        # The probe's baseline is an arm of this very run.
-        "paceline.baseline_run_id": handle.run_id if outcome.speedup.ratio is not None else "",
+        # The probe's baseline is an arm of this very run; a contaminated one is nobody's baseline.
+        "paceline.baseline_run_id": handle.run_id if usable else "",
         "paceline.dataset": outcome.prepared.fingerprint,
         "paceline.contaminated": str(outcome.speedup.contaminated),
+        "paceline.contamination": "; ".join(outcome.speedup.validity.reasons) if outcome.speedup.validity else "",
     }
     return tags | {f"paceline.auto.{name}": f"{c.value}: {c.reason}" for name, c in outcome.plan.reasons.items()}
 

@@ -114,23 +114,59 @@ class Arm(Record):
     compile: Compile
     memory_format: MemoryFormat
     loading: Loading
+    batch_size: int | None = None
+    """Samples per device and step; None for the recipe's."""
+    variant: Literal["full", "synthetic_input", "no_sync"] = "full"
+    """What is left out to see its cost: `synthetic_input` computes on one batch that is there already, `no_sync` leaves
+    the gradients of each device alone while all compute."""
 
     @property
     def label(self) -> str:
         """Short description for people."""
         devices = f"{self.num_devices} device" + ("s" if self.num_devices > 1 else "")
         compiled = "eager" if self.compile == "off" else "compiled"
-        return f"{devices}, {self.precision}, {self.memory_format.replace('_', ' ')}, {compiled}, {self.loading}"
+        parts = [devices, self.precision, self.memory_format.replace("_", " "), compiled, self.loading]
+        if self.batch_size is not None:
+            parts.append(f"batch {self.batch_size}")
+        if self.variant != "full":
+            parts.append(self.variant.replace("_", " "))
+        return ", ".join(parts)
 
 
 class Block(Record):
     """One measured block of one arm."""
 
-    arm: Literal["baseline", "candidate", "single"]
-    """`single`: the candidate's execution on one device, for parallel efficiency."""
+    arm: str
+    """Role of the arm: `baseline`, `candidate`, `single` (the candidate's execution on one device, for parallel
+    efficiency), or a key of `ProbeResult.others`."""
     seconds_per_sample: float
     """Median over the steps of the block."""
     num_steps: int
+
+
+class Validity(Record):
+    """Whether a measurement can be trusted: what else went on on its host. None where the platform does not tell."""
+
+    steal_fraction: float | None = None
+    """Share of CPU time that the hypervisor took."""
+    foreign_load: float | None = None
+    """Mean number of cores busy with processes that do not belong to the run."""
+    num_cores: int | None = None
+    foreign_device_processes: int | None = None
+    """Processes of others with memory on the run's GPUs; None without a GPU."""
+    min_cpu_mhz: float | None = None
+    max_cpu_mhz: float | None = None
+    """Lowest and highest clock seen on any core at the start and the end."""
+    min_gpu_clock_fraction: float | None = None
+    """Lowest streaming-multiprocessor clock seen over the highest the GPU is made for."""
+    throttled: tuple[str, ...] = ()
+    """Reasons why a GPU or CPU ran slower than it could, such as `power cap` or `thermal`; empty for none seen."""
+    cached_fraction: float | None = None
+    """Share of the prepared set's bytes that lay in the page cache at the start."""
+    contaminated: bool | None = None
+    """True when any of the above is beyond its limit; None when nothing could be observed."""
+    reasons: tuple[str, ...] = ()
+    """One clause per limit that was broken, with the figure."""
 
 
 class ProbeResult(Record):
@@ -142,14 +178,16 @@ class ProbeResult(Record):
     """Samples per device and step."""
     samples_per_step: dict[str, int] = {}
     """Samples of one step over all devices of an arm, keyed as `Block.arm`; empty where not recorded."""
+    others: dict[str, Arm] = {}
+    """Further arms of the same rounds, keyed as `Block.arm`: `single`, `synthetic_input`, `no_sync`, `half_batch`."""
     rounds: tuple[tuple[Block, ...], ...]
     """One inner tuple per round: one block of each arm, in the order they ran."""
     seconds: float
     stopped_because: Literal["interval narrow enough", "time is up", "all blocks done"]
-    steal_fraction: float | None = None
-    """Share of CPU time that the hypervisor took during the probe."""
-    foreign_load: float | None = None
-    """Mean number of cores busy with other processes during the probe."""
+    validity: Validity = Validity()
+    """Of the machine during the probe, rank 0's host."""
+    num_repeats: int = 0
+    """How often the probe was begun again because the machine was contaminated; the last attempt is the one kept."""
 
 
 class SpeedupResult(Record):
@@ -178,6 +216,13 @@ class SpeedupResult(Record):
     candidate_samples_per_second: float | None = None
     """Steady-state throughput of the two arms, over all their devices."""
     contaminated: bool | None = None
+    validity: Validity | None = None
+    """Of the machine during the probe."""
+    shares: dict[str, tuple[float, float | None, float | None]] = {}
+    """Of the candidate's step, with the ends of the 95 % interval: `input`, `communication`, `contention`, `overhead` and
+    the remainder `compute`; empty without the arms of `speedup.diagnose`."""
+    diagnosis: tuple[str, ...] = ()
+    """One sentence for each share, the largest first."""
 
 
 class TrainResult(Record):
@@ -213,6 +258,55 @@ class TrainResult(Record):
     probe: ProbeResult | None
     hosts: tuple[str, ...]
     devices: tuple[str, ...]
+    windows: tuple[tuple[int, int, float], ...] = ()
+    """(first step, number of steps, seconds) between two reads of the loss: training steps and their waits for data,
+    without validation, checkpoints and logging. Rank 0's."""
+    samples_per_epoch: int | None = None
+    """Training samples, over all devices."""
+    startup_seconds: float | None = None
+    """Process start to the first training step, probe excluded."""
+    epoch_ends: tuple[float, ...] = ()
+    """Seconds from process start to the end of each epoch that this process trained, its validation and checkpoint
+    included, the probe excluded."""
+    communication_fraction: float | None = None
+    """Share of the training steps' time in which gradients were exchanged and nothing was computed; 0 on one device."""
+    idle_fraction: float | None = None
+    """Share of the device's time in the fit that went unused: CPU threads by their CPU time, GPUs by NVML."""
+    peak_memory_bytes: int | None = None
+    """Largest memory of one rank: resident on CPUs, allocated on a GPU."""
+    energy_joules: float | None = None
+    """Over all hosts during the fit, from NVML or RAPL; None where neither can be read."""
+    validity: Validity | None = None
+    """Of rank 0's host during the fit."""
+
+
+class Measurement(Record):
+    """What a group of ranks is to measure instead of training."""
+
+    arms: dict[str, Arm]
+    """By role; `baseline` and `candidate` among them. An arm has one device or all of the group's."""
+    all_reduce_bytes: tuple[int, ...] = ()
+    """Sizes of the messages whose all-reduce is timed; needs at least two ranks."""
+
+
+class AllReduceTime(Record):
+    """One measured all-reduce."""
+
+    num_bytes: int
+    num_devices: int
+    seconds: float
+    """Median over repeats, as rank 0 sees it."""
+    spread: float
+    """Distance of the quartiles, seconds."""
+
+
+class MeasureResult(Record):
+    """What a group of ranks measured."""
+
+    probe: ProbeResult
+    all_reduces: tuple[AllReduceTime, ...]
+    gradient_bytes: int
+    """All-reduced per step, as float32."""
 
 
 class EvaluateResult(Record):
@@ -254,6 +348,8 @@ class RankSpec(Record):
     """Network interface that carries the worker's address, for gloo and NCCL."""
     devices: tuple[str, ...] = ()
     """UUIDs of the host's GPUs in one order for all its ranks, indexed by the local rank; empty on CPUs."""
+    measurement: Measurement | None = None
+    """Measure this and train nothing; None to train."""
     coordinator: tuple[str, int]
     """Host and process id of the flow, whose load on this host is the run's own."""
     code_fingerprint: str

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from sklearn import metrics
 
 from tasks.errors import RunError
-from tasks.records import EvaluateResult
+from tasks.records import EvaluateResult, PreparedSet
 
 TOP_K = (2, 3, 5)
 
@@ -183,3 +183,22 @@ def _angle_rmse(true_NT: Floats | None, predicted_NT: Floats | None) -> float | 
 
 def _as_columns(targets: npt.NDArray[np.generic]) -> Floats:
     return targets.astype(np.float64).reshape(len(targets), -1)
+
+
+def discordant(first: Sequence[str], second: Sequence[str], prepared: PreparedSet) -> tuple[int, int]:
+    """Test samples right in the second set of predictions alone, and in the first alone.
+
+    Args:
+        first: Prediction files of one run, see `read_predictions`.
+        second: Prediction files of another run on the same prepared set.
+        prepared: The set.
+
+    Raises:
+        RunError: The predictions do not fit the split.
+    """
+    truth = read_test_split(Path(prepared.path), prepared.class_names)
+    right = [
+        read_predictions(files, len(truth.labels_N)).logits_NK.argmax(axis=1) == truth.labels_N
+        for files in (first, second)
+    ]
+    return int((~right[0] & right[1]).sum()), int((right[0] & ~right[1]).sum())

@@ -46,6 +46,12 @@ def _on_speed(config: Config, plan: Plan, speedup: SpeedupResult) -> Iterator[st
         "slower": "The baseline is faster: run it instead, or find the guilty setting by changing one at a time.",
         "communication-bound": "More samples per device and step make communication rarer: "
         f"`recipe.batch_size={config.recipe.batch_size * 2}`; or use fewer devices.",
+        "contention": "The devices share memory, caches or clock: use fewer, each with more threads, such as "
+        f"`execution.num_devices={max(1, plan.world_size // 2)}`, or more hosts by `execution.num_nodes`.",
+        "too small": "Starting took longer than training: measure what pays on a longer one, such as "
+        f"`recipe.num_epochs={config.recipe.num_epochs * 10}`, or run small ones like this as they are.",
+        "compile not amortised": "Compiling cost more than it saved: `execution.compile=off` for trainings of this "
+        "length.",
         "launch-bound": "Larger steps drown the overhead: "
         f"`recipe.batch_size={config.recipe.batch_size * 2}`"
         + ("; so may `execution.compile=step`." if plan.compile == "off" else "."),

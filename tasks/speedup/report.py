@@ -6,14 +6,8 @@ since the stages do not import each other.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
-
-from conf.schema import Config
 from tasks.figures import svg_text
-from tasks.records import Arm, EvaluateResult, Plan, PreparedSet, SpeedupResult, TrainResult
+from tasks.records import Arm, SpeedupResult
 from tasks.redact import redact
 from tasks.speedup.advice import next_steps
 from tasks.speedup.charts import budget_items, draw_speed, format_seconds
@@ -22,7 +16,6 @@ from tasks.speedup.page import (
     bars,
     bullets,
     columns,
-    folded,
     join,
     page,
     paragraph,
@@ -32,28 +25,8 @@ from tasks.speedup.page import (
     text,
     tiles,
 )
+from tasks.speedup.report_details import ReportInput, choices, data, details, quality, validity_rows
 from tasks.speedup.verdict import format_ratio
-
-MAX_CLASSES = 20
-"""Classes whose accuracy is listed; of more, the least accurate."""
-
-
-@dataclass(frozen=True)
-class ReportInput:
-    """All that a report tells."""
-
-    summary: Mapping[str, Any]
-    """The JSON of the run."""
-    config: Config
-    plan: Plan
-    prepared: PreparedSet
-    train: TrainResult
-    speedup: SpeedupResult
-    evaluate: EvaluateResult | None = None
-    quality_svgs: Mapping[str, str] = field(default_factory=dict)
-    """<svg> elements by name, trusted markup: `confusion`."""
-    environment: Mapping[str, Any] = field(default_factory=dict)
-    """Versions, hosts, commit: anything that JSON can hold."""
 
 
 def render_report(report: ReportInput) -> str:
@@ -68,11 +41,11 @@ def render_report(report: ReportInput) -> str:
             section("Compared with what?", _arms(report)),
             section("Where did the time go?", _budget(report)),
             section("What limits it?", _limits(report)),
-            section("How good is the model?", _quality(report, svgs.get("training", Html("")))),
-            section("What data?", _data(report)),
-            section("Choices made for you", _choices(report.plan)),
             section("What to do next", _advice(report)),
-            _details(report),
+            section("How good is the model?", quality(report, svgs.get("training", Html("")))),
+            section("What data?", data(report)),
+            section("Choices made for you", choices(report.plan)),
+            details(report),
         ]
     )
     return redact(page(f"{report.config.name}: {_headline(report.speedup)}", body))
@@ -132,14 +105,11 @@ def _certainty(report: ReportInput, picture: Html) -> Html:
     probe = report.train.probe
     if probe is None or report.speedup.ratio is None:
         return paragraph("This run had no probe. A speedup needs a baseline on the same hardware in the same run.")
-    steal = "unknown" if probe.steal_fraction is None else f"{probe.steal_fraction:.1%}"
-    foreign = "unknown" if probe.foreign_load is None else f"{probe.foreign_load:.2f} cores"
     rows = [
         ("Paired rounds", f"{report.speedup.num_blocks}, stopped because: {probe.stopped_because}"),
         ("Steps per block", max(block.num_steps for blocks in probe.rounds for block in blocks)),
         ("Probe", f"{format_seconds(probe.seconds)}, warm-up included"),
-        ("CPU time stolen", steal),
-        ("Other processes", foreign),
+        *validity_rows(probe.validity, probe.num_repeats),
     ]
     method = paragraph(
         "Blocks of both arms alternated (A B, B A, ...) on the same hardware; warm-up was thrown away. The ratio is "
@@ -171,7 +141,8 @@ _ARM_FIELDS = (
     ("Memory format", "memory_format"),
     ("Loading", "loading"),
 )
-if {name for _, name in _ARM_FIELDS} != set(Arm.model_fields):
+_SHOWN_OTHERWISE = {"batch_size", "variant"}  # as samples per step, and in the diagnosis
+if {name for _, name in _ARM_FIELDS} != set(Arm.model_fields) - _SHOWN_OTHERWISE:
     raise TypeError("the report does not show every field of an Arm; add the missing one to _ARM_FIELDS")
 
 
@@ -200,73 +171,31 @@ def _limits(report: ReportInput) -> Html:
         low, high = report.speedup.efficiency_low, report.speedup.efficiency_high
         interval = f", 95 % interval {low:.2f} to {high:.2f}" if low is not None and high is not None else ""
         rows.append(("Parallel efficiency", f"{report.speedup.efficiency:.2f}{interval}"))
-    return table(("", ""), rows)
+    for name, share in (
+        ("Exchanging gradients", report.train.communication_fraction if report.train.world_size > 1 else None),
+        ("Device idle", report.train.idle_fraction),
+    ):
+        if share is not None:
+            rows.append((name, f"{share:.1%} of the training's time"))
+    if report.train.peak_memory_bytes is not None:
+        rows.append(("Largest memory of a rank", f"{report.train.peak_memory_bytes / 2**20:,.0f} MiB"))
+    return columns(join([paragraph(_sentence(report.speedup.verdict)), table(("", ""), rows)]), _diagnosis(report))
 
 
-def _quality(report: ReportInput, training: Html) -> Html:
-    evaluate = report.evaluate
-    if evaluate is None:
-        return columns(paragraph("Not evaluated."), training)
-    facts: list[tuple[object, object]] = [
-        ("Accuracy", f"{evaluate.accuracy:.2%} of {evaluate.num_samples:,} test samples"),
-        *((f"Top-{k} accuracy", f"{value:.2%}") for k, value in evaluate.top_k.items()),
-        ("Final training loss", f"{report.train.final_loss:.4g}"),
-        ("Prediction", f"{evaluate.samples_per_second:,.0f} samples/s"),
-    ]
-    if evaluate.angle_rmse_degrees is not None:
-        facts.append(("Angle error (RMS)", f"{evaluate.angle_rmse_degrees:.1f} degrees"))
-    confusion = Html(report.quality_svgs.get("confusion", ""))
-    return join([columns(table(("", ""), facts), training), columns(_classes(evaluate), confusion)])
-
-
-def _classes(evaluate: EvaluateResult) -> Html:
-    known = [(name, value) for name, value in evaluate.per_class_accuracy.items() if value is not None]
-    shown = sorted(known, key=lambda item: item[1])[:MAX_CLASSES]
-    num_unknown = len(evaluate.per_class_accuracy) - len(known)
-    notes = []
-    if len(shown) < len(known):
-        notes.append(f"The {len(shown)} least accurate of {len(known)} classes.")
-    if num_unknown:
-        notes.append(f"{num_unknown} classes have no test sample.")
-    rows = [(name, value, (f"{value:.1%}",)) for name, value in shown]
-    title = tag("p", tag("b", text("Accuracy per class, least first")))
-    return join([title, bars(rows), paragraph(" ".join(notes), "note") if notes else Html("")])
-
-
-def _data(report: ReportInput) -> Html:
-    prepared = report.prepared
-    height, width, channels = prepared.image_shape
-    ignored = ", ".join(f"{count:,} {suffix or 'without suffix'}" for suffix, count in prepared.ignored.items())
-    origin = "reused, unchanged since it was prepared" if prepared.reused else "prepared in this run"
-    counts = (prepared.num_train, prepared.num_validation, prepared.num_test)
-    rows: list[tuple[object, object]] = [
-        ("Source", " ".join(filter(None, (report.config.data.source, report.config.data.root)))),
-        ("Samples", "{:,} train, {:,} validation, {:,} test".format(*counts)),
-        ("Rejected", f"{prepared.num_rejected:,} could not be used"),
-        ("Ignored files", ignored or "none"),
-        ("Images", f"{height} x {width} x {channels}, {len(prepared.class_names)} classes"),
-        ("Fingerprint", f"{prepared.fingerprint} ({origin}, {format_seconds(prepared.seconds)})"),
-    ]
-    return table(("", ""), rows)
-
-
-def _choices(plan: Plan) -> Html:
-    if not plan.reasons:
-        return paragraph("None: every setting was given.")
-    rows = [(name.replace("_", " "), choice.value, choice.reason) for name, choice in plan.reasons.items()]
-    return table(("Setting", "Chosen", "Because"), rows)
+def _diagnosis(report: ReportInput) -> Html:
+    """Measured shares of a step, where the probe had the arms for it."""
+    speedup = report.speedup
+    if not speedup.diagnosis:
+        return paragraph(
+            "Not diagnosed: run with --diagnose to measure what input, exchange, contention and overhead cost.", "note"
+        )
+    rows = []
+    for name, (share, low, high) in sorted(speedup.shares.items(), key=lambda item: -item[1][0]):
+        interval = f"{low:.0%} to {high:.0%}" if low is not None and high is not None else ""
+        rows.append((name, share, (f"{share:.0%}", interval)))
+    return join([bars(rows), bullets(speedup.diagnosis)])
 
 
 def _advice(report: ReportInput) -> Html:
     results = (report.speedup, report.evaluate)
     return bullets(next_steps(report.config, report.plan, report.prepared, report.train, results))
-
-
-def _details(report: ReportInput) -> Html:
-    parts = {
-        "Configuration": report.config.model_dump(mode="json"),
-        "Plan": report.plan.model_dump(mode="json", exclude={"reasons"}),
-        "Environment": {**report.environment, "hosts": report.train.hosts, "devices": report.train.devices},
-        "Summary": dict(report.summary),
-    }
-    return join(folded(title, json.dumps(part, indent=2, default=str)) for title, part in parts.items() if part)

@@ -147,9 +147,14 @@ def _log_ratios(rounds: Iterable[Iterable[Block]], slow: str, fast: str) -> Floa
     return np.asarray(values, dtype=np.float64)
 
 
+def arm_ratio(rounds: Iterable[Iterable[Block]], slow: str, fast: str) -> Estimate | None:
+    """Throughput of the arm `fast` over that of `slow`, from the rounds that have both."""
+    return estimate_ratio(_log_ratios(rounds, slow, fast))
+
+
 def speedup_ratio(rounds: Iterable[Iterable[Block]]) -> Estimate | None:
     """Candidate's throughput over the baseline's."""
-    return estimate_ratio(_log_ratios(rounds, "baseline", "candidate"))
+    return arm_ratio(rounds, "baseline", "candidate")
 
 
 def round_ratios(rounds: Iterable[Iterable[Block]]) -> tuple[float, ...]:

@@ -9,8 +9,11 @@ import statistics as plain_statistics
 from dataclasses import dataclass
 from typing import Literal
 
-from tasks.records import Arm, ProbeResult, SpeedupResult, TrainResult
+from tasks.records import Arm, ProbeResult, SpeedupResult, TrainResult, Validity
+from tasks.speedup.diagnosis import Diagnosis, diagnose
+from tasks.speedup.payback import NotAmortised, TooSmall, not_amortised, too_small
 from tasks.speedup.statistics import Estimate, parallel_efficiency, speedup_ratio
+from tasks.speedup.validity import judge
 
 Cause = Literal[
     "not measured",
@@ -19,18 +22,15 @@ Cause = Literal[
     "identical arms",
     "no measurable difference",
     "slower",
+    "too small",
+    "compile not amortised",
     "data-bound",
     "communication-bound",
+    "contention",
     "launch-bound",
     "compute-bound",
 ]
 
-MAX_STEAL_FRACTION = 0.02
-"""Above this share of stolen CPU time the machine counts as contaminated: as large as the width the probe aims for."""
-MAX_FOREIGN_CORES = 0.25
-"""Above this many cores busy with others it does too: an eighth of the smallest supported machine (two cores)."""
-MAX_FOREIGN_SHARE = 0.05
-"""On machines of many cores, above this share of them instead."""
 MAX_DATA_WAIT_FRACTION = 0.2
 """Above this share of the steps' time spent waiting for data a run is data-bound."""
 MIN_EFFICIENCY = 0.9
@@ -48,8 +48,16 @@ class _Facts:
     efficiency: Estimate | None
     step_seconds: float
     data_wait_fraction: float | None
-    contaminated: bool | None
-    num_cores: int | None
+    validity: Validity
+    diagnosis: Diagnosis | None
+    too_small: TooSmall | None
+    not_amortised: NotAmortised | None
+
+    @property
+    def bottleneck(self) -> Cause | None:
+        """What was measured to limit the step, arithmetic apart."""
+        cause = self.diagnosis.cause if self.diagnosis else None
+        return None if cause == "compute-bound" else cause
 
 
 def speedup_result(
@@ -60,7 +68,7 @@ def speedup_result(
     Args:
         probe: The raw measurement; None when it was switched off.
         train: The run's training, for its share of waiting for data.
-        num_cores: Cores of the host, for the threshold of foreign load; the strictest is used when unknown.
+        num_cores: Cores of the host where the probe did not record them, for the limit of foreign load.
     """
     ratio = speedup_ratio(probe.rounds) if probe else None
     if probe is None or ratio is None:
@@ -71,8 +79,10 @@ def speedup_result(
         efficiency=parallel_efficiency(probe.rounds, probe.candidate.num_devices),
         step_seconds=_step_seconds(probe),
         data_wait_fraction=train.data_wait_fraction if train else None,
-        contaminated=_contaminated(probe, num_cores),
-        num_cores=num_cores,
+        validity=_validity(probe, num_cores),
+        diagnosis=diagnose(probe),
+        too_small=too_small(train),
+        not_amortised=not_amortised(probe, train),
     )
     cause = _cause(facts)
     return SpeedupResult(
@@ -90,7 +100,10 @@ def speedup_result(
         candidate=probe.candidate.label,
         baseline_samples_per_second=1 / _median_seconds(probe, "baseline"),
         candidate_samples_per_second=1 / _median_seconds(probe, "candidate"),
-        contaminated=facts.contaminated,
+        contaminated=facts.validity.contaminated,
+        validity=facts.validity,
+        shares=facts.diagnosis.intervals if facts.diagnosis else {},
+        diagnosis=facts.diagnosis.sentences if facts.diagnosis else (),
     )
 
 
@@ -106,20 +119,26 @@ def _step_seconds(probe: ProbeResult) -> float:
     return _median_seconds(probe, "candidate") * samples
 
 
-def _contaminated(probe: ProbeResult, num_cores: int | None) -> bool | None:
-    """Whether others used the machine; None when neither share is known."""
-    if probe.steal_fraction is None and probe.foreign_load is None:
-        return None
-    most_foreign = max(MAX_FOREIGN_CORES, MAX_FOREIGN_SHARE * (num_cores or 0))
-    return (probe.steal_fraction or 0.0) > MAX_STEAL_FRACTION or (probe.foreign_load or 0.0) > most_foreign
+def _validity(probe: ProbeResult, num_cores: int | None) -> Validity:
+    if probe.validity.num_cores is None and num_cores is not None:
+        return judge(probe.validity.model_copy(update={"num_cores": num_cores}))
+    return probe.validity
 
 
 def _cause(facts: _Facts) -> Cause:
-    """The first that applies: doubts about the number come before explanations of it."""
+    """The first that applies: doubts about the number come before explanations of it, measured before presumed ones.
+
+    A measured bottleneck says more than that the arms are alike or the training is short, and comes before both.
+    """
+    contaminated = bool(facts.validity.contaminated)
+    if facts.bottleneck and not contaminated:
+        return facts.bottleneck
     checks: tuple[tuple[Cause, bool], ...] = (
         ("identical arms", facts.probe.baseline == facts.probe.candidate),
-        ("contaminated machine", bool(facts.contaminated)),
+        ("contaminated machine", contaminated),
         ("too few rounds", facts.ratio.significant is None),
+        ("too small", facts.too_small is not None),
+        ("compile not amortised", facts.not_amortised is not None),
         ("no measurable difference", facts.ratio.significant is False),
         ("slower", facts.ratio.value < 1.0),
     )
@@ -127,7 +146,9 @@ def _cause(facts: _Facts) -> Cause:
 
 
 def _limit(facts: _Facts) -> Cause:
-    """What limits the candidate's step."""
+    """What limits the candidate's step: as measured by arms made for it, else by thresholds."""
+    if facts.diagnosis and facts.diagnosis.cause:
+        return facts.diagnosis.cause
     if (facts.data_wait_fraction or 0.0) > MAX_DATA_WAIT_FRACTION:
         return "data-bound"
     if facts.probe.candidate.num_devices > 1 and facts.efficiency and facts.efficiency.value < MIN_EFFICIENCY:
@@ -167,17 +188,41 @@ def format_ratio(ratio: float) -> str:
 
 
 def _explanation(cause: Cause, facts: _Facts) -> str:
-    limit = _LIMIT_TEXT[_limit(facts)].format(**_figures(facts))
-    pays = _differences(facts.probe.baseline, facts.probe.candidate)
+    disturbed = f"the machine was disturbed meanwhile ({'; '.join(facts.validity.reasons)})"
     if cause == "identical arms":
-        return f"a check of the measurement itself, {_CHECK_TEXT[facts.ratio.significant]}"
-    texts = {
-        "contaminated machine": f"others used the machine meanwhile ({_strangers(facts)}), so repeat it on a quiet one",
-        "too few rounds": "too few rounds to be certain; give the probe more time with speedup.max_seconds",
-        "no measurable difference": f"{pays} makes no difference here; {limit}",
-        "slower": f"slower with {pays}; {limit}",
-    }
-    return texts.get(cause, f"{pays} pays; {limit}")
+        check = f"a check of the measurement itself, {_CHECK_TEXT[facts.ratio.significant]}"
+        return f"{check}; {disturbed}" if facts.validity.contaminated else check
+    if cause == "contaminated machine":
+        return f"{disturbed}, so repeat it on a quiet one and divide nothing by it"
+    if cause == "too few rounds":
+        return "too few rounds to be certain; give the probe more time with speedup.max_seconds"
+    return f"{_effect(facts)}{_limit_text(cause, facts)}"
+
+
+def _effect(facts: _Facts) -> str:
+    """What the candidate's settings did, as far as it is certain."""
+    pays = _differences(facts.probe.baseline, facts.probe.candidate)
+    if facts.ratio.significant is None or facts.probe.baseline == facts.probe.candidate:
+        return ""
+    if not facts.ratio.significant:
+        return f"{pays} makes no difference here; "
+    return f"{pays} pays; " if facts.ratio.value > 1 else f"slower with {pays}; "
+
+
+def _limit_text(cause: Cause, facts: _Facts) -> str:
+    if cause == "too small" and facts.too_small:
+        training, startup = facts.too_small.training_seconds, facts.too_small.startup_seconds
+        return f"too small to pay: the training took {training:.1f} s, its start-up and first steps {startup:.1f} s"
+    if cause == "compile not amortised" and facts.not_amortised:
+        cost, saved = facts.not_amortised.cost_seconds, facts.not_amortised.saved_seconds
+        return (
+            f"the compilation is not amortised: it cost {cost:.1f} s and saved at most {saved:.1f} s in this training"
+        )
+    limit = _limit(facts)
+    share = facts.diagnosis.share_of(limit) if facts.diagnosis else None
+    if share:
+        return _MEASURED_TEXT[limit].format(share=share)
+    return _LIMIT_TEXT[limit].format(**_figures(facts))
 
 
 _CHECK_TEXT: dict[bool | None, str] = {
@@ -192,6 +237,13 @@ _LIMIT_TEXT: dict[str, str] = {
     "launch-bound": "the step is launch-bound, its {milliseconds:.1f} ms are mostly the framework's overhead",
     "compute-bound": "the step is compute-bound",
 }
+_MEASURED_TEXT: dict[str, str] = {
+    "data-bound": "the run is data-bound, waiting for input takes {share} of a step",
+    "communication-bound": "the run is communication-bound, exchanging gradients takes {share} of a step",
+    "contention": "the devices are in contention for what they share, which takes {share} of a step",
+    "launch-bound": "the step is launch-bound, {share} of it do not shrink with the batch",
+    "compute-bound": "the step is compute-bound, {share} of it are arithmetic and memory traffic",
+}
 
 
 def _figures(facts: _Facts) -> dict[str, float]:
@@ -201,16 +253,6 @@ def _figures(facts: _Facts) -> dict[str, float]:
         "num_devices": facts.probe.candidate.num_devices,
         "milliseconds": facts.step_seconds * 1000,
     }
-
-
-def _strangers(facts: _Facts) -> str:
-    parts = []
-    if facts.probe.foreign_load is not None:
-        of_cores = f" of {facts.num_cores}" if facts.num_cores else ""
-        parts.append(f"{facts.probe.foreign_load:.2f}{of_cores} cores busy with other processes")
-    if facts.probe.steal_fraction is not None:
-        parts.append(f"{facts.probe.steal_fraction:.1%} of CPU time stolen")
-    return ", ".join(parts)
 
 
 _FACTOR_TEXT: dict[str, dict[str, str]] = {

@@ -37,12 +37,17 @@ def describe_environment(hosts: tuple[str, ...], devices: tuple[str, ...]) -> di
         "diff": (_git("diff", "HEAD") or "")[:MAX_DIFF_CHARACTERS] or None,
         "code": code_fingerprint(),
         "lock": hashlib.sha256(lock.read_bytes()).hexdigest() if lock.exists() else None,
-        "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
+        "versions": package_versions(),
         "system": platform.platform(),
         "hosts": list(hosts),
         "devices": list(devices),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
     }
+
+
+def package_versions() -> dict[str, str | None]:
+    """Versions of Python and of the packages on which results depend."""
+    return {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
 
 
 def _version(package: str) -> str | None:

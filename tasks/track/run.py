@@ -25,7 +25,12 @@ from tasks.redact import redact
 from tasks.track.store import check_reachable, sqlite_path
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
+Role = Literal["run", "study", "advise"]
 CONFIG_ARTIFACT = "config.yaml"
+FACTS_ARTIFACT = "facts.json"
+"""What the match verdict of a later comparison reads."""
+STUDY_ARTIFACT = "study_request.json"
+PARENT_TAG = "mlflow.parentRunId"
 MAX_PARAM_CHARACTERS = 6000
 
 
@@ -38,15 +43,22 @@ class RunHandle(Record):
     run_id: str
 
     @property
+    def public_uri(self) -> str:
+        """Address of the store without credentials."""
+        return redact(self.tracking_uri)
+
+    @property
     def client(self) -> MlflowClient:
         """A client of the run's store."""
         return MlflowClient(self.tracking_uri)
 
 
-def begin(tracking_uri: str, experiment_id: str, config: Config, tags: dict[str, str]) -> RunHandle:
-    """Create a RUNNING run with its tags; whoever does so must `finish` it."""
+def begin(
+    tracking_uri: str, experiment_id: str, config: Config, tags: dict[str, str], name: str | None = None
+) -> RunHandle:
+    """Create a RUNNING run with its tags, named after the configuration or `name`; whoever does so must `finish` it."""
     client = MlflowClient(tracking_uri)
-    run = client.create_run(experiment_id, run_name=config.name, tags=tags)
+    run = client.create_run(experiment_id, run_name=name or config.name, tags=tags)
     return RunHandle(
         tracking_uri=tracking_uri,
         experiment=config.track.experiment,
@@ -137,6 +149,11 @@ def finish(handle: RunHandle, status: Status, error: str | None = None) -> None:
     if error is not None:
         handle.client.set_tag(handle.run_id, "paceline.error", redact(error)[:5000])
     handle.client.set_terminated(handle.run_id, status)
+
+
+def set_tags(handle: RunHandle, tags: dict[str, str]) -> None:
+    """Set tags of a run."""
+    handle.client.log_batch(handle.run_id, tags=[RunTag(key, redact(value)[:5000]) for key, value in tags.items()])
 
 
 def tag(handle: RunHandle, name: str) -> str | None:

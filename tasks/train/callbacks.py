@@ -20,6 +20,7 @@ from tasks.errors import RunError
 from tasks.model.module import Learner
 from tasks.model.objective import BatchSource, LabelledBatch
 from tasks.train.checkpoint import checkpoint_path
+from tasks.train.exposure import communication_fraction
 from tasks.train.group import reduced
 from tasks.train.stopwatch import Stopwatch
 
@@ -65,12 +66,17 @@ class BudgetCallback(Callback):
     def __init__(self, stopwatch: Stopwatch) -> None:
         self._stopwatch = stopwatch
         self.fit_seconds = 0.0
+        self.startup_seconds = 0.0
+        """Process start to the first step, probe excluded."""
+        self.communication_fraction: float | None = None
+        """Share of the steps in which gradients were exchanged and nothing was computed."""
         self._started = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """The fit begins."""
         self._started = time.monotonic()
         self._stopwatch.switch("loop")
+        self.startup_seconds = self._stopwatch.elapsed("probe")
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """The batch is there."""
@@ -91,6 +97,7 @@ class BudgetCallback(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """The fit ends."""
         self.fit_seconds = time.monotonic() - self._started
+        self.communication_fraction = communication_fraction(trainer.strategy.model)  # unwrapped right after
         self._stopwatch.switch("teardown")
 
 
@@ -115,6 +122,8 @@ class ProgressCallback(Callback):
         self._log_metrics = log_metrics
         self._progress_path = progress_path
         self._samples_per_epoch = samples_per_epoch
+        self.windows: list[tuple[int, int, float]] = []
+        """(first step, number of steps, seconds) between two reads of the loss."""
         self._window_started = time.monotonic()
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
@@ -123,6 +132,10 @@ class ProgressCallback(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Keep validation and checkpoints of the epoch before out of the first window's rate."""
+        self.restart_window()
+
+    def restart_window(self) -> None:
+        """Leave out of the window what happened since the last one was closed."""
         self._window_started = time.monotonic()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -153,9 +166,9 @@ class ProgressCallback(Callback):
         self._report(trainer, learner, window)
 
     def _report(self, trainer: Trainer, learner: Learner, window: list[float]) -> None:
-        now = time.monotonic()
-        rate = len(window) / (now - self._window_started) * self._samples_per_epoch / learner.steps_per_epoch
-        self._window_started = now
+        seconds = time.monotonic() - self._window_started  # the losses have been read: the device is done too
+        self.windows.append((trainer.global_step - len(window), len(window), seconds))
+        rate = len(window) / seconds * self._samples_per_epoch / learner.steps_per_epoch
         metrics = {
             "train/loss": sum(window) / len(window),
             "train/samples_per_second": rate,
@@ -164,6 +177,7 @@ class ProgressCallback(Callback):
         if self._log_metrics is not None:
             self._log_metrics(metrics, trainer.global_step)
         self.write_progress(trainer, learner, metrics)
+        self.restart_window()
 
     def write_progress(self, trainer: Trainer, learner: Learner, metrics: dict[str, float]) -> None:
         """Replace the progress file."""
@@ -225,6 +239,8 @@ class CheckpointCallback(Callback):
         self._every_steps = every_steps
         self._progress = progress
         self.last: Path | None = None
+        self.epoch_ends: list[float] = []
+        """Seconds from process start to the end of each epoch, probe excluded."""
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Inside an epoch; its last step is left to the epoch's end."""
@@ -235,12 +251,14 @@ class CheckpointCallback(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         """After validation."""
         self._save(trainer, pl_module)
+        self.epoch_ends.append(self._stopwatch.elapsed("probe"))
 
     def _save(self, trainer: Trainer, learner: Learner) -> None:
         with self._stopwatch.during("checkpoint"):
             self._progress.close_window(trainer, learner)
             self.last = checkpoint_path(self._directory, trainer.global_step)
             trainer.save_checkpoint(self.last)
+            self._progress.restart_window()
 
 
 def log_steps(steps_per_epoch: int) -> int:

@@ -19,7 +19,7 @@ from tasks.cluster.address import connect, workers
 from tasks.cluster.hardware import describe
 from tasks.errors import InputError, RankError, RunError
 from tasks.fingerprint import code_fingerprint
-from tasks.records import Hardware, Plan, PreparedSet, RankSpec, Record, TrainResult
+from tasks.records import Hardware, Measurement, MeasureResult, Plan, PreparedSet, RankSpec, Record, TrainResult
 from tasks.train.checkpoint import newest_verified
 from tasks.train.launch import Seat, seat_ranks
 from tasks.train.supervise import (
@@ -54,6 +54,8 @@ class TrainJob(Record):
     tracking_uri: str
     home: str
     resume: bool = False
+    measurement: Measurement | None = None
+    """Measure this instead of training."""
 
     @property
     def directory(self) -> Path:
@@ -69,11 +71,26 @@ def train_group(job: TrainJob, address: str, on_progress: Progress | None = None
         RankError: a rank failed; all others have been ended.
         RunError: a worker was lost.
     """
+    return _merge(_group(job, address, on_progress))
+
+
+def measure_group(job: TrainJob, address: str) -> MeasureResult:
+    """Have the group measure what `job.measurement` asks for, and return rank 0's result.
+
+    Raises:
+        InputError: the cluster cannot seat the group, or other code runs there.
+        RankError: a rank failed; all others have been ended.
+        RunError: a worker was lost.
+    """
+    assert job.measurement is not None
+    return MeasureResult.model_validate(_group(job, address, None)[0].result)
+
+
+def _group(job: TrainJob, address: str, on_progress: Progress | None) -> list[RankOutcome]:
     with connect(address) as client:
         specs = _specs(client, job, _seats(client, job.config))
         with _progress(client, job.run_id, on_progress):
-            outcomes = _run(client, specs)
-    return _merge(outcomes)
+            return _run(client, specs)
 
 
 def inspect(config: Config, address: str) -> Hardware:
@@ -131,6 +148,7 @@ def _specs(client: Client, job: TrainJob, seats: list[Seat]) -> list[tuple[Seat,
             master_port=port,
             interface=interface,
             devices=tuple(gpu.uuid for gpu in gpus),
+            measurement=job.measurement,
             coordinator=(socket.gethostname(), os.getpid()),
             code_fingerprint=code_fingerprint(),
         )
@@ -224,9 +242,12 @@ def _progress(client: Client, run_id: str, on_progress: Progress | None) -> Iter
 
 
 def _merge(outcomes: list[RankOutcome]) -> TrainResult:
-    """Rank 0's result with the other ranks' predictions, hosts and devices, and the wall time seen from outside."""
+    """Rank 0's result with what concerns all ranks, and the wall time seen from outside."""
     results = [outcome.result or {} for outcome in outcomes]
     merged = results[0] | {"wall_seconds": outcomes[0].wall_seconds}
+    merged["peak_memory_bytes"] = max(result["peak_memory_bytes"] for result in results)
+    hosts = {result["hosts"][0]: result["energy_joules"] for result in reversed(results)}
+    merged["energy_joules"] = None if None in hosts.values() else sum(hosts.values())
     for name in ("predictions", "hosts", "devices"):
         merged[name] = [entry for result in results for entry in result[name]]
     return TrainResult.model_validate(merged)

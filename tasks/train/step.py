@@ -56,7 +56,9 @@ class BareStep:
         if arm.compile == "step":
             network.compile()
         self._network: nn.Module = (
-            DistributedDataParallel(network, **DDP_SETTINGS) if arm.num_devices > 1 else network  # type: ignore[arg-type]
+            DistributedDataParallel(network, **DDP_SETTINGS)  # type: ignore[arg-type]
+            if arm.num_devices > 1 and arm.variant != "no_sync"
+            else network
         )
         self._optimizer = build_optimizer(network, inputs.recipe, inputs.learning_rate)
         self._scaler = make_scaler(arm.precision, inputs.device)

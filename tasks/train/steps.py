@@ -11,9 +11,9 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.display import progress_bar
-from tasks.records import TrainResult
+from tasks.records import MeasureResult, TrainResult
 from tasks.train.checkpoint import newest_verified
-from tasks.train.coordinate import TrainJob, train_group
+from tasks.train.coordinate import TrainJob, measure_group, train_group
 
 
 @task(name="train", cache_policy=NO_CACHE)
@@ -59,4 +59,31 @@ def train(job: TrainJob, address: str) -> TrainResult:
         result.samples_per_second or 0.0,
         result.final_loss,
     )
+    return result
+
+
+@task(name="measure", cache_policy=NO_CACHE)
+def measure(job: TrainJob, address: str) -> MeasureResult:
+    """Measure on the cluster, one process per rank, and train nothing.
+
+    Args:
+        job: What to measure.
+        address: Of the Dask scheduler.
+
+    Raises:
+        RankError: A rank failed; no process of the run is left.
+        RunError: A worker was lost.
+    """
+    logger = get_run_logger()
+    assert job.measurement is not None
+    logger.info("Measuring %s", "; ".join(arm.label for arm in job.measurement.arms.values()))
+    result = measure_group(job, address)
+    logger.info(
+        "Measured %d rounds in %.1f s (%s)",
+        len(result.probe.rounds),
+        result.probe.seconds,
+        result.probe.stopped_because,
+    )
+    if result.probe.validity.contaminated:
+        logger.warning("Contaminated: %s", "; ".join(result.probe.validity.reasons))
     return result

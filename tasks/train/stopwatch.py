@@ -41,6 +41,11 @@ class Stopwatch:
         finally:
             self.switch(previous)
 
+    def elapsed(self, without: str) -> float:
+        """Seconds since the start, those of the item `without` excluded."""
+        items = self.budget()
+        return sum(items.values()) - items.get(without, 0.0)
+
     def budget(self) -> dict[str, float]:
         """Seconds per item up to now; they add up to the time since the start."""
         self.switch(self._current)

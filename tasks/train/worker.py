@@ -1,7 +1,7 @@
 """One rank: `python -m tasks.train.worker spec.json` joins the group, probes, trains, predicts, and writes result.json.
 
-The composition root of a rank's process: the only module of a stage that brings other stages' parts together. It knows
-nothing of Dask, Prefect or how it was started, so any engineer can replay it by hand.
+With `place` and `measure` the composition root of a rank's process: the only modules of a stage that bring other
+stages' parts together. Knows nothing of Dask, Prefect or how it was started, so any engineer can replay it by hand.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import faulthandler
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -18,7 +19,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +31,13 @@ from lightning.pytorch import Trainer  # noqa: E402
 from lightning.pytorch.strategies import DDPStrategy  # noqa: E402
 from torch import nn  # noqa: E402
 
-from tasks.data.loading.batch import Batch  # noqa: E402
-from tasks.data.loading.evaluation import evaluation_batches  # noqa: E402
-from tasks.data.loading.loader import TrainLoader, make_loader  # noqa: E402
-from tasks.data.loading.order import BatchPlan  # noqa: E402
-from tasks.data.split import Split, open_split  # noqa: E402
+from tasks.data.loading.loader import TrainLoader  # noqa: E402
+from tasks.data.split import open_split  # noqa: E402
 from tasks.errors import RunError  # noqa: E402
-from tasks.fingerprint import code_fingerprint  # noqa: E402
-from tasks.model.infer import Int64s  # noqa: E402
 from tasks.model.module import STATE_KEY, Learner  # noqa: E402
-from tasks.model.networks import build_network  # noqa: E402
-from tasks.records import Arm, ProbeResult, RankSpec, TrainResult  # noqa: E402
-from tasks.speedup.probe import ArmRunner, run_probe  # noqa: E402
+from tasks.records import Arm, MeasureResult, ProbeResult, RankSpec, TrainResult  # noqa: E402
+from tasks.speedup.energy import EnergyMeter  # noqa: E402
+from tasks.speedup.validity import ValidityWatch  # noqa: E402
 from tasks.track.metrics import MetricsWriter, system_metrics  # noqa: E402
 from tasks.train import group  # noqa: E402
 from tasks.train.appraise import count, predict, save_predictions  # noqa: E402
@@ -54,68 +50,50 @@ from tasks.train.callbacks import (  # noqa: E402
     write_atomically,
 )
 from tasks.train.checkpoint import AtomicCheckpointIO, load  # noqa: E402
+from tasks.train.measure import Bench, diagnostic_arms, measure  # noqa: E402
+from tasks.train.place import Place  # noqa: E402
 from tasks.train.precision import forward_context, prepare_network  # noqa: E402
-from tasks.train.step import DDP_SETTINGS, BareStep, StepInputs  # noqa: E402
+from tasks.train.step import DDP_SETTINGS  # noqa: E402
 from tasks.train.stopwatch import Stopwatch  # noqa: E402
-from tasks.train.supervise import running_ranks  # noqa: E402
 
 PR_SET_PDEATHSIG = 1
-EVALUATION_PIXELS = 512 * 32 * 32  # of a batch's images, so that large ones need no more memory than small ones
 BASELINE = Arm(num_devices=1, precision="32-true", compile="off", memory_format="contiguous", loading="foreground")
 
 
 class Rank:
-    """One rank's part of a training.
+    """One rank's training.
 
     Args:
-        spec: its place and its work.
+        place: joined.
         stopwatch: of the process, running.
     """
 
-    def __init__(self, spec: RankSpec, stopwatch: Stopwatch) -> None:
-        if spec.code_fingerprint != code_fingerprint():
-            raise RunError(
-                f"this rank's code is {code_fingerprint()}, the coordinator's {spec.code_fingerprint}; "
-                "install the same version on every host"
-            )
-        self.spec = spec
-        self.config = spec.config
+    def __init__(self, place: Place, stopwatch: Stopwatch) -> None:
+        self.place = place
+        self.spec = place.spec
+        self.config = place.config
         self.stopwatch = stopwatch
-        self.directory = Path(spec.directory)
-        self.writes = spec.rank == 0
-        torch.set_num_threads(spec.plan.num_threads)
-        self.device = group.pick_device(spec)
-        group.join(spec, self.device)
-        self.train_split = open_split(spec.prepared, "train")
-        self.batches = self._plan(spec.world_size)
-        self._check_group()
-        torch.manual_seed(self.config.seed)
-        self.network = build_network(
-            self.config.model,
-            spec.prepared.image_shape,
-            len(spec.prepared.class_names),
-            len(spec.prepared.target_names),
-        )
 
     def run(self) -> TrainResult:
         """Probe, train, predict the test split."""
-        spec = self.spec
+        place = self.place
         first_step = self._first_step()
         arm = self._candidate()
-        loader = self._loader(arm, self.batches, spec.rank)
+        loader = place.loader(arm, place.batches, self.spec.rank)
         with ExitStack() as stack:
             stack.callback(loader.close)
             with self.stopwatch.during("probe"):
                 probe = self._probe(arm, loader)
-            writer = stack.enter_context(self._metrics()) if self.writes else None
-            learner, budget, checkpoints = self._fit(loader, first_step, writer)
-            learner.network.to(self.device)  # Lightning has moved it to the CPU, where NCCL cannot average
+            writer = stack.enter_context(self._metrics()) if place.writes else None
+            learner, fit_facts = self._fit(loader, first_step, writer)
+            learner.network.to(place.device)  # Lightning has moved it to the CPU, where NCCL cannot average
             group.average_buffers(learner.network)
             with self.stopwatch.during("prediction"):
                 predictions_path, rate = self._predict(learner.network)
                 weights = self._save_weights(learner.network)
             self.stopwatch.switch("teardown")
-        facts = self._result(learner, budget, checkpoints, first_step) | {
+        facts = self._result(learner, first_step) | fit_facts
+        facts |= {
             "probe": probe,
             "predictions": (predictions_path,),
             "prediction_samples_per_second": rate,
@@ -125,29 +103,14 @@ class Rank:
 
     # Setting up
 
-    def _plan(self, world_size: int) -> BatchPlan:
-        recipe = self.config.recipe
-        size = recipe.batch_size * (world_size if recipe.batch_scaling == "weak" else 1)
-        return BatchPlan(self.train_split.num_samples, size, world_size)
-
-    def _check_group(self) -> None:
-        place = f"{socket.gethostname()}/{self.device}" if self.device.type == "cuda" else f"rank {self.spec.rank}"
-        facts = {
-            "data": self.spec.prepared.fingerprint,
-            "num_steps": self.batches.steps_per_epoch,
-            "code": self.spec.code_fingerprint,
-            "device": place,
-        }
-        group.check_agreement(self.spec, facts, same=("data", "num_steps", "code"), unique=("device",))
-
     def _first_step(self) -> int:
         if self.spec.resume_from is None:
             return 0
         state = load(Path(self.spec.resume_from))[STATE_KEY]
-        if state["steps_per_epoch"] != self.batches.steps_per_epoch:
+        if state["steps_per_epoch"] != self.place.batches.steps_per_epoch:
             raise RunError(
                 f"{self.spec.resume_from} was made with {state['steps_per_epoch']} steps per epoch, and this group "
-                f"takes {self.batches.steps_per_epoch}; resume with as many devices as before"
+                f"takes {self.place.batches.steps_per_epoch}; resume with as many devices as before"
             )
         return int(state["step"])
 
@@ -161,75 +124,69 @@ class Rank:
             loading=plan.loading,
         )
 
-    def _loader(self, arm: Arm, plan: BatchPlan, rank: int) -> TrainLoader:
-        recipe = self.config.recipe
-        return make_loader(
-            self.train_split,
-            self.spec.prepared.mean,
-            self.spec.prepared.std,
-            loading=arm.loading,
-            plan=plan,
-            rank=rank,
-            seed=self.config.seed,
-            augment=recipe.augment,
-            shift_pixels=recipe.shift_pixels,
-            device=self.device,
-            channels_last=arm.memory_format == "channels_last",
-        )
-
-    # Measuring
-
     def _probe(self, arm: Arm, loader: TrainLoader) -> ProbeResult | None:
         if self.config.speedup.baseline == "none":
             return None
-        inputs = StepInputs(self.network, self.config.recipe, self.config.recipe.learning_rate, self.device)
         arms = {"baseline": BASELINE, "candidate": arm}
         if arm.num_devices > 1:
             arms["single"] = arm.model_copy(update={"num_devices": 1})
-        runners = {}
-        with ExitStack() as stack:
-            for role, other in arms.items():
-                plan = self.batches if role == "candidate" else self._plan(1)
-                # Without a full batch there is one batch, of all samples.
-                samples = plan.global_batch_size if plan.num_full_steps else plan.num_samples
-                run = _no_part
-                if role == "candidate" or self.writes:
-                    own = loader if role == "candidate" else stack.enter_context(closing(self._loader(other, plan, 0)))
-                    run = stack.enter_context(closing(BareStep(inputs, other, own, max(1, plan.num_full_steps)))).run
-                runners[role] = ArmRunner(other, run, samples)
-            return run_probe(runners, self.config.speedup, group.agreed, self._own_processes())  # type: ignore[arg-type]
-
-    def _own_processes(self) -> list[int]:
-        """Processes of this run on this host, whose load is not foreign: ranks, their Dask worker, the flow."""
-        host, pid = self.spec.coordinator
-        flow = [pid] if host == socket.gethostname() else []
-        return [os.getppid(), *running_ranks(self.spec.run_id), *flow]
+        if self.config.speedup.diagnose:
+            arms |= diagnostic_arms(arm, max(1, self.place.batches.global_batch_size // arm.num_devices))
+        return Bench(self.place).probe(arms, {"candidate": loader})
 
     # Training
 
     def _fit(
         self, loader: TrainLoader, first_step: int, writer: MetricsWriter | None
-    ) -> tuple[Learner, BudgetCallback, CheckpointCallback]:
-        spec, watch = self.spec, self.stopwatch
+    ) -> tuple[Learner, dict[str, Any]]:
+        spec, place, watch = self.spec, self.place, self.stopwatch
         watch.switch("setup")
         learner = Learner(self._prepared_network(), self.config.recipe, self.config.peak_learning_rate, len(loader))
         log = writer.log if writer else None
         budget = BudgetCallback(watch)
         progress = ProgressCallback(
-            watch, log, self.directory / "progress.json" if self.writes else None, self.train_split.num_samples
+            watch, log, place.directory / "progress.json" if place.writes else None, place.train_split.num_samples
         )
         checkpoints = CheckpointCallback(
             watch, Path(spec.checkpoint_directory), self.config.execution.checkpoint_steps, progress
         )
         validation = ValidationCallback(watch, lambda: self._count(learner.network), log)
         trainer = self._trainer([budget, progress, validation, checkpoints])
+        energy = EnergyMeter(place.gpu_uuids()) if spec.local_rank == 0 else None
+        validity = ValidityWatch(place.own_processes(), gpu_uuids=place.gpu_uuids()) if place.writes else None
+        cpu_seconds = time.process_time()
         trainer.fit(learner, StepLoader(loader, watch, first_step), ckpt_path=spec.resume_from)
-        return learner, budget, checkpoints
+        cpu_seconds = time.process_time() - cpu_seconds
+        return learner, {
+            "seconds": budget.fit_seconds,
+            "startup_seconds": budget.startup_seconds,
+            "epoch_ends": checkpoints.epoch_ends,
+            "windows": progress.windows,
+            "checkpoint": str(checkpoints.last or spec.resume_from),
+            "validity": validity.stop() if validity else None,
+            "energy_joules": energy.joules() if energy else None,
+            "communication_fraction": budget.communication_fraction,
+            "idle_fraction": self._idle_fraction(cpu_seconds, budget.fit_seconds),
+            "peak_memory_bytes": self._peak_memory(),
+        }
+
+    def _idle_fraction(self, cpu_seconds: float, seconds: float) -> float | None:
+        """Of the CPU threads; waiting in a spin counts as work. Unknown on a GPU, which runs on its own."""
+        if self.place.device.type == "cuda" or not seconds:
+            return None
+        return max(0.0, 1.0 - cpu_seconds / (seconds * self.spec.plan.num_threads))
+
+    def _peak_memory(self) -> int:
+        if self.place.device.type == "cuda":
+            return int(torch.cuda.max_memory_allocated(self.place.device))
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def _prepared_network(self) -> nn.Module:
         plan = self.spec.plan
         # Lightning's own plugin converts to float64; here only the layout is set.
-        network = prepare_network(self.network, "32-true", plan.memory_format == "channels_last", self.device)
+        network = prepare_network(
+            self.place.network, "32-true", plan.memory_format == "channels_last", self.place.device
+        )
         if plan.compile == "step":
             network.compile()  # the inner module: self.log in a compiled LightningModule crashes
         return network
@@ -256,7 +213,7 @@ class Rank:
             enable_model_summary=False,
             num_sanity_val_steps=0,
             use_distributed_sampler=False,
-            default_root_dir=str(self.directory),
+            default_root_dir=str(self.place.directory),
         )
         # Since 2.5.2 Lightning broadcasts a flag and reads it back in every step (Lightning#21487): a wait for the
         # device each time. The coordinator ends all ranks together, so the flag has nothing to tell.
@@ -266,7 +223,7 @@ class Rank:
     @contextmanager
     def _metrics(self) -> Iterator[MetricsWriter]:
         spec = self.spec
-        resumed = spec.resume_from is not None or not self.directory.parent.name.endswith("-0")
+        resumed = spec.resume_from is not None or not self.place.directory.parent.name.endswith("-0")
         writer = MetricsWriter(spec.tracking_uri, spec.run_id, resumed)
         try:
             with system_metrics(spec.tracking_uri, spec.run_id, resumed):
@@ -276,62 +233,47 @@ class Rank:
 
     # Evaluating
 
-    def _evaluation(self, split: Split) -> Iterator[tuple[Int64s, Batch]]:
-        prepared, plan = self.spec.prepared, self.spec.plan
-        height, width, _ = prepared.image_shape
-        return evaluation_batches(
-            split,
-            prepared.mean,
-            prepared.std,
-            min(512, max(1, EVALUATION_PIXELS // (height * width))),
-            self.spec.rank,
-            self.spec.world_size,
-            self.device,
-            plan.memory_format == "channels_last",
-        )
-
     def _count(self, network: nn.Module) -> torch.Tensor:
         """[correct, samples, summed cross-entropy] of this rank's share of the validation split."""
+        place = self.place
         if not self.spec.prepared.num_validation:
-            return torch.zeros(3, dtype=torch.float64, device=self.device)
+            return torch.zeros(3, dtype=torch.float64, device=place.device)
         group.average_buffers(network)
-        batches = self._evaluation(open_split(self.spec.prepared, "validation"))
-        return count(network, batches, forward_context(self.spec.plan.precision, self.device), self.device)
+        batches = place.evaluation(open_split(self.spec.prepared, "validation"))
+        return count(network, batches, forward_context(self.spec.plan.precision, place.device), place.device)
 
     def _predict(self, network: nn.Module) -> tuple[str, float]:
         """Predict this rank's share of the test split; the file's path and the group's samples per second."""
-        split = open_split(self.spec.prepared, "test")
-        context = forward_context(self.spec.plan.precision, self.device)
+        place, prepared = self.place, self.spec.prepared
+        split = open_split(prepared, "test")
+        context = forward_context(self.spec.plan.precision, place.device)
         started = time.perf_counter()
-        arrays = predict(network, self._evaluation(split), context)
-        seconds = torch.tensor(time.perf_counter() - started, dtype=torch.float64, device=self.device)
-        path = self.directory / "predictions.npz"
-        save_predictions(path, arrays, len(self.spec.prepared.class_names), len(self.spec.prepared.target_names))
+        arrays = predict(network, place.evaluation(split), context)
+        seconds = torch.tensor(time.perf_counter() - started, dtype=torch.float64, device=place.device)
+        path = place.directory / "predictions.npz"
+        save_predictions(path, arrays, len(prepared.class_names), len(prepared.target_names))
         return str(path), split.num_samples / float(group.reduced(seconds, "max").item())
 
     def _save_weights(self, network: nn.Module) -> str | None:
-        if not self.writes:
+        if not self.place.writes:
             return None
-        path = self.directory / "weights.pt"
+        path = self.place.directory / "weights.pt"
         torch.save({name: tensor.cpu() for name, tensor in network.state_dict().items()}, path)
         return str(path)
 
-    def _result(
-        self, learner: Learner, budget: BudgetCallback, checkpoints: CheckpointCallback, first_step: int
-    ) -> dict[str, Any]:
+    def _result(self, learner: Learner, first_step: int) -> dict[str, Any]:
         plan, items = self.spec.plan, self.stopwatch.budget()
         steps = sum(items.get(name, 0.0) for name in ("forward", "backward", "optimizer", "loop"))
         waiting = items.get("data_wait", 0.0)
         num_steps = len(learner.losses)
-        samples = (num_steps - first_step) * self.train_split.num_samples / learner.steps_per_epoch
+        samples = (num_steps - first_step) * self.place.train_split.num_samples / learner.steps_per_epoch
         return {
             "world_size": self.spec.world_size,
             "num_epochs": self.config.recipe.num_epochs,
             "num_steps": num_steps,
-            "seconds": budget.fit_seconds,
+            "samples_per_epoch": self.place.train_split.num_samples,
             "samples_per_second": samples / (steps + waiting) if samples else None,
             "final_loss": float(np.mean(learner.losses[-learner.steps_per_epoch :])),
-            "checkpoint": str(checkpoints.last or self.spec.resume_from),
             "resumed_from": self.spec.resume_from,
             "losses": learner.losses,
             "first_step": first_step,
@@ -344,11 +286,6 @@ class Rank:
         }
 
 
-def _no_part(num_steps: int) -> list[float]:
-    """The part of a rank that sits an arm out."""
-    return []
-
-
 def die_with_parent() -> None:
     """Ask the kernel to kill this process when the worker that supervises it dies."""
     if "PACELINE_SPAWNED_AT" not in os.environ:
@@ -357,6 +294,11 @@ def die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent or parent == 1:
         os._exit(1)  # it died before the request
+
+
+def _work(spec: RankSpec, stopwatch: Stopwatch) -> TrainResult | MeasureResult:
+    place = Place(spec)
+    return Rank(place, stopwatch).run() if spec.measurement is None else measure(place)
 
 
 def main(spec_path: str) -> int:
@@ -371,7 +313,7 @@ def main(spec_path: str) -> int:
         logging.getLogger(engine).setLevel(logging.WARNING)  # their greetings and advertisements
     warnings.filterwarnings("ignore", module="lightning")  # advice on DataLoader workers that we do not use
     try:
-        result = Rank(spec, stopwatch).run()
+        result = _work(spec, stopwatch)
     except BaseException as error:  # noqa: BLE001  whatever ends a rank is reported, with its traceback
         facts = {
             "rank": spec.rank,

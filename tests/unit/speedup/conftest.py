@@ -6,8 +6,20 @@ import numpy as np
 import pytest
 
 from conf.schema import Config
-from tasks.records import Arm, Block, Choice, EvaluateResult, Plan, PreparedSet, ProbeResult, SpeedupResult, TrainResult
-from tasks.speedup.report import ReportInput
+from tasks.records import (
+    Arm,
+    Block,
+    Choice,
+    EvaluateResult,
+    Plan,
+    PreparedSet,
+    ProbeResult,
+    SpeedupResult,
+    TrainResult,
+    Validity,
+)
+from tasks.speedup.report_details import ReportInput
+from tasks.speedup.validity import judge
 from tasks.speedup.verdict import speedup_result
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -41,8 +53,7 @@ def make_probe(
             "rounds": tuple(rounds),
             "seconds": 9.7,
             "stopped_because": "interval narrow enough",
-            "steal_fraction": 0.001,
-            "foreign_load": 0.04,
+            "validity": judge(Validity(steal_fraction=0.001, foreign_load=0.04, num_cores=2)),
         }
         | fields
     )

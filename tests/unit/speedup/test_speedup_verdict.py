@@ -1,11 +1,17 @@
 import pytest
 
-from tasks.records import SpeedupResult
+from tasks.records import SpeedupResult, Validity
+from tasks.speedup.advice import next_steps
+from tasks.speedup.validity import judge
 from tasks.speedup.verdict import speedup_result
 from tests.unit.speedup.conftest import BASELINE, CANDIDATE, make_probe, make_train
 
 TWO = CANDIDATE.model_copy(update={"num_devices": 2})
 BF16 = BASELINE.model_copy(update={"precision": "bf16-mixed"})
+COMPILED = BASELINE.model_copy(update={"compile": "step"})
+BUSY = judge(Validity(foreign_load=0.9, num_cores=2))
+STOLEN = judge(Validity(steal_fraction=0.1))
+WINDOWS = ((0, 10, 21.0), (10, 10, 1.0), (20, 10, 1.1), (30, 10, 0.9))  # 20 s of compile and warm-up; 0.1 s a step
 
 
 def test_sentence_in_full():
@@ -33,8 +39,8 @@ def test_sentence_in_full():
         ("slower", {"ratio": 0.8}, 0.01),
         ("identical arms", {"ratio": 1.0, "candidate": BASELINE}, 0.01),
         ("too few rounds", {"num_rounds": 2}, 0.01),
-        ("contaminated machine", {"foreign_load": 0.9}, 0.01),
-        ("contaminated machine", {"steal_fraction": 0.1}, 0.01),
+        ("contaminated machine", {"validity": BUSY}, 0.01),
+        ("contaminated machine", {"validity": STOLEN}, 0.01),
     ],
 )
 def test_causes(cause, probe, wait):
@@ -44,15 +50,74 @@ def test_causes(cause, probe, wait):
     assert "{" not in result.verdict
 
 
-def test_foreign_load_is_judged_by_the_size_of_the_machine():
-    probe = make_probe(foreign_load=0.9)
+def test_cores_that_the_probe_did_not_record_are_taken_from_the_host():
+    probe = make_probe(validity=judge(Validity(foreign_load=0.9)))
     assert speedup_result(probe, num_cores=64).contaminated is False
     assert speedup_result(probe).contaminated is True
 
 
+def test_contaminated_ratio_is_given_and_marked():
+    result = speedup_result(make_probe(validity=BUSY), make_train(None))
+    assert result.contaminated is True
+    assert result.ratio == pytest.approx(1.5, rel=0.02)
+    assert "disturbed meanwhile (0.90 of 2 cores busy with other processes (limit 0.25))" in result.verdict
+    same = speedup_result(make_probe(ratio=1.0, candidate=BASELINE, validity=BUSY))
+    assert same.cause == "identical arms"
+    assert "disturbed" in same.verdict
+
+
+def test_training_shorter_than_its_start_up_is_too_small():
+    small = make_train(None, seconds=25.0, startup_seconds=4.0, windows=WINDOWS)
+    result = speedup_result(make_probe(), small)
+    assert result.cause == "too small"
+    assert "the training took 5.0 s, its start-up and first steps 24.0 s" in result.verdict
+    assert speedup_result(make_probe(), make_train(None, startup_seconds=4.0)).cause == "compute-bound"
+    assert speedup_result(make_probe(), make_train(None, seconds=1.0)).cause == "compute-bound"  # start-up not known
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "ratio", "cause"),
+    [
+        (300, 1.5, "compile not amortised"),  # 20 s, of which 300 steps bring 0.05 s each back
+        (900, 1.5, "compute-bound"),
+        (10_000, 0.9, "compile not amortised"),  # slower: nothing comes back
+    ],
+)
+def test_compile_is_weighed_against_what_it_saves(num_steps, ratio, cause):
+    train = make_train(None, windows=WINDOWS, num_steps=num_steps)
+    assert speedup_result(make_probe(ratio=ratio, candidate=COMPILED), train).cause == cause
+
+
+def test_compile_is_not_weighed_without_an_arm_that_shows_its_saving():
+    train = make_train(None, windows=WINDOWS, num_steps=300)
+    both = CANDIDATE.model_copy(update={"compile": "step"})
+    assert speedup_result(make_probe(candidate=both), train).cause == "compute-bound"
+    bare = make_train(None, windows=WINDOWS[:2], num_steps=300)
+    assert speedup_result(make_probe(candidate=COMPILED), bare).cause == "compute-bound"
+    probe = make_probe(candidate=both)
+    rounds = tuple((*blocks, blocks[0].model_copy(update={"arm": "uncompiled"})) for blocks in probe.rounds)
+    probe = probe.model_copy(update={"rounds": rounds, "others": {"uncompiled": CANDIDATE}})
+    assert speedup_result(probe, train).cause == "compile not amortised"
+
+
+@pytest.mark.parametrize(
+    ("cause", "setting"),
+    [
+        ("contention", "`execution.num_devices=1`"),
+        ("too small", "`recipe.num_epochs=100`"),
+        ("compile not amortised", "`execution.compile=off`"),
+    ],
+)
+def test_advice_fits_the_cause(report, cause, setting):
+    results = (SpeedupResult(cause=cause), report.evaluate)
+    assert any(
+        setting in step for step in next_steps(report.config, report.plan, report.prepared, report.train, results)
+    )
+
+
 def test_unknown_stays_unknown():
     assert speedup_result(None) == SpeedupResult(verdict="not measured: the run had no probe", cause="not measured")
-    quiet = speedup_result(make_probe(steal_fraction=None, foreign_load=None))
+    quiet = speedup_result(make_probe(validity=Validity()))
     assert quiet.contaminated is None
     few = speedup_result(make_probe(num_rounds=1))
     assert few.ratio is not None

@@ -1,0 +1,61 @@
+"""`paceline advise`: predict what more devices would give before they are bought."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+from conf.load import load
+from conf.site import Site
+from flows.commands.engines import quiet_flow
+from flows.commands.terminal import add_preset, json_stream, program, say_pairs, write_json
+from tasks.errors import InputError
+
+HELP = "predict the speedup on N devices, and rank what to do next"
+DEVICES = "2,4,8"
+
+
+def add(parser: ArgumentParser) -> None:
+    """Its options."""
+    add_preset(parser)
+    parser.add_argument("--devices", default=DEVICES, metavar="N,N", help=f"numbers of devices (default: {DEVICES})")
+    parser.add_argument(
+        "--link", default="measured", help="measured (default), or a kind: nvlink, pcie4, ethernet10, ..."
+    )
+    parser.add_argument("--latency", type=float, metavar="S", help="of a link of your own, seconds per message")
+    parser.add_argument("--bandwidth", type=float, metavar="GB/S", help="of a link of your own, gigabytes per second")
+    parser.add_argument("--deadline", type=float, metavar="S", help="seconds that the whole training may take")
+
+
+def execute(options: Namespace) -> None:
+    """Carry it out."""
+    from flows.advise import AdviseRequest, clear_advise
+
+    site = Site()
+    if (options.latency is None) != (options.bandwidth is None):
+        raise InputError("--latency and --bandwidth describe one link; give both or neither")
+    if options.deadline is not None and options.deadline <= 0:
+        raise InputError(f"--deadline {options.deadline} is not above 0; give seconds")
+    request = AdviseRequest(
+        preset=options.preset,
+        config=load(options.preset, options.overrides),
+        devices=_numbers(options.devices),
+        link="given" if options.latency is not None else options.link,
+        latency_seconds=options.latency,
+        gigabytes_per_second=options.bandwidth,
+        deadline_seconds=options.deadline,
+    )
+    clear_advise(request, site)
+    with json_stream(options.json) as stream, quiet_flow(site):
+        from flows.advise import run_advise
+
+        outcome = run_advise(request)
+        where = f"{outcome['run_id']} in experiment {outcome['experiment']}; see it with: {program()} ui"
+        say_pairs([*((name, value) for name, value in outcome.pop("table")), ("prediction", where)])
+        write_json(stream, outcome)
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise InputError(f"--devices {text} is not a list of numbers; write them as in --devices 2,4,8") from error

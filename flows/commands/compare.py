@@ -1,0 +1,43 @@
+"""`paceline compare`: runs that exist already, side by side, divided only where they did the same work."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from conf.site import Site
+from flows.commands.terminal import add_json, json_stream, say, say_table, write_json
+from tasks.errors import InputError
+
+HELP = "compare runs of the store, the first one being the base"
+
+
+def add(parser: ArgumentParser) -> None:
+    """Its options."""
+    parser.add_argument("runs", nargs="*", metavar="RUN_ID", help="runs to compare; the first is the base")
+    parser.add_argument("--experiment", help="take the newest runs of this experiment instead")
+    parser.add_argument("--last", type=int, metavar="N", help="so many of them (default: 5)")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the comparison as a page too")
+    add_json(parser)
+
+
+def execute(options: Namespace) -> None:
+    """Carry it out."""
+    if options.last is not None and options.last < 2:  # noqa: PLR2004  a comparison is of two
+        raise InputError(f"--last {options.last} is below 2; a comparison needs at least two runs")
+    from flows.compare import compare_runs, view_url, write_page
+    from tasks.speedup.compare import compare_notes, compare_table
+
+    site = Site()
+    with json_stream(options.json) as stream:
+        comparison = compare_runs(site, options.runs, options.experiment, options.last)
+        if options.html:
+            write_page(comparison, options.html)
+        say_table(*compare_table(comparison))
+        say("")
+        for note in compare_notes(comparison):
+            say(note)
+        view = view_url(site, comparison)
+        if view:
+            say(f"in the MLflow UI: {view}")
+        write_json(stream, comparison.model_dump(mode="json") | {"view": view})

@@ -1,0 +1,106 @@
+"""`paceline run`: prepare data, train, evaluate, and account for the speed of it."""
+
+from __future__ import annotations
+
+import time
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING, Any
+
+from conf.load import apply, load, preset_names, validate
+from conf.site import Site
+from flows.commands.engines import quiet_flow
+from flows.commands.terminal import add_preset, json_stream, program, say_pairs, write_json
+from tasks.errors import InputError
+
+if TYPE_CHECKING:
+    from conf.schema import Config
+
+HELP = "prepare data, train, evaluate, and account for the speed of it"
+# What may change when an unfinished run goes on: how it is run, never what is learned.
+RESUMABLE_SECTIONS = ("execution.", "cluster.")
+KEY_WIDTH = 30
+
+
+def add(parser: ArgumentParser) -> None:
+    """Its options."""
+    add_preset(parser, optional=True)
+    parser.add_argument("--show", action="store_true", help="print the resolved configuration and stop")
+    parser.add_argument("--diagnose", action="store_true", help="measure what limits the step (speedup.diagnose=true)")
+    parser.add_argument("--resume", metavar="RUN_ID", help="go on with an unfinished run from its newest checkpoint")
+    parser.add_argument("-h", "--help", action="store_true", help="print this help and every setting")
+
+
+def execute(options: Namespace) -> None:
+    """Carry it out."""
+    started = time.monotonic()
+    if options.help:
+        _help(options)
+        return
+    if (options.preset is None) == (options.resume is None):
+        if options.resume is None:
+            raise InputError("paceline run needs a preset; one of " + ", ".join(preset_names()) + ", or a YAML file")
+        options.overrides.insert(0, options.preset)  # with --resume every positional argument is an override
+    site = Site()
+    if options.diagnose and options.resume is None:
+        options.overrides.append("speedup.diagnose=true")
+    config = _resumed(site, options) if options.resume else load(options.preset, options.overrides)
+    if options.show:
+        print(_describe(config))
+        return
+    with json_stream(options.json) as stream:
+        summary = _execute(config, site, options.resume)
+        summary["seconds"] = time.monotonic() - started
+        _show(summary)
+        write_json(stream, summary)
+
+
+def _resumed(site: Site, options: Namespace) -> Config:
+    from tasks.track import run as tracking
+
+    _, tree = tracking.reopen(site.tracking_uri, options.resume)
+    for override in options.overrides:
+        if not override.startswith(RESUMABLE_SECTIONS):
+            raise InputError(
+                f"--resume {options.resume}: {override} would change what the run is; "
+                f"only {' and '.join(section + '*' for section in RESUMABLE_SECTIONS)} may change"
+            )
+    before = validate(tree)
+    for override in options.overrides:
+        apply(tree, override)
+    config = validate(tree)
+    if config.global_batch_size != before.global_batch_size:
+        raise InputError(
+            f"--resume {options.resume}: the run has {before.global_batch_size} samples per step and would have "
+            f"{config.global_batch_size}; keep execution.num_nodes x num_devices = {before.execution.world_size}"
+        )
+    return config
+
+
+def _execute(config: Config, site: Site, resume: str | None) -> dict[str, Any]:
+    from flows import preflight
+
+    preflight.check(config, site)  # before the Prefect API is asked for: wrong input leaves no flow run behind
+    with quiet_flow(site):
+        from flows.pipeline import run_pipeline
+
+        return run_pipeline(config, resume)
+
+
+def _help(options: Namespace) -> None:
+    options.parser.print_help()
+    preset = options.preset or "digits"
+    config = load(preset, options.overrides)
+    print(f"\nsettings, as paceline run {preset} would have them here:\n\n{_describe(config)}")
+
+
+def _describe(config: Config) -> str:
+    from flows.describe import describe
+
+    return describe(config, KEY_WIDTH)
+
+
+def _show(summary: dict[str, Any]) -> None:
+    from tasks.speedup.summary import summary_table
+
+    where = f"{summary['run_id']} in experiment {summary['experiment']}; see it with: {program()} ui"
+    say_pairs([*summary_table(summary), ("run", where)])

@@ -1,0 +1,95 @@
+"""`paceline study`: measure what each factor is worth, on the same work."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING, Any
+
+from conf.load import load
+from conf.site import Site
+from flows.commands.engines import quiet_flow
+from flows.commands.terminal import add_preset, json_stream, program, say, say_pairs, say_table, write_json
+from tasks.errors import InputError
+
+if TYPE_CHECKING:
+    from flows.study import StudyRequest
+
+HELP = "train every combination of factors several times, and say what each is worth"
+REPEATS = 3
+
+
+def add(parser: ArgumentParser) -> None:
+    """Its options."""
+    add_preset(parser, optional=True)
+    parser.add_argument(
+        "--axis", action="append", default=[], metavar="field=a,b", help="a factor, the baseline's value first; repeat"
+    )
+    parser.add_argument("--ladder", action="store_true", help="add one factor at a time instead of the full grid")
+    parser.add_argument("--repeats", type=int, metavar="K", help=f"trainings of each arm (default: {REPEATS})")
+    parser.add_argument("--target", type=float, metavar="A", help="validation accuracy to which the time is measured")
+    parser.add_argument("--diagnose", action="store_true", help="measure what limits each arm's step, once")
+    parser.add_argument("--resume", metavar="RUN_ID", help="go on with a study that was cut short")
+
+
+def execute(options: Namespace) -> None:
+    """Carry it out."""
+    from flows.study import clear_study
+
+    site = Site()
+    request = _resumed(site, options) if options.resume else _request(options)
+    clear_study(request, site)
+    with json_stream(options.json) as stream, quiet_flow(site):
+        from flows.study import run_study
+
+        summary = run_study(request, options.resume)
+        _show(summary)
+        write_json(stream, {key: value for key, value in summary.items() if key != "result"})
+
+
+def _request(options: Namespace) -> StudyRequest:
+    from flows.study import StudyRequest
+    from tasks.speedup.arms import parse_axes
+
+    if options.preset is None:
+        raise InputError(
+            "paceline study needs a preset, such as paceline study digits --axis execution.num_devices=1,2"
+        )
+    if options.target is not None and not 0 < options.target <= 1:
+        raise InputError(f"--target {options.target} is no accuracy; give a share between 0 and 1")
+    if options.diagnose:
+        options.overrides.append("speedup.diagnose=true")
+    return StudyRequest(
+        preset=options.preset,
+        config=load(options.preset, options.overrides),
+        axes=parse_axes(options.axis),
+        ladder=options.ladder,
+        repeats=REPEATS if options.repeats is None else options.repeats,
+        target=options.target,
+    )
+
+
+def _resumed(site: Site, options: Namespace) -> StudyRequest:
+    from flows.study import StudyRequest
+    from tasks.track import run as tracking
+    from tasks.track.search import read_document
+
+    changed = [options.preset, *options.overrides, *options.axis, options.repeats, options.target]
+    if any(value is not None for value in changed) or options.ladder:
+        raise InputError(f"--resume {options.resume} goes on with the study as it was asked for; give nothing else")
+    tracking.reopen(site.tracking_uri, options.resume)
+    document = read_document(site.tracking_uri, options.resume, tracking.STUDY_ARTIFACT)
+    if document is None:
+        raise InputError(f"--resume {options.resume}: that run is no study; use paceline run --resume")
+    return StudyRequest.model_validate(document)
+
+
+def _show(summary: dict[str, Any]) -> None:
+    from tasks.speedup.study import StudyResult
+    from tasks.speedup.study_page import study_notes, study_table
+
+    result = StudyResult.model_validate(summary["result"])
+    say_table(*study_table(result))
+    say("")
+    for note in study_notes(result):
+        say(note)
+    say_pairs([("study", f"{result.run_id} in experiment {result.experiment}; see it with: {program()} ui")])

@@ -1,0 +1,33 @@
+"""`paceline ui`: the MLflow UI on the runs of this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import ArgumentParser, Namespace
+
+from conf.site import Site
+from tasks.errors import InputError
+
+HELP = "open the MLflow UI on the runs of this machine"
+
+
+def add(parser: ArgumentParser) -> None:
+    """Its options."""
+    parser.add_argument("--port", type=int, default=5000, help="TCP port on loopback (default: 5000)")
+
+
+def execute(options: Namespace) -> None:
+    """Become the server."""
+    site = Site()
+    if site.tracking_uri.startswith("http"):
+        print(site.tracking_uri)
+        return
+    if not site.tracking_uri_given and not (site.root / "mlflow.db").exists():
+        raise InputError(f"PACELINE_HOME={site.root} holds no runs yet; run paceline run digits first")
+    # Without the workflow type the UI opens on its pages for agents.
+    page = f"http://127.0.0.1:{options.port}/#/experiments?workflowType=machine_learning"
+    print(f"MLflow UI on {page} (Ctrl-C ends it)", flush=True)
+    environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    arguments = ["--backend-store-uri", site.tracking_uri, "--host", "127.0.0.1", "--port", str(options.port)]
+    os.execve(sys.executable, [sys.executable, "-m", "mlflow", "server", *arguments], environment)

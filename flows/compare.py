@@ -1,0 +1,78 @@
+"""The comparison of runs that exist already: read from the store, matched, and only then divided. Starts nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from conf.site import Site
+from tasks.errors import InputError
+from tasks.speedup.compare import ComparedRun, Comparison, compare
+from tasks.speedup.compare_page import render_compare
+from tasks.speedup.match import match
+from tasks.track.run import FACTS_ARTIFACT
+from tasks.track.search import FoundRun, find_runs, get_runs, read_document
+from tasks.track.view import share_view
+
+MIN_RUNS = 2
+LAST = 5
+COLUMNS = (
+    "metrics.`speedup/ratio`",
+    "metrics.`speedup/low`",
+    "metrics.`speedup/high`",
+    "metrics.`speedup/efficiency`",
+    "metrics.`throughput/samples_per_second`",
+    "metrics.`time/data_wait_fraction`",
+    "metrics.`test/accuracy`",
+    "params.`execution.num_devices`",
+    "params.`execution.precision`",
+    "tags.`paceline.workload`",
+    "tags.`paceline.contaminated`",
+)
+
+
+def compare_runs(site: Site, run_ids: list[str], experiment: str | None, last: int | None) -> Comparison:
+    """Compare runs by id, or the newest of an experiment; the first named, or the oldest, is the base.
+
+    Raises:
+        InputError: there are fewer than two, or one of them is unknown.
+    """
+    if run_ids and (experiment or last):
+        raise InputError("give either run ids or --experiment with --last, not both")
+    if run_ids:
+        found = get_runs(site.tracking_uri, run_ids)
+    else:
+        condition = "tags.`paceline.role` IN ('run', 'arm') and attributes.status = 'FINISHED'"
+        found = find_runs(site.tracking_uri, experiment or "paceline", condition, last or LAST)[::-1]
+    if len(found) < MIN_RUNS:
+        raise InputError(
+            f"{len(found)} runs to compare{f' in experiment {experiment}' if experiment else ''}; a comparison needs "
+            "at least two: give their ids (see paceline ui) or train another one"
+        )
+    if len({run.run_id for run in found}) < len(found):
+        raise InputError("a run is named twice; name each once")
+    return compare([_compared(site, run) for run in found], match)
+
+
+def write_page(comparison: Comparison, path: Path) -> None:
+    """Write the comparison as one HTML page.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    try:
+        path.write_text(render_compare(comparison), encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            f"--html {path} cannot be written ({error.strerror}); name a file in a directory of yours"
+        ) from error
+
+
+def view_url(site: Site, comparison: Comparison) -> str:
+    """Address of the same runs in the MLflow UI with the columns that matter, below the server's own."""
+    return share_view(site.tracking_uri, [run.run_id for run in comparison.runs], list(COLUMNS))
+
+
+def _compared(site: Site, run: FoundRun) -> ComparedRun:
+    facts: dict[str, Any] = read_document(site.tracking_uri, run.run_id, FACTS_ARTIFACT) or {}
+    return ComparedRun(facts={key: str(value) for key, value in facts.items()}, **run.model_dump())

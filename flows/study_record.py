@@ -1,0 +1,202 @@
+"""Puts a study together and records it: its parent run with the report, and each arm's run with its share of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tasks.evaluate.metrics import discordant
+from tasks.figures import png_bytes
+from tasks.records import EvaluateResult, Hardware, PreparedSet, TrainResult
+from tasks.speedup.analysis import budget_differences, ladder, scalings, summarise_arms, target_accuracy
+from tasks.speedup.study import ArmRun, ArmSummary, StudyArm, StudyResult
+from tasks.speedup.study_charts import draw_study
+from tasks.speedup.study_page import render_study
+from tasks.speedup.trainings import Trainings
+from tasks.track import run as tracking
+from tasks.track.environment import describe_environment, package_versions
+from tasks.track.run import RunHandle
+
+if TYPE_CHECKING:
+    from flows.study import StudyRequest
+
+
+@dataclass(frozen=True)
+class StudyOutcome:
+    """What a study has done."""
+
+    request: StudyRequest
+    arms: list[StudyArm]
+    runs: tuple[ArmRun, ...]
+    prepared: dict[str, PreparedSet]
+    """By fingerprint."""
+    hardware: Hardware
+    seconds: float
+
+    def result(self, parent: RunHandle) -> StudyResult:
+        """Everything that follows from the trainings."""
+        request, speedup = self.request, self.request.config.speedup
+        trainings = Trainings(self.arms, self._with_parity())
+        rungs, interaction = ladder(trainings)
+        groups = {arm.group for arm in self.arms}
+        target = request.target if request.target is not None or len(groups) > 1 else target_accuracy(trainings, "")
+        return StudyResult(
+            run_id=parent.run_id,
+            experiment=parent.experiment,
+            preset=request.preset,
+            kind="ladder" if request.ladder else "grid",
+            num_repeats=request.repeats,
+            arms=summarise_arms(trainings, request.target, speedup.price_per_device_hour),
+            rungs=rungs,
+            interaction=interaction,
+            differences=budget_differences(trainings),
+            scalings=scalings(trainings),
+            target_accuracy=target,
+            price_per_device_hour=speedup.price_per_device_hour,
+            contaminated=sum(bool(run.contaminated) for run in self.runs),
+            seconds=self.seconds,
+            hardware=f"{self.hardware.host}: {_devices(self.hardware)}",
+            versions={name: version for name, version in package_versions().items() if version},
+        )
+
+    def _with_parity(self) -> list[ArmRun]:
+        """The trainings with their gained and lost test samples against the baseline of their group and repeat."""
+        groups = {arm.name: arm.group for arm in self.arms}
+        baselines = {
+            (groups[run.arm], run.repeat): run
+            for run in self.runs
+            if run.status == "done" and any(arm.is_baseline and arm.name == run.arm for arm in self.arms)
+        }
+        return [self._paired(run, baselines.get((groups[run.arm], run.repeat))) for run in self.runs]
+
+    def _paired(self, run: ArmRun, base: ArmRun | None) -> ArmRun:
+        prepared = self.prepared.get(run.facts.get("data", ""))
+        if base is None or run.status != "done" or prepared is None or base.facts.get("data") != run.facts["data"]:
+            return run
+        gained, lost = discordant(base.predictions, run.predictions, prepared)
+        return run.model_copy(update={"num_gained": gained, "num_lost": lost})
+
+
+def _devices(hardware: Hardware) -> str:
+    if hardware.gpus:
+        return f"{len(hardware.gpus)} x {hardware.gpus[0].name}"
+    return f"{hardware.num_cores} cores of {hardware.cpu_name}"
+
+
+def log_arm(handle: RunHandle, arm: StudyArm, run: ArmRun, trained: TrainResult, evaluated: EvaluateResult) -> None:
+    """What is known of an arm's run before the study has ended."""
+    metrics: dict[str, float | None] = {
+        "throughput/steady_samples_per_second": run.samples_per_second,
+        "throughput/samples_per_second": trained.samples_per_second,
+        "throughput/prediction_samples_per_second": evaluated.samples_per_second,
+        "time/data_wait_fraction": run.data_wait_fraction,
+        "time/communication_fraction": run.communication_fraction,
+        "time/idle_fraction": run.idle_fraction,
+        "time/end_to_end_seconds": run.end_to_end_seconds,
+        "time/epoch_seconds": run.epoch_seconds,
+        "time/wall_seconds": trained.wall_seconds,
+        "memory/peak_bytes": run.peak_memory_bytes,
+        "energy/joules": run.energy_joules,
+        "test/accuracy": run.accuracy,
+        "train/final_loss": trained.final_loss,
+    }
+    metrics |= {f"time/{item}_seconds": seconds for item, seconds in trained.time_budget.items()}
+    tags = {
+        "paceline.arm": arm.name,
+        "paceline.group": arm.group,
+        "paceline.is_baseline": str(arm.is_baseline),
+        "paceline.repeat": str(run.repeat),
+        "paceline.contaminated": str(run.contaminated),
+        "paceline.contamination": "; ".join(run.contamination),
+        "paceline.dataset": run.facts["data"],
+    }
+    tracking.log_facts(handle, metrics, tags)
+    tracking.log_document(handle, tracking.FACTS_ARTIFACT, run.facts)
+
+
+def log_study(outcome: StudyOutcome, parent: RunHandle) -> tuple[StudyResult, dict[str, Any]]:
+    """Record the study in its parent run, and each arm's ratio in the arm's runs; the JSON of `paceline study`."""
+    result = outcome.result(parent)
+    environment = describe_environment((outcome.hardware.host,), (_devices(outcome.hardware),))
+    tracking.log_document(parent, "report.html", render_study(result, environment))
+    tracking.log_document(parent, "study.json", result.model_dump(mode="json"))
+    tracking.log_document(parent, "environment.json", environment)
+    for name, figure in draw_study(result).items():
+        tracking.log_document(parent, f"pictures/{name}.png", png_bytes(figure))
+    for arm in result.arms:
+        _log_ratio(parent, result, arm)
+    summary = summarise_study(result, parent)
+    tracking.log_document(parent, "summary.json", summary)
+    tracking.log_facts(parent, _study_metrics(result), {"paceline.study_kind": result.kind})
+    return result, summary
+
+
+def _study_metrics(result: StudyResult) -> dict[str, float | None]:
+    return {
+        "study/num_arms": len(result.arms),
+        "study/num_failed": sum(arm.num_failed for arm in result.arms),
+        "study/num_contaminated": result.contaminated,
+        "study/seconds": result.seconds,
+    }
+
+
+def _log_ratio(parent: RunHandle, result: StudyResult, arm: ArmSummary) -> None:
+    """An arm's ratio over all repeats, in each of its runs, so that the columns of the UI can compare them."""
+    ratio, efficiency = arm.ratio, arm.efficiency
+    metrics: dict[str, float | None] = {
+        "speedup/ratio": ratio.value if ratio else None,
+        "speedup/low": ratio.low if ratio else None,
+        "speedup/high": ratio.high if ratio else None,
+        "speedup/efficiency": efficiency.value if efficiency else None,
+        "speedup/break_even_epochs": arm.break_even_epochs,
+        "speedup/end_to_end_ratio": arm.end_to_end_ratio.value if arm.end_to_end_ratio else None,
+        "cost/per_epoch": arm.cost_per_epoch,
+    }
+    baseline = next(other for other in result.arms if other.arm.is_baseline and other.arm.group == arm.arm.group)
+    tags = {
+        "paceline.baseline": baseline.arm.name,
+        "paceline.baseline_run_id": ", ".join(baseline.run_ids),
+        "paceline.match": "" if arm.match is None else str(arm.match.matches),
+        "paceline.parity": arm.parity,
+    }
+    for run_id in arm.run_ids:
+        tracking.log_facts(parent.model_copy(update={"run_id": run_id}), metrics, tags)
+
+
+def summarise_study(result: StudyResult, parent: RunHandle) -> dict[str, Any]:
+    """The JSON of `paceline study`; names and shape are the public contract."""
+    arms = [
+        {
+            "name": arm.arm.name,
+            "group": arm.arm.group,
+            "run_id": arm.run_ids[0] if arm.run_ids else None,
+            "run_ids": list(arm.run_ids),
+            "execution": arm.execution,
+            "samples_per_second": arm.samples_per_second,
+            "ratio": arm.ratio.value if arm.ratio else None,
+            "low": arm.ratio.low if arm.ratio else None,
+            "high": arm.ratio.high if arm.ratio else None,
+            "significant": arm.significant,
+            "efficiency": arm.efficiency.value if arm.efficiency else None,
+            "accuracy": arm.accuracy,
+            "parity": arm.parity,
+            "break_even_epochs": arm.break_even_epochs,
+            "matches": None if arm.match is None else arm.match.matches,
+            "num_failed": arm.num_failed,
+            "error": arm.error,
+        }
+        for arm in result.arms
+    ]
+    points = [point for found in result.scalings for point in found.points if point.karp_flatt is not None]
+    return {
+        "run_id": result.run_id,
+        "experiment": result.experiment,
+        "tracking_uri": parent.public_uri,
+        "kind": result.kind,
+        "num_repeats": result.num_repeats,
+        "arms": arms,
+        "karp_flatt": {str(point.num_devices): point.karp_flatt.value for point in points if point.karp_flatt} or None,
+        "report": "report.html",
+        "contaminated": result.contaminated,
+        "seconds": result.seconds,
+    }

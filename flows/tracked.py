@@ -1,0 +1,105 @@
+"""MLflow runs that end with their true status whatever happens to the flow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from prefect import get_run_logger
+from prefect.runtime import flow_run
+
+from conf.schema import Config
+from conf.site import Site
+from tasks.errors import InputError
+from tasks.track import run as tracking
+from tasks.track.run import Role, RunHandle
+from tasks.train.owner import own
+
+
+@contextmanager
+def begun(config: Config, site: Site, experiment_id: str, role: Role, workload: str = "") -> Iterator[RunHandle]:
+    """A new run with its parameters; FINISHED, FAILED or KILLED at the end of the body."""
+    tags = {
+        "paceline.role": role,
+        "paceline.workload": workload,
+        "prefect.flow_run_id": str(flow_run.get_id() or ""),
+    }
+    name = config.name if role == "run" else f"{role} {config.name}"
+    handle = tracking.begin(site.tracking_uri, experiment_id, config, tags, name=name)
+    with _kept(handle, site.root, f"paceline {role} --resume {handle.run_id}" if role in ("run", "study") else None):
+        tracking.log_config(handle, config)
+        yield handle
+
+
+@contextmanager
+def nested(parent: RunHandle, config: Config, name: str) -> Iterator[RunHandle]:
+    """A run inside another one, such as one arm of a study. Interrupted with its parent; failing alone."""
+    tags = {
+        "paceline.role": "arm",
+        "paceline.study_run_id": parent.run_id,
+        tracking.PARENT_TAG: parent.run_id,
+        "prefect.flow_run_id": str(flow_run.get_id() or ""),
+    }
+    handle = tracking.begin(parent.tracking_uri, parent.experiment_id, config, tags, name=name)
+    with _truthful(handle, None):
+        tracking.log_config(handle, config)
+        yield handle
+
+
+@contextmanager
+def reopened(site: Site, run_id: str, role: Role, workload: str | None = None) -> Iterator[RunHandle]:
+    """An unfinished run that goes on.
+
+    Raises:
+        InputError: it is finished, of another role, or its data have changed since.
+    """
+    handle, _ = tracking.reopen(site.tracking_uri, run_id)
+    found = tracking.tag(handle, "paceline.role")
+    if found != role:
+        raise InputError(
+            f"--resume {run_id}: that is a run of paceline {found}; use paceline {found} --resume {run_id}"
+        )
+    if workload is not None:
+        _check_same_workload(handle, workload)
+    with _kept(handle, site.root, f"paceline {role} --resume {run_id}"):
+        tracking.revive(handle, {"prefect.flow_run_id": str(flow_run.get_id() or "")})
+        yield handle
+
+
+@contextmanager
+def _kept(handle: RunHandle, home: Path, way_on: str | None) -> Iterator[None]:
+    """One process at a time; the lock refuses before anything of the run is changed."""
+    get_run_logger().info("MLflow run %s in %s", handle.run_id, handle.experiment)
+    with own(home / "runs" / handle.run_id), _truthful(handle, way_on):
+        yield
+
+
+@contextmanager
+def _truthful(handle: RunHandle, way_on: str | None) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        _finish(handle, "FAILED", str(error))
+        raise
+    except BaseException:  # Ctrl-C, SIGTERM, a cancelled flow
+        _finish(handle, "KILLED", "interrupted" + (f"; go on with: {way_on}" if way_on else ""))
+        raise
+    tracking.finish(handle, "FINISHED")
+
+
+def _finish(handle: RunHandle, status: tracking.Status, error: str) -> None:
+    """End the run without hiding the error that ended it."""
+    try:
+        tracking.finish(handle, status, error)
+    except Exception:  # noqa: BLE001  the store may be what failed; the first error is the one to tell
+        get_run_logger().exception("MLflow run %s could not be set %s", handle.run_id, status)
+
+
+def _check_same_workload(handle: RunHandle, workload: str) -> None:
+    before = tracking.tag(handle, "paceline.workload")
+    if before != workload:
+        raise InputError(
+            f"--resume {handle.run_id}: its workload was {before} and is now {workload}; "
+            "the data have changed since: start a new run"
+        )

@@ -1,0 +1,150 @@
+"""What limits a step, from arms that leave one thing out each: input, exchange of gradients, company, half the batch.
+
+Every share is a sum of step times over the candidate's step time, taken round by round so that the machine's drift
+cancels, and located with the estimator of the ratio. The arms count only where their batches make them comparable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from tasks.records import ProbeResult
+from tasks.speedup.statistics import MIN_INTERVAL_ROUNDS, Estimate, Floats, location_interval
+
+Bottleneck = Literal["data-bound", "communication-bound", "contention", "launch-bound", "compute-bound"]
+
+MIN_SHARE = 0.1
+"""A share is a bottleneck when its interval lies above this. Taking a tenth of the step away altogether makes it 1.11
+times as fast: less hardly pays for a change, and the few percent by which caches suit one arm better are no cause."""
+CAUSES: dict[str, Bottleneck] = {
+    "input": "data-bound",
+    "communication": "communication-bound",
+    "contention": "contention",
+    "overhead": "launch-bound",
+}
+_TEXTS = {
+    "input": "Waiting for input takes {share} of a step: measured against the same step on a batch that is there.",
+    "communication": "Exchanging gradients takes {share} of a step: measured against the same ranks without exchange.",
+    "contention": "The devices slow each other by {share} of a step, exchange apart: measured against one alone.",
+    "overhead": "A step costs {share} of its time however small its batch: measured with half the batch.",
+    "compute": "The rest, {share}, grows with the batch: arithmetic and memory traffic.",
+}
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Where the time of the candidate's step goes."""
+
+    shares: dict[str, Estimate]
+    """`input`, `communication`, `contention`, `overhead` as far as measured, and `compute`, the remainder; each from 0
+    to 1, with its 95 % interval."""
+    sentences: tuple[str, ...]
+    """One for each share, the largest first."""
+    cause: Bottleneck | None
+    """The largest share that is beyond doubt a bottleneck, else compute-bound; None with too few rounds to tell."""
+
+    @property
+    def intervals(self) -> dict[str, tuple[float, float | None, float | None]]:
+        """Each share with the ends of its interval, as records keep it."""
+        return {name: (share.value, share.low, share.high) for name, share in self.shares.items()}
+
+    def share_of(self, cause: str) -> str | None:
+        """The share behind a cause, with its interval, in words; None when it was not measured."""
+        share = self.shares.get(next((name for name, bound in CAUSES.items() if bound == cause), "compute"))
+        return _percent(share) if share else None
+
+
+def diagnose(probe: ProbeResult) -> Diagnosis | None:
+    """Shares of a step of the candidate.
+
+    Args:
+        probe: With any of the arms `synthetic_input`, `no_sync`, `half_batch`; `single` beside `no_sync` shows
+            contention when its batch per device is the candidate's.
+
+    Returns:
+        None when the probe has none of these arms.
+    """
+    weights = _weights(probe)
+    if not weights:
+        return None
+    rest = _difference({"candidate": 1.0}, *weights.values())
+    times = _step_seconds(probe)
+    shares = {name: _share(times, terms) for name, terms in (weights | {"compute": rest}).items()}
+    largest_first = sorted(shares, key=lambda name: (name == "compute", -shares[name].value))
+    return Diagnosis(
+        shares=shares,
+        sentences=tuple(_TEXTS[name].format(share=_percent(shares[name])) for name in largest_first),
+        cause=_cause(shares),
+    )
+
+
+def _weights(probe: ProbeResult) -> dict[str, dict[str, float]]:
+    """For each share, what of which arm's step time it is made of.
+
+    With a step time of a + b n for n samples, two batches give a = (k T(n/k) - T(n)) / (k - 1). The exchange of
+    gradients does not grow with the batch either, so that it is in `a` and is taken out where it was measured.
+    """
+    samples, devices, others = probe.samples_per_step, probe.candidate.num_devices, probe.others
+    weights: dict[str, dict[str, float]] = {}
+    if "synthetic_input" in others:
+        weights["input"] = {"candidate": 1.0, "synthetic_input": -1.0}
+    if "no_sync" in others:
+        weights["communication"] = {"candidate": 1.0, "no_sync": -1.0}
+        if "single" in others and samples["single"] * devices == samples["no_sync"]:
+            weights["contention"] = {"no_sync": 1.0, "single": -1.0}
+    if "half_batch" in others and samples["half_batch"] < samples["candidate"]:
+        factor = samples["candidate"] / samples["half_batch"]
+        constant = {"half_batch": factor / (factor - 1), "candidate": -1 / (factor - 1)}
+        weights["overhead"] = _difference(constant, weights.get("communication", {}))
+    return weights
+
+
+def _difference(first: Mapping[str, float], *rest: Mapping[str, float]) -> dict[str, float]:
+    """`first` minus all of `rest`, term by term."""
+    terms = dict(first)
+    for other in rest:
+        for role, weight in other.items():
+            terms[role] = terms.get(role, 0.0) - weight
+    return terms
+
+
+def _step_seconds(probe: ProbeResult) -> dict[str, Floats]:
+    """Seconds of a step in each round, by role; `Block.seconds_per_sample` is over all devices of an arm."""
+    by_round = [{block.arm: block.seconds_per_sample for block in blocks} for blocks in probe.rounds]
+    return {
+        role: np.array([seconds[role] for seconds in by_round]) * probe.samples_per_step[role] for role in by_round[0]
+    }
+
+
+def _share(times: Mapping[str, Floats], terms: Mapping[str, float]) -> Estimate:
+    """Location and interval of the terms' sum over the candidate's step time, each cut to 0 to 1."""
+    sums = np.sum([weight * times[role] for role, weight in terms.items()], axis=0)
+    shares = np.asarray(sums / times["candidate"], dtype=np.float64)
+    if shares.size < MIN_INTERVAL_ROUNDS:
+        return Estimate(_cut(np.median(shares)), None, None)
+    value, low, high = location_interval(shares)
+    return Estimate(_cut(value), _cut(low), _cut(high))
+
+
+def _cut(value: Floats | np.floating) -> float:
+    return float(np.clip(value, 0.0, 1.0))
+
+
+def _cause(shares: Mapping[str, Estimate]) -> Bottleneck | None:
+    bottlenecks = {name: share for name, share in shares.items() if name in CAUSES}
+    if any(share.low is None for share in bottlenecks.values()):
+        return None
+    clear = [name for name, share in bottlenecks.items() if (share.low or 0.0) > MIN_SHARE]
+    if not clear:
+        return "compute-bound"
+    return CAUSES[max(clear, key=lambda name: bottlenecks[name].value)]
+
+
+def _percent(share: Estimate) -> str:
+    if share.low is None or share.high is None:
+        return f"{share.value:.0%}"
+    return f"{share.value:.0%} ({share.low:.0%} to {share.high:.0%})"

@@ -1,0 +1,48 @@
+"""The ledger of a study: one line per finished training, so that a study that was cut short can go on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tasks.speedup.study import ArmRun
+
+
+class Ledger:
+    """Keeps the runs of a study in a file of JSON lines, each written whole before the next training starts.
+
+    Args:
+        path: of the file; its directory is made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._runs = {(run.arm, run.repeat): run for run in self._read()}
+
+    def runs(self) -> tuple[ArmRun, ...]:
+        """Every training, in the order in which they ran; of one that was repeated the last."""
+        return tuple(sorted(self._runs.values(), key=lambda run: run.position))
+
+    def num_runs(self) -> int:
+        """Trainings so far."""
+        return len(self._runs)
+
+    def has(self, arm: str, repeat: int) -> bool:
+        """Whether that training is done; a failed one is tried again when a study is resumed."""
+        run = self._runs.get((arm, repeat))
+        return run is not None and run.status == "done"
+
+    def add(self, run: ArmRun) -> None:
+        """Note a training."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(run.model_dump_json() + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self._runs[run.arm, run.repeat] = run
+
+    def _read(self) -> list[ArmRun]:
+        if not self._path.exists():
+            return []
+        lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
+        return [ArmRun.model_validate_json(line) for line in lines if line.endswith("\n")]  # the last may be torn

@@ -1,0 +1,95 @@
+"""Whether two runs did the same work: the verdict that every comparison needs before it may give a number.
+
+The model is the reference-convergence check of MLPerf: what is learned must be equal, how it is run may differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from conf.load import flatten
+from conf.schema import Config
+from tasks.speedup.study import FieldVerdict, MatchVerdict
+
+UNKNOWN = "unknown"
+ALLOWED = ("execution.", "data.root")  # the data are compared by content, wherever they lie
+WORLD = ("execution.num_nodes", "execution.num_devices")
+
+
+def facts_of(config: Config, data: str, code: str, versions: Mapping[str, str | None], device: str) -> dict[str, str]:
+    """What a verdict compares, as plain text.
+
+    Args:
+        config: Of the run.
+        data: Fingerprint of the prepared set's content.
+        code: Commit, or fingerprint of the source.
+        versions: Of Python and the packages.
+        device: Model of the devices.
+    """
+    settings = {
+        key: str(value)
+        for key, value in flatten(config).items()
+        if key.startswith(("data.", "model.", "recipe.", "execution.")) or key == "seed"
+    }
+    return settings | {
+        "data": data,
+        "code": code,
+        "versions": ", ".join(f"{name} {version or UNKNOWN}" for name, version in sorted(versions.items())),
+        "device": device,
+        "global_batch_size": str(config.global_batch_size),
+    }
+
+
+def match(first: Mapping[str, str], second: Mapping[str, str]) -> MatchVerdict:
+    """Compare the facts of two runs.
+
+    Execution may differ. Everything that is learned, the code, the versions and the model of the devices must not. The
+    global batch may differ in one case only: it follows the number of devices under weak scaling in both runs.
+    """
+    scaling = _scaling(first, second)
+    fields = tuple(
+        FieldVerdict(field=field, verdict=_verdict(field, first, second, scaling), first=one, second=other)
+        for field, one, other in (
+            (name, first.get(name, UNKNOWN), second.get(name, UNKNOWN)) for name in dict.fromkeys([*first, *second])
+        )
+    )
+    matches = bool(fields) and all(field.verdict != "breaks" for field in fields)
+    return MatchVerdict(matches=matches, scaling=scaling, fields=fields)
+
+
+def _verdict(
+    field: str, first: Mapping[str, str], second: Mapping[str, str], scaling: str
+) -> Literal["same", "allowed", "breaks"]:
+    one, other = first.get(field, UNKNOWN), second.get(field, UNKNOWN)
+    if one == other and one != UNKNOWN:
+        return "same"
+    if field.startswith(ALLOWED) or (field == "global_batch_size" and scaling == "weak"):
+        return "allowed"
+    return "breaks"
+
+
+def _scaling(first: Mapping[str, str], second: Mapping[str, str]) -> Literal["none", "strong", "weak"]:
+    if _world(first) == _world(second):
+        return "none"
+    weak = all(facts.get("recipe.batch_scaling") == "weak" for facts in (first, second))
+    same_share = first.get("recipe.batch_size") == second.get("recipe.batch_size")
+    return "weak" if weak and same_share else "strong"
+
+
+def _world(facts: Mapping[str, str]) -> int | None:
+    try:
+        nodes, devices = (int(facts[name]) for name in WORLD)
+    except (KeyError, ValueError):
+        return None
+    return nodes * devices
+
+
+def explain(verdict: MatchVerdict) -> str:
+    """One line: what forbids the comparison, or what differs and may."""
+    if not verdict.matches:
+        differences = "; ".join(f"{field.field} {field.first} against {field.second}" for field in verdict.breaking)
+        return f"not comparable: {differences or 'nothing is known of the two runs'}"
+    allowed = [field for field in verdict.fields if field.verdict == "allowed"]
+    differences = "; ".join(f"{field.field} {field.first} against {field.second}" for field in allowed)
+    return f"same work; {differences}" if differences else "same work, same execution"

@@ -1,0 +1,124 @@
+"""What stands below the answers in the report of a run: quality, data, choices, and everything in full."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from conf.schema import Config
+from tasks.records import EvaluateResult, Plan, PreparedSet, SpeedupResult, TrainResult, Validity
+from tasks.speedup.charts import format_seconds
+from tasks.speedup.page import Html, bars, columns, folded, join, paragraph, table, tag, text
+
+MAX_CLASSES = 20
+"""Classes whose accuracy is listed; of more, the least accurate."""
+
+
+@dataclass(frozen=True)
+class ReportInput:
+    """All that a report tells."""
+
+    summary: Mapping[str, Any]
+    """The JSON of the run."""
+    config: Config
+    plan: Plan
+    prepared: PreparedSet
+    train: TrainResult
+    speedup: SpeedupResult
+    evaluate: EvaluateResult | None = None
+    quality_svgs: Mapping[str, str] = field(default_factory=dict)
+    """<svg> elements by name, trusted markup: `confusion`."""
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    """Versions, hosts, commit: anything that JSON can hold."""
+
+
+def validity_rows(validity: Validity, num_repeats: int) -> list[tuple[str, object]]:
+    """What else went on on the machine during a measurement; None is unknown."""
+    steal, foreign = validity.steal_fraction, validity.foreign_load
+    rows: list[tuple[str, object]] = [
+        ("CPU time stolen", None if steal is None else f"{steal:.1%}"),
+        ("Other processes", None if foreign is None else f"{foreign:.2f} cores"),
+    ]
+    if validity.min_cpu_mhz is not None and validity.max_cpu_mhz is not None:
+        rows.append(("CPU clock", f"{validity.min_cpu_mhz:,.0f} to {validity.max_cpu_mhz:,.0f} MHz"))
+    if validity.foreign_device_processes is not None:
+        rows.append(("Others on the GPU", validity.foreign_device_processes))
+    if validity.throttled:
+        rows.append(("Slowed by", ", ".join(validity.throttled)))
+    if validity.cached_fraction is not None:
+        rows.append(("Data in the page cache", f"{validity.cached_fraction:.0%} at the start"))
+    if num_repeats:
+        rows.append(("Begun again", f"{num_repeats} times, because the machine was busy"))
+    if validity.reasons:
+        rows.append(("Contaminated", "; ".join(validity.reasons)))
+    return rows
+
+
+def quality(report: ReportInput, training: Html) -> Html:
+    """Accuracy, confusion, and the course of training."""
+    evaluate = report.evaluate
+    if evaluate is None:
+        return columns(paragraph("Not evaluated."), training)
+    facts: list[tuple[object, object]] = [
+        ("Accuracy", f"{evaluate.accuracy:.2%} of {evaluate.num_samples:,} test samples"),
+        *((f"Top-{k} accuracy", f"{value:.2%}") for k, value in evaluate.top_k.items()),
+        ("Final training loss", f"{report.train.final_loss:.4g}"),
+        ("Prediction", f"{evaluate.samples_per_second:,.0f} samples/s"),
+    ]
+    if evaluate.angle_rmse_degrees is not None:
+        facts.append(("Angle error (RMS)", f"{evaluate.angle_rmse_degrees:.1f} degrees"))
+    confusion = Html(report.quality_svgs.get("confusion", ""))
+    return join([columns(table(("", ""), facts), training), columns(_classes(evaluate), confusion)])
+
+
+def _classes(evaluate: EvaluateResult) -> Html:
+    known = [(name, value) for name, value in evaluate.per_class_accuracy.items() if value is not None]
+    shown = sorted(known, key=lambda item: item[1])[:MAX_CLASSES]
+    num_unknown = len(evaluate.per_class_accuracy) - len(known)
+    notes = []
+    if len(shown) < len(known):
+        notes.append(f"The {len(shown)} least accurate of {len(known)} classes.")
+    if num_unknown:
+        notes.append(f"{num_unknown} classes have no test sample.")
+    rows = [(name, value, (f"{value:.1%}",)) for name, value in shown]
+    title = tag("p", tag("b", text("Accuracy per class, least first")))
+    return join([title, bars(rows), paragraph(" ".join(notes), "note") if notes else Html("")])
+
+
+def data(report: ReportInput) -> Html:
+    """What was learned from."""
+    prepared = report.prepared
+    height, width, channels = prepared.image_shape
+    ignored = ", ".join(f"{count:,} {suffix or 'without suffix'}" for suffix, count in prepared.ignored.items())
+    origin = "reused, unchanged since it was prepared" if prepared.reused else "prepared in this run"
+    counts = (prepared.num_train, prepared.num_validation, prepared.num_test)
+    rows: list[tuple[object, object]] = [
+        ("Source", " ".join(filter(None, (report.config.data.source, report.config.data.root)))),
+        ("Samples", "{:,} train, {:,} validation, {:,} test".format(*counts)),
+        ("Rejected", f"{prepared.num_rejected:,} could not be used"),
+        ("Ignored files", ignored or "none"),
+        ("Images", f"{height} x {width} x {channels}, {len(prepared.class_names)} classes"),
+        ("Fingerprint", f"{prepared.fingerprint} ({origin}, {format_seconds(prepared.seconds)})"),
+    ]
+    return table(("", ""), rows)
+
+
+def choices(plan: Plan) -> Html:
+    """Every `auto` with its reason."""
+    if not plan.reasons:
+        return paragraph("None: every setting was given.")
+    rows = [(name.replace("_", " "), choice.value, choice.reason) for name, choice in plan.reasons.items()]
+    return table(("Setting", "Chosen", "Because"), rows)
+
+
+def details(report: ReportInput) -> Html:
+    """Configuration, plan, environment and summary, folded."""
+    parts = {
+        "Configuration": report.config.model_dump(mode="json"),
+        "Plan": report.plan.model_dump(mode="json", exclude={"reasons"}),
+        "Environment": {**report.environment, "hosts": report.train.hosts, "devices": report.train.devices},
+        "Summary": dict(report.summary),
+    }
+    return join(folded(title, json.dumps(part, indent=2, default=str)) for title, part in parts.items() if part)

@@ -1,0 +1,246 @@
+"""The records of a study: its arms, their runs, and what was found. Knows nothing of how they are run or drawn."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from tasks.records import Record
+
+Parity = Literal["on par", "better", "worse", "undecided", "unknown"]
+
+
+class Interval(Record):
+    """A quantity with its 95 % interval; the ends are None with too few repeats for one."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+class FieldVerdict(Record):
+    """One fact of two runs, compared."""
+
+    field: str
+    """Dotted setting, or one of: data, code, versions, device, global_batch_size."""
+    verdict: Literal["same", "allowed", "breaks"]
+    """`allowed`: it may differ between compared runs, and does."""
+    first: str
+    second: str
+
+
+class MatchVerdict(Record):
+    """Whether two runs did the same work. Without a match no ratio is given anywhere."""
+
+    matches: bool
+    scaling: Literal["none", "strong", "weak"]
+    """How the batch follows a different number of devices: `none` when that number is equal."""
+    fields: tuple[FieldVerdict, ...]
+
+    @property
+    def breaking(self) -> tuple[FieldVerdict, ...]:
+        """The facts that forbid the comparison."""
+        return tuple(field for field in self.fields if field.verdict == "breaks")
+
+
+class StudyArm(Record):
+    """One execution of a workload inside a study."""
+
+    name: str
+    """The axes' values, such as "precision=bf16-mixed, num_devices=2"."""
+    overrides: tuple[str, ...]
+    """`key=value` for each axis."""
+    group: str
+    """Values of the axes that change the workload; only arms of one group are compared. Empty with no such axis."""
+    is_baseline: bool
+    """First value on every execution axis: the arm that the others of its group are divided by."""
+    rung: int | None = None
+    """Ladder: how many factors have been added; None for arms that show one factor alone, and on grids."""
+    factor: str | None = None
+    """Ladder: the factor that this arm adds to the rung below, or shows alone."""
+
+
+class ArmRun(Record):
+    """One training of one arm. None where unknown."""
+
+    arm: str
+    """`StudyArm.name`."""
+    repeat: int
+    """From 0; the runs of one repeat stand next to each other in time, and share their seed."""
+    position: int
+    """In the order in which the study ran them, from 0."""
+    run_id: str | None = None
+    """MLflow run, nested in the study's."""
+    status: Literal["done", "failed"] = "done"
+    error: str | None = None
+    facts: dict[str, str] = Field(default_factory=dict)
+    """What the match verdict compares: flattened settings, and data, code, versions, device, global_batch_size."""
+    world_size: int = 1
+    num_epochs: int = 0
+    samples_per_second: float | None = None
+    """Steady state: median over the windows after warm-up, over all devices."""
+    epoch_seconds: float | None = None
+    """One epoch at steady state, validation and checkpoint included."""
+    first_epoch_seconds: float | None = None
+    """The first epoch, compile and warm-up included."""
+    startup_seconds: float | None = None
+    """Process start to the first training step, probe excluded."""
+    end_to_end_seconds: float | None = None
+    """Process start to the end of training, probe excluded."""
+    accuracy: float | None = None
+    """On the test split."""
+    num_test: int = 0
+    num_gained: int | None = None
+    """Test samples that are right here and wrong in the baseline's run of the same repeat."""
+    num_lost: int | None = None
+    """The reverse."""
+    validation: tuple[tuple[float, float], ...] = ()
+    """(seconds since process start, validation accuracy) after each epoch."""
+    time_budget: dict[str, float] = Field(default_factory=dict)
+    """Seconds per item, adding up to the wall time of rank 0."""
+    data_wait_fraction: float | None = None
+    communication_fraction: float | None = None
+    idle_fraction: float | None = None
+    peak_memory_bytes: int | None = None
+    energy_joules: float | None = None
+    contaminated: bool | None = None
+    contamination: tuple[str, ...] = ()
+    predictions: tuple[str, ...] = ()
+    """Files, one per rank."""
+
+
+class ArmSummary(Record):
+    """What a study says of one arm. Ratios are the baseline's time over the arm's; None without a match."""
+
+    arm: StudyArm
+    execution: dict[str, str]
+    """The settings of its axes, by dotted path."""
+    num_devices: int
+    num_done: int
+    num_failed: int
+    error: str | None
+    """Of its last failed run."""
+    match: MatchVerdict | None
+    """Against the baseline of its group; None when one of the two has no run."""
+    run_ids: tuple[str, ...]
+    samples_per_second: float | None
+    """Median over repeats, steady state."""
+    epoch_seconds: float | None
+    end_to_end_seconds: float | None
+    """Medians over repeats."""
+    ratio: Interval | None
+    """Steady state."""
+    num_pairs: int
+    """Repeats behind the ratio."""
+    significant: bool | None
+    end_to_end_ratio: Interval | None
+    break_even_epochs: float | None
+    """Epochs after which the arm has made up for its longer start-up, compile and warm-up; 0 when it has none to make
+    up for, None when it never does or nothing is known."""
+    efficiency: Interval | None
+    """`ratio` divided by the arm's number of devices over the baseline's, for arms that differ in that number."""
+    accuracy: float | None
+    """Mean over repeats, test split."""
+    accuracy_difference: Interval | None
+    """Arm minus baseline, mean over repeats of the same seed."""
+    parity: Parity
+    seconds_to_target: float | None
+    """Median over repeats that reached the study's target accuracy; None when fewer than half did."""
+    data_wait_fraction: float | None
+    communication_fraction: float | None
+    idle_fraction: float | None
+    peak_memory_bytes: int | None
+    energy_joules_per_epoch: float | None
+    cost_per_epoch: float | None
+    """In the unit of `speedup.price_per_device_hour`."""
+    contaminated: int
+    """Runs of it that were marked."""
+
+
+class Rung(Record):
+    """One step of an attribution ladder."""
+
+    factor: str
+    contribution: Interval | None
+    """Multiplies the throughput of the rung below."""
+    alone: Interval | None
+    """Against the baseline with only this factor added."""
+
+
+class BudgetItem(Record):
+    """One item of the difference between two time budgets."""
+
+    item: str
+    baseline_seconds: float
+    seconds: float
+
+    @property
+    def difference(self) -> float:
+        """Seconds that the arm takes longer; negative where it gained."""
+        return self.seconds - self.baseline_seconds
+
+
+class BudgetDifference(Record):
+    """Where the seconds between an arm and its baseline went; the differences add up to `difference`."""
+
+    arm: str
+    baseline: str
+    items: tuple[BudgetItem, ...]
+    """Largest difference first. Medians over repeats would not add up, so these are means."""
+    difference: float
+
+
+class Fit(Record):
+    """A scaling law fitted to measured speedups."""
+
+    law: Literal["Amdahl", "Universal Scalability"]
+    parameters: dict[str, Interval]
+    """Amdahl: serial_fraction; Universal Scalability: contention, coherence. Dimensionless."""
+    residual: float
+    """Root mean square of the relative residuals."""
+    peak_devices: float | None = None
+    """Number of devices with the largest speedup by this law; None when it grows for ever."""
+
+
+class ScalingPoint(Record):
+    """Measured scaling at one number of devices."""
+
+    num_devices: int
+    speedup: Interval
+    efficiency: Interval
+    karp_flatt: Interval | None
+    """Experimentally determined serial fraction; None at one device."""
+
+
+class Scaling(Record):
+    """Scaling over the number of devices, strong or weak but never both."""
+
+    kind: Literal["strong", "weak"]
+    group: str
+    points: tuple[ScalingPoint, ...]
+    fits: tuple[Fit, ...]
+    refused: str | None
+    """Why there is no fit; None when there is."""
+
+
+class StudyResult(Record):
+    """Everything a study found."""
+
+    run_id: str
+    experiment: str
+    preset: str
+    kind: Literal["grid", "ladder"]
+    num_repeats: int
+    arms: tuple[ArmSummary, ...]
+    rungs: tuple[Rung, ...] = ()
+    interaction: Interval | None = None
+    """Ladder: what all factors give together over the product of what each gives alone; 1 without interaction."""
+    differences: tuple[BudgetDifference, ...] = ()
+    scalings: tuple[Scaling, ...] = ()
+    target_accuracy: float | None = None
+    price_per_device_hour: float | None = None
+    contaminated: int = 0
+    seconds: float = 0.0
+    hardware: str = ""
+    versions: dict[str, str] = Field(default_factory=dict)

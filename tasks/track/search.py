@@ -1,0 +1,105 @@
+"""Reads runs back from MLflow as plain records. Knows nothing of what their metrics mean."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+from pydantic import Field
+
+from tasks.errors import InputError
+from tasks.records import Record
+from tasks.redact import redact
+from tasks.track.store import check_reachable, sqlite_path
+
+MAX_RUNS = 1000
+
+
+class FoundRun(Record):
+    """A run as the store knows it."""
+
+    run_id: str
+    name: str
+    status: str
+    start_time: float
+    """Unix seconds."""
+    metrics: dict[str, float] = Field(default_factory=dict)
+    params: dict[str, str] = Field(default_factory=dict)
+    tags: dict[str, str] = Field(default_factory=dict)
+
+
+def get_runs(tracking_uri: str, run_ids: Sequence[str]) -> list[FoundRun]:
+    """Runs by id, in the order given.
+
+    Raises:
+        InputError: the store does not answer, or there is no such run.
+    """
+    client = _client(tracking_uri)
+    found = []
+    for run_id in run_ids:
+        try:
+            found.append(_plain(client.get_run(run_id)))
+        except MlflowException as error:
+            raise InputError(
+                f"run {run_id}: there is none in {redact(tracking_uri)}; see paceline ui for the ids"
+            ) from error
+    return found
+
+
+def find_runs(tracking_uri: str, experiment: str, condition: str = "", limit: int = MAX_RUNS) -> list[FoundRun]:
+    """Runs of an experiment, the newest first; none when there is no such experiment.
+
+    Args:
+        tracking_uri: Of the store.
+        experiment: Name.
+        condition: In MLflow's search syntax, such as "tags.`paceline.role` = 'run'".
+        limit: Largest number.
+
+    Raises:
+        InputError: the store does not answer.
+    """
+    client = _client(tracking_uri)
+    known = client.get_experiment_by_name(experiment)
+    if known is None:
+        return []
+    runs = client.search_runs(
+        [known.experiment_id], condition, max_results=limit, order_by=["attributes.start_time DESC"]
+    )
+    return [_plain(run) for run in runs]
+
+
+def read_document(tracking_uri: str, run_id: str, name: str) -> Any:
+    """A JSON artifact of a run; None when it has none of that name."""
+    client = MlflowClient(tracking_uri)
+    with tempfile.TemporaryDirectory() as directory:
+        try:
+            path = client.download_artifacts(run_id, name, directory)
+            return json.loads(Path(path).read_text(encoding="utf-8"))
+        except (MlflowException, OSError, ValueError):
+            return None
+
+
+def _client(tracking_uri: str) -> MlflowClient:
+    check_reachable(tracking_uri)
+    file = sqlite_path(tracking_uri)
+    if file is not None and not file.exists():
+        raise InputError(f"{redact(tracking_uri)} does not exist: there are no runs yet; run paceline run digits first")
+    return MlflowClient(tracking_uri)
+
+
+def _plain(run: Run) -> FoundRun:
+    return FoundRun(
+        run_id=run.info.run_id,
+        name=run.info.run_name or "",
+        status=run.info.status,
+        start_time=run.info.start_time / 1000,
+        metrics=dict(run.data.metrics),
+        params=dict(run.data.params),
+        tags=dict(run.data.tags),
+    )

@@ -1,0 +1,158 @@
+"""A rank's part of a measurement: arms of a probe built from their descriptions, and the cost of an all-reduce.
+
+Knows what an arm's steps are made of; when which arm runs is the probe's business.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing
+import torch
+from torch import distributed
+
+from tasks.data.loading.loader import TrainLoader
+from tasks.data.loading.order import BatchPlan
+from tasks.model.objective import BatchSource, LabelledBatch
+from tasks.records import AllReduceTime, Arm, MeasureResult, ProbeResult
+from tasks.speedup.probe import ArmRunner, Watch, run_probe
+from tasks.speedup.validity import ValidityWatch
+from tasks.train import group
+from tasks.train.place import Place
+from tasks.train.step import BareStep, StepInputs
+
+NUM_WARM_UP = 5
+NUM_ALL_REDUCES = 30
+
+
+class OneBatch:
+    """Input that costs nothing: the same batch, already on the device, again and again.
+
+    Args:
+        loader: its first batch is taken.
+    """
+
+    def __init__(self, loader: BatchSource) -> None:
+        self._num_steps = len(loader)
+        loader.seek(0)
+        batches = iter(loader)
+        self._batch = next(batches)
+        batches.close()  # type: ignore[attr-defined]
+
+    def __len__(self) -> int:
+        """Steps per epoch."""
+        return self._num_steps
+
+    def __iter__(self) -> Iterator[LabelledBatch]:
+        """The one batch for an epoch."""
+        for _ in range(self._num_steps):
+            yield self._batch
+
+    def seek(self, step: int) -> None:
+        """Every step is alike."""
+
+
+class Bench:
+    """Builds arms and measures them against each other.
+
+    Args:
+        place: of this rank; its network is copied by every arm, never changed.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        recipe = place.config.recipe
+        self._inputs = StepInputs(place.network, recipe, recipe.learning_rate, place.device)
+
+    def probe(self, arms: Mapping[str, Arm], ready: Mapping[str, TrainLoader]) -> ProbeResult:
+        """Measure arms in alternating blocks; the same result on every rank.
+
+        Args:
+            arms: by role; `baseline` and `candidate` among them.
+            ready: loaders that exist already, by role; others are made and closed here.
+        """
+        settings = self._place.config.speedup
+        with ExitStack() as stack:
+            runners = {role: self._runner(stack, arm, ready.get(role)) for role, arm in arms.items()}
+            return run_probe(runners, settings, group.agreed, self._watch)
+
+    def _watch(self) -> Watch:
+        place = self._place
+        return ValidityWatch(place.own_processes(), gpu_uuids=place.gpu_uuids(), data_files=place.data_files())
+
+    def _runner(self, stack: ExitStack, arm: Arm, ready: TrainLoader | None) -> ArmRunner:
+        place = self._place
+        plan = place.batches if ready is not None else place.cut(arm.num_devices, arm.batch_size)
+        # Without a full batch there is one batch, of all samples.
+        samples = plan.global_batch_size if plan.num_full_steps else plan.num_samples
+        if arm.num_devices == 1 and not place.writes:
+            return ArmRunner(arm, _no_part, samples)
+        source = ready if ready is not None else self._source(stack, arm, plan)
+        step = BareStep(self._inputs, arm, source, max(1, plan.num_full_steps))
+        return ArmRunner(arm, stack.enter_context(closing(step)).run, samples)
+
+    def _source(self, stack: ExitStack, arm: Arm, plan: BatchPlan) -> BatchSource:
+        rank = self._place.spec.rank if arm.num_devices > 1 else 0
+        if arm.variant == "synthetic_input":
+            with closing(self._place.loader(arm, plan, rank)) as loader:
+                return OneBatch(loader)
+        return stack.enter_context(closing(self._place.loader(arm, plan, rank)))
+
+
+def diagnostic_arms(candidate: Arm, batch_size: int) -> dict[str, Arm]:
+    """The further arms that show what limits a candidate.
+
+    Args:
+        candidate: the execution in question.
+        batch_size: its samples per device and step.
+    """
+    change = candidate.model_copy
+    arms = {"synthetic_input": change(update={"variant": "synthetic_input"})}
+    if candidate.num_devices > 1:
+        arms["no_sync"] = change(update={"variant": "no_sync"})
+        arms["single"] = change(update={"num_devices": 1, "batch_size": batch_size})
+    if batch_size > 1:
+        arms["half_batch"] = change(update={"batch_size": batch_size // 2})
+    return arms
+
+
+def measure(place: Place) -> MeasureResult:
+    """Measure what the spec asks for, and train nothing."""
+    spec = place.spec
+    assert spec.measurement is not None
+    probe = Bench(place).probe(spec.measurement.arms, {})
+    parameters = [parameter for parameter in place.network.parameters() if parameter.requires_grad]
+    return MeasureResult(
+        probe=probe,
+        all_reduces=tuple(_all_reduce(place, num_bytes) for num_bytes in spec.measurement.all_reduce_bytes),
+        gradient_bytes=sum(parameter.numel() * 4 for parameter in parameters),
+    )
+
+
+def _all_reduce(place: Place, num_bytes: int) -> AllReduceTime:
+    tensor = torch.zeros(max(1, num_bytes // 4), dtype=torch.float32, device=place.device)
+    times = []
+    for number in range(NUM_WARM_UP + NUM_ALL_REDUCES):
+        started = time.perf_counter()
+        distributed.all_reduce(tensor)
+        if place.device.type == "cuda":
+            torch.cuda.synchronize(place.device)
+        if number >= NUM_WARM_UP:
+            times.append(time.perf_counter() - started)
+    return AllReduceTime(
+        num_bytes=tensor.numel() * 4,
+        num_devices=place.spec.world_size,
+        seconds=statistics.median(times),
+        spread=_quartile_distance(times),
+    )
+
+
+def _quartile_distance(times: list[float]) -> float:
+    first, _, third = statistics.quantiles(times, n=4)
+    return third - first
+
+
+def _no_part(num_steps: int) -> list[float]:
+    """The part of a rank that sits an arm out."""
+    return []

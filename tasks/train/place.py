@@ -1,0 +1,134 @@
+"""A rank's place: its device, its group, its share of the data, and the network it begins with.
+
+Composes what a rank works on. Knows nothing of measuring, training or evaluating.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from tasks.data.loading.batch import Batch
+from tasks.data.loading.evaluation import evaluation_batches
+from tasks.data.loading.loader import TrainLoader, make_loader
+from tasks.data.loading.order import BatchPlan
+from tasks.data.split import Split, open_split
+from tasks.errors import RunError
+from tasks.fingerprint import code_fingerprint
+from tasks.model.infer import Int64s
+from tasks.model.networks import build_network
+from tasks.records import Arm, RankSpec
+from tasks.train import group
+from tasks.train.supervise import running_ranks
+
+EVALUATION_PIXELS = 512 * 32 * 32  # of a batch's images, so that large ones need no more memory than small ones
+MAX_EVALUATION_BATCH = 512
+
+
+class Place:
+    """Joins the group and opens the data.
+
+    Args:
+        spec: this rank's place and its work.
+
+    Raises:
+        RunError: other code runs here than in the flow, or the ranks do not agree.
+    """
+
+    def __init__(self, spec: RankSpec) -> None:
+        if spec.code_fingerprint != code_fingerprint():
+            raise RunError(
+                f"this rank's code is {code_fingerprint()}, the coordinator's {spec.code_fingerprint}; "
+                "install the same version on every host"
+            )
+        self.spec = spec
+        self.config = spec.config
+        self.directory = Path(spec.directory)
+        self.writes = spec.rank == 0
+        torch.set_num_threads(spec.plan.num_threads)
+        self.device = group.pick_device(spec)
+        group.join(spec, self.device)
+        self.train_split = open_split(spec.prepared, "train")
+        self.batches = self.cut(spec.world_size)
+        self._check_group()
+        torch.manual_seed(self.config.seed)
+        self.network = build_network(
+            self.config.model,
+            spec.prepared.image_shape,
+            len(spec.prepared.class_names),
+            len(spec.prepared.target_names),
+        )
+
+    def cut(self, world_size: int, batch_size: int | None = None) -> BatchPlan:
+        """How epochs are cut into batches for a number of ranks.
+
+        Args:
+            world_size: ranks that share each batch.
+            batch_size: samples per rank and step; None for the recipe's.
+        """
+        recipe = self.config.recipe
+        if batch_size is not None:
+            size = batch_size * world_size
+        else:
+            size = recipe.batch_size * (world_size if recipe.batch_scaling == "weak" else 1)
+        return BatchPlan(self.train_split.num_samples, size, world_size)
+
+    def loader(self, arm: Arm, plan: BatchPlan, rank: int) -> TrainLoader:
+        """A training loader of the kind that an arm names."""
+        recipe = self.config.recipe
+        return make_loader(
+            self.train_split,
+            self.spec.prepared.mean,
+            self.spec.prepared.std,
+            loading=arm.loading,
+            plan=plan,
+            rank=rank,
+            seed=self.config.seed,
+            augment=recipe.augment,
+            shift_pixels=recipe.shift_pixels,
+            device=self.device,
+            channels_last=arm.memory_format == "channels_last",
+        )
+
+    def evaluation(self, split: Split) -> Iterator[tuple[Int64s, Batch]]:
+        """This rank's share of a split, in large batches."""
+        prepared = self.spec.prepared
+        height, width, _ = prepared.image_shape
+        return evaluation_batches(
+            split,
+            prepared.mean,
+            prepared.std,
+            min(MAX_EVALUATION_BATCH, max(1, EVALUATION_PIXELS // (height * width))),
+            self.spec.rank,
+            self.spec.world_size,
+            self.device,
+            self.spec.plan.memory_format == "channels_last",
+        )
+
+    def own_processes(self) -> list[int]:
+        """Processes of this run on this host, whose load is not foreign: ranks, their Dask worker, the flow."""
+        host, pid = self.spec.coordinator
+        flow = [pid] if host == socket.gethostname() else []
+        return [os.getppid(), *running_ranks(self.spec.run_id), *flow]
+
+    def data_files(self) -> list[Path]:
+        """The shards that training reads."""
+        return sorted((Path(self.spec.prepared.path) / "train").glob("*.npy"))
+
+    def gpu_uuids(self) -> tuple[str, ...]:
+        """UUIDs of this host's GPUs, none on CPUs."""
+        return self.spec.devices if self.device.type == "cuda" else ()
+
+    def _check_group(self) -> None:
+        place = f"{socket.gethostname()}/{self.device}" if self.device.type == "cuda" else f"rank {self.spec.rank}"
+        facts = {
+            "data": self.spec.prepared.fingerprint,
+            "num_steps": self.batches.steps_per_epoch,
+            "code": self.spec.code_fingerprint,
+            "device": place,
+        }
+        group.check_agreement(self.spec, facts, same=("data", "num_steps", "code"), unique=("device",))

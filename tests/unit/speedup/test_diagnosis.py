@@ -1,0 +1,176 @@
+"""Planted bottlenecks: a simulated machine whose step is made of known parts must get them named and sized."""
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from conf.schema import Speedup
+from tasks.records import Arm
+from tasks.speedup.diagnosis import MIN_SHARE, diagnose
+from tasks.speedup.probe import ArmRunner, run_probe
+from tasks.speedup.verdict import speedup_result
+from tests.unit.speedup.conftest import make_probe, make_train
+
+BASELINE = Arm(num_devices=1, precision="32-true", compile="off", memory_format="contiguous", loading="foreground")
+BATCH = 64
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a step is made of, milliseconds; what grows with the batch is per sample."""
+
+    arithmetic: float = 1.0
+    input: float = 0.02
+    launch: float = 1.0
+    all_reduce: float = 1.0
+    contention: float = 1.02
+    """Slowness of arithmetic beside other devices that compute."""
+
+    def step(self, arm: Arm) -> float:
+        size = arm.batch_size or BATCH
+        together = self.contention if arm.num_devices > 1 else 1.0
+        reading = 0.0 if arm.variant == "synthetic_input" else self.input * size
+        exchanging = self.all_reduce if arm.num_devices > 1 and arm.variant != "no_sync" else 0.0
+        return (self.arithmetic * size * together + self.launch + reading + exchanging) / 1000
+
+    def probe(self, num_devices=2, noise=lambda: 0.0, **settings):
+        candidate = BASELINE.model_copy(update={"num_devices": num_devices, "loading": "streaming"})
+        arms = {
+            "baseline": BASELINE,
+            "candidate": candidate,
+            "synthetic_input": candidate.model_copy(update={"variant": "synthetic_input"}),
+            "half_batch": candidate.model_copy(update={"batch_size": BATCH // 2}),
+        }
+        if num_devices > 1:
+            arms["no_sync"] = candidate.model_copy(update={"variant": "no_sync"})
+            arms["single"] = candidate.model_copy(update={"num_devices": 1, "batch_size": BATCH})
+        now = [0.0]
+
+        def runner(arm):
+            def run(num_steps):
+                steps = [self.step(arm) * np.exp(noise()) for _ in range(num_steps)]
+                now[0] += sum(steps)
+                return steps
+
+            return ArmRunner(arm, run, (arm.batch_size or BATCH) * arm.num_devices)
+
+        runners = {role: runner(arm) for role, arm in arms.items()}
+        return run_probe(runners, Speedup(**settings), clock=lambda: now[0])
+
+
+def _noise(seed):
+    """Heavy tails, drift, and bursts over neighbouring steps."""
+    rng = np.random.default_rng(seed)
+    slow = 0
+    for number in itertools.count():
+        slow = slow - 1 if slow else (rng.geometric(0.3) if rng.random() < 0.01 else 0)
+        yield 0.02 * rng.standard_t(3) + 1e-5 * number + (0.4 if slow else 0.0)
+
+
+PLANTED = [
+    ("compute-bound", Machine(), 2),
+    ("compute-bound", Machine(all_reduce=0.0, contention=1.0), 1),
+    ("data-bound", Machine(input=0.8), 2),
+    ("data-bound", Machine(input=0.4), 1),
+    ("communication-bound", Machine(all_reduce=40.0), 2),
+    ("contention", Machine(contention=1.5), 2),
+    ("launch-bound", Machine(arithmetic=0.02, launch=4.0, input=0.001, all_reduce=0.2), 2),
+    ("launch-bound", Machine(arithmetic=0.02, launch=4.0, input=0.001), 1),
+]
+
+
+@pytest.mark.parametrize(("cause", "machine", "num_devices"), PLANTED)
+def test_planted_bottleneck_is_named(cause, machine, num_devices):
+    probe = machine.probe(num_devices, _noise(1).__next__)
+    diagnosis = diagnose(probe)
+    assert diagnosis.cause == cause
+    assert len(diagnosis.sentences) == (5 if num_devices > 1 else 3)
+    result = speedup_result(probe, make_train(None))
+    # Without a bottleneck two devices pay, and one is the baseline with another loader.
+    assert result.cause == (cause if cause != "compute-bound" or num_devices > 1 else "no measurable difference")
+    assert "{" not in result.verdict
+
+
+@pytest.mark.parametrize(("cause", "machine", "num_devices"), PLANTED)
+def test_shares_are_those_planted(cause, machine, num_devices):
+    shares = diagnose(machine.probe(num_devices)).shares
+    step = machine.step(BASELINE.model_copy(update={"num_devices": num_devices})) * 1000
+    truth = {"input": machine.input * BATCH / step, "overhead": machine.launch / step}
+    if num_devices > 1:
+        truth["communication"] = machine.all_reduce / step
+        truth["contention"] = machine.arithmetic * BATCH * (machine.contention - 1) / step
+    truth["compute"] = machine.arithmetic * BATCH / step
+    assert {name: share.value for name, share in shares.items()} == pytest.approx(truth, abs=1e-9)
+
+
+def test_intervals_of_shares_cover():
+    machine = Machine(input=0.3, all_reduce=20.0, contention=1.2, launch=5.0)
+    truth = {name: share.value for name, share in diagnose(machine.probe()).shares.items()}
+    missed = dict.fromkeys(truth, 0)
+    for seed in range(200):
+        for name, share in diagnose(machine.probe(noise=_noise(seed).__next__, steps_per_block=3)).shares.items():
+            missed[name] += not share.low <= truth[name] <= share.high
+    assert max(missed.values()) <= 0.07 * 200
+
+
+def test_nothing_planted_is_rarely_called_a_bottleneck():
+    machine = Machine(input=0.0, all_reduce=0.0, contention=1.0, launch=0.0)
+    causes = [diagnose(machine.probe(noise=_noise(seed).__next__, steps_per_block=3)).cause for seed in range(200)]
+    assert causes.count("compute-bound") >= 0.95 * 200
+
+
+def test_small_shares_are_no_bottleneck():
+    machine = Machine(launch=0.0, input=(MIN_SHARE - 0.03), all_reduce=0.0, contention=1.0)
+    assert diagnose(machine.probe(1)).cause == "compute-bound"
+
+
+def test_largest_bottleneck_is_named_and_said_first():
+    diagnosis = diagnose(Machine(input=0.5, all_reduce=60.0).probe())
+    assert diagnosis.cause == "communication-bound"
+    assert diagnosis.sentences[0].startswith("Exchanging gradients takes 38% (38% to 38%) of a step")
+    assert diagnosis.sentences[1].startswith("Waiting for input")
+    assert diagnosis.sentences[-1].startswith("The rest")
+
+
+def test_a_probe_without_such_arms_has_no_diagnosis():
+    assert diagnose(make_probe()) is None
+    assert diagnose(make_probe(candidate=BASELINE.model_copy(update={"num_devices": 2}), efficiency=0.9)) is None
+
+
+def test_too_few_rounds_have_shares_and_no_cause():
+    diagnosis = diagnose(Machine(input=0.8).probe(max_seconds=1e-3))
+    assert diagnosis.cause is None
+    assert diagnosis.shares["input"].low is None
+    assert diagnosis.shares["input"].value == pytest.approx(0.43, abs=0.01)
+
+
+def test_one_device_at_another_batch_shows_no_contention():
+    probe = Machine(contention=1.5).probe()
+    samples = probe.samples_per_step | {"single": 2 * BATCH}  # strong scaling: the whole batch on one device
+    assert "contention" not in diagnose(probe.model_copy(update={"samples_per_step": samples})).shares
+
+
+def test_measured_bottleneck_goes_before_presumed_ones_and_after_contamination():
+    probe = Machine(input=0.8).probe()
+    tiny = make_train(None, seconds=1.0, startup_seconds=5.0, data_wait_fraction=0.0)
+    result = speedup_result(probe, tiny)
+    assert result.cause == "data-bound"
+    assert "waiting for input takes 43% (43% to 43%) of a step" in result.verdict
+    assert speedup_result(Machine().probe(), tiny).cause == "too small"
+    # What was measured replaces the threshold on waiting for data.
+    assert speedup_result(Machine().probe(), make_train(None, data_wait_fraction=0.9)).cause == "compute-bound"
+    contaminated = probe.validity.model_copy(update={"contaminated": True, "reasons": ("planted",)})
+    marked = speedup_result(probe.model_copy(update={"validity": contaminated}))
+    assert (marked.cause, marked.contaminated) == ("contaminated machine", True)
+
+
+def test_result_carries_shares_sentences_and_validity():
+    probe = Machine(input=0.8).probe()
+    result = speedup_result(probe)
+    assert set(result.shares) == {"input", "communication", "contention", "overhead", "compute"}
+    assert result.shares["input"] == pytest.approx((0.43, 0.43, 0.43), abs=0.01)
+    assert result.diagnosis == diagnose(probe).sentences
+    assert result.validity == probe.validity
+    assert type(result).model_validate_json(result.model_dump_json()) == result

@@ -1,0 +1,97 @@
+import itertools
+from collections import Counter
+
+import pytest
+
+from conf.load import load
+from tasks.errors import InputError
+from tasks.speedup.arms import balanced_order, expand, parse_axes
+
+PRECISION = "execution.precision=32-true,bf16-mixed"
+LOADING = "execution.loading=foreground,resident"
+
+
+def make(overrides):
+    return load("digits", overrides)
+
+
+def test_a_grid_has_every_combination_and_the_first_values_are_the_baseline():
+    arms = expand(make, parse_axes([PRECISION, "execution.num_devices=1,2"]))
+    assert [arm.name for arm in arms] == [
+        "precision=32-true, num_devices=1",
+        "precision=32-true, num_devices=2",
+        "precision=bf16-mixed, num_devices=1",
+        "precision=bf16-mixed, num_devices=2",
+    ]
+    assert [arm.is_baseline for arm in arms] == [True, False, False, False]
+    assert {arm.group for arm in arms} == {""}
+
+
+def test_an_axis_that_changes_the_work_makes_groups_with_baselines_of_their_own():
+    arms = expand(make, parse_axes(["model.width=8,16", PRECISION]))
+    assert [(arm.group, arm.is_baseline) for arm in arms] == [
+        ("model.width=8", True),
+        ("model.width=8", False),
+        ("model.width=16", True),
+        ("model.width=16", False),
+    ]
+
+
+def test_a_ladder_adds_one_factor_at_a_time_and_tries_each_alone():
+    arms = expand(make, parse_axes([PRECISION, LOADING, "execution.memory_format=contiguous,channels_last"]), ladder=True)
+    assert [arm.rung for arm in arms] == [0, 1, 2, 3, None, None]
+    assert [arm.factor for arm in arms[1:]] == [
+        "precision=bf16-mixed",
+        "loading=resident",
+        "memory_format=channels_last",
+        "loading=resident",
+        "memory_format=channels_last",
+    ]
+    assert arms[3].name == "precision=bf16-mixed, loading=resident, memory_format=channels_last"
+    assert arms[4].name == "precision=32-true, loading=resident, memory_format=contiguous"
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        ([], "no axis"),
+        (["execution.precision=32-true"], "fewer than 2 values"),
+        (["execution.precison=32-true,bf16-mixed"], "did you mean execution.precision"),
+        ([PRECISION, "execution.precision=64-true,32-true"], "given twice"),
+        (["execution.precision=32-true,32-true"], "names 32-true twice"),
+        (["seed=1,2"], "changes neither the work"),
+        (["speedup.num_blocks=3,4"], "changes neither the work"),
+    ],
+)
+def test_wrong_axes_are_refused(axes, message):
+    with pytest.raises(InputError, match=message):
+        parse_axes(axes)
+
+
+def test_an_impossible_arm_is_refused_by_name():
+    with pytest.raises(InputError, match=r"arm num_devices=3: recipe.batch_size=128 does not divide"):
+        expand(
+            lambda overrides: load("digits", ["recipe.batch_scaling=strong", *overrides]),
+            parse_axes(["execution.num_devices=1,3"]),
+        )
+
+
+def test_a_ladder_over_the_work_is_refused():
+    with pytest.raises(InputError, match="changes the work itself"):
+        expand(make, parse_axes(["model.width=8,16"]), ladder=True)
+
+
+@pytest.mark.parametrize("num_arms", [2, 3, 4, 5, 6])
+def test_over_whole_squares_every_arm_stands_at_every_place_equally_often(num_arms):
+    names = [f"arm {number}" for number in range(num_arms)]
+    orders = balanced_order(names, 2 * num_arms, seed=3)
+    assert all(sorted(order) == names for order in orders)
+    for place in range(num_arms):
+        assert set(Counter(order[place] for order in orders).values()) == {2}
+    neighbours = Counter(pair for order in orders for pair in itertools.pairwise(order))
+    assert len(set(neighbours.values())) == 1, "every arm follows every other one equally often"
+
+
+def test_two_repeats_cancel_a_linear_drift():
+    orders = balanced_order(["a", "b", "c", "d"], 2, seed=1)
+    assert orders[1] == orders[0][::-1]

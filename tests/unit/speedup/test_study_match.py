@@ -1,0 +1,75 @@
+import pytest
+
+from conf.load import load
+from tasks.speedup.match import explain, facts_of, match
+
+
+def facts(*overrides, data="d0", code="c0", versions=None, device="EPYC"):
+    return facts_of(load("digits", list(overrides)), data, code, versions or {"torch": "2.13.0"}, device)
+
+
+def breaking(first, second):
+    return {field.field for field in match(first, second).breaking}
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["execution.precision=bf16-mixed", "execution.loading=streaming", "execution.compile=step", "cluster.num_workers=2"],
+)
+def test_execution_may_differ(override):
+    verdict = match(facts(), facts(override))
+    assert verdict.matches
+    assert verdict.scaling == "none"
+
+
+@pytest.mark.parametrize(
+    ("second", "field"),
+    [
+        (facts("seed=2"), "seed"),
+        (facts("model.width=8"), "model.width"),
+        (facts("recipe.num_epochs=3"), "recipe.num_epochs"),
+        (facts("recipe.learning_rate=0.2"), "recipe.learning_rate"),
+        (facts("data.image_size=16"), "data.image_size"),
+        (facts(data="d1"), "data"),
+        (facts(code="c1"), "code"),
+        (facts(versions={"torch": "2.12.0"}), "versions"),
+        (facts(device="H200"), "device"),
+    ],
+)
+def test_what_is_learned_and_with_what_must_not(second, field):
+    assert field in breaking(facts(), second)
+    assert field in explain(match(facts(), second))
+
+
+def test_another_batch_size_breaks_through_the_global_batch_too():
+    assert breaking(facts(), facts("recipe.batch_size=64")) == {"recipe.batch_size", "global_batch_size"}
+
+
+def test_weak_scaling_lets_the_global_batch_follow_the_devices_and_is_labelled():
+    verdict = match(facts(), facts("execution.num_devices=2"))
+    assert verdict.matches
+    assert verdict.scaling == "weak"
+
+
+def test_strong_scaling_keeps_the_global_batch_and_is_labelled():
+    strong = "recipe.batch_scaling=strong"
+    verdict = match(facts(strong), facts(strong, "execution.num_devices=2"))
+    assert verdict.matches
+    assert verdict.scaling == "strong"
+
+
+def test_strong_against_weak_is_no_comparison():
+    verdict = match(facts("recipe.batch_scaling=strong"), facts("execution.num_devices=2"))
+    assert not verdict.matches
+
+
+def test_unknown_facts_never_match():
+    known = facts()
+    assert not match({}, {}).matches
+    assert breaking({key: value for key, value in known.items() if key != "code"}, known) == {"code"}
+    assert "unknown" in explain(match({}, known))
+
+
+def test_data_elsewhere_are_the_same_data():
+    first, second = facts(), facts() | {"data.root": "/elsewhere"}
+    assert match(first, second).matches
