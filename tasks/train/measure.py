@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
+
 import torch
 from torch import distributed
 
