@@ -128,8 +128,8 @@ def limit_sentences(limits: Limits) -> list[str]:
     """Where adding devices stops paying, in words."""
     kind = limits.scaling
     sentences = [
-        f"Under {kind} scaling doubling the devices gives 1.1 x or more up to {limits.last_paying_num_devices} devices; "
-        f"the fastest would be {limits.best_num_devices}."
+        f"Under {kind} scaling doubling the devices gives 1.1 x or more up to N = {limits.last_paying_num_devices}; "
+        f"the fastest would be N = {limits.best_num_devices}."
     ]
     if limits.smallest_paying_batch_size is not None:
         sentences.append(

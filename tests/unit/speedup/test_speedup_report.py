@@ -16,10 +16,10 @@ QUESTIONS = [
     "Compared with what?",
     "Where did the time go?",
     "What limits it?",
+    "What to do next",
     "How good is the model?",
     "What data?",
     "Choices made for you",
-    "What to do next",
 ]
 
 

@@ -51,7 +51,11 @@ def summaries(arms, runs, **kwargs):
 
 def test_ratios_are_taken_repeat_by_repeat_so_that_a_drift_leaves_them_alone():
     arms = arms_of(PRECISION)
-    runs = [training(arm, repeat, rate * 0.5**repeat) for repeat in range(4) for arm, rate in zip(arms, (100, 200))]
+    runs = [
+        training(arm, repeat, rate * 0.5**repeat)
+        for repeat in range(4)
+        for arm, rate in zip(arms, (100, 200), strict=True)
+    ]
     found = summaries(arms, runs)["precision=bf16-mixed"]
     assert found.ratio.value == pytest.approx(2)
     assert found.ratio.low == pytest.approx(2)
@@ -68,7 +72,9 @@ def test_arms_of_different_work_are_never_divided():
         "width=8, precision=32-true",
         "width=16, precision=32-true",
     }
-    foreign = [run.model_copy(update={"facts": run.facts | {"code": "other"}}) if "bf16" in run.arm else run for run in runs]
+    foreign = [
+        run.model_copy(update={"facts": run.facts | {"code": "other"}}) if "bf16" in run.arm else run for run in runs
+    ]
     for summary in summaries(arms, foreign).values():
         assert summary.ratio is None
         assert summary.end_to_end_ratio is None
@@ -92,7 +98,7 @@ def test_a_crashed_arm_is_reported_and_the_others_stand():
 
 def test_contaminated_pairs_are_left_out_while_three_clean_ones_remain():
     arms = arms_of(PRECISION)
-    runs = [training(arm, repeat, rate) for repeat in range(4) for arm, rate in zip(arms, (100, 150))]
+    runs = [training(arm, repeat, rate) for repeat in range(4) for arm, rate in zip(arms, (100, 150), strict=True)]
     runs[1] = training(arms[1], 0, 10.0, contaminated=True)
     found = summaries(arms, runs)[arms[1].name]
     assert (found.num_pairs, found.contaminated) == (3, 1)
@@ -156,7 +162,9 @@ def test_break_even_counts_the_epochs_that_pay_for_a_longer_start():
 
 def test_time_to_target_defaults_to_what_the_baseline_reaches():
     arms = arms_of(PRECISION)
-    base = [training(arms[0], repeat, 100.0, validation=((8.0, 0.5), (12.0, 0.8 + repeat / 100))) for repeat in range(3)]
+    base = [
+        training(arms[0], repeat, 100.0, validation=((8.0, 0.5), (12.0, 0.8 + repeat / 100))) for repeat in range(3)
+    ]
     quick = [training(arms[1], repeat, 100.0, validation=((6.0, 0.7), (9.0, 0.85))) for repeat in range(3)]
     never = [training(arms[1], repeat, 100.0, validation=((6.0, 0.7),)) for repeat in range(3)]
     assert target_accuracy(Trainings(arms, base), "") == pytest.approx(0.8)
@@ -199,7 +207,9 @@ def test_the_interval_of_an_arm_covers_and_identical_arms_are_rarely_called_diff
 def test_the_ratio_of_a_study_is_that_estimator():
     arms = arms_of(PRECISION)
     logs = np.random.default_rng(1).normal(0, 0.1, (2, 6))
-    runs = [training(arm, repeat, 100 * float(np.exp(logs[i, repeat]))) for i, arm in enumerate(arms) for repeat in range(6)]
+    runs = [
+        training(arm, repeat, 100 * float(np.exp(logs[i, repeat]))) for i, arm in enumerate(arms) for repeat in range(6)
+    ]
     value, low, high = location_interval(logs[1] - logs[0])
     found = summaries(arms, runs)[arms[1].name].ratio
     assert np.log([found.value, found.low, found.high]) == pytest.approx(np.array([value, low, high]))

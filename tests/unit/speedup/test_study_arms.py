@@ -38,7 +38,9 @@ def test_an_axis_that_changes_the_work_makes_groups_with_baselines_of_their_own(
 
 
 def test_a_ladder_adds_one_factor_at_a_time_and_tries_each_alone():
-    arms = expand(make, parse_axes([PRECISION, LOADING, "execution.memory_format=contiguous,channels_last"]), ladder=True)
+    arms = expand(
+        make, parse_axes([PRECISION, LOADING, "execution.memory_format=contiguous,channels_last"]), ladder=True
+    )
     assert [arm.rung for arm in arms] == [0, 1, 2, 3, None, None]
     assert [arm.factor for arm in arms[1:]] == [
         "precision=bf16-mixed",

@@ -14,7 +14,12 @@ def breaking(first, second):
 
 @pytest.mark.parametrize(
     "override",
-    ["execution.precision=bf16-mixed", "execution.loading=streaming", "execution.compile=step", "cluster.num_workers=2"],
+    [
+        "execution.precision=bf16-mixed",
+        "execution.loading=streaming",
+        "execution.compile=step",
+        "cluster.num_workers=2",
+    ],
 )
 def test_execution_may_differ(override):
     verdict = match(facts(), facts(override))

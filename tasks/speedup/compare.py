@@ -1,0 +1,202 @@
+"""Runs that exist already, side by side: divided by the first only where both did the same work undisturbed.
+
+One run each says nothing of the noise between runs, so these ratios carry no interval; each run's own measured speedup
+does. Knows nothing of stores and pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from pydantic import Field
+
+from tasks.records import Record
+from tasks.speedup.match import explain
+from tasks.speedup.study import MatchVerdict
+
+RATES = ("throughput/steady_samples_per_second", "throughput/samples_per_second")
+"""What is divided: after warm-up where both runs know it, else over the whole training."""
+DASH = "\N{EN DASH}"
+
+
+class ComparedRun(Record):
+    """A run as the store knows it."""
+
+    run_id: str
+    name: str
+    status: str
+    start_time: float
+    """Unix seconds."""
+    facts: dict[str, str] = Field(default_factory=dict)
+    """What a match verdict looks at; empty for a run that never logged them."""
+    metrics: dict[str, float] = Field(default_factory=dict)
+    params: dict[str, str] = Field(default_factory=dict)
+    tags: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """Its name and the beginning of its id."""
+        return f"{self.name} {self.run_id[:8]}"
+
+    @property
+    def contaminated(self) -> bool:
+        """Whether other work disturbed what it measured."""
+        return self.tags.get("paceline.contaminated") == "True"
+
+
+class ComparedRow(Record):
+    """One run against the base."""
+
+    run_id: str
+    label: str
+    is_base: bool
+    match: MatchVerdict | None
+    """Against the base; None for the base itself."""
+    why_no_ratio: str
+    """Empty where the ratios are known."""
+    ratio: float | None = None
+    """Samples per second over the base's; its kind is `rate`."""
+    rate: str | None = None
+    """Which metric was divided."""
+    wall_ratio: float | None = None
+    """The base's wall time over this run's; above 1 is faster."""
+    accuracy_difference: float | None = None
+    """On the test split, as a fraction; above 0 is better."""
+    samples_per_second: float | None
+    own_ratio: float | None
+    """Speedup that the run measured against its own baseline."""
+    own_low: float | None
+    own_high: float | None
+    efficiency: float | None
+    data_wait_fraction: float | None
+    accuracy: float | None
+
+
+class Comparison(Record):
+    """Runs side by side."""
+
+    runs: tuple[ComparedRow, ...]
+    differing: dict[str, tuple[str, ...]]
+    """Settings that are not equal in all runs, with each run's value, in the order of the runs."""
+
+
+Match = Callable[[Mapping[str, str], Mapping[str, str]], MatchVerdict]
+
+
+def compare(runs: Sequence[ComparedRun], match: Match) -> Comparison:
+    """Compare runs with the first one.
+
+    Args:
+        runs: At least one.
+        match: Verdict on two runs' facts.
+    """
+    base = runs[0]
+    names = dict.fromkeys(name for run in runs for name in run.facts)
+    values = {name: tuple(run.facts.get(name, "unknown") for run in runs) for name in names}
+    return Comparison(
+        runs=tuple(_row(run, base, None if run is base else match(base.facts, run.facts)) for run in runs),
+        differing={name: found for name, found in values.items() if len(set(found)) > 1},
+    )
+
+
+def _row(run: ComparedRun, base: ComparedRun, verdict: MatchVerdict | None) -> ComparedRow:
+    metrics = run.metrics
+    why = _why_no_ratio(run, base, verdict)
+    rate = _rate(run, base)
+    wall = base.metrics.get("time/wall_seconds"), metrics.get("time/wall_seconds")
+    accuracy = metrics.get("test/accuracy"), base.metrics.get("test/accuracy")
+    divided = not why and verdict is not None
+    return ComparedRow(
+        run_id=run.run_id,
+        label=run.label,
+        is_base=verdict is None,
+        match=verdict,
+        why_no_ratio=why,
+        rate=rate if divided else None,
+        ratio=metrics[rate] / base.metrics[rate] if divided and rate else None,
+        wall_ratio=wall[0] / wall[1] if divided and wall[0] and wall[1] else None,
+        accuracy_difference=accuracy[0] - accuracy[1]
+        if divided and accuracy[0] is not None and accuracy[1] is not None
+        else None,
+        samples_per_second=metrics.get(RATES[0], metrics.get(RATES[1])),
+        own_ratio=metrics.get("speedup/ratio"),
+        own_low=metrics.get("speedup/low"),
+        own_high=metrics.get("speedup/high"),
+        efficiency=metrics.get("speedup/efficiency"),
+        data_wait_fraction=metrics.get("time/data_wait_fraction"),
+        accuracy=metrics.get("test/accuracy"),
+    )
+
+
+def _rate(run: ComparedRun, base: ComparedRun) -> str | None:
+    return next((name for name in RATES if run.metrics.get(name) and base.metrics.get(name)), None)
+
+
+def _why_no_ratio(run: ComparedRun, base: ComparedRun, verdict: MatchVerdict | None) -> str:
+    if verdict is None:
+        return "base"
+    unfinished = next((one for one in (base, run) if one.status != "FINISHED"), None)
+    disturbed = next((one for one in (base, run) if one.contaminated), None)
+    reasons = {
+        f"not comparable: {len(verdict.breaking)} facts differ": not verdict.matches,
+        f"{unfinished.label if unfinished else ''} did not finish": unfinished is not None,
+        f"{disturbed.label if disturbed else ''} was disturbed by other work": disturbed is not None,
+        "no throughput is known of both": _rate(run, base) is None,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+HEAD = ("run", "against the first", "wall time", "accuracy", "samples/s", "own speedup", "efficiency", "data wait")
+
+
+def compare_table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+    """Head and rows, for the terminal and the page."""
+    return list(HEAD), [_cells(row) for row in comparison.runs]
+
+
+def _cells(row: ComparedRow) -> list[str]:
+    accuracy = _format(row.accuracy, ".2%")
+    if row.accuracy_difference is not None:
+        accuracy += f" ({100 * row.accuracy_difference:+.2f} points)"
+    return [
+        row.label,
+        _format(row.ratio, ".2f", " x") if row.ratio is not None else row.why_no_ratio,
+        _format(row.wall_ratio, ".2f", " x"),
+        accuracy,
+        _format(row.samples_per_second, ",.0f"),
+        own_speedup(row),
+        _format(row.efficiency, ".2f"),
+        _format(row.data_wait_fraction, ".1%"),
+    ]
+
+
+def own_speedup(row: ComparedRow) -> str:
+    """What the run measured against its own baseline, with its interval."""
+    if row.own_ratio is None:
+        return DASH
+    if row.own_low is None or row.own_high is None:
+        return f"{row.own_ratio:.2f}"
+    return f"{row.own_ratio:.2f} [{row.own_low:.2f}, {row.own_high:.2f}]"
+
+
+def _format(value: float | None, form: str, unit: str = "") -> str:
+    return DASH if value is None else format(value, form) + unit
+
+
+def compare_notes(comparison: Comparison) -> list[str]:
+    """What the table means, what it cannot say, and which facts differ."""
+    return list(_notes(comparison))
+
+
+def _notes(comparison: Comparison) -> Iterator[str]:
+    if any(row.ratio is not None for row in comparison.runs):
+        yield (
+            "Ratios against the first run rest on one run each and have no interval: `paceline study` repeats and "
+            "interleaves. Above 1 is faster."
+        )
+    for row in comparison.runs:
+        if row.match is not None and not row.match.matches:
+            yield f"{row.label}: {explain(row.match)}."
+    allowed = {name: values for name, values in comparison.differing.items() if name.startswith("execution.")}
+    if allowed:
+        yield "Execution: " + "; ".join(f"{name} {', '.join(values)}" for name, values in allowed.items()) + "."
