@@ -24,13 +24,14 @@ from tasks.records import Arm, Measurement, MeasureResult, Plan
 from tasks.speedup.advise_page import advise_table, draw_advise, render_advise
 from tasks.speedup.forecast import AdviseResult, DeviceProfile, Link, Prediction
 from tasks.speedup.links import LINKS, fit_link, given_link
-from tasks.speedup.next_moves import rank_moves
+from tasks.speedup.next_moves import FASTER_INPUT, rank_moves
 from tasks.speedup.predict import cheapest, limits, predict
-from tasks.speedup.profile import contention_of, gains, link_samples, profile_of
+from tasks.speedup.profile import contention_of, gains, link_samples, profile_of, waiting_of
 from tasks.track import run as tracking
 from tasks.train.coordinate import TrainJob
 from tasks.train.steps import measure
 
+TOKEN_BYTES = 4
 MESSAGE_BYTES = (1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
 PROFILE_RANKS = 2
 """Devices that take part in profiling: enough to see what they cost each other, and what a message costs."""
@@ -126,19 +127,19 @@ def run_advise(request: AdviseRequest) -> dict[str, Any]:
 
 
 def _profiling(config: Config, plan: Plan, request: AdviseRequest) -> Measurement:
-    """One device at several batch sizes, and all devices at once without exchange."""
+    """One device at several batch sizes; several that compute side by side, and that wait for each other as well."""
     batch = config.recipe.batch_size
     share = batch if config.recipe.batch_scaling == "weak" else max(1, batch // PROFILE_RANKS)
     sizes = {batch, max(1, batch // 2), max(1, batch // max(request.devices)), share}
     single = _single(plan)
+    several = single.model_copy(update={"num_devices": PROFILE_RANKS, "batch_size": share})
     arms = {
         "baseline": single.model_copy(update={"batch_size": batch}),
-        "candidate": single.model_copy(
-            update={"num_devices": PROFILE_RANKS, "variant": "no_sync", "batch_size": share}
-        ),
+        "candidate": several.model_copy(update={"variant": "token_sync"}),
+        "no_sync": several.model_copy(update={"variant": "no_sync"}),
     }
     arms |= {f"batch {size}": single.model_copy(update={"batch_size": size}) for size in sorted(sizes - {batch})}
-    return Measurement(arms=arms, all_reduce_bytes=MESSAGE_BYTES if request.link == "measured" else ())
+    return Measurement(arms=arms, all_reduce_bytes=(TOKEN_BYTES, *MESSAGE_BYTES))
 
 
 def _moves(config: Config, plan: Plan) -> Measurement:
@@ -152,6 +153,7 @@ def _moves(config: Config, plan: Plan) -> Measurement:
         "execution.memory_format=channels_last": {"memory_format": "channels_last"},
         "execution.loading=resident": {"loading": "resident"},
         "execution.loading=streaming": {"loading": "streaming"},
+        FASTER_INPUT: {"variant": "synthetic_input"},
     }
     if preflight.has_compiler() or plan.accelerator == "gpu":
         changes["execution.compile=step"] = {"compile": "step"}
@@ -179,6 +181,7 @@ def _profile(config: Config, plan: Plan, num_train: int, measured: MeasureResult
         num_train=num_train,
         num_epochs=config.recipe.num_epochs,
         contention=contention_of(measured.probe),
+        waiting=waiting_of(measured.probe, measured.all_reduces),
         label=f"{plan.device_name}, {plan.num_threads} threads, {_single(plan).label}"
         if plan.accelerator == "cpu"
         else f"{plan.device_name}, {_single(plan).label}",
@@ -187,7 +190,7 @@ def _profile(config: Config, plan: Plan, num_train: int, measured: MeasureResult
 
 def _link(request: AdviseRequest, measured: MeasureResult) -> Link:
     if request.link == "measured":
-        return fit_link(link_samples(measured.all_reduces))
+        return fit_link(link_samples([one for one in measured.all_reduces if one.num_bytes > TOKEN_BYTES]))
     if request.link == "given":
         return given_link(request.latency_seconds, request.gigabytes_per_second)
     return LINKS[request.link]
@@ -203,7 +206,9 @@ def _advise(request: AdviseRequest, profile: DeviceProfile, link: Link, moved: M
             else:
                 get_run_logger().warning("No strong scaling to %d devices: fewer samples than devices", number)
     kind = request.config.recipe.batch_scaling
-    unmeasured = {"execution.num_threads=auto": "the threads of a device are set when its process starts"}
+    probe = moved.probe
+    compiled = any(arm.compile == "step" for arm in (probe.baseline, probe.candidate, *probe.others.values()))
+    unmeasured = {} if compiled else {"execution.compile=step": "no C++ compiler was found"}
     return AdviseResult(
         run_id="",
         experiment="",
@@ -214,7 +219,7 @@ def _advise(request: AdviseRequest, profile: DeviceProfile, link: Link, moved: M
         predictions=tuple(predictions),
         limits=tuple(limits(profile, link, scaling) for scaling in ("strong", "weak")),
         bound=next(p for p in reversed(predictions) if p.scaling == kind).bound,
-        advice=rank_moves(gains(moved.probe), unmeasured),
+        advice=rank_moves(gains(probe), unmeasured),
         cheapest=None
         if request.deadline_seconds is None
         else cheapest(profile, link, kind, request.deadline_seconds, price),

@@ -157,9 +157,13 @@ def cheapest_sentence(result: AdviseResult) -> str:
         return f"No number of devices trains within {deadline}."
     cost = f", cost {choice.cost:.3g}" if choice.cost is not None else ""
     return (
-        f"Cheapest within {deadline}: {choice.num_devices} devices, {format_seconds(choice.total_seconds)}, "
+        f"Cheapest within {deadline}: {_devices(choice.num_devices)}, {format_seconds(choice.total_seconds)}, "
         f"{choice.device_hours:.3g} device-hours{cost}."
     )
+
+
+def _devices(number: int) -> str:
+    return f"{number} device" + ("s" if number > 1 else "")
 
 
 def _move(advice: Advice) -> str:

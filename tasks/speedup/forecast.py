@@ -42,6 +42,17 @@ class ProfilePoint(Record):
     """Per step: data, forward, backward, update."""
 
 
+class Waiting(Record):
+    """What a step loses because the slowest device ends it, and because the engine prepares an exchange."""
+
+    ratio: Interval
+    """Step time of two devices that wait for each other but exchange a single number, over that of two that do not."""
+    batch_size: int
+    """Samples per device and step at which it was measured."""
+    token_seconds: float
+    """The all-reduce of that single number, contained in it."""
+
+
 class DeviceProfile(Record):
     """What one device needs for a step."""
 
@@ -56,6 +67,8 @@ class DeviceProfile(Record):
     contention: Interval = Interval(value=1.0, low=1.0, high=1.0)
     """Step time while the other devices of the host compute too, over that of a device alone; above 1 where they share
     memory or clock."""
+    waiting: Waiting | None = None
+    """What devices that wait for each other in every step lose; None: nothing."""
     label: str
     """The execution that was profiled, in words."""
 
@@ -72,7 +85,9 @@ class Prediction(Record):
     efficiency: float
     step_seconds: float
     communication_seconds: float
-    """Per step, all of it; what backward hides is not subtracted."""
+    """Of the all-reduce per step, all of it; what backward hides is not subtracted."""
+    waiting_seconds: float
+    """Per step, for the slowest device and the engine."""
     epoch_seconds: float
     bound: Bound
     """The largest part of the step."""

@@ -7,12 +7,16 @@ from collections.abc import Mapping
 from tasks.speedup.forecast import Advice
 from tasks.speedup.study import Interval
 
+FASTER_INPUT = "faster input"
+"""The move that stands for all that could be done about loading."""
+
 _WHY: dict[str, str] = {
     "recipe.batch_size": "a larger batch spreads what a step costs whatever its size; the recipe changes with it",
     "execution.precision": "reduced precision does the same arithmetic with fewer bits",
     "execution.compile": "compiling fuses operators; its first step takes seconds to minutes",
     "execution.memory_format": "the layout of images decides which convolution kernels are used",
     "execution.loading": "how batches reach the device",
+    FASTER_INPUT: "the most that more loader threads or faster storage could give, measured on a batch that is there",
 }
 
 

@@ -1,7 +1,14 @@
 """What N devices will give, from one device's profile and a link: predictions with intervals, limits, the cheapest N.
 
-A step on N devices takes contention times the step of one device at its share of the batch, plus the all-reduce of the
-gradients. Up to 25 MB of gradients travel in DistributedDataParallel's one bucket, after the last gradient is known, so
+A step on N devices takes contention times the step of one device at its share of the batch, plus what waiting for the
+slowest costs, plus the all-reduce of the gradients.
+
+Waiting is measured on two devices, in the training step itself. A part of it is the engine's own work, which neither
+grows with the step nor with N; a part is the scatter of step times, which grows with the step and, as the expected
+largest of N normal values does, with N. Which is which is not known: the prediction takes half of each, and its
+interval reaches from the one to the other.
+
+Up to 25 MB of gradients travel in DistributedDataParallel's one bucket, after the last gradient is known, so
 that nothing overlaps; of more, all but the last bucket may hide behind the rest of the backward pass, which is about
 two thirds of a step. How much really hides is not known beforehand: the prediction takes half of what could, and its
 interval reaches from nothing to all.
@@ -13,6 +20,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
+from scipy import stats
 
 from tasks.errors import InputError
 from tasks.speedup.forecast import (
@@ -34,7 +42,7 @@ EXTRAPOLATION_ERROR = 0.03
 """Half-width that is added, relative, for each doubling beyond the measured batch sizes: caches and kernels change with
 the size, which no line through other sizes can know."""
 MODEL_ERROR = 0.02
-"""Half-width of what the model itself leaves out on several devices, such as waiting for the slowest."""
+"""Half-width of what the model itself leaves out on several devices."""
 PAYING_FACTOR = 1.1
 """Doubling the devices pays while it gives at least this factor."""
 MAX_DEVICES = 4096
@@ -57,7 +65,15 @@ class _Draws:
         self.model_D = np.exp(_noise(rng) * MODEL_ERROR / TWO_SIGMA)
         self.hidden_D = np.concatenate([[0.5], rng.uniform(0, 1, NUM_DRAWS)])
         self.beyond_D = _noise(rng) / TWO_SIGMA
+        self.scatter_D = np.concatenate([[0.5], rng.uniform(0, 1, NUM_DRAWS)])
+        """Share of the waiting that is scatter."""
+        self.waiting = profile.waiting
+        self.waiting_D = np.zeros(NUM_DRAWS + 1)
         self.overhead_D, self.slope_D = self._line()
+        if profile.waiting is not None:
+            free_D = self.step(profile.waiting.batch_size) * self.contention_D
+            lost_D = free_D * (_possible(rng, profile.waiting.ratio) - 1) - profile.waiting.token_seconds
+            self.waiting_D = np.maximum(lost_D, 0.0)
 
     def _line(self) -> tuple[Floats, Floats]:
         """Overhead and seconds per sample by least squares of the relative errors, neither below 0."""
@@ -82,11 +98,24 @@ class _Draws:
         doublings = abs(np.log2(batch_size / edge))
         return np.asarray(shifted_D * np.exp(self.beyond_D * EXTRAPOLATION_ERROR * doublings))
 
+    def waiting_for(self, num_devices: int, batch_size: int) -> Floats:
+        """Seconds per step that `num_devices` devices lose by waiting for each other, the exchange itself apart."""
+        if self.waiting is None:
+            return self.waiting_D
+        longer_D = self.step(batch_size) / self.step(self.waiting.batch_size)
+        largest = expected_largest(num_devices) / expected_largest(2)
+        return np.asarray(self.waiting_D * (1 + self.scatter_D * (largest * longer_D - 1)))
+
     def _between(self, batch_size: float) -> Floats:
         upper = int(np.clip(np.searchsorted(self.sizes_P, batch_size), 1, len(self.sizes_P) - 1))
         low, high = self.sizes_P[upper - 1], self.sizes_P[upper]
         share = (batch_size - low) / (high - low)
         return np.asarray((1 - share) * self.seconds_DP[:, upper - 1] + share * self.seconds_DP[:, upper])
+
+
+def expected_largest(num: int) -> float:
+    """Of `num` independent standard normal values, from 2 on (Blom 1958; within 5 % of the exact value)."""
+    return float(stats.norm.ppf((num - 0.375) / (num + 0.25)))
 
 
 def _noise(rng: np.random.Generator) -> Floats:
@@ -148,7 +177,8 @@ def _predict(profile: DeviceProfile, link: Link, draws: _Draws, num_devices: int
     compute_D = alone_D * (draws.contention_D if several else 1.0)
     all_reduce = all_reduce_seconds(link, num_devices, profile.gradient_bytes)
     exposed_D = _exposed(all_reduce * draws.link_D, compute_D, profile.gradient_bytes, draws.hidden_D)
-    step_D = (compute_D + exposed_D) * (draws.model_D if several else 1.0)
+    waiting_D = draws.waiting_for(num_devices, local) if several else np.zeros_like(one_D)
+    step_D = (compute_D + waiting_D + exposed_D) * (draws.model_D if several else 1.0)
     ratio_D = (num_devices if scaling == "weak" else 1) * one_D / step_D
     low, high = np.quantile(ratio_D[1:], [0.025, 0.975])
     global_batch = profile.batch_size * (num_devices if scaling == "weak" else 1)
@@ -163,8 +193,9 @@ def _predict(profile: DeviceProfile, link: Link, draws: _Draws, num_devices: int
         efficiency=float(ratio_D[0]) / num_devices,
         step_seconds=float(step_D[0]),
         communication_seconds=all_reduce,
+        waiting_seconds=float(waiting_D[0]),
         epoch_seconds=epoch,
-        bound=_bound(float(draws.overhead_D[0]), float(compute_D[0]), float(exposed_D[0])),
+        bound=_bound(float(draws.overhead_D[0]), float(compute_D[0]), float(exposed_D[0] + waiting_D[0])),
         total_seconds=total,
         device_hours=num_devices * total / SECONDS_PER_HOUR,
     )

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 
 from tasks.records import AllReduceTime, ProbeResult
-from tasks.speedup.forecast import AllReduceSample, ProfilePoint
+from tasks.speedup.forecast import AllReduceSample, ProfilePoint, Waiting
 from tasks.speedup.statistics import Estimate, arm_ratio
 from tasks.speedup.study import Interval
 
@@ -35,13 +35,34 @@ def profile_of(probe: ProbeResult) -> tuple[ProfilePoint, ...]:
 
 
 def contention_of(probe: ProbeResult) -> Interval:
-    """Step time with all devices at work and no exchange, over that of one device alone at the same batch."""
-    share = probe.samples_per_step["candidate"] // probe.candidate.num_devices
-    roles = ["baseline", *probe.others]
-    alone = next(role for role in roles if probe.samples_per_step[role] == share)
-    ratio = arm_ratio(probe.rounds, "candidate", alone)
+    """Step time with all devices at work and no exchange, over that of one device alone at the same batch.
+
+    Args:
+        probe: With the arm `no_sync`, and one on a single device with the same batch.
+    """
+    several = probe.others["no_sync"]
+    share = probe.samples_per_step["no_sync"] // several.num_devices
+    arms = {"baseline": probe.baseline} | probe.others
+    alone = next(role for role, arm in arms.items() if arm.num_devices == 1 and probe.samples_per_step[role] == share)
+    ratio = arm_ratio(probe.rounds, "no_sync", alone)
     assert ratio is not None
-    return _times(ratio, probe.candidate.num_devices)  # a candidate's sample is one of all its devices
+    return _times(ratio, several.num_devices)  # a sample of several devices' arm is one of all of them
+
+
+def waiting_of(probe: ProbeResult, all_reduces: Sequence[AllReduceTime]) -> Waiting:
+    """What the devices lose by waiting for each other.
+
+    Args:
+        probe: With the arms `token_sync` as candidate and `no_sync`, alike in everything else.
+        all_reduces: The smallest of them stands for the exchange of a single number.
+    """
+    ratio = arm_ratio(probe.rounds, "candidate", "no_sync")
+    assert ratio is not None
+    return Waiting(
+        ratio=_times(ratio, 1.0),
+        batch_size=probe.samples_per_step["candidate"] // probe.candidate.num_devices,
+        token_seconds=min(all_reduces, key=lambda one: one.num_bytes).seconds,
+    )
 
 
 def gains(probe: ProbeResult) -> dict[str, Interval]:

@@ -11,9 +11,10 @@ import time
 from collections.abc import Generator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from conf.schema import Recipe
@@ -55,14 +56,18 @@ class BareStep:
         )
         if arm.compile == "step":
             network.compile()
-        self._network: nn.Module = (
-            DistributedDataParallel(network, **DDP_SETTINGS)  # type: ignore[arg-type]
-            if arm.num_devices > 1 and arm.variant != "no_sync"
-            else network
-        )
+        self._network = network if arm.num_devices == 1 or arm.variant == "no_sync" else self._distributed(network)
         self._optimizer = build_optimizer(network, inputs.recipe, inputs.learning_rate)
         self._scaler = make_scaler(arm.precision, inputs.device)
         self._batches = self._endless()
+
+    def _distributed(self, network: nn.Module) -> nn.Module:
+        wrapped = DistributedDataParallel(network, **DDP_SETTINGS)  # type: ignore[arg-type]
+        if self._arm.variant == "token_sync":
+            token = torch.zeros(1, device=self._inputs.device)
+            # A lambda, because torch rejects annotations that are text, as those of this module are.
+            wrapped.register_comm_hook(token, lambda token, bucket: _exchange_token(token, bucket))  # noqa: PLW0108
+        return wrapped
 
     def run(self, num_steps: int) -> list[float]:
         """Seconds of each of `num_steps` steps: batch, forward, backward, update.
@@ -106,3 +111,9 @@ class BareStep:
     def _synchronize(self) -> None:
         if self._inputs.device.type == "cuda":
             torch.cuda.synchronize(self._inputs.device)
+
+
+def _exchange_token(token: torch.Tensor, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    """Communication hook that keeps the waiting and leaves out the gradients of a `torch.distributed.GradBucket`."""
+    exchanged: torch.futures.Future[list[torch.Tensor]] = distributed.all_reduce(token, async_op=True).get_future()
+    return exchanged.then(lambda _: bucket.buffer())

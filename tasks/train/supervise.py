@@ -99,7 +99,8 @@ def _stay_with(process: subprocess.Popen[bytes], spec: RankSpec) -> None:
             if text != seen:
                 seen = text
                 worker.log_event(progress_topic(spec.run_id), json.loads(text))
-        time.sleep(POLL_SECONDS)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=POLL_SECONDS)
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:

@@ -46,7 +46,8 @@ def test_training_learns_and_reports(uninterrupted):
 
 def test_the_time_budget_adds_up_to_the_wall_time_seen_from_outside(uninterrupted):
     _, result, _ = uninterrupted
-    assert sum(result.time_budget.values()) == pytest.approx(result.wall_seconds, rel=0.02)
+    # The process's end, 0.1 s of a quiet machine, lies outside what it can count itself.
+    assert sum(result.time_budget.values()) == pytest.approx(result.wall_seconds, rel=0.02, abs=0.3)
 
 
 def test_the_same_seed_gives_the_same_run_bit_for_bit(uninterrupted, make_job, cluster_address):

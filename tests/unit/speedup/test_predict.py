@@ -1,0 +1,238 @@
+"""Predictions against simulated clusters of up to 1,024 devices whose every constant is planted."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from tasks.errors import InputError
+from tasks.speedup.forecast import AllReduceSample, DeviceProfile, Link, ProfilePoint, Waiting
+from tasks.speedup.links import LINKS, all_reduce_seconds, fit_link, given_link
+from tasks.speedup.predict import cheapest, expected_largest, limits, predict, step_seconds
+from tasks.speedup.study import Interval
+
+BATCH = 4096
+SIZES = (BATCH, BATCH // 2, BATCH // 8)
+NOISE = 0.01
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A machine whose step times are known exactly."""
+
+    overhead: float
+    per_sample: float
+    latency: float
+    per_byte: float
+    gradient_bytes: int
+    contention: float
+    engine: float
+    """Seconds per step that the engine needs on several devices."""
+    scatter: float
+    """Standard deviation of a device's step time, relative."""
+
+    def alone(self, batch):
+        return self.overhead + self.per_sample * batch
+
+    def free(self, batch):
+        return self.contention * self.alone(batch)
+
+    def waiting(self, num, batch):
+        return self.engine + self.scatter * self.free(batch) * expected_largest(num)
+
+    def all_reduce(self, num, num_bytes):
+        return 2 * (num - 1) * (self.latency + num_bytes / num * self.per_byte)
+
+    def step(self, num, batch):
+        if num == 1:
+            return self.alone(batch)
+        return self.free(batch) + self.waiting(num, batch) + self.all_reduce(num, self.gradient_bytes)
+
+    def speedup(self, num, scaling):
+        local = BATCH if scaling == "weak" else BATCH // num
+        return (num if scaling == "weak" else 1) * self.step(1, BATCH) / self.step(num, local)
+
+    def profile(self, rng):
+        """What a noisy measurement on two devices says of it."""
+        points = [
+            ProfilePoint(batch_size=size, seconds=_seen(rng, self.alone(size), 0 if size == BATCH else NOISE))
+            for size in SIZES
+        ]
+        share = BATCH // 2
+        token = self.all_reduce(2, 4)
+        ratio = (self.free(share) + self.waiting(2, share) + token) / self.free(share)
+        return DeviceProfile(
+            points=tuple(points),
+            gradient_bytes=self.gradient_bytes,
+            batch_size=BATCH,
+            num_train=50_000,
+            num_epochs=10,
+            contention=_seen(rng, self.contention),
+            waiting=Waiting(ratio=_seen(rng, ratio), batch_size=share, token_seconds=token),
+            label="simulated",
+        )
+
+    def link(self, rng):
+        """Fitted to noisy all-reduces on two devices."""
+        samples = [
+            AllReduceSample(
+                num_bytes=size, num_devices=2, seconds=self.all_reduce(2, size) * np.exp(rng.normal(0, 0.03))
+            )
+            for size in (1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
+        ]
+        return fit_link(samples)
+
+
+def _seen(rng, value, noise=NOISE):
+    """A value as a measurement reports it: off by its noise, with an interval of that noise."""
+    seen = value * np.exp(rng.normal(0, noise))
+    return Interval(value=seen, low=seen * np.exp(-1.96 * noise), high=seen * np.exp(1.96 * noise))
+
+
+def random_cluster(rng):
+    return Cluster(
+        overhead=10 ** rng.uniform(-4, -2.5),
+        per_sample=10 ** rng.uniform(-5.5, -4),
+        latency=10 ** rng.uniform(-5.5, -4),
+        per_byte=1 / 10 ** rng.uniform(9, 11.5),
+        gradient_bytes=int(10 ** rng.uniform(5, 7.3)),  # within one bucket: nothing hides behind the backward pass
+        contention=rng.uniform(1.0, 1.3),
+        engine=10 ** rng.uniform(-5, -3),
+        scatter=rng.uniform(0.0, 0.05),
+    )
+
+
+@pytest.mark.parametrize("num", [2, 8, 64, 1024])
+@pytest.mark.parametrize("scaling", ["strong", "weak"])
+def test_intervals_cover_the_truth_of_simulated_clusters(num, scaling):
+    rng = np.random.default_rng(num)
+    inside, errors = [], []
+    for _ in range(150):
+        cluster = random_cluster(rng)
+        found = predict(cluster.profile(rng), cluster.link(rng), num, scaling)
+        truth = cluster.speedup(num, scaling)
+        inside.append(found.low <= truth <= found.high)
+        errors.append(abs(found.ratio / truth - 1))
+    assert np.mean(inside) >= 0.93
+    assert np.median(errors) <= (0.02 if num == 2 else 0.06)
+
+
+def test_without_noise_two_devices_are_predicted_exactly():
+    rng = np.random.default_rng(5)
+    cluster = random_cluster(rng)
+    exact = Link(
+        name="exact", latency_seconds=cluster.latency, seconds_per_byte=cluster.per_byte, source="measured"
+    )
+    profile = cluster.profile(_Silent())
+    assert predict(profile, exact, 2, "strong").ratio == pytest.approx(cluster.speedup(2, "strong"), rel=1e-6)
+    assert predict(profile, exact, 1, "strong").ratio == 1
+
+
+class _Silent:
+    """A random generator without noise."""
+
+    def normal(self, mean, deviation):
+        return mean
+
+
+def simple(overhead=1e-3, per_sample=1e-5, **changes):
+    points = [
+        ProfilePoint(batch_size=size, seconds=Interval(value=overhead + per_sample * size)) for size in (64, 128, 256)
+    ]
+    settings = {
+        "points": tuple(points),
+        "gradient_bytes": 1_000_000,
+        "batch_size": 256,
+        "num_train": 25_600,
+        "num_epochs": 10,
+        "label": "simple",
+    }
+    return DeviceProfile(**(settings | changes))
+
+
+FREE = Link(name="free", latency_seconds=0, seconds_per_byte=0, source="given")
+
+
+def test_strong_scaling_ends_where_the_overhead_is_all_there_is_and_weak_scaling_does_not():
+    strong, weak = (limits(simple(), FREE, scaling) for scaling in ("strong", "weak"))
+    assert strong.last_paying_num_devices == 16  # from 16 to 32: 1.16 ms / 1.08 ms is 1.07
+    assert weak.last_paying_num_devices == 4096
+
+
+def test_a_slow_link_names_itself_and_the_batch_from_which_it_pays():
+    slow = Link(name="slow", latency_seconds=5e-3, seconds_per_byte=0, source="given")
+    found = predict(simple(), slow, 2, "strong")
+    assert found.bound == "communication"
+    assert found.ratio < 1
+    assert limits(simple(), slow, "strong").smallest_paying_batch_size == 1024  # 10 ms of latency for 10 us a sample
+
+
+def test_more_gradients_than_a_bucket_may_hide_behind_the_backward_pass():
+    link = Link(name="link", latency_seconds=0, seconds_per_byte=1e-10, source="given")
+    profile = simple(per_sample=1e-3, gradient_bytes=400_000_000)
+    found = predict(profile, link, 2, "weak")
+    assert found.communication_seconds == pytest.approx(0.04)
+    hidden_all, hidden_none = 2 * 0.257 / 0.257, 2 * 0.257 / (0.257 + 0.04)
+    assert hidden_none < found.ratio < hidden_all
+    assert found.low < hidden_none * 1.05
+    assert found.high > hidden_all * 0.95
+
+
+def test_the_cheapest_number_of_devices_meets_the_deadline_with_the_fewest_device_hours():
+    profile = simple(overhead=0.0)  # 256 us a step of 10 us samples, 1000 steps: 2.56 s
+    found = cheapest(profile, FREE, "strong", 1.0, price=36.0)
+    assert found.num_devices == 4
+    assert found.total_seconds == pytest.approx(0.64)
+    assert found.cost == pytest.approx(36.0 * 4 * 0.64 / 3600)
+    assert cheapest(profile, FREE, "strong", 1e-6).num_devices is None
+
+
+def test_step_times_between_and_beyond_the_measured_batches():
+    assert step_seconds(simple(), 96).value == pytest.approx(1e-3 + 96e-5)
+    beyond = step_seconds(simple(), 2048)
+    assert beyond.value == pytest.approx(1e-3 + 2048e-5)
+    assert beyond.high / beyond.low > 1.1  # three doublings away nothing is certain
+
+
+def test_bad_questions_are_refused():
+    with pytest.raises(InputError, match="exceeds the global batch of 256"):
+        predict(simple(), FREE, 512, "strong")
+    with pytest.raises(InputError, match="at least two"):
+        predict(simple(points=simple().points[:1]), FREE, 2, "strong")
+    with pytest.raises(InputError, match="is below 1"):
+        step_seconds(simple(), 0)
+    with pytest.raises(InputError, match="below 1"):
+        predict(simple(), FREE, 0, "weak")
+
+
+def test_a_link_is_found_again_from_its_all_reduces():
+    samples = [
+        AllReduceSample(num_bytes=size, num_devices=4, seconds=6 * (20e-6 + size / 4 * 1e-9))
+        for size in (1000, 100_000, 10_000_000)
+    ]
+    link = fit_link(samples)
+    assert link.latency_seconds == pytest.approx(20e-6)
+    assert link.seconds_per_byte == pytest.approx(1e-9)
+    assert link.relative_error == 0.05
+    assert all_reduce_seconds(link, 1, 1e9) == 0
+    assert all_reduce_seconds(link, 8, 0) == pytest.approx(14 * 20e-6)
+
+
+def test_links_that_cannot_be_are_refused():
+    one = AllReduceSample(num_bytes=8, num_devices=2, seconds=1e-3)
+    with pytest.raises(InputError, match="measure two"):
+        fit_link([one, one])
+    with pytest.raises(InputError, match="took 0"):
+        fit_link([one, one.model_copy(update={"num_bytes": 16, "seconds": 0.0})])
+    with pytest.raises(InputError, match="--latency None"):
+        given_link(None, 1.0)
+    with pytest.raises(InputError, match="--bandwidth -1"):
+        given_link(1e-6, -1.0)
+
+
+def test_known_links_are_ordered_as_everybody_knows():
+    message = 100e6
+    order = ["nvlink", "pcie4", "infiniband", "ethernet100", "ethernet25", "ethernet10"]
+    times = [all_reduce_seconds(LINKS[name], 8, message) for name in order]
+    assert times[0] < times[1]
+    assert times[2:] == sorted(times[2:])
