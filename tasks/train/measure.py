@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 
 import torch
@@ -17,14 +17,17 @@ from tasks.data.loading.loader import TrainLoader
 from tasks.data.loading.order import BatchPlan
 from tasks.model.objective import BatchSource, LabelledBatch
 from tasks.records import AllReduceTime, Arm, MeasureResult, ProbeResult
-from tasks.speedup.probe import ArmRunner, Watch, run_probe
+from tasks.speedup.probe import ArmRunner, StepRunner, Watch, run_probe
 from tasks.speedup.validity import ValidityWatch
 from tasks.train import group
 from tasks.train.place import Place
 from tasks.train.step import BareStep, StepInputs
 
-NUM_WARM_UP = 5
-NUM_ALL_REDUCES = 30
+NUM_WARM_UP = 3
+MIN_ALL_REDUCES = 10
+MAX_ALL_REDUCES = 60
+ALL_REDUCE_SHARE = 0.5
+"""All messages together may take so much of the probe's time limit."""
 
 
 class OneBatch:
@@ -78,6 +81,23 @@ class Bench:
             runners = {role: self._runner(stack, arm, ready.get(role)) for role, arm in arms.items()}
             return run_probe(runners, settings, group.agreed, self._watch)
 
+    def all_reduces(self, arm: Arm, sizes: Sequence[int]) -> tuple[AllReduceTime, ...]:
+        """Time all-reduces between training steps, as training has them: with cold caches and busy neighbours.
+
+        Args:
+            arm: over all ranks; its steps, without their exchange, fill the time between.
+            sizes: of the messages, bytes.
+        """
+        if not sizes:
+            return ()
+        with ExitStack() as stack:
+            steps = self._runner(stack, arm.model_copy(update={"variant": "no_sync"}), None).run
+            steps(NUM_WARM_UP)
+            affordable = ALL_REDUCE_SHARE * self._place.config.speedup.max_seconds / len(sizes)
+            wanted = int(group.agreed(affordable / max(steps(1))))
+            number = min(MAX_ALL_REDUCES, max(MIN_ALL_REDUCES, wanted))
+            return tuple(_all_reduce(self._place, size, steps, number) for size in sizes)
+
     def _watch(self) -> Watch:
         place = self._place
         return ValidityWatch(place.own_processes(), gpu_uuids=place.gpu_uuids(), data_files=place.data_files())
@@ -122,24 +142,28 @@ def measure(place: Place) -> MeasureResult:
     """Measure what the spec asks for, and train nothing."""
     spec = place.spec
     assert spec.measurement is not None
-    probe = Bench(place).probe(spec.measurement.arms, {})
+    bench = Bench(place)
+    probe = bench.probe(spec.measurement.arms, {})
     parameters = [parameter for parameter in place.network.parameters() if parameter.requires_grad]
     return MeasureResult(
         probe=probe,
-        all_reduces=tuple(_all_reduce(place, num_bytes) for num_bytes in spec.measurement.all_reduce_bytes),
+        all_reduces=bench.all_reduces(spec.measurement.arms["candidate"], spec.measurement.all_reduce_bytes),
         gradient_bytes=sum(parameter.numel() * 4 for parameter in parameters),
     )
 
 
-def _all_reduce(place: Place, num_bytes: int) -> AllReduceTime:
+def _all_reduce(place: Place, num_bytes: int, between: StepRunner, number: int) -> AllReduceTime:
     tensor = torch.zeros(max(1, num_bytes // 4), dtype=torch.float32, device=place.device)
     times = []
-    for number in range(NUM_WARM_UP + NUM_ALL_REDUCES):
+    for position in range(NUM_WARM_UP + number):
+        between(1)
+        distributed.barrier()  # waiting for the slowest is not the link's cost
         started = time.perf_counter()
         distributed.all_reduce(tensor)
+        tensor /= place.spec.world_size
         if place.device.type == "cuda":
             torch.cuda.synchronize(place.device)
-        if number >= NUM_WARM_UP:
+        if position >= NUM_WARM_UP:
             times.append(time.perf_counter() - started)
     return AllReduceTime(
         num_bytes=tensor.numel() * 4,
