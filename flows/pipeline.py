@@ -11,6 +11,7 @@ from prefect.artifacts import create_markdown_artifact
 from conf.schema import Config
 from conf.site import Site, quieten
 from flows import preflight
+from flows.predictions import check_prediction
 from flows.record import Outcome, record, summarise
 from flows.tracked import begun, reopened
 from tasks.cluster.open import open_cluster
@@ -65,6 +66,7 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
                 evaluated=evaluated,
                 speedup=speedup,
                 workload=workload,
+                prediction=check_prediction(handle, config, cleared.plan, workload, speedup),
             )
             summary = summarise(outcome, handle, time.monotonic() - started)
             record(outcome, handle, summary)

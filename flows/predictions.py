@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from conf.schema import Config
 from tasks.records import Plan, SpeedupResult
@@ -22,10 +23,13 @@ def execution_of(plan: Plan) -> str:
 
 def check_prediction(
     handle: RunHandle, config: Config, plan: Plan, workload: str, speedup: SpeedupResult
-) -> Check | None:
-    """Hold the newest prediction for this work, execution and number of devices against what was measured.
+) -> dict[str, Any] | None:
+    """Hold the newest prediction for this work, execution and number of devices against what was measured, and log it.
 
     Nothing is checked on one device, without a measured efficiency, or on a contaminated machine.
+
+    Returns:
+        The fields of `Check`, and `calibration`: in words, how good all predictions of the experiment have been.
     """
     if plan.world_size < 2 or speedup.efficiency is None or speedup.contaminated:  # noqa: PLR2004
         return None
@@ -45,7 +49,7 @@ def check_prediction(
     return None
 
 
-def _log(handle: RunHandle, checked: Check) -> Check:
+def _log(handle: RunHandle, checked: Check) -> dict[str, Any]:
     metrics: dict[str, float | None] = {
         "prediction/ratio": checked.predicted,
         "prediction/low": checked.low,
@@ -54,14 +58,11 @@ def _log(handle: RunHandle, checked: Check) -> Check:
         "prediction/error": checked.error,
         "prediction/inside": float(checked.inside),
     }
-    history = [*past_checks(handle), checked]
-    tags = {
-        "paceline.prediction_run_id": checked.prediction_run_id,
-        "paceline.calibration": calibration(history)["verdict"],
-    }
+    verdict = calibration([*past_checks(handle), checked])["verdict"]
+    tags = {"paceline.prediction_run_id": checked.prediction_run_id, "paceline.calibration": verdict}
     tracking.log_facts(handle, metrics, tags)
     tracking.log_document(handle, CHECK_ARTIFACT, checked.model_dump(mode="json"))
-    return checked
+    return checked.model_dump(mode="json") | {"calibration": verdict}
 
 
 def past_checks(handle: RunHandle) -> list[Check]:

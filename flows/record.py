@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from conf.schema import Config
-from flows.predictions import check_prediction
 from tasks.evaluate.charts import draw_quality, quality_svgs
 from tasks.figures import png_bytes
 from tasks.fingerprint import code_fingerprint
@@ -56,6 +55,8 @@ class Outcome:
     evaluated: EvaluateResult
     speedup: SpeedupResult
     workload: str
+    prediction: dict[str, Any] | None
+    """What had been predicted for it, and how that turned out."""
 
 
 def summarise(outcome: Outcome, handle: RunHandle, seconds: float) -> dict[str, Any]:
@@ -69,6 +70,7 @@ def summarise(outcome: Outcome, handle: RunHandle, seconds: float) -> dict[str, 
         "train": {key: getattr(outcome.trained, key) for key in TRAIN_KEYS},
         "evaluate": outcome.evaluated.model_dump(mode="json"),
         "speedup": outcome.speedup.model_dump(mode="json"),
+        "prediction": outcome.prediction,
         "time_budget": outcome.trained.time_budget,
         "execution": outcome.plan.model_dump(mode="json"),
         "seconds": seconds,
@@ -94,7 +96,6 @@ def record(outcome: Outcome, handle: RunHandle, summary: dict[str, Any]) -> None
     tracking.log_document(handle, "summary.json", summary)
     tracking.log_document(handle, "environment.json", environment)
     tracking.log_document(handle, tracking.FACTS_ARTIFACT, match_facts(outcome))
-    check_prediction(handle, outcome.config, outcome.plan, outcome.workload, outcome.speedup)
     figures = draw_speed(outcome.speedup, outcome.trained, outcome.trained.time_budget)
     for name, figure in (figures | draw_quality(outcome.evaluated)).items():
         tracking.log_document(handle, f"pictures/{name}.png", png_bytes(figure))

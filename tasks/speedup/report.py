@@ -26,6 +26,7 @@ from tasks.speedup.page import (
     tiles,
 )
 from tasks.speedup.report_details import ReportInput, choices, data, details, quality, validity_rows
+from tasks.speedup.summary import prediction_text
 from tasks.speedup.verdict import format_ratio
 
 
@@ -111,6 +112,8 @@ def _certainty(report: ReportInput, picture: Html) -> Html:
         ("Probe", f"{format_seconds(probe.seconds)}, warm-up included"),
         *validity_rows(probe.validity, probe.num_repeats),
     ]
+    if report.summary.get("prediction"):
+        rows.append(("Predicted before", prediction_text(report.summary["prediction"])))
     method = paragraph(
         "Blocks of both arms alternated (A B, B A, ...) on the same hardware; warm-up was thrown away. The ratio is "
         "the Hodges-Lehmann location of the rounds' ratios, the interval an exact signed-rank one, wide enough to hold "

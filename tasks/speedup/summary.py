@@ -21,6 +21,7 @@ def summary_table(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("accuracy", _accuracy(summary.get("evaluate"))),
         ("speedup", _speedup(summary.get("speedup"))),
         ("efficiency", _efficiency(summary.get("speedup"), summary.get("train"))),
+        ("prediction", prediction_text(summary.get("prediction"))),
         ("throughput", _throughput(summary.get("train"), summary.get("evaluate"))),
         ("time", _time(summary.get("time_budget"), summary.get("seconds"))),
     ]
@@ -56,6 +57,17 @@ def _efficiency(speedup: Mapping[str, Any] | None, train: Mapping[str, Any] | No
     interval = f" (95 % interval {low:.2f} to {high:.2f})" if low is not None and high is not None else ""
     devices = f" of {train['world_size']} devices" if train else ""
     return f"{speedup['efficiency']:.2f}{interval}{devices}"
+
+
+def prediction_text(prediction: Mapping[str, Any] | None) -> str:
+    """What had been predicted, what was measured, and how good the predictions have been so far."""
+    if not prediction:
+        return ""
+    return (
+        f"{prediction['predicted']:.2f} x one device was predicted ({prediction['low']:.2f} to "
+        f"{prediction['high']:.2f}), {prediction['measured']:.2f} x measured: {prediction['error']:+.1%}; "
+        f"{prediction['calibration']}"
+    )
 
 
 def _throughput(train: Mapping[str, Any] | None, evaluate: Mapping[str, Any] | None) -> str:

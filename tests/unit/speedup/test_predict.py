@@ -120,9 +120,7 @@ def test_intervals_cover_the_truth_of_simulated_clusters(num, scaling):
 def test_without_noise_two_devices_are_predicted_exactly():
     rng = np.random.default_rng(5)
     cluster = random_cluster(rng)
-    exact = Link(
-        name="exact", latency_seconds=cluster.latency, seconds_per_byte=cluster.per_byte, source="measured"
-    )
+    exact = Link(name="exact", latency_seconds=cluster.latency, seconds_per_byte=cluster.per_byte, source="measured")
     profile = cluster.profile(_Silent())
     assert predict(profile, exact, 2, "strong").ratio == pytest.approx(cluster.speedup(2, "strong"), rel=1e-6)
     assert predict(profile, exact, 1, "strong").ratio == 1
