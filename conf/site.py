@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 QUIET_ENVIRONMENT = {
     "DO_NOT_TRACK": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     # Registering Prefect's block types looks up a catalogue on the internet at every start of the temporary API.
     "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",

@@ -109,7 +109,7 @@ def match_facts(outcome: Outcome) -> dict[str, str]:
         outcome.prepared.fingerprint,
         code_fingerprint(),
         package_versions(),
-        outcome.plan.device_name,
+        outcome.plan,
     )
 
 

@@ -229,7 +229,7 @@ def _job(work: _Work, arm: ReadyArm, config: Config, prepared: PreparedSet, hand
 
 
 def _facts(config: Config, prepared: PreparedSet, cleared: Cleared) -> dict[str, str]:
-    return facts_of(config, prepared.fingerprint, code_fingerprint(), package_versions(), cleared.plan.device_name)
+    return facts_of(config, prepared.fingerprint, code_fingerprint(), package_versions(), cleared.plan)
 
 
 def arm_run(arm: StudyArm, trained: TrainResult, evaluated: EvaluateResult) -> ArmRun:

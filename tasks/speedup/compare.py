@@ -16,6 +16,7 @@ from tasks.speedup.study import MatchVerdict
 
 RATES = ("throughput/steady_samples_per_second", "throughput/samples_per_second")
 """What is divided: after warm-up where both runs know it, else over the whole training."""
+MAX_NAMED = 3
 DASH = "\N{EN DASH}"
 
 
@@ -138,12 +139,21 @@ def _why_no_ratio(run: ComparedRun, base: ComparedRun, verdict: MatchVerdict | N
     unfinished = next((one for one in (base, run) if one.status != "FINISHED"), None)
     disturbed = next((one for one in (base, run) if one.contaminated), None)
     reasons = {
-        f"not comparable: {len(verdict.breaking)} facts differ": not verdict.matches,
+        f"not comparable: {_which(verdict)}": not verdict.matches,
         f"{unfinished.label if unfinished else ''} did not finish": unfinished is not None,
         f"{disturbed.label if disturbed else ''} was disturbed by other work": disturbed is not None,
         "no throughput is known of both": _rate(run, base) is None,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def _which(verdict: MatchVerdict) -> str:
+    """The facts that forbid a comparison, in a few words."""
+    if all("unknown" in (field.first, field.second) for field in verdict.breaking):
+        return "nothing is known of one of them"
+    names = [field.field for field in verdict.breaking]
+    more = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 HEAD = ("run", "against the first", "wall time", "accuracy", "samples/s", "own speedup", "efficiency", "data wait")

@@ -10,6 +10,7 @@ from typing import Literal
 
 from conf.load import flatten
 from conf.schema import Config
+from tasks.records import Plan
 from tasks.speedup.study import FieldVerdict, MatchVerdict
 
 UNKNOWN = "unknown"
@@ -17,7 +18,11 @@ ALLOWED = ("execution.", "data.root")  # the data are compared by content, where
 WORLD = ("execution.num_nodes", "execution.num_devices")
 
 
-def facts_of(config: Config, data: str, code: str, versions: Mapping[str, str | None], device: str) -> dict[str, str]:
+RESOLVED = ("accelerator", "precision", "compile", "memory_format", "loading", "strategy", "num_threads")
+"""Settings that a plan has resolved where the configuration says `auto`."""
+
+
+def facts_of(config: Config, data: str, code: str, versions: Mapping[str, str | None], plan: Plan) -> dict[str, str]:
     """What a verdict compares, as plain text.
 
     Args:
@@ -25,20 +30,25 @@ def facts_of(config: Config, data: str, code: str, versions: Mapping[str, str | 
         data: Fingerprint of the prepared set's content.
         code: Commit, or fingerprint of the source.
         versions: Of Python and the packages.
-        device: Model of the devices.
+        plan: How the configuration is run here, and on which devices.
     """
     settings = {
         key: str(value)
         for key, value in flatten(config).items()
         if key.startswith(("data.", "model.", "recipe.", "execution.")) or key == "seed"
     }
-    return settings | {
-        "data": data,
-        "code": code,
-        "versions": ", ".join(f"{name} {version or UNKNOWN}" for name, version in sorted(versions.items())),
-        "device": device,
-        "global_batch_size": str(config.global_batch_size),
-    }
+    resolved = {f"execution.{name}": str(getattr(plan, name)) for name in RESOLVED}
+    return (
+        settings
+        | resolved
+        | {
+            "data": data,
+            "code": code,
+            "versions": ", ".join(f"{name} {version or UNKNOWN}" for name, version in sorted(versions.items())),
+            "device": plan.device_name,
+            "global_batch_size": str(config.global_batch_size),
+        }
+    )
 
 
 def match(first: Mapping[str, str], second: Mapping[str, str]) -> MatchVerdict:
@@ -89,7 +99,8 @@ def explain(verdict: MatchVerdict) -> str:
     """One line: what forbids the comparison, or what differs and may."""
     if not verdict.matches:
         differences = "; ".join(f"{field.field} {field.first} against {field.second}" for field in verdict.breaking)
-        return f"not comparable: {differences or 'nothing is known of the two runs'}"
+        unknown = not verdict.fields or all(UNKNOWN in (field.first, field.second) for field in verdict.fields)
+        return f"not comparable: {'nothing is known of one of them' if unknown else differences}"
     allowed = [field for field in verdict.fields if field.verdict == "allowed"]
     differences = "; ".join(f"{field.field} {field.first} against {field.second}" for field in allowed)
     return f"same work; {differences}" if differences else "same work, same execution"

@@ -4,14 +4,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.load import load
+from tasks.records import Hardware
 from tasks.speedup.analysis import break_even, budget_differences, ladder, scalings, summarise_arms, target_accuracy
 from tasks.speedup.arms import balanced_order, expand, parse_axes
 from tasks.speedup.match import facts_of
 from tasks.speedup.statistics import location_interval
 from tasks.speedup.study import ArmRun
 from tasks.speedup.trainings import Trainings
+from tasks.train.plan import resolve
 
 PRECISION = "execution.precision=32-true,bf16-mixed"
+
+HARDWARE = Hardware(host="host", cpu_name="device", num_cores=2, memory_bytes=2**33, cpu_bf16=True)
 
 
 def arms_of(*axes, ladder=False, base=()):
@@ -26,7 +30,7 @@ def training(arm, repeat, rate, base=(), **fields):
             "repeat": repeat,
             "position": 0,
             "run_id": f"{arm.name}-{repeat}",
-            "facts": facts_of(config, "data", "code", {}, "device"),
+            "facts": facts_of(config, "data", "code", {}, resolve(config, HARDWARE, 1293)),
             "world_size": config.execution.world_size,
             "num_epochs": 4,
             "samples_per_second": rate,

@@ -1,11 +1,15 @@
 import pytest
 
 from conf.load import load
+from tasks.records import Hardware
 from tasks.speedup.match import explain, facts_of, match
+from tasks.train.plan import resolve
 
 
 def facts(*overrides, data="d0", code="c0", versions=None, device="EPYC"):
-    return facts_of(load("digits", list(overrides)), data, code, versions or {"torch": "2.13.0"}, device)
+    config = load("digits", list(overrides))
+    hardware = Hardware(host="host", cpu_name=device, num_cores=2, memory_bytes=2**33, cpu_bf16=True)
+    return facts_of(config, data, code, versions or {"torch": "2.13.0"}, resolve(config, hardware, 1293))
 
 
 def breaking(first, second):
