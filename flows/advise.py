@@ -182,10 +182,14 @@ def _profile(config: Config, plan: Plan, num_train: int, measured: MeasureResult
         num_epochs=config.recipe.num_epochs,
         contention=contention_of(measured.probe),
         waiting=waiting_of(measured.probe, measured.all_reduces),
-        label=f"{plan.device_name}, {plan.num_threads} threads, {_single(plan).label}"
-        if plan.accelerator == "cpu"
-        else f"{plan.device_name}, {_single(plan).label}",
+        label=f"{plan.device_name}{_threads(plan)}, {_single(plan).label}",
     )
+
+
+def _threads(plan: Plan) -> str:
+    if plan.accelerator == "gpu":
+        return ""
+    return f", {plan.num_threads} thread" + ("s" if plan.num_threads > 1 else "")
 
 
 def _link(request: AdviseRequest, measured: MeasureResult) -> Link:

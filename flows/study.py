@@ -16,7 +16,7 @@ from conf.site import Site, quieten
 from flows import preflight
 from flows.pipeline import publish
 from flows.preflight import Cleared
-from flows.study_record import StudyOutcome, log_arm, log_study
+from flows.study_record import StudyOutcome, log_arm, log_diagnosis, log_study
 from flows.tracked import begun, nested, reopened
 from tasks.cluster.open import open_cluster
 from tasks.data.steps import prepare
@@ -28,6 +28,7 @@ from tasks.speedup.arms import balanced_order, expand
 from tasks.speedup.ledger import Ledger
 from tasks.speedup.match import facts_of
 from tasks.speedup.steady import steady_rate
+from tasks.speedup.steps import account
 from tasks.speedup.study import ArmRun, StudyArm
 from tasks.speedup.study_page import study_notes
 from tasks.track import run as tracking
@@ -194,15 +195,20 @@ def _run_one(work: _Work, arm: ReadyArm, repeat: int) -> ArmRun:
             tracking.log_dataset(handle, prepared, config.data.source)
             trained = train(_job(work, arm, config, prepared, handle), work.address)
             evaluated = evaluate(trained, prepared)
+            speedup = account(trained, arm.cleared.hardware.num_cores) if trained.probe else None
             run = arm_run(arm.arm, trained, evaluated).model_copy(
                 update={
                     "repeat": repeat,
                     "position": position,
                     "run_id": run_id,
                     "facts": _facts(config, prepared, arm.cleared),
+                    "cause": speedup.cause if speedup else None,
+                    "diagnosis": speedup.diagnosis if speedup else (),
                 }
             )
             log_arm(handle, arm.arm, run, trained, evaluated)
+            if speedup:
+                log_diagnosis(handle, speedup)
             return run
     except PacelineError as error:
         return ArmRun(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.evaluate.metrics import discordant
 from tasks.figures import png_bytes
-from tasks.records import EvaluateResult, Hardware, PreparedSet, TrainResult
+from tasks.records import EvaluateResult, Hardware, PreparedSet, SpeedupResult, TrainResult
 from tasks.speedup.analysis import budget_differences, ladder, scalings, summarise_arms, target_accuracy
 from tasks.speedup.study import ArmRun, ArmSummary, StudyArm, StudyResult
 from tasks.speedup.study_charts import draw_study
@@ -112,6 +112,12 @@ def log_arm(handle: RunHandle, arm: StudyArm, run: ArmRun, trained: TrainResult,
     }
     tracking.log_facts(handle, metrics, tags)
     tracking.log_document(handle, tracking.FACTS_ARTIFACT, run.facts)
+
+
+def log_diagnosis(handle: RunHandle, speedup: SpeedupResult) -> None:
+    """What limits an arm's step; its ratio stays the study's business."""
+    shares: dict[str, float | None] = {f"speedup/share_{name}": share for name, (share, *_) in speedup.shares.items()}
+    tracking.log_facts(handle, shares, {"paceline.cause": speedup.cause or "", "paceline.verdict": speedup.verdict})
 
 
 def log_study(outcome: StudyOutcome, parent: RunHandle) -> tuple[StudyResult, dict[str, Any]]:

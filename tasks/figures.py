@@ -11,6 +11,7 @@ import html
 import io
 import re
 import warnings
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -48,8 +49,18 @@ def new_figure(height_inches: float, num_rows: int = 1) -> tuple[Figure, list[Ax
 
 
 def set_title(axis: Axes, text: str) -> None:
-    """A left-aligned heading."""
-    axis.set_title(text, loc="left", fontsize=FONT_POINTS + 1, fontweight="bold", color=INK, parse_math=False)
+    """A left-aligned heading; of a figure's only axes it begins at the figure's edge, whatever the labels' width."""
+    looks: dict[str, Any] = {"fontsize": FONT_POINTS + 1, "fontweight": "bold", "color": INK, "parse_math": False}
+    figure = axis.get_figure(root=True)
+    if figure is not None and len(figure.axes) == 1:
+        figure.suptitle(text, x=0.01, ha="left", **looks)
+    else:
+        axis.set_title(text, loc="left", **looks)
+
+
+def break_name(name: str, length: int) -> str:
+    """A name of several comma-separated parts with each on a line of its own, shortened to `length` characters."""
+    return ",\n".join(shorten(part, length) for part in name.split(", "))
 
 
 def shorten(text: str, length: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -12,8 +12,9 @@ from tasks.figures import BLUE, FAINT, FONT_POINTS, GREY, INK, ORANGE, new_figur
 from tasks.redact import redact
 from tasks.speedup.charts import format_seconds
 from tasks.speedup.checks import calibration
-from tasks.speedup.forecast import Advice, AdviseResult, Check, Limits, Prediction
+from tasks.speedup.forecast import Advice, AdviseResult, Check, DeviceProfile, Limits, Prediction
 from tasks.speedup.page import Html, bullets, columns, join, page, paragraph, section, table, tag, text, tiles
+from tasks.speedup.predict import MAX_DEVICES
 
 KINDS = ("strong", "weak")
 
@@ -127,9 +128,11 @@ def _predictions(result: AdviseResult, svgs: dict[str, Html]) -> Html:
 def limit_sentences(limits: Limits) -> list[str]:
     """Where adding devices stops paying, in words."""
     kind = limits.scaling
+    last, best = limits.last_paying_num_devices, limits.best_num_devices
+    beyond = " or more" if best == MAX_DEVICES else ""
     sentences = [
-        f"Under {kind} scaling doubling the devices gives 1.1 x or more up to N = {limits.last_paying_num_devices}; "
-        f"the fastest would be N = {limits.best_num_devices}."
+        f"Under {kind} scaling doubling the devices gives 1.1 x or more up to N = {last}; "
+        f"the fastest would be N = {best}{beyond}."
     ]
     if limits.smallest_paying_batch_size is not None:
         sentences.append(
@@ -201,15 +204,27 @@ def _method(result: AdviseResult) -> Html:
         for point in profile.points
     ]
     contention = profile.contention
+    name = "as measured" if link.source == "measured" else f"{link.name}, as given"
     bandwidth = "unlimited" if link.seconds_per_byte == 0 else f"{1 / link.seconds_per_byte / 1e9:.3g} GB/s"
     facts = [
         f"Profiled: {profile.label}; {profile.gradient_bytes / 2**20:.2f} MiB of gradients per step.",
         f"Contention: a step takes {contention.value:.3f} times as long while the other devices of the host compute.",
-        f"Link {link.name}, {link.source}: {link.latency_seconds * 1e6:.0f} microseconds per message, {bandwidth}, "
+        f"Link {name}: {link.latency_seconds * 1e6:.0f} microseconds per message, {bandwidth}, "
         f"all-reduce times within {link.relative_error:.0%}.",
-        "A step on N devices: contention times the step at the device's share of the batch, plus a ring all-reduce.",
+        *_waiting_sentence(result.profile),
+        "A step on N devices: contention times the step at the device's share of the batch, plus waiting, plus a ring "
+        "all-reduce.",
     ]
     return columns(table(("one device, batch", "step", "95 % interval"), rows), bullets(facts))
+
+
+def _waiting_sentence(profile: DeviceProfile) -> Iterator[str]:
+    waiting = profile.waiting
+    if waiting is not None:
+        yield (
+            f"Waiting: a step of {waiting.batch_size} samples takes {waiting.ratio.value:.3f} times as long when two "
+            "devices wait for each other at its end, the gradients left out."
+        )
 
 
 def _ends(low: float | None, high: float | None) -> str | None:

@@ -68,7 +68,7 @@ def _summary(trainings: Trainings, arm: StudyArm, target: float | None, price: f
         num_pairs=num_pairs,
         significant=ratio.significant if ratio else None,
         end_to_end_ratio=as_interval(whole),
-        break_even_epochs=None if arm.is_baseline else break_even(trainings.of(baseline), runs),
+        break_even_epochs=break_even(trainings.of(baseline), runs) if ratio and ratio.significant else None,
         efficiency=_efficiency(trainings, arm),
         accuracy=_mean([run.accuracy for run in runs]),
         accuracy_difference=difference,
@@ -81,6 +81,8 @@ def _summary(trainings: Trainings, arm: StudyArm, target: float | None, price: f
         energy_joules_per_epoch=_mean([run.energy_joules / run.num_epochs for run in runs if run.energy_joules]),
         cost_per_epoch=None if price is None or epoch is None else price * devices * epoch / SECONDS_PER_HOUR,
         contaminated=sum(bool(run.contaminated) for run in runs),
+        cause=next((run.cause for run in runs if run.cause), None),
+        diagnosis=next((run.diagnosis for run in runs if run.diagnosis), ()),
     )
 
 

@@ -6,8 +6,13 @@ Everything that comes in as plain text is escaped here; `Html` marks text that a
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterable, Sequence
 from typing import NewType
+
+MAX_NARROW = 5
+"""Columns of a table that fit without care."""
+_INTERVAL = re.compile(r"\[(\S+), (\S+)\]")
 
 Html = NewType("Html", str)
 """Markup that is safe to put into a page."""
@@ -45,6 +50,7 @@ table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 th,td{text-align:left;vertical-align:top;padding:.4rem .9rem .4rem 0;border-bottom:1px solid var(--line)}
 th{font-weight:500;color:var(--soft)}tbody th{width:32%}thead th{font-size:.88rem}
 td:last-child,th:last-child{padding-right:0}
+.scroll{overflow-x:auto}.wide th,.wide td{overflow-wrap:break-word}.wide tbody th{width:auto}
 .bars{table-layout:fixed}.bars td{border:0;padding:.16rem .7rem .16rem 0}.bars td:first-child{width:34%}
 .bars td:nth-child(3){width:6.6rem}.bars td:nth-child(4){width:4.2rem}.bars td:last-child{width:4.2rem;padding-right:0}
 .bars td:nth-child(n+3){text-align:right;white-space:nowrap}
@@ -107,11 +113,19 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Html:
     body = []
     for first, *rest in rows:
         cells = [
-            Html(f'<td data-name="{text(name)}">{text(value)}</td>') if name else tag("td", text(value))
+            Html(f'<td data-name="{text(name)}">{_cell(value)}</td>') if name else tag("td", _cell(value))
             for name, value in zip(head[1:], rest, strict=True)
         ]
         body.append(tag("tr", join([tag("th", text(first)), *cells])))
-    return tag("table", join([top, tag("tbody", join(body))]), "stack" if any(head) else "")
+    if not any(head):
+        return tag("table", join([top, tag("tbody", join(body))]))
+    found = tag("table", join([top, tag("tbody", join(body))]), "stack wide" if len(head) > MAX_NARROW else "stack")
+    return tag("div", found, "scroll") if len(head) > MAX_NARROW else found
+
+
+def _cell(value: object) -> Html:
+    """A cell in which an interval does not break."""
+    return Html(_INTERVAL.sub(r"[\1,&nbsp;\2]", text(value)))
 
 
 def bars(items: Iterable[tuple[str, float, Sequence[str]]]) -> Html:

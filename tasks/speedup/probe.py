@@ -32,6 +32,8 @@ Clock = Callable[[], float]
 
 MAX_ROLES_IN_PALINDROMES = 3
 """Up to so many arms the palindromes alone give each its turn at both ends or the same place in the middle."""
+BY_PRODUCTS = ("single", "uncompiled")
+"""Arms that get no time of their own: they tell the efficiency, and what compiling saves, as well as the time allows."""
 REPEAT_FACTOR = 2.0
 """A contaminated measurement is repeated while all attempts together take at most so many times the time limit."""
 BLOCK_SECONDS = 0.25
@@ -216,8 +218,7 @@ def _stop_reason(rounds: Sequence[tuple[Block, ...]], elapsed: float, settings: 
     """
     if len(rounds) >= MIN_ROUNDS_TO_STOP and len(rounds) % ROUNDS_PER_LOOK == 0:
         others = {block.arm for block in rounds[0]} - {"candidate"}
-        # `single` beside the two tells the efficiency, a by-product that gets no time of its own.
-        judged = {"baseline"} if others == {"baseline", "single"} else others
+        judged = {"baseline"} if others <= {"baseline", *BY_PRODUCTS} else others
         if all(_narrow(rounds, role, settings.target_half_width) for role in judged):
             return "interval narrow enough"
     if len(rounds) >= settings.num_blocks:

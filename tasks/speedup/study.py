@@ -108,6 +108,10 @@ class ArmRun(Record):
     contamination: tuple[str, ...] = ()
     predictions: tuple[str, ...] = ()
     """Files, one per rank."""
+    cause: str | None = None
+    """What limits its step; of a training that was diagnosed."""
+    diagnosis: tuple[str, ...] = ()
+    """One sentence for each share of the step."""
 
 
 class ArmSummary(Record):
@@ -137,7 +141,7 @@ class ArmSummary(Record):
     end_to_end_ratio: Interval | None
     break_even_epochs: float | None
     """Epochs after which the arm has made up for its longer start-up, compile and warm-up; 0 when it has none to make
-    up for, None when it never does or nothing is known."""
+    up for, None when it never does or is not certainly faster."""
     efficiency: Interval | None
     """`ratio` divided by the arm's number of devices over the baseline's, for arms that differ in that number."""
     accuracy: float | None
@@ -156,6 +160,9 @@ class ArmSummary(Record):
     """In the unit of `speedup.price_per_device_hour`."""
     contaminated: int
     """Runs of it that were marked."""
+    cause: str | None = None
+    """What limits its step, with `--diagnose`."""
+    diagnosis: tuple[str, ...] = ()
 
 
 class Rung(Record):

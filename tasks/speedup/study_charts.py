@@ -13,12 +13,25 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
 
-from tasks.figures import BLUE, FAINT, FONT_POINTS, GREEN, GREY, INK, ORANGE, PAPER, new_figure, set_title, shorten
+from tasks.figures import (
+    BLUE,
+    FAINT,
+    FONT_POINTS,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PAPER,
+    break_name,
+    new_figure,
+    set_title,
+    shorten,
+)
 from tasks.speedup.charts import format_seconds
 from tasks.speedup.scaling import law
 from tasks.speedup.study import ArmSummary, BudgetDifference, Interval, Scaling, StudyResult
 
-MAX_NAME = 34
+MAX_NAME = 26
 MAX_DIFFERENCES = 6
 MAX_ITEMS = 8
 LAW_COLOURS = {"Amdahl": GREEN, "Universal Scalability": ORANGE}
@@ -51,16 +64,17 @@ def draw_ratios(arms: Sequence[ArmSummary]) -> Figure | None:
     """One line per arm: steady state with its interval, end to end as a ring; baselines stand at 1."""
     if not any(arm.ratio for arm in arms):
         return None
-    figure, (axis,) = new_figure(0.9 + 0.42 * len(arms))
+    names = [break_name(arm.arm.name, MAX_NAME) for arm in arms]
+    lines = max(name.count("\n") + 1 for name in names)
+    figure, (axis,) = new_figure(0.9 + (0.27 + 0.17 * lines) * len(arms))
     places = np.arange(len(arms))[::-1]
     for place, arm in zip(places, arms, strict=True):
         _draw_arm(axis, float(place), arm)
     axis.axvline(1.0, color=INK, linewidth=0.8, linestyle=(0, (3, 3)))
-    names = [shorten(arm.arm.name, MAX_NAME) for arm in arms]
     axis.set_yticks(places, names, parse_math=False)
     axis.set_ylim(-0.7, len(arms) - 0.3)
     axis.set_xlim(left=0)
-    axis.set_xlabel("throughput / baseline's (ring: end to end)", fontsize=FONT_POINTS, color=INK)
+    axis.set_xlabel("times the baseline; ring: end to end", fontsize=FONT_POINTS, color=INK, loc="right")
     set_title(axis, "How much faster, with 95 % intervals")
     return figure
 

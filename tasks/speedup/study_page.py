@@ -179,10 +179,11 @@ def _differences(result: StudyResult, svgs: Mapping[str, Html]) -> Html:
 
 
 def _limits(result: StudyResult) -> Html:
-    head = ("", "waiting for data", "exchanging gradients", "device idle", "largest memory")
+    head = ("", "limited by", "waiting for data", "exchanging gradients", "device idle", "largest memory")
     rows = [
         (
             arm.arm.name,
+            arm.cause or DASH,
             _percent(arm.data_wait_fraction),
             _percent(arm.communication_fraction),
             _percent(arm.idle_fraction),
@@ -190,7 +191,10 @@ def _limits(result: StudyResult) -> Html:
         )
         for arm in result.arms
     ]
-    return join([table(head, rows), bullets(_scaling_notes(result))])
+    shares = [f"{arm.arm.name}: {sentence}" for arm in result.arms for sentence in arm.diagnosis]
+    if not shares:
+        shares = ["What limits a step was not measured: `--diagnose` does."]
+    return join([table(head, rows), bullets([*shares, *_scaling_notes(result)])])
 
 
 def _scaling_notes(result: StudyResult) -> Iterator[str]:

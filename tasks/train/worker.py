@@ -130,6 +130,8 @@ class Rank:
         arms = {"baseline": BASELINE, "candidate": arm}
         if arm.num_devices > 1:
             arms["single"] = arm.model_copy(update={"num_devices": 1})
+        if arm.compile != "off":
+            arms["uncompiled"] = arm.model_copy(update={"compile": "off"})  # whether compiling pays
         if self.config.speedup.diagnose:
             arms |= diagnostic_arms(arm, max(1, self.place.batches.global_batch_size // arm.num_devices))
         return Bench(self.place).probe(arms, {"candidate": loader})
