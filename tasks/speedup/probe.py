@@ -33,9 +33,11 @@ Clock = Callable[[], float]
 MAX_ROLES_IN_PALINDROMES = 3
 """Up to so many arms the palindromes alone give each its turn at both ends or the same place in the middle."""
 BY_PRODUCTS = ("single", "uncompiled")
-"""Arms that get no time of their own: they tell the efficiency, and what compiling saves, as well as the time allows."""
+"""Arms that get no time of their own: they tell the efficiency, and what compiling saves, as well as time allows."""
 REPEAT_FACTOR = 2.0
 """A contaminated measurement is repeated while all attempts together take at most so many times the time limit."""
+MIN_REPEAT_SHARE = 0.5
+"""Of the time limit; with less time left a repeated measurement would say less than the contaminated one."""
 BLOCK_SECONDS = 0.25
 """Aim for a block of the slowest arm. Long against timer and scheduler ticks (1 to 10 ms) and the refill of caches
 after a change of arm, short against the seconds over which clock rates and neighbours drift."""
@@ -159,7 +161,7 @@ def _attempts(
         validity = watching.stop() if watching else Validity()
         left -= attempt.seconds
         contaminated = bool(link.agree(float(validity.contaminated or False))) if watch else False
-        if not contaminated or attempt.seconds > left:
+        if not contaminated or left < min(attempt.seconds, MIN_REPEAT_SHARE * settings.max_seconds):
             return attempt, validity, num_repeats
         num_repeats += 1
 

@@ -1,0 +1,115 @@
+"""Bottlenecks and disturbances planted into real ranks, and what the measurement says of them."""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from distributed import Client
+
+from tasks.records import Arm, Measurement
+from tasks.speedup.verdict import speedup_result
+from tasks.train.coordinate import measure_group
+from tasks.train.measure import diagnostic_arms
+
+PLANTED = str(Path(__file__).with_name("planted"))
+BASELINE = Arm(num_devices=1, precision="32-true", compile="off", memory_format="contiguous", loading="foreground")
+LARGE = ["data.image_size=28", "model.width=12", "model.depth=2"]
+HOG = "while True: pass"
+
+
+def set_environment(changes):
+    for name, value in changes.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+@contextmanager
+def planted(address, plant):
+    """What the workers hand down to the ranks that they start meanwhile."""
+    with Client(address, set_as_default=False) as client:
+        client.run(set_environment, {"PYTHONPATH": PLANTED, "PLANT": plant} if plant else {})
+        try:
+            yield
+        finally:
+            client.run(set_environment, {"PYTHONPATH": None, "PLANT": None})
+
+
+@pytest.fixture
+def measured(make_job, cluster_address):
+    """Measures the diagnostic arms of a configuration with something planted."""
+
+    def measure(*overrides, plant=None):
+        job = make_job("speedup.max_seconds=8", *overrides)
+        plan, devices = job.plan, job.config.execution.num_devices
+        candidate = Arm(
+            num_devices=devices,
+            precision=plan.precision,
+            compile=plan.compile,
+            memory_format=plan.memory_format,
+            loading=plan.loading,
+        )
+        arms = {"baseline": BASELINE, "candidate": candidate}
+        arms |= diagnostic_arms(candidate, job.config.recipe.batch_size // devices)
+        with planted(cluster_address, plant):
+            return measure_group(job.model_copy(update={"measurement": Measurement(arms=arms)}), cluster_address).probe
+
+    return measure
+
+
+@contextmanager
+def hog(number):
+    """Processes of somebody else, and no children of ours, that want all they can get."""
+    start = f"for _ in $(seq {number}); do '{sys.executable}' -c '{HOG}' >/dev/null 2>&1 & echo $!; done"
+    found = subprocess.run(["sh", "-c", start], capture_output=True, text=True, check=True, start_new_session=True)
+    try:
+        yield
+    finally:
+        for pid in found.stdout.split():
+            os.kill(int(pid), signal.SIGKILL)
+
+
+def test_a_slowed_source_is_data_bound(measured):
+    probe = measured(*LARGE, "execution.loading=foreground", plant="input=0.0005")
+    result = speedup_result(probe)
+    assert result.cause == "data-bound", result.diagnosis
+    assert result.shares["input"][1] > 0.4
+    assert result.diagnosis[0].startswith("Waiting for input takes")
+
+
+def test_a_slowed_all_reduce_is_communication_bound(measured):
+    probe = measured(*LARGE, "execution.num_devices=2", plant="exchange=0.04")
+    result = speedup_result(probe)
+    assert result.cause == "communication-bound", result.diagnosis
+    assert result.shares["communication"][1] > 0.4
+
+
+def test_a_tiny_model_is_launch_bound(measured):
+    probe = measured("data.image_size=8", "model.width=1", "recipe.batch_size=8", "execution.loading=resident")
+    result = speedup_result(probe)
+    assert result.cause == "launch-bound", result.diagnosis
+    assert result.shares["overhead"][1] > 0.4
+
+
+def test_a_large_step_without_anything_planted_is_compute_bound(measured):
+    probe = measured(*LARGE, "recipe.batch_size=256", "execution.loading=resident")
+    result = speedup_result(probe)
+    assert result.cause in ("compute-bound", "slower", "contaminated machine"), result.diagnosis
+    assert result.shares["compute"][0] > 0.7
+
+
+def test_a_hog_is_seen_and_the_measurement_repeated_and_marked(measured):
+    with hog(1):
+        probe = measured("speedup.max_seconds=6")
+    result = speedup_result(probe)
+    assert probe.validity.contaminated
+    assert probe.validity.foreign_load > 0.25
+    assert any("busy with other processes" in reason for reason in probe.validity.reasons)
+    assert probe.num_repeats >= 1 or probe.seconds > 9, "begun again where time allowed"
+    assert result.cause == "contaminated machine"
+    assert result.contaminated
