@@ -203,7 +203,7 @@ def _run_one(work: _Work, arm: ReadyArm, repeat: int) -> ArmRun:
                     "run_id": run_id,
                     "facts": _facts(config, prepared, arm.cleared),
                     "cause": speedup.cause if speedup else None,
-                    "diagnosis": speedup.diagnosis if speedup else (),
+                    "shares": speedup.shares if speedup else {},
                 }
             )
             log_arm(handle, arm.arm, run, trained, evaluated)

@@ -82,7 +82,7 @@ def _summary(trainings: Trainings, arm: StudyArm, target: float | None, price: f
         cost_per_epoch=None if price is None or epoch is None else price * devices * epoch / SECONDS_PER_HOUR,
         contaminated=sum(bool(run.contaminated) for run in runs),
         cause=next((run.cause for run in runs if run.cause), None),
-        diagnosis=next((run.diagnosis for run in runs if run.diagnosis), ()),
+        shares=next((run.shares for run in runs if run.shares), {}),
     )
 
 

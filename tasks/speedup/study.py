@@ -110,8 +110,8 @@ class ArmRun(Record):
     """Files, one per rank."""
     cause: str | None = None
     """What limits its step; of a training that was diagnosed."""
-    diagnosis: tuple[str, ...] = ()
-    """One sentence for each share of the step."""
+    shares: dict[str, tuple[float, float | None, float | None]] = Field(default_factory=dict)
+    """Of its step, with the ends of their 95 % intervals, as `SpeedupResult.shares`."""
 
 
 class ArmSummary(Record):
@@ -162,7 +162,7 @@ class ArmSummary(Record):
     """Runs of it that were marked."""
     cause: str | None = None
     """What limits its step, with `--diagnose`."""
-    diagnosis: tuple[str, ...] = ()
+    shares: dict[str, tuple[float, float | None, float | None]] = Field(default_factory=dict)
 
 
 class Rung(Record):

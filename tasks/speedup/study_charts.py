@@ -32,6 +32,7 @@ from tasks.speedup.scaling import law
 from tasks.speedup.study import ArmSummary, BudgetDifference, Interval, Scaling, StudyResult
 
 MAX_NAME = 26
+MAX_TITLE = 52
 MAX_DIFFERENCES = 6
 MAX_ITEMS = 8
 LAW_COLOURS = {"Amdahl": GREEN, "Universal Scalability": ORANGE}
@@ -120,7 +121,8 @@ def draw_scaling(scaling: Scaling) -> Figure | None:
     efficiency.axhline(1.0, color=GREY, linewidth=1.0, linestyle=(0, (4, 3)))
     efficiency.yaxis.set_major_formatter(PercentFormatter(1.0))
     efficiency.set_xlabel("devices", fontsize=FONT_POINTS, color=INK)
-    set_title(speed, f"Speedup, {scaling.kind} scaling")
+    group = ", ".join(part.partition(".")[2] for part in scaling.group.split(", ") if part)
+    set_title(speed, shorten(f"Speedup, {scaling.kind} scaling" + (f"; {group}" if group else ""), MAX_TITLE))
     set_title(efficiency, "Parallel efficiency")
     return figure
 
@@ -186,7 +188,7 @@ def draw_difference(difference: BudgetDifference) -> Figure | None:
     axis.set_yticks(places, [item.item.replace("_", " ") for item in items])
     sign = "+" if difference.difference > 0 else "-"
     total = f"{sign}{format_seconds(abs(difference.difference))}"
-    set_title(axis, shorten(f"{difference.arm}: {total}", 52))
+    set_title(axis, shorten(f"{difference.arm}: {total}", MAX_TITLE))
     return figure
 
 

@@ -191,10 +191,28 @@ def _limits(result: StudyResult) -> Html:
         )
         for arm in result.arms
     ]
-    shares = [f"{arm.arm.name}: {sentence}" for arm in result.arms for sentence in arm.diagnosis]
-    if not shares:
-        shares = ["What limits a step was not measured: `--diagnose` does."]
-    return join([table(head, rows), bullets([*shares, *_scaling_notes(result)])])
+    return join([table(head, rows), _shares(result), bullets(_scaling_notes(result))])
+
+
+def _shares(result: StudyResult) -> Html:
+    """What a step is made of, where that was measured."""
+    names = list(dict.fromkeys(name for arm in result.arms for name in arm.shares))
+    if not names:
+        return paragraph("What limits a step was not measured: run the study with --diagnose.", "note")
+    rows = [(arm.arm.name, *(_share(arm.shares.get(name)) for name in names)) for arm in result.arms]
+    note = paragraph(
+        "Shares of a step, measured on the same ranks with one thing left out: the input there already, no exchange "
+        "of gradients, one device alone, half the batch; 95 % intervals.",
+        "note",
+    )
+    return join([table(("share of a step", *names), rows), note])
+
+
+def _share(share: tuple[float, float | None, float | None] | None) -> str:
+    if share is None:
+        return DASH
+    value, low, high = share
+    return f"{value:.0%}" if low is None or high is None else f"{value:.0%} [{low:.0%}, {high:.0%}]"
 
 
 def _scaling_notes(result: StudyResult) -> Iterator[str]:
