@@ -67,7 +67,7 @@ def summarise(outcome: Outcome, handle: RunHandle, seconds: float) -> dict[str, 
         "tracking_uri": redact(handle.tracking_uri),
         "workload": outcome.workload,
         "dataset": {key: getattr(outcome.prepared, key) for key in DATASET_KEYS},
-        "train": {key: getattr(outcome.trained, key) for key in TRAIN_KEYS},
+        "train": outcome.trained.model_dump(mode="json", include={*TRAIN_KEYS, "compile"}),
         "evaluate": outcome.evaluated.model_dump(mode="json"),
         "speedup": outcome.speedup.model_dump(mode="json"),
         "prediction": outcome.prediction,
@@ -136,8 +136,21 @@ def _metrics(outcome: Outcome, summary: dict[str, Any]) -> dict[str, float | Non
         "data/num_rejected": outcome.prepared.num_rejected,
     }
     metrics |= {f"speedup/share_{name}": share[0] for name, share in speedup.shares.items()}
+    metrics |= compile_metrics(trained)
     metrics |= {f"time/{item}_seconds": seconds for item, seconds in trained.time_budget.items()}
     return metrics | {f"test/top_{k}_accuracy": value for k, value in evaluated.top_k.items()}
+
+
+def compile_metrics(trained: TrainResult) -> dict[str, float | None]:
+    """What compiling did and cost; nothing for an eager network."""
+    if trained.compile is None:
+        return {}
+    stats = trained.compile
+    return {
+        "compile/hit_rate": stats.hit_rate,
+        "compile/num_graphs": stats.num_graphs,
+        "compile/seconds": stats.seconds,
+    }
 
 
 def _tags(outcome: Outcome, handle: RunHandle) -> dict[str, str]:

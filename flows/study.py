@@ -231,6 +231,7 @@ def _job(work: _Work, arm: ReadyArm, config: Config, prepared: PreparedSet, hand
         run_id=handle.run_id,
         tracking_uri=handle.tracking_uri,
         home=str(work.site.root),
+        cold_compile=True,  # or the first of the repeats would compile for all
     )
 
 
@@ -266,4 +267,6 @@ def arm_run(arm: StudyArm, trained: TrainResult, evaluated: EvaluateResult) -> A
         contaminated=trained.validity.contaminated if trained.validity else None,
         contamination=trained.validity.reasons if trained.validity else (),
         predictions=trained.predictions,
+        prediction_samples_per_second=evaluated.samples_per_second,
+        compile=trained.compile,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from flows.record import compile_metrics
 from tasks.evaluate.metrics import discordant
 from tasks.figures import png_bytes
 from tasks.records import EvaluateResult, Hardware, PreparedSet, SpeedupResult, TrainResult
@@ -101,6 +102,7 @@ def log_arm(handle: RunHandle, arm: StudyArm, run: ArmRun, trained: TrainResult,
         "train/final_loss": trained.final_loss,
     }
     metrics |= {f"time/{item}_seconds": seconds for item, seconds in trained.time_budget.items()}
+    metrics |= compile_metrics(trained)
     tags = {
         "paceline.arm": arm.name,
         "paceline.group": arm.group,
@@ -156,6 +158,7 @@ def _log_ratio(parent: RunHandle, result: StudyResult, arm: ArmSummary) -> None:
         "speedup/efficiency": efficiency.value if efficiency else None,
         "speedup/break_even_epochs": arm.break_even_epochs,
         "speedup/end_to_end_ratio": arm.end_to_end_ratio.value if arm.end_to_end_ratio else None,
+        "speedup/prediction_ratio": arm.prediction_ratio.value if arm.prediction_ratio else None,
         "cost/per_epoch": arm.cost_per_epoch,
     }
     baseline = next(other for other in result.arms if other.arm.is_baseline and other.arm.group == arm.arm.group)
@@ -184,6 +187,8 @@ def summarise_study(result: StudyResult, parent: RunHandle) -> dict[str, Any]:
             "high": arm.ratio.high if arm.ratio else None,
             "significant": arm.significant,
             "efficiency": arm.efficiency.value if arm.efficiency else None,
+            "prediction_ratio": arm.prediction_ratio.value if arm.prediction_ratio else None,
+            "hit_rate": arm.hit_rate,
             "accuracy": arm.accuracy,
             "parity": arm.parity,
             "break_even_epochs": arm.break_even_epochs,

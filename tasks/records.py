@@ -226,6 +226,19 @@ class SpeedupResult(Record):
     """One sentence for each share, the largest first."""
 
 
+class CompileStats(Record):
+    """What `torch.compile` did during a training, its validation and its prediction."""
+
+    num_calls: int
+    """Forward passes of the compiled network."""
+    num_graphs: int
+    """Compiled for them; each is one miss."""
+    hit_rate: float
+    """Share of the calls that found their graph ready."""
+    seconds: float
+    """Spent compiling forward graphs; what backward graphs take is in the first steps' time."""
+
+
 class TrainResult(Record):
     """What training left behind."""
 
@@ -254,6 +267,9 @@ class TrainResult(Record):
     predictions: tuple[str, ...]
     """One .npz per rank: `index`, `logits`, and `targets` where the model predicts them."""
     prediction_samples_per_second: float
+    """Over the test split, after a warm-up that compiles and autotunes."""
+    compile: CompileStats | None = None
+    """Rank 0's; None for an eager network."""
     weights: str | None
     """State dict of the trained network, readable with weights_only; written by rank 0."""
     probe: ProbeResult | None
@@ -353,5 +369,7 @@ class RankSpec(Record):
     """Measure this and train nothing; None to train."""
     coordinator: tuple[str, int]
     """Host and process id of the flow, whose load on this host is the run's own."""
+    cold_compile: bool = False
+    """Compile from nothing, whatever earlier trainings have left in caches."""
     code_fingerprint: str
     """Of the code that the coordinator runs; a rank with other code refuses to start."""

@@ -6,6 +6,7 @@ from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
 from conf.load import load
+from conf.plan import StudyPlan, load_plan, plan_names
 from conf.site import Site
 from flows.commands.engines import quiet_flow
 from flows.commands.terminal import add_preset, json_stream, program, say, say_pairs, say_table, write_json
@@ -23,6 +24,9 @@ def add(parser: ArgumentParser) -> None:
     add_preset(parser, optional=True)
     parser.add_argument(
         "--axis", action="append", default=[], metavar="field=a,b", help="a factor, the baseline's value first; repeat"
+    )
+    parser.add_argument(
+        "--plan", metavar="NAME", help=f"a study that is worth repeating: {', '.join(plan_names())}, or a YAML file"
     )
     parser.add_argument("--ladder", action="store_true", help="add one factor at a time instead of the full grid")
     parser.add_argument("--repeats", type=int, metavar="K", help=f"trainings of each arm (default: {REPEATS})")
@@ -50,6 +54,9 @@ def _request(options: Namespace) -> StudyRequest:
     from flows.study import StudyRequest
     from tasks.speedup.arms import parse_axes
 
+    axes = parse_axes(options.axis) if options.axis or not options.plan else {}
+    if options.plan:
+        axes = _follow(options, load_plan(options.plan), axes)
     if options.preset is None:
         raise InputError(
             "paceline study needs a preset, such as paceline study digits --axis execution.num_devices=1,2"
@@ -61,11 +68,25 @@ def _request(options: Namespace) -> StudyRequest:
     return StudyRequest(
         preset=options.preset,
         config=load(options.preset, options.overrides),
-        axes=parse_axes(options.axis),
+        axes=axes,
         ladder=options.ladder,
         repeats=REPEATS if options.repeats is None else options.repeats,
         target=options.target,
     )
+
+
+def _follow(options: Namespace, plan: StudyPlan, given: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Fill in from a plan what the command line leaves open; the axes, the given ones in place of the plan's."""
+    from tasks.speedup.arms import parse_axes
+
+    if options.preset and "=" in options.preset:  # a plan has a preset of its own, so that an override may come first
+        options.overrides.insert(0, options.preset)
+        options.preset = None
+    options.preset = options.preset or plan.preset
+    options.overrides[:0] = plan.overrides
+    options.ladder = options.ladder or plan.ladder
+    options.repeats = plan.repeats if options.repeats is None else options.repeats
+    return parse_axes([f"{field}={','.join(values)}" for field, values in (plan.axes | given).items()])
 
 
 def _resumed(site: Site, options: Namespace) -> StudyRequest:
@@ -73,7 +94,7 @@ def _resumed(site: Site, options: Namespace) -> StudyRequest:
     from tasks.track import run as tracking
     from tasks.track.search import read_document
 
-    changed = [options.preset, *options.overrides, *options.axis, options.repeats, options.target]
+    changed = [options.preset, options.plan, *options.overrides, *options.axis, options.repeats, options.target]
     if any(value is not None for value in changed) or options.ladder:
         raise InputError(f"--resume {options.resume} goes on with the study as it was asked for; give nothing else")
     tracking.reopen(site.tracking_uri, options.resume)

@@ -25,7 +25,7 @@ from tasks.speedup.study import (
     Scaling,
     StudyArm,
 )
-from tasks.speedup.trainings import Trainings, as_interval, end_to_end, log_ratios, steady
+from tasks.speedup.trainings import Trainings, as_interval, end_to_end, log_ratios, predicted, steady
 
 NUM_DEVICES = ("execution.num_devices", "execution.num_nodes")
 SECONDS_PER_HOUR = 3600.0
@@ -48,6 +48,7 @@ def _summary(trainings: Trainings, arm: StudyArm, target: float | None, price: f
     runs, failed = trainings.of(arm), trainings.failed(arm)
     baseline = trainings.baseline(arm)
     ratio, num_pairs = (None, 0) if arm.is_baseline else trainings.ratio(arm, baseline, steady)
+    predicting, _ = (None, 0) if arm.is_baseline else trainings.ratio(arm, baseline, predicted)
     whole, _ = (None, 0) if arm.is_baseline else trainings.ratio(arm, baseline, end_to_end)
     difference, verdict = _parity(trainings, arm, baseline)
     epoch = _median([run.epoch_seconds for run in runs])
@@ -81,6 +82,9 @@ def _summary(trainings: Trainings, arm: StudyArm, target: float | None, price: f
         energy_joules_per_epoch=_mean([run.energy_joules / run.num_epochs for run in runs if run.energy_joules]),
         cost_per_epoch=None if price is None or epoch is None else price * devices * epoch / SECONDS_PER_HOUR,
         contaminated=sum(bool(run.contaminated) for run in runs),
+        prediction_ratio=as_interval(predicting),
+        hit_rate=min((run.compile.hit_rate for run in runs if run.compile), default=None),
+        compile_seconds=_median([run.compile.seconds for run in runs if run.compile]),
         cause=next((run.cause for run in runs if run.cause), None),
         shares=next((run.shares for run in runs if run.shares), {}),
     )

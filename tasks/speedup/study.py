@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from tasks.records import Record
+from tasks.records import CompileStats, Record
 
 Parity = Literal["on par", "better", "worse", "undecided", "unknown"]
 
@@ -108,6 +108,9 @@ class ArmRun(Record):
     contamination: tuple[str, ...] = ()
     predictions: tuple[str, ...] = ()
     """Files, one per rank."""
+    prediction_samples_per_second: float | None = None
+    """Over the test split, warmed up, over all devices."""
+    compile: CompileStats | None = None
     cause: str | None = None
     """What limits its step; of a training that was diagnosed."""
     shares: dict[str, tuple[float, float | None, float | None]] = Field(default_factory=dict)
@@ -160,6 +163,12 @@ class ArmSummary(Record):
     """In the unit of `speedup.price_per_device_hour`."""
     contaminated: int
     """Runs of it that were marked."""
+    prediction_ratio: Interval | None = None
+    """Of prediction, as `ratio` is of training."""
+    hit_rate: float | None = None
+    """Share of a compiled network's calls that found their graph ready, the lowest of its runs."""
+    compile_seconds: float | None = None
+    """Median over repeats, compiled from nothing."""
     cause: str | None = None
     """What limits its step, with `--diagnose`."""
     shares: dict[str, tuple[float, float | None, float | None]] = Field(default_factory=dict)

@@ -40,7 +40,10 @@ LAW_COLOURS = {"Amdahl": GREEN, "Universal Scalability": ORANGE}
 
 def draw_study(result: StudyResult) -> dict[str, Figure]:
     """All pictures of a study by name; those without data are left out."""
-    figures: dict[str, Figure | None] = {"ratios": draw_ratios(result.arms)}
+    figures: dict[str, Figure | None] = {
+        "ratios": draw_ratios(result.arms),
+        "prediction": draw_prediction(result.arms),
+    }
     for number, scaling in enumerate(result.scalings):
         figures[f"scaling-{number}"] = draw_scaling(scaling)
     figures["ladder"] = draw_ladder(result)
@@ -58,7 +61,9 @@ def why_no_ratio(arm: ArmSummary) -> str:
         return "failed" if arm.num_failed else "not run"
     if arm.match is not None and not arm.match.matches:
         return "not comparable"
-    return "no baseline" if arm.match is None else "not measured"
+    if arm.match is None:
+        return "no baseline"
+    return "baseline contaminated" if arm.num_pairs == 0 else "not measured"
 
 
 def draw_ratios(arms: Sequence[ArmSummary]) -> Figure | None:
@@ -97,6 +102,37 @@ def _errorbar(axis: Axes, interval: Interval, place: float, colour: str) -> None
     if interval.low is not None and interval.high is not None:
         axis.plot([interval.low, interval.high], [place, place], color=colour, linewidth=2.2, solid_capstyle="butt")
     axis.plot([interval.value], [place], "o", markersize=5, color=colour, zorder=3)
+
+
+def draw_prediction(arms: Sequence[ArmSummary]) -> Figure | None:
+    """Training and prediction of each arm as bars, times the baseline's, with their intervals."""
+    shown = [arm for arm in arms if arm.ratio is not None and arm.prediction_ratio is not None]
+    if not shown:
+        return None
+    names = [break_name(arm.arm.name, MAX_NAME) for arm in shown]
+    figure, (axis,) = new_figure(1.2 + 0.75 * len(shown))
+    for number, arm in enumerate(shown):
+        _draw_bar(axis, -number + 0.19, arm.ratio, BLUE, "training" if number == 0 else "")
+        _draw_bar(axis, -number - 0.19, arm.prediction_ratio, GREEN, "prediction" if number == 0 else "")
+    axis.axvline(1.0, color=INK, linewidth=0.8, linestyle=(0, (3, 3)))
+    axis.set_yticks([-number for number in range(len(shown))], names, parse_math=False)
+    axis.set_ylim(-len(shown) + 0.4, 0.9)
+    axis.legend(frameon=False, fontsize=FONT_POINTS - 1, labelcolor=INK, loc="upper right", ncols=2)
+    axis.set_xlabel("times the baseline", fontsize=FONT_POINTS, color=INK, loc="right")
+    set_title(axis, "Training and prediction")
+    return figure
+
+
+def _draw_bar(axis: Axes, place: float, interval: Interval | None, colour: str, label: str) -> None:
+    if interval is None:
+        return
+    axis.barh(place, interval.value, height=0.34, color=colour, label=label)
+    ends = [value for value in (interval.low, interval.high) if value is not None]
+    if ends:
+        axis.plot(ends, [place] * len(ends), color=INK, linewidth=1.2)
+    axis.text(
+        max([interval.value, *ends]), place, f" {interval.value:.2f}", va="center", fontsize=FONT_POINTS - 1, color=INK
+    )
 
 
 def draw_scaling(scaling: Scaling) -> Figure | None:

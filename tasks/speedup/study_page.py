@@ -140,8 +140,33 @@ def _answer(result: StudyResult, svgs: Mapping[str, Html]) -> Html:
         f"Target: validation accuracy of {target}.",
         "note",
     )
-    names = [name for name in svgs if name.partition("-")[0] in ("ratios", "scaling", "ladder", "winners")]
-    return join([table(head, rows), note, columns(*(svgs[name] for name in names))])
+    names = [
+        name for name in svgs if name.partition("-")[0] in ("ratios", "prediction", "scaling", "ladder", "winners")
+    ]
+    return join([table(head, rows), note, columns(*(svgs[name] for name in names)), _acceleration(result)])
+
+
+def _acceleration(result: StudyResult) -> Html:
+    """Prediction beside training, and what compiling cost, where something was compiled."""
+    if not any(arm.hit_rate is not None for arm in result.arms):
+        return Html("")
+    head = ("", "training", "prediction", "hit rate", "compiling")
+    rows = [
+        (
+            arm.arm.name,
+            ratio_text(arm.ratio),
+            ratio_text(arm.prediction_ratio),
+            _percent(arm.hit_rate, 2),
+            _seconds(arm.compile_seconds),
+        )
+        for arm in result.arms
+    ]
+    note = paragraph(
+        "Hit rate: share of the network's calls in training, validation and prediction that found their graph ready; "
+        "every training began with empty caches.",
+        "note",
+    )
+    return join([table(head, rows), note])
 
 
 def _baselines(result: StudyResult) -> Html:

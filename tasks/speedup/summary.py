@@ -23,6 +23,7 @@ def summary_table(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("efficiency", _efficiency(summary.get("speedup"), summary.get("train"))),
         ("prediction", prediction_text(summary.get("prediction"))),
         ("throughput", _throughput(summary.get("train"), summary.get("evaluate"))),
+        ("compile", _compile(summary.get("train"))),
         ("time", _time(summary.get("time_budget"), summary.get("seconds"))),
     ]
     return [(name, value) for name, value in rows if value]
@@ -76,6 +77,16 @@ def _throughput(train: Mapping[str, Any] | None, evaluate: Mapping[str, Any] | N
         if part and part.get("samples_per_second") is not None:
             parts.append(f"{word} {part['samples_per_second']:,.0f} samples/s")
     return ", ".join(parts)
+
+
+def _compile(train: Mapping[str, Any] | None) -> str:
+    stats = (train or {}).get("compile")
+    if not stats:
+        return ""
+    return (
+        f"{stats['num_graphs']} graphs in {format_seconds(stats['seconds'])}, hit rate {stats['hit_rate']:.2%} over "
+        f"{stats['num_calls']:,} calls"
+    )
 
 
 def _time(time_budget: Mapping[str, float] | None, seconds: float | None) -> str:

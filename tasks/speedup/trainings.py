@@ -1,8 +1,8 @@
 """The trainings of a study, paired repeat by repeat.
 
 The two trainings of a pair stand near each other in time and share their seed, so that what slows both leaves their
-ratio alone. A pair with a contaminated training is left out while at least three clean pairs remain; else all pairs
-are used, and the arm is marked.
+ratio alone. A contaminated training is never what another is divided by. A pair whose other training is contaminated is
+left out while at least three clean pairs remain; else it is used, and the arm is marked.
 """
 
 from __future__ import annotations
@@ -40,16 +40,17 @@ class Trainings:
         return next(other for other in self.arms if other.is_baseline and other.group == arm.group)
 
     def pairs(self, arm: StudyArm, other: StudyArm) -> list[tuple[ArmRun, ArmRun]]:
-        """(run of `other`, run of `arm`) of each repeat that has both; clean ones alone where three are left."""
-        by_repeat = {run.repeat: run for run in self.of(other)}
+        """(run of `other`, run of `arm`) of each repeat that has both and may be divided."""
+        by_repeat = {run.repeat: run for run in self.of(other) if not run.contaminated}
         pairs = [(by_repeat[run.repeat], run) for run in self.of(arm) if run.repeat in by_repeat]
-        clean = [pair for pair in pairs if not any(run.contaminated for run in pair)]
+        clean = [pair for pair in pairs if not pair[1].contaminated]
         return clean if len(clean) >= MIN_INTERVAL_ROUNDS else pairs
 
     def verdict(self, arm: StudyArm, other: StudyArm) -> MatchVerdict | None:
         """Whether the two did the same work; None when one of them has no run."""
-        pairs = self.pairs(arm, other)
-        return match(pairs[0][0].facts, pairs[0][1].facts) if pairs else None
+        runs = {run.repeat: run for run in self.of(other)}
+        pair = next(((runs[run.repeat], run) for run in self.of(arm) if run.repeat in runs), None)
+        return match(pair[0].facts, pair[1].facts) if pair else None
 
     def ratio(self, arm: StudyArm, other: StudyArm, rate: Rate) -> tuple[Estimate | None, int]:
         """Rate of `arm` over that of `other`, and the number of pairs behind it; None without a match."""
@@ -63,6 +64,11 @@ class Trainings:
 def steady(run: ArmRun) -> float | None:
     """Samples per second in steady state."""
     return run.samples_per_second
+
+
+def predicted(run: ArmRun) -> float | None:
+    """Samples per second of prediction."""
+    return run.prediction_samples_per_second
 
 
 def end_to_end(run: ArmRun) -> float | None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +41,27 @@ def predict(network: nn.Module, batches: Batches, context: Context) -> list[Pred
         (indices_N, logits_NK.cpu().numpy(), None if targets_NT is None else targets_NT.cpu().numpy())
         for indices_N, _, logits_NK, targets_NT in predictions(network, batches, context)
     ]
+
+
+def warm_up(network: nn.Module, batches: Batches, context: Context) -> None:
+    """Predict the first batch and a shorter one, and forget them: what compiles or autotunes does it now.
+
+    Both lengths, since the last batch of a split is mostly a shorter one.
+    """
+    for indices_N, batch in islice(batches, 1):
+        for number in {len(indices_N), max(1, len(indices_N) - 1)}:
+            shorter = _Images(batch.images_NCHW[:number], batch.labels_N[:number], None, batch.weight)
+            for _ in predictions(network, [(indices_N, shorter)], context):
+                pass
+
+
+class _Images(NamedTuple):
+    """A batch of which only the images count."""
+
+    images_NCHW: torch.Tensor
+    labels_N: torch.Tensor
+    targets_NT: torch.Tensor | None
+    weight: float
 
 
 def save_predictions(path: Path, found: list[Prediction], num_classes: int, num_targets: int) -> None:

@@ -56,6 +56,8 @@ class TrainJob(Record):
     resume: bool = False
     measurement: Measurement | None = None
     """Measure this instead of training."""
+    cold_compile: bool = False
+    """Compile from nothing, whatever earlier trainings have left in caches."""
 
     @property
     def directory(self) -> Path:
@@ -151,6 +153,7 @@ def _specs(client: Client, job: TrainJob, seats: list[Seat]) -> list[tuple[Seat,
             measurement=job.measurement,
             coordinator=(socket.gethostname(), os.getpid()),
             code_fingerprint=code_fingerprint(),
+            cold_compile=job.cold_compile,
         )
         specs.append((seat, spec))
     return specs

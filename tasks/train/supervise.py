@@ -71,6 +71,8 @@ def supervise(spec_json: str) -> RankOutcome:
 
 def _start(spec: RankSpec, spec_path: Path) -> subprocess.Popen[bytes]:
     environment = rank_environment(os.environ, spec.plan.num_threads, spec.interface, spec.devices)
+    if spec.cold_compile:
+        environment["TORCHINDUCTOR_CACHE_DIR"] = str(spec_path.with_name("compile-cache"))
     environment["PACELINE_SPAWNED_AT"] = repr(time.monotonic())  # one clock for all processes of a host
     with (spec_path.parent / "log.txt").open("ab") as log:
         return subprocess.Popen(

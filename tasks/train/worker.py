@@ -35,12 +35,12 @@ from tasks.data.loading.loader import TrainLoader  # noqa: E402
 from tasks.data.split import open_split  # noqa: E402
 from tasks.errors import RunError  # noqa: E402
 from tasks.model.module import STATE_KEY, Learner  # noqa: E402
-from tasks.records import Arm, MeasureResult, ProbeResult, RankSpec, TrainResult  # noqa: E402
+from tasks.records import Arm, CompileStats, MeasureResult, ProbeResult, RankSpec, TrainResult  # noqa: E402
 from tasks.speedup.energy import EnergyMeter  # noqa: E402
 from tasks.speedup.validity import ValidityWatch  # noqa: E402
 from tasks.track.metrics import MetricsWriter, system_metrics  # noqa: E402
 from tasks.train import group  # noqa: E402
-from tasks.train.appraise import count, predict, save_predictions  # noqa: E402
+from tasks.train.appraise import count, predict, save_predictions, warm_up  # noqa: E402
 from tasks.train.callbacks import (  # noqa: E402
     BudgetCallback,
     CheckpointCallback,
@@ -50,6 +50,7 @@ from tasks.train.callbacks import (  # noqa: E402
     write_atomically,
 )
 from tasks.train.checkpoint import AtomicCheckpointIO, load  # noqa: E402
+from tasks.train.compiled import CompileWatch  # noqa: E402
 from tasks.train.measure import Bench, diagnostic_arms, measure  # noqa: E402
 from tasks.train.place import Place  # noqa: E402
 from tasks.train.precision import forward_context, prepare_network  # noqa: E402
@@ -73,6 +74,7 @@ class Rank:
         self.spec = place.spec
         self.config = place.config
         self.stopwatch = stopwatch
+        self._compiled = CompileWatch()
 
     def run(self) -> TrainResult:
         """Probe, train, predict the test split."""
@@ -85,6 +87,7 @@ class Rank:
             with self.stopwatch.during("probe"):
                 probe = self._probe(arm, loader)
             writer = stack.enter_context(self._metrics()) if place.writes else None
+            self._compiled = CompileWatch()
             learner, fit_facts = self._fit(loader, first_step, writer)
             learner.network.to(place.device)  # Lightning has moved it to the CPU, where NCCL cannot average
             group.average_buffers(learner.network)
@@ -97,9 +100,14 @@ class Rank:
             "probe": probe,
             "predictions": (predictions_path,),
             "prediction_samples_per_second": rate,
+            "compile": self._compile_stats(len(learner.losses) - first_step),
             "weights": weights,
         }
         return TrainResult.model_validate(facts)
+
+    def _compile_stats(self, num_steps: int) -> CompileStats | None:
+        self._compiled.add_calls(num_steps)
+        return self._compiled.stats() if self.spec.plan.compile != "off" else None
 
     # Setting up
 
@@ -241,7 +249,7 @@ class Rank:
         if not self.spec.prepared.num_validation:
             return torch.zeros(3, dtype=torch.float64, device=place.device)
         group.average_buffers(network)
-        batches = place.evaluation(open_split(self.spec.prepared, "validation"))
+        batches = self._compiled.calls(place.evaluation(open_split(self.spec.prepared, "validation")))
         return count(network, batches, forward_context(self.spec.plan.precision, place.device), place.device)
 
     def _predict(self, network: nn.Module) -> tuple[str, float]:
@@ -249,8 +257,9 @@ class Rank:
         place, prepared = self.place, self.spec.prepared
         split = open_split(prepared, "test")
         context = forward_context(self.spec.plan.precision, place.device)
+        warm_up(network, self._compiled.calls(place.evaluation(split)), context)
         started = time.perf_counter()
-        arrays = predict(network, place.evaluation(split), context)
+        arrays = predict(network, self._compiled.calls(place.evaluation(split)), context)
         seconds = torch.tensor(time.perf_counter() - started, dtype=torch.float64, device=place.device)
         path = place.directory / "predictions.npz"
         save_predictions(path, arrays, len(prepared.class_names), len(prepared.target_names))

@@ -1,0 +1,63 @@
+"""Plans of studies: what to compare on which preset, by name or as a YAML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from conf.load import ConfigError
+
+PLANS = Path(__file__).parent / "plans"
+
+
+class StudyPlan(BaseModel):
+    """A study that is worth repeating."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    preset: str
+    """Name or path of the preset."""
+    overrides: list[str] = []
+    """Settings that differ from the preset's, as key=value."""
+    axes: dict[str, list[str]]
+    """Setting -> its values, the baseline's first."""
+    ladder: bool = False
+    """Add one factor at a time."""
+    repeats: int = Field(default=3, ge=1)
+    """Trainings of each arm."""
+
+    @field_validator("axes", mode="before")
+    @classmethod
+    def _as_text(cls, axes: object) -> object:
+        if not isinstance(axes, dict):
+            return axes
+        return {
+            field: [str(value) for value in values] if isinstance(values, list) else values
+            for field, values in axes.items()
+        }
+
+
+def plan_names() -> list[str]:
+    """Names of the shipped plans."""
+    return sorted(path.stem for path in PLANS.glob("*.yaml"))
+
+
+def load_plan(name: str) -> StudyPlan:
+    """Read a plan by name or path.
+
+    Raises:
+        ConfigError: unknown, or not a plan.
+    """
+    path = PLANS / f"{name}.yaml"
+    if not path.is_file():
+        path = Path(name)
+    if not path.is_file():
+        raise ConfigError(f"--plan {name} is neither one of {', '.join(plan_names())} nor a file; name one of them")
+    try:
+        return StudyPlan.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (yaml.YAMLError, UnicodeDecodeError, OSError, ValidationError) as error:
+        raise ConfigError(
+            f"--plan {path} is no plan ({' '.join(str(error).split())}); see conf/plans/scaling.yaml for the form"
+        ) from error

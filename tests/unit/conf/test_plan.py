@@ -1,0 +1,33 @@
+import pytest
+
+from conf.load import ConfigError, load
+from conf.plan import load_plan, plan_names
+from tasks.speedup.arms import expand, parse_axes
+
+
+@pytest.mark.parametrize("name", plan_names())
+def test_shipped_plans_make_arms(name):
+    plan = load_plan(name)
+    axes = parse_axes([f"{field}={','.join(values)}" for field, values in plan.axes.items()])
+    arms = expand(lambda overrides: load(plan.preset, [*plan.overrides, *overrides]), axes, ladder=plan.ladder)
+    assert len(arms) >= 2
+    assert any(arm.is_baseline for arm in arms)
+
+
+def test_a_plan_may_be_a_file_of_ones_own(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("preset: digits\naxes: {execution.num_threads: [1, 2]}\nrepeats: 6\n")
+    assert load_plan(str(path)).axes == {"execution.num_threads": ["1", "2"]}
+
+
+@pytest.mark.parametrize("text", ["- a", "preset: digits", "preset: digits\naxes: 3", "preset: [", "axes: {}\nx: 1"])
+def test_what_is_no_plan_is_refused(tmp_path, text):
+    path = tmp_path / "wrong.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="is no plan"):
+        load_plan(str(path))
+
+
+def test_an_unknown_plan_names_the_known():
+    with pytest.raises(ConfigError, match="acceleration, devices, scaling"):
+        load_plan("nonsense")
