@@ -8,14 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.load import load
-from conf.site import Site
-from tasks.cluster import hardware
-from tasks.data import graph, source
-from tasks.track import run as tracking
-from tasks.track import store
-from tasks.train.coordinate import TrainJob
-from tasks.train.plan import resolve
+from tests.jobs import new_job
 
 SMALL = [
     "data.image_size=16",
@@ -46,19 +39,7 @@ def make_job(cluster_address):
     """Builds a small training job on the digits, with a real MLflow run of its own."""
 
     def make(*overrides, preset="digits"):
-        site = Site()
-        config = load(preset, [*SMALL, *overrides])
-        experiment = store.check_store(site.tracking_uri, "training", site.artifact_root)
-        handle = tracking.begin(site.tracking_uri, experiment, config, {})
-        prepared = graph.prepare(source.list_samples(config.data), config.data, site.root, cluster_address)
-        return TrainJob(
-            config=config,
-            plan=resolve(config, hardware.describe(), prepared.num_train),
-            prepared=prepared,
-            run_id=handle.run_id,
-            tracking_uri=site.tracking_uri,
-            home=str(site.root),
-        )
+        return new_job(cluster_address, preset, [*SMALL, *overrides])
 
     return make
 

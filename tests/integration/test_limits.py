@@ -14,6 +14,7 @@ from tasks.records import Arm, Measurement
 from tasks.speedup.verdict import speedup_result
 from tasks.train.coordinate import measure_group
 from tasks.train.measure import diagnostic_arms
+from tests.jobs import planned_arm
 
 PLANTED = str(Path(__file__).with_name("planted"))
 BASELINE = Arm(num_devices=1, precision="32-true", compile="off", memory_format="contiguous", loading="foreground")
@@ -46,16 +47,9 @@ def measured(make_job, cluster_address):
 
     def measure(*overrides, plant=None):
         job = make_job("speedup.max_seconds=8", *overrides)
-        plan, devices = job.plan, job.config.execution.num_devices
-        candidate = Arm(
-            num_devices=devices,
-            precision=plan.precision,
-            compile=plan.compile,
-            memory_format=plan.memory_format,
-            loading=plan.loading,
-        )
+        candidate = planned_arm(job)
         arms = {"baseline": BASELINE, "candidate": candidate}
-        arms |= diagnostic_arms(candidate, job.config.recipe.batch_size // devices)
+        arms |= diagnostic_arms(candidate, job.config.recipe.batch_size // candidate.num_devices)
         with planted(cluster_address, plant):
             return measure_group(job.model_copy(update={"measurement": Measurement(arms=arms)}), cluster_address).probe
 

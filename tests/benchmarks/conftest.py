@@ -1,0 +1,28 @@
+import pytest
+from distributed import LocalCluster
+
+from tests.jobs import new_job
+
+
+@pytest.fixture(scope="session")
+def cluster_address():
+    """Two single-threaded workers on this host."""
+    with LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=None
+    ) as cluster:
+        yield cluster.scheduler_address
+
+
+@pytest.fixture(scope="session")
+def make_job(cluster_address):
+    """Builds a job that measures and trains nothing."""
+
+    def make(preset, *overrides):
+        return new_job(cluster_address, preset, ["speedup.baseline=none", *overrides])
+
+    return make
+
+
+def tell(goal, value, interval, held):
+    """One line per goal: what was asked, what was measured, how certain, and whether it is met."""
+    print(f"\n{goal} | {value} | {interval} | {'met' if held else 'NOT MET'}", flush=True)

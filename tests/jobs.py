@@ -1,0 +1,41 @@
+"""Jobs for tests and benchmarks: a configuration, prepared for real, with an MLflow run of its own."""
+
+from conf.load import load
+from conf.site import Site
+from tasks.cluster import hardware
+from tasks.data import graph, source
+from tasks.records import Arm
+from tasks.track import run as tracking
+from tasks.track import store
+from tasks.train.coordinate import TrainJob
+from tasks.train.plan import resolve
+
+
+def new_job(address, preset, overrides):
+    """A job on the cluster at `address`; its experiment is `training`."""
+    site = Site()
+    config = load(preset, overrides)
+    experiment = store.check_store(site.tracking_uri, "training", site.artifact_root)
+    handle = tracking.begin(site.tracking_uri, experiment, config, {})
+    prepared = graph.prepare(source.list_samples(config.data), config.data, site.root, address)
+    return TrainJob(
+        config=config,
+        plan=resolve(config, hardware.describe(), prepared.num_train),
+        prepared=prepared,
+        run_id=handle.run_id,
+        tracking_uri=site.tracking_uri,
+        home=str(site.root),
+    )
+
+
+def planned_arm(job, **changes):
+    """The execution that a job's plan has chosen, with changes."""
+    plan = job.plan
+    arm = Arm(
+        num_devices=plan.world_size,
+        precision=plan.precision,
+        compile=plan.compile,
+        memory_format=plan.memory_format,
+        loading=plan.loading,
+    )
+    return arm.model_copy(update=changes)
