@@ -13,7 +13,7 @@ import numpy as np
 
 from tasks.speedup.parity import parity
 from tasks.speedup.scaling import scaling
-from tasks.speedup.statistics import estimate_ratio
+from tasks.speedup.statistics import FIXED_CONFIDENCE, estimate_ratio
 from tasks.speedup.study import (
     ArmRun,
     ArmSummary,
@@ -198,7 +198,7 @@ def _interaction(trainings: Trainings, rungs: Sequence[StudyArm], alone: Sequenc
         np.log(rates[1][repeat] / rates[0][repeat]) - sum(np.log(rate[repeat] / rates[0][repeat]) for rate in rates[2:])
         for repeat in common
     ]
-    return as_interval(estimate_ratio(np.asarray(logs, dtype=np.float64)))
+    return as_interval(estimate_ratio(np.asarray(logs, dtype=np.float64), FIXED_CONFIDENCE))
 
 
 def budget_differences(trainings: Trainings) -> tuple[BudgetDifference, ...]:

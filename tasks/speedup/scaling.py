@@ -24,7 +24,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from tasks.speedup.statistics import MIN_INTERVAL_ROUNDS, estimate_ratio, location_interval
+from tasks.speedup.statistics import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, estimate_ratio, location_interval
 from tasks.speedup.study import Fit, Interval, Scaling, ScalingPoint
 
 MIN_POINTS = 4
@@ -89,7 +89,7 @@ def _point(kind: Kind, num_devices: int, speedups: Sequence[float]) -> ScalingPo
     if num_devices == 1:
         one = Interval(value=1.0, low=1.0, high=1.0)
         return ScalingPoint(num_devices=1, speedup=one, efficiency=one, karp_flatt=None)
-    estimate = estimate_ratio(np.log(np.asarray(speedups, dtype=np.float64)))
+    estimate = estimate_ratio(np.log(np.asarray(speedups, dtype=np.float64)), FIXED_CONFIDENCE)
     assert estimate is not None, "a point has at least one repeat"
     speedup = Interval(value=estimate.value, low=estimate.low, high=estimate.high)
     efficiency = Interval(
@@ -152,5 +152,5 @@ def _interval(values_R: Floats) -> Interval:
     """A parameter over the repeats. Below 0 it has no meaning: such ends are noise and are cut."""
     if len(values_R) < MIN_INTERVAL_ROUNDS:
         return Interval(value=max(0.0, float(np.median(values_R))))
-    value, low, high = (max(0.0, float(end)) for end in location_interval(values_R))
+    value, low, high = (max(0.0, float(end)) for end in location_interval(values_R, FIXED_CONFIDENCE))
     return Interval(value=value, low=low, high=high)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tasks.speedup.match import match
-from tasks.speedup.statistics import MIN_INTERVAL_ROUNDS, Estimate, estimate_ratio
+from tasks.speedup.statistics import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Estimate, estimate_ratio
 from tasks.speedup.study import ArmRun, Interval, MatchVerdict, StudyArm
 
 Rate = Callable[[ArmRun], float | None]
@@ -58,7 +58,7 @@ class Trainings:
         if verdict is None or not verdict.matches:
             return None, 0
         logs = log_ratios(self.pairs(arm, other), rate)
-        return estimate_ratio(np.asarray(logs, dtype=np.float64)), len(logs)
+        return estimate_ratio(np.asarray(logs, dtype=np.float64), FIXED_CONFIDENCE), len(logs)
 
 
 def steady(run: ArmRun) -> float | None:

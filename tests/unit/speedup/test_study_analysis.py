@@ -8,7 +8,7 @@ from tasks.records import Hardware
 from tasks.speedup.analysis import break_even, budget_differences, ladder, scalings, summarise_arms, target_accuracy
 from tasks.speedup.arms import balanced_order, expand, parse_axes
 from tasks.speedup.match import facts_of
-from tasks.speedup.statistics import location_interval
+from tasks.speedup.statistics import FIXED_CONFIDENCE, location_interval
 from tasks.speedup.study import ArmRun
 from tasks.speedup.trainings import Trainings
 from tasks.train.plan import resolve
@@ -203,7 +203,7 @@ def test_the_interval_of_an_arm_covers_and_identical_arms_are_rarely_called_diff
     order = [(name, repeat) for repeat, row in enumerate(balanced_order(names, num_repeats, 1)) for name in row]
     places = np.array([[order.index((name, repeat)) for repeat in range(num_repeats)] for name in ("a", "d")])
     logs = np.array([noise(kind, rng, len(order)) for _ in range(2000)])
-    _, low, high = location_interval(logs[:, places[1]] - logs[:, places[0]])
+    _, low, high = location_interval(logs[:, places[1]] - logs[:, places[0]], FIXED_CONFIDENCE)
     covers = (low <= 0) & (high >= 0)
     assert covers.mean() >= 0.95, "identical arms: what is not covered is a false alarm"
 
