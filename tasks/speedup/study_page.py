@@ -51,9 +51,11 @@ def _head(result: StudyResult) -> Html:
     name = f"{result.experiment} / study of {result.preset}"
     facts = f"run {result.run_id} · {result.hardware}"
     header = tag("header", join([tag("h1", text(name)), paragraph(facts)]))
-    best = max((arm for arm in result.arms if arm.ratio), key=_value, default=None)
+    certain = [arm for arm in result.arms if arm.ratio and arm.significant and arm.parity != "worse"]
+    best = max(certain, key=_value, default=None)
     if best is None or best.ratio is None:
-        hero = [tag("div", text("no ratio"), "big unknown")]
+        known = any(arm.ratio for arm in result.arms)
+        hero = [tag("div", text("no certain difference" if known else "no ratio"), "big unknown")]
     else:
         label = f"{best.arm.name}, {_interval_words(best.ratio)}"
         big = text(f"{best.ratio.value:.2f} x") + tag("small", text(label))

@@ -3,50 +3,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.load import load
-from tasks.records import Hardware
 from tasks.speedup.analysis import break_even, budget_differences, ladder, scalings, summarise_arms, target_accuracy
-from tasks.speedup.arms import balanced_order, expand, parse_axes
-from tasks.speedup.match import facts_of
+from tasks.speedup.arms import balanced_order
 from tasks.speedup.statistics import FIXED_CONFIDENCE, location_interval
 from tasks.speedup.study import ArmRun
 from tasks.speedup.trainings import Trainings
-from tasks.train.plan import resolve
-
-PRECISION = "execution.precision=32-true,bf16-mixed"
-
-HARDWARE = Hardware(host="host", cpu_name="device", num_cores=2, memory_bytes=2**33, cpu_bf16=True)
-
-
-def arms_of(*axes, ladder=False, base=()):
-    return expand(lambda overrides: load("digits", [*base, *overrides]), parse_axes(list(axes)), ladder=ladder)
-
-
-def training(arm, repeat, rate, base=(), **fields):
-    config = load("digits", [*base, *arm.overrides, f"seed={repeat}"])
-    return ArmRun(
-        **{
-            "arm": arm.name,
-            "repeat": repeat,
-            "position": 0,
-            "run_id": f"{arm.name}-{repeat}",
-            "facts": facts_of(config, "data", "code", {}, resolve(config, HARDWARE, 1293)),
-            "world_size": config.execution.world_size,
-            "num_epochs": 4,
-            "samples_per_second": rate,
-            "epoch_seconds": 1000 / rate,
-            "first_epoch_seconds": 1000 / rate + 1,
-            "startup_seconds": 5.0,
-            "end_to_end_seconds": 6 + 4 * 1000 / rate,
-            "accuracy": 0.9,
-            "num_test": 1000,
-            "num_gained": 0,
-            "num_lost": 0,
-            "validation": ((8.0, 0.5), (10.0, 0.9)),
-            "time_budget": {"startup": 5.0, "forward": 4 * 1000 / rate, "loop": 1.0},
-        }
-        | fields
-    )
+from tests.studies import PRECISION, arms_of, training
 
 
 def summaries(arms, runs, **kwargs):
