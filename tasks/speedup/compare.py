@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pydantic import Field
 
 from tasks.records import Record
-from tasks.speedup.match import explain
+from tasks.speedup.match import list_facts
 from tasks.speedup.study import MatchVerdict
 
 RATES = ("throughput/steady_samples_per_second", "throughput/samples_per_second")
@@ -205,8 +205,5 @@ def _notes(comparison: Comparison) -> Iterator[str]:
             "interleaves. Above 1 is faster."
         )
     for row in comparison.runs:
-        if row.match is not None and not row.match.matches:
-            yield f"{row.label}: {explain(row.match)}."
-    allowed = {name: values for name, values in comparison.differing.items() if name.startswith("execution.")}
-    if allowed:
-        yield "Execution: " + "; ".join(f"{name} {', '.join(values)}" for name, values in allowed.items()) + "."
+        if row.match is not None:
+            yield f"{row.label}: {list_facts(row.match)}."

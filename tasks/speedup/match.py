@@ -95,12 +95,28 @@ def _world(facts: Mapping[str, str]) -> int | None:
     return nodes * devices
 
 
+def list_facts(verdict: MatchVerdict) -> str:
+    """All facts by their verdict: how many are the same, which may differ and do, which break the comparison."""
+    if not verdict.matches and _is_unknown(verdict):
+        return "not comparable: nothing is known of one of them"
+    same = sum(field.verdict == "same" for field in verdict.fields)
+    parts = [f"{same} facts the same"]
+    for kind, words in (("allowed", "allowed to differ"), ("breaks", "breaks the comparison")):
+        found = [f"{it.field} ({it.first} against {it.second})" for it in verdict.fields if it.verdict == kind]
+        if found:
+            parts.append(f"{words}: {', '.join(found)}")
+    return ("" if verdict.matches else "not comparable; ") + "; ".join(parts)
+
+
+def _is_unknown(verdict: MatchVerdict) -> bool:
+    return all(UNKNOWN in (field.first, field.second) for field in verdict.fields)
+
+
 def explain(verdict: MatchVerdict) -> str:
     """One line: what forbids the comparison, or what differs and may."""
     if not verdict.matches:
         differences = "; ".join(f"{field.field} {field.first} against {field.second}" for field in verdict.breaking)
-        unknown = not verdict.fields or all(UNKNOWN in (field.first, field.second) for field in verdict.fields)
-        return f"not comparable: {'nothing is known of one of them' if unknown else differences}"
+        return f"not comparable: {'nothing is known of one of them' if _is_unknown(verdict) else differences}"
     allowed = [field for field in verdict.fields if field.verdict == "allowed"]
     differences = "; ".join(f"{field.field} {field.first} against {field.second}" for field in allowed)
     return f"same work; {differences}" if differences else "same work, same execution"

@@ -199,6 +199,7 @@ def test_a_prediction_is_stored_checked_and_compared(run, mlflow_url, tmp_path):
     foreign, told = run("compare", single["run_id"], other["run_id"])
     assert foreign["runs"][1]["ratio"] is None
     assert "not comparable: seed" in told
+    assert "breaks the comparison: seed (1 against 7)" in told
 
 
 def test_the_views_columns_exist_in_the_store(run, mlflow_url):
