@@ -34,7 +34,8 @@ from tasks.train.steps import measure
 TOKEN_BYTES = 4
 MESSAGE_BYTES = (1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
 PROFILE_RANKS = 2
-"""Devices that take part in profiling: enough to see what they cost each other, and what a message costs."""
+"""Devices that take part in profiling: enough to see what they cost each other, and what a message costs. One, where the
+link is not this cluster's and so neither can be seen here."""
 
 
 class AdviseRequest(BaseModel):
@@ -70,16 +71,27 @@ def clear_advise(request: AdviseRequest, site: Site) -> tuple[Config, preflight.
     if request.link == "given":
         given_link(request.latency_seconds, request.gigabytes_per_second)
     batch = request.config.recipe.batch_size
+    if batch < 2:  # noqa: PLR2004  how a step's time depends on its batch takes two
+        raise InputError(f"recipe.batch_size={batch} leaves no smaller batch to profile beside it; use at least 2")
     if request.config.recipe.batch_scaling == "strong" and max(request.devices) > batch:
         raise InputError(
             f"--devices {max(request.devices)} exceeds recipe.batch_size={batch} under strong scaling; "
             f"a device needs a sample per step: use at most {batch} devices"
         )
+    ranks = PROFILE_RANKS if request.link == "measured" else 1
     config = make_config(
         request.config,
-        [f"execution.num_devices={PROFILE_RANKS}", "execution.num_nodes=1", "speedup.baseline=none"],
+        [f"execution.num_devices={ranks}", "execution.num_nodes=1", "speedup.baseline=none"],
     )
-    return config, preflight.check(config, site)
+    try:
+        return config, preflight.check(config, site)
+    except InputError as error:
+        if ranks == 1:
+            raise
+        raise InputError(
+            f"{error}; two devices are needed to measure what they cost each other: or name a link, such as "
+            "--link ethernet25, to profile one alone"
+        ) from error
 
 
 @flow(name="paceline-advise", flow_run_name="advise {request.config.name}", persist_result=False)
@@ -132,14 +144,19 @@ def _profiling(config: Config, plan: Plan, request: AdviseRequest) -> Measuremen
     share = batch if config.recipe.batch_scaling == "weak" else max(1, batch // PROFILE_RANKS)
     sizes = {batch, max(1, batch // 2), max(1, batch // max(request.devices)), share}
     single = _single(plan)
+    points = {f"batch {size}": single.model_copy(update={"batch_size": size}) for size in sorted(sizes - {batch})}
+    if plan.world_size == 1:
+        half = points.pop(f"batch {max(1, batch // 2)}")
+        return Measurement(
+            arms={"baseline": single.model_copy(update={"batch_size": batch}), "candidate": half} | points
+        )
     several = single.model_copy(update={"num_devices": PROFILE_RANKS, "batch_size": share})
     arms = {
         "baseline": single.model_copy(update={"batch_size": batch}),
         "candidate": several.model_copy(update={"variant": "token_sync"}),
         "no_sync": several.model_copy(update={"variant": "no_sync"}),
     }
-    arms |= {f"batch {size}": single.model_copy(update={"batch_size": size}) for size in sorted(sizes - {batch})}
-    return Measurement(arms=arms, all_reduce_bytes=(TOKEN_BYTES, *MESSAGE_BYTES))
+    return Measurement(arms=arms | points, all_reduce_bytes=(TOKEN_BYTES, *MESSAGE_BYTES))
 
 
 def _moves(config: Config, plan: Plan) -> Measurement:
@@ -180,10 +197,19 @@ def _profile(config: Config, plan: Plan, num_train: int, measured: MeasureResult
         batch_size=config.recipe.batch_size,
         num_train=num_train,
         num_epochs=config.recipe.num_epochs,
-        contention=contention_of(measured.probe),
-        waiting=waiting_of(measured.probe, measured.all_reduces),
         label=f"{plan.device_name}{_threads(plan)}, {_single(plan).label}",
+        **_company(plan, measured),
     )
+
+
+def _company(plan: Plan, measured: MeasureResult) -> dict[str, Any]:
+    """What devices cost each other; unknown from one alone."""
+    if plan.world_size == 1:
+        return {}
+    return {
+        "contention": contention_of(measured.probe),
+        "waiting": waiting_of(measured.probe, measured.all_reduces),
+    }
 
 
 def _threads(plan: Plan) -> str:

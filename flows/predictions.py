@@ -18,7 +18,8 @@ CHECK_ARTIFACT = "prediction_check.json"
 
 def execution_of(plan: Plan) -> str:
     """What of an execution a prediction is made for; the number of devices is what it predicts."""
-    return f"{plan.device_name}, {plan.precision}, {plan.memory_format}, {plan.compile}, {plan.loading}"
+    threads = f", {plan.num_threads} threads" if plan.accelerator == "cpu" else ""
+    return f"{plan.device_name}{threads}, {plan.precision}, {plan.memory_format}, {plan.compile}, {plan.loading}"
 
 
 def check_prediction(

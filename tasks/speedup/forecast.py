@@ -68,7 +68,7 @@ class DeviceProfile(Record):
     """Step time while the other devices of the host compute too, over that of a device alone; above 1 where they share
     memory or clock."""
     waiting: Waiting | None = None
-    """What devices that wait for each other in every step lose; None: nothing."""
+    """What devices that wait for each other in every step lose; None where it could not be seen."""
     label: str
     """The execution that was profiled, in words."""
 

@@ -43,6 +43,9 @@ EXTRAPOLATION_ERROR = 0.03
 the size, which no line through other sizes can know."""
 MODEL_ERROR = 0.02
 """Half-width of what the model itself leaves out on several devices."""
+UNSEEN_ERROR = 0.1
+"""The same where only one device was profiled: what several cost each other was 5 to 20 % of a step where it was seen
+(infra/LOG.md)."""
 PAYING_FACTOR = 1.1
 """Doubling the devices pays while it gives at least this factor."""
 MAX_DEVICES = 4096
@@ -62,7 +65,8 @@ class _Draws:
         self.seconds_DP = np.stack([_possible(rng, point.seconds) for point in points], axis=1)
         self.contention_D = np.maximum(_possible(rng, profile.contention), 1e-9)
         self.link_D = np.exp(_noise(rng) * np.log1p(link.relative_error) / TWO_SIGMA)
-        self.model_D = np.exp(_noise(rng) * MODEL_ERROR / TWO_SIGMA)
+        model_error = MODEL_ERROR if profile.waiting else UNSEEN_ERROR
+        self.model_D = np.exp(_noise(rng) * model_error / TWO_SIGMA)
         self.hidden_D = np.concatenate([[0.5], rng.uniform(0, 1, NUM_DRAWS)])
         self.beyond_D = _noise(rng) / TWO_SIGMA
         self.scatter_D = np.concatenate([[0.5], rng.uniform(0, 1, NUM_DRAWS)])

@@ -24,7 +24,7 @@ def profile_of(probe: ProbeResult) -> tuple[ProfilePoint, ...]:
     base_size = probe.samples_per_step["baseline"]
     scale = per_sample * base_size
     points = [ProfilePoint(batch_size=base_size, seconds=Interval(value=scale, low=scale, high=scale))]
-    for role, arm in probe.others.items():
+    for role, arm in ({"candidate": probe.candidate} | probe.others).items():
         if arm.model_copy(update={"batch_size": base.batch_size}) != base:
             continue
         size = probe.samples_per_step[role]

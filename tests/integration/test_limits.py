@@ -90,6 +90,7 @@ def test_a_tiny_model_is_launch_bound(measured):
     assert result.shares["overhead"][1] > 0.4
 
 
+@pytest.mark.slow
 def test_a_large_step_without_anything_planted_is_compute_bound(measured):
     probe = measured(*LARGE, "recipe.batch_size=256", "execution.loading=resident")
     result = speedup_result(probe)

@@ -195,11 +195,19 @@ def test_a_prediction_is_stored_checked_and_compared(run, mlflow_url, tmp_path):
     newest, _ = run("compare", "--experiment", "advice", "--last", "2")
     assert [row["run_id"] for row in newest["runs"]] == [measured["run_id"], single["run_id"]]
 
-    other, _ = run("run", "digits", *common, "seed=7", "speedup.baseline=none")
-    foreign, told = run("compare", single["run_id"], other["run_id"])
+    foreign, told = run("compare", single["run_id"], advice["run_id"])
     assert foreign["runs"][1]["ratio"] is None
-    assert "not comparable: seed" in told
-    assert "breaks the comparison: seed (1 against 7)" in told
+    assert "not comparable: nothing is known of one of them" in told
+
+
+@pytest.mark.slow
+def test_a_named_link_needs_one_device_alone_and_claims_less(run):
+    common = [*TINY, "track.experiment=given"]
+    advice, _ = run("advise", "digits", *common, "--devices", "2", "--link", "ethernet25")
+    assert advice["link"]["name"] == "ethernet25"
+    assert advice["profile"]["waiting"] is None
+    found = advice["predictions"][0]
+    assert found["high"] / found["low"] > 1.15
 
 
 def test_the_views_columns_exist_in_the_store(run, mlflow_url):
