@@ -34,8 +34,8 @@ from tasks.train.steps import measure
 TOKEN_BYTES = 4
 MESSAGE_BYTES = (1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
 PROFILE_RANKS = 2
-"""Devices that take part in profiling: enough to see what they cost each other, and what a message costs. One, where the
-link is not this cluster's and so neither can be seen here."""
+"""Devices that take part in profiling: enough to see what they cost each other, and what a message costs. One, where
+the link is not this cluster's and so neither can be seen here."""
 
 
 class AdviseRequest(BaseModel):
@@ -156,6 +156,11 @@ def _profiling(config: Config, plan: Plan, request: AdviseRequest) -> Measuremen
         "candidate": several.model_copy(update={"variant": "token_sync"}),
         "no_sync": several.model_copy(update={"variant": "no_sync"}),
     }
+    small = min(sizes)
+    if small < share:
+        fewer = several.model_copy(update={"batch_size": small})
+        arms["small token_sync"] = fewer.model_copy(update={"variant": "token_sync"})
+        arms["small no_sync"] = fewer.model_copy(update={"variant": "no_sync"})
     return Measurement(arms=arms | points, all_reduce_bytes=(TOKEN_BYTES, *MESSAGE_BYTES))
 
 

@@ -219,8 +219,7 @@ def _method(result: AdviseResult) -> Html:
 
 
 def _waiting_sentence(profile: DeviceProfile) -> Iterator[str]:
-    waiting = profile.waiting
-    if waiting is not None:
+    for waiting in profile.waiting:
         yield (
             f"Waiting: a step of {waiting.batch_size} samples takes {waiting.ratio.value:.3f} times as long when two "
             "devices wait for each other at its end, the gradients left out."

@@ -43,7 +43,7 @@ class ProfilePoint(Record):
 
 
 class Waiting(Record):
-    """What a step loses because the slowest device ends it, and because the engine prepares an exchange."""
+    """What a step of one batch size loses because the slowest device ends it, and the engine prepares an exchange."""
 
     ratio: Interval
     """Step time of two devices that wait for each other but exchange a single number, over that of two that do not."""
@@ -67,8 +67,9 @@ class DeviceProfile(Record):
     contention: Interval = Interval(value=1.0, low=1.0, high=1.0)
     """Step time while the other devices of the host compute too, over that of a device alone; above 1 where they share
     memory or clock."""
-    waiting: Waiting | None = None
-    """What devices that wait for each other in every step lose; None where it could not be seen."""
+    waiting: tuple[Waiting, ...] = ()
+    """What devices that wait for each other in every step lose, at up to two batch sizes; empty where it could not be
+    seen."""
     label: str
     """The execution that was profiled, in words."""
 

@@ -5,8 +5,8 @@ slowest costs, plus the all-reduce of the gradients.
 
 Waiting is measured on two devices, in the training step itself. A part of it is the engine's own work, which neither
 grows with the step nor with N; a part is the scatter of step times, which grows with the step and, as the expected
-largest of N normal values does, with N. Which is which is not known: the prediction takes half of each, and its
-interval reaches from the one to the other.
+largest of N normal values does, with N. Measured at two batch sizes the parts can be told; at one the prediction takes
+half of each, and its interval reaches from the one to the other.
 
 Up to 25 MB of gradients travel in DistributedDataParallel's one bucket, after the last gradient is known, so
 that nothing overlaps; of more, all but the last bucket may hide behind the rest of the backward pass, which is about
@@ -16,7 +16,7 @@ interval reaches from nothing to all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ from tasks.speedup.forecast import (
     Link,
     Prediction,
     ScalingKind,
+    Waiting,
 )
 from tasks.speedup.links import all_reduce_seconds
 from tasks.speedup.study import Interval
@@ -70,14 +71,23 @@ class _Draws:
         self.hidden_D = np.concatenate([[0.5], rng.uniform(0, 1, NUM_DRAWS)])
         self.beyond_D = _noise(rng) / TWO_SIGMA
         self.scatter_D = np.concatenate([[0.5], rng.uniform(0, 1, NUM_DRAWS)])
-        """Share of the waiting that is scatter."""
-        self.waiting = profile.waiting
-        self.waiting_D = np.zeros(NUM_DRAWS + 1)
+        """Share of the waiting that is scatter, where one batch size leaves that open."""
         self.overhead_D, self.slope_D = self._line()
-        if profile.waiting is not None:
-            free_D = self.step(profile.waiting.batch_size) * self.contention_D
-            lost_D = free_D * (_possible(rng, profile.waiting.ratio) - 1) - profile.waiting.token_seconds
-            self.waiting_D = np.maximum(lost_D, 0.0)
+        self.engine_D, self.slack_D = self._waiting(rng, profile.waiting)
+
+    def _waiting(self, rng: np.random.Generator, points: Sequence[Waiting]) -> tuple[Floats, Floats]:
+        """Seconds of the engine's own in a step, and two devices' scatter as a share of the step."""
+        if not points:
+            return np.zeros(NUM_DRAWS + 1), np.zeros(NUM_DRAWS + 1)
+        free, lost = [], []
+        for point in sorted(points, key=lambda point: point.batch_size):
+            free.append(self.step(point.batch_size) * self.contention_D)
+            lost.append(np.maximum(free[-1] * (_possible(rng, point.ratio) - 1) - point.token_seconds, 0.0))
+        if len(points) == 1:
+            return lost[0] * (1 - self.scatter_D), lost[0] * self.scatter_D / free[0]
+        # Through both points, neither part below 0, and exact at the larger batch in any case.
+        slack_D = np.clip((lost[-1] - lost[0]) / (free[-1] - free[0]), 0.0, lost[-1] / free[-1])
+        return lost[-1] - slack_D * free[-1], slack_D
 
     def _line(self) -> tuple[Floats, Floats]:
         """Overhead and seconds per sample by least squares of the relative errors, neither below 0."""
@@ -104,11 +114,8 @@ class _Draws:
 
     def waiting_for(self, num_devices: int, batch_size: int) -> Floats:
         """Seconds per step that `num_devices` devices lose by waiting for each other, the exchange itself apart."""
-        if self.waiting is None:
-            return self.waiting_D
-        longer_D = self.step(batch_size) / self.step(self.waiting.batch_size)
-        largest = expected_largest(num_devices) / expected_largest(2)
-        return np.asarray(self.waiting_D * (1 + self.scatter_D * (largest * longer_D - 1)))
+        growth = expected_largest(num_devices) / expected_largest(2)
+        return np.asarray(self.engine_D + self.slack_D * growth * self.step(batch_size) * self.contention_D)
 
     def _between(self, batch_size: float) -> Floats:
         upper = int(np.clip(np.searchsorted(self.sizes_P, batch_size), 1, len(self.sizes_P) - 1))

@@ -49,20 +49,26 @@ def contention_of(probe: ProbeResult) -> Interval:
     return _times(ratio, several.num_devices)  # a sample of several devices' arm is one of all of them
 
 
-def waiting_of(probe: ProbeResult, all_reduces: Sequence[AllReduceTime]) -> Waiting:
-    """What the devices lose by waiting for each other.
+def waiting_of(probe: ProbeResult, all_reduces: Sequence[AllReduceTime]) -> tuple[Waiting, ...]:
+    """What the devices lose by waiting for each other, at each batch size that was measured both ways.
 
     Args:
-        probe: With the arms `token_sync` as candidate and `no_sync`, alike in everything else.
+        probe: With arms of the variants `token_sync` and `no_sync` that are alike in everything else.
         all_reduces: The smallest of them stands for the exchange of a single number.
     """
-    ratio = arm_ratio(probe.rounds, "candidate", "no_sync")
-    assert ratio is not None
-    return Waiting(
-        ratio=_times(ratio, 1.0),
-        batch_size=probe.samples_per_step["candidate"] // probe.candidate.num_devices,
-        token_seconds=min(all_reduces, key=lambda one: one.num_bytes).seconds,
-    )
+    arms = {"candidate": probe.candidate} | probe.others
+    token = min(all_reduces, key=lambda one: one.num_bytes).seconds
+    found = []
+    for role, arm in arms.items():
+        twin = arm.model_copy(update={"variant": "no_sync"})
+        free = next((other for other, its in arms.items() if its == twin), None)
+        if arm.variant != "token_sync" or free is None:
+            continue
+        ratio = arm_ratio(probe.rounds, role, free)
+        assert ratio is not None
+        size = probe.samples_per_step[role] // arm.num_devices
+        found.append(Waiting(ratio=_times(ratio, 1.0), batch_size=size, token_seconds=token))
+    return tuple(found)
 
 
 def gains(probe: ProbeResult) -> dict[str, Interval]:

@@ -5,6 +5,7 @@ infra/test -m benchmark tests/benchmarks/test_accounting.py -s          about 15
 
 import itertools
 import json
+import statistics
 
 import pytest
 
@@ -15,7 +16,7 @@ from tasks.speedup.predict import predict, step_seconds
 from tasks.speedup.profile import contention_of, link_samples, profile_of, waiting_of
 from tasks.speedup.statistics import arm_ratio, speedup_ratio
 from tasks.speedup.study import Interval
-from tasks.train.coordinate import measure_group
+from tasks.train.coordinate import measure_group, train_group
 from tasks.train.measure import Bench
 from tasks.train.place import Place
 from tests.benchmarks.conftest import tell
@@ -61,18 +62,35 @@ def test_the_choice_of_auto_against_the_best_arm(preset, make_job, cluster_addre
     others = {name: arm for name, arm in arms.items() if arm != auto}
     first, *_ = others
     probe = measure(job, cluster_address, {"baseline": others.pop(first), "candidate": auto} | others).probe
-    times = {role: arm_ratio(probe.rounds, role, "candidate").value for role in ("baseline", *others)}
-    rival = min(times, key=times.get)  # its time over auto's
+    times = {role: arm_ratio(probe.rounds, role, "candidate").value for role in ("baseline", *others)}  # over auto's
+    times["compiled"] += compiling(job, cluster_address, probe)
+    rival = min(times, key=times.get)
     best = probe.baseline if rival == "baseline" else probe.others[rival]
     # Again and alone: the best of many is partly the luckiest.
     again = measure(job, cluster_address, {"baseline": best, "candidate": auto}).probe
     found = speedup_ratio(again.rounds)
     tell(
-        f"goal 5, {preset}: time of auto / best other arm <= 1.02 ({auto.label}; against {best.label})",
+        f"goal 5, {preset}: time of auto / best other arm, compiling included, <= 1.02 "
+        f"({auto.label}; against {best.label})",
         f"{1 / found.value:.3f}",
         f"{1 / found.high:.3f} to {1 / found.low:.3f}",
         1 / found.high <= 1.02,
     )
+
+
+def compiling(job, address, probe):
+    """Seconds that compiling costs, over those of all of the recipe's steps as auto runs them."""
+    tree = job.config.model_dump(mode="json")
+    tree["recipe"] |= {"num_epochs": 1, "warmup_epochs": 0}
+    plan = job.plan.model_copy(update={"compile": "step"})
+    short = job.model_copy(update={"config": type(job.config).model_validate(tree), "plan": plan, "cold_compile": True})
+    seconds = train_group(short, address).compile.seconds
+    samples = job.prepared.num_train * job.config.recipe.num_epochs
+    per_sample = statistics.median(
+        block.seconds_per_sample for blocks in probe.rounds for block in blocks if block.arm == "candidate"
+    )
+    print(f"compiling takes {seconds:.1f} s, the recipe's steps {samples * per_sample:.1f} s")
+    return seconds / (samples * per_sample)
 
 
 # Goal 8
@@ -85,6 +103,8 @@ def profiled(job, address, precision):
         "baseline": single.model_copy(update={"batch_size": BATCH}),
         "candidate": several.model_copy(update={"variant": "token_sync"}),
         "no_sync": several.model_copy(update={"variant": "no_sync"}),
+        "small token_sync": several.model_copy(update={"variant": "token_sync", "batch_size": BATCH // 8}),
+        "small no_sync": several.model_copy(update={"variant": "no_sync", "batch_size": BATCH // 8}),
         "half": single.model_copy(update={"batch_size": BATCH // 2}),
         "eighth": single.model_copy(update={"batch_size": BATCH // 8}),
     }
@@ -109,17 +129,20 @@ def on(profile, batch_size):
 
 def check(goal, predicted, measured, bar):
     error = predicted.ratio / measured.value - 1
+    ends = [predicted.ratio / end - 1 for end in (measured.high, measured.low)]
     inside = predicted.low <= measured.value <= predicted.high
     tell(
         f"{goal}: |predicted / measured - 1| <= {bar:.0%}",
         f"{error:+.1%} (predicted {predicted.ratio:.3f}, measured {measured.value:.3f})",
-        f"predicted {predicted.low:.3f} to {predicted.high:.3f}, measured {text(measured)}, inside: {inside}",
-        abs(error) <= bar,
+        f"{ends[0]:+.1%} to {ends[1]:+.1%} (predicted {predicted.low:.3f} to {predicted.high:.3f}, measured "
+        f"{text(measured)}, inside: {inside})",
+        max(map(abs, ends)) <= bar,
     )
 
 
 def test_predictions_against_measurements(make_job, cluster_address):
-    job = make_job("digits", "execution.num_devices=2", "recipe.batch_scaling=strong", "speedup.max_seconds=40")
+    patient = ["speedup.max_seconds=90", "speedup.num_blocks=1000", "speedup.target_half_width=0.01"]
+    job = make_job("digits", "execution.num_devices=2", "recipe.batch_scaling=strong", *patient)
     profiles = {precision: profiled(job, cluster_address, precision) for precision in ("32-true", "bf16-mixed")}
     measured = {precision: verified(job, cluster_address, precision) for precision in profiles}
     for precision, (profile, link) in profiles.items():
@@ -147,8 +170,8 @@ def check_step(goal, predicted, scale, measured):
     tell(
         f"{goal}: |predicted / measured - 1| <= 10%",
         f"{value / measured.value - 1:+.1%}",
-        f"predicted {predicted.low * scale:.3f} to {predicted.high * scale:.3f}, measured {text(measured)}",
-        abs(value / measured.value - 1) <= 0.10,
+        f"{value / measured.high - 1:+.1%} to {value / measured.low - 1:+.1%}",
+        max(abs(value / measured.high - 1), abs(value / measured.low - 1)) <= 0.10,
     )
 
 
@@ -204,6 +227,7 @@ def test_the_probe_itself(make_job, cluster_address):
     for _ in range(NUM_A_AGAINST_A):
         found = speedup_ratio(Bench(place).probe({"baseline": auto, "candidate": auto}, {}).rounds)
         alarms.append(bool(found.significant))
+        print(f"A against A: {found.value:.4f}, {text(found)}", flush=True)
     tell(
         "goal 9: A against A called different in <= 5 % of trials on this machine",
         f"{sum(alarms)} of {NUM_A_AGAINST_A}",

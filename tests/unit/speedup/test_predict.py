@@ -52,15 +52,13 @@ class Cluster:
         local = BATCH if scaling == "weak" else BATCH // num
         return (num if scaling == "weak" else 1) * self.step(1, BATCH) / self.step(num, local)
 
-    def profile(self, rng):
+    def profile(self, rng, waiting_at=(BATCH // 2, BATCH // 8)):
         """What a noisy measurement on two devices says of it."""
         points = [
             ProfilePoint(batch_size=size, seconds=_seen(rng, self.alone(size), 0 if size == BATCH else NOISE))
             for size in SIZES
         ]
-        share = BATCH // 2
         token = self.all_reduce(2, 4)
-        ratio = (self.free(share) + self.waiting(2, share) + token) / self.free(share)
         return DeviceProfile(
             points=tuple(points),
             gradient_bytes=self.gradient_bytes,
@@ -68,7 +66,14 @@ class Cluster:
             num_train=50_000,
             num_epochs=10,
             contention=_seen(rng, self.contention),
-            waiting=Waiting(ratio=_seen(rng, ratio), batch_size=share, token_seconds=token),
+            waiting=tuple(
+                Waiting(
+                    ratio=_seen(rng, 1 + (self.waiting(2, size) + token) / self.free(size)),
+                    batch_size=size,
+                    token_seconds=token,
+                )
+                for size in waiting_at
+            ),
             label="simulated",
         )
 
@@ -102,14 +107,15 @@ def random_cluster(rng):
     )
 
 
+@pytest.mark.parametrize("waiting_at", [(BATCH // 2, BATCH // 8), (BATCH // 2,)], ids=["two sizes", "one size"])
 @pytest.mark.parametrize("num", [2, 8, 64, 1024])
 @pytest.mark.parametrize("scaling", ["strong", "weak"])
-def test_intervals_cover_the_truth_of_simulated_clusters(num, scaling):
+def test_intervals_cover_the_truth_of_simulated_clusters(num, scaling, waiting_at):
     rng = np.random.default_rng(num)
     inside, errors = [], []
     for _ in range(150):
         cluster = random_cluster(rng)
-        found = predict(cluster.profile(rng), cluster.link(rng), num, scaling)
+        found = predict(cluster.profile(rng, waiting_at), cluster.link(rng), num, scaling)
         truth = cluster.speedup(num, scaling)
         inside.append(found.low <= truth <= found.high)
         errors.append(abs(found.ratio / truth - 1))
@@ -122,7 +128,9 @@ def test_without_noise_two_devices_are_predicted_exactly():
     cluster = random_cluster(rng)
     exact = Link(name="exact", latency_seconds=cluster.latency, seconds_per_byte=cluster.per_byte, source="measured")
     profile = cluster.profile(_Silent())
-    assert predict(profile, exact, 2, "strong").ratio == pytest.approx(cluster.speedup(2, "strong"), rel=1e-6)
+    for scaling in ("strong", "weak"):
+        for num in (2, 64):
+            assert predict(profile, exact, num, scaling).ratio == pytest.approx(cluster.speedup(num, scaling), rel=1e-6)
     assert predict(profile, exact, 1, "strong").ratio == 1
 
 
