@@ -1,0 +1,32 @@
+"""A against A, again and again, in a rank's own environment: python -m tests.benchmarks.identical SPEC NUMBER."""
+
+import json
+import sys
+from pathlib import Path
+
+from tasks.records import Arm, RankSpec
+from tasks.speedup.statistics import speedup_ratio
+from tasks.train.measure import Bench
+from tasks.train.place import Place
+
+
+def main(spec_path, number):
+    spec = RankSpec.model_validate_json(Path(spec_path).read_text())
+    tree = spec.config.model_dump(mode="json")
+    tree["speedup"] |= {"max_seconds": 4.0, "num_blocks": 24, "target_half_width": 0.001}
+    place = Place(spec.model_copy(update={"config": type(spec.config).model_validate(tree)}))
+    plan = spec.plan
+    arm = Arm(
+        num_devices=1,
+        precision=plan.precision,
+        compile=plan.compile,
+        memory_format=plan.memory_format,
+        loading=plan.loading,
+    )
+    for _ in range(int(number)):
+        found = speedup_ratio(Bench(place).probe({"baseline": arm, "candidate": arm}, {}).rounds)
+        print(json.dumps([found.value, found.low, found.high]), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
