@@ -26,7 +26,7 @@ from tasks.speedup.forecast import AdviseResult, DeviceProfile, Link, Prediction
 from tasks.speedup.links import LINKS, fit_link, given_link
 from tasks.speedup.next_moves import FASTER_INPUT, rank_moves
 from tasks.speedup.predict import cheapest, limits, predict
-from tasks.speedup.profile import contention_of, gains, link_samples, profile_of, waiting_of
+from tasks.speedup.profile import contention_of, exchange_of, gains, link_samples, profile_of, waiting_of
 from tasks.track import run as tracking
 from tasks.train.coordinate import TrainJob
 from tasks.train.steps import measure
@@ -122,8 +122,8 @@ def run_advise(request: AdviseRequest) -> dict[str, Any]:
                 job.model_copy(update={"measurement": _profiling(config, cleared.plan, request)}), address
             )
             moved = measure(job.model_copy(update={"measurement": _moves(config, cleared.plan)}), address)
-            profile = _profile(config, cleared.plan, prepared.num_train, measured)
             link = _link(request, measured)
+            profile = _profile(config, cleared.plan, prepared.num_train, measured, link)
             result = _advise(request, profile, link, moved)
             result = result.model_copy(
                 update={
@@ -155,6 +155,7 @@ def _profiling(config: Config, plan: Plan, request: AdviseRequest) -> Measuremen
         "baseline": single.model_copy(update={"batch_size": batch}),
         "candidate": several.model_copy(update={"variant": "token_sync"}),
         "no_sync": several.model_copy(update={"variant": "no_sync"}),
+        "half_sync": several.model_copy(update={"variant": "half_sync"}),
     }
     small = min(sizes)
     if small < share:
@@ -195,7 +196,7 @@ def _single(plan: Plan) -> Arm:
     )
 
 
-def _profile(config: Config, plan: Plan, num_train: int, measured: MeasureResult) -> DeviceProfile:
+def _profile(config: Config, plan: Plan, num_train: int, measured: MeasureResult, link: Link) -> DeviceProfile:
     return DeviceProfile(
         points=profile_of(measured.probe),
         gradient_bytes=measured.gradient_bytes,
@@ -203,17 +204,19 @@ def _profile(config: Config, plan: Plan, num_train: int, measured: MeasureResult
         num_train=num_train,
         num_epochs=config.recipe.num_epochs,
         label=f"{plan.device_name}{_threads(plan)}, {_single(plan).label}",
-        **_company(plan, measured),
+        **_company(plan, measured, link),
     )
 
 
-def _company(plan: Plan, measured: MeasureResult) -> dict[str, Any]:
+def _company(plan: Plan, measured: MeasureResult, link: Link) -> dict[str, Any]:
     """What devices cost each other; unknown from one alone."""
     if plan.world_size == 1:
         return {}
+    waiting = waiting_of(measured.probe, measured.all_reduces)
     return {
         "contention": contention_of(measured.probe),
-        "waiting": waiting_of(measured.probe, measured.all_reduces),
+        "waiting": waiting,
+        "exchange": exchange_of(measured.probe, waiting, link, measured.gradient_bytes),
     }
 
 

@@ -116,10 +116,10 @@ class Arm(Record):
     loading: Loading
     batch_size: int | None = None
     """Samples per device and step; None for the recipe's."""
-    variant: Literal["full", "synthetic_input", "no_sync", "token_sync"] = "full"
+    variant: Literal["full", "synthetic_input", "no_sync", "token_sync", "half_sync"] = "full"
     """What is left out to see its cost: `synthetic_input` computes on one batch that is there already, `no_sync` leaves
     the gradients of each device alone while all compute, `token_sync` lets the devices wait for each other in each step
-    as ever, but exchange a single number."""
+    as ever, but exchange a single number, `half_sync` half of the gradients."""
 
     @property
     def label(self) -> str:

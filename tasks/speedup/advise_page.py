@@ -212,6 +212,7 @@ def _method(result: AdviseResult) -> Html:
         f"Link {name}: {link.latency_seconds * 1e6:.0f} microseconds per message, {bandwidth}, "
         f"all-reduce times within {link.relative_error:.0%}.",
         *_waiting_sentence(result.profile),
+        f"Exchange: inside a training step an all-reduce takes {profile.exchange.value:.2f} times as long as that.",
         "A step on N devices: contention times the step at the device's share of the batch, plus waiting, plus a ring "
         "all-reduce.",
     ]

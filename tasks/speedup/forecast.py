@@ -67,6 +67,8 @@ class DeviceProfile(Record):
     contention: Interval = Interval(value=1.0, low=1.0, high=1.0)
     """Step time while the other devices of the host compute too, over that of a device alone; above 1 where they share
     memory or clock."""
+    exchange: Interval = Interval(value=1.0, low=1.0, high=1.0)
+    """How much longer an all-reduce takes inside a training step than the link says: cold caches, sleeping threads."""
     waiting: tuple[Waiting, ...] = ()
     """What devices that wait for each other in every step lose, at up to two batch sizes; empty where it could not be
     seen."""

@@ -69,6 +69,7 @@ class _Draws:
         model_error = MODEL_ERROR if profile.waiting else UNSEEN_ERROR
         self.model_D = np.exp(_noise(rng) * model_error / TWO_SIGMA)
         self.hidden_D = np.concatenate([[0.5], rng.uniform(0, 1, NUM_DRAWS)])
+        self.exchange_D = _possible(rng, profile.exchange)
         self.beyond_D = _noise(rng) / TWO_SIGMA
         self.scatter_D = np.concatenate([[0.5], rng.uniform(0, 1, NUM_DRAWS)])
         """Share of the waiting that is scatter, where one batch size leaves that open."""
@@ -187,7 +188,9 @@ def _predict(profile: DeviceProfile, link: Link, draws: _Draws, num_devices: int
     several = num_devices > 1
     compute_D = alone_D * (draws.contention_D if several else 1.0)
     all_reduce = all_reduce_seconds(link, num_devices, profile.gradient_bytes)
-    exposed_D = _exposed(all_reduce * draws.link_D, compute_D, profile.gradient_bytes, draws.hidden_D)
+    exposed_D = _exposed(
+        all_reduce * draws.exchange_D * draws.link_D, compute_D, profile.gradient_bytes, draws.hidden_D
+    )
     waiting_D = draws.waiting_for(num_devices, local) if several else np.zeros_like(one_D)
     step_D = (compute_D + waiting_D + exposed_D) * (draws.model_D if several else 1.0)
     ratio_D = (num_devices if scaling == "weak" else 1) * one_D / step_D
@@ -203,7 +206,7 @@ def _predict(profile: DeviceProfile, link: Link, draws: _Draws, num_devices: int
         high=float(high),
         efficiency=float(ratio_D[0]) / num_devices,
         step_seconds=float(step_D[0]),
-        communication_seconds=all_reduce,
+        communication_seconds=all_reduce * float(draws.exchange_D[0]),
         waiting_seconds=float(waiting_D[0]),
         epoch_seconds=epoch,
         bound=_bound(float(draws.overhead_D[0]), float(compute_D[0]), float(exposed_D[0] + waiting_D[0])),

@@ -10,9 +10,13 @@ import statistics
 from collections.abc import Sequence
 
 from tasks.records import AllReduceTime, ProbeResult
-from tasks.speedup.forecast import AllReduceSample, ProfilePoint, Waiting
+from tasks.speedup.forecast import AllReduceSample, Link, ProfilePoint, Waiting
+from tasks.speedup.links import all_reduce_seconds
 from tasks.speedup.statistics import Estimate, arm_ratio
 from tasks.speedup.study import Interval
+
+MIN_EXCHANGE = 0.2
+"""Least factor of an exchange: where it is lost in the noise of the step it still takes some of its time."""
 
 
 def profile_of(probe: ProbeResult) -> tuple[ProfilePoint, ...]:
@@ -69,6 +73,29 @@ def waiting_of(probe: ProbeResult, all_reduces: Sequence[AllReduceTime]) -> tupl
         size = probe.samples_per_step[role] // arm.num_devices
         found.append(Waiting(ratio=_times(ratio, 1.0), batch_size=size, token_seconds=token))
     return tuple(found)
+
+
+def exchange_of(probe: ProbeResult, waiting: Sequence[Waiting], link: Link, gradient_bytes: int) -> Interval:
+    """How much longer half of the gradients take to exchange inside a step than the link says.
+
+    Args:
+        probe: With the arm `half_sync`, alike the candidate of variant `token_sync` in everything else.
+        waiting: As found from the same probe.
+        link: Between these devices.
+        gradient_bytes: Of all gradients.
+    """
+    ratio = arm_ratio(probe.rounds, "half_sync", "candidate")
+    assert ratio is not None
+    step = probe.samples_per_step["candidate"] * statistics.median(
+        block.seconds_per_sample for blocks in probe.rounds for block in blocks if block.arm == "candidate"
+    )
+    expected = all_reduce_seconds(link, probe.candidate.num_devices, gradient_bytes / 2)
+    token = waiting[0].token_seconds
+    value, low, high = (
+        max(MIN_EXCHANGE, (step * ((ratio.value if end is None else end) - 1) + token) / expected)
+        for end in (ratio.value, ratio.low, ratio.high)
+    )
+    return Interval(value=value, low=low, high=high)
 
 
 def gains(probe: ProbeResult) -> dict[str, Interval]:

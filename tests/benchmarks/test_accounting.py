@@ -16,7 +16,7 @@ from tasks.records import Measurement
 from tasks.speedup.forecast import DeviceProfile
 from tasks.speedup.links import fit_link
 from tasks.speedup.predict import predict, step_seconds
-from tasks.speedup.profile import contention_of, link_samples, profile_of, waiting_of
+from tasks.speedup.profile import contention_of, exchange_of, link_samples, profile_of, waiting_of
 from tasks.speedup.statistics import arm_ratio, speedup_ratio
 from tasks.speedup.study import Interval
 from tasks.train.coordinate import measure_group, train_group
@@ -64,6 +64,9 @@ def test_the_choice_of_auto_against_the_best_arm(preset, make_job, cluster_addre
     others = {name: arm for name, arm in arms.items() if arm != auto}
     first, *_ = others
     probe = measure(job, cluster_address, {"baseline": others.pop(first), "candidate": auto} | others).probe
+    for role in ("baseline", *others):
+        found = arm_ratio(probe.rounds, role, "candidate")
+        print(f"{role}: {found.value:.3f} [{found.low}, {found.high}] x the time of auto")
     times = {role: arm_ratio(probe.rounds, role, "candidate").value for role in ("baseline", *others)}  # over auto's
     times["compiled"] += compiling(job, cluster_address, probe)
     rival = min(times, key=times.get)
@@ -107,10 +110,13 @@ def profiled(job, address, precision):
         "no_sync": several.model_copy(update={"variant": "no_sync"}),
         "small token_sync": several.model_copy(update={"variant": "token_sync", "batch_size": BATCH // 8}),
         "small no_sync": several.model_copy(update={"variant": "no_sync", "batch_size": BATCH // 8}),
+        "half_sync": several.model_copy(update={"variant": "half_sync"}),
         "half": single.model_copy(update={"batch_size": BATCH // 2}),
         "eighth": single.model_copy(update={"batch_size": BATCH // 8}),
     }
     found = measure(job, address, arms, MESSAGES)
+    link = fit_link(link_samples([one for one in found.all_reduces if one.num_bytes > 4]))
+    waiting = waiting_of(found.probe, found.all_reduces)
     profile = DeviceProfile(
         points=profile_of(found.probe),
         gradient_bytes=found.gradient_bytes,
@@ -118,10 +124,12 @@ def profiled(job, address, precision):
         num_train=job.prepared.num_train,
         num_epochs=1,
         contention=contention_of(found.probe),
-        waiting=waiting_of(found.probe, found.all_reduces),
+        waiting=waiting,
+        exchange=exchange_of(found.probe, waiting, link, found.gradient_bytes),
         label=precision,
     )
-    return profile, fit_link(link_samples([one for one in found.all_reduces if one.num_bytes > 4]))
+    print(profile, link)
+    return profile, link
 
 
 def on(profile, batch_size):
@@ -143,7 +151,7 @@ def check(goal, predicted, measured, bar):
 
 
 def test_predictions_against_measurements(make_job, cluster_address):
-    patient = ["speedup.max_seconds=90", "speedup.num_blocks=1000", "speedup.target_half_width=0.01"]
+    patient = ["speedup.max_seconds=60", "speedup.num_blocks=1000", "speedup.target_half_width=0.01"]
     job = make_job("digits", "execution.num_devices=2", "recipe.batch_scaling=strong", *patient)
     profiles = {precision: profiled(job, cluster_address, precision) for precision in ("32-true", "bf16-mixed")}
     measured = {precision: verified(job, cluster_address, precision) for precision in profiles}
