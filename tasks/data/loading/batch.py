@@ -60,11 +60,25 @@ class Normalise:
         if channels_last or channels == 1:
             scale_F, bias_F = self._rows_NHWC
             values_NF = images_NHWC.reshape(flat).to(torch.float32).mul_(scale_F).add_(bias_F)
-            values_NCHW = values_NF.view(num, height, width, channels).permute(0, 3, 1, 2)
-            return values_NCHW if channels_last else values_NCHW.contiguous()
+            if channels_last:
+                return values_NF.view(num, height, width, channels).permute(0, 3, 1, 2)
+            # Of one channel both layouts are the same memory, and convolutions go by the strides.
+            return values_NF.view(num, channels, height, width)
         scale_F, bias_F = self._rows_NCHW
         pixels_NF = images_NHWC.permute(0, 3, 1, 2).reshape(flat)
         return pixels_NF.to(torch.float32).mul_(scale_F).add_(bias_F).view(num, channels, height, width)
+
+
+def laid_out(images_NCHW: Tensor, *, channels_last: bool) -> Tensor:
+    """Images in a memory format, by their strides too: of one channel both formats are the same memory, and convolutions
+    go by the strides.
+    """
+    if not channels_last:
+        return images_NCHW.contiguous()
+    num, channels, height, width = images_NCHW.shape
+    if channels == 1:
+        return images_NCHW.reshape(num, height, width, 1).permute(0, 3, 1, 2)
+    return images_NCHW.contiguous(memory_format=torch.channels_last)
 
 
 def fill_of(mean: Sequence[float]) -> npt.NDArray[np.uint8]:

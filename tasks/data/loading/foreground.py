@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from tasks.data.loading.batch import Batch, pad
+from tasks.data.loading.batch import Batch, laid_out, pad
 from tasks.data.loading.train_loader import Feed, Request, TrainLoader
 
 Item = tuple[int, bool, int, int]
@@ -54,7 +54,6 @@ class ForegroundLoader(TrainLoader):
 
     def _batches(self, requests: Iterator[Request]) -> Iterator[Batch]:
         device = self.feed.device
-        layout = torch.channels_last if self.feed.channels_last else torch.contiguous_format
         asked = list(requests)
         batches = DataLoader(
             self._dataset, batch_sampler=[_items(request) for request in asked if len(request.index_N)], num_workers=0
@@ -63,7 +62,7 @@ class ForegroundLoader(TrainLoader):
         for request in asked:
             images, labels, targets = next(delivered) if len(request.index_N) else self._empty()
             yield Batch(
-                images.to(device, memory_format=layout),
+                laid_out(images.to(device), channels_last=self.feed.channels_last),
                 labels.to(device),
                 None if self.feed.split.targets_NT is None else targets.to(device),
                 request.weight,

@@ -91,6 +91,12 @@ def test_loaders_are_equal_bit_for_bit(tmp_path: Path, augment: Augment, channel
     for batches in found.values():
         assert all(batch.images_NCHW.is_contiguous(memory_format=layout) for batch in batches)
         assert all(batch.images_NCHW.dtype == torch.float32 for batch in batches)
+        assert {_strides(batch) for batch in batches} == {_strides(found["resident"][0])}, "convolutions go by them"
+
+
+def _strides(batch: Batch) -> tuple[int, ...]:
+    """Within an image, in the order N, C, H, W; of one channel too."""
+    return batch.images_NCHW.stride()
 
 
 def test_batches_are_what_the_order_says(split: Split) -> None:
