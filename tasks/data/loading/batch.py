@@ -70,8 +70,9 @@ class Normalise:
 
 
 def laid_out(images_NCHW: Tensor, *, channels_last: bool) -> Tensor:
-    """Images in a memory format, by their strides too: of one channel both formats are the same memory, and convolutions
-    go by the strides.
+    """Images in a memory format, by their strides too.
+
+    Of one channel both formats are the same memory, and convolutions go by the strides.
     """
     if not channels_last:
         return images_NCHW.contiguous()
