@@ -166,10 +166,18 @@ def _run_all(work: _Work, arms: list[ReadyArm]) -> None:
             if run.contaminated and spare:
                 spare -= 1
                 get_run_logger().warning("%s, repeat %d: %s; once more", name, repeat, "; ".join(run.contamination))
-                again = _run_one(work, by_name[name], repeat)
-                run = again if again.status == "done" else run
+                run = _better(work.parent, run, _run_one(work, by_name[name], repeat))
             work.ledger.add(run)
             get_run_logger().info("%d of %d trainings: %s", work.ledger.num_runs(), total, _line(run))
+
+
+def _better(parent: RunHandle, first: ArmRun, again: ArmRun) -> ArmRun:
+    """The repetition, unless it failed; the MLflow run of the other one says which run counts instead."""
+    kept, left = (again, first) if again.status == "done" else (first, again)
+    if left.run_id and kept.run_id:
+        handle = parent.model_copy(update={"run_id": left.run_id})
+        tracking.log_facts(handle, {}, {"paceline.superseded_by": kept.run_id})
+    return kept
 
 
 def _line(run: ArmRun) -> str:

@@ -79,14 +79,17 @@ def _wait_until_healthy(url, server):
     raise TimeoutError("no Prefect server within 120 s")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def paceline(prefect_url):
-    """Starts the program `paceline` in a process of its own, against the Prefect server."""
+    """Starts the program `paceline` in a process of its own, against the Prefect server.
+
+    It takes Ctrl-C also where the tests do not, as in a shell's background.
+    """
     program = str(Path(sys.executable).with_name("paceline"))
 
     def start(*arguments, start_new_session=False, **environment):
         return subprocess.Popen(
-            [program, *arguments],
+            ["env", "--default-signal=INT", program, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

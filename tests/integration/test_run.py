@@ -222,7 +222,7 @@ def test_a_folder_of_mixed_images_trains_and_lists_exactly_the_damaged(run, tmp_
     assert re.search(rf"{len(damaged)} of 120 samples .* cannot be decoded", refused.stderr.splitlines()[-1])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_an_interrupted_run_is_killed_in_mlflow_and_can_be_resumed(start, run, number, prefect_url):
     name = f"interrupted-{number.name.lower()}"
     process, end = start("run", "digits", *ENDLESS, f"name={name}", start_new_session=True)
