@@ -3,54 +3,54 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from types import ModuleType
 from typing import NoReturn
 
 from conf.load import ConfigError
 from conf.site import quieten
+from flows import interrupt
 from flows.commands import advise, compare, run, study, ui
 from flows.commands.terminal import say
 from tasks.errors import InputError, PacelineError, RankError
 
-DONE, FAILED, WRONG_INPUT = 0, 1, 2
-INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
+DONE, FAILED, WRONG_INPUT, SIGNALLED = 0, 1, 2, 128
 COMMANDS: dict[str, ModuleType] = {"run": run, "study": study, "advise": advise, "compare": compare, "ui": ui}
 OWN_HELP = ("run",)
 """Commands whose help also shows every setting as it would be here."""
 
 
-class _Terminated(SystemExit):
-    """SIGTERM, as an exception that lets everything be put away."""
-
-
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; the exit status: 0 done, 1 failed while running, 2 the input is wrong."""
+    """Run a command; the exit status: 0 done, 1 failed, 2 the input is wrong, 128 + n ended by signal n."""
     quieten()
-    signal.signal(signal.SIGTERM, _on_sigterm)
-    status = DONE
+    interrupt.listen()
+    try:
+        status = _execute(arguments)
+    except BaseException:
+        if interrupt.received() is None:
+            raise
+        status = FAILED
+    if status == FAILED and (number := interrupt.received()) is not None:
+        say("paceline: interrupted")
+        status = SIGNALLED + number
+    return status
+
+
+def _execute(arguments: list[str] | None) -> int:
     try:
         options = _parse(arguments)
         options.command(options)
     except (ConfigError, InputError) as error:
         say(f"paceline: {error}")
-        status = WRONG_INPUT
+        return WRONG_INPUT
     except RankError as error:
         say(f"paceline: {error}")
         say(error.rank_traceback.rstrip())
-        status = FAILED
+        return FAILED
     except PacelineError as error:
         say(f"paceline: {error}")
-        status = FAILED
-    except KeyboardInterrupt:
-        say("paceline: interrupted")
-        status = INTERRUPTED
-    return status
-
-
-def _on_sigterm(number: int, frame: object) -> None:
-    raise _Terminated(TERMINATED)
+        return FAILED
+    return DONE
 
 
 class _Parser(argparse.ArgumentParser):

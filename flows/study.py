@@ -14,6 +14,7 @@ from conf.load import apply, validate
 from conf.schema import Config, Data
 from conf.site import Site, quieten
 from flows import preflight
+from flows.interrupt import received
 from flows.pipeline import publish
 from flows.preflight import Cleared
 from flows.study_record import StudyOutcome, log_arm, log_diagnosis, log_study
@@ -219,6 +220,8 @@ def _run_one(work: _Work, arm: ReadyArm, repeat: int) -> ArmRun:
                 log_diagnosis(handle, speedup)
             return run
     except PacelineError as error:
+        if received() is not None:
+            raise
         return ArmRun(
             arm=arm.arm.name,
             repeat=repeat,

@@ -11,6 +11,7 @@ from prefect.runtime import flow_run
 
 from conf.schema import Config
 from conf.site import Site
+from flows.interrupt import received
 from tasks.errors import InputError
 from tasks.track import run as tracking
 from tasks.track.run import Role, RunHandle
@@ -79,11 +80,10 @@ def _kept(handle: RunHandle, home: Path, way_on: str | None) -> Iterator[None]:
 def _truthful(handle: RunHandle, way_on: str | None) -> Iterator[None]:
     try:
         yield
-    except Exception as error:
-        _finish(handle, "FAILED", str(error))
-        raise
-    except BaseException:  # Ctrl-C, SIGTERM, a cancelled flow
-        _finish(handle, "KILLED", "interrupted" + (f"; go on with: {way_on}" if way_on else ""))
+    except BaseException as error:
+        failed = isinstance(error, Exception) and received() is None
+        interrupted = "interrupted" + (f"; go on with: {way_on}" if way_on else "")  # or a cancelled flow
+        _finish(handle, "FAILED" if failed else "KILLED", str(error) if failed else interrupted)
         raise
     tracking.finish(handle, "FINISHED")
 

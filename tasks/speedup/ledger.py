@@ -1,4 +1,4 @@
-"""The ledger of a study: one line per finished training, so that a study that was cut short can go on."""
+"""The ledger of a study: one line per training, so that a study that was cut short can go on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tasks.speedup.study import ArmRun
 
 
 class Ledger:
-    """Keeps the runs of a study in a file of JSON lines, each written whole before the next training starts.
+    """Keeps the runs of a study in a file of JSON lines, written before the next training starts.
 
     Args:
         path: of the file; its directory is made.
@@ -34,15 +34,16 @@ class Ledger:
         return run is not None and run.status == "done"
 
     def add(self, run: ArmRun) -> None:
-        """Note a training."""
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(run.model_dump_json() + "\n")
+        """Note a training. The file is replaced as a whole, so no crash leaves half a line."""
+        self._runs[run.arm, run.repeat] = run
+        draft = self._path.with_suffix(".draft")
+        with draft.open("w", encoding="utf-8") as file:
+            file.writelines(run.model_dump_json() + "\n" for run in self._runs.values())
             file.flush()
             os.fsync(file.fileno())
-        self._runs[run.arm, run.repeat] = run
+        draft.replace(self._path)
 
     def _read(self) -> list[ArmRun]:
         if not self._path.exists():
             return []
-        lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
-        return [ArmRun.model_validate_json(line) for line in lines if line.endswith("\n")]  # the last may be torn
+        return [ArmRun.model_validate_json(line) for line in self._path.read_text(encoding="utf-8").splitlines()]

@@ -80,7 +80,6 @@ def run(paceline, mlflow_url):
 class Studied(NamedTuple):
     """What is left of a study of four arms, two of which crash, that was interrupted and went on."""
 
-    interrupted_status: int
     interrupted: list[Run]
     parent: Run
     summary: dict[str, Any]
@@ -94,9 +93,10 @@ def studied(paceline, run, mlflow_url):
     client = MlflowClient(mlflow_url)
     run_id = wait_for_first_arm(client, process, "studied")
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=120)
+    _, told = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM, told
     interrupted, parent = children(client, run_id), client.get_run(run_id)
-    return Studied(process.returncode, interrupted, parent, *run("study", "--resume", run_id))
+    return Studied(interrupted, parent, *run("study", "--resume", run_id))
 
 
 def wait_for_first_arm(client, process, experiment):
@@ -159,7 +159,6 @@ def test_a_study_reports_a_crashed_arm_and_goes_on(studied, mlflow_url, tmp_path
 
 
 def test_an_interrupted_study_goes_on_where_it_was(studied, mlflow_url):
-    assert studied.interrupted_status == 128 + signal.SIGTERM
     assert studied.parent.info.status == "KILLED"
     before = {run.info.run_id for run in studied.interrupted if run.info.status == "FINISHED"}
     assert before
@@ -198,6 +197,9 @@ def test_an_advice_predicts_and_ranks(predicted):
 
 def test_a_prediction_is_held_against_the_first_run_that_tries_it(predicted, mlflow_url, tmp_path):
     advice, measured, told = predicted
+    if measured["speedup"]["cause"] == "contaminated machine":
+        assert measured["prediction"] is None, "a disturbed measurement says nothing of a prediction"
+        pytest.skip(f"other work disturbed the measurement: {measured['speedup']['verdict']}")
     assert measured["prediction"]["prediction_run_id"] == advice["run_id"]
     assert measured["prediction"]["measured"] == pytest.approx(2 * measured["speedup"]["efficiency"])
     assert "was predicted" in told
@@ -246,14 +248,14 @@ def test_a_named_link_needs_one_device_alone_and_claims_less(run):
 def test_the_views_columns_exist_in_the_store(run, predicted, mlflow_url):
     from flows.compare import COLUMNS
 
-    _, measured, _ = predicted
+    advice, measured, _ = predicted
     client = MlflowClient(mlflow_url)
     data = client.get_run(measured["run_id"]).data
     known = {"metrics": set(data.metrics), "params": set(data.params), "tags": set(data.tags)}
     for column in COLUMNS:
         kind, _, name = column.partition(".")
         assert name.strip("`") in known[kind], column
-    compared, _ = run("compare", measured["run_id"], measured["prediction"]["prediction_run_id"])
+    compared, _ = run("compare", measured["run_id"], advice["run_id"])
     key = compared["view"].rpartition("viewStateShareKey=")[2]
     experiment = client.get_experiment_by_name("predicted")
     assert f"mlflow.sharedViewState.{key}" in experiment.tags

@@ -1,0 +1,38 @@
+"""Ctrl-C and SIGTERM: exceptions that let all be put away, and remembered should a library turn one into another."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+
+_received: list[int] = []
+
+
+class Terminated(SystemExit):
+    """SIGTERM has come."""
+
+
+def listen() -> None:
+    """From now on, SIGTERM raises `Terminated` and Ctrl-C `KeyboardInterrupt` in the main thread.
+
+    Where Ctrl-C is ignored from the start, as in a shell's background, it stays so.
+    """
+    _received.clear()
+    signal.signal(signal.SIGTERM, _on_signal)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, _on_signal)
+
+
+def received() -> int | None:
+    """The first such signal since `listen`; None when there was none.
+
+    Libraries wrap what is raised inside of their callbacks, and then an interrupted run looks like a failed one.
+    """
+    return _received[0] if _received else None
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    _received.append(number)
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise Terminated(128 + number)
