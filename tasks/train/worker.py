@@ -49,7 +49,7 @@ from tasks.train.callbacks import (  # noqa: E402
     ValidationCallback,
     write_atomically,
 )
-from tasks.train.checkpoint import AtomicCheckpointIO, load  # noqa: E402
+from tasks.train.checkpoint_io import AtomicCheckpointIO, load  # noqa: E402
 from tasks.train.compiled import CompileWatch  # noqa: E402
 from tasks.train.measure import Bench, diagnostic_arms, measure  # noqa: E402
 from tasks.train.place import Place  # noqa: E402

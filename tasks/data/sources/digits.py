@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
-from sklearn.datasets import load_digits
 
 from conf.schema import Data
 from tasks.data.listing import Origin, Sample, SampleListing, hash_name, hold_out
@@ -26,6 +25,8 @@ _ROTATION_SEED = 20_261
 @functools.lru_cache(maxsize=1)
 def _digits() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     """All digits (1797, 8, 8) over the full range of uint8, and their classes."""
+    from sklearn.datasets import load_digits  # a second of imports that only this source needs
+
     bunch = load_digits()
     images = np.round(bunch.images * (255.0 / 16.0)).astype(np.uint8)
     return images, bunch.target.astype(np.int64)

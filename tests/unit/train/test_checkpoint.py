@@ -3,7 +3,8 @@ import pickle
 import pytest
 import torch
 
-from tasks.train.checkpoint import AtomicCheckpointIO, checkpoint_path, load, newest_verified, verify
+from tasks.train.checkpoint import checkpoint_path, newest_verified, verify
+from tasks.train.checkpoint_io import AtomicCheckpointIO, load
 
 
 @pytest.fixture
