@@ -20,6 +20,20 @@ from tasks.train.coordinate import train_group
 from tasks.train.supervise import running_ranks
 
 
+GOLDEN = Path(__file__).parents[1] / "golden"
+SAME_MATHEMATICS = 1e-3
+"""Relative; see tests/golden/README.md."""
+
+
+def check_golden(name, losses):
+    """Compare with the losses in git; write them, and fail once, where there are none."""
+    path = GOLDEN / f"{name}.json"
+    if not path.exists():
+        path.write_text(json.dumps([float(f"{loss:.7g}") for loss in losses], indent=0) + "\n")
+        pytest.fail(f"{path} was missing and is written now; commit it if the mathematics was meant to change")
+    assert losses == pytest.approx(json.loads(path.read_text()), rel=SAME_MATHEMATICS)
+
+
 def weights(result):
     return torch.load(result.weights, weights_only=True)
 
@@ -42,6 +56,11 @@ def test_training_learns_and_reports(uninterrupted):
     curve = MlflowClient(job.tracking_uri).get_metric_history(job.run_id, "train/loss")
     assert [metric.step for metric in curve] == sorted({metric.step for metric in curve})
     assert MlflowClient(job.tracking_uri).get_metric_history(job.run_id, "validation/accuracy")[-1].step == 42
+
+
+def test_the_losses_are_the_golden_ones(uninterrupted):
+    _, result, _ = uninterrupted
+    check_golden("digits", result.losses)
 
 
 def test_the_time_budget_adds_up_to_the_wall_time_seen_from_outside(uninterrupted):
@@ -127,6 +146,7 @@ def test_two_heads_train_and_predict_angles(make_job, cluster_address):
     truth = read_test_split(Path(job.prepared.path), job.prepared.class_names)
     found = evaluate_predictions(result.predictions, truth, 1.0)
     assert 0 < found.angle_rmse_degrees < 30  # always guessing 0 would give 26
+    check_golden("twohead", result.losses[:40])
 
 
 def test_a_rank_that_raises_is_named_with_its_own_traceback(make_job, cluster_address):

@@ -12,6 +12,7 @@ from tasks.errors import RunError
 @pytest.fixture(autouse=True)
 def handlers():
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where the tests run in the background
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
