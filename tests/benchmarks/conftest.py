@@ -23,6 +23,13 @@ def make_job(cluster_address):
     return make
 
 
-def tell(goal, value, interval, held):
+def tell(goal, value, interval, verdict):
     """One line per goal: what was asked, what was measured, how certain, and whether it is met."""
-    print(f"\n{goal} | {value} | {interval} | {'met' if held else 'NOT MET'}", flush=True)
+    print(f"\n{goal} | {value} | {interval} | {verdict}", flush=True)
+
+
+def at_most(low, high, bar):
+    """The verdict on an interval that is to lie at or below a bar."""
+    if high <= bar:
+        return "met"
+    return "NOT MET" if low > bar else "undecided: the interval contains the bar"

@@ -1,6 +1,6 @@
 """Goals 5, 8 and 9: the choice of `auto`, predictions, and the probe itself; prints goal, value, interval, verdict.
 
-infra/test -m benchmark tests/benchmarks/test_accounting.py -s          about 15 minutes on two cores
+infra/test -m benchmark tests/benchmarks/test_accounting.py -s          about 25 minutes on two cores
 """
 
 import itertools
@@ -21,7 +21,7 @@ from tasks.speedup.statistics import arm_ratio, speedup_ratio
 from tasks.speedup.study import Interval
 from tasks.train.coordinate import measure_group, train_group
 from tasks.train.launch import rank_environment
-from tests.benchmarks.conftest import tell
+from tests.benchmarks.conftest import at_most, tell
 from tests.jobs import planned_arm
 
 pytestmark = pytest.mark.timeout(1800)
@@ -36,6 +36,13 @@ def measure(job, address, arms, messages=()):
     return measure_group(
         job.model_copy(update={"measurement": Measurement(arms=arms, all_reduce_bytes=messages)}), address
     )
+
+
+def patient(job):
+    """The same job with time for a narrow interval."""
+    tree = job.config.model_dump(mode="json")
+    tree["speedup"] |= {"max_seconds": 150, "num_blocks": 1000, "target_half_width": 0.008}
+    return job.model_copy(update={"config": type(job.config).model_validate(tree)})
 
 
 def text(estimate):
@@ -73,14 +80,14 @@ def test_the_choice_of_auto_against_the_best_arm(preset, make_job, cluster_addre
     rival = min(times, key=times.get)
     best = probe.baseline if rival == "baseline" else probe.others[rival]
     # Again and alone: the best of many is partly the luckiest.
-    again = measure(job, cluster_address, {"baseline": best, "candidate": auto}).probe
+    again = measure(patient(job), cluster_address, {"baseline": best, "candidate": auto}).probe
     found = speedup_ratio(again.rounds)
     tell(
         f"goal 5, {preset}: time of auto / best other arm, compiling included, <= 1.02 "
         f"({auto.label}; against {best.label})",
         f"{1 / found.value:.3f}",
         f"{1 / found.high:.3f} to {1 / found.low:.3f}",
-        1 / found.high <= 1.02,
+        at_most(1 / found.high, 1 / found.low, 1.02),
     )
 
 
@@ -147,19 +154,25 @@ def check(goal, predicted, measured, bar):
         f"{error:+.1%} (predicted {predicted.ratio:.3f}, measured {measured.value:.3f})",
         f"{ends[0]:+.1%} to {ends[1]:+.1%} (predicted {predicted.low:.3f} to {predicted.high:.3f}, measured "
         f"{text(measured)}, inside: {inside})",
-        max(map(abs, ends)) <= bar,
+        at_most(*magnitudes(*ends), bar),
     )
 
 
+def magnitudes(low, high):
+    """The smallest and the largest magnitude in an interval."""
+    return (0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
+
+
 def test_predictions_against_measurements(make_job, cluster_address):
-    patient = ["speedup.max_seconds=60", "speedup.num_blocks=1000", "speedup.target_half_width=0.01"]
-    job = make_job("digits", "execution.num_devices=2", "recipe.batch_scaling=strong", *patient)
+    long = ["speedup.max_seconds=60", "speedup.num_blocks=1000", "speedup.target_half_width=0.01"]
+    job = make_job("digits", "execution.num_devices=2", "recipe.batch_scaling=strong", *long)
     measured = {}
     profiles = {}
     for precision in ("32-true", "bf16-mixed"):
         profile, link = profiles[precision] = profiled(job, cluster_address, precision)
         for size, bar, what in ((BATCH, 0.05, ""), (2 * BATCH, 0.10, "held-out "), (BATCH // 2, 0.10, "held-out ")):
-            measured[precision, size] = two_against_one(job, cluster_address, precision, size)
+            narrow = patient(job) if size == BATCH else job
+            measured[precision, size] = two_against_one(narrow, cluster_address, precision, size)
             predicted = predict(on(profile, size), link, 2, "strong")
             check(f"goal 8, {precision}, N = 2, {what}batch {size}", predicted, measured[precision, size], bar)
         rounds = other_batches(job, cluster_address, precision)
@@ -176,11 +189,12 @@ def test_predictions_against_measurements(make_job, cluster_address):
 
 def check_step(goal, predicted, scale, measured):
     value = predicted.value * scale
+    ends = [value / end - 1 for end in (measured.high, measured.low)]
     tell(
         f"{goal}: |predicted / measured - 1| <= 10%",
         f"{value / measured.value - 1:+.1%}",
-        f"{value / measured.high - 1:+.1%} to {value / measured.low - 1:+.1%}",
-        max(abs(value / measured.high - 1), abs(value / measured.low - 1)) <= 0.10,
+        f"{ends[0]:+.1%} to {ends[1]:+.1%}",
+        at_most(*magnitudes(*ends), 0.10),
     )
 
 
@@ -231,7 +245,7 @@ def test_the_probe_itself(make_job, cluster_address):
         "goal 9: half-width of the interval <= 2 % in 60 s",
         f"{ratio.half_width:.2%} in {result.seconds:.0f} s, {len(result.rounds)} rounds ({result.stopped_because})",
         f"ratio {ratio.value:.3f}, {text(ratio)}",
-        ratio.half_width <= 0.02 and result.seconds <= 62,
+        "met" if ratio.half_width <= 0.02 and result.seconds <= 62 else "NOT MET",
     )
 
     spec_path = next(job.directory.glob("attempt-*/rank-0/spec.json"))
@@ -250,5 +264,5 @@ def test_the_probe_itself(make_job, cluster_address):
         "goal 9: A against A called different in <= 5 % of trials on this machine",
         f"{alarms} of {len(found)}",
         "simulated: tests/unit/speedup/test_speedup_statistics.py, 200 trials and more for each kind of noise",
-        alarms <= 0.05 * len(found),
+        "met" if alarms <= 0.05 * len(found) else "NOT MET",
     )

@@ -19,7 +19,6 @@ from tasks.evaluate.metrics import evaluate_predictions, read_test_split
 from tasks.train.coordinate import train_group
 from tasks.train.supervise import running_ranks
 
-
 GOLDEN = Path(__file__).parents[1] / "golden"
 SAME_MATHEMATICS = 1e-3
 """Relative; see tests/golden/README.md."""
