@@ -31,9 +31,10 @@ h1{font-size:1.2rem;font-weight:600;margin:0}
 h2{font-size:1.15rem;margin:0 0 .7rem}
 section{border-top:1px solid var(--line);padding:1.6rem 0 1.1rem}
 .hero{padding:1.2rem 0 1.5rem}
-.big{font-size:clamp(2.9rem,10vw,4.4rem);line-height:1.05;font-weight:700;letter-spacing:-.03em;margin:.2rem 0}
-.unknown{font-size:1.9rem;color:var(--soft)}
-.big small{font-size:1.05rem;font-weight:400;letter-spacing:0;color:var(--soft);margin-left:.5rem;white-space:nowrap}
+.big{font-size:clamp(2.9rem,10vw,4.4rem);line-height:1.05;font-weight:700;letter-spacing:-.03em;margin:.2rem 0;
+display:flex;flex-wrap:wrap;align-items:baseline;gap:.3rem .9rem;white-space:nowrap}
+.unknown{font-size:1.9rem;color:var(--soft);white-space:normal}
+.big small{font-size:1.05rem;line-height:1.45;font-weight:400;letter-spacing:0;color:var(--soft);white-space:normal}
 .verdict{font-size:1.12rem;max-width:46em;margin:.4rem 0 .8rem}
 .badge{display:inline-block;border:1px solid currentColor;border-radius:99px;padding:.05rem .7rem;font-size:.86rem;
 font-weight:600}
@@ -61,7 +62,7 @@ code{font:.88em ui-monospace,Menlo,Consolas,monospace;background:var(--card);bor
 details{border-top:1px solid var(--line);padding:.9rem 0}summary{cursor:pointer;font-weight:600}
 pre{background:var(--card);border-radius:8px;padding:.9rem;font:.8rem/1.5 ui-monospace,Menlo,Consolas,monospace;
 white-space:pre-wrap}
-@media(max-width:560px){main{padding:18px 14px 40px}.big small{display:block;margin:.4rem 0 0;white-space:normal}
+@media(max-width:560px){main{padding:18px 14px 40px}
 .tiles{grid-template-columns:1fr 1fr}.stack thead{display:none}.stack tr{display:block;border-bottom:1px solid
 var(--line);padding:.45rem 0}.stack tbody th,.stack td{display:block;
 width:100%;border:0;padding:.05rem 0}

@@ -11,7 +11,11 @@ from collections.abc import Sequence
 
 from mlflow.tracking import MlflowClient
 
+from tasks.redact import redact
+
 VIEW_TAG = "mlflow.sharedViewState."
+LOCAL_SERVER = "http://127.0.0.1:5000"
+"""Where `paceline ui` serves a store that has no server, unless told otherwise."""
 
 
 def share_view(tracking_uri: str, run_ids: Sequence[str], columns: Sequence[str]) -> str:
@@ -23,7 +27,7 @@ def share_view(tracking_uri: str, run_ids: Sequence[str], columns: Sequence[str]
         columns: Such as "metrics.`speedup/ratio`".
 
     Returns:
-        An address; beginning with # for a store without a server.
+        An address; for a store without a server that of the UI which `paceline ui` opens.
     """
     client = MlflowClient(tracking_uri)
     experiment_id = client.get_run(run_ids[0]).info.experiment_id
@@ -39,4 +43,5 @@ def share_view(tracking_uri: str, run_ids: Sequence[str], columns: Sequence[str]
     key = hashlib.sha256(text.encode()).hexdigest()[:16]
     client.set_experiment_tag(experiment_id, VIEW_TAG + key, text)
     page = f"#/experiments/{experiment_id}/runs?workflowType=machine_learning&viewStateShareKey={key}"
-    return f"{tracking_uri.rstrip('/')}/{page}" if tracking_uri.startswith("http") else page
+    server = redact(tracking_uri).rstrip("/") if tracking_uri.startswith("http") else LOCAL_SERVER
+    return f"{server}/{page}"
