@@ -1,6 +1,6 @@
 """Goals 5, 8 and 9: the choice of `auto`, predictions, and the probe itself; prints goal, value, interval, verdict.
 
-infra/test -m benchmark tests/benchmarks/test_accounting.py -s          about 25 minutes on two cores
+infra/test -m benchmark tests/benchmarks/test_accounting.py -s          about 35 minutes on two cores
 """
 
 import itertools
@@ -168,7 +168,7 @@ def test_predictions_against_measurements(make_job, cluster_address):
     measured = {}
     profiles = {}
     for precision in ("32-true", "bf16-mixed"):
-        profile, link = profiles[precision] = profiled(job, cluster_address, precision)
+        profile, link = profiles[precision] = profiled(patient(job), cluster_address, precision)
         for size, bar, what in ((BATCH, 0.05, ""), (2 * BATCH, 0.10, "held-out "), (BATCH // 2, 0.10, "held-out ")):
             narrow = patient(job) if size == BATCH else job
             measured[precision, size] = two_against_one(narrow, cluster_address, precision, size)
