@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
-from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
@@ -21,13 +19,12 @@ from pydantic import Field
 from tasks.data import moments, source, transform
 from tasks.data.listing import Origin, Sample, SplitName
 from tasks.data.moments import Moments
+from tasks.durable import write_durably
 from tasks.errors import RunError
 from tasks.records import Record
 
 FILE_PATTERN = r"^(train|validation|test)/\d{5,}\.(images|labels|targets)\.npy$"
 """The only names a manifest may hold; none of them can lead out of its directory."""
-
-TEMPORARY_SUFFIX = ".tmp"
 
 
 @dataclass(frozen=True)
@@ -160,20 +157,3 @@ def _write(directory: Path, name: str, array: npt.NDArray[Any]) -> ShardFile:
     content = buffer.getbuffer()
     write_durably(directory / name, content)
     return ShardFile(name=name, num_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
-
-
-def write_durably(path: Path, content: bytes | memoryview) -> None:
-    """Write a file under a temporary name, push it to the disk, then give it its name.
-
-    A retried task may overlap with its first try on another worker, so the temporary name is this call's own.
-    """
-    temporary = path.with_name(f"{path.name}.{uuid4().hex}{TEMPORARY_SUFFIX}")
-    try:
-        with temporary.open("xb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

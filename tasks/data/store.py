@@ -22,8 +22,9 @@ import psutil
 from tasks.data import manifest
 from tasks.data.listing import SPLITS
 from tasks.data.manifest import MANIFEST, REJECTED, DamagedError, Manifest
-from tasks.data.shard import TEMPORARY_SUFFIX, Rejected, write_durably
+from tasks.data.shard import Rejected
 from tasks.data.split import Split, open_split
+from tasks.durable import TEMPORARY_SUFFIX, write_durably
 from tasks.records import PreparedSet
 
 __all__ = ["Split", "find", "open_split", "publish", "remove_stale", "temporary", "touch", "verify", "write_rejected"]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from tasks.durable import write_durably
 from tasks.speedup.study import ArmRun
 
 
@@ -36,12 +36,8 @@ class Ledger:
     def add(self, run: ArmRun) -> None:
         """Note a training. The file is replaced as a whole, so no crash leaves half a line."""
         self._runs[run.arm, run.repeat] = run
-        draft = self._path.with_suffix(".draft")
-        with draft.open("w", encoding="utf-8") as file:
-            file.writelines(run.model_dump_json() + "\n" for run in self._runs.values())
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self._path)
+        lines = (run.model_dump_json() + "\n" for run in self._runs.values())
+        write_durably(self._path, "".join(lines).encode())
 
     def _read(self) -> list[ArmRun]:
         if not self._path.exists():

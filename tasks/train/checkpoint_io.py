@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 
+from tasks.durable import write_durably
 from tasks.train.checkpoint import digest_path
 
 NUM_KEPT = 2
@@ -32,8 +32,8 @@ class AtomicCheckpointIO(CheckpointIO):
         buffer = io.BytesIO()
         torch.save(checkpoint, buffer)
         payload = buffer.getbuffer()
-        _write_durably(digest_path(path), hashlib.sha256(payload).hexdigest().encode())
-        _write_durably(path, payload)
+        write_durably(digest_path(path), hashlib.sha256(payload).hexdigest().encode())
+        write_durably(path, payload)
         self._drop_old(path.parent)
 
     def load_checkpoint(
@@ -50,15 +50,3 @@ class AtomicCheckpointIO(CheckpointIO):
     def _drop_old(self, directory: Path) -> None:
         for path in sorted(directory.glob("step-*.ckpt"))[:-NUM_KEPT]:
             self.remove_checkpoint(path)
-
-
-def _write_durably(path: Path, payload: bytes | memoryview) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(payload)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
-    finally:
-        temporary.unlink(missing_ok=True)

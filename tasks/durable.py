@@ -1,0 +1,26 @@
+"""Files that are whole or absent, whatever crashes while they are written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from uuid import uuid4
+
+TEMPORARY_SUFFIX = ".tmp"
+
+
+def write_durably(path: Path, content: bytes | memoryview) -> None:
+    """Write a file under a temporary name, push it to the disk, then give it its name.
+
+    A retried task may overlap with its first try on another worker, so the temporary name is this call's own.
+    """
+    temporary = path.with_name(f"{path.name}.{uuid4().hex}{TEMPORARY_SUFFIX}")
+    try:
+        with temporary.open("xb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
