@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from prefect import get_run_logger
@@ -11,7 +11,7 @@ from prefect.runtime import flow_run
 
 from conf.schema import Config
 from conf.site import Site
-from flows.interrupt import received
+from flows.interrupt import held, received
 from tasks.errors import InputError
 from tasks.track import run as tracking
 from tasks.track.run import Role, RunHandle
@@ -27,8 +27,11 @@ def begun(config: Config, site: Site, experiment_id: str, role: Role, workload: 
         "prefect.flow_run_id": str(flow_run.get_id() or ""),
     }
     name = config.name if role == "run" else f"{role} {config.name}"
-    handle = tracking.begin(site.tracking_uri, experiment_id, config, tags, name=name)
-    with _kept(handle, site.root, f"paceline {role} --resume {handle.run_id}" if role in ("run", "study") else None):
+    with ExitStack() as stack:
+        with held():
+            handle = tracking.begin(site.tracking_uri, experiment_id, config, tags, name=name)
+            way_on = f"paceline {role} --resume {handle.run_id}" if role in ("run", "study") else None
+            stack.enter_context(_kept(handle, site.root, way_on))
         tracking.log_config(handle, config)
         yield handle
 
@@ -42,8 +45,10 @@ def nested(parent: RunHandle, config: Config, name: str) -> Iterator[RunHandle]:
         tracking.PARENT_TAG: parent.run_id,
         "prefect.flow_run_id": str(flow_run.get_id() or ""),
     }
-    handle = tracking.begin(parent.tracking_uri, parent.experiment_id, config, tags, name=name)
-    with _truthful(handle, None):
+    with ExitStack() as stack:
+        with held():
+            handle = tracking.begin(parent.tracking_uri, parent.experiment_id, config, tags, name=name)
+            stack.enter_context(_truthful(handle, None))
         tracking.log_config(handle, config)
         yield handle
 
@@ -85,13 +90,15 @@ def _truthful(handle: RunHandle, way_on: str | None) -> Iterator[None]:
         interrupted = "interrupted" + (f"; go on with: {way_on}" if way_on else "")  # or a cancelled flow
         _finish(handle, "FAILED" if failed else "KILLED", str(error) if failed else interrupted)
         raise
-    tracking.finish(handle, "FINISHED")
+    with held():
+        tracking.finish(handle, "FINISHED")
 
 
 def _finish(handle: RunHandle, status: tracking.Status, error: str) -> None:
     """End the run without hiding the error that ended it."""
     try:
-        tracking.finish(handle, status, error)
+        with held():
+            tracking.finish(handle, status, error)
     except Exception:  # noqa: BLE001  the store may be what failed; the first error is the one to tell
         get_run_logger().exception("MLflow run %s could not be set %s", handle.run_id, status)
 

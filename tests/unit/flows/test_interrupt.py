@@ -4,9 +4,15 @@ import os
 import signal
 
 import pytest
+from mlflow import MlflowClient
+from prefect.logging import disable_run_logger
 
+from conf.load import load
+from conf.site import Site
 from flows import cli, interrupt, tracked
 from tasks.errors import RunError
+from tasks.track import run as tracking
+from tasks.track.store import check_store
 
 
 @pytest.fixture(autouse=True)
@@ -83,3 +89,70 @@ def test_the_run_has_the_true_status(body, status, monkeypatch):
     with pytest.raises((ValueError, SystemExit)):
         tracked_body()
     assert told == [(status, "interrupted; go on with: paceline run --resume 1" if body else "broken")]
+
+
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)])
+def test_a_signal_waits_for_what_must_not_be_left_half_done(number, error):
+    interrupt.listen()
+    done = []
+
+    def whole():
+        with interrupt.held():
+            killed(number)
+            with interrupt.held():
+                done.append("both")
+        done.append("never")
+
+    with pytest.raises(error):
+        whole()
+    assert done == ["both"]
+    with pytest.raises(error):  # and the next one is told at once again
+        killed(number)
+
+
+def test_a_second_signal_does_not_wait():
+    interrupt.listen()
+
+    def whole():
+        with interrupt.held():
+            killed(signal.SIGTERM)
+            killed(signal.SIGINT)
+            raise AssertionError("not reached")
+
+    with pytest.raises(KeyboardInterrupt):
+        whole()
+    assert interrupt.received() == signal.SIGTERM
+
+
+@pytest.mark.parametrize("when", ["while it is created", "at its end"])
+def test_a_run_never_stays_running(when, tmp_path, monkeypatch):
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    site, config = Site(), load("digits")
+    experiment_id = check_store(site.tracking_uri, config.track.experiment, site.artifact_root)
+    interrupt.listen()
+
+    begin, finish = tracking.begin, tracking.finish
+
+    def killed_after(*arguments, **options):
+        handle = begin(*arguments, **options)
+        killed(signal.SIGTERM)
+        return handle
+
+    def killed_before(*arguments):
+        killed(signal.SIGTERM)
+        finish(*arguments)
+
+    if when == "at its end":
+        monkeypatch.setattr(tracking, "finish", killed_before)
+    else:
+        monkeypatch.setattr(tracking, "begin", killed_after)
+
+    def whole():
+        with tracked.begun(config, site, experiment_id, "run"):
+            pass
+
+    with disable_run_logger(), pytest.raises(SystemExit):
+        whole()
+    (run,) = MlflowClient(site.tracking_uri).search_runs([experiment_id])
+    assert run.info.status == ("KILLED" if when == "while it is created" else "FINISHED")
