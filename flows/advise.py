@@ -26,13 +26,15 @@ from tasks.speedup.forecast import AdviseResult, DeviceProfile, Link, Prediction
 from tasks.speedup.links import LINKS, fit_link, given_link
 from tasks.speedup.next_moves import FASTER_INPUT, rank_moves
 from tasks.speedup.predict import cheapest, limits, predict
-from tasks.speedup.profile import contention_of, exchange_of, gains, link_samples, profile_of, waiting_of
+from tasks.speedup.profile import company_of, gains, link_samples, profile_of
 from tasks.track import run as tracking
 from tasks.train.coordinate import TrainJob
 from tasks.train.steps import measure
 
 TOKEN_BYTES = 4
 MESSAGE_BYTES = (1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
+MIN_PARTS = 8
+"""The smallest batch of the profile is at least so many times smaller than the recipe's."""
 PROFILE_RANKS = 2
 """Devices that take part in profiling: enough to see what they cost each other, and what a message costs. One, where
 the link is not this cluster's and so neither can be seen here."""
@@ -123,7 +125,7 @@ def run_advise(request: AdviseRequest) -> dict[str, Any]:
             )
             moved = measure(job.model_copy(update={"measurement": _moves(config, cleared.plan)}), address)
             link = _link(request, measured)
-            profile = _profile(config, cleared.plan, prepared.num_train, measured, link)
+            profile = _profile(config, cleared.plan, prepared.num_train, measured)
             result = _advise(request, profile, link, moved)
             result = result.model_copy(
                 update={
@@ -141,8 +143,7 @@ def run_advise(request: AdviseRequest) -> dict[str, Any]:
 def _profiling(config: Config, plan: Plan, request: AdviseRequest) -> Measurement:
     """One device at several batch sizes; several that compute side by side, and that wait for each other as well."""
     batch = config.recipe.batch_size
-    share = batch if config.recipe.batch_scaling == "weak" else max(1, batch // PROFILE_RANKS)
-    sizes = {batch, max(1, batch // 2), max(1, batch // max(request.devices)), share}
+    sizes = {batch, max(1, batch // 2), max(1, batch // max(*request.devices, MIN_PARTS))}
     single = _single(plan)
     points = {f"batch {size}": single.model_copy(update={"batch_size": size}) for size in sorted(sizes - {batch})}
     if plan.world_size == 1:
@@ -150,19 +151,14 @@ def _profiling(config: Config, plan: Plan, request: AdviseRequest) -> Measuremen
         return Measurement(
             arms={"baseline": single.model_copy(update={"batch_size": batch}), "candidate": half} | points
         )
-    several = single.model_copy(update={"num_devices": PROFILE_RANKS, "batch_size": share})
-    arms = {
-        "baseline": single.model_copy(update={"batch_size": batch}),
-        "candidate": several.model_copy(update={"variant": "token_sync"}),
-        "no_sync": several.model_copy(update={"variant": "no_sync"}),
-        "half_sync": several.model_copy(update={"variant": "half_sync"}),
-    }
-    small = min(sizes)
-    if small < share:
-        fewer = several.model_copy(update={"batch_size": small})
-        arms["small token_sync"] = fewer.model_copy(update={"variant": "token_sync"})
-        arms["small no_sync"] = fewer.model_copy(update={"variant": "no_sync"})
-    return Measurement(arms=arms | points, all_reduce_bytes=(TOKEN_BYTES, *MESSAGE_BYTES))
+    arms = {"baseline": single.model_copy(update={"batch_size": batch})} | points
+    for size in sorted({min(sizes), batch}):
+        several = single.model_copy(update={"num_devices": PROFILE_RANKS, "batch_size": size})
+        for variant in ("no_sync", "token_sync", "full"):
+            arms[f"{variant} {size}"] = several.model_copy(update={"variant": variant})
+    return Measurement(
+        arms=arms | {"candidate": arms.pop(f"full {batch}")}, all_reduce_bytes=(TOKEN_BYTES, *MESSAGE_BYTES)
+    )
 
 
 def _moves(config: Config, plan: Plan) -> Measurement:
@@ -196,28 +192,16 @@ def _single(plan: Plan) -> Arm:
     )
 
 
-def _profile(config: Config, plan: Plan, num_train: int, measured: MeasureResult, link: Link) -> DeviceProfile:
+def _profile(config: Config, plan: Plan, num_train: int, measured: MeasureResult) -> DeviceProfile:
     return DeviceProfile(
         points=profile_of(measured.probe),
         gradient_bytes=measured.gradient_bytes,
         batch_size=config.recipe.batch_size,
         num_train=num_train,
         num_epochs=config.recipe.num_epochs,
+        company=company_of(measured.probe, measured.all_reduces) if plan.world_size > 1 else None,
         label=f"{plan.device_name}{_threads(plan)}, {_single(plan).label}",
-        **_company(plan, measured, link),
     )
-
-
-def _company(plan: Plan, measured: MeasureResult, link: Link) -> dict[str, Any]:
-    """What devices cost each other; unknown from one alone."""
-    if plan.world_size == 1:
-        return {}
-    waiting = waiting_of(measured.probe, measured.all_reduces)
-    return {
-        "contention": contention_of(measured.probe),
-        "waiting": waiting,
-        "exchange": exchange_of(measured.probe, waiting, link, measured.gradient_bytes),
-    }
 
 
 def _threads(plan: Plan) -> str:

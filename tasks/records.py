@@ -106,6 +106,9 @@ class Plan(Record):
     """For each field that was `auto`: what was chosen and why."""
 
 
+Variant = Literal["full", "synthetic_input", "no_sync", "token_sync"]
+
+
 class Arm(Record):
     """One way to execute the steps of a probe."""
 
@@ -116,10 +119,10 @@ class Arm(Record):
     loading: Loading
     batch_size: int | None = None
     """Samples per device and step; None for the recipe's."""
-    variant: Literal["full", "synthetic_input", "no_sync", "token_sync", "half_sync"] = "full"
+    variant: Variant = "full"
     """What is left out to see its cost: `synthetic_input` computes on one batch that is there already, `no_sync` leaves
     the gradients of each device alone while all compute, `token_sync` lets the devices wait for each other in each step
-    as ever, but exchange a single number, `half_sync` half of the gradients."""
+    as ever, but exchange a single number."""
 
     @property
     def label(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -12,7 +12,7 @@ from tasks.figures import BLUE, FAINT, FONT_POINTS, GREY, INK, ORANGE, new_figur
 from tasks.redact import redact
 from tasks.speedup.charts import format_seconds
 from tasks.speedup.checks import calibration
-from tasks.speedup.forecast import Advice, AdviseResult, Check, DeviceProfile, Limits, Prediction
+from tasks.speedup.forecast import Advice, AdviseResult, Check, Company, Limits, Prediction
 from tasks.speedup.page import Html, bullets, columns, join, page, paragraph, section, table, tag, text, tiles
 from tasks.speedup.predict import MAX_DEVICES
 
@@ -203,28 +203,25 @@ def _method(result: AdviseResult) -> Html:
         )
         for point in profile.points
     ]
-    contention = profile.contention
     name = "as measured" if link.source == "measured" else f"{link.name}, as given"
     bandwidth = "unlimited" if link.seconds_per_byte == 0 else f"{1 / link.seconds_per_byte / 1e9:.3g} GB/s"
     facts = [
         f"Profiled: {profile.label}; {profile.gradient_bytes / 2**20:.2f} MiB of gradients per step.",
-        f"Contention: a step takes {contention.value:.3f} times as long while the other devices of the host compute.",
         f"Link {name}: {link.latency_seconds * 1e6:.0f} microseconds per message, {bandwidth}, "
         f"all-reduce times within {link.relative_error:.0%}.",
-        *_waiting_sentence(result.profile),
-        f"Exchange: inside a training step an all-reduce takes {profile.exchange.value:.2f} times as long as that.",
-        "A step on N devices: contention times the step at the device's share of the batch, plus waiting, plus a ring "
-        "all-reduce.",
+        *(_company_sentence(company) for company in profile.company or ()),
+        "A step on N devices: contention times the step at the device's share of the batch, plus waiting, plus the "
+        "exchange, which grows with N as a ring all-reduce on that link does.",
     ]
     return columns(table(("one device, batch", "step", "95 % interval"), rows), bullets(facts))
 
 
-def _waiting_sentence(profile: DeviceProfile) -> Iterator[str]:
-    for waiting in profile.waiting:
-        yield (
-            f"Waiting: a step of {waiting.batch_size} samples takes {waiting.ratio.value:.3f} times as long when two "
-            "devices wait for each other at its end, the gradients left out."
-        )
+def _company_sentence(company: Company) -> str:
+    contention, waiting, exchange = (one.value - 1 for one in (company.contention, company.waiting, company.exchange))
+    return (
+        f"Two devices at {company.batch_size} samples each: a step takes {contention:+.1%} because both compute, "
+        f"{waiting:+.1%} more because they wait for each other, {exchange:+.1%} more because they exchange gradients."
+    )
 
 
 def _ends(low: float | None, high: float | None) -> str | None:

@@ -42,15 +42,20 @@ class ProfilePoint(Record):
     """Per step: data, forward, backward, update."""
 
 
-class Waiting(Record):
-    """What a step of one batch size loses because the slowest device ends it, and the engine prepares an exchange."""
+class Company(Record):
+    """What two devices cost each other at one batch size: each ratio is a step time over that of the line before."""
 
-    ratio: Interval
-    """Step time of two devices that wait for each other but exchange a single number, over that of two that do not."""
     batch_size: int
-    """Samples per device and step at which it was measured."""
+    """Samples per device and step."""
+    contention: Interval
+    """While the other device of the host computes too, over a device alone: above 1 where they share memory or
+    clock."""
+    waiting: Interval
+    """When they wait for each other in every step, and exchange a single number, besides."""
+    exchange: Interval
+    """When they exchange their gradients, as in training."""
     token_seconds: float
-    """The all-reduce of that single number, contained in it."""
+    """The all-reduce of that single number."""
 
 
 class DeviceProfile(Record):
@@ -64,14 +69,8 @@ class DeviceProfile(Record):
     """The recipe's, samples per device and step under weak scaling, per step under strong scaling."""
     num_train: int
     num_epochs: int
-    contention: Interval = Interval(value=1.0, low=1.0, high=1.0)
-    """Step time while the other devices of the host compute too, over that of a device alone; above 1 where they share
-    memory or clock."""
-    exchange: Interval = Interval(value=1.0, low=1.0, high=1.0)
-    """How much longer an all-reduce takes inside a training step than the link says: cold caches, sleeping threads."""
-    waiting: tuple[Waiting, ...] = ()
-    """What devices that wait for each other in every step lose, at up to two batch sizes; empty where it could not be
-    seen."""
+    company: tuple[Company, Company] | None = None
+    """Two devices at a small and a large batch; None where only one was profiled."""
     label: str
     """The execution that was profiled, in words."""
 

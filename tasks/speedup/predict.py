@@ -1,12 +1,14 @@
 """What N devices will give, from one device's profile and a link: predictions with intervals, limits, the cheapest N.
 
 A step on N devices takes contention times the step of one device at its share of the batch, plus what waiting for the
-slowest costs, plus the all-reduce of the gradients.
+slowest costs, plus the all-reduce of the gradients. All three are measured on two devices in the training step itself,
+at a small batch and a large one; between them they change as a straight line does.
 
-Waiting is measured on two devices, in the training step itself. A part of it is the engine's own work, which neither
-grows with the step nor with N; a part is the scatter of step times, which grows with the step and, as the expected
-largest of N normal values does, with N. Measured at two batch sizes the parts can be told; at one the prediction takes
-half of each, and its interval reaches from the one to the other.
+A part of the waiting is the engine's own work, which neither grows with the step nor with N; a part is the scatter of
+step times, which grows with the step and, as the expected largest of N normal values does, with N.
+
+In the step an all-reduce takes longer than on the bare link: cold caches, sleeping threads. What it takes longer on two
+devices is added to what the link says of N.
 
 Up to 25 MB of gradients travel in DistributedDataParallel's one bucket, after the last gradient is known, so
 that nothing overlaps; of more, all but the last bucket may hide behind the rest of the backward pass, which is about
@@ -26,12 +28,12 @@ from tasks.errors import InputError
 from tasks.speedup.forecast import (
     Bound,
     CheapestChoice,
+    Company,
     DeviceProfile,
     Limits,
     Link,
     Prediction,
     ScalingKind,
-    Waiting,
 )
 from tasks.speedup.links import all_reduce_seconds
 from tasks.speedup.study import Interval
@@ -47,6 +49,8 @@ MODEL_ERROR = 0.02
 UNSEEN_ERROR = 0.1
 """The same where only one device was profiled: what several cost each other was 5 to 20 % of a step where it was seen
 (infra/LOG.md)."""
+MIN_EXCHANGE = 0.2
+"""Least part of what the link says that an exchange takes in a step: lost in the step's noise it still takes some."""
 PAYING_FACTOR = 1.1
 """Doubling the devices pays while it gives at least this factor."""
 MAX_DEVICES = 4096
@@ -64,31 +68,35 @@ class _Draws:
         points = sorted(profile.points, key=lambda point: point.batch_size)
         self.sizes_P = np.array([point.batch_size for point in points], dtype=np.float64)
         self.seconds_DP = np.stack([_possible(rng, point.seconds) for point in points], axis=1)
-        self.contention_D = np.maximum(_possible(rng, profile.contention), 1e-9)
         self.link_D = np.exp(_noise(rng) * np.log1p(link.relative_error) / TWO_SIGMA)
-        model_error = MODEL_ERROR if profile.waiting else UNSEEN_ERROR
+        model_error = MODEL_ERROR if profile.company else UNSEEN_ERROR
         self.model_D = np.exp(_noise(rng) * model_error / TWO_SIGMA)
         self.hidden_D = np.concatenate([[0.5], rng.uniform(0, 1, NUM_DRAWS)])
-        self.exchange_D = _possible(rng, profile.exchange)
+        self.zero_D = np.zeros(NUM_DRAWS + 1)
         self.beyond_D = _noise(rng) / TWO_SIGMA
-        self.scatter_D = np.concatenate([[0.5], rng.uniform(0, 1, NUM_DRAWS)])
-        """Share of the waiting that is scatter, where one batch size leaves that open."""
         self.overhead_D, self.slope_D = self._line()
-        self.engine_D, self.slack_D = self._waiting(rng, profile.waiting)
+        company = profile.company or ()
+        self.company_sizes = [one.batch_size for one in company]
+        self.contention_CD = [np.maximum(_possible(rng, one.contention), 1e-9) for one in company]
+        self.engine_D, self.slack_D, self.beyond_link_CD = self._company(rng, company, profile, link)
 
-    def _waiting(self, rng: np.random.Generator, points: Sequence[Waiting]) -> tuple[Floats, Floats]:
-        """Seconds of the engine's own in a step, and two devices' scatter as a share of the step."""
-        if not points:
-            return np.zeros(NUM_DRAWS + 1), np.zeros(NUM_DRAWS + 1)
-        free, lost = [], []
-        for point in sorted(points, key=lambda point: point.batch_size):
-            free.append(self.step(point.batch_size) * self.contention_D)
-            lost.append(np.maximum(free[-1] * (_possible(rng, point.ratio) - 1) - point.token_seconds, 0.0))
-        if len(points) == 1:
-            return lost[0] * (1 - self.scatter_D), lost[0] * self.scatter_D / free[0]
+    def _company(
+        self, rng: np.random.Generator, company: Sequence[Company], profile: DeviceProfile, link: Link
+    ) -> tuple[Floats, Floats, list[Floats]]:
+        """Seconds per step of the engine, scatter per second of a step, and what an exchange takes beyond the link."""
+        expected_D = all_reduce_seconds(link, 2, profile.gradient_bytes) * self.link_D
+        free, lost, beyond = [], [], []
+        for one, contention_D in zip(company, self.contention_CD, strict=True):
+            free.append(self.step(one.batch_size) * contention_D)
+            waited_D = free[-1] * _possible(rng, one.waiting)
+            exchanged_D = waited_D * (_possible(rng, one.exchange) - 1) + one.token_seconds
+            lost.append(np.maximum(waited_D - free[-1] - one.token_seconds, 0.0))
+            beyond.append(exchanged_D - expected_D)
+        if not company:
+            return self.zero_D, self.zero_D, []
         # Through both points, neither part below 0, and exact at the larger batch in any case.
         slack_D = np.clip((lost[-1] - lost[0]) / (free[-1] - free[0]), 0.0, lost[-1] / free[-1])
-        return lost[-1] - slack_D * free[-1], slack_D
+        return lost[-1] - slack_D * free[-1], slack_D, beyond
 
     def _line(self) -> tuple[Floats, Floats]:
         """Overhead and seconds per sample by least squares of the relative errors, neither below 0."""
@@ -116,7 +124,24 @@ class _Draws:
     def waiting_for(self, num_devices: int, batch_size: int) -> Floats:
         """Seconds per step that `num_devices` devices lose by waiting for each other, the exchange itself apart."""
         growth = expected_largest(num_devices) / expected_largest(2)
-        return np.asarray(self.engine_D + self.slack_D * growth * self.step(batch_size) * self.contention_D)
+        return np.asarray(self.engine_D + self.slack_D * growth * self.step(batch_size) * self.contention(batch_size))
+
+    def contention(self, batch_size: float) -> Floats:
+        """Step time beside others over that alone."""
+        return self._in_company(self.contention_CD, batch_size) if self.company_sizes else self.zero_D + 1
+
+    def exchange(self, all_reduce: float, batch_size: float) -> Floats:
+        """Seconds that an all-reduce takes in a step, given what the link says of it."""
+        link_D: Floats = all_reduce * self.link_D
+        if not self.company_sizes:
+            return link_D
+        return np.asarray(np.maximum(link_D + self._in_company(self.beyond_link_CD, batch_size), MIN_EXCHANGE * link_D))
+
+    def _in_company(self, values_CD: list[Floats], batch_size: float) -> Floats:
+        """On the line between the two batch sizes of two devices, and beyond them as at the nearer one."""
+        small, large = self.company_sizes
+        share = float(np.clip((batch_size - small) / (large - small), 0, 1))
+        return np.asarray((1 - share) * values_CD[0] + share * values_CD[1])
 
     def _between(self, batch_size: float) -> Floats:
         upper = int(np.clip(np.searchsorted(self.sizes_P, batch_size), 1, len(self.sizes_P) - 1))
@@ -186,11 +211,10 @@ def _predict(profile: DeviceProfile, link: Link, draws: _Draws, num_devices: int
     one_D = draws.step(profile.batch_size)
     alone_D = draws.step(local)
     several = num_devices > 1
-    compute_D = alone_D * (draws.contention_D if several else 1.0)
+    compute_D = alone_D * (draws.contention(local) if several else 1.0)
     all_reduce = all_reduce_seconds(link, num_devices, profile.gradient_bytes)
-    exposed_D = _exposed(
-        all_reduce * draws.exchange_D * draws.link_D, compute_D, profile.gradient_bytes, draws.hidden_D
-    )
+    exchange_D = draws.exchange(all_reduce, local) if several else draws.zero_D
+    exposed_D = _exposed(exchange_D, compute_D, profile.gradient_bytes, draws.hidden_D)
     waiting_D = draws.waiting_for(num_devices, local) if several else np.zeros_like(one_D)
     step_D = (compute_D + waiting_D + exposed_D) * (draws.model_D if several else 1.0)
     ratio_D = (num_devices if scaling == "weak" else 1) * one_D / step_D
@@ -206,7 +230,7 @@ def _predict(profile: DeviceProfile, link: Link, draws: _Draws, num_devices: int
         high=float(high),
         efficiency=float(ratio_D[0]) / num_devices,
         step_seconds=float(step_D[0]),
-        communication_seconds=all_reduce * float(draws.exchange_D[0]),
+        communication_seconds=float(exchange_D[0]),
         waiting_seconds=float(waiting_D[0]),
         epoch_seconds=epoch,
         bound=_bound(float(draws.overhead_D[0]), float(compute_D[0]), float(exposed_D[0] + waiting_D[0])),

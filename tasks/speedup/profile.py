@@ -9,14 +9,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from tasks.records import AllReduceTime, ProbeResult
-from tasks.speedup.forecast import AllReduceSample, Link, ProfilePoint, Waiting
-from tasks.speedup.links import all_reduce_seconds
+from tasks.records import AllReduceTime, Arm, ProbeResult
+from tasks.speedup.forecast import AllReduceSample, Company, ProfilePoint
 from tasks.speedup.statistics import Estimate, arm_ratio
 from tasks.speedup.study import Interval
-
-MIN_EXCHANGE = 0.2
-"""Least factor of an exchange: where it is lost in the noise of the step it still takes some of its time."""
 
 
 def profile_of(probe: ProbeResult) -> tuple[ProfilePoint, ...]:
@@ -32,80 +28,58 @@ def profile_of(probe: ProbeResult) -> tuple[ProfilePoint, ...]:
         if arm.model_copy(update={"batch_size": base.batch_size}) != base:
             continue
         size = probe.samples_per_step[role]
-        ratio = arm_ratio(probe.rounds, role, "baseline")  # seconds per sample over the baseline's
-        assert ratio is not None
+        ratio = _ratio(probe, role, "baseline")  # seconds per sample over the baseline's
         points.append(ProfilePoint(batch_size=size, seconds=_times(ratio, scale * size / base_size)))
     return tuple(sorted(points, key=lambda point: point.batch_size))
 
 
-def contention_of(probe: ProbeResult) -> Interval:
-    """Step time with all devices at work and no exchange, over that of one device alone at the same batch.
+def company_of(probe: ProbeResult, all_reduces: Sequence[AllReduceTime]) -> tuple[Company, Company]:
+    """What two devices cost each other, at the two batch sizes that were measured in all four ways, the smaller first.
 
     Args:
-        probe: With the arm `no_sync`, and one on a single device with the same batch.
-    """
-    several = probe.others["no_sync"]
-    share = probe.samples_per_step["no_sync"] // several.num_devices
-    arms = {"baseline": probe.baseline} | probe.others
-    alone = next(role for role, arm in arms.items() if arm.num_devices == 1 and probe.samples_per_step[role] == share)
-    ratio = arm_ratio(probe.rounds, "no_sync", alone)
-    assert ratio is not None
-    return _times(ratio, several.num_devices)  # a sample of several devices' arm is one of all of them
-
-
-def waiting_of(probe: ProbeResult, all_reduces: Sequence[AllReduceTime]) -> tuple[Waiting, ...]:
-    """What the devices lose by waiting for each other, at each batch size that was measured both ways.
-
-    Args:
-        probe: With arms of the variants `token_sync` and `no_sync` that are alike in everything else.
+        probe: With arms that are alike but for the number of devices and, on several, the variant: `no_sync`,
+            `token_sync` and `full`.
         all_reduces: The smallest of them stands for the exchange of a single number.
     """
-    arms = {"candidate": probe.candidate} | probe.others
     token = min(all_reduces, key=lambda one: one.num_bytes).seconds
+    arms = {"baseline": probe.baseline, "candidate": probe.candidate} | probe.others
     found = []
-    for role, arm in arms.items():
-        twin = arm.model_copy(update={"variant": "no_sync"})
-        free = next((other for other, its in arms.items() if its == twin), None)
-        if arm.variant != "token_sync" or free is None:
+    for full, arm in arms.items():
+        if arm.variant != "full" or arm.num_devices == 1:
             continue
-        ratio = arm_ratio(probe.rounds, role, free)
-        assert ratio is not None
-        size = probe.samples_per_step[role] // arm.num_devices
-        found.append(Waiting(ratio=_times(ratio, 1.0), batch_size=size, token_seconds=token))
-    return tuple(found)
+        alone = _role(arms, arm, num_devices=1)
+        free, waiting = _role(arms, arm, variant="no_sync"), _role(arms, arm, variant="token_sync")
+        found.append(
+            Company(
+                batch_size=probe.samples_per_step[alone],
+                # a sample of several devices' arm is one of all of them
+                contention=_times(_ratio(probe, free, alone), arm.num_devices),
+                waiting=_times(_ratio(probe, waiting, free), 1.0),
+                exchange=_times(_ratio(probe, full, waiting), 1.0),
+                token_seconds=token,
+            )
+        )
+    small, large = sorted(found, key=lambda one: one.batch_size)
+    return small, large
 
 
-def exchange_of(probe: ProbeResult, waiting: Sequence[Waiting], link: Link, gradient_bytes: int) -> Interval:
-    """How much longer half of the gradients take to exchange inside a step than the link says.
+def _role(arms: dict[str, Arm], arm: Arm, **changes: object) -> str:
+    wanted = arm.model_copy(update=changes)
+    return next(role for role, its in arms.items() if its == wanted)
 
-    Args:
-        probe: With the arm `half_sync`, alike the candidate of variant `token_sync` in everything else.
-        waiting: As found from the same probe.
-        link: Between these devices.
-        gradient_bytes: Of all gradients.
-    """
-    ratio = arm_ratio(probe.rounds, "half_sync", "candidate")
-    assert ratio is not None
-    step = probe.samples_per_step["candidate"] * statistics.median(
-        block.seconds_per_sample for blocks in probe.rounds for block in blocks if block.arm == "candidate"
-    )
-    expected = all_reduce_seconds(link, probe.candidate.num_devices, gradient_bytes / 2)
-    token = waiting[0].token_seconds
-    value, low, high = (
-        max(MIN_EXCHANGE, (step * ((ratio.value if end is None else end) - 1) + token) / expected)
-        for end in (ratio.value, ratio.low, ratio.high)
-    )
-    return Interval(value=value, low=low, high=high)
+
+def _ratio(probe: ProbeResult, role: str, before: str) -> Estimate:
+    found = arm_ratio(probe.rounds, role, before)
+    assert found is not None
+    return found
 
 
 def gains(probe: ProbeResult) -> dict[str, Interval]:
     """Throughput of each other arm over the baseline's, by the setting that makes it."""
     found = {}
-    arms = {"candidate": probe.candidate} | probe.others
-    for role, arm in arms.items():
-        ratio = arm_ratio(probe.rounds, "baseline", role)
-        assert ratio is not None
-        found[role if role != "candidate" else _setting(probe, arm.model_dump())] = _times(ratio, 1.0)
+    for role, arm in ({"candidate": probe.candidate} | probe.others).items():
+        setting = role if role != "candidate" else _setting(probe, arm.model_dump())
+        found[setting] = _times(_ratio(probe, "baseline", role), 1.0)
     return found
 
 

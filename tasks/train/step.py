@@ -63,12 +63,10 @@ class BareStep:
 
     def _distributed(self, network: nn.Module) -> nn.Module:
         wrapped = DistributedDataParallel(network, **DDP_SETTINGS)  # type: ignore[arg-type]
-        # Lambdas, because torch rejects annotations that are text, as those of this module are.
         if self._arm.variant == "token_sync":
             token = torch.zeros(1, device=self._inputs.device)
+            # A lambda, because torch rejects annotations that are text, as those of this module are.
             wrapped.register_comm_hook(token, lambda token, bucket: _exchange(token, bucket))  # noqa: PLW0108
-        if self._arm.variant == "half_sync":
-            wrapped.register_comm_hook(None, lambda _, bucket: _exchange(_first_half(bucket), bucket))
         return wrapped
 
     def run(self, num_steps: int) -> list[float]:
@@ -119,10 +117,3 @@ def _exchange(message: torch.Tensor, bucket: Any) -> torch.futures.Future[torch.
     """Communication hook: exchange a message in place of the gradients of a `torch.distributed.GradBucket`."""
     exchanged: torch.futures.Future[list[torch.Tensor]] = distributed.all_reduce(message, async_op=True).get_future()
     return exchanged.then(lambda _: bucket.buffer())
-
-
-def _first_half(bucket: Any) -> torch.Tensor:
-    """Half of a bucket's gradients, as the ranks' mean is made of: divided before they are added."""
-    buffer: torch.Tensor = bucket.buffer()
-    half = buffer[: max(1, buffer.numel() // 2)]
-    return half.div_(distributed.get_world_size())

@@ -16,7 +16,7 @@ from tasks.records import Measurement
 from tasks.speedup.forecast import DeviceProfile
 from tasks.speedup.links import fit_link
 from tasks.speedup.predict import predict, step_seconds
-from tasks.speedup.profile import contention_of, exchange_of, link_samples, profile_of, waiting_of
+from tasks.speedup.profile import company_of, link_samples, profile_of
 from tasks.speedup.statistics import arm_ratio, speedup_ratio
 from tasks.train.coordinate import measure_group, train_group
 from tasks.train.launch import rank_environment
@@ -109,30 +109,26 @@ def compiling(job, address, probe):
 
 
 def profiled(job, address, precision):
+    """As `paceline advise` does, but for longer; two devices train at an eighth of the batch each and at all of it."""
     single = planned_arm(job, num_devices=1, precision=precision)
-    several = single.model_copy(update={"num_devices": 2, "batch_size": BATCH // 2})
     arms = {
         "baseline": single.model_copy(update={"batch_size": BATCH}),
-        "candidate": several.model_copy(update={"variant": "token_sync"}),
-        "no_sync": several.model_copy(update={"variant": "no_sync"}),
-        "small token_sync": several.model_copy(update={"variant": "token_sync", "batch_size": BATCH // 8}),
-        "small no_sync": several.model_copy(update={"variant": "no_sync", "batch_size": BATCH // 8}),
-        "half_sync": several.model_copy(update={"variant": "half_sync"}),
         "half": single.model_copy(update={"batch_size": BATCH // 2}),
         "eighth": single.model_copy(update={"batch_size": BATCH // 8}),
     }
-    found = measure(job, address, arms, MESSAGES)
+    for size in (BATCH, BATCH // 8):
+        several = single.model_copy(update={"num_devices": 2, "batch_size": size})
+        for variant in ("full", "token_sync", "no_sync"):
+            arms[f"{variant} {size}"] = several.model_copy(update={"variant": variant})
+    found = measure(job, address, arms | {"candidate": arms.pop(f"full {BATCH}")}, MESSAGES)
     link = fit_link(link_samples([one for one in found.all_reduces if one.num_bytes > 4]))
-    waiting = waiting_of(found.probe, found.all_reduces)
     profile = DeviceProfile(
         points=profile_of(found.probe),
         gradient_bytes=found.gradient_bytes,
         batch_size=BATCH,
         num_train=job.prepared.num_train,
         num_epochs=1,
-        contention=contention_of(found.probe),
-        waiting=waiting,
-        exchange=exchange_of(found.probe, waiting, link, found.gradient_bytes),
+        company=company_of(found.probe, found.all_reduces),
         label=precision,
     )
     print(profile, link)
@@ -169,7 +165,11 @@ def test_predictions_against_measurements(make_job, cluster_address):
     profiles = {}
     for precision in ("32-true", "bf16-mixed"):
         profile, link = profiles[precision] = profiled(patient(job), cluster_address, precision)
-        for size, bar, what in ((BATCH, 0.05, ""), (2 * BATCH, 0.10, "held-out "), (BATCH // 2, 0.10, "held-out ")):
+        for size, bar, what in (
+            (BATCH, 0.05, ""),
+            (3 * BATCH // 2, 0.10, "held-out "),
+            (BATCH // 2, 0.10, "held-out "),
+        ):
             narrow = patient(job) if size == BATCH else job
             measured[precision, size] = two_against_one(narrow, cluster_address, precision, size)
             predicted = predict(on(profile, size), link, 2, "strong")
@@ -182,7 +182,7 @@ def test_predictions_against_measurements(make_job, cluster_address):
     # bf16 from what one device does in bf16, and what two cost each other in fp32: in bf16 two were never profiled.
     profile, link = profiles["32-true"]
     held_out = profile.model_copy(update={"points": profiles["bf16-mixed"][0].points})
-    for size, bar in ((BATCH, 0.10), (2 * BATCH, 0.10), (BATCH // 2, 0.10)):
+    for size, bar in ((BATCH, 0.10), (3 * BATCH // 2, 0.10), (BATCH // 2, 0.10)):
         predicted = predict(on(held_out, size), link, 2, "strong")
         goal = f"goal 8, held-out precision bf16-mixed, N = 2, batch {size}"
         check(goal, predicted, measured["bf16-mixed", size], bar)
