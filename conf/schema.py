@@ -143,6 +143,10 @@ class Execution(Section):
     checkpoint_steps: Annotated[int, Field(ge=1)] | None = None
     """Steps between checkpoints inside an epoch; a checkpoint is written at each epoch's end in any case."""
 
+    max_restarts: Annotated[int, Field(ge=0)] = 3
+    """Times that a training which lost a rank, a worker or a host is begun again from its newest checkpoint without
+    having made progress in between, before it is given up."""
+
     @property
     def world_size(self) -> int:
         """Number of ranks over all hosts."""

@@ -38,6 +38,9 @@ class Site(BaseSettings):
     prefect_api_url: str | None = Field(default=None, validation_alias="PREFECT_API_URL")
     """Prefect server, where one was given; else Prefect's own temporary one."""
 
+    leases: Path = Field(default=Path("/run/lock/paceline"), validation_alias="PACELINE_LEASES")
+    """Where this host's device leases lie: on its own disk, and the same for all who share its devices."""
+
     @field_validator("home", mode="before")
     @classmethod
     def _named(cls, home: object) -> object:

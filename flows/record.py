@@ -32,6 +32,7 @@ TRAIN_KEYS = (
     "resumed_from",
     "data_wait_fraction",
     "wall_seconds",
+    "restarts",
 )
 DATASET_KEYS = (
     "fingerprint",
@@ -134,6 +135,8 @@ def _metrics(outcome: Outcome, summary: dict[str, Any]) -> dict[str, float | Non
         "test/angle_rmse_degrees": evaluated.angle_rmse_degrees,
         "train/final_loss": trained.final_loss,
         "data/num_rejected": outcome.prepared.num_rejected,
+        "recovery/num_restarts": len(trained.restarts),
+        "recovery/lost_steps": sum(restart.lost_steps for restart in trained.restarts),
     }
     metrics |= {f"speedup/share_{name}": share[0] for name, share in speedup.shares.items()}
     metrics |= compile_metrics(trained)

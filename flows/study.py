@@ -255,6 +255,7 @@ def arm_run(arm: StudyArm, trained: TrainResult, evaluated: EvaluateResult) -> A
     ends = trained.epoch_ends
     lengths = [later - sooner for sooner, later in itertools.pairwise(ends)]
     startup = trained.startup_seconds
+    restarted = tuple(f"it was begun again: {restart.cause}" for restart in trained.restarts)
     return ArmRun(
         arm=arm.name,
         repeat=0,
@@ -268,15 +269,15 @@ def arm_run(arm: StudyArm, trained: TrainResult, evaluated: EvaluateResult) -> A
         end_to_end_seconds=ends[-1] if ends else None,
         accuracy=evaluated.accuracy,
         num_test=evaluated.num_samples,
-        validation=tuple(zip(ends, trained.validation_accuracy, strict=False)),
+        validation=tuple(zip(ends, trained.validation_accuracy[-len(ends) :], strict=False)),
         time_budget=trained.time_budget,
         data_wait_fraction=trained.data_wait_fraction,
         communication_fraction=trained.communication_fraction,
         idle_fraction=trained.idle_fraction,
         peak_memory_bytes=trained.peak_memory_bytes,
         energy_joules=trained.energy_joules,
-        contaminated=trained.validity.contaminated if trained.validity else None,
-        contamination=trained.validity.reasons if trained.validity else (),
+        contaminated=bool(restarted) or (trained.validity.contaminated if trained.validity else None),
+        contamination=restarted + (trained.validity.reasons if trained.validity else ()),
         predictions=trained.predictions,
         prediction_samples_per_second=evaluated.samples_per_second,
         compile=trained.compile,

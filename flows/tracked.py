@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from prefect.runtime import flow_run
 
 from conf.schema import Config
 from conf.site import Site
+from flows.abandoned import HOST_TAG, set_right
 from flows.interrupt import held, received
 from tasks.errors import InputError
 from tasks.track import run as tracking
@@ -21,9 +23,11 @@ from tasks.train.owner import own
 @contextmanager
 def begun(config: Config, site: Site, experiment_id: str, role: Role, workload: str = "") -> Iterator[RunHandle]:
     """A new run with its parameters; FINISHED, FAILED or KILLED at the end of the body."""
+    set_right(site, config.track.experiment)
     tags = {
         "paceline.role": role,
         "paceline.workload": workload,
+        HOST_TAG: socket.gethostname(),
         "prefect.flow_run_id": str(flow_run.get_id() or ""),
     }
     name = config.name if role == "run" else f"{role} {config.name}"
@@ -42,6 +46,7 @@ def nested(parent: RunHandle, config: Config, name: str) -> Iterator[RunHandle]:
     tags = {
         "paceline.role": "arm",
         "paceline.study_run_id": parent.run_id,
+        HOST_TAG: socket.gethostname(),
         tracking.PARENT_TAG: parent.run_id,
         "prefect.flow_run_id": str(flow_run.get_id() or ""),
     }
@@ -68,8 +73,10 @@ def reopened(site: Site, run_id: str, role: Role, workload: str | None = None) -
         )
     if workload is not None:
         _check_same_workload(handle, workload)
+    set_right(site, handle.experiment)
     with _kept(handle, site.root, f"paceline {role} --resume {run_id}"):
-        tracking.revive(handle, {"prefect.flow_run_id": str(flow_run.get_id() or "")})
+        tags = {"prefect.flow_run_id": str(flow_run.get_id() or ""), HOST_TAG: socket.gethostname()}
+        tracking.revive(handle, tags)
         yield handle
 
 

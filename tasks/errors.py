@@ -3,7 +3,8 @@
     PacelineError
     ├── InputError      the input is wrong, nothing was started: exit status 2
     └── RunError        the run failed while running: exit status 1
-        └── RankError   a training rank failed; carries the rank and its own traceback
+        ├── RankError   a training rank failed; carries the rank and its own traceback
+        └── LostError   a rank, worker, host or the scheduler has gone; a restart may help
 
 A message is value + rule + fix, on one line.
 """
@@ -22,9 +23,17 @@ class RunError(PacelineError):
 
 
 class RankError(RunError):
-    """A rank failed; `rank_traceback` is its own traceback, `rank` its number (None when unknown)."""
+    """A rank failed; `rank_traceback` is its own traceback, `rank` its number (None when unknown).
 
-    def __init__(self, message: str, rank: int | None = None, rank_traceback: str = "") -> None:
+    `final`: it said so itself, as when the loss is no longer finite, and would say so again.
+    """
+
+    def __init__(self, message: str, rank: int | None = None, rank_traceback: str = "", *, final: bool = False) -> None:
         super().__init__(message)
         self.rank = rank
         self.rank_traceback = rank_traceback
+        self.final = final
+
+
+class LostError(RunError):
+    """A rank, worker, host or the scheduler has gone, or is silent; what was trained is in the checkpoints."""

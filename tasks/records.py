@@ -242,6 +242,23 @@ class CompileStats(Record):
     """Spent compiling forward graphs; what backward graphs take is in the first steps' time."""
 
 
+class Restart(Record):
+    """A training that was begun again after something was lost."""
+
+    cause: str
+    """The root cause."""
+    rank: int | None
+    """Where it was; None when it was none of the ranks."""
+    num_ranks: int
+    """Of the attempt that ended."""
+    first_step: int
+    """Where training went on: the newest checkpoint that verified."""
+    lost_steps: int
+    """Done before, and done again."""
+    seconds: float
+    """From the failure to the start of the next attempt's ranks."""
+
+
 class TrainResult(Record):
     """What training left behind."""
 
@@ -298,6 +315,8 @@ class TrainResult(Record):
     """Over all hosts during the fit, from NVML or RAPL; None where neither can be read."""
     validity: Validity | None = None
     """Of rank 0's host during the fit."""
+    restarts: tuple[Restart, ...] = ()
+    """Within this training, the oldest first."""
 
 
 class Measurement(Record):
@@ -367,9 +386,12 @@ class RankSpec(Record):
     interface: str | None
     """Network interface that carries the worker's address, for gloo and NCCL."""
     devices: tuple[str, ...] = ()
-    """UUIDs of the host's GPUs in one order for all its ranks, indexed by the local rank; empty on CPUs."""
+    """UUIDs of the group's GPUs on this host in one order for all its ranks, indexed by the local rank; empty on
+    CPUs."""
     measurement: Measurement | None = None
     """Measure this and train nothing; None to train."""
+    probe: ProbeResult | None = None
+    """What an earlier attempt of this training has measured; None to measure."""
     coordinator: tuple[str, int]
     """Host and process id of the flow, whose load on this host is the run's own."""
     cold_compile: bool = False

@@ -90,12 +90,12 @@ class _Draws:
             free.append(self.step(one.batch_size) * contention_D)
             waited_D = free[-1] * _possible(rng, one.waiting)
             exchanged_D = waited_D * (_possible(rng, one.exchange) - 1) + one.token_seconds
-            lost.append(np.maximum(waited_D - free[-1] - one.token_seconds, 0.0))
+            lost.append(waited_D - free[-1] - one.token_seconds)
             beyond.append(exchanged_D - expected_D)
         if not company:
             return self.zero_D, self.zero_D, []
-        # Through both points, neither part below 0, and exact at the larger batch in any case.
-        slack_D = np.clip((lost[-1] - lost[0]) / (free[-1] - free[0]), 0.0, lost[-1] / free[-1])
+        # Exact at both batches. A part that noise makes negative stays so, or the interval would be cut on one side.
+        slack_D = (lost[-1] - lost[0]) / (free[-1] - free[0])
         return lost[-1] - slack_D * free[-1], slack_D, beyond
 
     def _line(self) -> tuple[Floats, Floats]:
@@ -124,7 +124,8 @@ class _Draws:
     def waiting_for(self, num_devices: int, batch_size: int) -> Floats:
         """Seconds per step that `num_devices` devices lose by waiting for each other, the exchange itself apart."""
         growth = expected_largest(num_devices) / expected_largest(2)
-        return np.asarray(self.engine_D + self.slack_D * growth * self.step(batch_size) * self.contention(batch_size))
+        waiting_D = self.engine_D + self.slack_D * growth * self.step(batch_size) * self.contention(batch_size)
+        return np.asarray(np.maximum(waiting_D, 0.0))
 
     def contention(self, batch_size: float) -> Floats:
         """Step time beside others over that alone."""

@@ -24,6 +24,7 @@ def summary_table(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("prediction", prediction_text(summary.get("prediction"))),
         ("throughput", _throughput(summary.get("train"), summary.get("evaluate"))),
         ("compile", _compile(summary.get("train"))),
+        ("restarts", _restarts(summary.get("train"))),
         ("time", _time(summary.get("time_budget"), summary.get("seconds"))),
     ]
     return [(name, value) for name, value in rows if value]
@@ -86,6 +87,15 @@ def _compile(train: Mapping[str, Any] | None) -> str:
     return (
         f"{stats['num_graphs']} graphs in {format_seconds(stats['seconds'])}, hit rate {stats['hit_rate']:.2%} over "
         f"{stats['num_calls']:,} calls"
+    )
+
+
+def _restarts(train: Mapping[str, Any] | None) -> str:
+    restarts = (train or {}).get("restarts") or ()
+    return "; ".join(
+        f"{one['cause']}: on from step {one['first_step']} after {format_seconds(one['seconds'])}, "
+        f"{one['lost_steps']} steps done again"
+        for one in restarts
     )
 
 

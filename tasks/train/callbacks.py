@@ -21,7 +21,7 @@ from tasks.model.module import Learner
 from tasks.model.objective import BatchSource, LabelledBatch
 from tasks.train.checkpoint import checkpoint_path
 from tasks.train.exposure import communication_fraction
-from tasks.train.group import reduced
+from tasks.train.group import average_buffers, reduced
 from tasks.train.stopwatch import Stopwatch
 
 MAX_LOG_STEPS = 50
@@ -256,6 +256,7 @@ class CheckpointCallback(Callback):
     def _save(self, trainer: Trainer, learner: Learner) -> None:
         with self._stopwatch.during("checkpoint"):
             self._progress.close_window(trainer, learner)
+            average_buffers(learner.network)  # a file has one rank's, and a resume gives it to all
             self.last = checkpoint_path(self._directory, trainer.global_step)
             trainer.save_checkpoint(self.last)
             self._progress.restart_window()

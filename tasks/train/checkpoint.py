@@ -15,6 +15,11 @@ def checkpoint_path(directory: Path, step: int) -> Path:
     return directory / f"step-{step:010d}.ckpt"
 
 
+def step_of(path: Path) -> int:
+    """The step after which a checkpoint was written."""
+    return int(path.stem.removeprefix("step-"))
+
+
 def newest_verified(directory: Path) -> Path | None:
     """The newest checkpoint whose bytes match their digest, or None. Damaged ones are set aside as `*.damaged`."""
     for path in sorted(directory.glob("step-*.ckpt"), reverse=True):

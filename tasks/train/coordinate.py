@@ -1,4 +1,4 @@
-"""The coordinator: starts all ranks of a group through Dask or none, watches them, and ends all with the first failure.
+"""The coordinator: seats a group of ranks on the cluster, and begins it again from the newest checkpoint when it fails.
 
 Runs in the flow's own process. Knows where ranks run, not what they compute.
 """
@@ -7,41 +7,42 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
 
 from conf.schema import Config
+from conf.site import Site
 from tasks.cluster.address import connect, workers
 from tasks.cluster.hardware import describe
-from tasks.errors import InputError, RankError, RunError
+from tasks.errors import InputError, LostError, RankError
 from tasks.fingerprint import code_fingerprint
-from tasks.records import Hardware, Measurement, MeasureResult, Plan, PreparedSet, RankSpec, Record, TrainResult
-from tasks.train.checkpoint import newest_verified
-from tasks.train.launch import Seat, seat_ranks
-from tasks.train.supervise import (
-    RankOutcome,
-    free_port,
-    interface_of,
-    progress_topic,
-    running_ranks,
-    supervise,
+from tasks.records import (
+    Hardware,
+    Measurement,
+    MeasureResult,
+    Plan,
+    PreparedSet,
+    ProbeResult,
+    RankSpec,
+    Record,
+    TrainResult,
 )
+from tasks.train.checkpoint import newest_verified, step_of
+from tasks.train.gang import ANSWER_SECONDS, Gang, ask
+from tasks.train.launch import PROBE_FILE, Candidate, Seat, gpus_of_workers, seat_ranks
+from tasks.train.lease import Lease
+from tasks.train.recovery import Recovery
+from tasks.train.supervise import RankOutcome, free_port, interface_of, progress_topic
 
 if TYPE_CHECKING:
-    from distributed import Client, Future
-
-POLL_SECONDS = 0.2
-LIVENESS_SECONDS = 2.0
-SETTLE_SECONDS = 0.6
-ABORT_SECONDS = 15.0
-# Errors of ranks that only saw another one go; the root cause is the earliest error that is none of these.
-ECHOES = ("connection closed", "connection reset", "connectfullmesh", "aborted", "broken pipe")
+    from distributed import Client
 
 Progress = Callable[[dict[str, Any]], None]
+Told = Callable[[str], None]
 
 
 class TrainJob(Record):
@@ -64,35 +65,52 @@ class TrainJob(Record):
         """Where the run's checkpoints and the ranks' logs lie."""
         return Path(self.home) / "runs" / self.run_id
 
+    @property
+    def checkpoints(self) -> Path:
+        """Where the run's checkpoints lie."""
+        return self.directory / "checkpoints"
 
-def train_group(job: TrainJob, address: str, on_progress: Progress | None = None) -> TrainResult:
+
+class WorkerFacts(Record):
+    """A Dask worker as it describes itself."""
+
+    code: str
+    hardware: Hardware
+    visible_devices: str | None
+    """Its CUDA_VISIBLE_DEVICES."""
+
+
+def train_group(job: TrainJob, address: str, on_progress: Progress | None = None, tell: Told = print) -> TrainResult:
     """Train on the cluster at `address` and return rank 0's result.
+
+    What is lost on the way is restarted as a whole from the newest checkpoint that verifies, as long as the training
+    makes progress in between.
+
+    Args:
+        job: what to train.
+        address: of the Dask scheduler.
+        on_progress: takes rank 0's progress.
+        tell: takes sentences for people: restarts and their causes, devices that are waited for.
 
     Raises:
         InputError: the cluster cannot seat the group, or other code runs there.
-        RankError: a rank failed; all others have been ended.
-        RunError: a worker was lost.
+        RankError: a rank failed, and would again; all others have been ended.
+        LostError: a worker, a host or the scheduler was lost, and did not come back.
     """
-    return _merge(_group(job, address, on_progress))
+    return _merge(*_group(job, address, on_progress, tell))
 
 
-def measure_group(job: TrainJob, address: str) -> MeasureResult:
+def measure_group(job: TrainJob, address: str, tell: Told = print) -> MeasureResult:
     """Have the group measure what `job.measurement` asks for, and return rank 0's result.
 
     Raises:
         InputError: the cluster cannot seat the group, or other code runs there.
-        RankError: a rank failed; all others have been ended.
-        RunError: a worker was lost.
+        RankError: a rank failed, and would again; all others have been ended.
+        LostError: a worker, a host or the scheduler was lost, and did not come back.
     """
     assert job.measurement is not None
-    return MeasureResult.model_validate(_group(job, address, None)[0].result)
-
-
-def _group(job: TrainJob, address: str, on_progress: Progress | None) -> list[RankOutcome]:
-    with connect(address) as client:
-        specs = _specs(client, job, _seats(client, job.config))
-        with _progress(client, job.run_id, on_progress):
-            return _run(client, specs)
+    outcomes, _ = _group(job, address, None, tell)
+    return MeasureResult.model_validate(outcomes[0].result)
 
 
 def inspect(config: Config, address: str) -> Hardware:
@@ -102,44 +120,153 @@ def inspect(config: Config, address: str) -> Hardware:
         InputError: no scheduler answers, the cluster cannot seat the group, or other code runs there.
     """
     with connect(address) as client:
-        first = _seats(client, config)[0].worker
-        found: Hardware = client.run(describe, workers=[first])[first]
-        return found
+        facts = _facts(client)
+        first = _seats(client, config, facts, "cpu")[0].worker
+        return facts[first].hardware
 
 
-def _seats(client: Client, config: Config) -> list[Seat]:
+def _group(job: TrainJob, address: str, on_progress: Progress | None, tell: Told) -> tuple[list[RankOutcome], Recovery]:
+    recovery = Recovery(job.checkpoints, job.config.execution.max_restarts, tell)
+    attempts = _Attempts(job, recovery, tell)
+    while True:
+        try:
+            with ExitStack() as stack:
+                client = recovery.patiently(partial(_entered, stack, address))
+                stack.enter_context(_progress(client, job.run_id, on_progress))
+                return attempts.next(client), recovery
+        except (RankError, LostError) as error:
+            recovery.judge(error, attempts.num_ranks, attempts.steps_done)
+
+
+def _entered(stack: ExitStack, address: str) -> Client:
+    return stack.enter_context(connect(address))
+
+
+class _Attempts:
+    """Attempts at a job, one after the other."""
+
+    def __init__(self, job: TrainJob, recovery: Recovery, tell: Told) -> None:
+        self._job = job
+        self._recovery = recovery
+        self._tell = tell
+        self._resume = job.resume
+        self._first = len(list(job.directory.glob("attempt-*")))
+        self._number = self._first
+        self.num_ranks = 0
+        """Of the last attempt."""
+        self.steps_done = 0
+        """Of the last attempt, counted from the training's first step."""
+
+    def next(self, client: Client) -> list[RankOutcome]:
+        """Seat a group, have it claim its devices, start it and stay to its end."""
+        job = self._job
+        self.num_ranks, self.steps_done = 0, 0
+        seats = self._recovery.patiently(lambda: _seats(client, job.config, _facts(client), job.plan.accelerator))
+        self.num_ranks = len(seats)
+        gang = Gang(client, job.run_id, seats, self._tell)
+        try:
+            gang.claim()
+            resume_from = newest_verified(job.checkpoints) if self._resume else None
+            specs = _specs(client, job, seats, self._number, resume_from)
+            probe = self._probe()
+            gang.start([spec.model_copy(update={"probe": probe}) for spec in specs])
+            self._resume = True  # whatever comes, the next attempt goes on from what this one leaves
+            self._number += 1
+            self._recovery.begun(step_of(resume_from) if resume_from else 0)
+            return gang.watch()
+        finally:
+            self.steps_done = gang.steps_done
+            gang.end()
+
+    def _probe(self) -> ProbeResult | None:
+        """What an attempt before has measured on as many ranks, so that a restart does not measure again."""
+        for number in range(self._first, self._number):
+            path = self._job.directory / f"attempt-{number}" / "rank-0" / PROBE_FILE
+            if path.exists():
+                probe = ProbeResult.model_validate_json(path.read_text(encoding="utf-8"))
+                if probe.candidate.num_devices == self.num_ranks:
+                    return probe
+        return None
+
+
+def _facts(client: Client) -> dict[str, WorkerFacts]:
+    """Of all workers that answer.
+
+    Raises:
+        InputError: other code runs on one of them.
+    """
     present = workers(client)
-    codes = client.run(code_fingerprint, workers=present)
-    strangers = [worker for worker in present if codes[worker] != code_fingerprint()]
-    if strangers:
-        raise InputError(
-            f"worker {strangers[0]} runs other code ({codes[strangers[0]]}) than this process ({code_fingerprint()}); "
-            "install the same version on every host and restart its workers"
-        )
-    hosts = [(worker, urlparse(worker).hostname or worker) for worker in present]
-    return seat_ranks(hosts, config.execution.num_nodes, config.execution.num_devices)
+    answers = ask(client, [(worker, worker_facts, ()) for worker in present], 2 * ANSWER_SECONDS)
+    strange = [answer for answer in answers if isinstance(answer, ImportError | AttributeError)]
+    if strange:  # it has no such function
+        raise InputError(f"a worker runs other code than this process ({strange[0]}); install the same on every host")
+    facts = {worker: answer for worker, answer in zip(present, answers, strict=True) if isinstance(answer, WorkerFacts)}
+    for worker, found in facts.items():
+        if found.code != code_fingerprint():
+            raise InputError(
+                f"worker {worker} runs other code ({found.code}) than this process ({code_fingerprint()}); "
+                "install the same version on every host and restart its workers"
+            )
+    return facts
 
 
-def _specs(client: Client, job: TrainJob, seats: list[Seat]) -> list[tuple[Seat, RankSpec]]:
-    port = client.submit(free_port, workers=[seats[0].worker], allow_other_workers=False, pure=False).result()
-    checkpoints = job.directory / "checkpoints"
-    resume_from = newest_verified(checkpoints) if job.resume else None
-    attempt = len(list(job.directory.glob("attempt-*")))
-    found = client.run(describe, workers=[seat.worker for seat in seats])
-    specs = []
-    for seat in seats:
-        gpus = found[seat.worker].gpus if job.plan.accelerator == "gpu" else ()
-        interface = client.submit(
-            interface_of, seat.host, workers=[seat.worker], allow_other_workers=False, pure=False
-        ).result()
-        spec = RankSpec(
+def worker_facts() -> WorkerFacts:
+    """Describe the worker that this runs on."""
+    return WorkerFacts(
+        code=code_fingerprint(), hardware=describe(), visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES")
+    )
+
+
+def _seats(client: Client, config: Config, facts: dict[str, WorkerFacts], accelerator: str) -> list[Seat]:
+    by_host: dict[str, list[str]] = {}
+    for worker in facts:
+        by_host.setdefault(urlparse(worker).hostname or worker, []).append(worker)
+    devices: dict[str, str] = {}
+    for present in by_host.values():
+        if accelerator == "gpu":
+            seen = [([gpu.uuid for gpu in facts[one].hardware.gpus], facts[one].visible_devices) for one in present]
+            found = gpus_of_workers(seen)
+            devices |= {worker: gpu for worker, gpu in zip(present, found, strict=True) if gpu is not None}
+        else:
+            devices |= {worker: f"cpu {worker}" for worker in present}
+    owners = ask(client, [(worker, is_leased, (device,)) for worker, device in devices.items()], ANSWER_SECONDS)
+    busy = dict(zip(devices, owners, strict=True))
+    candidates = [
+        Candidate(worker=worker, host=host, device=devices[worker], busy=busy[worker] is True)
+        for host, present in by_host.items()
+        for worker in _in_device_order(present, devices, facts)
+    ]
+    return seat_ranks(candidates, config.execution.num_nodes, config.execution.num_devices)
+
+
+def _in_device_order(present: list[str], devices: dict[str, str], facts: dict[str, WorkerFacts]) -> list[str]:
+    """The workers that have a device; those with GPUs in the host's order of GPUs."""
+    seated = [worker for worker in present if worker in devices]
+    order = {gpu.uuid: place for worker in seated for place, gpu in enumerate(facts[worker].hardware.gpus)}
+    return sorted(seated, key=lambda worker: order.get(devices[worker], 0))
+
+
+def is_leased(device: str) -> bool:
+    """Whether a device of the host that this runs on is somebody's now."""
+    return Lease(Site().leases, device).owner() is not None
+
+
+def _specs(client: Client, job: TrainJob, seats: list[Seat], attempt: int, resume_from: Path | None) -> list[RankSpec]:
+    requests: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [(seats[0].worker, free_port, ())]
+    requests += [(seat.worker, interface_of, (seat.host,)) for seat in seats]
+    port, *interfaces = ask(client, requests, ANSWER_SECONDS)
+    lost = next((answer for answer in (port, *interfaces) if isinstance(answer, BaseException)), None)
+    if lost is not None:
+        raise LostError(f"a worker does not answer: {lost}")
+    return [
+        RankSpec(
             config=job.config,
             plan=job.plan,
             prepared=job.prepared,
             run_id=job.run_id,
             tracking_uri=job.tracking_uri,
             directory=str(job.directory / f"attempt-{attempt}" / f"rank-{seat.rank}"),
-            checkpoint_directory=str(checkpoints),
+            checkpoint_directory=str(job.checkpoints),
             resume_from=str(resume_from) if resume_from else None,
             rank=seat.rank,
             local_rank=seat.local_rank,
@@ -149,86 +276,16 @@ def _specs(client: Client, job: TrainJob, seats: list[Seat]) -> list[tuple[Seat,
             master_address=seats[0].host,
             master_port=port,
             interface=interface,
-            devices=tuple(gpu.uuid for gpu in gpus),
+            devices=tuple(other.device for other in seats if other.host == seat.host)
+            if job.plan.accelerator == "gpu"
+            else (),
             measurement=job.measurement,
             coordinator=(socket.gethostname(), os.getpid()),
             code_fingerprint=code_fingerprint(),
             cold_compile=job.cold_compile,
         )
-        specs.append((seat, spec))
-    return specs
-
-
-def _run(client: Client, specs: list[tuple[Seat, RankSpec]]) -> list[RankOutcome]:
-    futures = [
-        client.submit(
-            supervise,
-            spec.model_dump_json(),
-            workers=[seat.worker],
-            allow_other_workers=False,
-            pure=False,
-            retries=0,
-            key=f"rank-{spec.rank}-{spec.run_id}-{time.time_ns()}",
-        )
-        for seat, spec in specs
+        for seat, interface in zip(seats, interfaces, strict=True)
     ]
-    try:
-        return _watch(client, futures, [seat for seat, _ in specs])
-    finally:
-        _end(client, futures, [seat.worker for seat, _ in specs], specs[0][1].run_id)
-
-
-def _watch(client: Client, futures: list[Future[RankOutcome]], seats: list[Seat]) -> list[RankOutcome]:
-    next_look = time.monotonic() + LIVENESS_SECONDS
-    while True:
-        outcomes = _finished(futures)
-        if any(outcome.error is not None for outcome in outcomes):
-            time.sleep(SETTLE_SECONDS)  # the peers' errors, so that the root cause can be told from its echoes
-            raise _root_cause(_finished(futures))
-        if len(outcomes) == len(futures):
-            return sorted(outcomes, key=lambda outcome: outcome.rank)
-        if time.monotonic() > next_look:
-            next_look = time.monotonic() + LIVENESS_SECONDS
-            _check_workers(client, seats)
-        time.sleep(POLL_SECONDS)
-
-
-def _finished(futures: list[Future[RankOutcome]]) -> list[RankOutcome]:
-    for future in futures:
-        if future.status in ("error", "lost", "cancelled"):
-            reason = future.exception(timeout=5) if future.status == "error" else "its worker or the scheduler is gone"
-            raise RunError(f"the supervisor of a rank ended as {future.status}: {reason}")
-    return [future.result() for future in futures if future.status == "finished"]
-
-
-def _check_workers(client: Client, seats: list[Seat]) -> None:
-    present = set(workers(client))
-    for seat in seats:
-        if seat.worker not in present:
-            raise RunError(
-                f"Dask worker {seat.worker} of rank {seat.rank} on {seat.host} is gone; "
-                "look at its log, then resume the run"
-            )
-
-
-def _root_cause(outcomes: list[RankOutcome]) -> RankError:
-    failed = [outcome for outcome in outcomes if outcome.error is not None]
-    own = [o for o in failed if not any(echo in (o.error or "").lower() for echo in ECHOES)]
-    first = min(own or failed, key=lambda outcome: outcome.failed_at or float("inf"))
-    return RankError(f"rank {first.rank} failed: {first.error}", first.rank, first.traceback)
-
-
-def _end(client: Client, futures: list[Future[RankOutcome]], addresses: list[str], run_id: str) -> None:
-    """Cancel what still runs and wait until no rank of the run is left on any host."""
-    if all(future.status == "finished" for future in futures):
-        return
-    client.cancel(futures, force=True)
-    deadline = time.monotonic() + ABORT_SECONDS
-    while time.monotonic() < deadline:
-        left = client.run(running_ranks, run_id, workers=addresses, on_error="return")
-        if not any(isinstance(found, list) and found for found in left.values()):
-            return
-        time.sleep(POLL_SECONDS)
 
 
 @contextmanager
@@ -244,10 +301,13 @@ def _progress(client: Client, run_id: str, on_progress: Progress | None) -> Iter
         client.unsubscribe_topic(topic)
 
 
-def _merge(outcomes: list[RankOutcome]) -> TrainResult:
-    """Rank 0's result with what concerns all ranks, and the wall time seen from outside."""
+def _merge(outcomes: list[RankOutcome], recovery: Recovery) -> TrainResult:
+    """Rank 0's result with what concerns all ranks, and the wall time seen from outside, lost attempts included."""
     results = [outcome.result or {} for outcome in outcomes]
-    merged = results[0] | {"wall_seconds": outcomes[0].wall_seconds}
+    merged = results[0] | {"restarts": recovery.restarts}
+    merged["wall_seconds"] = outcomes[0].wall_seconds + recovery.lost_seconds
+    if recovery.restarts:
+        merged["time_budget"] = merged["time_budget"] | {"recovery": recovery.lost_seconds}
     merged["peak_memory_bytes"] = max(result["peak_memory_bytes"] for result in results)
     hosts = {result["hosts"][0]: result["energy_joules"] for result in reversed(results)}
     merged["energy_joules"] = None if None in hosts.values() else sum(hosts.values())

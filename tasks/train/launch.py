@@ -6,7 +6,7 @@ Pure, so that any cluster can be tested on paper. Starts nothing; `supervise` st
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tasks.errors import InputError
@@ -36,6 +36,23 @@ SCRUBBED = frozenset(
 KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(8 * 2**30), "MALLOC_MMAP_THRESHOLD_": str(4 * 2**30)}
 
 
+PROBE_FILE = "probe.json"
+"""In rank 0's directory: what it has measured before training."""
+
+
+class Candidate(Record):
+    """A Dask worker that could supervise a rank."""
+
+    worker: str
+    """Its address."""
+    host: str
+    """Its host's address."""
+    device: str
+    """What the rank would use: a GPU's UUID, or on CPUs the worker's own name."""
+    busy: bool = False
+    """The device is somebody's now; a rank would wait for it."""
+
+
 class Seat(Record):
     """Where one rank sits."""
 
@@ -43,42 +60,79 @@ class Seat(Record):
     worker: str
     """Address of the Dask worker that supervises the rank."""
     host: str
+    device: str
     node_rank: int
     local_rank: int
 
 
-def seat_ranks(workers: list[tuple[str, str]], num_nodes: int, num_devices: int) -> list[Seat]:
-    """Choose `num_devices` workers on each of `num_nodes` hosts, ranks of a host being neighbours.
+def seat_ranks(candidates: list[Candidate], num_nodes: int, num_devices: int) -> list[Seat]:
+    """Choose `num_devices` workers on each of `num_nodes` hosts, ranks of a host being neighbours; free ones first.
 
     Args:
-        workers: (worker address, host) in a stable order.
+        candidates: in a stable order, their devices in each host's own order.
         num_nodes: hosts to use.
         num_devices: workers to use on each.
 
     Raises:
         InputError: there are not enough hosts with enough workers.
     """
-    by_host: dict[str, list[str]] = {}
-    for address, host in workers:
-        by_host.setdefault(host, []).append(address)
-    usable = [host for host, present in by_host.items() if len(present) >= num_devices]
+    by_host: dict[str, list[Candidate]] = {}
+    for candidate in candidates:
+        by_host.setdefault(candidate.host, []).append(candidate)
+    usable = {
+        host: _free_first(present, num_devices) for host, present in by_host.items() if len(present) >= num_devices
+    }
     if len(usable) < num_nodes:
         found = ", ".join(f"{host}: {len(present)}" for host, present in by_host.items()) or "none"
         raise InputError(
             f"execution asks for {num_nodes} hosts with {num_devices} workers each, and the cluster has {found}; "
             "start more workers or ask for fewer devices"
         )
+    chosen = sorted(usable.values(), key=lambda seated: sum(candidate.busy for candidate in seated))[:num_nodes]
     return [
         Seat(
             rank=node * num_devices + local,
-            worker=by_host[host][local],
-            host=host,
+            worker=candidate.worker,
+            host=candidate.host,
+            device=candidate.device,
             node_rank=node,
             local_rank=local,
         )
-        for node, host in enumerate(usable[:num_nodes])
-        for local in range(num_devices)
+        for node, seated in enumerate(chosen)
+        for local, candidate in enumerate(seated)
     ]
+
+
+def _free_first(present: list[Candidate], num: int) -> list[Candidate]:
+    """`num` of a host's workers, free ones before busy ones, in the host's own order."""
+    chosen = sorted(present, key=lambda candidate: candidate.busy)[:num]
+    return [candidate for candidate in present if candidate in chosen]
+
+
+def gpus_of_workers(workers: Sequence[tuple[Sequence[str], str | None]]) -> list[str | None]:
+    """The GPU of each Dask worker of one host; None for one that is left without.
+
+    A dask-cuda worker's CUDA_VISIBLE_DEVICES names all GPUs, its own one first. Workers that were started otherwise may
+    all see the same list: then they are given its GPUs in turn.
+
+    Args:
+        workers: (UUIDs of the GPUs that it sees, in the host's order; its CUDA_VISIBLE_DEVICES).
+    """
+    own = [_first_visible(gpus, setting) for gpus, setting in workers]
+    if None not in own and len(set(own)) == len(own):
+        return own
+    gpus = max((gpus for gpus, _ in workers), key=len)
+    return [gpus[position] if position < len(gpus) else None for position in range(len(workers))]
+
+
+def _first_visible(gpus: Sequence[str], setting: str | None) -> str | None:
+    names = [name.strip() for name in (setting or "").split(",") if name.strip()]
+    if not names:
+        return gpus[0] if gpus else None
+    if all(name.isdigit() for name in names):
+        position = sorted(names, key=int).index(names[0])
+        return gpus[position] if position < len(gpus) else None
+    return names[0] if names[0] in gpus else None
 
 
 def rank_environment(

@@ -11,6 +11,22 @@ from pathlib import Path
 from tasks.errors import InputError
 
 
+def is_owned(directory: Path) -> bool | None:
+    """Whether a process holds the run of a directory now; None where no process ever did."""
+    try:
+        lock = os.open(directory / "lock", os.O_RDWR)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(lock)
+
+
 @contextmanager
 def own(directory: Path) -> Iterator[None]:
     """Hold the run of a directory while the body lasts; the kernel lets go of it when this process dies.

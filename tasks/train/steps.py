@@ -25,8 +25,8 @@ def train(job: TrainJob, address: str) -> TrainResult:
         address: Of the Dask scheduler.
 
     Raises:
-        RankError: A rank failed; no process of the run is left.
-        RunError: A worker was lost.
+        RankError: A rank failed, and would again; no process of the run is left.
+        LostError: A worker, a host or the scheduler was lost, and did not come back.
     """
     logger = get_run_logger()
     for name, choice in job.plan.reasons.items():
@@ -50,7 +50,7 @@ def train(job: TrainJob, address: str) -> TrainResult:
             logger.info("Epoch %d of %d: %s", last_epoch + 1, facts["num_epochs"], note)
 
     with progress_bar("train") as advance:
-        result = train_group(job, address, on_progress)
+        result = train_group(job, address, on_progress, logger.warning)
     logger.info(
         "Trained %d steps on %d ranks in %.1f s (%.0f samples/s), final loss %.4f",
         result.num_steps - result.first_step,
@@ -71,13 +71,13 @@ def measure(job: TrainJob, address: str) -> MeasureResult:
         address: Of the Dask scheduler.
 
     Raises:
-        RankError: A rank failed; no process of the run is left.
-        RunError: A worker was lost.
+        RankError: A rank failed, and would again; no process of the run is left.
+        LostError: A worker, a host or the scheduler was lost, and did not come back.
     """
     logger = get_run_logger()
     assert job.measurement is not None
     logger.info("Measuring %s", "; ".join(arm.label for arm in job.measurement.arms.values()))
-    result = measure_group(job, address)
+    result = measure_group(job, address, logger.warning)
     logger.info(
         "Measured %d rounds in %.1f s (%s)",
         len(result.probe.rounds),

@@ -1,7 +1,11 @@
-"""What runs on a Dask worker: a task that starts one rank as a fresh process and stays with it to its end.
+"""What runs on a Dask worker: a task that holds a device, starts one rank as a fresh process, and stays to its end.
 
 A rank never runs in the worker's own thread: torch's process group, signal handlers and DataLoader workers need a
-process of their own, and a fresh process can be killed without losing the worker. Knows nothing of training.
+process of their own, and a fresh process can be killed without losing the worker.
+
+The coordinator speaks to the task through functions that run on the worker's event loop (`report`, `order`). It asks
+at least every second or so; when nobody has asked for `ORPHAN_SECONDS`, the flow, the scheduler or the network is gone,
+and the rank is ended. Knows nothing of training.
 """
 
 from __future__ import annotations
@@ -9,20 +13,26 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
+from conf.site import Site
 from tasks.records import RankSpec, Record
 from tasks.train.launch import rank_command, rank_environment
+from tasks.train.lease import Lease, Owner
+from tasks.train.pulse import VARIABLE, PulseReader
 
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.25
+LEASE_BEAT_SECONDS = 2.0
 GRACE_SECONDS = 1.5
+ORPHAN_SECONDS = 10.0
 LOG_TAIL_CHARACTERS = 4000
 
 
@@ -35,6 +45,8 @@ class RankOutcome(Record):
     """Content of its result.json, None if it failed."""
     error: str | None
     """Last line of its own error, None if it raised none."""
+    final: bool = False
+    """The error is one that the rank raises on purpose, and would raise again."""
     traceback: str
     """Its own traceback, else the end of its log."""
     failed_at: float | None
@@ -42,67 +54,207 @@ class RankOutcome(Record):
     wall_seconds: float
 
 
-def progress_topic(run_id: str) -> str:
-    """Dask event topic on which rank 0's progress travels to the coordinator."""
-    return f"paceline-progress-{run_id}"
+class Claim(Record):
+    """A rank's claim to a device, before there is anything to run."""
+
+    key: str
+    run_id: str
+    rank: int
+    device: str
 
 
-def supervise(spec_json: str) -> RankOutcome:
-    """Start a rank, forward its progress, and return how it ended.
+class Report(Record):
+    """How a claim stands."""
 
-    Ends the rank when this task is cancelled; the rank ends itself when this worker dies.
+    state: Literal["queued", "waiting", "held", "running"]
+    """`queued`: the task has not begun; `waiting`: the device is another's; `held`: ours, to be told what to run."""
+    owner: Owner | None = None
+    """Whose the device is, while waiting."""
+    step: int | None = None
+    """Steps that the rank has done."""
+    silent_seconds: float | None = None
+    """Since the rank's last sign of life, or since its start before the first."""
+    process_status: str | None = None
+    """Of the operating system: running, sleeping, stopped, disk-sleep."""
+    has_pulse: bool = False
+    """There was a first sign of life."""
+
+
+class _Watch:
+    """What `report` and `order` see of a task; they run in the event loop's thread."""
+
+    def __init__(self, claim: Claim) -> None:
+        self.claim = claim
+        self.asked = time.monotonic()
+        self.owner: Owner | None = None
+        self.held = False
+        self.spec_json: str | None = None
+        self.started: float | None = None
+        self.pulse: PulseReader | None = None
+        self.pid: int | None = None
+
+    def report(self) -> Report:
+        self.asked = time.monotonic()
+        if self.started is None or self.pulse is None:
+            return Report(state="held" if self.held else "waiting", owner=self.owner)
+        last = self.pulse.last_beat
+        return Report(
+            state="running",
+            step=self.pulse.step,
+            silent_seconds=time.monotonic() - (last or self.started),
+            process_status=_status(self.pid),
+            has_pulse=last is not None,
+        )
+
+    def is_wanted(self) -> bool:
+        """Whether the task is still to go on: not cancelled, and somebody asks for it."""
+        from distributed import get_worker
+        from distributed.worker import thread_state  # type: ignore[attr-defined]
+
+        task = get_worker().state.tasks.get(thread_state.key)
+        if task is None or task.state != "executing":
+            return False
+        return time.monotonic() - self.asked < ORPHAN_SECONDS
+
+
+_watches: dict[str, _Watch] = {}
+
+
+def report(key: str) -> Report:
+    """How the claim of that key stands; to be run on its worker."""
+    watch = _watches.get(key)
+    return Report(state="queued") if watch is None else watch.report()
+
+
+def order(key: str, spec_json: str) -> None:
+    """Have the holder of a claim run a rank; to be run on its worker."""
+    _watches[key].spec_json = spec_json
+
+
+def supervise(claim_json: str) -> RankOutcome | None:
+    """Hold a device, start the rank that is ordered, forward its progress, and return how it ended.
+
+    Ends the rank when this task is cancelled or nobody asks for it; the rank ends itself when this worker dies.
 
     Args:
-        spec_json: a `RankSpec` as JSON.
+        claim_json: a `Claim` as JSON.
+
+    Returns:
+        None where it was not wanted any more before a rank was ordered.
     """
+    claim = Claim.model_validate_json(claim_json)
+    watch = _watches[claim.key] = _Watch(claim)
+    lease = Lease(Site().leases, claim.device)
+    try:
+        spec_json = _wait_for_order(watch, lease)
+        return None if spec_json is None else _run(spec_json, lease, watch)
+    finally:
+        lease.release()
+        del _watches[claim.key]
+
+
+def _wait_for_order(watch: _Watch, lease: Lease) -> str | None:
+    while watch.is_wanted():
+        if not watch.held:
+            watch.held = lease.take(watch.claim.run_id, watch.claim.rank)
+            watch.owner = None if watch.held else lease.owner()
+        if watch.spec_json is not None:
+            return watch.spec_json
+        time.sleep(POLL_SECONDS / 5)
+    return None
+
+
+def _run(spec_json: str, lease: Lease, watch: _Watch) -> RankOutcome:
     spec = RankSpec.model_validate_json(spec_json)
     directory = Path(spec.directory)
     directory.mkdir(parents=True, exist_ok=True)
     spec_path = directory / "spec.json"
     spec_path.write_text(spec_json, encoding="utf-8")
     started = time.monotonic()
-    process = _start(spec, spec_path)
+    watch.pulse = PulseReader()
     try:
-        _stay_with(process, spec)
+        process = _start(spec, spec_path, lease, watch.pulse)
+        watch.pid, watch.started = process.pid, started
+        try:
+            _stay_with(process, spec, lease, watch)
+        finally:
+            end_group(process)
     finally:
-        end_group(process)
+        watch.started, pulse, watch.pulse = None, watch.pulse, None
+        pulse.close()
     return _outcome(spec, process.returncode, time.monotonic() - started)
 
 
-def _start(spec: RankSpec, spec_path: Path) -> subprocess.Popen[bytes]:
+def _start(spec: RankSpec, spec_path: Path, lease: Lease, pulse: PulseReader) -> subprocess.Popen[bytes]:
     environment = rank_environment(os.environ, spec.plan.num_threads, spec.interface, spec.devices)
     if spec.cold_compile:
         environment["TORCHINDUCTOR_CACHE_DIR"] = str(spec_path.with_name("compile-cache"))
     environment["PACELINE_SPAWNED_AT"] = repr(time.monotonic())  # one clock for all processes of a host
-    with (spec_path.parent / "log.txt").open("ab") as log:
-        return subprocess.Popen(
-            rank_command(spec_path),
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # one group to kill, and a terminal's Ctrl-C reaches the coordinator alone
-        )
+    environment[VARIABLE] = str(pulse.writing)
+    try:
+        with (spec_path.parent / "log.txt").open("ab") as log:
+            return subprocess.Popen(
+                rank_command(spec_path),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=(lease.fileno(), pulse.writing),
+                start_new_session=True,  # one group to kill, and a terminal's Ctrl-C reaches the coordinator alone
+            )
+    finally:
+        pulse.close_writing()
 
 
-def _stay_with(process: subprocess.Popen[bytes], spec: RankSpec) -> None:
-    from distributed import get_worker
-    from distributed.worker import thread_state  # type: ignore[attr-defined]
+def _stay_with(process: subprocess.Popen[bytes], spec: RankSpec, lease: Lease, watch: _Watch) -> None:
+    """Until the rank ends or is not wanted. Sleeps in the kernel: ranks need the processor."""
+    assert watch.pulse is not None
+    progress = _Progress(spec)
+    ended = os.pidfd_open(process.pid)
+    try:
+        events = select.poll()
+        events.register(ended, select.POLLIN)
+        next_beat = 0.0
+        while process.poll() is None and watch.is_wanted():
+            events.poll(POLL_SECONDS * 1000)
+            watch.pulse.read()
+            progress.forward()
+            if time.monotonic() > next_beat:
+                next_beat = time.monotonic() + LEASE_BEAT_SECONDS
+                lease.beat()
+    finally:
+        os.close(ended)
 
-    worker, key = get_worker(), thread_state.key
-    progress = Path(spec.directory) / "progress.json"
-    seen = ""
-    while process.poll() is None:
-        task = worker.state.tasks.get(key)
-        if task is None or task.state != "executing":
-            return  # cancelled: by the coordinator, or because the coordinator is gone
-        if spec.rank == 0 and progress.exists():
-            text = progress.read_text(encoding="utf-8")
-            if text != seen:
-                seen = text
-                worker.log_event(progress_topic(spec.run_id), json.loads(text))
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=POLL_SECONDS)
+
+class _Progress:
+    """Forwards rank 0's progress file to the coordinator as Dask events."""
+
+    def __init__(self, spec: RankSpec) -> None:
+        self._path = Path(spec.directory) / "progress.json" if spec.rank == 0 else None
+        self._topic = progress_topic(spec.run_id)
+        self._seen = ""
+
+    def forward(self) -> None:
+        """Once for each change."""
+        from distributed import get_worker
+
+        if self._path is None or not self._path.exists():
+            return
+        text = self._path.read_text(encoding="utf-8")
+        if text != self._seen:
+            self._seen = text
+            get_worker().log_event(self._topic, json.loads(text))
+
+
+def progress_topic(run_id: str) -> str:
+    """Dask event topic on which rank 0's progress travels to the coordinator."""
+    return f"paceline-progress-{run_id}"
+
+
+def _status(pid: int | None) -> str | None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return str(psutil.Process(pid).status())
+    return None
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
@@ -134,6 +286,7 @@ def _outcome(spec: RankSpec, returncode: int, wall_seconds: float) -> RankOutcom
         returncode=returncode,
         result=result,
         error=None if result is not None else message,
+        final=bool(error.get("final")),
         traceback=error.get("traceback") or log[-LOG_TAIL_CHARACTERS:],
         failed_at=error.get("time"),
         wall_seconds=wall_seconds,

@@ -33,7 +33,7 @@ from torch import nn  # noqa: E402
 
 from tasks.data.loading.loader import TrainLoader  # noqa: E402
 from tasks.data.split import open_split  # noqa: E402
-from tasks.errors import RunError  # noqa: E402
+from tasks.errors import PacelineError, RunError  # noqa: E402
 from tasks.model.module import STATE_KEY, Learner  # noqa: E402
 from tasks.records import Arm, CompileStats, MeasureResult, ProbeResult, RankSpec, TrainResult  # noqa: E402
 from tasks.speedup.energy import EnergyMeter  # noqa: E402
@@ -51,9 +51,11 @@ from tasks.train.callbacks import (  # noqa: E402
 )
 from tasks.train.checkpoint_io import AtomicCheckpointIO, load  # noqa: E402
 from tasks.train.compiled import CompileWatch  # noqa: E402
+from tasks.train.launch import PROBE_FILE  # noqa: E402
 from tasks.train.measure import Bench, diagnostic_arms, measure  # noqa: E402
 from tasks.train.place import Place  # noqa: E402
 from tasks.train.precision import forward_context, prepare_network  # noqa: E402
+from tasks.train.pulse import Pulse  # noqa: E402
 from tasks.train.step import DDP_SETTINGS  # noqa: E402
 from tasks.train.stopwatch import Stopwatch  # noqa: E402
 
@@ -67,13 +69,15 @@ class Rank:
     Args:
         place: joined.
         stopwatch: of the process, running.
+        pulse: of the process; learns here how to count steps.
     """
 
-    def __init__(self, place: Place, stopwatch: Stopwatch) -> None:
+    def __init__(self, place: Place, stopwatch: Stopwatch, pulse: Pulse) -> None:
         self.place = place
         self.spec = place.spec
         self.config = place.config
         self.stopwatch = stopwatch
+        self.pulse = pulse
         self._compiled = CompileWatch()
 
     def run(self) -> TrainResult:
@@ -135,6 +139,8 @@ class Rank:
     def _probe(self, arm: Arm, loader: TrainLoader) -> ProbeResult | None:
         if self.config.speedup.baseline == "none":
             return None
+        if self.spec.probe is not None:
+            return self.spec.probe
         arms = {"baseline": BASELINE, "candidate": arm}
         if arm.num_devices > 1:
             arms["single"] = arm.model_copy(update={"num_devices": 1})
@@ -142,7 +148,10 @@ class Rank:
             arms["uncompiled"] = arm.model_copy(update={"compile": "off"})  # whether compiling pays
         if self.config.speedup.diagnose:
             arms |= diagnostic_arms(arm, max(1, self.place.batches.global_batch_size // arm.num_devices))
-        return Bench(self.place).probe(arms, {"candidate": loader})
+        probe = Bench(self.place).probe(arms, {"candidate": loader})
+        if self.place.writes:
+            write_atomically(self.place.directory / PROBE_FILE, probe.model_dump_json())
+        return probe
 
     # Training
 
@@ -165,7 +174,9 @@ class Rank:
         energy = EnergyMeter(place.gpu_uuids()) if spec.local_rank == 0 else None
         validity = ValidityWatch(place.own_processes(), gpu_uuids=place.gpu_uuids()) if place.writes else None
         cpu_seconds = time.process_time()
-        trainer.fit(learner, StepLoader(loader, watch, first_step), ckpt_path=spec.resume_from)
+        steps = StepLoader(loader, watch, first_step)
+        self.pulse.count_steps = lambda: steps.next_step
+        trainer.fit(learner, steps, ckpt_path=spec.resume_from)
         cpu_seconds = time.process_time() - cpu_seconds
         return learner, {
             "seconds": budget.fit_seconds,
@@ -307,15 +318,16 @@ def die_with_parent() -> None:
         os._exit(1)  # it died before the request
 
 
-def _work(spec: RankSpec, stopwatch: Stopwatch) -> TrainResult | MeasureResult:
+def _work(spec: RankSpec, stopwatch: Stopwatch, pulse: Pulse) -> TrainResult | MeasureResult:
     place = Place(spec)
-    return Rank(place, stopwatch).run() if spec.measurement is None else measure(place)
+    return Rank(place, stopwatch, pulse).run() if spec.measurement is None else measure(place)
 
 
 def main(spec_path: str) -> int:
     """Run the rank of a spec; 0 when it has written its result."""
     faulthandler.enable()  # a crash in a library's native code leaves the Python stack in the log
     die_with_parent()
+    pulse = Pulse()
     stopwatch = Stopwatch("startup", STARTED_AT)
     spec = RankSpec.model_validate_json(Path(spec_path).read_text(encoding="utf-8"))
     directory = Path(spec.directory)
@@ -324,13 +336,14 @@ def main(spec_path: str) -> int:
         logging.getLogger(engine).setLevel(logging.WARNING)  # their greetings and advertisements
     warnings.filterwarnings("ignore", module="lightning")  # advice on DataLoader workers that we do not use
     try:
-        result = _work(spec, stopwatch)
+        result = _work(spec, stopwatch, pulse)
     except BaseException as error:  # noqa: BLE001  whatever ends a rank is reported, with its traceback
         facts = {
             "rank": spec.rank,
             "message": f"{type(error).__name__}: {error}",
             "traceback": traceback.format_exc(),
             "time": time.time(),
+            "final": isinstance(error, PacelineError),
         }
         write_atomically(directory / "error.json", json.dumps(facts))
         traceback.print_exc()

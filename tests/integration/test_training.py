@@ -2,11 +2,8 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +11,8 @@ import pytest
 import torch
 from mlflow.tracking import MlflowClient
 
-from tasks.errors import RankError
 from tasks.evaluate.metrics import evaluate_predictions, read_test_split
 from tasks.train.coordinate import train_group
-from tasks.train.supervise import running_ranks
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SAME_MATHEMATICS = 1e-3
@@ -146,32 +141,3 @@ def test_two_heads_train_and_predict_angles(make_job, cluster_address):
     found = evaluate_predictions(result.predictions, truth, 1.0)
     assert 0 < found.angle_rmse_degrees < 30  # always guessing 0 would give 26
     check_golden("twohead", result.losses[:40])
-
-
-def test_a_rank_that_raises_is_named_with_its_own_traceback(make_job, cluster_address):
-    job = make_job("recipe.learning_rate=1e30", "execution.num_devices=2")
-    with pytest.raises(RankError, match=r"rank \d failed: RunError: train/loss is nan at step") as error:
-        train_group(job, cluster_address)
-    assert "close_window" in error.value.rank_traceback
-    assert running_ranks(job.run_id) == []
-
-
-def test_a_killed_rank_ends_the_group_and_is_named(make_job, cluster_address):
-    job = make_job("execution.num_devices=2", "recipe.num_epochs=10000", "recipe.schedule=constant")
-    killer = threading.Thread(target=kill_one, args=(job, 1), daemon=True)
-    killer.start()
-    started = time.monotonic()
-    with pytest.raises(RankError, match="rank 1 failed: ended by SIGKILL"):
-        train_group(job, cluster_address)
-    killer.join()
-    assert running_ranks(job.run_id) == []
-    assert time.monotonic() - started < 100
-
-
-def kill_one(job, rank):
-    progress = job.directory / "attempt-0" / "rank-0" / "progress.json"
-    while not progress.exists():
-        time.sleep(0.05)
-    for pid in running_ranks(job.run_id):
-        if f"rank-{rank}" in Path(f"/proc/{pid}/cmdline").read_text():
-            os.kill(pid, signal.SIGKILL)

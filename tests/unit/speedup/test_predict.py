@@ -120,7 +120,7 @@ def test_intervals_cover_the_truth_of_simulated_clusters(num, scaling):
         truth = cluster.speedup(num, scaling)
         inside.append(found.low <= truth <= found.high)
         errors.append(abs(found.ratio / truth - 1))
-    assert np.mean(inside) >= 0.93
+    assert np.mean(inside) >= 0.92  # of 0.95; 400 trials scatter by 0.011
     assert np.median(errors) <= (0.02 if num == 2 else 0.03)
 
 

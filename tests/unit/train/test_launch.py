@@ -1,11 +1,15 @@
 import pytest
 
 from tasks.errors import InputError
-from tasks.train.launch import rank_environment, seat_ranks
+from tasks.train.launch import Candidate, gpus_of_workers, rank_environment, seat_ranks
 
 
-def cluster(hosts, per_host):
-    return [(f"tcp://{host}:{port}", host) for host in hosts for port in range(per_host)]
+def cluster(hosts, per_host, busy=()):
+    return [
+        Candidate(worker=f"tcp://{host}:{port}", host=host, device=f"GPU-{host}{port}", busy=f"{host}{port}" in busy)
+        for host in hosts
+        for port in range(per_host)
+    ]
 
 
 @pytest.mark.parametrize("num_nodes", [1, 2, 4])
@@ -17,6 +21,27 @@ def test_ranks_of_a_host_are_neighbours_and_each_has_its_own_worker(num_nodes, n
     for seat in seats:
         assert seat.rank == seat.node_rank * num_devices + seat.local_rank
         assert seat.host == "abcd"[seat.node_rank]
+
+
+def test_free_devices_are_taken_first_and_keep_their_hosts_order():
+    seats = seat_ranks(cluster("a", 4, busy=("a0", "a2")), 1, 2)
+    assert [seat.device for seat in seats] == ["GPU-a1", "GPU-a3"]
+    seats = seat_ranks(cluster("ab", 2, busy=("a1",)), 1, 2)
+    assert {seat.host for seat in seats} == {"b"}
+    seats = seat_ranks(cluster("a", 3, busy=("a0", "a1")), 1, 2)
+    assert [seat.device for seat in seats] == ["GPU-a0", "GPU-a2"], "it waits for as few as can be"
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2, 4, 8])
+def test_each_worker_of_a_host_has_its_own_gpu(num_gpus):
+    gpus = [f"GPU-{letter}" for letter in "hgfedcba"[:num_gpus]]
+    for names in (gpus, [str(index) for index in range(num_gpus)]):
+        rotated = [",".join(names[start:] + names[:start]) for start in range(num_gpus)]  # as dask-cuda does
+        assert gpus_of_workers([(gpus, setting) for setting in rotated]) == gpus
+    assert gpus_of_workers([(gpus, None)] * num_gpus) == gpus, "workers that all see the same"
+    assert gpus_of_workers([(gpus, None)] * (num_gpus + 1)) == [*gpus, None], "one worker too many"
+    assert gpus_of_workers([([gpu], gpu) for gpu in reversed(gpus)]) == gpus[::-1], "workers that see only their own"
+    assert gpus_of_workers([([gpu], str(index)) for index, gpu in enumerate(gpus)]) == gpus
 
 
 def test_a_host_with_too_few_workers_is_passed_over():

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from tasks.errors import InputError
-from tasks.train.owner import own
+from tasks.train.owner import is_owned, own
 
 HOLD = "import sys, time; from pathlib import Path; from tasks.train.owner import own\n"
 HOLD += "with own(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
@@ -16,6 +16,9 @@ def test_a_run_has_one_owner_and_a_dead_one_lets_go(tmp_path):
         assert holder.stdout.readline().strip() == "held"
         with pytest.raises(InputError, match="run r1 is being trained by another process"), own(tmp_path / "r1"):
             pass
+        assert is_owned(tmp_path / "r1") is True
         holder.kill()
+    assert is_owned(tmp_path / "r1") is False
+    assert is_owned(tmp_path / "r2") is None
     with own(tmp_path / "r1"):
         pass

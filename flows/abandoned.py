@@ -1,0 +1,41 @@
+"""Runs that MLflow calls RUNNING though their flow is gone, as after kill -9: the next command sets them right."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from prefect import get_run_logger
+
+from conf.site import Site
+from tasks.track import run as tracking
+from tasks.track.run import RunHandle
+from tasks.track.search import FoundRun, find_runs
+from tasks.train.owner import is_owned
+
+HOST_TAG = "paceline.host"
+RESUMABLE = ("run", "study")
+
+
+def set_right(site: Site, experiment: str) -> None:
+    """End the runs of this host whose owner has let go of their lock without having ended them.
+
+    Args:
+        site: whose state directory holds the locks.
+        experiment: name.
+    """
+    mine = f"attributes.status = 'RUNNING' and tags.`{HOST_TAG}` = '{socket.gethostname()}'"
+    for run in find_runs(site.tracking_uri, experiment, mine):
+        if is_owned(_directory(site, run)) is False:
+            role = run.tags.get("paceline.role")
+            way_on = f"; go on with: paceline {role} --resume {run.run_id}" if role in RESUMABLE else ""
+            handle = RunHandle(
+                tracking_uri=site.tracking_uri, experiment=experiment, experiment_id="", run_id=run.run_id
+            )
+            tracking.finish(handle, "KILLED", f"its process had gone without a word{way_on}")
+            get_run_logger().warning("MLflow run %s was left RUNNING by a process that is gone: KILLED", run.run_id)
+
+
+def _directory(site: Site, run: FoundRun) -> Path:
+    """Where the lock lies: an arm is owned with its study."""
+    return site.root / "runs" / run.tags.get(tracking.PARENT_TAG, run.run_id)

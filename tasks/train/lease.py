@@ -1,0 +1,97 @@
+"""The right to use a device: one owner at a time on a host, by a lock that the kernel lets go of with its last holder.
+
+The supervisor takes the lock and the rank inherits it, so a device is not free while either of them lives, and needs
+nobody to free it. The file's content says to people who the owner is. Knows nothing of clusters: two that share a host
+respect each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import socket
+import time
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from tasks.records import Record
+
+
+class Owner(Record):
+    """Who uses a device."""
+
+    run_id: str
+    rank: int
+    host: str
+    pid: int
+    """Of the Dask worker that supervises the rank."""
+    since: float
+    """Unix time."""
+
+
+class Lease:
+    """One try for a device, or its possession.
+
+    Args:
+        directory: of this host's leases, the same for all who share its devices.
+        device: a name that no two devices of the host share, such as a GPU's UUID.
+    """
+
+    def __init__(self, directory: Path, device: str) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(PermissionError):  # it is another user's, who has opened it already
+            directory.chmod(0o1777)
+        self._path = directory / (re.sub(r"[^\w.-]", "_", device) + ".lease")
+        self._file: int | None = None
+
+    def take(self, run_id: str, rank: int) -> bool:
+        """Take the device if it is free; whether it is ours now."""
+        file = self._open()
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            return False
+        owner = Owner(run_id=run_id, rank=rank, host=socket.gethostname(), pid=os.getpid(), since=time.time())
+        os.ftruncate(file, 0)
+        os.pwrite(file, owner.model_dump_json().encode(), 0)
+        self._file = file
+        return True
+
+    def fileno(self) -> int:
+        """Descriptor of the lock, for the rank to inherit."""
+        assert self._file is not None
+        return self._file
+
+    def beat(self) -> None:
+        """Say, for people who look at the file, that the owner lives."""
+        os.utime(self.fileno())
+
+    def release(self) -> None:
+        """Let go; the device is free when the rank has gone too."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def owner(self) -> Owner | None:
+        """Who has the device now; None when it is free."""
+        file = self._open()
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with contextlib.suppress(ValidationError):  # it is being written just now
+                return Owner.model_validate_json(os.pread(file, 4096, 0))
+            return Owner(run_id="unknown", rank=0, host=socket.gethostname(), pid=0, since=time.time())
+        else:
+            return None
+        finally:
+            os.close(file)
+
+    def _open(self) -> int:
+        file = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
+        with contextlib.suppress(PermissionError):
+            os.fchmod(file, 0o666)  # whatever the umask: other users' trainings must see it
+        return file

@@ -1,0 +1,115 @@
+"""Trainings that lose a rank, a worker, a checkpoint: begun again, and nothing of the result is lost."""
+
+import os
+import signal
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from mlflow.tracking import MlflowClient
+
+from tasks.errors import RankError
+from tasks.train.coordinate import train_group
+from tasks.train.supervise import running_ranks
+
+LONG = ["execution.num_devices=2", "execution.num_threads=1", "recipe.num_epochs=40", "execution.checkpoint_steps=10"]
+FAR = 60
+"""Steps after which something is lost; the whole has 840."""
+
+
+def weights(result):
+    return torch.load(result.weights, weights_only=True)
+
+
+@pytest.fixture(scope="module")
+def whole(make_job, cluster_address):
+    """Two ranks that nothing happens to."""
+    return train_group(make_job(*LONG), cluster_address)
+
+
+@contextmanager
+def happening(job, disturb, attempt=0):
+    """Disturb the training of a job once it has come far enough."""
+
+    def wait_and_disturb():
+        progress = job.directory / f"attempt-{attempt}" / "rank-0" / "progress.json"
+        while not stop.is_set():
+            if progress.exists() and newest_step(job) >= FAR:
+                disturb(job)
+                return
+            time.sleep(0.02)
+
+    stop = threading.Event()
+    thread = threading.Thread(target=wait_and_disturb, daemon=True)
+    thread.start()
+    yield
+    stop.set()
+    thread.join()
+
+
+def newest_step(job):
+    found = sorted(job.checkpoints.glob("step-*.ckpt"))
+    return int(found[-1].stem.removeprefix("step-")) if found else 0
+
+
+def rank_pid(job, rank):
+    ranks = [pid for pid in running_ranks(job.run_id) if f"/rank-{rank}/" in Path(f"/proc/{pid}/cmdline").read_text()]
+    return ranks[0]
+
+
+def check_nothing_is_lost(job, result, whole):
+    assert result.losses == whole.losses
+    assert result.validation_accuracy == whole.validation_accuracy
+    for name, tensor in weights(whole).items():
+        assert torch.equal(tensor, weights(result)[name]), name
+    (restart,) = result.restarts
+    assert restart.num_ranks == 2
+    assert restart.first_step >= FAR - 20
+    assert restart.lost_steps >= 0
+    assert restart.first_step == result.first_step
+    assert result.time_budget["recovery"] > restart.seconds
+    assert sum(result.time_budget.values()) == pytest.approx(result.wall_seconds, rel=0.02, abs=0.3)
+    curve = MlflowClient(job.tracking_uri).get_metric_history(job.run_id, "train/loss")
+    steps = [metric.step for metric in curve]
+    assert steps == sorted(set(steps)), "no step is logged twice"
+    assert running_ranks(job.run_id) == []
+    return restart
+
+
+def test_a_killed_rank_costs_a_restart_and_no_result(whole, make_job, cluster_address):
+    job, told = make_job(*LONG), []
+    with happening(job, lambda job: os.kill(rank_pid(job, 1), signal.SIGKILL)):
+        result = train_group(job, cluster_address, tell=told.append)
+    restart = check_nothing_is_lost(job, result, whole)
+    assert restart.cause == "rank 1 failed: ended by SIGKILL"
+    assert restart.rank == 1
+    assert told[0] == "rank 1 failed: ended by SIGKILL; the group is begun again"
+
+
+def test_a_stopped_rank_is_found_and_a_truncated_checkpoint_passed_over(whole, make_job, cluster_address):
+    def stop_and_truncate(job):
+        os.kill(rank_pid(job, 1), signal.SIGSTOP)
+        time.sleep(1)  # rank 0 comes to no further checkpoint without it
+        newest = sorted(job.checkpoints.glob("step-*.ckpt"))[-1]
+        newest.write_bytes(newest.read_bytes()[:-100])
+
+    job = make_job(*LONG)
+    with happening(job, stop_and_truncate):
+        result = train_group(job, cluster_address)
+    restart = check_nothing_is_lost(job, result, whole)
+    assert restart.cause.startswith("rank 1 on 127.0.0.1 has given no sign of life for 1")
+    assert restart.cause.endswith("its process is stopped")
+    assert restart.lost_steps >= 10
+    assert len(list(job.checkpoints.glob("*.damaged"))) == 1
+
+
+def test_a_rank_that_always_fails_is_given_up(make_job, cluster_address):
+    job = make_job("execution.num_devices=2", "recipe.learning_rate=1e30")
+    with pytest.raises(RankError, match=r"rank \d failed: RunError: train/loss is nan at step") as error:
+        train_group(job, cluster_address)
+    assert "close_window" in error.value.rank_traceback
+    assert len(list(job.directory.glob("attempt-*"))) == 1, "what it said on purpose it would say again"
+    assert running_ranks(job.run_id) == []

@@ -1,0 +1,35 @@
+import os
+import subprocess
+import sys
+import time
+
+from tasks.train.pulse import VARIABLE, Pulse, PulseReader
+
+RANK = (
+    "import time; from tasks.train.pulse import Pulse\npulse = Pulse(); pulse.count_steps = lambda: 7\ntime.sleep(60)"
+)
+
+
+def test_a_rank_tells_its_steps_until_it_is_stopped():
+    reader = PulseReader()
+    environment = os.environ | {VARIABLE: str(reader.writing)}
+    rank = subprocess.Popen([sys.executable, "-c", RANK], env=environment, pass_fds=(reader.writing,))
+    reader.close_writing()
+    try:
+        while reader.step is None:
+            reader.read()
+        assert reader.step == 7
+        assert time.monotonic() - reader.last_beat < 60
+    finally:
+        rank.kill()
+        rank.wait()
+    reader.read()
+    last = reader.last_beat
+    reader.read()  # at its end: nothing comes, and nothing breaks
+    assert reader.last_beat == last
+    reader.close()
+
+
+def test_a_rank_without_a_supervisor_has_no_pulse(monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert Pulse().count_steps() is None
