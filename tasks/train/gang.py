@@ -30,6 +30,9 @@ SILENT_SECONDS = 12.0
 START_SECONDS = 120.0
 """Until a rank's first sign of life: its imports, on a cold disk."""
 SETTLE_SECONDS = 0.6
+"""For the peers' errors to arrive, so that the root cause can be told from its echoes."""
+ECHO_SECONDS = 5.0
+"""The same where there are only echoes: a worker's end is noticed later than its peers' broken connections."""
 ABORT_SECONDS = 15.0
 # Errors of ranks that only saw another one go; the root cause is the earliest error that is none of these.
 ECHOES = ("connection closed", "connection reset", "connectfullmesh", "aborted", "broken pipe", "timed out", "timeout")
@@ -133,8 +136,7 @@ class Gang:
         while True:
             outcomes = self._finished()
             if any(outcome.error is not None for outcome in outcomes):
-                time.sleep(SETTLE_SECONDS)  # the peers' errors, so that the root cause can be told from its echoes
-                raise _root_cause(self._finished())
+                raise self._root_cause()
             if len(outcomes) == len(self._seats):
                 return sorted(outcomes, key=lambda outcome: outcome.rank)
             if time.monotonic() > next_ask:
@@ -207,6 +209,25 @@ class Gang:
             if seat.worker not in present:
                 raise LostError(f"{_place(seat)} is gone; look at the worker's log")
 
+    def _root_cause(self) -> RankError:
+        """The first error that is no echo of another's end, once it has had time to arrive.
+
+        Raises:
+            LostError: all are echoes: of a worker that has gone.
+        """
+        time.sleep(SETTLE_SECONDS)
+        deadline = time.monotonic() + ECHO_SECONDS
+        while True:
+            failed = [outcome for outcome in self._finished() if outcome.error is not None]
+            own = [outcome for outcome in failed if not _is_echo(outcome)]
+            if own or time.monotonic() > deadline:
+                break
+            self._next_look = 0.0
+            self._check_workers()
+            time.sleep(POLL_SECONDS)
+        first = min(own or failed, key=lambda outcome: outcome.failed_at or float("inf"))
+        return RankError(f"rank {first.rank} failed: {first.error}", first.rank, first.traceback, final=first.final)
+
     def _check_futures(self) -> None:
         for rank, future in self._futures.items():
             if future.status in ("error", "lost", "cancelled"):
@@ -230,8 +251,5 @@ def _said(error: BaseException) -> str:
     return f"{type(error).__name__} {error}".strip()
 
 
-def _root_cause(outcomes: list[RankOutcome]) -> RankError:
-    failed = [outcome for outcome in outcomes if outcome.error is not None]
-    own = [o for o in failed if not any(echo in (o.error or "").lower() for echo in ECHOES)]
-    first = min(own or failed, key=lambda outcome: outcome.failed_at or float("inf"))
-    return RankError(f"rank {first.rank} failed: {first.error}", first.rank, first.traceback, final=first.final)
+def _is_echo(outcome: RankOutcome) -> bool:
+    return any(echo in (outcome.error or "").lower() for echo in ECHOES)

@@ -240,14 +240,17 @@ def test_an_interrupted_run_is_killed_in_mlflow_and_can_be_resumed(start, run, n
     assert "would change what the run is" in told
 
 
-def test_an_interrupted_run_goes_on_to_its_end_under_its_own_id(start, run):
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_an_interrupted_run_goes_on_to_its_end_under_its_own_id(start, run, number):
     long = [*QUICK, "recipe.num_epochs=60", "speedup.baseline=none", "execution.checkpoint_steps=4"]
     process, end = start("run", "digits", *long)
     wait_for_checkpoint(process)
-    process.send_signal(signal.SIGTERM)
-    end()
+    process.send_signal(number)
+    finished = end()
+    psutil.wait_procs(finished.left, timeout=15)
+    assert not [orphan for orphan in finished.left if orphan.is_running()]
     left = unfinished_run()
-    assert left.info.status == "KILLED"
+    assert left.info.status == ("KILLED" if number == signal.SIGTERM else "RUNNING"), "kill -9 leaves no last word"
     resumed = run("--resume", left.info.run_id, "--json")
     assert resumed.status == 0, resumed.stderr
     assert resumed.summary["run_id"] == left.info.run_id

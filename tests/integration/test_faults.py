@@ -1,0 +1,93 @@
+"""What clusters do: workers, nannies, schedulers and flows that die, on a cluster as an operator starts it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tasks.errors import LostError
+from tasks.train import recovery
+from tasks.train.coordinate import TrainJob, train_group
+from tasks.train.supervise import running_ranks
+from tests.integration.conftest import SMALL
+from tests.integration.test_recovery import FAR, LONG, check_nothing_is_lost, happening, newest_step
+from tests.jobs import new_job
+from tests.scratch_cluster import ScratchCluster
+
+FLOW = """
+import sys
+from pathlib import Path
+from tasks.train.coordinate import TrainJob, train_group
+train_group(TrainJob.model_validate_json(Path(sys.argv[1]).read_text()), sys.argv[2])
+"""
+
+
+@pytest.fixture
+def cluster():
+    with ScratchCluster(2) as started:
+        yield started
+
+
+@pytest.fixture
+def job(cluster):
+    return new_job(cluster.address, "digits", [*SMALL, *LONG])
+
+
+@pytest.fixture(scope="module")
+def whole(make_job, cluster_address):
+    """Two ranks that nothing happens to."""
+    return train_group(make_job(*LONG), cluster_address)
+
+
+def test_a_killed_dask_worker_costs_a_restart_and_no_result(whole, job, cluster):
+    with happening(job, lambda job: cluster.kill(cluster.worker_pid(1))):
+        result = train_group(job, cluster.address)
+    restart = check_nothing_is_lost(job, result, whole)
+    assert "Dask worker" in restart.cause or "supervisor of rank" in restart.cause
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_comes_back_with_its_workers_costs_a_restart(whole, job, cluster):
+    def restart_all(job):
+        cluster.kill(cluster.scheduler.pid)
+        cluster.stop()
+        cluster.start()
+
+    with happening(job, restart_all):
+        result = train_group(job, cluster.address)
+    check_nothing_is_lost(job, result, whole)
+
+
+@pytest.mark.slow
+def test_a_nanny_that_is_killed_takes_its_worker_along_and_is_missed(job, cluster, monkeypatch):
+    monkeypatch.setattr(recovery, "WAIT_SECONDS", 5.0)
+    with (
+        happening(job, lambda job: cluster.kill(cluster.nannies[1].pid)),
+        pytest.raises(LostError, match=r"within 5 s the cluster did not come back: .* 1 hosts with 2 workers each"),
+    ):
+        train_group(job, cluster.address)
+    assert running_ranks(job.run_id) == []
+    assert newest_step(job) >= FAR, "what was trained is there"
+
+
+def test_a_killed_flow_leaves_no_rank_and_no_lease_and_its_training_goes_on(whole, job, cluster, tmp_path):
+    path = tmp_path / "job.json"
+    path.write_text(job.model_dump_json())
+    flow = subprocess.Popen([sys.executable, "-c", FLOW, path, cluster.address])
+    while newest_step(job) < FAR:
+        assert flow.poll() is None
+        time.sleep(0.05)
+    os.kill(flow.pid, signal.SIGKILL)
+    flow.wait()
+    ended = time.monotonic() + 20  # 10 s without a question, and what a busy machine takes
+    while running_ranks(job.run_id):
+        assert time.monotonic() < ended, "ranks without a flow live on"
+        time.sleep(0.1)
+    again = TrainJob.model_validate(job.model_dump() | {"resume": True})
+    result = train_group(again, cluster.address)
+    assert result.first_step >= FAR - 20
+    assert result.losses == whole.losses
+    assert result.restarts == ()

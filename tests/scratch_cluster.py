@@ -1,0 +1,89 @@
+"""A Dask cluster of the program `dask`, as an operator starts it, whose parts can be killed one by one."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import psutil
+
+from tasks.cluster.address import connect, workers
+
+START_SECONDS = 60
+
+
+class ScratchCluster:
+    """A scheduler and its workers on loopback, each worker with its nanny.
+
+    Args:
+        num_workers: single-threaded.
+    """
+
+    def __init__(self, num_workers):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+        self._num_workers = num_workers
+        self._processes = []
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *error):
+        self.stop()
+
+    def start(self):
+        """Start everything, and wait until all workers are there."""
+        port = self.address.rsplit(":", 1)[1]
+        self.scheduler = self._start("dask_scheduler", "--host", "127.0.0.1", "--port", port, "--no-dashboard")
+        self.nannies = [
+            self._start("dask_worker", self.address, "--nthreads", "1", "--no-dashboard", "--name", str(number))
+            for number in range(self._num_workers)
+        ]
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                with connect(self.address) as client:
+                    while time.monotonic() < deadline:
+                        if len(workers(client)) == self._num_workers:
+                            return
+                        time.sleep(0.1)
+            except Exception:  # noqa: BLE001, S112  not yet
+                continue
+        raise TimeoutError("the cluster did not come up")
+
+    def stop(self):
+        """Kill everything."""
+        for process in self._processes:
+            for one in family(process.pid):
+                one.kill()
+            process.wait()
+        self._processes.clear()
+
+    def worker_pid(self, number):
+        """Process of a worker itself, not of its nanny."""
+        nanny = psutil.Process(self.nannies[number].pid)
+        found = [child for child in nanny.children() if "spawn_main" in " ".join(child.cmdline())]
+        return found[0].pid
+
+    def kill(self, pid):
+        """As the kernel does when memory is short."""
+        os.kill(pid, signal.SIGKILL)
+
+    def _start(self, module, *arguments):
+        command = [sys.executable, "-m", f"distributed.cli.{module}", *arguments]
+        process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+        self._processes.append(process)
+        return process
+
+
+def family(pid):
+    """A process and its descendants, as far as they live."""
+    try:
+        parent = psutil.Process(pid)
+        return [*parent.children(recursive=True), parent]
+    except psutil.NoSuchProcess:
+        return []

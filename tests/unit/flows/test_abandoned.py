@@ -1,0 +1,49 @@
+import subprocess
+import sys
+
+import pytest
+from mlflow import MlflowClient
+from prefect.logging import disable_run_logger
+
+from conf.load import load
+from conf.site import Site
+from flows import tracked
+from flows.abandoned import set_right
+from tasks.track.store import check_store
+
+HOLD = "import sys, time; from pathlib import Path; from tasks.train.owner import own\n"
+HOLD += "with own(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return Site()
+
+
+def test_a_run_whose_process_is_gone_is_killed_by_the_next_command_and_a_living_one_is_not(site, monkeypatch):
+    config = load("digits")
+    experiment_id = check_store(site.tracking_uri, config.track.experiment, site.artifact_root)
+    client = MlflowClient(site.tracking_uri)
+    gone, living, elsewhere = [], [], []
+    with disable_run_logger():
+        monkeypatch.setattr(tracked.tracking, "finish", lambda *arguments: None)  # as after kill -9
+        for runs in (gone, living, elsewhere):
+            with tracked.begun(config, site, experiment_id, "study") as study:
+                runs.append(study.run_id)
+                with tracked.nested(study, config, "an arm") as arm:
+                    runs.append(arm.run_id)
+        monkeypatch.undo()
+        for run_id in elsewhere:
+            client.set_tag(run_id, "paceline.host", "another-host")
+        holder = subprocess.Popen(
+            [sys.executable, "-c", HOLD, str(site.root / "runs" / living[0])], stdout=subprocess.PIPE, text=True
+        )
+        with holder:
+            assert holder.stdout.readline().strip() == "held"
+            set_right(site, config.track.experiment)
+            holder.kill()
+    statuses = [[client.get_run(run_id).info.status for run_id in runs] for runs in (gone, living, elsewhere)]
+    assert statuses == [["KILLED"] * 2, ["RUNNING"] * 2, ["RUNNING"] * 2]
+    assert f"paceline study --resume {gone[0]}" in client.get_run(gone[0]).data.tags["paceline.error"]
