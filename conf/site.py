@@ -38,6 +38,14 @@ class Site(BaseSettings):
     prefect_api_url: str | None = Field(default=None, validation_alias="PREFECT_API_URL")
     """Prefect server, where one was given; else Prefect's own temporary one."""
 
+    tls_given: Path | None = Field(default=None, validation_alias="PACELINE_TLS")
+    """Directory with the certificates of the Dask parts (ca.pem, cert.pem, key.pem), where one was given."""
+
+    @field_validator("tls_given", mode="before")
+    @classmethod
+    def _given(cls, directory: object) -> object:
+        return directory or None
+
     @field_validator("home", mode="before")
     @classmethod
     def _named(cls, home: object) -> object:
@@ -47,6 +55,11 @@ class Site(BaseSettings):
     def root(self) -> Path:
         """`home` as an absolute path."""
         return self.home.expanduser().absolute()
+
+    @property
+    def tls_directory(self) -> Path:
+        """Where the certificates lie: the given directory, else `tls` under `home`."""
+        return (self.tls_given or self.root / "tls").expanduser().absolute()
 
     @property
     def tracking_uri(self) -> str:

@@ -14,6 +14,7 @@ from flows import preflight
 from flows.predictions import check_prediction
 from flows.record import Outcome, record, summarise
 from flows.tracked import begun, reopened
+from tasks.cluster.demand import demand_of
 from tasks.cluster.open import open_cluster
 from tasks.data.steps import prepare
 from tasks.evaluate.steps import evaluate
@@ -37,7 +38,8 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
     started = time.monotonic()
     site = Site()
     cleared = preflight.check(config, site)
-    with open_cluster(config.cluster, config.execution.world_size) as address:
+    with open_cluster(config.cluster, demand_of([config.execution], cleared.plan.accelerator), site) as address:
+        cleared = preflight.settle(config, cleared, address)
         prepared = prepare(config.data, str(site.root), address)
         workload = workload_fingerprint(config.workload, prepared.fingerprint)
         if resume is None:
