@@ -38,6 +38,8 @@ def slurm_arguments(settings: Cluster, demand: Demand, certificates: Certificate
         "queue": settings.partition,
         "account": settings.account,
         "walltime": settings.time_limit,
+        # Without a walltime dask-jobqueue asks for half an hour; the partition's own limit is what is meant.
+        "job_directives_skip": [] if settings.time_limit else ["#SBATCH -t "],
         "job_cpu": settings.cores_per_host,
         "job_mem": settings.memory_per_host,
         "job_name": "paceline",

@@ -1,5 +1,6 @@
 """Kinds of clusters for real: TLS between all parts, workers brought up by an SSH server and by Slurm, and training there."""
 
+import json
 import os
 import shutil
 import socket
@@ -18,11 +19,10 @@ from conf.load import load
 from conf.schema import Cluster
 from conf.site import Site
 from flows.first_host import training_host
-from flows.preflight import settle
+from flows.preflight import check, settle
 from tasks.cluster.address import connect
 from tasks.cluster.demand import Demand, demand_of
 from tasks.cluster.open import open_cluster
-from tasks.cluster.slurm import check_slurm
 from tasks.cluster.ssh import ask_hosts
 from tasks.errors import InputError, RunError
 from tasks.train.coordinate import train_group
@@ -115,13 +115,13 @@ def test_tls_refuses_whoever_has_no_certificate(tls, monkeypatch):
             pass
 
 
-def train_on(config_overrides, accept=lambda address: None):
+def train_on(config_overrides):
     """All that a run does with a cluster: check, open, prepare, train; returns the result and the parts' addresses."""
     overrides = [*SMALL, "recipe.num_epochs=1", "execution.accelerator=cpu", *config_overrides]
     config = load("digits", overrides)
-    found = training_host(config, Site())
-    assert found.num_cores >= 1
-    with open_cluster(config.cluster, demand_of([config.execution], "cpu"), Site()) as address:
+    cleared = check(config, Site())
+    with open_cluster(config.cluster, demand_of([config.execution], cleared.plan.accelerator), Site()) as address:
+        assert settle(config, cleared, address).hardware.host == socket.gethostname()
         with connect(address) as client:
             parts = [address, *client.scheduler_info()["workers"]]
         return train_group(new_job(address, "digits", overrides), address), parts
@@ -196,22 +196,13 @@ def test_hosts_that_cannot_serve_are_named(tls, ssh_home, monkeypatch):
         ask_hosts(Cluster(kind="ssh", hosts=("paceline-host",)), None)
 
 
-@pytest.fixture(scope="module")
-def slurm_conf(tmp_path_factory):
-    """A real Slurm of one node, with munge, on loopback; its slurm.conf."""
-    programs = {name: program(name) for name in ("munged", "slurmctld", "slurmd", "sbatch")}
-    root = tmp_path_factory.mktemp("slurm")
+def write_slurm_conf(root, port):
     name = socket.gethostname().split(".")[0]
-    ports = free_port(), free_port()
-    (root / "munge.key").write_bytes(os.urandom(128))
-    (root / "munge.key").chmod(0o600)
-    for directory in ("state", "spool"):
-        (root / directory).mkdir()
     settings = {
         "ClusterName": "paceline",
         "SlurmctldHost": f"{name}(127.0.0.1)",
-        "SlurmctldPort": ports[0],
-        "SlurmdPort": ports[1],
+        "SlurmctldPort": port,
+        "SlurmdPort": free_port(),
         "SlurmUser": "root",
         "AuthType": "auth/munge",
         "AuthInfo": f"socket={root}/munge.socket",
@@ -234,34 +225,40 @@ def slurm_conf(tmp_path_factory):
     }
     conf = root / "slurm.conf"
     conf.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+    return conf
+
+
+@pytest.fixture(scope="module")
+def slurm_conf(tmp_path_factory):
+    """A real Slurm of one node, with munge, on loopback; its slurm.conf."""
+    munged, slurmctld, slurmd = map(program, ("munged", "slurmctld", "slurmd"))
+    root, port = tmp_path_factory.mktemp("slurm"), free_port()
+    for directory in ("state", "spool"):
+        (root / directory).mkdir()
+    (root / "munge.key").write_bytes(os.urandom(128))
+    (root / "munge.key").chmod(0o600)
+    conf = write_slurm_conf(root, port)
     environment = os.environ | {"SLURM_CONF": str(conf)}
-    started = []
+    files = [f"--{kind}-file={root}/munge.{kind}" for kind in ("key", "pid", "log", "seed")]
+
+    def is_idle():
+        sinfo = ["sinfo", "--noheader", "--format=%T"]
+        return subprocess.run(sinfo, env=environment, capture_output=True, check=False).stdout.strip() == b"idle"
+
     with ExitStack() as stack:
 
         def start(*command):
-            process = subprocess.Popen(
-                [*map(str, command)], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-            )
-            started.append(process)
+            silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            process = subprocess.Popen([*map(str, command)], env=environment, **silent)
             stack.callback(process.wait)
             stack.callback(process.terminate)
             return process
 
-        munge_files = [f"--{kind}={root}/munge.{kind.split('-')[0]}" for kind in ("key-file", "pid-file", "log-file")]
-        munged = [f"--socket={root}/munge.socket", f"--seed-file={root}/munge.seed", *munge_files]
-        process = start(programs["munged"], "--foreground", "--force", *munged)
-        wait_until(lambda: (root / "munge.socket").exists(), process)
-        process = start(programs["slurmctld"], "-D", "-f", conf)
-        wait_until(lambda: listens(ports[0]), process)
-        start(programs["slurmd"], "-D", "-f", conf)
-
-        def ready():
-            states = subprocess.run(
-                ["sinfo", "-h", "-o", "%T"], env=environment, capture_output=True, text=True, check=False
-            )
-            return states.stdout.strip() == "idle"
-
-        wait_until(ready)
+        process = start(munged, "--foreground", "--force", f"--socket={root}/munge.socket", *files)
+        wait_until((root / "munge.socket").exists, process)
+        process = start(slurmctld, "-D", "-f", conf)
+        wait_until(lambda: listens(port), process)
+        wait_until(is_idle, start(slurmd, "-D", "-f", conf))
         yield conf
 
 
@@ -281,6 +278,16 @@ def test_a_cluster_of_slurm_jobs_trains_with_tls(tls, slurm):
     assert result.losses[-1] < result.losses[0]
     assert len(parts) == 2
     assert all(part.startswith("tls://127.0.0.1:") for part in parts)
+
+
+@pytest.mark.slow
+def test_the_program_runs_on_slurm(tls, slurm, paceline):
+    asked = [*SLURM, "execution.accelerator=cpu", "cluster.time_limit=5", *SMALL]
+    process = paceline("run", "digits", *asked, "--json")
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    assert json.loads(out.splitlines()[-1])["train"]["world_size"] == 1
+    assert "cluster.tls=on: kind slurm reaches beyond this host" in err
 
 
 def test_a_job_that_slurm_would_not_take_is_refused(tls, slurm):

@@ -39,7 +39,7 @@ def test_cpu_jobs(hosts, devices):
     assert {"-J paceline", "-n 1", "--nodes=1", "--cpus-per-task=16", "--mem=64G"} < directives(script)
     assert f"--output={LOGS}/%j.log" in directives(script)
     assert ("--exclusive" in directives(script)) == (hosts > 1)
-    assert not [line for line in directives(script) if "gpu" in line]
+    assert not [line for line in directives(script) if "gpu" in line or line.startswith("-t")]
     words = command(script)
     assert words[:4] == [sys.executable, "-m", "distributed.cli.dask_worker", "tcp://SCHEDULER:PORT"]
     assert option(words, "--nthreads") == "1"
