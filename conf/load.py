@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from conf.schema import Config
 
 PRESETS = Path(__file__).parent
+TEXTS = (".root", ".address", ".experiment", ".interface", ".partition", ".account", ".time_limit", ".memory_per_host")
 
 
 class _Loader(yaml.SafeLoader):
@@ -121,8 +122,8 @@ def apply(tree: dict[str, Any], override: str) -> None:
 
 
 def _parse(key: str, text: str) -> Any:
-    if key.endswith((".root", ".address", ".experiment")) or key == "name":
-        return text  # never let YAML turn a path such as 2024 or a name such as "on" into another type
+    if key.endswith(TEXTS) or key == "name":
+        return text  # never let YAML turn a path such as 2024, a name such as "on" or 2:00:00 into another type
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:

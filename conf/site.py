@@ -40,6 +40,13 @@ class Site(BaseSettings):
 
     leases: Path = Field(default=Path("/run/lock/paceline"), validation_alias="PACELINE_LEASES")
     """Where this host's device leases lie: on its own disk, and the same for all who share its devices."""
+    tls_given: Path | None = Field(default=None, validation_alias="PACELINE_TLS")
+    """Directory with the certificates of the Dask parts (ca.pem, cert.pem, key.pem), where one was given."""
+
+    @field_validator("tls_given", mode="before")
+    @classmethod
+    def _given(cls, directory: object) -> object:
+        return directory or None
 
     @field_validator("home", mode="before")
     @classmethod
@@ -50,6 +57,11 @@ class Site(BaseSettings):
     def root(self) -> Path:
         """`home` as an absolute path."""
         return self.home.expanduser().absolute()
+
+    @property
+    def tls_directory(self) -> Path:
+        """Where the certificates lie: the given directory, else `tls` under `home`."""
+        return (self.tls_given or self.root / "tls").expanduser().absolute()
 
     @property
     def tracking_uri(self) -> str:

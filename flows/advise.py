@@ -11,10 +11,12 @@ from pydantic import BaseModel, ConfigDict
 from conf.schema import Config
 from conf.site import Site, quieten
 from flows import preflight
+from flows.first_host import has_compiler
 from flows.pipeline import publish
 from flows.predictions import execution_of, past_checks
 from flows.study import make_config
 from flows.tracked import begun
+from tasks.cluster.demand import demand_of
 from tasks.cluster.open import open_cluster
 from tasks.data.steps import prepare
 from tasks.errors import InputError
@@ -107,7 +109,8 @@ def run_advise(request: AdviseRequest) -> dict[str, Any]:
     started = time.monotonic()
     site = Site()
     config, cleared = clear_advise(request, site)
-    with open_cluster(config.cluster, config.execution.world_size) as address:
+    with open_cluster(config.cluster, demand_of([config.execution], cleared.plan.accelerator), site) as address:
+        cleared = preflight.settle(config, cleared, address)
         prepared = prepare(config.data, str(site.root), address)
         workload = workload_fingerprint(config.workload, prepared.fingerprint)
         with begun(request.config, site, cleared.experiment_id, "advise", workload) as handle:
@@ -174,7 +177,7 @@ def _moves(config: Config, plan: Plan) -> Measurement:
         "execution.loading=streaming": {"loading": "streaming"},
         FASTER_INPUT: {"variant": "synthetic_input"},
     }
-    if preflight.has_compiler() or plan.accelerator == "gpu":
+    if has_compiler() or plan.accelerator == "gpu":
         changes["execution.compile=step"] = {"compile": "step"}
     arms = {name: present.model_copy(update=change) for name, change in changes.items()}
     different = {name: arm for name, arm in arms.items() if arm != present}

@@ -8,7 +8,9 @@ from pydantic import BaseModel
 
 from conf.load import flatten
 from conf.schema import Config
-from flows.preflight import training_host
+from conf.site import Site
+from flows.first_host import slurm_script, training_host
+from tasks.cluster.tls import choose_tls
 from tasks.data.key import describe as list_data
 from tasks.errors import InputError
 from tasks.records import Choice
@@ -27,19 +29,30 @@ def describe(config: Config, key_width: int) -> str:
         shown = f"{value} -> {choice.value}  ({choice.reason})" if choice else f"{value}"
         lines.append(f"{key:<{key_width}} {shown}")
         lines += textwrap.wrap(helps[key], HELP_WIDTH, initial_indent="    ", subsequent_indent="    ")
+    if config.cluster.kind == "slurm":
+        lines += ["", f"The job that Slurm gets, for each of {config.execution.num_nodes} hosts:", ""]
+        lines.append(slurm_script(config, Site()))
     return "\n".join(lines)
 
 
 def _choices(config: Config) -> dict[str, Choice]:
     """What each `auto` becomes here; without the data, as far as it can be told."""
+    tls = {"cluster.tls": choose_tls(config.cluster)} if config.cluster.tls == "auto" else {}
+    return {f"execution.{name}": choice for name, choice in _execution_choices(config).items()} | tls
+
+
+def _execution_choices(config: Config) -> dict[str, Choice]:
+    if config.cluster.kind == "slurm":
+        later = Choice(value="to be chosen", reason="by the hardware of the node that Slurm gives")
+        return {name: later for name, value in flatten(config.execution).items() if value == "auto"}
     try:
         num_train = list_data(config.data).num_train
     except InputError:
         num_train = None  # where the data lie is not known yet
-    choices = dict(resolve(config, training_host(config), num_train or 0).reasons)
+    choices = dict(resolve(config, training_host(config, Site()), num_train or 0).reasons)
     if num_train is None and "loading" in choices:
         choices["loading"] = Choice(value="to be chosen", reason="by the size of the data, once data.root is given")
-    return {f"execution.{name}": choice for name, choice in choices.items()}
+    return choices
 
 
 def _helps(model: type[BaseModel], prefix: str = "") -> dict[str, str]:

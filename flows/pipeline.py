@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from prefect import flow
+from prefect import flow, get_run_logger
 from prefect.artifacts import create_markdown_artifact
 
 from conf.schema import Config
@@ -14,7 +14,9 @@ from flows import preflight
 from flows.predictions import check_prediction
 from flows.record import Outcome, record, summarise
 from flows.tracked import begun, reopened
+from tasks.cluster.demand import demand_of
 from tasks.cluster.open import open_cluster
+from tasks.cluster.tls import choose_tls
 from tasks.data.steps import prepare
 from tasks.evaluate.steps import evaluate
 from tasks.fingerprint import workload_fingerprint
@@ -37,7 +39,10 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
     started = time.monotonic()
     site = Site()
     cleared = preflight.check(config, site)
-    with open_cluster(config.cluster, config.execution.world_size) as address:
+    tls = choose_tls(config.cluster)
+    get_run_logger().info("cluster.tls=%s: %s", tls.value, tls.reason)
+    with open_cluster(config.cluster, demand_of([config.execution], cleared.plan.accelerator), site) as address:
+        cleared = preflight.settle(config, cleared, address)
         prepared = prepare(config.data, str(site.root), address)
         workload = workload_fingerprint(config.workload, prepared.fingerprint)
         if resume is None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from conf.schema import Config
 from conf.site import Site
-from tasks.cluster import hardware
+from flows.first_host import training_host
 from tasks.data.key import describe
 from tasks.errors import InputError
 from tasks.paths import nearest_existing
@@ -38,7 +37,7 @@ def check(config: Config, site: Site) -> Cleared:
         InputError: one line with the value, the rule and the fix.
     """
     listing = describe(config.data)
-    found = training_host(config)
+    found = training_host(config, site)
     plan = resolve(config, found, listing.num_train)
     _check_batch(config, listing.num_train)
     _check_test(config, listing.num_test)
@@ -48,46 +47,16 @@ def check(config: Config, site: Site) -> Cleared:
     return Cleared(plan, found, experiment_id)
 
 
-def training_host(config: Config) -> Hardware:
-    """Hardware of the first host that will train.
+def settle(config: Config, cleared: Cleared, address: str) -> Cleared:
+    """What was cleared, once the cluster is there: which hardware Slurm gives is not known before.
 
     Raises:
-        InputError: the cluster does not answer, or is too small.
+        InputError: the hosts that came cannot do what is asked.
     """
-    if config.cluster.kind == "local":
-        here = hardware.describe()
-        if config.execution.num_nodes > 1:
-            raise InputError(
-                f"execution.num_nodes={config.execution.num_nodes} and cluster.kind=local, which is this host alone; "
-                "use num_nodes=1 or cluster.kind=address"
-            )
-        _check_local_workers(config)
-        _check_compiler(config)
-        return here
-    assert config.cluster.address is not None
-    return inspect(config, config.cluster.address)
-
-
-def _check_local_workers(config: Config) -> None:
-    workers = config.cluster.num_workers
-    if workers != "auto" and workers < config.execution.num_devices:
-        raise InputError(
-            f"cluster.num_workers={workers} is below execution.num_devices={config.execution.num_devices}; "
-            "each rank needs a worker of its own: raise num_workers or leave it auto"
-        )
-
-
-def has_compiler() -> bool:
-    """Whether this machine has the C++ compiler that torch.compile needs on CPUs."""
-    return any(map(shutil.which, ("c++", "g++", "clang++")))
-
-
-def _check_compiler(config: Config) -> None:
-    if config.execution.compile == "step" and not has_compiler():
-        raise InputError(
-            "execution.compile=step needs a C++ compiler on CPUs, and there is none on this machine; "
-            "install one (apt-get install g++) or use execution.compile=off"
-        )
+    if config.cluster.kind != "slurm":
+        return cleared
+    found = inspect(config, address)
+    return replace(cleared, plan=resolve(config, found, describe(config.data).num_train), hardware=found)
 
 
 def _check_batch(config: Config, num_train: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from prefect import flow, get_run_logger
@@ -19,6 +19,7 @@ from flows.pipeline import publish
 from flows.preflight import Cleared
 from flows.study_record import StudyOutcome, log_arm, log_diagnosis, log_study
 from flows.tracked import begun, nested, reopened
+from tasks.cluster.demand import Demand, demand_of
 from tasks.cluster.open import open_cluster
 from tasks.data.steps import prepare
 from tasks.errors import InputError, PacelineError
@@ -128,8 +129,8 @@ def run_study(request: StudyRequest, resume: str | None = None) -> dict[str, Any
     started = time.monotonic()
     site = Site()
     arms = clear_study(request, site)
-    largest = max(arms, key=lambda arm: arm.config.execution.world_size).config
-    with open_cluster(largest.cluster, largest.execution.world_size) as address:
+    with open_cluster(request.config.cluster, _demand(arms), site) as address:
+        arms = [replace(arm, cleared=preflight.settle(arm.config, arm.cleared, address)) for arm in arms]
         prepared = {data: prepare(data, str(site.root), address) for data in {arm.config.data: None for arm in arms}}
         workload = workload_fingerprint(request.config.workload, prepared[arms[0].config.data].fingerprint)
         if resume is None:
@@ -152,6 +153,11 @@ def run_study(request: StudyRequest, resume: str | None = None) -> dict[str, Any
             result, summary = log_study(outcome, parent)
     publish([("", note) for note in study_notes(result)], "study", "What the arms gave")
     return summary | {"result": result.model_dump(mode="json")}
+
+
+def _demand(arms: list[ReadyArm]) -> Demand:
+    on_gpus = any(arm.cleared.plan.accelerator == "gpu" for arm in arms)
+    return demand_of([arm.config.execution for arm in arms], "gpu" if on_gpus else "cpu")
 
 
 def _run_all(work: _Work, arms: list[ReadyArm]) -> None:

@@ -2,33 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-from tasks.errors import InputError
+from conf.site import Site
+from tasks.cluster.demand import Demand
+from tasks.cluster.tls import SCHEME, find_certificates
+from tasks.errors import InputError, RunError
 
 if TYPE_CHECKING:
     from distributed import Client
 
 CONNECT_SECONDS = 10
+POLL_SECONDS = 0.2
 
 
 @contextmanager
 def connect(address: str) -> Iterator[Client]:
-    """Yield a client of the scheduler at `address`.
+    """Yield a client of the scheduler at `address`; for tls:// with the certificates of this site.
 
     Raises:
-        InputError: no scheduler answers there.
+        InputError: no scheduler answers there, it refuses us, or there are no certificates.
     """
     from distributed import Client
 
+    secured = address.startswith(SCHEME)
+    security = find_certificates(Site()).security() if secured else None
     try:
-        client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
-    except (OSError, ValueError, TypeError) as error:  # TypeError: tls:// without a certificate
+        client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False, security=security)
+    except (OSError, ValueError) as error:
         raise InputError(
-            f"cluster.address={address}: no Dask scheduler answers within {CONNECT_SECONDS} s; "
-            "start it or mend the address"
+            f"cluster.address={address}: no Dask scheduler answers within {CONNECT_SECONDS} s; start it or mend the "
+            + (
+                f"address; its certificates must be of the authority in PACELINE_TLS={Site().tls_directory}"
+                if secured
+                else "address, which is tls:// where the scheduler wants certificates"
+            )
         ) from error
     try:
         yield client
@@ -43,3 +56,28 @@ def workers(client: Client) -> list[str]:
     info: dict[str, Any] = client.sync(scheduler.identity, n_workers=-1)
     present: dict[str, dict[str, Any]] = info["workers"]
     return sorted(present, key=lambda address: (present[address]["host"], str(present[address]["name"]), address))
+
+
+def wait_for_workers(address: str, demand: Demand, seconds: float, check: Callable[[], str]) -> None:
+    """Wait until the scheduler has the workers that a run needs.
+
+    Args:
+        address: of the scheduler.
+        demand: hosts, and workers on each.
+        seconds: to wait at most.
+        check: looks at what should bring the workers and describes it; raises when they will never come.
+
+    Raises:
+        RunError: they did not come in time; says how many did, and what `check` saw.
+    """
+    deadline = time.monotonic() + seconds
+    with connect(address) as client:
+        while not demand.is_met(present := Counter(urlsplit(worker).hostname or worker for worker in workers(client))):
+            seen = check()
+            if time.monotonic() > deadline:
+                found = ", ".join(f"{host}: {number}" for host, number in present.items()) or "none"
+                raise RunError(
+                    f"{demand.num_hosts} hosts with {demand.workers_per_host} workers each were asked for, and after "
+                    f"cluster.wait_seconds={seconds:g} these are there: {found}; {seen}"
+                )
+            time.sleep(POLL_SECONDS)

@@ -1,34 +1,83 @@
-"""A Dask cluster on this machine for the time of one run: one single-threaded worker process per core or rank."""
+"""A Dask cluster on this machine for the time of one run: plain workers, or one worker of dask-cuda per GPU."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from conf.schema import Cluster
-from tasks.cluster.hardware import usable_cores
+from tasks.cluster.demand import Demand
+from tasks.cluster.hardware import describe, usable_cores
+from tasks.cluster.tls import Certificates
+from tasks.errors import InputError
+from tasks.records import Gpu
+
+QUIET_HTTP = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
+"""Schedulers serve HTTP, without TLS, in any case: on loopback alone, on any free port."""
 
 
-def num_local_workers(settings: Cluster, num_ranks: int) -> int:
+def num_local_workers(settings: Cluster, demand: Demand) -> int:
     """Workers to start: as told, else one per core and at least one per rank."""
     if settings.num_workers != "auto":
         return settings.num_workers
-    return max(usable_cores(), num_ranks)
+    return max(usable_cores(), demand.num_workers)
+
+
+def local_arguments(num_workers: int, certificates: Certificates | None) -> dict[str, Any]:
+    """Arguments of Dask's `LocalCluster`."""
+    return {
+        "n_workers": num_workers,
+        "threads_per_worker": 1,
+        "processes": True,
+        "host": "127.0.0.1",
+        "protocol": "tls://" if certificates else "tcp://",
+        "security": certificates.security() if certificates else None,
+        "dashboard_address": None,
+        "scheduler_kwargs": QUIET_HTTP,
+        "silence_logs": logging.ERROR,
+    }
+
+
+def local_cuda_arguments(gpus: Sequence[Gpu], demand: Demand, certificates: Certificates | None) -> dict[str, Any]:
+    """Arguments of dask-cuda's `LocalCUDACluster`: one worker for each of the first GPUs.
+
+    GPUs by UUID, which neither their order on the bus nor CUDA's own order changes. No pool of RMM: it would take the
+    memory that the ranks need.
+
+    Raises:
+        InputError: this host has too few GPUs.
+    """
+    if len(gpus) < demand.workers_per_host:
+        raise InputError(
+            f"execution.num_devices={demand.workers_per_host} and cluster.kind=local_cuda, and this host has "
+            f"{len(gpus)} GPUs that NVML sees and torch is built for; use fewer devices or another kind"
+        )
+    chosen = [gpu.uuid for gpu in gpus[: demand.workers_per_host]]
+    return local_arguments(len(chosen), certificates) | {"CUDA_VISIBLE_DEVICES": chosen, "rmm_pool_size": None}
 
 
 @contextmanager
-def open_local(settings: Cluster, num_ranks: int) -> Iterator[str]:
-    """Start the workers on loopback and yield the scheduler's address; end them afterwards."""
+def open_local(settings: Cluster, demand: Demand, certificates: Certificates | None) -> Iterator[str]:
+    """Start plain workers on loopback and yield the scheduler's address; end them afterwards."""
     from distributed import LocalCluster
 
-    logging.getLogger("distributed").setLevel(logging.WARNING)  # Prefect raises it to INFO
-    with LocalCluster(
-        n_workers=num_local_workers(settings, num_ranks),
-        threads_per_worker=1,
-        processes=True,
-        host="127.0.0.1",
-        dashboard_address=None,
-        silence_logs=logging.ERROR,
-    ) as cluster:
+    _quieten()
+    with LocalCluster(**local_arguments(num_local_workers(settings, demand), certificates)) as cluster:
         yield cluster.scheduler_address
+
+
+@contextmanager
+def open_local_cuda(demand: Demand, certificates: Certificates | None) -> Iterator[str]:
+    """Start one worker per GPU and yield the scheduler's address; end them afterwards."""
+    from dask_cuda import LocalCUDACluster
+
+    _quieten()
+    with LocalCUDACluster(**local_cuda_arguments(describe().gpus, demand, certificates)) as cluster:
+        address: str = cluster.scheduler_address
+        yield address
+
+
+def _quieten() -> None:
+    logging.getLogger("distributed").setLevel(logging.WARNING)  # Prefect raises it to INFO

@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 from conf.schema import Cluster
-from tasks.cluster.local import open_local
+from conf.site import Site
+from tasks.cluster.demand import Demand
+from tasks.cluster.local import open_local, open_local_cuda
+from tasks.cluster.slurm import open_slurm
+from tasks.cluster.ssh import open_ssh
+from tasks.cluster.tls import certificates
 
 
-@contextmanager
-def open_cluster(settings: Cluster, num_ranks: int) -> Iterator[str]:
-    """Yield the address of a scheduler with at least `num_ranks` workers.
+def open_cluster(settings: Cluster, demand: Demand, site: Site | None = None) -> AbstractContextManager[str]:
+    """Yield the address of a scheduler with the workers that are demanded; end what was started afterwards.
 
     Args:
         settings: which kind, and how large.
-        num_ranks: ranks that will each need a worker.
+        demand: what the ranks will need.
+        site: this machine's facts; where certificates and logs lie.
+
+    Raises:
+        InputError: there are no certificates, and the cluster needs them.
+        RunError: the workers did not come.
     """
     if settings.address is not None:
-        yield settings.address  # it belongs to somebody else: joined, never ended
-        return
-    with open_local(settings, num_ranks) as address:
-        yield address
+        return nullcontext(settings.address)  # it belongs to somebody else: joined, never ended
+    site = site or Site()
+    found = certificates(settings, site)
+    match settings.kind:
+        case "ssh":
+            return open_ssh(settings, demand, found)
+        case "slurm":
+            return open_slurm(settings, demand, found, slurm_logs(site))
+        case "local_cuda":
+            return open_local_cuda(demand, found)
+        case _:
+            return open_local(settings, demand, found)
+
+
+def slurm_logs(site: Site) -> Path:
+    """Where the jobs of a Slurm cluster write their logs."""
+    return site.root / "slurm"

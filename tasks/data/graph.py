@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from itertools import islice
 from pathlib import Path
 from uuid import uuid4
@@ -17,6 +17,7 @@ from uuid import uuid4
 from distributed import Client, Future, as_completed
 
 from conf.schema import Data
+from tasks.cluster.address import connect
 from tasks.data import manifest, store
 from tasks.data.key import preparation_key
 from tasks.data.listing import SPLITS, SampleListing
@@ -146,20 +147,19 @@ def run_chunks(
     return records
 
 
-def _connect(address: str) -> Client:
+@contextmanager
+def _connect(address: str) -> Iterator[Client]:
     """A client of a cluster that has a worker."""
-    client: Client | None = None
-    try:
-        client = Client(address, set_as_default=False)
-        client.wait_for_workers(1, timeout=WAIT_FOR_WORKERS_SECONDS)
-    except OSError as error:  # TimeoutError is one
-        if client is not None:
-            client.close()
-        raise RunError(
-            f"cluster address {address}: no Dask worker answered; preparation needs one; "
-            "start workers or correct cluster.address"
-        ) from error
-    return client
+    with ExitStack() as stack:
+        try:
+            client = stack.enter_context(connect(address))
+            client.wait_for_workers(1, timeout=WAIT_FOR_WORKERS_SECONDS)
+        except (InputError, TimeoutError) as error:
+            raise RunError(
+                f"cluster address {address}: no Dask worker answered ({error}); preparation needs one; "
+                "start workers or correct cluster.address"
+            ) from error
+        yield client
 
 
 def _completed(client: Client, chunks: Sequence[Chunk]) -> Generator[ShardRecord, None, None]:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import dask
 import fsspec
 import numpy as np
 import pytest
@@ -283,9 +282,9 @@ def test_a_remote_root(tmp_path: Path) -> None:
     assert prepared.fingerprint == local.fingerprint
 
 
-def test_no_cluster(tmp_path: Path) -> None:
-    short = dask.config.set({"distributed.comm.timeouts.connect": "1s"})
-    with short, pytest.raises(RunError, match=r"cluster address tcp://127.0.0.1:1: no Dask") as caught:
+def test_no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.cluster.address.CONNECT_SECONDS", 1)
+    with pytest.raises(RunError, match=r"cluster address tcp://127.0.0.1:1: no Dask") as caught:
         prepare(Data(source="digits"), tmp_path, "tcp://127.0.0.1:1")
     assert "\n" not in str(caught.value)
     assert leftovers(tmp_path) == []

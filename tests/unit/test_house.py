@@ -13,15 +13,17 @@ from packaging.version import Version
 ROOT = Path(__file__).parents[2]
 CODE = ("conf", "flows", "tasks", "tests", "infra")
 BANNED_NAMES = {"utils", "helpers", "common", "base"}
-SCRIPTS = [ROOT / "infra" / name for name in ("install", "run", "test", "check")] + [ROOT / ".ci" / "run"]
-INSTALLED_EXTRAS = ("dev",)  # `cuda` and `postgres` are not part of the lock
+SCRIPTS = [ROOT / "infra" / name for name in ("install", "run", "test", "check", "certificates")] + [
+    ROOT / ".ci" / "run"
+]
+INSTALLED_EXTRAS = ("dev", "ssh", "slurm")  # `cuda` and `postgres` are not part of the lock
 
 
 def requirements() -> list[Requirement]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     texts = list(project["dependencies"])
     for extra in INSTALLED_EXTRAS:
-        texts += project["optional-dependencies"][extra]
+        texts += [text for text in project["optional-dependencies"][extra] if not text.startswith("paceline[")]
     return [Requirement(text) for text in texts]
 
 

@@ -1,0 +1,38 @@
+"""What a run asks of a cluster, whatever its kind. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+from conf.schema import Execution
+from tasks.records import Record
+
+
+class Demand(Record):
+    """Hosts, and on each of them workers: one worker is one device and one thread."""
+
+    num_hosts: int
+    workers_per_host: int
+    gpus: bool
+    """A worker holds a GPU, else an equal share of its host's cores."""
+
+    @property
+    def num_workers(self) -> int:
+        """Workers on all hosts."""
+        return self.num_hosts * self.workers_per_host
+
+    def is_met(self, workers_by_host: Mapping[str, int]) -> bool:
+        """Whether so many workers by host can seat the run."""
+        enough = [host for host, present in workers_by_host.items() if present >= self.workers_per_host]
+        return len(enough) >= self.num_hosts
+
+
+def demand_of(executions: Iterable[Execution], accelerator: Literal["cpu", "gpu"]) -> Demand:
+    """What seats each of the executions, one after the other."""
+    listed = list(executions)
+    return Demand(
+        num_hosts=max(execution.num_nodes for execution in listed),
+        workers_per_host=max(execution.num_devices for execution in listed),
+        gpus=accelerator == "gpu",
+    )

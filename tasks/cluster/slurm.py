@@ -1,0 +1,174 @@
+"""A Dask cluster whose workers are Slurm jobs, one job per host, for the time of one run.
+
+The scheduler runs in this process, on the host that submits. What is submitted is text that can be printed first.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from conf.schema import Cluster
+from tasks.cluster.address import wait_for_workers
+from tasks.cluster.demand import Demand
+from tasks.cluster.local import QUIET_HTTP
+from tasks.cluster.tls import Certificates
+from tasks.errors import InputError, RunError
+from tasks.records import Gpu, Hardware
+
+ANSWER_SECONDS = 30
+SUBMIT_SECONDS = 20
+DEATH_SECONDS = 60
+WAITING = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED")
+UNITS = {"M": 2**20, "G": 2**30, "T": 2**40}
+LOG_LINES = 3
+
+
+def slurm_arguments(settings: Cluster, demand: Demand, certificates: Certificates | None, logs: Path) -> dict[str, Any]:
+    """Arguments of dask-jobqueue's `SLURMCluster`, less the number of jobs, of which there is one per host."""
+    assert settings.cores_per_host is not None
+    return {
+        "queue": settings.partition,
+        "account": settings.account,
+        "walltime": settings.time_limit,
+        # Without a walltime dask-jobqueue asks for half an hour; the partition's own limit is what is meant.
+        "job_directives_skip": [] if settings.time_limit else ["#SBATCH -t "],
+        "job_cpu": settings.cores_per_host,
+        "job_mem": settings.memory_per_host,
+        "job_name": "paceline",
+        "job_extra_directives": _directives(settings, demand, logs),
+        "python": sys.executable,
+        # dask-cuda starts one worker per GPU that Slurm grants; plain workers are told their number.
+        "worker_command": "dask cuda worker" if demand.gpus else "distributed.cli.dask_worker",
+        "processes": 1 if demand.gpus else demand.workers_per_host,
+        "cores": 1 if demand.gpus else demand.workers_per_host,  # threads; each worker has one
+        "memory": memory_bytes(settings) // (demand.workers_per_host if demand.gpus else 1),
+        "worker_extra_args": ["--no-dashboard", "--dashboard-address", "127.0.0.1:0"],
+        "death_timeout": DEATH_SECONDS,
+        "interface": settings.interface,
+        "protocol": "tls://" if certificates else "tcp://",
+        "security": certificates.security() if certificates else None,
+        "scheduler_options": dict(QUIET_HTTP) | ({"interface": settings.interface} if settings.interface else {}),
+    }
+
+
+def _directives(settings: Cluster, demand: Demand, logs: Path) -> list[str]:
+    directives = ["--nodes=1", f"--output={logs}/%j.log"]
+    if demand.gpus:
+        directives.append(f"--gres=gpu:{demand.workers_per_host}")
+    if demand.num_hosts > 1:
+        directives.append("--exclusive")  # or Slurm may put two jobs on one host, and ranks would share its cores
+    return [*directives, *settings.sbatch]
+
+
+def memory_bytes(settings: Cluster) -> int:
+    """What `cluster.memory_per_host` says; Slurm's G is 2**30."""
+    assert settings.memory_per_host is not None
+    return int(settings.memory_per_host[:-1]) * UNITS[settings.memory_per_host[-1]]
+
+
+def job_script(settings: Cluster, demand: Demand, certificates: Certificates | None, logs: Path) -> str:
+    """The script of a job, as text; only the scheduler's address and the worker's name are not known yet."""
+    from dask_jobqueue.slurm import SLURMJob
+
+    arguments = slurm_arguments(settings, demand, certificates, logs)
+    del arguments["scheduler_options"]
+    text: str = SLURMJob(scheduler=f"{arguments['protocol']}SCHEDULER:PORT", name="WORKER", **arguments).job_script()
+    return text
+
+
+@contextmanager
+def open_slurm(settings: Cluster, demand: Demand, certificates: Certificates | None, logs: Path) -> Iterator[str]:
+    """Submit one job per host, wait until their workers have come, and yield the scheduler's address; end all after.
+
+    Raises:
+        RunError: a job ended, or the workers did not come in time.
+    """
+    from dask_jobqueue.slurm import SLURMCluster
+
+    logging.getLogger("distributed").setLevel(logging.WARNING)  # Prefect raises it to INFO
+    logs.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    with SLURMCluster(**slurm_arguments(settings, demand, certificates, logs), silence_logs="error") as cluster:
+        cluster.scale(jobs=demand.num_hosts)
+
+        def check() -> str:
+            submitted = [job.job_id for job in cluster.workers.values() if job.job_id]
+            if not submitted and time.monotonic() > started + SUBMIT_SECONDS:
+                raise RunError(
+                    "sbatch took no job; print it with --show and submit it by hand to see why: sbatch --test-only"
+                )
+            return _look(submitted, logs)
+
+        wait_for_workers(cluster.scheduler_address, demand, settings.wait_seconds, check)
+        yield cluster.scheduler_address
+
+
+def _look(jobs: list[str], logs: Path) -> str:
+    """State of the jobs, for people.
+
+    Raises:
+        RunError: one of them has ended.
+    """
+    if not jobs:
+        return "no job was submitted yet"
+    answer = _ask(["squeue", "--noheader", "--states=all", f"--jobs={','.join(jobs)}", "--format=%i %T %r"])
+    states = [line.split(maxsplit=2) for line in answer.stdout.splitlines()]
+    for job, state, reason in states:
+        if state not in WAITING:
+            raise RunError(f"Slurm job {job} ended as {state} ({reason}): {_last_words(logs / f'{job}.log')}")
+    return "; ".join(f"Slurm job {job} is {state} ({reason})" for job, state, reason in states)
+
+
+def _last_words(log: Path) -> str:
+    if not log.exists():
+        return f"it left no log at {log}; the directory must be one that the nodes can write to"
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return f"{' / '.join(lines[-LOG_LINES:])[-500:]}; its log is {log}"
+
+
+def check_slurm(settings: Cluster, script: str) -> None:
+    """Have Slurm judge the job script without submitting it.
+
+    Raises:
+        InputError: there is no Slurm here, or it would not take the job.
+    """
+    if shutil.which("sbatch") is None:
+        raise InputError(
+            "cluster.kind=slurm, and there is no sbatch on this host's PATH; run on a host that submits to Slurm"
+        )
+    answer = _ask(["sbatch", "--test-only"], script)
+    if answer.returncode != 0:
+        reason = answer.stderr.strip().splitlines() or ["no reason given"]
+        raise InputError(
+            f"cluster.partition={settings.partition}: Slurm does not take the job "
+            f"({reason[-1].removeprefix('allocation failure: ')}); see it with --show, and what there is with sinfo"
+        )
+
+
+def _ask(command: list[str], text: str | None = None) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, input=text, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise RunError(f"{command[0]} does not answer within {ANSWER_SECONDS} s; is slurmctld running?") from error
+
+
+def asked_host(settings: Cluster, demand: Demand) -> Hardware:
+    """The host as it is asked for; what kind of processor and GPU Slurm gives is only known on it."""
+    unknown = Gpu(uuid="", name="GPU", memory_bytes=memory_bytes(settings), compute_capability=(99, 0))
+    assert settings.cores_per_host is not None
+    return Hardware(
+        host=f"a node of {settings.partition or 'the default partition'}",
+        cpu_name="CPU",
+        num_cores=settings.cores_per_host,
+        memory_bytes=memory_bytes(settings),
+        cpu_bf16=True,
+        gpus=(unknown,) * demand.workers_per_host if demand.gpus else (),
+    )

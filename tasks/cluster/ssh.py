@@ -1,0 +1,166 @@
+"""A Dask cluster on hosts that are reached by SSH, for the time of one run.
+
+User, port, key and known hosts are those of `ssh` itself (~/.ssh/config). Every host needs the same interpreter at the
+same path, this package, the certificates and PACELINE_HOME, as on a file system that all of them mount.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pydantic import ValidationError
+
+from conf.schema import Cluster
+from tasks.cluster.address import wait_for_workers
+from tasks.cluster.demand import Demand
+from tasks.cluster.host import HostFacts
+from tasks.cluster.local import QUIET_HTTP
+from tasks.cluster.tls import Certificates
+from tasks.errors import InputError, RunError
+from tasks.fingerprint import code_fingerprint
+
+CONNECT_OPTIONS = {"connect_timeout": 10, "keepalive_interval": 15}
+ANSWER_SECONDS = 60
+DEATH_SECONDS = 60
+IDLE_TIMEOUT = "1 hour"
+"""Ends the cluster of a run that was killed so hard that it could not do so itself."""
+
+
+def ssh_arguments(settings: Cluster, demand: Demand, certificates: Certificates | None) -> dict[str, Any]:
+    """Arguments of Dask's `SSHCluster`: the scheduler on the first host, workers on all.
+
+    All of it is plain data, and goes to the hosts as JSON.
+    """
+    scheme = "tls://" if certificates else "tcp://"
+    shared: dict[str, Any] = dict(QUIET_HTTP) | ({"interface": settings.interface} if settings.interface else {})
+    scheduler = {"port": 0, "protocol": scheme, "idle_timeout": IDLE_TIMEOUT, **shared}
+    worker = {"nthreads": 1, "death_timeout": DEATH_SECONDS, **shared}
+    if certificates:
+        scheduler["security"] = certificates.settings("scheduler")
+        worker["security"] = certificates.settings("worker")
+    if not demand.gpus:
+        worker["n_workers"] = demand.workers_per_host  # a CUDAWorker starts one for each GPU that it sees
+    return {
+        "hosts": [settings.hosts[0], *settings.hosts],
+        "connect_options": dict(CONNECT_OPTIONS),
+        "scheduler_options": scheduler,
+        "worker_options": worker,
+        "worker_class": "dask_cuda.CUDAWorker" if demand.gpus else "distributed.Nanny",
+        "remote_python": [_python(), *([_worker_python(demand)] * len(settings.hosts))],
+    }
+
+
+def visible_devices(workers_per_host: int) -> dict[str, str]:
+    """Environment in which dask-cuda starts so many workers on a host: its first GPUs, in NVML's order."""
+    return {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in range(workers_per_host)),
+    }
+
+
+def _python() -> str:
+    return shlex.quote(sys.executable)
+
+
+def _worker_python(demand: Demand) -> str:
+    """What a host runs as Python: for GPUs with the list of those to use, which `SSHCluster` has no argument for."""
+    if not demand.gpus:
+        return _python()
+    variables = " ".join(f"{name}={value}" for name, value in visible_devices(demand.workers_per_host).items())
+    return f"env {variables} {_python()}"
+
+
+@contextmanager
+def open_ssh(settings: Cluster, demand: Demand, certificates: Certificates | None) -> Iterator[str]:
+    """Start scheduler and workers on the hosts and yield the scheduler's address; end them afterwards.
+
+    Raises:
+        RunError: a host did not start them, or not in time.
+    """
+    from distributed import SSHCluster
+
+    logging.getLogger("distributed").setLevel(logging.WARNING)  # Prefect raises it to INFO
+    security = certificates.security() if certificates else None
+    try:
+        cluster = SSHCluster(**ssh_arguments(settings, demand, certificates), security=security)
+    except Exception as error:
+        raise RunError(
+            f"cluster.hosts={','.join(settings.hosts)}: Dask could not be started ({' '.join(str(error).split())}); "
+            f"try: ssh {settings.hosts[0]} {_python()} -m distributed.cli.dask_scheduler"
+        ) from error
+    with cluster:
+        wait_for_workers(
+            cluster.scheduler_address,
+            demand,
+            settings.wait_seconds,
+            lambda: f"cluster.hosts={','.join(settings.hosts)} must reach each other on any port, and the scheduler",
+        )
+        yield cluster.scheduler_address
+
+
+def ask_hosts(settings: Cluster, certificates: Certificates | None) -> list[HostFacts]:
+    """What each host says of itself, in the order of `cluster.hosts`.
+
+    Raises:
+        InputError: a host cannot be reached, or lacks something that a worker needs.
+    """
+    directory = [certificates.authority.rpartition("/")[0]] if certificates else []
+    command = " ".join([_python(), "-m", "tasks.cluster.host", *map(shlex.quote, directory)])
+    answers = asyncio.run(_ask_all(settings.hosts, command))
+    return [_understood(host, answer) for host, answer in zip(settings.hosts, answers, strict=True)]
+
+
+async def _ask_all(hosts: tuple[str, ...], command: str) -> list[str]:
+    return await asyncio.gather(*(_ask(host, command) for host in hosts))
+
+
+async def _ask(host: str, command: str) -> str:
+    import asyncssh
+
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS), asyncssh.connect(host, **CONNECT_OPTIONS) as connection:
+            answer = await connection.run(command, check=False)
+    except (
+        OSError,
+        ValueError,
+        asyncssh.Error,
+    ) as error:  # TimeoutError is an OSError; keys that cannot be read a ValueError
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(
+            f"cluster.hosts: {host} cannot be reached by SSH ({reason}); "
+            f"it must let this user in without a password: try  ssh -o BatchMode=yes {host} true"
+        ) from error
+    if answer.exit_status != 0:
+        said = str(answer.stderr).strip().splitlines() or [f"exit status {answer.exit_status}"]
+        raise InputError(
+            f"cluster.hosts: {host} cannot run {command} ({said[-1]}); "
+            "every host needs this interpreter and this package at the same path"
+        )
+    return str(answer.stdout)
+
+
+def _understood(host: str, answer: str) -> HostFacts:
+    last = (answer.strip().splitlines() or [""])[-1]  # a login script may have said something first
+    try:
+        found = HostFacts.model_validate_json(last)
+    except ValidationError as error:
+        raise InputError(
+            f"cluster.hosts: {host} answered {last[:80]!r} instead of its facts; install the same version there"
+        ) from error
+    if found.code != code_fingerprint():
+        raise InputError(
+            f"cluster.hosts: {host} has other code ({found.code}) than this host ({code_fingerprint()}); "
+            "install the same version on every host"
+        )
+    if found.missing:
+        raise InputError(
+            f"cluster.hosts: {host} cannot read {', '.join(found.missing)}; "
+            "copy the directory of PACELINE_TLS to the same path there, or set cluster.tls=off"
+        )
+    return found

@@ -1,0 +1,118 @@
+"""The certificates with which all Dask parts prove to each other that they belong together.
+
+One directory, made by `infra/certificates`, holds the authority's certificate, one certificate for all parts, and its
+key. Who has no certificate of that authority is refused by the scheduler and by every worker.
+"""
+
+from __future__ import annotations
+
+import ssl
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from conf.schema import Cluster
+from conf.site import Site
+from tasks.errors import InputError
+from tasks.records import Choice, Record
+
+if TYPE_CHECKING:
+    from distributed import Security
+
+SCHEME = "tls://"
+OTHERS = 0o077
+LOOPBACK = ("localhost", "::1")
+
+
+class Certificates(Record):
+    """Paths of the three files, the same on every host."""
+
+    authority: str
+    certificate: str
+    key: str
+
+    def settings(self, *roles: str) -> dict[str, Any]:
+        """Arguments of Dask's `Security` for these roles (`scheduler`, `worker`, `client`), as plain data."""
+        files: dict[str, Any] = {"require_encryption": True, "tls_ca_file": self.authority}
+        for role in roles:
+            files |= {f"tls_{role}_cert": self.certificate, f"tls_{role}_key": self.key}
+        return files
+
+    def security(self) -> Security:
+        """The same for all roles, as Dask wants it in this process."""
+        from distributed import Security
+
+        return Security(**self.settings("scheduler", "worker", "client"))
+
+
+def choose_tls(settings: Cluster) -> Choice:
+    """Whether the parts of this cluster talk TLS, and why.
+
+    Raises:
+        InputError: a scheduler beyond this host is to be joined without TLS, which nobody has said is wanted.
+    """
+    if settings.address is not None:
+        return _joined(settings.tls, settings.address)
+    if settings.tls != "auto":
+        return Choice(value=settings.tls, reason="asked for")
+    if settings.kind in ("local", "local_cuda"):
+        return Choice(value="off", reason="all parts listen on this host's loopback")
+    return Choice(value="on", reason=f"kind {settings.kind} reaches beyond this host")
+
+
+def _joined(asked: str, address: str) -> Choice:
+    if address.startswith(SCHEME):
+        return Choice(value="on", reason="the address begins with tls://")
+    if asked == "off" or is_loopback(address):
+        return Choice(value="off", reason="asked for" if asked == "off" else "the scheduler is on this host's loopback")
+    raise InputError(
+        f"cluster.address={address} is beyond this host and without TLS: whoever reaches it can run code there; start "
+        "scheduler and workers with the files of infra/certificates and join tls://, or accept it with cluster.tls=off"
+    )
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address such as tcp://127.0.0.1:8786 never leaves this host."""
+    host = urlsplit(address if "://" in address else f"tcp://{address}").hostname or ""
+    return host in LOOPBACK or host.startswith("127.")
+
+
+def certificates(settings: Cluster, site: Site) -> Certificates | None:
+    """The certificates for a cluster; None where it goes without TLS.
+
+    Raises:
+        InputError: it needs them, and they are missing, wrong, or readable by others.
+    """
+    return find_certificates(site) if choose_tls(settings).value == "on" else None
+
+
+def certificate_paths(site: Site) -> Certificates:
+    """Where the certificates of this site lie, whether they are there or not."""
+    place = site.tls_directory
+    return Certificates(
+        authority=str(place / "ca.pem"), certificate=str(place / "cert.pem"), key=str(place / "key.pem")
+    )
+
+
+def find_certificates(site: Site) -> Certificates:
+    """The certificates of this site.
+
+    Raises:
+        InputError: they are missing, do not belong together, or others can read the key.
+    """
+    place = site.tls_directory
+    found = certificate_paths(site)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_verify_locations(found.authority)
+        context.load_cert_chain(found.certificate, found.key)
+        mode = (place / "key.pem").stat().st_mode
+    except OSError as error:  # ssl.SSLError is one
+        missing = isinstance(error, FileNotFoundError)
+        raise InputError(
+            f"PACELINE_TLS={place} "
+            + ("lacks" if missing else f"cannot be used ({error}); TLS between the Dask parts needs")
+            + f" ca.pem, cert.pem and key.pem; make them with infra/certificates {place}, or set cluster.tls=off"
+        ) from error
+    if mode & OTHERS:
+        raise InputError(f"{found.key} can be read by others (mode {mode & 0o777:o}); chmod 600 it")
+    return found

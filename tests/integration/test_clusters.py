@@ -1,0 +1,315 @@
+"""Kinds of clusters for real: TLS between all parts, workers brought up by an SSH server and by Slurm, and training there."""
+
+import json
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+
+from conf.load import load
+from conf.schema import Cluster
+from conf.site import Site
+from flows.first_host import training_host
+from flows.preflight import check, settle
+from tasks.cluster.address import connect
+from tasks.cluster.demand import Demand, demand_of
+from tasks.cluster.open import open_cluster
+from tasks.cluster.ssh import ask_hosts
+from tasks.errors import InputError, RunError
+from tasks.train.coordinate import train_group
+from tests.integration.conftest import SMALL
+from tests.jobs import new_job
+
+ROOT = Path(__file__).parents[2]
+ONE = Demand(num_hosts=1, workers_per_host=1, gpus=False)
+SBIN = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+UP_SECONDS = 20
+
+
+def program(name):
+    """Path of a program that belongs to the system; the test is skipped without it, or without being root."""
+    found = shutil.which(name, path=SBIN)
+    if found is None or os.getuid() != 0:
+        pytest.skip(f"needs {name}, and to be root; infra/test installs it when called by root on Debian")
+    return found
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_until(happened, process=None):
+    deadline = time.monotonic() + UP_SECONDS
+    while not happened():
+        assert process is None or process.poll() is None, f"{process.args} ended"
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def listens(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def run(*command):
+    return subprocess.run([*map(str, command)], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture(scope="module")
+def made_certificates(tmp_path_factory):
+    root = tmp_path_factory.mktemp("certificates")
+    for name in ("ours", "others"):
+        run(ROOT / "infra" / "certificates", root / name)
+    return root
+
+
+@pytest.fixture
+def tls(made_certificates, monkeypatch):
+    """Certificates of this site, in force."""
+    monkeypatch.setenv("PACELINE_TLS", str(made_certificates / "ours"))
+    return made_certificates
+
+
+def knock(address, directory):
+    """Shake hands as a client with the certificates of a directory, or with none, and wait for a first byte."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # whom we trust is not what is asked here
+    if directory is not None:
+        context.load_cert_chain(directory / "cert.pem", directory / "key.pem")
+    place = urlsplit(address)
+    with (
+        socket.create_connection((place.hostname, place.port), timeout=10) as plain,
+        context.wrap_socket(plain) as secured,
+    ):
+        return secured.recv(1)
+
+
+def test_tls_refuses_whoever_has_no_certificate(tls, monkeypatch):
+    monkeypatch.setattr("tasks.cluster.address.CONNECT_SECONDS", 2)
+    with open_cluster(Cluster(tls="on", num_workers=1), ONE) as address:
+        with connect(address) as client:
+            assert client.submit(sum, [1, 2]).result() == 3
+            (worker,) = client.scheduler_info()["workers"]
+        for part in (address, worker):
+            assert part.startswith("tls://127.0.0.1:")
+            for refused in (None, tls / "others"):
+                with pytest.raises(ssl.SSLError, match=r"CERTIFICATE_REQUIRED|UNKNOWN_CA|DECRYPT_ERROR"):
+                    knock(part, refused)
+            assert knock(part, tls / "ours")
+        with pytest.raises(InputError, match="tls://"), connect(address.replace("tls://", "tcp://")):
+            pass
+        monkeypatch.setenv("PACELINE_TLS", str(tls / "others"))
+        with pytest.raises(InputError, match=f"authority in PACELINE_TLS={tls / 'others'}"), connect(address):
+            pass
+
+
+def train_on(config_overrides):
+    """All that a run does with a cluster: check, open, prepare, train; returns the result and the parts' addresses."""
+    overrides = [*SMALL, "recipe.num_epochs=1", "execution.accelerator=cpu", *config_overrides]
+    config = load("digits", overrides)
+    cleared = check(config, Site())
+    with open_cluster(config.cluster, demand_of([config.execution], cleared.plan.accelerator), Site()) as address:
+        assert settle(config, cleared, address).hardware.host == socket.gethostname()
+        with connect(address) as client:
+            parts = [address, *client.scheduler_info()["workers"]]
+        return train_group(new_job(address, "digits", overrides), address), parts
+
+
+def processes_with(word):
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if any(word in part for part in process.info["cmdline"] or []):
+            found.append(process)
+    return found
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory):
+    """A real OpenSSH server on loopback, known as `paceline-host` to whoever has the returned directory as home."""
+    server = program("sshd")
+    home = tmp_path_factory.mktemp("ssh")
+    (home / ".ssh").mkdir(mode=0o700)
+    for name in ("host_key", "user_key"):
+        run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", home / name)
+    port = free_port()
+    (home / "sshd_config").write_text(
+        f"ListenAddress 127.0.0.1:{port}\nHostKey {home}/host_key\nAuthorizedKeysFile {home}/user_key.pub\n"
+        f"PidFile none\nUsePAM no\nStrictModes no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
+    )
+    host_key = " ".join((home / "host_key.pub").read_text().split()[:2])
+    (home / "known_hosts").write_text(f"[127.0.0.1]:{port} {host_key}\n")
+    (home / ".ssh" / "config").write_text(
+        f"Host paceline-*\n HostName 127.0.0.1\n Port {port}\n User root\n UserKnownHostsFile {home}/known_hosts\n"
+        f"Host paceline-host\n IdentityFile {home}/user_key\n"
+    )
+    separation = Path("/run/sshd")  # sshd wants this empty directory, which a service manager would make
+    made = not separation.exists()
+    separation.mkdir(mode=0o755, exist_ok=True)
+    process = subprocess.Popen([server, "-D", "-e", "-f", str(home / "sshd_config")], stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: listens(port), process)
+        yield home
+    finally:
+        for child in psutil.Process(process.pid).children(recursive=True):
+            child.kill()
+        process.kill()
+        process.wait()
+        if made:
+            separation.rmdir()
+
+
+@pytest.fixture
+def ssh_home(sshd, monkeypatch):
+    monkeypatch.setenv("HOME", str(sshd))
+    return sshd
+
+
+def test_a_cluster_over_ssh_trains_with_tls(tls, ssh_home):
+    result, parts = train_on(
+        ["cluster.kind=ssh", "cluster.hosts=[paceline-host]", "cluster.interface=lo", "execution.num_devices=2"]
+    )
+    assert result.world_size == 2
+    assert result.losses[-1] < result.losses[0]
+    assert len(parts) == 3
+    assert all(part.startswith("tls://127.0.0.1:") for part in parts)
+    wait_until(lambda: processes_with("distributed.cli.dask_spec") == [])
+
+
+def test_hosts_that_cannot_serve_are_named(tls, ssh_home, monkeypatch):
+    settings = Cluster(kind="ssh", hosts=("paceline-host", "paceline-stranger"))
+    with pytest.raises(InputError, match=r"paceline-stranger cannot be reached by SSH .*ssh -o BatchMode=yes"):
+        ask_hosts(settings, None)
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(InputError, match=r"paceline-host cannot run /nowhere/python .*same path"):
+        ask_hosts(Cluster(kind="ssh", hosts=("paceline-host",)), None)
+
+
+def write_slurm_conf(root, port):
+    name = socket.gethostname().split(".")[0]
+    settings = {
+        "ClusterName": "paceline",
+        "SlurmctldHost": f"{name}(127.0.0.1)",
+        "SlurmctldPort": port,
+        "SlurmdPort": free_port(),
+        "SlurmUser": "root",
+        "AuthType": "auth/munge",
+        "AuthInfo": f"socket={root}/munge.socket",
+        "StateSaveLocation": f"{root}/state",
+        "SlurmdSpoolDir": f"{root}/spool",
+        "SlurmctldPidFile": f"{root}/slurmctld.pid",
+        "SlurmdPidFile": f"{root}/slurmd.pid",
+        "SlurmctldLogFile": f"{root}/slurmctld.log",
+        "SlurmdLogFile": f"{root}/slurmd.log",
+        "ProctrackType": "proctrack/linuxproc",  # no cgroups: they are not to be had in every container
+        "TaskPlugin": "task/none",
+        "JobAcctGatherType": "jobacct_gather/none",
+        "MpiDefault": "none",
+        "SelectType": "select/cons_tres",
+        "SelectTypeParameters": "CR_Core",
+        "ReturnToService": 2,
+        "KillWait": 2,
+        "NodeName": f"{name} NodeAddr=127.0.0.1 CPUs={os.cpu_count()} RealMemory=2048 State=UNKNOWN",
+        "PartitionName": f"short Nodes={name} Default=YES MaxTime=10 State=UP",
+    }
+    conf = root / "slurm.conf"
+    conf.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+    return conf
+
+
+@pytest.fixture(scope="module")
+def slurm_conf(tmp_path_factory):
+    """A real Slurm of one node, with munge, on loopback; its slurm.conf."""
+    munged, slurmctld, slurmd = map(program, ("munged", "slurmctld", "slurmd"))
+    root, port = tmp_path_factory.mktemp("slurm"), free_port()
+    for directory in ("state", "spool"):
+        (root / directory).mkdir()
+    (root / "munge.key").write_bytes(os.urandom(128))
+    (root / "munge.key").chmod(0o600)
+    conf = write_slurm_conf(root, port)
+    environment = os.environ | {"SLURM_CONF": str(conf)}
+    files = [f"--{kind}-file={root}/munge.{kind}" for kind in ("key", "pid", "log", "seed")]
+
+    def is_idle():
+        sinfo = ["sinfo", "--noheader", "--format=%T"]
+        return subprocess.run(sinfo, env=environment, capture_output=True, check=False).stdout.strip() == b"idle"
+
+    with ExitStack() as stack:
+
+        def start(*command):
+            silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            process = subprocess.Popen([*map(str, command)], env=environment, **silent)
+            stack.callback(process.wait)
+            stack.callback(process.terminate)
+            return process
+
+        process = start(munged, "--foreground", "--force", f"--socket={root}/munge.socket", *files)
+        wait_until((root / "munge.socket").exists, process)
+        process = start(slurmctld, "-D", "-f", conf)
+        wait_until(lambda: listens(port), process)
+        wait_until(is_idle, start(slurmd, "-D", "-f", conf))
+        yield conf
+
+
+@pytest.fixture
+def slurm(slurm_conf, monkeypatch):
+    monkeypatch.setenv("SLURM_CONF", str(slurm_conf))
+    yield
+    wait_until(lambda: run("squeue", "-h", "--states=PENDING,RUNNING,COMPLETING") == "")
+
+
+SLURM = ["cluster.kind=slurm", "cluster.cores_per_host=1", "cluster.memory_per_host=1G", "cluster.interface=lo"]
+
+
+def test_a_cluster_of_slurm_jobs_trains_with_tls(tls, slurm):
+    result, parts = train_on([*SLURM, "cluster.partition=short", "cluster.time_limit=5"])
+    assert result.world_size == 1
+    assert result.losses[-1] < result.losses[0]
+    assert len(parts) == 2
+    assert all(part.startswith("tls://127.0.0.1:") for part in parts)
+
+
+@pytest.mark.slow
+def test_the_program_runs_on_slurm(tls, slurm, paceline):
+    asked = [*SLURM, "execution.accelerator=cpu", "cluster.time_limit=5", *SMALL]
+    process = paceline("run", "digits", *asked, "--json")
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    assert json.loads(out.splitlines()[-1])["train"]["world_size"] == 1
+    assert "cluster.tls=on: kind slurm reaches beyond this host" in err
+
+
+def test_a_job_that_slurm_would_not_take_is_refused(tls, slurm):
+    for override, reason in (("cluster.partition=none", "invalid partition"), ("cluster.cores_per_host=9999", "")):
+        with pytest.raises(InputError, match=f"(?i)Slurm does not take the job .*{reason}"):
+            training_host(load("digits", [*SLURM, "execution.accelerator=cpu", override]), Site())
+
+
+def test_a_job_that_stays_in_the_queue_is_named(tls, slurm):
+    config = load("digits", [*SLURM, "execution.accelerator=cpu", "cluster.sbatch=[--hold]", "cluster.wait_seconds=3"])
+    with (
+        pytest.raises(RunError, match=r"these are there: none; Slurm job \d+ is PENDING \(JobHeldUser\)"),
+        open_cluster(config.cluster, ONE),
+    ):
+        pass
+
+
+def test_a_job_that_ends_at_once_is_told_with_its_last_words(tls, slurm, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    config = load("digits", [*SLURM, "execution.accelerator=cpu", "cluster.wait_seconds=60"])
+    with (
+        pytest.raises(RunError, match=r"Slurm job \d+ ended as FAILED .*/nowhere/python: No such file"),
+        open_cluster(config.cluster, ONE),
+    ):
+        pass

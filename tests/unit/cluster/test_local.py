@@ -1,0 +1,40 @@
+import pytest
+
+from conf.schema import Cluster
+from tasks.cluster.demand import Demand
+from tasks.cluster.hardware import usable_cores
+from tasks.cluster.local import local_arguments, local_cuda_arguments, num_local_workers
+from tasks.errors import InputError
+from tasks.records import Gpu
+
+
+def gpus(count):
+    return [Gpu(uuid=f"GPU-{i}", name="X", memory_bytes=1, compute_capability=(9, 0)) for i in range(count)]
+
+
+def demand(workers, on_gpus=True):
+    return Demand(num_hosts=1, workers_per_host=workers, gpus=on_gpus)
+
+
+@pytest.mark.parametrize("num_gpus", range(1, 9))
+def test_dask_cuda_gets_one_worker_of_one_thread_per_gpu_and_no_pool(num_gpus):
+    for wanted in range(1, num_gpus + 1):
+        arguments = local_cuda_arguments(gpus(num_gpus), demand(wanted), None)
+        assert arguments["CUDA_VISIBLE_DEVICES"] == [f"GPU-{i}" for i in range(wanted)]
+        assert arguments["n_workers"] == wanted
+        assert arguments["threads_per_worker"] == 1
+        assert arguments["rmm_pool_size"] is None
+        assert arguments["host"] == "127.0.0.1"
+    with pytest.raises(InputError, match=f"num_devices={num_gpus + 1} .* has {num_gpus} GPUs"):
+        local_cuda_arguments(gpus(num_gpus), demand(num_gpus + 1), None)
+
+
+def test_without_certificates_there_is_no_tls():
+    arguments = local_arguments(3, None)
+    assert (arguments["protocol"], arguments["security"], arguments["n_workers"]) == ("tcp://", None, 3)
+
+
+def test_the_number_of_local_workers():
+    assert num_local_workers(Cluster(num_workers=3), demand(2, on_gpus=False)) == 3
+    assert num_local_workers(Cluster(), demand(1, on_gpus=False)) == usable_cores()
+    assert num_local_workers(Cluster(), demand(usable_cores() + 1, on_gpus=False)) == usable_cores() + 1

@@ -1,0 +1,61 @@
+import json
+import shlex
+import sys
+
+import pytest
+
+from conf.schema import Cluster
+from tasks.cluster.demand import Demand
+from tasks.cluster.ssh import ssh_arguments
+from tasks.cluster.tls import Certificates
+
+FILES = Certificates(authority="/tls/ca.pem", certificate="/tls/cert.pem", key="/tls/key.pem")
+
+
+def arguments_for(hosts, workers, gpus=False, certificates=None, **settings):
+    cluster = Cluster(kind="ssh", hosts=[f"node{i}" for i in range(hosts)], **settings)
+    demand = Demand(num_hosts=hosts, workers_per_host=workers, gpus=gpus)
+    return ssh_arguments(cluster, demand, certificates)
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 3, 4])
+@pytest.mark.parametrize("devices", range(1, 9))
+def test_cpu_workers(hosts, devices):
+    arguments = arguments_for(hosts, devices)
+    assert arguments["hosts"] == ["node0", *(f"node{i}" for i in range(hosts))]  # the scheduler's first
+    assert arguments["worker_class"] == "distributed.Nanny"
+    assert arguments["worker_options"]["n_workers"] == devices
+    assert arguments["worker_options"]["nthreads"] == 1
+    assert arguments["remote_python"] == [shlex.quote(sys.executable)] * (hosts + 1)
+    assert arguments["scheduler_options"]["protocol"] == "tcp://"
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 3, 4])
+@pytest.mark.parametrize("devices", range(1, 9))
+def test_gpu_workers_see_the_first_gpus_of_their_host(hosts, devices):
+    arguments = arguments_for(hosts, devices, gpus=True)
+    assert arguments["worker_class"] == "dask_cuda.CUDAWorker"
+    assert "n_workers" not in arguments["worker_options"]  # one for each visible GPU
+    assert not [name for name in arguments["worker_options"] if name.startswith("rmm")]
+    scheduler, *workers = arguments["remote_python"]
+    assert scheduler == shlex.quote(sys.executable)
+    assert len(workers) == hosts
+    for command in workers:
+        env, order, visible, python = shlex.split(command)
+        assert (env, order, python) == ("env", "CUDA_DEVICE_ORDER=PCI_BUS_ID", sys.executable)
+        assert visible == "CUDA_VISIBLE_DEVICES=" + ",".join(map(str, range(devices)))
+
+
+def test_tls_reaches_every_part_as_plain_data():
+    arguments = arguments_for(2, 2, certificates=FILES, interface="eth0")
+    sent = json.loads(json.dumps([arguments["scheduler_options"], arguments["worker_options"]]))  # as JSON it goes
+    assert sent[0]["protocol"] == "tls://"
+    for part, role in zip(sent, ("scheduler", "worker"), strict=True):
+        assert part["interface"] == "eth0"
+        assert part["dashboard_address"] == "127.0.0.1:0"
+        assert part["security"] == {
+            "require_encryption": True,
+            "tls_ca_file": "/tls/ca.pem",
+            f"tls_{role}_cert": "/tls/cert.pem",
+            f"tls_{role}_key": "/tls/key.pem",
+        }
