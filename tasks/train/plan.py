@@ -43,6 +43,7 @@ def resolve(config: Config, hardware: Hardware, num_train: int) -> Plan:
         memory_format=_memory_format(config, accelerator, precision, reasons),
         loading=_loading(config, hardware, accelerator, num_train, reasons),
         strategy="ddp" if config.execution.world_size > 1 else "single",
+        gradient_compression=config.execution.gradient_compression,
         reasons=reasons,
     )
 

@@ -20,10 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 from conf.schema import Recipe
 from tasks.model.objective import BatchSource, LabelledBatch, batch_loss, build_optimizer
 from tasks.records import Arm
+from tasks.train.exchange import DDP_SETTINGS, compress_gradients
 from tasks.train.precision import forward_context, make_scaler, prepare_network
-
-# One bucket view, no buffer broadcast: see FACTS in infra/decisions/0003.
-DDP_SETTINGS = {"gradient_as_bucket_view": True, "broadcast_buffers": False}
 
 
 @dataclass(frozen=True)
@@ -67,6 +65,8 @@ class BareStep:
             token = torch.zeros(1, device=self._inputs.device)
             # A lambda, because torch rejects annotations that are text, as those of this module are.
             wrapped.register_comm_hook(token, lambda token, bucket: _exchange(token, bucket))  # noqa: PLW0108
+        else:
+            compress_gradients(wrapped, self._arm.gradient_compression)
         return wrapped
 
     def run(self, num_steps: int) -> list[float]:

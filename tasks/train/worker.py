@@ -28,7 +28,6 @@ STARTED_AT = float(os.environ.get("PACELINE_SPAWNED_AT", time.monotonic()))
 import numpy as np  # noqa: E402  the clock above counts these imports
 import torch  # noqa: E402
 from lightning.pytorch import Trainer  # noqa: E402
-from lightning.pytorch.strategies import DDPStrategy  # noqa: E402
 from torch import nn  # noqa: E402
 
 from tasks.data.loading.loader import TrainLoader  # noqa: E402
@@ -51,11 +50,11 @@ from tasks.train.callbacks import (  # noqa: E402
 )
 from tasks.train.checkpoint_io import AtomicCheckpointIO, load  # noqa: E402
 from tasks.train.compiled import CompileWatch  # noqa: E402
-from tasks.train.measure import Bench, diagnostic_arms, measure  # noqa: E402
+from tasks.train.measure import Bench, diagnostic_arms, measure, measured_loads  # noqa: E402
 from tasks.train.place import Place  # noqa: E402
 from tasks.train.precision import forward_context, prepare_network  # noqa: E402
-from tasks.train.step import DDP_SETTINGS  # noqa: E402
 from tasks.train.stopwatch import Stopwatch  # noqa: E402
+from tasks.train.strategy import ExchangeStrategy  # noqa: E402
 
 PR_SET_PDEATHSIG = 1
 BASELINE = Arm(num_devices=1, precision="32-true", compile="off", memory_format="contiguous", loading="foreground")
@@ -80,6 +79,9 @@ class Rank:
         """Probe, train, predict the test split."""
         place = self.place
         first_step = self._first_step()
+        if self.config.execution.worker_load == "measured" and self.spec.world_size > 1:
+            with self.stopwatch.during("setup"):
+                place.share_by(measured_loads(place, self._candidate()))
         arm = self._candidate()
         loader = place.loader(arm, place.batches, self.spec.rank)
         with ExitStack() as stack:
@@ -102,6 +104,7 @@ class Rank:
             "prediction_samples_per_second": rate,
             "compile": self._compile_stats(len(learner.losses) - first_step),
             "weights": weights,
+            "worker_load": place.loads,
         }
         return TrainResult.model_validate(facts)
 
@@ -130,6 +133,8 @@ class Rank:
             compile=plan.compile,
             memory_format=plan.memory_format,
             loading=plan.loading,
+            gradient_compression=plan.gradient_compression,
+            loads=self.place.loads,
         )
 
     def _probe(self, arm: Arm, loader: TrainLoader) -> ProbeResult | None:
@@ -207,7 +212,7 @@ class Rank:
         strategy: Any = "auto"
         if plan.strategy == "ddp":
             plugins.append(group.RankEnvironment(spec))
-            strategy = DDPStrategy(**DDP_SETTINGS)  # type: ignore[arg-type]
+            strategy = ExchangeStrategy(plan.gradient_compression)
         trainer = Trainer(
             accelerator=plan.accelerator,
             devices=self.config.execution.num_devices,
