@@ -137,8 +137,9 @@ class Execution(Section):
     loading: Literal["auto", "resident", "streaming", "foreground"] = "auto"
     """`resident`: the set in device memory; `streaming`: background threads; `foreground`: sample by sample, in
     the step's way."""
-    strategy: Literal["auto", "ddp"] = "auto"
-    """How ranks share the work; one rank needs none."""
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    """How ranks share the work; one rank needs none. `ddp`: each holds the whole network; `fsdp`: a part of every
+    weight, gradient and optimizer state, for networks that do not fit. Probes and evaluation hold whole weights."""
     gradient_compression: Compression = "off"
     """`bf16`: ranks exchange gradients rounded to 16 bits, half the bytes, for links that are slower than computing."""
     worker_load: Literal["equal", "measured"] | tuple[float, ...] = "equal"
@@ -154,6 +155,23 @@ class Execution(Section):
     def world_size(self) -> int:
         """Number of ranks over all hosts."""
         return self.num_nodes * self.num_devices
+
+    @model_validator(mode="after")
+    def _sharding_fits(self) -> Self:
+        if self.strategy != "fsdp":
+            return self
+        settings: dict[str, tuple[str, tuple[str, ...]]] = {
+            "gradient_compression": (self.gradient_compression, ("off",)),
+            "compile": (self.compile, ("auto", "off")),
+            "precision": (self.precision, ("auto", "32-true", "bf16-mixed")),
+        }
+        for name, (value, possible) in settings.items():
+            if value not in possible:
+                raise ValueError(
+                    f"execution.{name}={value} does not go with execution.strategy=fsdp; "
+                    f"use {name}={' or '.join(possible)}, or ddp"
+                )
+        return self
 
     @model_validator(mode="after")
     def _loads_fit(self) -> Self:

@@ -101,7 +101,7 @@ class Plan(Record):
     compile: Compile
     memory_format: MemoryFormat
     loading: Loading
-    strategy: Literal["single", "ddp"]
+    strategy: Literal["single", "ddp", "fsdp"]
     gradient_compression: Compression = "off"
     reasons: dict[str, Choice]
     """For each field that was `auto`: what was chosen and why."""
@@ -120,10 +120,11 @@ class Arm(Record):
     loading: Loading
     batch_size: int | None = None
     """Samples per device and step, their mean over the devices; None for the recipe's."""
+    strategy: Literal["ddp", "fsdp"] = "ddp"
     gradient_compression: Compression = "off"
     loads: tuple[float, ...] | None = None
     """Relative speeds of the devices, in proportion to which they share each batch; None for even shares. Without
-    meaning on one device, as the compression is."""
+    meaning on one device, as strategy and compression are."""
     variant: Variant = "full"
     """What is left out to see its cost: `synthetic_input` computes on one batch that is there already, `no_sync` leaves
     the gradients of each device alone while all compute, `token_sync` lets the devices wait for each other in each step
@@ -137,6 +138,8 @@ class Arm(Record):
         parts = [devices, self.precision, self.memory_format.replace("_", " "), compiled, self.loading]
         if self.batch_size is not None:
             parts.append(f"batch {self.batch_size}")
+        if self.num_devices > 1 and self.strategy != "ddp":
+            parts.append(self.strategy)
         if self.num_devices > 1 and self.gradient_compression != "off":
             parts.append(f"{self.gradient_compression} gradients")
         if self.num_devices > 1 and self.loads is not None:

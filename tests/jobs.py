@@ -45,6 +45,7 @@ def planned_arm(job, **changes):
         compile=plan.compile,
         memory_format=plan.memory_format,
         loading=plan.loading,
+        strategy="fsdp" if plan.strategy == "fsdp" else "ddp",
         gradient_compression=plan.gradient_compression,
     )
     return arm.model_copy(update=changes)

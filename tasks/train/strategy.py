@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch.nn.parallel import DistributedDataParallel
 
 from conf.schema import Compression
+from tasks.model.module import Learner
 from tasks.train.exchange import DDP_SETTINGS, compress_gradients
+from tasks.train.sharding import shard
 
 
 class ExchangeStrategy(DDPStrategy):
@@ -21,3 +23,19 @@ class ExchangeStrategy(DDPStrategy):
         super().configure_ddp()
         assert isinstance(self.model, DistributedDataParallel)
         compress_gradients(self.model, self._compression)
+
+
+class ShardedLearner(Learner):
+    """A learner whose network is sharded once Lightning has the mesh of ranks."""
+
+    def configure_model(self) -> None:
+        """Shard; Lightning may call it more than once."""
+        assert self.device_mesh is not None
+        shard(self.network, self.device_mesh["data_parallel"])
+
+
+def sharding_strategy(world_size: int) -> ModelParallelStrategy:
+    """All ranks share the data and none the layers; a checkpoint is one file of whole weights, as others are."""
+    return ModelParallelStrategy(
+        data_parallel_size=world_size, tensor_parallel_size=1, save_distributed_checkpoint=False
+    )
