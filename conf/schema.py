@@ -16,6 +16,7 @@ Precision = Literal["32-true", "64-true", "bf16-mixed", "16-mixed"]
 MemoryFormat = Literal["contiguous", "channels_last"]
 Loading = Literal["resident", "streaming", "foreground"]
 Compile = Literal["off", "step"]
+Compression = Literal["off", "bf16"]
 Augment = Literal["none", "shift", "flip_shift"]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -136,8 +137,15 @@ class Execution(Section):
     loading: Literal["auto", "resident", "streaming", "foreground"] = "auto"
     """`resident`: the set in device memory; `streaming`: background threads; `foreground`: sample by sample, in
     the step's way."""
-    strategy: Literal["auto", "ddp"] = "auto"
-    """How ranks share the work; one rank needs none."""
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    """How ranks share the work; one rank needs none. `ddp`: each holds the whole network; `fsdp`: a part of every
+    weight, gradient and optimizer state, for networks that do not fit. Probes and evaluation hold whole weights."""
+    gradient_compression: Compression = "off"
+    """`bf16`: ranks exchange gradients rounded to 16 bits, half the bytes, for links that are slower than computing."""
+    worker_load: Literal["equal", "measured"] | tuple[float, ...] = "equal"
+    """How each batch is shared among the ranks. `equal`: evenly; `measured`: in proportion to their speeds, which are
+    timed before training; or relative speeds, one number per rank, such as [2,1]. The gradient stays the mean over
+    samples."""
     num_threads: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """CPU threads of each rank; `auto`: the host's cores divided by its ranks."""
     checkpoint_steps: Annotated[int, Field(ge=1)] | None = None
@@ -151,6 +159,35 @@ class Execution(Section):
     def world_size(self) -> int:
         """Number of ranks over all hosts."""
         return self.num_nodes * self.num_devices
+
+    @model_validator(mode="after")
+    def _sharding_fits(self) -> Self:
+        if self.strategy != "fsdp":
+            return self
+        settings: dict[str, tuple[str, tuple[str, ...]]] = {
+            "gradient_compression": (self.gradient_compression, ("off",)),
+            "compile": (self.compile, ("auto", "off")),
+            "precision": (self.precision, ("auto", "32-true", "bf16-mixed")),
+        }
+        for name, (value, possible) in settings.items():
+            if value not in possible:
+                raise ValueError(
+                    f"execution.{name}={value} does not go with execution.strategy=fsdp; "
+                    f"use {name}={' or '.join(possible)}, or ddp"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _loads_fit(self) -> Self:
+        if isinstance(self.worker_load, str):
+            return self
+        if len(self.worker_load) != self.world_size or min(self.worker_load) <= 0:
+            given = ",".join(f"{load:g}" for load in self.worker_load)
+            raise ValueError(
+                f"execution.worker_load=[{given}] is not one positive number for each of {self.world_size} ranks "
+                f"({self.num_nodes} node x {self.num_devices} devices); give as many, or use equal or measured"
+            )
+        return self
 
 
 class Cluster(Section):

@@ -192,6 +192,7 @@ def _single(plan: Plan) -> Arm:
         compile=plan.compile,
         memory_format=plan.memory_format,
         loading=plan.loading,
+        gradient_compression=plan.gradient_compression,
     )
 
 

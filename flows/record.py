@@ -167,6 +167,10 @@ def _tags(outcome: Outcome, handle: RunHandle) -> dict[str, str]:
         "paceline.contaminated": str(outcome.speedup.contaminated),
         "paceline.contamination": "; ".join(outcome.speedup.validity.reasons) if outcome.speedup.validity else "",
     }
+    if outcome.config.execution.worker_load == "measured":
+        loads = outcome.trained.worker_load
+        shares = "even" if loads is None else ":".join(f"{load / sum(loads):.2f}" for load in loads)
+        tags["paceline.auto.worker_load"] = f"{shares}: speeds of the ranks, timed before training"
     return tags | {f"paceline.auto.{name}": f"{c.value}: {c.reason}" for name, c in outcome.plan.reasons.items()}
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from conf.schema import Compile, Config, Loading, MemoryFormat, Precision
+from conf.schema import Compile, Compression, Config, Loading, MemoryFormat, Precision
 
 
 class Record(BaseModel):
@@ -101,7 +101,8 @@ class Plan(Record):
     compile: Compile
     memory_format: MemoryFormat
     loading: Loading
-    strategy: Literal["single", "ddp"]
+    strategy: Literal["single", "ddp", "fsdp"]
+    gradient_compression: Compression = "off"
     reasons: dict[str, Choice]
     """For each field that was `auto`: what was chosen and why."""
 
@@ -118,7 +119,12 @@ class Arm(Record):
     memory_format: MemoryFormat
     loading: Loading
     batch_size: int | None = None
-    """Samples per device and step; None for the recipe's."""
+    """Samples per device and step, their mean over the devices; None for the recipe's."""
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    gradient_compression: Compression = "off"
+    loads: tuple[float, ...] | None = None
+    """Relative speeds of the devices, in proportion to which they share each batch; None for even shares. Without
+    meaning on one device, as strategy and compression are."""
     variant: Variant = "full"
     """What is left out to see its cost: `synthetic_input` computes on one batch that is there already, `no_sync` leaves
     the gradients of each device alone while all compute, `token_sync` lets the devices wait for each other in each step
@@ -132,6 +138,12 @@ class Arm(Record):
         parts = [devices, self.precision, self.memory_format.replace("_", " "), compiled, self.loading]
         if self.batch_size is not None:
             parts.append(f"batch {self.batch_size}")
+        if self.num_devices > 1 and self.strategy != "ddp":
+            parts.append(self.strategy)
+        if self.num_devices > 1 and self.gradient_compression != "off":
+            parts.append(f"{self.gradient_compression} gradients")
+        if self.num_devices > 1 and self.loads is not None:
+            parts.append(f"shares {':'.join(f'{load:.2g}' for load in self.loads)}")
         if self.variant != "full":
             parts.append(self.variant.replace("_", " "))
         return ", ".join(parts)
@@ -311,6 +323,8 @@ class TrainResult(Record):
     """Share of the device's time in the fit that went unused: CPU threads by their CPU time, GPUs by NVML."""
     peak_memory_bytes: int | None = None
     """Largest memory of one rank: resident on CPUs, allocated on a GPU."""
+    worker_load: tuple[float, ...] | None = None
+    """Relative speeds in proportion to which the ranks shared each batch, given or measured; None for even shares."""
     energy_joules: float | None = None
     """Over all hosts during the fit, from NVML or RAPL; None where neither can be read."""
     validity: Validity | None = None
@@ -345,7 +359,7 @@ class MeasureResult(Record):
     probe: ProbeResult
     all_reduces: tuple[AllReduceTime, ...]
     gradient_bytes: int
-    """All-reduced per step, as float32."""
+    """All-reduced per step: 4 for each parameter, 2 where gradients are compressed."""
 
 
 class EvaluateResult(Record):

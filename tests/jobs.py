@@ -1,5 +1,11 @@
 """Jobs for tests and benchmarks: a configuration, prepared for real, with an MLflow run of its own."""
 
+import os
+from contextlib import contextmanager
+from pathlib import Path
+
+from distributed import Client
+
 from conf.load import load
 from conf.site import Site
 from tasks.cluster import hardware
@@ -9,6 +15,8 @@ from tasks.track import run as tracking
 from tasks.track import store
 from tasks.train.coordinate import TrainJob
 from tasks.train.plan import resolve
+
+PLANTED = str(Path(__file__).parent / "integration" / "planted")
 
 
 def new_job(address, preset, overrides):
@@ -37,5 +45,26 @@ def planned_arm(job, **changes):
         compile=plan.compile,
         memory_format=plan.memory_format,
         loading=plan.loading,
+        strategy="fsdp" if plan.strategy == "fsdp" else "ddp",
+        gradient_compression=plan.gradient_compression,
     )
     return arm.model_copy(update=changes)
+
+
+def set_environment(changes):
+    for name, value in changes.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+@contextmanager
+def planted(address, plant):
+    """What the workers hand down to the ranks that they start meanwhile; see tests/integration/planted."""
+    with Client(address, set_as_default=False) as client:
+        client.run(set_environment, {"PYTHONPATH": PLANTED, "PLANT": plant} if plant else {})
+        try:
+            yield
+        finally:
+            client.run(set_environment, {"PYTHONPATH": None, "PLANT": None})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -18,8 +19,10 @@ def communication_fraction(model: nn.Module | None) -> float | None:
         model: after training, as the strategy wrapped it.
 
     Returns:
-        A share between 0 and 1; 0 for a model that is not distributed; None when nothing was timed.
+        A share between 0 and 1; 0 for a model that is not distributed; None when nothing was timed, as of sharded ones.
     """
+    if model is not None and any(isinstance(module, FSDPModule) for module in model.modules()):
+        return None
     if not isinstance(model, DistributedDataParallel):
         return 0.0
     facts: dict[str, Any] = model._get_ddp_logging_data()

@@ -123,6 +123,16 @@ def agreed(value: float) -> float:
     return float(tensor.item())
 
 
+def gathered(value: float) -> tuple[float, ...]:
+    """Every rank's value in the order of the ranks, on every rank."""
+    if not distributed.is_initialized():
+        return (value,)
+    own = torch.tensor([value], dtype=torch.float64, device=_collective_device())
+    found = [torch.empty_like(own) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(found, own)
+    return tuple(float(one.item()) for one in found)
+
+
 def reduced(values: torch.Tensor, operation: str) -> torch.Tensor:
     """Sum, mean or maximum (`sum`, `mean`, `max`) of a tensor over all ranks, in place."""
     if not distributed.is_initialized():

@@ -13,6 +13,7 @@ from contextlib import ExitStack, closing
 import torch
 from torch import distributed
 
+from conf.schema import Compression
 from tasks.data.loading.loader import TrainLoader
 from tasks.data.loading.order import BatchPlan
 from tasks.model.objective import BatchSource, LabelledBatch
@@ -24,6 +25,15 @@ from tasks.train.place import Place
 from tasks.train.step import BareStep, StepInputs
 
 NUM_WARM_UP = 3
+GRADIENT_BYTES: dict[Compression, int] = {"off": 4, "bf16": 2}
+"""Of one parameter, in an exchange."""
+LOAD_SECONDS = 1.0
+MIN_LOAD_STEPS = 5
+NUM_LOAD_ROUNDS = 2
+"""The part of a step that does not grow with its samples makes a rank's speed depend on its share: even shares first,
+then those that the speeds found on even shares lead to."""
+ALIKE = 0.05
+"""Ranks that differ by less share evenly: noise must not make the steps of like devices unlike."""
 MIN_ALL_REDUCES = 10
 MAX_ALL_REDUCES = 60
 ALL_REDUCE_SHARE = 0.5
@@ -98,13 +108,32 @@ class Bench:
             number = min(MAX_ALL_REDUCES, max(MIN_ALL_REDUCES, wanted))
             return tuple(_all_reduce(self._place, size, steps, number) for size in sizes)
 
+    def speed(self, arm: Arm) -> float:
+        """This rank's samples per second on its own share, while all compute and none waits for another.
+
+        Args:
+            arm: over all ranks.
+        """
+        place = self._place
+        first, last = place.cut(arm.num_devices, arm.batch_size, arm.loads).local(0, place.spec.rank)
+        with ExitStack() as stack:
+            steps = self._runner(stack, arm.model_copy(update={"variant": "no_sync"}), None).run
+            steps(NUM_WARM_UP)
+            group.agreed(0.0)  # all begin together
+            times: list[float] = []
+            started = time.perf_counter()
+            while time.perf_counter() - started < LOAD_SECONDS or len(times) < MIN_LOAD_STEPS:
+                times += steps(1)
+        return (last - first) / statistics.median(times)
+
     def _watch(self) -> Watch:
         place = self._place
         return ValidityWatch(place.own_processes(), gpu_uuids=place.gpu_uuids(), data_files=place.data_files())
 
     def _runner(self, stack: ExitStack, arm: Arm, ready: TrainLoader | None) -> ArmRunner:
         place = self._place
-        plan = place.batches if ready is not None else place.cut(arm.num_devices, arm.batch_size)
+        loads = arm.loads if arm.num_devices > 1 else None
+        plan = place.batches if ready is not None else place.cut(arm.num_devices, arm.batch_size, loads)
         # Without a full batch there is one batch, of all samples.
         samples = plan.global_batch_size if plan.num_full_steps else plan.num_samples
         if arm.num_devices == 1 and not place.writes:
@@ -138,17 +167,34 @@ def diagnostic_arms(candidate: Arm, batch_size: int) -> dict[str, Arm]:
     return arms
 
 
+def measured_loads(place: Place, arm: Arm) -> tuple[float, ...] | None:
+    """Speeds of the ranks in samples per second, to share batches by; the same on every rank. None for like ranks.
+
+    Args:
+        place: of this rank.
+        arm: the execution to be trained.
+    """
+    bench = Bench(place)
+    loads: tuple[float, ...] | None = None
+    for _ in range(NUM_LOAD_ROUNDS):
+        loads = group.gathered(bench.speed(arm.model_copy(update={"loads": loads})))
+        if max(loads) <= (1 + ALIKE) * min(loads):
+            return None
+    return loads
+
+
 def measure(place: Place) -> MeasureResult:
     """Measure what the spec asks for, and train nothing."""
     spec = place.spec
     assert spec.measurement is not None
     bench = Bench(place)
     probe = bench.probe(spec.measurement.arms, {})
+    compression = spec.plan.gradient_compression
     parameters = [parameter for parameter in place.network.parameters() if parameter.requires_grad]
     return MeasureResult(
         probe=probe,
         all_reduces=bench.all_reduces(spec.measurement.arms["candidate"], spec.measurement.all_reduce_bytes),
-        gradient_bytes=sum(parameter.numel() * 4 for parameter in parameters),
+        gradient_bytes=sum(parameter.numel() for parameter in parameters) * GRADIENT_BYTES[compression],
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -53,7 +54,10 @@ class Place:
         self.device = group.pick_device(spec)
         group.join(spec, self.device)
         self.train_split = open_split(spec.prepared, "train")
-        self.batches = self.cut(spec.world_size)
+        given = self.config.execution.worker_load
+        self.loads = None if isinstance(given, str) or spec.world_size == 1 else given
+        """Relative speeds of the ranks, in proportion to which they share each batch; None for even shares."""
+        self.batches = self.cut(spec.world_size, loads=self.loads)
         self._check_group()
         torch.manual_seed(self.config.seed)
         self.network = build_network(
@@ -63,19 +67,25 @@ class Place:
             len(spec.prepared.target_names),
         )
 
-    def cut(self, world_size: int, batch_size: int | None = None) -> BatchPlan:
+    def share_by(self, loads: tuple[float, ...] | None) -> None:
+        """Share each batch anew from now on; the batches themselves stay as they are."""
+        self.loads = loads
+        self.batches = replace(self.batches, loads=loads)
+
+    def cut(self, world_size: int, batch_size: int | None = None, loads: tuple[float, ...] | None = None) -> BatchPlan:
         """How epochs are cut into batches for a number of ranks.
 
         Args:
             world_size: ranks that share each batch.
-            batch_size: samples per rank and step; None for the recipe's.
+            batch_size: samples per rank and step, their mean; None for the recipe's.
+            loads: relative speeds of the ranks; None for even shares.
         """
         recipe = self.config.recipe
         if batch_size is not None:
             size = batch_size * world_size
         else:
             size = recipe.batch_size * (world_size if recipe.batch_scaling == "weak" else 1)
-        return BatchPlan(self.train_split.num_samples, size, world_size)
+        return BatchPlan(self.train_split.num_samples, size, world_size, loads)
 
     def loader(self, arm: Arm, plan: BatchPlan, rank: int) -> TrainLoader:
         """A training loader of the kind that an arm names."""

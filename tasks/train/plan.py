@@ -42,7 +42,8 @@ def resolve(config: Config, hardware: Hardware, num_train: int) -> Plan:
         compile=_compile(config, accelerator, reasons),
         memory_format=_memory_format(config, accelerator, precision, reasons),
         loading=_loading(config, hardware, accelerator, num_train, reasons),
-        strategy="ddp" if config.execution.world_size > 1 else "single",
+        strategy=_strategy(config, precision),
+        gradient_compression=config.execution.gradient_compression,
         reasons=reasons,
     )
 
@@ -98,6 +99,19 @@ def _auto_precision(hardware: Hardware, accelerator: Literal["cpu", "gpu"], old_
     if hardware.cpu_bf16:
         return Choice(value="bf16-mixed", reason="the CPU multiplies bf16 in hardware (AVX512-BF16 or AMX)")
     return Choice(value="32-true", reason="the CPU has neither AVX512-BF16 nor AMX; emulated bf16 would be slower")
+
+
+def _strategy(config: Config, precision: Precision) -> Literal["single", "ddp", "fsdp"]:
+    if config.execution.world_size == 1:
+        return "single"
+    if config.execution.strategy != "fsdp":
+        return "ddp"
+    if precision == "16-mixed":  # of `auto`: the configuration itself refuses it
+        raise InputError(
+            "execution.strategy=fsdp trains in 32-true or bf16-mixed, and execution.precision=auto is 16-mixed on this "
+            "GPU, which has no bf16 arithmetic; use execution.precision=32-true, or ddp"
+        )
+    return "fsdp"
 
 
 def _memory_format(

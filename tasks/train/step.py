@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from conf.schema import Recipe
 from tasks.model.objective import BatchSource, LabelledBatch, batch_loss, build_optimizer
 from tasks.records import Arm
+from tasks.train.exchange import DDP_SETTINGS, compress_gradients
 from tasks.train.precision import forward_context, make_scaler, prepare_network
-
-# One bucket view, no buffer broadcast: see FACTS in infra/decisions/0003.
-DDP_SETTINGS = {"gradient_as_bucket_view": True, "broadcast_buffers": False}
+from tasks.train.sharding import shard
 
 
 @dataclass(frozen=True)
@@ -51,22 +51,27 @@ class BareStep:
         self._arm = arm
         self._loader = loader
         self._num_steps = num_steps
-        network = prepare_network(
-            copy.deepcopy(inputs.network), arm.precision, arm.memory_format == "channels_last", inputs.device
-        )
+        spread = arm.num_devices > 1 and arm.variant != "no_sync"
+        channels_last = arm.memory_format == "channels_last" and not (spread and arm.strategy == "fsdp")
+        network = prepare_network(copy.deepcopy(inputs.network), arm.precision, channels_last, inputs.device)
         if arm.compile == "step":
             network.compile()
-        self._network = network if arm.num_devices == 1 or arm.variant == "no_sync" else self._distributed(network)
+        self._network = self._distributed(network) if spread else network
         self._optimizer = build_optimizer(network, inputs.recipe, inputs.learning_rate)
         self._scaler = make_scaler(arm.precision, inputs.device)
         self._batches = self._endless()
 
     def _distributed(self, network: nn.Module) -> nn.Module:
+        if self._arm.strategy == "fsdp":
+            shard(network, init_device_mesh(self._inputs.device.type, (distributed.get_world_size(),)))
+            return network
         wrapped = DistributedDataParallel(network, **DDP_SETTINGS)  # type: ignore[arg-type]
         if self._arm.variant == "token_sync":
             token = torch.zeros(1, device=self._inputs.device)
             # A lambda, because torch rejects annotations that are text, as those of this module are.
             wrapped.register_comm_hook(token, lambda token, bucket: _exchange(token, bucket))  # noqa: PLW0108
+        else:
+            compress_gradients(wrapped, self._arm.gradient_compression)
         return wrapped
 
     def run(self, num_steps: int) -> list[float]:

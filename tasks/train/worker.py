@@ -6,6 +6,7 @@ stages' parts together. Knows nothing of Dask, Prefect or how it was started, so
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import faulthandler
 import json
@@ -28,7 +29,6 @@ STARTED_AT = float(os.environ.get("PACELINE_SPAWNED_AT", time.monotonic()))
 import numpy as np  # noqa: E402  the clock above counts these imports
 import torch  # noqa: E402
 from lightning.pytorch import Trainer  # noqa: E402
-from lightning.pytorch.strategies import DDPStrategy  # noqa: E402
 from torch import nn  # noqa: E402
 
 from tasks.data.loading.loader import TrainLoader  # noqa: E402
@@ -52,12 +52,13 @@ from tasks.train.callbacks import (  # noqa: E402
 from tasks.train.checkpoint_io import AtomicCheckpointIO, load  # noqa: E402
 from tasks.train.compiled import CompileWatch  # noqa: E402
 from tasks.train.launch import PROBE_FILE  # noqa: E402
-from tasks.train.measure import Bench, diagnostic_arms, measure  # noqa: E402
+from tasks.train.measure import Bench, diagnostic_arms, measure, measured_loads  # noqa: E402
 from tasks.train.place import Place  # noqa: E402
 from tasks.train.precision import forward_context, prepare_network  # noqa: E402
 from tasks.train.pulse import Pulse  # noqa: E402
-from tasks.train.step import DDP_SETTINGS  # noqa: E402
+from tasks.train.sharding import whole  # noqa: E402
 from tasks.train.stopwatch import Stopwatch  # noqa: E402
+from tasks.train.strategy import ExchangeStrategy, ShardedLearner, sharding_strategy  # noqa: E402
 
 PR_SET_PDEATHSIG = 1
 BASELINE = Arm(num_devices=1, precision="32-true", compile="off", memory_format="contiguous", loading="foreground")
@@ -84,6 +85,9 @@ class Rank:
         """Probe, train, predict the test split."""
         place = self.place
         first_step = self._first_step()
+        if self.config.execution.worker_load == "measured" and self.spec.world_size > 1:
+            with self.stopwatch.during("setup"):
+                place.share_by(measured_loads(place, self._candidate()))
         arm = self._candidate()
         loader = place.loader(arm, place.batches, self.spec.rank)
         with ExitStack() as stack:
@@ -96,8 +100,9 @@ class Rank:
             learner.network.to(place.device)  # Lightning has moved it to the CPU, where NCCL cannot average
             group.average_buffers(learner.network)
             with self.stopwatch.during("prediction"):
-                predictions_path, rate = self._predict(learner.network)
-                weights = self._save_weights(learner.network)
+                network = self._whole(learner.network)
+                predictions_path, rate = self._predict(network)
+                weights = self._save_weights(network)
             self.stopwatch.switch("teardown")
         facts = self._result(learner, first_step) | fit_facts
         facts |= {
@@ -106,6 +111,7 @@ class Rank:
             "prediction_samples_per_second": rate,
             "compile": self._compile_stats(len(learner.losses) - first_step),
             "weights": weights,
+            "worker_load": place.loads,
         }
         return TrainResult.model_validate(facts)
 
@@ -134,6 +140,9 @@ class Rank:
             compile=plan.compile,
             memory_format=plan.memory_format,
             loading=plan.loading,
+            strategy="fsdp" if plan.strategy == "fsdp" else "ddp",
+            gradient_compression=plan.gradient_compression,
+            loads=self.place.loads,
         )
 
     def _probe(self, arm: Arm, loader: TrainLoader) -> ProbeResult | None:
@@ -160,7 +169,8 @@ class Rank:
     ) -> tuple[Learner, dict[str, Any]]:
         spec, place, watch = self.spec, self.place, self.stopwatch
         watch.switch("setup")
-        learner = Learner(self._prepared_network(), self.config.recipe, self.config.peak_learning_rate, len(loader))
+        kind = ShardedLearner if spec.plan.strategy == "fsdp" else Learner
+        learner = kind(self._prepared_network(), self.config.recipe, self.config.peak_learning_rate, len(loader))
         log = writer.log if writer else None
         budget = BudgetCallback(watch)
         progress = ProgressCallback(
@@ -204,6 +214,8 @@ class Rank:
 
     def _prepared_network(self) -> nn.Module:
         plan = self.spec.plan
+        if plan.strategy == "fsdp":
+            return copy.deepcopy(self.place.network)  # on the CPU until it is sharded, which takes contiguous weights
         # Lightning's own plugin converts to float64; here only the layout is set.
         network = prepare_network(
             self.place.network, "32-true", plan.memory_format == "channels_last", self.place.device
@@ -218,7 +230,10 @@ class Rank:
         strategy: Any = "auto"
         if plan.strategy == "ddp":
             plugins.append(group.RankEnvironment(spec))
-            strategy = DDPStrategy(**DDP_SETTINGS)  # type: ignore[arg-type]
+            strategy = ExchangeStrategy(plan.gradient_compression)
+        elif plan.strategy == "fsdp":
+            plugins.append(group.RankEnvironment(spec))
+            strategy = sharding_strategy(spec.world_size)
         trainer = Trainer(
             accelerator=plan.accelerator,
             devices=self.config.execution.num_devices,
@@ -254,12 +269,20 @@ class Rank:
 
     # Evaluating
 
+    def _whole(self, network: nn.Module) -> nn.Module:
+        """A sharded network's weights gathered, for each rank evaluates other batches, and not as many as the next."""
+        if self.spec.plan.strategy != "fsdp":
+            return network
+        channels_last = self.spec.plan.memory_format == "channels_last"
+        return whole(network, prepare_network(self.place.network, "32-true", channels_last, self.place.device))
+
     def _count(self, network: nn.Module) -> torch.Tensor:
         """[correct, samples, summed cross-entropy] of this rank's share of the validation split."""
         place = self.place
         if not self.spec.prepared.num_validation:
             return torch.zeros(3, dtype=torch.float64, device=place.device)
         group.average_buffers(network)
+        network = self._whole(network)
         batches = self._compiled.calls(place.evaluation(open_split(self.spec.prepared, "validation")))
         return count(network, batches, forward_context(self.spec.plan.precision, place.device), place.device)
 

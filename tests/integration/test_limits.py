@@ -5,40 +5,18 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
-from distributed import Client
 
 from tasks.records import Arm, Measurement
 from tasks.speedup.verdict import speedup_result
 from tasks.train.coordinate import measure_group
 from tasks.train.measure import diagnostic_arms
-from tests.jobs import planned_arm
+from tests.jobs import planned_arm, planted
 
-PLANTED = str(Path(__file__).with_name("planted"))
 BASELINE = Arm(num_devices=1, precision="32-true", compile="off", memory_format="contiguous", loading="foreground")
 LARGE = ["data.image_size=28", "model.width=12", "model.depth=2"]
 HOG = "while True: pass"
-
-
-def set_environment(changes):
-    for name, value in changes.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-
-
-@contextmanager
-def planted(address, plant):
-    """What the workers hand down to the ranks that they start meanwhile."""
-    with Client(address, set_as_default=False) as client:
-        client.run(set_environment, {"PYTHONPATH": PLANTED, "PLANT": plant} if plant else {})
-        try:
-            yield
-        finally:
-            client.run(set_environment, {"PYTHONPATH": None, "PLANT": None})
 
 
 @pytest.fixture

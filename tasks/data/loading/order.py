@@ -5,7 +5,10 @@ Nothing here knows ranks' state, devices or images, so a resumed run and a run o
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
@@ -77,9 +80,34 @@ def share(start: int, stop: int, rank: int, world_size: int) -> tuple[int, int]:
     return begin, begin + each + (rank < more)
 
 
+def apportion(num_samples: int, loads: Sequence[float]) -> tuple[int, ...]:
+    """Cut a number of samples into shares proportional to loads, by largest remainder; the first of equal ones wins.
+
+    No share is empty while there are as many samples as shares. In exact arithmetic: all ranks cut alike.
+
+    Args:
+        num_samples: To be shared.
+        loads: One positive number per share.
+    """
+    total = sum(Fraction(load) for load in loads)
+    exact = [num_samples * Fraction(load) / total for load in loads]
+    parts = [int(part) for part in exact]
+    by_remainder = sorted(range(len(parts)), key=lambda rank: parts[rank] - exact[rank])
+    for rank in by_remainder[: num_samples - sum(parts)]:
+        parts[rank] += 1
+    while min(parts) == 0 and num_samples >= len(parts):
+        parts[parts.index(max(parts))] -= 1
+        parts[parts.index(0)] += 1
+    return tuple(parts)
+
+
 @dataclass(frozen=True)
 class BatchPlan:
     """How an epoch is cut into global batches, and these into the ranks' parts.
+
+    Ranks of unequal speed take parts in proportion to `loads`, one number per rank; None for even parts. Loads move the
+    cuts between the ranks and never those between the batches: whatever they are, and if they change at a resume, a
+    step sees the same samples.
 
     A last batch smaller than `max(world_size, global_batch_size // 8)` is folded into the one before: a handful of
     samples makes a noisy step and may leave ranks without any. While `world_size` stays at or below an eighth of the
@@ -89,11 +117,15 @@ class BatchPlan:
     num_samples: int
     global_batch_size: int
     world_size: int = 1
+    loads: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse sizes without a meaning."""
+        """Refuse sizes and loads without a meaning."""
         if min(self.num_samples, self.global_batch_size, self.world_size) < 1:
             raise ValueError(f"{self}: every size must be at least 1")
+        loads = self.loads
+        if loads is not None and not (len(loads) == self.world_size and all(0 < load < math.inf for load in loads)):
+            raise ValueError(f"{self}: loads must be one positive number for each rank")
 
     @property
     def steps_per_epoch(self) -> int:
@@ -122,7 +154,12 @@ class BatchPlan:
 
     def local(self, step: int, rank: int) -> tuple[int, int]:
         """Positions of a rank's part of a global batch."""
-        return share(*self.bounds(step), rank, self.world_size)
+        start, stop = self.bounds(step)
+        if self.loads is None:
+            return share(start, stop, rank, self.world_size)
+        parts = apportion(stop - start, self.loads)
+        first = start + sum(parts[:rank])
+        return first, first + parts[rank]
 
     def weight(self, step: int, rank: int) -> float:
         """What makes the mean of the ranks' gradients the mean over the global batch's samples."""

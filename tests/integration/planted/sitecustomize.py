@@ -1,6 +1,7 @@
-"""Loaded by every Python whose PYTHONPATH names this folder: makes a rank's input or its exchange slow, as PLANT says.
+"""Loaded by every Python whose PYTHONPATH names this folder: makes ranks slow, as PLANT says.
 
-PLANT is `input` or `exchange` and seconds, such as input=0.001: for each sample read, or for each all-reduce of a step.
+PLANT is `input`, `exchange` or a rank such as `rank-1`, and seconds, such as input=0.001: for each sample read, for
+each all-reduce of a step, or for each sample that this one rank trains on.
 """
 
 import os
@@ -14,6 +15,15 @@ if "tasks.train.worker" in sys.orig_argv and "PLANT" in os.environ:
 
         read = Split.image
         Split.image = lambda self, index: (time.sleep(float(delay)), read(self, index))[1]
+    elif where.startswith("rank-"):
+        if f"/{where}/" in sys.orig_argv[-1]:
+            from tasks.model import objective
+
+            compute = objective.batch_loss
+            objective.batch_loss = lambda network, batch, recipe: (
+                time.sleep(float(delay) * len(batch.labels_N)),
+                compute(network, batch, recipe),
+            )[1]
     else:
         from torch import distributed
         from torch.nn.parallel import DistributedDataParallel

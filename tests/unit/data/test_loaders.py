@@ -147,6 +147,20 @@ def test_ranks_share_each_global_batch(split: Split, kind: Loading, world: int) 
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("loads", [(1.0, 5.0), (5.0, 1.0)])
+def test_unequal_ranks_share_each_global_batch(split: Split, kind: Loading, loads: tuple[float, ...]) -> None:
+    alone = list(loader_of(split, kind, batch=30))
+    plan = BatchPlan(split.num_samples, 30, 2, loads)
+    ranks = [list(loader_of(split, kind, plan=plan, rank=rank)) for rank in range(2)]
+    assert {len(part.labels_N) for part in ranks[0][:-1]} == {5 if loads[0] == 1 else 25}
+    for step, batch in enumerate(alone):
+        parts = [ranks[rank][step] for rank in range(2)]
+        assert torch.equal(torch.cat([part.images_NCHW for part in parts]), batch.images_NCHW)
+        mean = sum(part.labels_N.double().mean() * part.weight for part in parts) / 2
+        assert mean == pytest.approx(batch.labels_N.double().mean())
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_rank_without_samples_gets_an_empty_batch(tmp_path: Path, kind: Loading) -> None:
     split = make_split(tmp_path, sizes=(2,))
     (batch,) = list(loader_of(split, kind, world=3, rank=2))

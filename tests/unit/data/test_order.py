@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.data.loading import order
-from tasks.data.loading.order import BatchPlan, epoch_augmentation, epoch_order, share
+from tasks.data.loading.order import BatchPlan, apportion, epoch_augmentation, epoch_order, share
 
 
 @given(st.integers(1, 3_000), st.integers(0, 2**32 - 1), st.integers(0, 50))
@@ -82,3 +82,45 @@ def test_a_small_rest_is_folded_and_a_larger_one_stands_alone() -> None:
 def test_share_follows_array_split(num: int, world: int) -> None:
     expected = [list(part) for part in np.array_split(np.arange(num), world)]
     assert [list(range(*share(0, num, rank, world))) for rank in range(world)] == expected
+
+
+LOADS = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=9)
+
+
+@given(st.integers(0, 1000), LOADS)
+def test_shares_are_within_one_sample_of_their_part(num: int, loads: list[float]) -> None:
+    parts = apportion(num, loads)
+    assert sum(parts) == num
+    exact = [num * load / sum(loads) for load in loads]
+    if num >= len(loads):
+        assert min(parts) >= 1
+    if min(exact) >= 1:
+        assert all(abs(part - wanted) < 1 + 1e-9 for part, wanted in zip(parts, exact, strict=True))
+
+
+@given(st.integers(0, 1000), st.integers(1, 12), st.floats(1e-3, 1e3))
+def test_equal_loads_are_even_shares(num: int, world: int, load: float) -> None:
+    starts = [share(0, num, rank, world) for rank in range(world)]
+    assert apportion(num, [load] * world) == tuple(stop - start for start, stop in starts)
+
+
+@given(st.integers(1, 700), st.integers(1, 130), LOADS)
+def test_global_batches_do_not_depend_on_the_loads(num: int, batch: int, loads: list[float]) -> None:
+    world = len(loads)
+    even, uneven = BatchPlan(num, batch, world), BatchPlan(num, batch, world, tuple(loads))
+    assert even.steps_per_epoch == uneven.steps_per_epoch
+    for step in range(uneven.steps_per_epoch):
+        assert even.bounds(step) == uneven.bounds(step)
+        positions = [position for rank in range(world) for position in range(*uneven.local(step, rank))]
+        assert positions == list(range(*even.bounds(step)))
+        assert sum(uneven.weight(step, rank) for rank in range(world)) == pytest.approx(world)
+
+
+def test_a_slow_rank_has_its_sample_and_the_ragged_last_batch_is_shared_alike() -> None:
+    plan = BatchPlan(64 + 16, 64, 2, (3.0, 1.0))
+    assert [plan.local(0, rank) for rank in range(2)] == [(0, 48), (48, 64)]
+    assert [plan.local(1, rank) for rank in range(2)] == [(64, 76), (76, 80)]
+    assert apportion(4, (1e9, 1.0, 1.0)) == (2, 1, 1)
+    for loads in ((1.0,), (1.0, 0.0), (1.0, float("nan"))):
+        with pytest.raises(ValueError, match="one positive number for each rank"):
+            BatchPlan(10, 5, 2, loads)

@@ -45,6 +45,12 @@ def test_ranks_of_a_host_share_its_cores():
     assert (plan.num_threads, plan.strategy, plan.world_size) == (2, "ddp", 4)
 
 
+@pytest.mark.parametrize(("num_devices", "strategy"), [(1, "single"), (2, "fsdp")])
+def test_sharding_is_asked_for_and_needs_several_ranks(num_devices, strategy):
+    overrides = ["execution.strategy=fsdp", f"execution.num_devices={num_devices}"]
+    assert resolve(load("digits", overrides), host(), 1000).strategy == strategy
+
+
 @pytest.mark.parametrize(
     ("overrides", "hardware", "told"),
     [
@@ -52,6 +58,7 @@ def test_ranks_of_a_host_share_its_cores():
         (["execution.num_devices=2", "execution.accelerator=gpu"], host(gpus=1), "exceeds the 1 GPUs"),
         (["execution.accelerator=gpu"], host(), "has no GPU"),
         (["execution.precision=16-mixed"], host(), "16-mixed is for GPUs"),
+        (["execution.num_devices=2", "execution.strategy=fsdp"], host(gpus=2, capability=(7, 0)), "auto is 16-mixed"),
         (["execution.precision=bf16-mixed"], host(gpus=1, capability=(7, 5)), "has no bf16 arithmetic"),
     ],
 )

@@ -1,0 +1,93 @@
+"""Goal 7 and unequal ranks: two gloo ranks of one thread against one; prints goal, value, interval, verdict.
+
+infra/test -m benchmark tests/benchmarks/test_scaling.py -s          about 6 minutes on two quiet cores
+"""
+
+import pytest
+
+from tasks.records import Measurement
+from tasks.speedup.statistics import arm_ratio
+from tasks.train.coordinate import measure_group, train_group
+from tests.benchmarks.conftest import at_least, tell
+from tests.jobs import planned_arm, planted
+
+pytestmark = pytest.mark.timeout(1800)
+
+PRECISIONS = ("32-true", "bf16-mixed")
+CELLS = (("weak", 128), ("strong", 128), ("strong", 256))
+BAR = 0.93
+
+
+@pytest.fixture(scope="module")
+def job(make_job, cifar10_subset):
+    """The CIFAR network on two ranks of one thread, with about half a minute for each measurement."""
+    settings = ["speedup.max_seconds=30", "speedup.num_blocks=1000", "speedup.target_half_width=0.01"]
+    return make_job(
+        "cifar10",
+        f"data.root={cifar10_subset}",
+        "execution.num_devices=2",
+        "execution.num_threads=1",
+        *settings,
+    )
+
+
+def measure(job, address, arms):
+    return measure_group(job.model_copy(update={"measurement": Measurement(arms=arms)}), address).probe
+
+
+def pair(job, precision, scaling, batch_size):
+    """One device at a batch, and two with as much each or as much together."""
+    one = planned_arm(job, num_devices=1, precision=precision, batch_size=batch_size)
+    each = batch_size if scaling == "weak" else batch_size // 2
+    return one, one.model_copy(update={"num_devices": 2, "batch_size": each})
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(("scaling", "batch_size"), CELLS)
+def test_two_ranks_against_one(job, cluster_address, precision, scaling, batch_size):
+    one, two = pair(job, precision, scaling, batch_size)
+    probe = measure(job, cluster_address, {"baseline": one, "candidate": two})
+    found = arm_ratio(probe.rounds, "baseline", "candidate")  # seconds per sample of one over those of two
+    tell(
+        f"goal 7, {precision}, {scaling}, batch {batch_size}: parallel efficiency of two ranks of one thread >= {BAR}",
+        f"{found.value / 2:.3f} ({len(probe.rounds)} rounds, contaminated: {probe.validity.contaminated})",
+        f"{found.low / 2:.3f} to {found.high / 2:.3f}",
+        at_least(found.low / 2, found.high / 2, BAR),
+    )
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_where_it_goes(job, cluster_address, precision):
+    """Two that compute side by side, that also wait for each other, that also exchange; and with fewer bits."""
+    one, two = pair(job, precision, "weak", 128)
+    arms = {"baseline": one, "candidate": two}
+    arms |= {variant: two.model_copy(update={"variant": variant}) for variant in ("no_sync", "token_sync")}
+    arms["compressed"] = two.model_copy(update={"gradient_compression": "bf16"})
+    rounds = measure(job, cluster_address, arms).rounds
+    for role in ("no_sync", "token_sync", "candidate", "compressed"):
+        found = arm_ratio(rounds, "baseline", role)
+        value, low, high = (end / 2 for end in (found.value, found.low, found.high))
+        print(f"{precision}, {role}: parallel efficiency {value:.3f}, {low:.3f} to {high:.3f}")
+
+
+def test_a_slow_rank_with_measured_shares_against_even_ones(job, cluster_address):
+    """A rank that sleeps 3 ms for each sample."""
+    tree = job.config.model_dump(mode="json")
+    tree["recipe"] |= {"num_epochs": 1, "warmup_epochs": 0, "batch_size": 64}
+    tree["execution"] |= {"worker_load": "measured"}
+    short = job.model_copy(update={"config": type(job.config).model_validate(tree)})
+    with planted(cluster_address, "rank-1=0.003"):
+        loads = train_group(short, cluster_address).worker_load
+        even = planned_arm(short, batch_size=64)
+        probe = measure(
+            short, cluster_address, {"baseline": even, "candidate": even.model_copy(update={"loads": loads})}
+        )
+    found = arm_ratio(probe.rounds, "baseline", "candidate")
+    fast, slow = loads
+    alone = fast / (fast + slow)
+    tell(
+        f"unequal ranks: throughput with measured shares ({alone:.2f}:{1 - alone:.2f}) / even ones > 1",
+        f"{found.value:.2f}",
+        f"{found.low:.2f} to {found.high:.2f}",
+        at_least(found.low, found.high, 1.0),
+    )
