@@ -38,8 +38,8 @@ def cluster_address():
 def make_job(cluster_address):
     """Builds a small training job on the digits, with a real MLflow run of its own."""
 
-    def make(*overrides, preset="digits"):
-        return new_job(cluster_address, preset, [*SMALL, *overrides])
+    def make(*overrides, preset="digits", address=cluster_address):
+        return new_job(address, preset, [*SMALL, *overrides])
 
     return make
 
