@@ -51,7 +51,7 @@ class ScratchCluster:
                         if len(workers(client)) == self._num_workers:
                             return
                         time.sleep(0.1)
-            except Exception:  # noqa: BLE001, S112  not yet
+            except Exception:  # noqa: BLE001  not yet
                 continue
         raise TimeoutError("the cluster did not come up")
 

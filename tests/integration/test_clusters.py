@@ -1,4 +1,4 @@
-"""Kinds of clusters for real: TLS between all parts, workers brought up by an SSH server and by Slurm, and training there."""
+"""Kinds of clusters, TLS between their parts, a real SSH server and a real Slurm: each brings up workers that train."""
 
 import json
 import os
