@@ -222,6 +222,10 @@ class Cluster(Section):
     this host's loopback."""
     wait_seconds: Annotated[float, Field(gt=0)] = 300.0
     """`ssh`, `slurm`: how long to wait for the workers, seconds; the time in Slurm's queue counts."""
+    min_workers: Annotated[int, Field(ge=1)] | None = None
+    """Fewest workers with which a training goes on when it has lost others, until they are back; None for all. Each
+    batch keeps its samples and its learning rate, whatever `recipe.batch_scaling` is: the workers that are left take
+    larger shares of it."""
 
     @model_validator(mode="after")
     def _address_where_needed(self) -> Self:
@@ -335,6 +339,12 @@ class Config(Section):
                 "execution.precision=16-mixed is for GPUs, and execution.accelerator=cpu; use bf16-mixed or 32-true"
             )
         self._check_cluster()
+        fewest = self.cluster.min_workers
+        if fewest is not None and fewest > world_size:
+            raise ValueError(
+                f"cluster.min_workers={fewest} exceeds the {world_size} ranks of execution.num_nodes x num_devices; "
+                f"use at most {world_size}"
+            )
         if self.recipe.shift_pixels >= self.data.image_size and self.recipe.augment != "none":
             raise ValueError(
                 f"recipe.shift_pixels={self.recipe.shift_pixels} is not below data.image_size={self.data.image_size}; "

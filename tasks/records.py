@@ -395,6 +395,8 @@ class RankSpec(Record):
     node_rank: int
     world_size: int
     num_nodes: int
+    num_devices: int
+    """Ranks on each host."""
     master_address: str
     master_port: int
     interface: str | None

@@ -39,10 +39,7 @@ class ScratchCluster:
         """Start everything, and wait until all workers are there."""
         port = self.address.rsplit(":", 1)[1]
         self.scheduler = self._start("dask_scheduler", "--host", "127.0.0.1", "--port", port, "--no-dashboard")
-        self.nannies = [
-            self._start("dask_worker", self.address, "--nthreads", "1", "--no-dashboard", "--name", str(number))
-            for number in range(self._num_workers)
-        ]
+        self.nannies = [self.start_worker(number) for number in range(self._num_workers)]
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             try:
@@ -54,6 +51,10 @@ class ScratchCluster:
             except Exception:  # noqa: BLE001  not yet
                 continue
         raise TimeoutError("the cluster did not come up")
+
+    def start_worker(self, number):
+        """Start one more worker; its nanny's process."""
+        return self._start("dask_worker", self.address, "--nthreads", "1", "--no-dashboard", "--name", str(number))
 
     def stop(self):
         """Kill everything."""

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,13 +34,16 @@ from tasks.records import (
 )
 from tasks.train.checkpoint import newest_verified, step_of
 from tasks.train.gang import ANSWER_SECONDS, Gang, ask
-from tasks.train.launch import PROBE_FILE, Candidate, Seat, gpus_of_workers, seat_ranks
+from tasks.train.launch import PROBE_FILE, Candidate, Seat, gpus_of_workers, layouts, seat_ranks
 from tasks.train.lease import Lease
 from tasks.train.recovery import Recovery
 from tasks.train.supervise import RankOutcome, free_port, interface_of, progress_topic
 
 if TYPE_CHECKING:
     from distributed import Client
+
+LOOK_SECONDS = 3.0
+"""Between looks for more workers, while a group is smaller than asked for."""
 
 Progress = Callable[[dict[str, Any]], None]
 Told = Callable[[str], None]
@@ -120,9 +124,8 @@ def inspect(config: Config, address: str) -> Hardware:
         InputError: no scheduler answers, the cluster cannot seat the group, or other code runs there.
     """
     with connect(address) as client:
-        facts = _facts(client)
-        first = _seats(client, config, facts, "cpu")[0].worker
-        return facts[first].hardware
+        first = _find_seats(client, config, "cpu", config.cluster.min_workers)[0].worker
+        return _facts(client)[first].hardware
 
 
 def _group(job: TrainJob, address: str, on_progress: Progress | None, tell: Told) -> tuple[list[RankOutcome], Recovery]:
@@ -132,14 +135,20 @@ def _group(job: TrainJob, address: str, on_progress: Progress | None, tell: Told
         try:
             with ExitStack() as stack:
                 client = recovery.patiently(partial(_entered, stack, address))
-                stack.enter_context(_progress(client, job.run_id, on_progress))
+                stack.enter_context(_progress(client, job.run_id, attempts.note, on_progress))
                 return attempts.next(client), recovery
         except (RankError, LostError) as error:
             recovery.judge(error, attempts.num_ranks, attempts.steps_done)
+        except _RegroupError as reason:
+            recovery.regroup(str(reason), attempts.num_ranks, attempts.steps_done)
 
 
 def _entered(stack: ExitStack, address: str) -> Client:
     return stack.enter_context(connect(address))
+
+
+class _RegroupError(Exception):
+    """More workers are there than the group has."""
 
 
 class _Attempts:
@@ -152,6 +161,10 @@ class _Attempts:
         self._resume = job.resume
         self._first = len(list(job.directory.glob("attempt-*")))
         self._number = self._first
+        self._next_look = 0.0
+        self._steps_per_epoch: int | None = None
+        self._more_since: int | None = None
+        """Epoch in which more workers were seen than the group has."""
         self.num_ranks = 0
         """Of the last attempt."""
         self.steps_done = 0
@@ -160,9 +173,13 @@ class _Attempts:
     def next(self, client: Client) -> list[RankOutcome]:
         """Seat a group, have it claim its devices, start it and stay to its end."""
         job = self._job
-        self.num_ranks, self.steps_done = 0, 0
-        seats = self._recovery.patiently(lambda: _seats(client, job.config, _facts(client), job.plan.accelerator))
+        self.num_ranks, self.steps_done, self._more_since = 0, 0, None
+        seats = self._recovery.patiently(lambda: self._find_seats(client))
         self.num_ranks = len(seats)
+        if self.num_ranks < job.config.execution.world_size:
+            self._tell(
+                f"Going on with {self.num_ranks} of {job.config.execution.world_size} ranks until more are there"
+            )
         gang = Gang(client, job.run_id, seats, self._tell)
         try:
             gang.claim()
@@ -173,19 +190,42 @@ class _Attempts:
             self._resume = True  # whatever comes, the next attempt goes on from what this one leaves
             self._number += 1
             self._recovery.begun(step_of(resume_from) if resume_from else 0)
-            return gang.watch()
+            return gang.watch(lambda: self._regroup_with_more(client))
         finally:
             self.steps_done = gang.steps_done
             gang.end()
 
+    def note(self, facts: dict[str, Any]) -> None:
+        """Rank 0's progress."""
+        self._steps_per_epoch = facts["num_steps"] // facts["num_epochs"]
+
+    def _find_seats(self, client: Client) -> list[Seat]:
+        fewest = None if self._recovery.waits_for_all() else self._job.config.cluster.min_workers
+        return _find_seats(client, self._job.config, self._job.plan.accelerator, fewest)
+
+    def _regroup_with_more(self, client: Client) -> None:
+        """End a group that is smaller than asked for, once more workers are there and an epoch has ended since.
+
+        Raises:
+            _RegroupError: it is time.
+        """
+        is_whole = self.num_ranks == self._job.config.execution.world_size
+        if is_whole or self._steps_per_epoch is None or time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + LOOK_SECONDS
+        newest = newest_verified(self._job.checkpoints)
+        epoch = step_of(newest) // self._steps_per_epoch if newest else 0
+        if self._more_since is not None and epoch > self._more_since:
+            raise _RegroupError("more workers are there")
+        if self._more_since is None and len(self._find_seats(client)) > self.num_ranks:
+            self._more_since = epoch
+
     def _probe(self) -> ProbeResult | None:
-        """What an attempt before has measured on as many ranks, so that a restart does not measure again."""
+        """What an attempt before has measured, so that a restart does not measure again."""
         for number in range(self._first, self._number):
             path = self._job.directory / f"attempt-{number}" / "rank-0" / PROBE_FILE
             if path.exists():
-                probe = ProbeResult.model_validate_json(path.read_text(encoding="utf-8"))
-                if probe.candidate.num_devices == self.num_ranks:
-                    return probe
+                return ProbeResult.model_validate_json(path.read_text(encoding="utf-8"))
         return None
 
 
@@ -217,7 +257,30 @@ def worker_facts() -> WorkerFacts:
     )
 
 
-def _seats(client: Client, config: Config, facts: dict[str, WorkerFacts], accelerator: str) -> list[Seat]:
+def _find_seats(client: Client, config: Config, accelerator: str, fewest: int | None) -> list[Seat]:
+    """As many as asked for, or as few as will do.
+
+    Raises:
+        InputError: there are fewer, or other code runs on one of them.
+    """
+    candidates = _candidates(client, accelerator)
+    asked, *less = layouts(config.execution.num_nodes, config.execution.num_devices, fewest)
+    try:
+        return seat_ranks(candidates, *asked)
+    except InputError:
+        for layout in less:
+            with suppress(InputError):
+                return seat_ranks(candidates, *layout)
+        raise
+
+
+def _candidates(client: Client, accelerator: str) -> list[Candidate]:
+    """All workers that have a device.
+
+    Raises:
+        InputError: other code runs on one of them.
+    """
+    facts = _facts(client)
     by_host: dict[str, list[str]] = {}
     for worker in facts:
         by_host.setdefault(urlparse(worker).hostname or worker, []).append(worker)
@@ -231,12 +294,11 @@ def _seats(client: Client, config: Config, facts: dict[str, WorkerFacts], accele
             devices |= {worker: f"cpu {worker}" for worker in present}
     owners = ask(client, [(worker, is_leased, (device,)) for worker, device in devices.items()], ANSWER_SECONDS)
     busy = dict(zip(devices, owners, strict=True))
-    candidates = [
+    return [
         Candidate(worker=worker, host=host, device=devices[worker], busy=busy[worker] is True)
         for host, present in by_host.items()
         for worker in _in_device_order(present, devices, facts)
     ]
-    return seat_ranks(candidates, config.execution.num_nodes, config.execution.num_devices)
 
 
 def _in_device_order(present: list[str], devices: dict[str, str], facts: dict[str, WorkerFacts]) -> list[str]:
@@ -258,10 +320,12 @@ def _specs(client: Client, job: TrainJob, seats: list[Seat], attempt: int, resum
     lost = next((answer for answer in (port, *interfaces) if isinstance(answer, BaseException)), None)
     if lost is not None:
         raise LostError(f"a worker does not answer: {lost}")
+    strategy = "single" if len(seats) == 1 else job.plan.strategy
+    plan = job.plan.model_copy(update={"world_size": len(seats), "strategy": strategy})
     return [
         RankSpec(
             config=job.config,
-            plan=job.plan,
+            plan=plan,
             prepared=job.prepared,
             run_id=job.run_id,
             tracking_uri=job.tracking_uri,
@@ -272,7 +336,8 @@ def _specs(client: Client, job: TrainJob, seats: list[Seat], attempt: int, resum
             local_rank=seat.local_rank,
             node_rank=seat.node_rank,
             world_size=len(seats),
-            num_nodes=job.config.execution.num_nodes,
+            num_nodes=seats[-1].node_rank + 1,
+            num_devices=seats[-1].local_rank + 1,
             master_address=seats[0].host,
             master_port=port,
             interface=interface,
@@ -289,12 +354,14 @@ def _specs(client: Client, job: TrainJob, seats: list[Seat], attempt: int, resum
 
 
 @contextmanager
-def _progress(client: Client, run_id: str, on_progress: Progress | None) -> Iterator[None]:
-    if on_progress is None:
-        yield
-        return
+def _progress(client: Client, run_id: str, *listeners: Progress | None) -> Iterator[None]:
+    def tell_all(event: tuple[float, dict[str, Any]]) -> None:
+        for listener in listeners:
+            if listener is not None:
+                listener(event[1])
+
     topic = progress_topic(run_id)
-    client.subscribe_topic(topic, lambda event: on_progress(event[1]))
+    client.subscribe_topic(topic, tell_all)
     try:
         yield
     finally:

@@ -125,8 +125,11 @@ class Gang:
             if isinstance(answer, BaseException):
                 raise LostError(f"{_place(seat)} could not be told to start: {_said(answer)}")
 
-    def watch(self) -> list[RankOutcome]:
+    def watch(self, between: Callable[[], None] = lambda: None) -> list[RankOutcome]:
         """Stay until all ranks have ended.
+
+        Args:
+            between: called about every second; what it raises ends the watch.
 
         Raises:
             RankError: a rank failed; of several, the one that was not pulled down by another.
@@ -142,6 +145,7 @@ class Gang:
             if time.monotonic() > next_ask:
                 next_ask = time.monotonic() + ASK_SECONDS
                 self._check_reports(self._reports())
+                between()
             time.sleep(POLL_SECONDS)
 
     def end(self) -> None:

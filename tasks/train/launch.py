@@ -103,6 +103,21 @@ def seat_ranks(candidates: list[Candidate], num_nodes: int, num_devices: int) ->
     ]
 
 
+def layouts(num_nodes: int, num_devices: int, fewest: int | None) -> list[tuple[int, int]]:
+    """(hosts, devices on each) that a group may have, the best first: as asked, then with ever fewer ranks.
+
+    Args:
+        num_nodes: hosts asked for.
+        num_devices: devices on each asked for.
+        fewest: ranks that will do; None for all.
+    """
+    if fewest is None:
+        return [(num_nodes, num_devices)]
+    possible = [(nodes, devices) for nodes in range(1, num_nodes + 1) for devices in range(1, num_devices + 1)]
+    enough = [layout for layout in possible if layout[0] * layout[1] >= fewest]
+    return sorted(enough, key=lambda layout: (layout[0] * layout[1], layout[1]), reverse=True)
+
+
 def _free_first(present: list[Candidate], num: int) -> list[Candidate]:
     """`num` of a host's workers, free ones before busy ones, in the host's own order."""
     chosen = sorted(present, key=lambda candidate: candidate.busy)[:num]

@@ -55,9 +55,12 @@ class Place:
         group.join(spec, self.device)
         self.train_split = open_split(spec.prepared, "train")
         given = self.config.execution.worker_load
-        self.loads = None if isinstance(given, str) or spec.world_size == 1 else given
+        self.loads = given if isinstance(given, tuple) and len(given) == spec.world_size > 1 else None
         """Relative speeds of the ranks, in proportion to which they share each batch; None for even shares."""
-        self.batches = self.cut(spec.world_size, loads=self.loads)
+        # Of the size that the configuration says, also on fewer ranks than it asks for.
+        self.batches = BatchPlan(
+            self.train_split.num_samples, self.config.global_batch_size, spec.world_size, self.loads
+        )
         self._check_group()
         torch.manual_seed(self.config.seed)
         self.network = build_network(

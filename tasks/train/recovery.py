@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,11 +16,24 @@ from tasks.errors import InputError, LostError, RankError
 from tasks.records import Restart
 from tasks.train.checkpoint import newest_verified, step_of
 
+REJOIN_SECONDS = 10.0
+"""For a lost worker to come back before the group goes on with fewer, where it may."""
 WAIT_SECONDS = 90.0
 """For a lost worker, host or scheduler to come back."""
 RETRY_SECONDS = 1.0
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """How the last attempt ended."""
+
+    at: float
+    cause: str
+    rank: int | None
+    num_ranks: int
+    steps_done: int
 
 
 class Recovery:
@@ -35,7 +49,7 @@ class Recovery:
         self._checkpoints = checkpoints
         self._max_restarts = max_restarts
         self._tell = tell
-        self._failed: tuple[float, RankError | LostError, int, int] | None = None
+        self._ended: _Ended | None = None
         self._restarts: list[Restart] = []
         self._num_fruitless = 0
         self._first_step = 0
@@ -64,11 +78,11 @@ class Recovery:
             try:
                 return find()
             except (InputError, OSError, TimeoutError) as error:
-                if self._failed is None:
+                if self._ended is None:
                     raise
                 if time.monotonic() > deadline:
                     raise LostError(
-                        f"{self._failed[1]}; and within {WAIT_SECONDS:.0f} s the cluster did not come back: {error}"
+                        f"{self._ended.cause}; and within {WAIT_SECONDS:.0f} s the cluster did not come back: {error}"
                     ) from error
                 time.sleep(RETRY_SECONDS)
 
@@ -76,16 +90,15 @@ class Recovery:
         """The ranks have been told to start from a step."""
         self._begun.append(time.monotonic())
         self._first_step = first_step
-        if self._failed is None:
+        if self._ended is None:
             return
-        failed_at, error, num_ranks, steps_done = self._failed
         restart = Restart(
-            cause=str(error),
-            rank=error.rank if isinstance(error, RankError) else None,
-            num_ranks=num_ranks,
+            cause=self._ended.cause,
+            rank=self._ended.rank,
+            num_ranks=self._ended.num_ranks,
             first_step=first_step,
-            lost_steps=max(0, steps_done - first_step),
-            seconds=time.monotonic() - failed_at,
+            lost_steps=max(0, self._ended.steps_done - first_step),
+            seconds=time.monotonic() - self._ended.at,
         )
         self._restarts.append(restart)
         self._tell(f"Going on from step {first_step}; {restart.lost_steps} steps are done again")
@@ -112,6 +125,16 @@ class Recovery:
             raise error
         if again or self._num_fruitless > self._max_restarts:
             raise error
-        self._failed = (time.monotonic(), error, num_ranks, steps_done)
+        rank = error.rank if isinstance(error, RankError) else None
+        self._ended = _Ended(time.monotonic(), said, rank, num_ranks, steps_done)
         self._tell(f"{said}; the group is begun again")
         time.sleep(RETRY_SECONDS)
+
+    def regroup(self, cause: str, num_ranks: int, steps_done: int) -> None:
+        """The group has been ended on purpose, to be begun again on other workers."""
+        self._ended = _Ended(time.monotonic(), cause, None, num_ranks, steps_done)
+        self._tell(f"{cause}; the group is begun again")
+
+    def waits_for_all(self) -> bool:
+        """Whether lost workers are still given time to come back, before the group goes on without them."""
+        return self._ended is not None and time.monotonic() - self._ended.at < REJOIN_SECONDS

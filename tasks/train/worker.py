@@ -236,8 +236,8 @@ class Rank:
             strategy = sharding_strategy(spec.world_size)
         trainer = Trainer(
             accelerator=plan.accelerator,
-            devices=self.config.execution.num_devices,
-            num_nodes=self.config.execution.num_nodes,
+            devices=spec.num_devices,
+            num_nodes=spec.num_nodes,
             strategy=strategy,
             precision=plan.precision,
             plugins=plugins,

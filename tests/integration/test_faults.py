@@ -73,6 +73,30 @@ def test_a_nanny_that_is_killed_takes_its_worker_along_and_is_missed(job, cluste
     assert newest_step(job) >= FAR, "what was trained is there"
 
 
+def test_a_group_goes_on_with_fewer_and_grows_back(whole, cluster, monkeypatch):
+    monkeypatch.setattr(recovery, "REJOIN_SECONDS", 1.0)
+    elastic = new_job(cluster.address, "digits", [*SMALL, *LONG, "cluster.min_workers=1"])
+
+    def lose_one_for_a_while(job):
+        cluster.kill(cluster.nannies[1].pid)
+        while newest_step(job) < 3 * FAR:
+            time.sleep(0.1)
+        cluster.start_worker(2)
+
+    told = []
+    with happening(elastic, lose_one_for_a_while):
+        result = train_group(elastic, cluster.address, tell=told.append)
+    lost, grown = result.restarts
+    assert (lost.num_ranks, grown.num_ranks, result.world_size) == (2, 1, 2)
+    assert "Going on with 1 of 2 ranks until more are there" in told
+    assert grown.cause == "more workers are there"
+    assert grown.first_step > 3 * FAR
+    assert result.num_steps == whole.num_steps, "the batches are the same"
+    assert result.losses[: lost.first_step] == whole.losses[: lost.first_step]
+    assert result.losses[lost.first_step] == pytest.approx(whole.losses[lost.first_step], rel=0.2)
+    assert result.validation_accuracy[-1] == pytest.approx(whole.validation_accuracy[-1], abs=0.05)
+
+
 def test_a_killed_flow_leaves_no_rank_and_no_lease_and_its_training_goes_on(whole, job, cluster, tmp_path):
     path = tmp_path / "job.json"
     path.write_text(job.model_dump_json())

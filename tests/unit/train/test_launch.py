@@ -1,7 +1,7 @@
 import pytest
 
 from tasks.errors import InputError
-from tasks.train.launch import Candidate, gpus_of_workers, rank_environment, seat_ranks
+from tasks.train.launch import Candidate, gpus_of_workers, layouts, rank_environment, seat_ranks
 
 
 def cluster(hosts, per_host, busy=()):
@@ -52,6 +52,13 @@ def test_a_host_with_too_few_workers_is_passed_over():
 def test_too_small_a_cluster_is_refused_with_what_was_found():
     with pytest.raises(InputError, match=r"2 hosts with 2 workers each, and the cluster has a: 2, b: 1"):
         seat_ranks([*cluster("a", 2), *cluster("b", 1)], 2, 2)
+
+
+def test_a_group_may_shrink_to_the_layouts_with_enough_ranks():
+    assert layouts(2, 4, None) == [(2, 4)]
+    assert layouts(2, 2, 1) == [(2, 2), (1, 2), (2, 1), (1, 1)]
+    assert layouts(2, 4, 5) == [(2, 4), (2, 3)]
+    assert layouts(1, 2, 2) == [(1, 2)]
 
 
 def test_another_groups_variables_are_scrubbed():
