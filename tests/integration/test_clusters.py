@@ -1,4 +1,4 @@
-"""Kinds of clusters for real: TLS between all parts, workers brought up by an SSH server and by Slurm, and training there."""
+"""Kinds of clusters for real: TLS between all parts, and training on what an SSH server and Slurm bring up."""
 
 import json
 import os
@@ -280,14 +280,22 @@ def test_a_cluster_of_slurm_jobs_trains_with_tls(tls, slurm):
     assert all(part.startswith("tls://127.0.0.1:") for part in parts)
 
 
-@pytest.mark.slow
-def test_the_program_runs_on_slurm(tls, slurm, paceline):
-    asked = [*SLURM, "execution.accelerator=cpu", "cluster.time_limit=5", *SMALL]
-    process = paceline("run", "digits", *asked, "--json")
+def run_program(paceline, kind, *overrides):
+    process = paceline("run", "digits", *SMALL, "execution.accelerator=cpu", *overrides, "--json")
     out, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     assert json.loads(out.splitlines()[-1])["train"]["world_size"] == 1
-    assert "cluster.tls=on: kind slurm reaches beyond this host" in err
+    assert f"cluster.tls=on: kind {kind} reaches beyond this host" in err
+
+
+@pytest.mark.slow
+def test_the_program_runs_on_slurm(tls, slurm, paceline):
+    run_program(paceline, "slurm", *SLURM, "cluster.time_limit=5")
+
+
+@pytest.mark.slow
+def test_the_program_runs_over_ssh(tls, ssh_home, paceline):
+    run_program(paceline, "ssh", "cluster.kind=ssh", "cluster.hosts=[paceline-host]", "cluster.interface=lo")
 
 
 def test_a_job_that_slurm_would_not_take_is_refused(tls, slurm):
