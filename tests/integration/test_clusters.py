@@ -1,5 +1,6 @@
 """Kinds of clusters for real: TLS between all parts, and training on what an SSH server and Slurm bring up."""
 
+import importlib.util
 import json
 import os
 import shutil
@@ -194,6 +195,18 @@ def test_hosts_that_cannot_serve_are_named(tls, ssh_home, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(InputError, match=r"paceline-host cannot run /nowhere/python .*same path"):
         ask_hosts(Cluster(kind="ssh", hosts=("paceline-host",)), None)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("dask_cuda") is not None, reason="dask-cuda is installed")
+def test_workers_that_cannot_start_are_heard_and_leave_nothing(tls, ssh_home):
+    settings = Cluster(kind="ssh", hosts=("paceline-host",), interface="lo")
+    on_gpus = ONE.model_copy(update={"gpus": True})
+    with (
+        pytest.raises(RunError, match="paceline-host: Dask could not be started there: .*dask_cuda"),
+        open_cluster(settings, on_gpus),
+    ):
+        pass
+    wait_until(lambda: processes_with("distributed.cli.dask_spec") == [])
 
 
 def write_slurm_conf(root, port):
