@@ -128,12 +128,10 @@ def train_on(config_overrides):
         return train_group(new_job(address, "digits", overrides), address), parts
 
 
-def processes_with(word):
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        if any(word in part for part in process.info["cmdline"] or []):
-            found.append(process)
-    return found
+def processes_with(tls):
+    """Processes that were told where our certificates lie: the parts of a cluster over SSH."""
+    found = psutil.process_iter(["cmdline"])
+    return [process for process in found if any(str(tls) in part for part in process.info["cmdline"] or [])]
 
 
 @pytest.fixture(scope="module")
@@ -178,14 +176,20 @@ def ssh_home(sshd, monkeypatch):
 
 
 def test_a_cluster_over_ssh_trains_with_tls(tls, ssh_home):
-    result, parts = train_on(
-        ["cluster.kind=ssh", "cluster.hosts=[paceline-host]", "cluster.interface=lo", "execution.num_devices=2"]
-    )
-    assert result.world_size == 2
+    result, parts = train_on(["cluster.kind=ssh", "cluster.hosts=[paceline-host]", "cluster.interface=lo"])
     assert result.losses[-1] < result.losses[0]
-    assert len(parts) == 3
+    assert len(parts) == 2
     assert all(part.startswith("tls://127.0.0.1:") for part in parts)
-    wait_until(lambda: processes_with("distributed.cli.dask_spec") == [])
+    wait_until(lambda: processes_with(tls) == [])
+
+
+def test_ssh_starts_as_many_workers_as_devices_and_ends_them(tls, ssh_home):
+    settings = Cluster(kind="ssh", hosts=("paceline-host",), interface="lo")
+    with open_cluster(settings, Demand(num_hosts=1, workers_per_host=2, gpus=False)) as address:
+        assert processes_with(tls)
+        with connect(address) as client:
+            assert list(client.nthreads().values()) == [1, 1]
+    wait_until(lambda: processes_with(tls) == [])
 
 
 def test_hosts_that_cannot_serve_are_named(tls, ssh_home, monkeypatch):
@@ -202,11 +206,11 @@ def test_workers_that_cannot_start_are_heard_and_leave_nothing(tls, ssh_home):
     settings = Cluster(kind="ssh", hosts=("paceline-host",), interface="lo")
     on_gpus = ONE.model_copy(update={"gpus": True})
     with (
-        pytest.raises(RunError, match="paceline-host: Dask could not be started there: .*dask_cuda"),
+        pytest.raises(RunError, match=r"paceline-host: Dask could not be started there: .*dask_cuda"),
         open_cluster(settings, on_gpus),
     ):
         pass
-    wait_until(lambda: processes_with("distributed.cli.dask_spec") == [])
+    wait_until(lambda: processes_with(tls) == [])
 
 
 def write_slurm_conf(root, port):
