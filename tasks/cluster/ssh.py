@@ -28,6 +28,7 @@ from tasks.fingerprint import code_fingerprint
 CONNECT_OPTIONS = {"connect_timeout": 10, "keepalive_interval": 15}
 ANSWER_SECONDS = 60
 DEATH_SECONDS = 60
+SAID_LINES = 3
 IDLE_TIMEOUT = "1 hour"
 """Ends the cluster of a run that was killed so hard that it could not do so itself."""
 
@@ -87,13 +88,15 @@ def open_ssh(settings: Cluster, demand: Demand, certificates: Certificates | Non
 
     logging.getLogger("distributed").setLevel(logging.WARNING)  # Prefect raises it to INFO
     security = certificates.security() if certificates else None
-    try:
-        cluster = SSHCluster(**ssh_arguments(settings, demand, certificates), security=security)
-    except Exception as error:
-        raise RunError(
-            f"cluster.hosts={','.join(settings.hosts)}: Dask could not be started ({' '.join(str(error).split())}); "
-            f"try: ssh {settings.hosts[0]} {_python()} -m distributed.cli.dask_scheduler"
-        ) from error
+    with _overheard() as lines:
+        try:
+            cluster = SSHCluster(**ssh_arguments(settings, demand, certificates), security=security)
+        except Exception as error:
+            said = " / ".join(lines[-SAID_LINES:])[-500:] or " ".join(str(error).split())
+            raise RunError(
+                f"cluster.hosts={','.join(settings.hosts)}: Dask could not be started there: {said}; mend the hosts or "
+                "name others"
+            ) from error
     with cluster:
         wait_for_workers(
             cluster.scheduler_address,
@@ -102,6 +105,25 @@ def open_ssh(settings: Cluster, demand: Demand, certificates: Certificates | Non
             lambda: f"cluster.hosts={','.join(settings.hosts)} must reach each other on any port, and the scheduler",
         )
         yield cluster.scheduler_address
+
+
+@contextmanager
+def _overheard() -> Iterator[list[str]]:
+    """What the parts say while they start: `SSHCluster` logs their words, and raises an error without them."""
+    lines: list[str] = []
+    logger = logging.getLogger("distributed.deploy.ssh")
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    before = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
 
 
 def ask_hosts(settings: Cluster, certificates: Certificates | None) -> list[HostFacts]:

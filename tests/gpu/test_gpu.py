@@ -38,6 +38,22 @@ def test_a_rank_trains_on_the_gpu_in_every_precision(tmp_path, precision):
     assert result.probe is not None
 
 
+def test_a_cluster_of_dask_cuda_trains():
+    from conf.load import load
+    from tasks.cluster.demand import demand_of
+    from tasks.cluster.open import open_cluster
+    from tasks.train.coordinate import train_group
+    from tests.jobs import new_job
+
+    pytest.importorskip("dask_cuda")
+    overrides = ["cluster.kind=local_cuda", "recipe.num_epochs=1", "speedup.baseline=none"]
+    config = load("digits", overrides)
+    with open_cluster(config.cluster, demand_of([config.execution], "gpu")) as address:
+        result = train_group(new_job(address, "digits", overrides), address)
+    assert math.isfinite(result.final_loss)
+    assert "GPU-" in result.devices[0]
+
+
 def test_batches_on_the_gpu_equal_those_on_the_cpu():
     import numpy as np
     import torch

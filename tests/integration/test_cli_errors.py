@@ -9,6 +9,7 @@ from PIL import Image
 
 from conf.site import Site
 from flows.cli import main
+from tasks.cluster.hardware import torch_has_cuda
 
 
 @pytest.fixture
@@ -115,6 +116,37 @@ def test_a_prefect_server_that_is_away(refused, monkeypatch):
 def test_a_dask_scheduler_that_is_away(refused):
     told = refused("run", "digits", "cluster.kind=address", f"cluster.address=tcp://127.0.0.1:{free_port()}")
     assert "no Dask scheduler answers" in told
+
+
+SSH = ["cluster.kind=ssh", "cluster.hosts=[127.0.0.1]"]
+SLURM = ["cluster.kind=slurm", "cluster.cores_per_host=1", "cluster.memory_per_host=1G", "execution.accelerator=cpu"]
+
+
+@pytest.mark.parametrize("kind", [SSH, SLURM, ["cluster.kind=address", "cluster.address=tls://127.0.0.1:1"]])
+def test_tls_without_certificates(refused, kind):
+    assert "make them with infra/certificates" in refused("run", "digits", *kind)
+
+
+def test_a_scheduler_beyond_this_host_without_tls(refused):
+    told = refused("run", "digits", "cluster.kind=address", "cluster.address=tcp://192.0.2.1:8786")
+    assert "accept it with cluster.tls=off" in told
+
+
+def test_slurm_where_there_is_none(refused, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "no sbatch on this host's PATH" in refused("run", "digits", *SLURM, "cluster.tls=off")
+
+
+def test_a_host_that_ssh_cannot_reach(refused, monkeypatch, tmp_path):
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "config").write_text(f"Host 127.0.0.1\n Port {free_port()}\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert "127.0.0.1 cannot be reached by SSH" in refused("run", "digits", *SSH, "cluster.tls=off")
+
+
+@pytest.mark.skipif(torch_has_cuda(), reason="this torch is built for GPUs")
+def test_dask_cuda_without_a_gpu(refused):
+    assert "has no GPU" in refused("run", "digits", "cluster.kind=local_cuda")
 
 
 def test_help_and_show_start_nothing(capsys, monkeypatch, tmp_path):

@@ -1,5 +1,6 @@
 """Kinds of clusters, TLS between their parts, a real SSH server and a real Slurm: each brings up workers that train."""
 
+import importlib.util
 import json
 import os
 import shutil
@@ -127,12 +128,10 @@ def train_on(config_overrides):
         return train_group(new_job(address, "digits", overrides), address), parts
 
 
-def processes_with(word):
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        if any(word in part for part in process.info["cmdline"] or []):
-            found.append(process)
-    return found
+def processes_with(tls):
+    """Processes that were told where our certificates lie: the parts of a cluster over SSH."""
+    found = psutil.process_iter(["cmdline"])
+    return [process for process in found if any(str(tls) in part for part in process.info["cmdline"] or [])]
 
 
 @pytest.fixture(scope="module")
@@ -177,14 +176,20 @@ def ssh_home(sshd, monkeypatch):
 
 
 def test_a_cluster_over_ssh_trains_with_tls(tls, ssh_home):
-    result, parts = train_on(
-        ["cluster.kind=ssh", "cluster.hosts=[paceline-host]", "cluster.interface=lo", "execution.num_devices=2"]
-    )
-    assert result.world_size == 2
+    result, parts = train_on(["cluster.kind=ssh", "cluster.hosts=[paceline-host]", "cluster.interface=lo"])
     assert result.losses[-1] < result.losses[0]
-    assert len(parts) == 3
+    assert len(parts) == 2
     assert all(part.startswith("tls://127.0.0.1:") for part in parts)
-    wait_until(lambda: processes_with("distributed.cli.dask_spec") == [])
+    wait_until(lambda: processes_with(tls) == [])
+
+
+def test_ssh_starts_as_many_workers_as_devices_and_ends_them(tls, ssh_home):
+    settings = Cluster(kind="ssh", hosts=("paceline-host",), interface="lo")
+    with open_cluster(settings, Demand(num_hosts=1, workers_per_host=2, gpus=False)) as address:
+        assert processes_with(tls)
+        with connect(address) as client:
+            assert list(client.nthreads().values()) == [1, 1]
+    wait_until(lambda: processes_with(tls) == [])
 
 
 def test_hosts_that_cannot_serve_are_named(tls, ssh_home, monkeypatch):
@@ -194,6 +199,18 @@ def test_hosts_that_cannot_serve_are_named(tls, ssh_home, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(InputError, match=r"paceline-host cannot run /nowhere/python .*same path"):
         ask_hosts(Cluster(kind="ssh", hosts=("paceline-host",)), None)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("dask_cuda") is not None, reason="dask-cuda is installed")
+def test_workers_that_cannot_start_are_heard_and_leave_nothing(tls, ssh_home):
+    settings = Cluster(kind="ssh", hosts=("paceline-host",), interface="lo")
+    on_gpus = ONE.model_copy(update={"gpus": True})
+    with (
+        pytest.raises(RunError, match=r"paceline-host: Dask could not be started there: .*dask_cuda"),
+        open_cluster(settings, on_gpus),
+    ):
+        pass
+    wait_until(lambda: processes_with(tls) == [])
 
 
 def write_slurm_conf(root, port):
@@ -280,14 +297,22 @@ def test_a_cluster_of_slurm_jobs_trains_with_tls(tls, slurm):
     assert all(part.startswith("tls://127.0.0.1:") for part in parts)
 
 
-@pytest.mark.slow
-def test_the_program_runs_on_slurm(tls, slurm, paceline):
-    asked = [*SLURM, "execution.accelerator=cpu", "cluster.time_limit=5", *SMALL]
-    process = paceline("run", "digits", *asked, "--json")
+def run_program(paceline, kind, *overrides):
+    process = paceline("run", "digits", *SMALL, "execution.accelerator=cpu", *overrides, "--json")
     out, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     assert json.loads(out.splitlines()[-1])["train"]["world_size"] == 1
-    assert "cluster.tls=on: kind slurm reaches beyond this host" in err
+    assert f"cluster.tls=on: kind {kind} reaches beyond this host" in err
+
+
+@pytest.mark.slow
+def test_the_program_runs_on_slurm(tls, slurm, paceline):
+    run_program(paceline, "slurm", *SLURM, "cluster.time_limit=5")
+
+
+@pytest.mark.slow
+def test_the_program_runs_over_ssh(tls, ssh_home, paceline):
+    run_program(paceline, "ssh", "cluster.kind=ssh", "cluster.hosts=[paceline-host]", "cluster.interface=lo")
 
 
 def test_a_job_that_slurm_would_not_take_is_refused(tls, slurm):

@@ -11,13 +11,16 @@ def test_state_lies_in_the_working_directory_unless_told(monkeypatch, tmp_path):
     assert site.root == tmp_path / ".paceline"
     assert site.tracking_uri == f"sqlite:///{tmp_path}/.paceline/mlflow.db"
     assert site.artifact_root == (tmp_path / ".paceline/mlartifacts").as_uri()
+    assert site.tls_directory == tmp_path / ".paceline/tls"
 
 
 def test_the_environment_decides(monkeypatch, tmp_path):
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4200/api")
+    monkeypatch.setenv("PACELINE_TLS", "/etc/paceline")
     site = Site()
+    assert site.tls_directory == Path("/etc/paceline")
     assert site.root == Path(tmp_path)
     assert site.tracking_uri == "http://127.0.0.1:5000"
     assert site.artifact_root is None
