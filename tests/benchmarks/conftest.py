@@ -8,7 +8,11 @@ from tests.jobs import new_job
 def cluster_address():
     """Two single-threaded workers on this host."""
     with LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address="127.0.0.1:0"
+        n_workers=2,
+        threads_per_worker=1,
+        processes=True,
+        host="127.0.0.1",
+        dashboard_address="127.0.0.1:0",  # None still claims port 8787 for the scheduler's HTTP server
     ) as cluster:
         yield cluster.scheduler_address
 
@@ -33,10 +37,3 @@ def at_most(low, high, bar):
     if high <= bar:
         return "met"
     return "NOT MET" if low > bar else "undecided: the interval contains the bar"
-
-
-def at_least(low, high, bar):
-    """The verdict on an interval that is to lie at or above a bar."""
-    if low >= bar:
-        return "met"
-    return "NOT MET" if high < bar else "undecided: the interval contains the bar"

@@ -29,7 +29,11 @@ def cluster_address():
     from distributed import LocalCluster
 
     with LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address="127.0.0.1:0"
+        n_workers=2,
+        threads_per_worker=1,
+        processes=True,
+        host="127.0.0.1",
+        dashboard_address="127.0.0.1:0",  # None still claims port 8787 for the scheduler's HTTP server
     ) as cluster:
         yield cluster.scheduler_address
 
