@@ -122,9 +122,13 @@ class TwoHosts:
         """All that live on a host, as seen from here."""
         return self.hosts[letter].processes()
 
+    def worker_runs(self, letter):
+        """Whether a host's Dask worker, nanny included, still runs."""
+        return letter in self._workers and self._workers[letter].poll() is None
+
     def restart_worker(self, letter):
         """Start a host's Dask worker, after killing the one that may still run, and wait until it has joined."""
-        if letter in self._workers and self._workers[letter].poll() is None:
+        if self.worker_runs(letter):
             for process in psutil.Process(self._workers[letter].pid).children(recursive=True):
                 process.kill()
             self._workers[letter].wait(10)

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,7 @@ from tasks.train.coordinate import train_group
 from tasks.train.supervise import running_ranks
 from tests.hosts import ROOT, skip_unless_permitted, two_hosts
 
+CHECKPOINT_STEPS = 10  # an epoch has 21
 ALIKE = ["recipe.augment=shift", "execution.num_threads=1"]
 
 
@@ -31,6 +33,18 @@ def across(hosts, make_job):
     """A training with one rank on each host."""
     job = make_job(*ALIKE, "execution.num_nodes=2", address=hosts.address)
     return job, train_group(job, hosts.address)
+
+
+def ranks_on(hosts, letter, job):
+    """Process ids of a job's ranks on a host."""
+    return sorted({process.pid for process in hosts.processes(letter)} & set(running_ranks(job.run_id)))
+
+
+def wait_until(true):
+    deadline = time.monotonic() + 120
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def num_executed(hosts):
@@ -59,8 +73,7 @@ def test_both_hosts_train_and_predict_every_sample_once(hosts, across):
     truth = read_test_split(Path(job.prepared.path), job.prepared.class_names)
     found = evaluate_predictions(result.predictions, truth, 1.0)  # refuses missing and repeated samples
     assert found.num_samples == job.prepared.num_test
-    for letter in hosts.hosts:
-        assert not {process.pid for process in hosts.processes(letter)} & set(running_ranks(job.run_id))
+    assert [ranks_on(hosts, letter, job) for letter in hosts.hosts] == [[], []]
 
 
 def test_two_hosts_train_bit_for_bit_as_one_does(across, make_job, cluster_address):
@@ -90,3 +103,29 @@ def test_hosts_leave_nothing_behind_when_their_maker_is_killed():
         time.sleep(0.05)
     assert not link.exists()
     assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+@pytest.mark.timeout(600)  # three starts of two ranks, and Dask's time-outs
+def test_a_cut_link_costs_a_few_steps_and_no_accuracy(hosts, make_job):
+    """`b` is out of reach in the middle of an epoch, comes back, and the run ends as if nothing had been."""
+    settings = [*ALIKE, "execution.num_nodes=2", f"execution.checkpoint_steps={CHECKPOINT_STEPS}"]
+    settings += ["recipe.num_epochs=20"]
+    uninterrupted = train_group(make_job(*settings, address=hosts.address), hosts.address)
+    job = make_job(*settings, address=hosts.address)
+    with ThreadPoolExecutor(1) as pool:
+        training = pool.submit(train_group, job, hosts.address)
+        wait_until(lambda: len(list(job.directory.glob("checkpoints/step-*.ckpt"))) >= 2 or training.done())
+        hosts.cut("b")
+        assert not training.done(), "it was cut too late"
+        # Nobody can reach the rank on `b` to end it: its worker, which has lost the scheduler, must.
+        wait_until(lambda: not ranks_on(hosts, "b", job) and not hosts.worker_runs("b"))
+        hosts.mend("b")
+        hosts.restart_worker("b")
+        result = training.result(timeout=240)
+    assert result.losses == uninterrupted.losses
+    assert result.validation_accuracy == uninterrupted.validation_accuracy
+    assert result.first_step > 0
+    assert len(result.restarts) == 1
+    assert result.restarts[0].cause
+    assert 0 <= result.restarts[0].lost_steps <= CHECKPOINT_STEPS
+    assert [ranks_on(hosts, letter, job) for letter in hosts.hosts] == [[], []]
