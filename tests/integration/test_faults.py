@@ -5,9 +5,12 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from conf.load import load
+from tasks.data import graph, source
 from tasks.errors import LostError
 from tasks.train import recovery
 from tasks.train.coordinate import TrainJob, train_group
@@ -115,3 +118,24 @@ def test_a_killed_flow_leaves_no_rank_and_no_lease_and_its_training_goes_on(whol
     assert result.first_step >= FAR - 20
     assert result.losses == whole.losses
     assert result.restarts == ()
+
+
+def test_two_trainings_and_a_preparation_share_a_cluster_without_sharing_a_device(cluster, tmp_path):
+    short = [*SMALL, *LONG, "recipe.num_epochs=4"]
+    jobs = [new_job(cluster.address, "digits", [*short, f"seed={seed}"]) for seed in (1, 2)]
+    with ThreadPoolExecutor() as pool:
+        trained = [pool.submit(train_group, job, cluster.address) for job in jobs]
+        data = load("digits", ["data.image_size=20"]).data
+        prepared = pool.submit(graph.prepare, source.list_samples(data), data, tmp_path, cluster.address)
+        assert all(future.result().num_steps == 84 for future in trained)
+        assert prepared.result().num_train > 1000
+    first, second = sorted(map(times_of_ranks, jobs))
+    assert first[1] <= second[0], "the second began when the first had ended"
+
+
+def times_of_ranks(job):
+    """When the first of a job's ranks was started and the last one ended."""
+    ranks = list(job.directory.glob("attempt-0/rank-*"))
+    assert len(ranks) == 2
+    started = min((rank / "spec.json").stat().st_mtime for rank in ranks)
+    return started, max((rank / "result.json").stat().st_mtime for rank in ranks)
