@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from tasks.data.manifest import MANIFEST, REJECTED, DamagedError, Manifest
 from tasks.data.shard import Rejected
 from tasks.data.split import Split, open_split
 from tasks.durable import TEMPORARY_SUFFIX, write_durably
+from tasks.host import host_identity
 from tasks.records import PreparedSet
 
 __all__ = ["Split", "find", "open_split", "publish", "remove_stale", "temporary", "touch", "verify", "write_rejected"]
@@ -95,7 +95,7 @@ def temporary(home: Path, key: str) -> Iterator[Path]:
     path = home / "prepared" / name
     for split in SPLITS:
         (path / split).mkdir(parents=True)
-    owner = {"host": socket.gethostname(), "pid": os.getpid(), "created": psutil.Process().create_time()}
+    owner = {"host": host_identity(), "pid": os.getpid(), "created": psutil.Process().create_time()}
     (path / OWNER).write_text(json.dumps(owner))
     try:
         yield path
@@ -121,7 +121,7 @@ def _is_stale(path: Path) -> bool:
         if time.time() - (path / OWNER).stat().st_mtime > STALE_SECONDS:
             return True
         owner = json.loads((path / OWNER).read_text())
-        if owner["host"] != socket.gethostname():
+        if owner["host"] != host_identity():
             return False
         # A pid is used again; together with its start it is not.
         return bool(abs(psutil.Process(owner["pid"]).create_time() - owner["created"]) > 1.0)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 
 from mlflow.entities import Metric
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
@@ -32,7 +33,7 @@ class MetricsWriter:
     """
 
     def __init__(self, tracking_uri: str, run_id: str, resumed: bool) -> None:
-        self._client = MlflowClient(tracking_uri)
+        self._tracking_uri = tracking_uri
         self._run_id = run_id
         self._resumed = resumed
         self._last_steps: dict[str, int] = {}
@@ -65,6 +66,10 @@ class MetricsWriter:
             metrics = [metric for metric in batch if metric is not None]
             while metrics and not self._try(metrics) and not self._stop.is_set():
                 time.sleep(RETRY_SECONDS)
+
+    @cached_property
+    def _client(self) -> MlflowClient:
+        return MlflowClient(self._tracking_uri)  # opens the store: not before a step, but beside it
 
     def _try(self, metrics: list[Metric]) -> bool:
         try:

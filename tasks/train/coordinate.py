@@ -6,7 +6,6 @@ Runs in the flow's own process. Knows where ranks run, not what they compute.
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -21,6 +20,7 @@ from tasks.cluster.address import connect, workers
 from tasks.cluster.hardware import describe
 from tasks.errors import InputError, LostError, RankError
 from tasks.fingerprint import code_fingerprint
+from tasks.host import host_identity
 from tasks.records import (
     Hardware,
     Measurement,
@@ -345,7 +345,7 @@ def _specs(client: Client, job: TrainJob, seats: list[Seat], attempt: int, resum
             if job.plan.accelerator == "gpu"
             else (),
             measurement=job.measurement,
-            coordinator=(socket.gethostname(), os.getpid()),
+            coordinator=(host_identity(), os.getpid()),
             code_fingerprint=code_fingerprint(),
             cold_compile=job.cold_compile,
         )
@@ -376,8 +376,8 @@ def _merge(outcomes: list[RankOutcome], recovery: Recovery) -> TrainResult:
     if recovery.restarts:
         merged["time_budget"] = merged["time_budget"] | {"recovery": recovery.lost_seconds}
     merged["peak_memory_bytes"] = max(result["peak_memory_bytes"] for result in results)
-    hosts = {result["hosts"][0]: result["energy_joules"] for result in reversed(results)}
-    merged["energy_joules"] = None if None in hosts.values() else sum(hosts.values())
+    energies = [result["energy_joules"] for result, outcome in zip(results, outcomes, strict=True) if outcome.is_first]
+    merged["energy_joules"] = None if None in energies else sum(energies)
     for name in ("predictions", "hosts", "devices"):
         merged[name] = [entry for result in results for entry in result[name]]
     return TrainResult.model_validate(merged)

@@ -6,7 +6,6 @@ Composes what a rank works on. Knows nothing of measuring, training or evaluatin
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from tasks.data.loading.order import BatchPlan
 from tasks.data.split import Split, open_split
 from tasks.errors import RunError
 from tasks.fingerprint import code_fingerprint
+from tasks.host import host_identity
 from tasks.model.infer import Int64s
 from tasks.model.networks import build_network
 from tasks.records import Arm, RankSpec
@@ -125,7 +125,7 @@ class Place:
     def own_processes(self) -> list[int]:
         """Processes of this run on this host, whose load is not foreign: ranks, their Dask worker, the flow."""
         host, pid = self.spec.coordinator
-        flow = [pid] if host == socket.gethostname() else []
+        flow = [pid] if host == host_identity() else []
         return [os.getppid(), *running_ranks(self.spec.run_id), *flow]
 
     def data_files(self) -> list[Path]:
@@ -137,7 +137,7 @@ class Place:
         return self.spec.devices if self.device.type == "cuda" else ()
 
     def _check_group(self) -> None:
-        place = f"{socket.gethostname()}/{self.device}" if self.device.type == "cuda" else f"rank {self.spec.rank}"
+        place = self.spec.devices[self.spec.local_rank] if self.device.type == "cuda" else f"rank {self.spec.rank}"
         facts = {
             "data": self.spec.prepared.fingerprint,
             "num_steps": self.batches.steps_per_epoch,

@@ -40,6 +40,8 @@ class RankOutcome(Record):
     """How a rank ended."""
 
     rank: int
+    is_first: bool
+    """The first one on its host, which measures for all of them."""
     returncode: int
     result: dict[str, Any] | None
     """Content of its result.json, None if it failed."""
@@ -283,6 +285,7 @@ def _outcome(spec: RankSpec, returncode: int, wall_seconds: float) -> RankOutcom
         message += _last_words(log)
     return RankOutcome(
         rank=spec.rank,
+        is_first=spec.local_rank == 0,
         returncode=returncode,
         result=result,
         error=None if result is not None else message,

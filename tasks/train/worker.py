@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 STARTED_AT = float(os.environ.get("PACELINE_SPAWNED_AT", time.monotonic()))
 
@@ -38,7 +38,6 @@ from tasks.model.module import STATE_KEY, Learner  # noqa: E402
 from tasks.records import Arm, CompileStats, MeasureResult, ProbeResult, RankSpec, TrainResult  # noqa: E402
 from tasks.speedup.energy import EnergyMeter  # noqa: E402
 from tasks.speedup.validity import ValidityWatch  # noqa: E402
-from tasks.track.metrics import MetricsWriter, system_metrics  # noqa: E402
 from tasks.train import group  # noqa: E402
 from tasks.train.appraise import count, predict, save_predictions, warm_up  # noqa: E402
 from tasks.train.callbacks import (  # noqa: E402
@@ -59,6 +58,9 @@ from tasks.train.pulse import Pulse  # noqa: E402
 from tasks.train.sharding import whole  # noqa: E402
 from tasks.train.stopwatch import Stopwatch  # noqa: E402
 from tasks.train.strategy import ExchangeStrategy, ShardedLearner, sharding_strategy  # noqa: E402
+
+if TYPE_CHECKING:
+    from tasks.track.metrics import MetricsWriter
 
 PR_SET_PDEATHSIG = 1
 BASELINE = Arm(num_devices=1, precision="32-true", compile="off", memory_format="contiguous", loading="foreground")
@@ -258,6 +260,8 @@ class Rank:
 
     @contextmanager
     def _metrics(self) -> Iterator[MetricsWriter]:
+        from tasks.track.metrics import MetricsWriter, system_metrics  # 2 s of imports, which one rank needs
+
         spec = self.spec
         resumed = spec.resume_from is not None or not self.place.directory.parent.name.endswith("-0")
         writer = MetricsWriter(spec.tracking_uri, spec.run_id, resumed)
