@@ -81,10 +81,11 @@ def test_a_training_compresses_its_gradients(even, make_job, cluster_address):
     np.testing.assert_allclose(compressed.losses[:5], even.losses[:5], rtol=0.02)
 
 
-def test_a_slow_rank_is_measured_and_gets_less(make_job, cluster_address):
+def test_a_slow_rank_is_measured_and_gets_less_of_the_same_batches(even, make_job, cluster_address):
     job = make_job(*TWO, "execution.worker_load=measured")
     with planted(cluster_address, "rank-1=0.002"):
         result = train_group(job, cluster_address)
     fast, slow = result.worker_load
     assert fast > 2 * slow
-    assert np.isfinite(result.final_loss)
+    assert result.num_steps == even.num_steps
+    np.testing.assert_allclose(result.losses[:3], even.losses[:3], rtol=0.1)
