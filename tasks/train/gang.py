@@ -82,10 +82,11 @@ class Gang:
         self._tell = tell
         stamp = time.time_ns()
         self._keys = [f"rank-{seat.rank}-{run_id}-{stamp}" for seat in seats]
-        self._futures: dict[int, Future[RankOutcome | None]] = {}
+        self._futures: dict[int, Future[RankOutcome]] = {}
         self._heard = [time.monotonic()] * len(seats)
         self._next_look = 0.0
         self._told_waiting = ""
+        self._is_started = False
         self.steps_done = 0
         """Largest number of steps that a rank has told."""
 
@@ -117,6 +118,7 @@ class Gang:
         Raises:
             LostError: a worker has gone.
         """
+        self._is_started = True
         requests = [
             (seat.worker, order, (self._keys[seat.rank], spec.model_dump_json()))
             for seat, spec in zip(self._seats, specs, strict=True)
@@ -237,14 +239,13 @@ class Gang:
             if future.status in ("error", "lost", "cancelled"):
                 reason = future.exception(timeout=5) if future.status == "error" else "its worker or scheduler is gone"
                 raise LostError(f"the supervisor of rank {rank} ended as {future.status}: {reason}")
+            if future.status == "finished" and not self._is_started:
+                raise LostError(f"the supervisor of rank {rank} ended before there was anything to run")
 
     def _finished(self) -> list[RankOutcome]:
         self._check_futures()
         found = [future.result() for future in self._futures.values() if future.status == "finished"]
-        outcomes = [outcome for outcome in found if outcome is not None]
-        if len(outcomes) < len(found):
-            raise LostError("a supervisor was not asked for too long and gave its device back; the network was away")
-        return outcomes
+        return found
 
 
 def _place(seat: Seat) -> str:

@@ -55,6 +55,9 @@ class Lease:
         except BlockingIOError:
             os.close(file)
             return False
+        if os.fstat(file).st_nlink == 0:  # its owner has removed it since it was opened
+            os.close(file)
+            return False
         owner = Owner(run_id=run_id, rank=rank, host=socket.gethostname(), pid=os.getpid(), since=time.time())
         os.ftruncate(file, 0)
         os.pwrite(file, owner.model_dump_json().encode(), 0)
@@ -71,8 +74,10 @@ class Lease:
         os.utime(self.fileno())
 
     def release(self) -> None:
-        """Let go; the device is free when the rank has gone too."""
+        """Let go, after the rank has ended."""
         if self._file is not None:
+            with contextlib.suppress(OSError):  # in another user's directory
+                self._path.unlink()
             os.close(self._file)
             self._file = None
 

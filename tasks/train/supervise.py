@@ -24,6 +24,7 @@ from typing import Any, Literal
 import psutil
 
 from conf.site import Site
+from tasks.errors import LostError
 from tasks.records import RankSpec, Record
 from tasks.train.launch import rank_command, rank_environment
 from tasks.train.lease import Lease, Owner
@@ -108,15 +109,23 @@ class _Watch:
             has_pulse=last is not None,
         )
 
-    def is_wanted(self) -> bool:
-        """Whether the task is still to go on: not cancelled, and somebody asks for it."""
+    def check_wanted(self) -> None:
+        """Whether the task is still to go on.
+
+        Raises:
+            LostError: it was cancelled, or nobody asks for it.
+        """
         from distributed import get_worker
         from distributed.worker import thread_state  # type: ignore[attr-defined]
 
         task = get_worker().state.tasks.get(thread_state.key)
         if task is None or task.state != "executing":
-            return False
-        return time.monotonic() - self.asked < ORPHAN_SECONDS
+            raise LostError(f"the supervisor of rank {self.claim.rank} was {task.state if task else 'forgotten'}")
+        silent = time.monotonic() - self.asked
+        if silent > ORPHAN_SECONDS:
+            raise LostError(
+                f"nobody has asked for rank {self.claim.rank} for {silent:.0f} s: its flow is gone or cut off"
+            )
 
 
 _watches: dict[str, _Watch] = {}
@@ -133,7 +142,7 @@ def order(key: str, spec_json: str) -> None:
     _watches[key].spec_json = spec_json
 
 
-def supervise(claim_json: str) -> RankOutcome | None:
+def supervise(claim_json: str) -> RankOutcome:
     """Hold a device, start the rank that is ordered, forward its progress, and return how it ended.
 
     Ends the rank when this task is cancelled or nobody asks for it; the rank ends itself when this worker dies.
@@ -141,29 +150,27 @@ def supervise(claim_json: str) -> RankOutcome | None:
     Args:
         claim_json: a `Claim` as JSON.
 
-    Returns:
-        None where it was not wanted any more before a rank was ordered.
+    Raises:
+        LostError: it was cancelled, or nobody asks for it.
     """
     claim = Claim.model_validate_json(claim_json)
     watch = _watches[claim.key] = _Watch(claim)
     lease = Lease(Site().leases, claim.device)
     try:
-        spec_json = _wait_for_order(watch, lease)
-        return None if spec_json is None else _run(spec_json, lease, watch)
+        return _run(_wait_for_order(watch, lease), lease, watch)
     finally:
         lease.release()
         del _watches[claim.key]
 
 
-def _wait_for_order(watch: _Watch, lease: Lease) -> str | None:
-    while watch.is_wanted():
+def _wait_for_order(watch: _Watch, lease: Lease) -> str:
+    while watch.spec_json is None:
+        watch.check_wanted()
         if not watch.held:
             watch.held = lease.take(watch.claim.run_id, watch.claim.rank)
             watch.owner = None if watch.held else lease.owner()
-        if watch.spec_json is not None:
-            return watch.spec_json
         time.sleep(POLL_SECONDS / 5)
-    return None
+    return watch.spec_json
 
 
 def _run(spec_json: str, lease: Lease, watch: _Watch) -> RankOutcome:
@@ -209,7 +216,11 @@ def _start(spec: RankSpec, spec_path: Path, lease: Lease, pulse: PulseReader) ->
 
 
 def _stay_with(process: subprocess.Popen[bytes], spec: RankSpec, lease: Lease, watch: _Watch) -> None:
-    """Until the rank ends or is not wanted. Sleeps in the kernel: ranks need the processor."""
+    """Until the rank ends. Sleeps in the kernel: ranks need the processor.
+
+    Raises:
+        LostError: it is not wanted any more.
+    """
     assert watch.pulse is not None
     progress = _Progress(spec)
     ended = os.pidfd_open(process.pid)
@@ -217,7 +228,8 @@ def _stay_with(process: subprocess.Popen[bytes], spec: RankSpec, lease: Lease, w
         events = select.poll()
         events.register(ended, select.POLLIN)
         next_beat = 0.0
-        while process.poll() is None and watch.is_wanted():
+        while process.poll() is None:
+            watch.check_wanted()
             events.poll(POLL_SECONDS * 1000)
             watch.pulse.read()
             progress.forward()

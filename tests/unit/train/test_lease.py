@@ -25,6 +25,8 @@ def test_a_device_has_one_owner_whom_it_names_and_a_dead_one_lets_go(tmp_path):
     assert mine.take("r2", 0)
     mine.release()
     assert mine.owner() is None
+    assert mine.take("r2", 0)
+    mine.release()
 
 
 def test_a_device_is_not_free_while_the_rank_lives_that_inherited_it(tmp_path):
@@ -46,3 +48,5 @@ def test_names_of_devices_make_files_and_lookers_do_not_disturb(tmp_path):
     lease.beat()
     assert [path.name for path in (tmp_path / "leases").iterdir()] == ["cpu_tcp___10.0.0.1_4000.lease"]
     assert Lease(tmp_path / "leases", "cpu tcp://10.0.0.1:4000").owner().run_id == "r1"
+    lease.release()
+    assert list((tmp_path / "leases").iterdir()) == []
