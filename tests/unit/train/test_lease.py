@@ -7,7 +7,8 @@ HOLD = "import sys, time; from pathlib import Path; from tasks.train.lease impor
 HOLD += "lease = Lease(Path(sys.argv[1]), 'GPU-1'); print(lease.take('r1', 3), flush=True); time.sleep(60)"
 INHERIT = "import subprocess, sys; from pathlib import Path; from tasks.train.lease import Lease\n"
 INHERIT += "lease = Lease(Path(sys.argv[1]), 'GPU-1'); lease.take('r1', 0)\n"
-INHERIT += "rank = subprocess.Popen(['sleep', '60'], pass_fds=(lease.fileno(),), stdout=subprocess.DEVNULL)\n"
+INHERIT += "rank = subprocess.Popen(['sleep', '60'], pass_fds=(lease.fileno(),), stdout=subprocess.DEVNULL, "
+INHERIT += "stderr=subprocess.DEVNULL)\n"
 INHERIT += "print(rank.pid, flush=True)"
 
 
