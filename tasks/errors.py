@@ -36,4 +36,11 @@ class RankError(RunError):
 
 
 class LostError(RunError):
-    """A rank, worker, host or the scheduler has gone, or is silent; what was trained is in the checkpoints."""
+    """A rank, worker, host or the scheduler has gone, or is silent; what was trained is in the checkpoints.
+
+    `final`: it was given time to come back.
+    """
+
+    def __init__(self, message: str, *, final: bool = False) -> None:
+        super().__init__(message)
+        self.final = final

@@ -82,7 +82,8 @@ class Recovery:
                     raise
                 if time.monotonic() > deadline:
                     raise LostError(
-                        f"{self._ended.cause}; and within {WAIT_SECONDS:.0f} s the cluster did not come back: {error}"
+                        f"{self._ended.cause}; and within {WAIT_SECONDS:.0f} s the cluster did not come back: {error}",
+                        final=True,
                     ) from error
                 time.sleep(RETRY_SECONDS)
 
@@ -121,9 +122,7 @@ class Recovery:
         said = str(error)
         again = isinstance(error, RankError) and said == self._last_message and self._num_fruitless > 1
         self._last_message = said
-        if isinstance(error, RankError) and error.final:
-            raise error
-        if again or self._num_fruitless > self._max_restarts:
+        if error.final or again or self._num_fruitless > self._max_restarts:
             raise error
         rank = error.rank if isinstance(error, RankError) else None
         self._ended = _Ended(time.monotonic(), said, rank, num_ranks, steps_done)

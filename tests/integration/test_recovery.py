@@ -15,9 +15,9 @@ from tasks.errors import RankError
 from tasks.train.coordinate import train_group
 from tasks.train.supervise import running_ranks
 
-LONG = ["execution.num_devices=2", "execution.num_threads=1", "recipe.num_epochs=40", "execution.checkpoint_steps=10"]
+LONG = ["execution.num_devices=2", "execution.num_threads=1", "recipe.num_epochs=20", "execution.checkpoint_steps=10"]
 FAR = 60
-"""Steps after which something is lost; the whole has 840."""
+"""Steps after which something is lost; the whole has 420."""
 
 
 def weights(result):
