@@ -76,6 +76,7 @@ def test_a_nanny_that_is_killed_takes_its_worker_along_and_is_missed(job, cluste
     assert newest_step(job) >= FAR, "what was trained is there"
 
 
+@pytest.mark.slow
 def test_a_group_goes_on_with_fewer_and_grows_back(cluster, monkeypatch):
     monkeypatch.setattr(recovery, "REJOIN_SECONDS", 1.0)
     monkeypatch.setattr(coordinate, "LOOK_SECONDS", 0.5)
