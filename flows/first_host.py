@@ -20,7 +20,7 @@ from tasks.cluster.ssh import ask_hosts
 from tasks.cluster.tls import certificate_paths, certificates, choose_tls
 from tasks.errors import InputError
 from tasks.records import Hardware
-from tasks.train.coordinate import inspect
+from tasks.train.seats import inspect
 
 
 def training_host(config: Config, site: Site) -> Hardware:

@@ -15,8 +15,8 @@ from tasks.paths import nearest_existing
 from tasks.records import Hardware, Plan
 from tasks.redact import redact
 from tasks.track import store
-from tasks.train.coordinate import inspect
 from tasks.train.plan import resolve
+from tasks.train.seats import inspect
 
 REACH_SECONDS = 5
 

@@ -131,18 +131,28 @@ def _arms(report: ReportInput) -> Html:
     throughputs = (speedup.baseline_samples_per_second, speedup.candidate_samples_per_second)
     rows: list[tuple[object, ...]] = [
         ("Throughput", *(None if value is None else f"{value:,.0f} samples/s" for value in throughputs)),
-        *((label, *(getattr(arm, name) for arm in arms.values())) for label, name in _ARM_FIELDS),
+        *_execution_rows(tuple(arms.values())),
         ("Samples per step", *(probe.samples_per_step.get(role) for role in ("baseline", "candidate"))),
     ]
     return join([table(("", *arms), rows), paragraph("Same data, model, batch and hardware; steady state.", "note")])
 
 
+def _execution_rows(arms: tuple[Arm, ...]) -> list[tuple[object, ...]]:
+    """What each arm is; without the settings of several devices that none of them uses."""
+    unused = [name for name in _OF_SEVERAL if all(getattr(arm, name) == Arm.model_fields[name].default for arm in arms)]
+    return [(label, *(getattr(arm, name) for arm in arms)) for label, name in _ARM_FIELDS if name not in unused]
+
+
+_OF_SEVERAL = ("strategy", "gradient_compression", "loads")
 _ARM_FIELDS = (
     ("Devices", "num_devices"),
     ("Precision", "precision"),
     ("Compile", "compile"),
     ("Memory format", "memory_format"),
     ("Loading", "loading"),
+    ("Strategy", "strategy"),
+    ("Gradients exchanged in", "gradient_compression"),
+    ("Shares of a batch", "loads"),
 )
 _SHOWN_OTHERWISE = {"batch_size", "variant"}  # as samples per step, and in the diagnosis
 if {name for _, name in _ARM_FIELDS} != set(Arm.model_fields) - _SHOWN_OTHERWISE:

@@ -8,21 +8,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlparse
 
 from conf.schema import Config
-from conf.site import Site
-from tasks.cluster.address import connect, workers
-from tasks.cluster.hardware import describe
-from tasks.errors import InputError, LostError, RankError
+from tasks.cluster.address import connect
+from tasks.errors import LostError, RankError
 from tasks.fingerprint import code_fingerprint
 from tasks.host import host_identity
 from tasks.records import (
-    Hardware,
     Measurement,
     MeasureResult,
     Plan,
@@ -34,9 +30,9 @@ from tasks.records import (
 )
 from tasks.train.checkpoint import newest_verified, step_of
 from tasks.train.gang import ANSWER_SECONDS, Gang, ask
-from tasks.train.launch import PROBE_FILE, Candidate, Seat, gpus_of_workers, layouts, seat_ranks
-from tasks.train.lease import Lease
+from tasks.train.launch import PROBE_FILE, Seat
 from tasks.train.recovery import Recovery
+from tasks.train.seats import find_seats
 from tasks.train.supervise import RankOutcome, free_port, interface_of, progress_topic
 
 if TYPE_CHECKING:
@@ -75,15 +71,6 @@ class TrainJob(Record):
         return self.directory / "checkpoints"
 
 
-class WorkerFacts(Record):
-    """A Dask worker as it describes itself."""
-
-    code: str
-    hardware: Hardware
-    visible_devices: str | None
-    """Its CUDA_VISIBLE_DEVICES."""
-
-
 def train_group(job: TrainJob, address: str, on_progress: Progress | None = None, tell: Told = print) -> TrainResult:
     """Train on the cluster at `address` and return rank 0's result.
 
@@ -115,17 +102,6 @@ def measure_group(job: TrainJob, address: str, tell: Told = print) -> MeasureRes
     assert job.measurement is not None
     outcomes, _ = _group(job, address, None, tell)
     return MeasureResult.model_validate(outcomes[0].result)
-
-
-def inspect(config: Config, address: str) -> Hardware:
-    """Hardware of the first host that would train on the cluster at `address`.
-
-    Raises:
-        InputError: no scheduler answers, the cluster cannot seat the group, or other code runs there.
-    """
-    with connect(address) as client:
-        first = _find_seats(client, config, "cpu", config.cluster.min_workers)[0].worker
-        return _facts(client)[first].hardware
 
 
 def _group(job: TrainJob, address: str, on_progress: Progress | None, tell: Told) -> tuple[list[RankOutcome], Recovery]:
@@ -201,7 +177,7 @@ class _Attempts:
 
     def _find_seats(self, client: Client) -> list[Seat]:
         fewest = None if self._recovery.waits_for_all() else self._job.config.cluster.min_workers
-        return _find_seats(client, self._job.config, self._job.plan.accelerator, fewest)
+        return find_seats(client, self._job.config, self._job.plan.accelerator, fewest)
 
     def _regroup_with_more(self, client: Client) -> None:
         """End a group that is smaller than asked for, once more workers are there and an epoch has ended since.
@@ -227,90 +203,6 @@ class _Attempts:
             if path.exists():
                 return ProbeResult.model_validate_json(path.read_text(encoding="utf-8"))
         return None
-
-
-def _facts(client: Client) -> dict[str, WorkerFacts]:
-    """Of all workers that answer.
-
-    Raises:
-        InputError: other code runs on one of them.
-    """
-    present = workers(client)
-    answers = ask(client, [(worker, worker_facts, ()) for worker in present], 2 * ANSWER_SECONDS)
-    strange = [answer for answer in answers if isinstance(answer, ImportError | AttributeError)]
-    if strange:  # it has no such function
-        raise InputError(f"a worker runs other code than this process ({strange[0]}); install the same on every host")
-    facts = {worker: answer for worker, answer in zip(present, answers, strict=True) if isinstance(answer, WorkerFacts)}
-    for worker, found in facts.items():
-        if found.code != code_fingerprint():
-            raise InputError(
-                f"worker {worker} runs other code ({found.code}) than this process ({code_fingerprint()}); "
-                "install the same version on every host and restart its workers"
-            )
-    return facts
-
-
-def worker_facts() -> WorkerFacts:
-    """Describe the worker that this runs on."""
-    return WorkerFacts(
-        code=code_fingerprint(), hardware=describe(), visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES")
-    )
-
-
-def _find_seats(client: Client, config: Config, accelerator: str, fewest: int | None) -> list[Seat]:
-    """As many as asked for, or as few as will do.
-
-    Raises:
-        InputError: there are fewer, or other code runs on one of them.
-    """
-    candidates = _candidates(client, accelerator)
-    asked, *less = layouts(config.execution.num_nodes, config.execution.num_devices, fewest)
-    try:
-        return seat_ranks(candidates, *asked)
-    except InputError:
-        for layout in less:
-            with suppress(InputError):
-                return seat_ranks(candidates, *layout)
-        raise
-
-
-def _candidates(client: Client, accelerator: str) -> list[Candidate]:
-    """All workers that have a device.
-
-    Raises:
-        InputError: other code runs on one of them.
-    """
-    facts = _facts(client)
-    by_host: dict[str, list[str]] = {}
-    for worker in facts:
-        by_host.setdefault(urlparse(worker).hostname or worker, []).append(worker)
-    devices: dict[str, str] = {}
-    for present in by_host.values():
-        if accelerator == "gpu":
-            seen = [([gpu.uuid for gpu in facts[one].hardware.gpus], facts[one].visible_devices) for one in present]
-            found = gpus_of_workers(seen)
-            devices |= {worker: gpu for worker, gpu in zip(present, found, strict=True) if gpu is not None}
-        else:
-            devices |= {worker: f"cpu {worker}" for worker in present}
-    owners = ask(client, [(worker, is_leased, (device,)) for worker, device in devices.items()], ANSWER_SECONDS)
-    busy = dict(zip(devices, owners, strict=True))
-    return [
-        Candidate(worker=worker, host=host, device=devices[worker], busy=busy[worker] is True)
-        for host, present in by_host.items()
-        for worker in _in_device_order(present, devices, facts)
-    ]
-
-
-def _in_device_order(present: list[str], devices: dict[str, str], facts: dict[str, WorkerFacts]) -> list[str]:
-    """The workers that have a device; those with GPUs in the host's order of GPUs."""
-    seated = [worker for worker in present if worker in devices]
-    order = {gpu.uuid: place for worker in seated for place, gpu in enumerate(facts[worker].hardware.gpus)}
-    return sorted(seated, key=lambda worker: order.get(devices[worker], 0))
-
-
-def is_leased(device: str) -> bool:
-    """Whether a device of the host that this runs on is somebody's now."""
-    return Lease(Site().leases, device).owner() is not None
 
 
 def _specs(client: Client, job: TrainJob, seats: list[Seat], attempt: int, resume_from: Path | None) -> list[RankSpec]:

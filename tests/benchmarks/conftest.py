@@ -37,3 +37,10 @@ def at_most(low, high, bar):
     if high <= bar:
         return "met"
     return "NOT MET" if low > bar else "undecided: the interval contains the bar"
+
+
+def at_least(low, high, bar):
+    """The verdict on an interval that is to lie at or above a bar."""
+    if low >= bar:
+        return "met"
+    return "NOT MET" if high < bar else "undecided: the interval contains the bar"

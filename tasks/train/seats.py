@@ -1,0 +1,129 @@
+"""Seats on a cluster: which workers there are, what each could use, and who is to train where.
+
+Knows workers and devices, not what is trained on them.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+from urllib.parse import urlparse
+
+from conf.schema import Config
+from conf.site import Site
+from tasks.cluster.address import connect, workers
+from tasks.cluster.hardware import describe
+from tasks.errors import InputError
+from tasks.fingerprint import code_fingerprint
+from tasks.records import Hardware, Record
+from tasks.train.gang import ANSWER_SECONDS, ask
+from tasks.train.launch import Candidate, Seat, gpus_of_workers, layouts, seat_ranks
+from tasks.train.lease import Lease
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+
+class WorkerFacts(Record):
+    """A Dask worker as it describes itself."""
+
+    code: str
+    hardware: Hardware
+    visible_devices: str | None
+    """Its CUDA_VISIBLE_DEVICES."""
+
+
+def inspect(config: Config, address: str) -> Hardware:
+    """Hardware of the first host that would train on the cluster at `address`.
+
+    Raises:
+        InputError: no scheduler answers, the cluster cannot seat the group, or other code runs there.
+    """
+    with connect(address) as client:
+        first = find_seats(client, config, "cpu", config.cluster.min_workers)[0].worker
+        return _facts(client)[first].hardware
+
+
+def find_seats(client: Client, config: Config, accelerator: str, fewest: int | None) -> list[Seat]:
+    """As many as asked for, or as few as will do.
+
+    Raises:
+        InputError: there are fewer, or other code runs on one of them.
+    """
+    candidates = _candidates(client, accelerator)
+    asked, *less = layouts(config.execution.num_nodes, config.execution.num_devices, fewest)
+    try:
+        return seat_ranks(candidates, *asked)
+    except InputError:
+        for layout in less:
+            with suppress(InputError):
+                return seat_ranks(candidates, *layout)
+        raise
+
+
+def _candidates(client: Client, accelerator: str) -> list[Candidate]:
+    """All workers that have a device.
+
+    Raises:
+        InputError: other code runs on one of them.
+    """
+    facts = _facts(client)
+    by_host: dict[str, list[str]] = {}
+    for worker in facts:
+        by_host.setdefault(urlparse(worker).hostname or worker, []).append(worker)
+    devices: dict[str, str] = {}
+    for present in by_host.values():
+        if accelerator == "gpu":
+            seen = [([gpu.uuid for gpu in facts[one].hardware.gpus], facts[one].visible_devices) for one in present]
+            found = gpus_of_workers(seen)
+            devices |= {worker: gpu for worker, gpu in zip(present, found, strict=True) if gpu is not None}
+        else:
+            devices |= {worker: f"cpu {worker}" for worker in present}
+    owners = ask(client, [(worker, is_leased, (device,)) for worker, device in devices.items()], ANSWER_SECONDS)
+    busy = dict(zip(devices, owners, strict=True))
+    return [
+        Candidate(worker=worker, host=host, device=devices[worker], busy=busy[worker] is True)
+        for host, present in by_host.items()
+        for worker in _in_device_order(present, devices, facts)
+    ]
+
+
+def _in_device_order(present: list[str], devices: dict[str, str], facts: dict[str, WorkerFacts]) -> list[str]:
+    """The workers that have a device; those with GPUs in the host's order of GPUs."""
+    seated = [worker for worker in present if worker in devices]
+    order = {gpu.uuid: place for worker in seated for place, gpu in enumerate(facts[worker].hardware.gpus)}
+    return sorted(seated, key=lambda worker: order.get(devices[worker], 0))
+
+
+def is_leased(device: str) -> bool:
+    """Whether a device of the host that this runs on is somebody's now."""
+    return Lease(Site().leases, device).owner() is not None
+
+
+def _facts(client: Client) -> dict[str, WorkerFacts]:
+    """Of all workers that answer.
+
+    Raises:
+        InputError: other code runs on one of them.
+    """
+    present = workers(client)
+    answers = ask(client, [(worker, worker_facts, ()) for worker in present], 2 * ANSWER_SECONDS)
+    strange = [answer for answer in answers if isinstance(answer, ImportError | AttributeError)]
+    if strange:  # it has no such function
+        raise InputError(f"a worker runs other code than this process ({strange[0]}); install the same on every host")
+    facts = {worker: answer for worker, answer in zip(present, answers, strict=True) if isinstance(answer, WorkerFacts)}
+    for worker, found in facts.items():
+        if found.code != code_fingerprint():
+            raise InputError(
+                f"worker {worker} runs other code ({found.code}) than this process ({code_fingerprint()}); "
+                "install the same version on every host and restart its workers"
+            )
+    return facts
+
+
+def worker_facts() -> WorkerFacts:
+    """Describe the worker that this runs on."""
+    return WorkerFacts(
+        code=code_fingerprint(), hardware=describe(), visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES")
+    )
