@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import socket
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from prefect import get_run_logger
 
 from conf.site import Site
+from tasks.errors import InputError
 from tasks.track import run as tracking
 from tasks.track.run import RunHandle
 from tasks.track.search import FoundRun, find_runs
-from tasks.train.owner import is_owned
+from tasks.train.owner import is_owned, own
 
 HOST_TAG = "paceline.host"
 RESUMABLE = ("run", "study")
+MIN_AGE_SECONDS = 30.0
+"""A younger run may be about to take its lock."""
 
 
 def set_right(site: Site, experiment: str) -> None:
@@ -26,12 +31,17 @@ def set_right(site: Site, experiment: str) -> None:
     """
     mine = f"attributes.status = 'RUNNING' and tags.`{HOST_TAG}` = '{socket.gethostname()}'"
     for run in find_runs(site.tracking_uri, experiment, mine):
-        if is_owned(_directory(site, run)) is False:
+        is_settled = time.time() - run.start_time > MIN_AGE_SECONDS
+        if is_settled and is_owned(_directory(site, run)) is False:
+            _end(site, experiment, run)
+
+
+def _end(site: Site, experiment: str, run: FoundRun) -> None:
+    handle = RunHandle(tracking_uri=site.tracking_uri, experiment=experiment, experiment_id="", run_id=run.run_id)
+    with suppress(InputError), own(_directory(site, run)):  # or somebody has just taken it up
+        if handle.client.get_run(run.run_id).info.status == "RUNNING":
             role = run.tags.get("paceline.role")
             way_on = f"; go on with: paceline {role} --resume {run.run_id}" if role in RESUMABLE else ""
-            handle = RunHandle(
-                tracking_uri=site.tracking_uri, experiment=experiment, experiment_id="", run_id=run.run_id
-            )
             tracking.finish(handle, "KILLED", f"its process had gone without a word{way_on}")
             get_run_logger().warning("MLflow run %s was left RUNNING by a process that is gone: KILLED", run.run_id)
 

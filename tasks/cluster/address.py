@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
 CONNECT_SECONDS = 10
+ANSWER_SECONDS = 5
 POLL_SECONDS = 0.2
 
 
@@ -53,7 +54,9 @@ def workers(client: Client) -> list[str]:
     """Addresses of the workers present, ordered by host and name so that ranks of one host are neighbours."""
     # Not client.scheduler_info(): it raced to an empty answer once in 20,156 calls.
     scheduler: Any = client.scheduler
-    info: dict[str, Any] = client.sync(scheduler.identity, n_workers=-1)
+    if scheduler is None:
+        raise OSError("the connection to the Dask scheduler is closed")
+    info: dict[str, Any] = client.sync(scheduler.identity, n_workers=-1, callback_timeout=ANSWER_SECONDS)
     present: dict[str, dict[str, Any]] = info["workers"]
     return sorted(present, key=lambda address: (present[address]["host"], str(present[address]["name"]), address))
 

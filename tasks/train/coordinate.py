@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ from tasks.train.checkpoint import newest_verified, step_of
 from tasks.train.gang import ANSWER_SECONDS, Gang, ask
 from tasks.train.launch import PROBE_FILE, Seat
 from tasks.train.recovery import Recovery
-from tasks.train.seats import find_seats
+from tasks.train.seats import can_grow, find_seats
 from tasks.train.supervise import RankOutcome, free_port, interface_of, progress_topic
 
 if TYPE_CHECKING:
@@ -110,17 +110,13 @@ def _group(job: TrainJob, address: str, on_progress: Progress | None, tell: Told
     while True:
         try:
             with ExitStack() as stack:
-                client = recovery.patiently(partial(_entered, stack, address))
+                client, seats = recovery.patiently(partial(attempts.seated, stack, address))
                 stack.enter_context(_progress(client, job.run_id, attempts.note, on_progress))
-                return attempts.next(client), recovery
+                return attempts.next(client, seats), recovery
         except (RankError, LostError) as error:
             recovery.judge(error, attempts.num_ranks, attempts.steps_done)
         except _RegroupError as reason:
             recovery.regroup(str(reason), attempts.num_ranks, attempts.steps_done)
-
-
-def _entered(stack: ExitStack, address: str) -> Client:
-    return stack.enter_context(connect(address))
 
 
 class _RegroupError(Exception):
@@ -138,6 +134,7 @@ class _Attempts:
         self._first = len(list(job.directory.glob("attempt-*")))
         self._number = self._first
         self._next_look = 0.0
+        self._num_steps = 0
         self._steps_per_epoch: int | None = None
         self._more_since: int | None = None
         """Epoch in which more workers were seen than the group has."""
@@ -146,11 +143,19 @@ class _Attempts:
         self.steps_done = 0
         """Of the last attempt, counted from the training's first step."""
 
-    def next(self, client: Client) -> list[RankOutcome]:
-        """Seat a group, have it claim its devices, start it and stay to its end."""
-        job = self._job
+    def seated(self, stack: ExitStack, address: str) -> tuple[Client, list[Seat]]:
+        """A connection, left with `stack`, and the seats found over it."""
         self.num_ranks, self.steps_done, self._more_since = 0, 0, None
-        seats = self._recovery.patiently(lambda: self._find_seats(client))
+        with ExitStack() as connection:
+            client = connection.enter_context(connect(address))
+            fewest = None if self._recovery.waits_for_all() else self._job.config.cluster.min_workers
+            seats = find_seats(client, self._job.config, self._job.plan.accelerator, fewest)
+            stack.push(connection.pop_all())
+        return client, seats
+
+    def next(self, client: Client, seats: list[Seat]) -> list[RankOutcome]:
+        """Have a group claim its devices, start it and stay to its end."""
+        job = self._job
         self.num_ranks = len(seats)
         if self.num_ranks < job.config.execution.world_size:
             self._tell(
@@ -158,13 +163,13 @@ class _Attempts:
             )
         gang = Gang(client, job.run_id, seats, self._tell)
         try:
-            gang.claim()
             resume_from = newest_verified(job.checkpoints) if self._resume else None
+            gang.claim()
             specs = _specs(client, job, seats, self._number, resume_from)
             probe = self._probe()
-            gang.start([spec.model_copy(update={"probe": probe}) for spec in specs])
             self._resume = True  # whatever comes, the next attempt goes on from what this one leaves
             self._number += 1
+            gang.start([spec.model_copy(update={"probe": probe}) for spec in specs])
             self._recovery.begun(step_of(resume_from) if resume_from else 0)
             return gang.watch(lambda: self._regroup_with_more(client))
         finally:
@@ -173,11 +178,8 @@ class _Attempts:
 
     def note(self, facts: dict[str, Any]) -> None:
         """Rank 0's progress."""
+        self._num_steps = facts["num_steps"]
         self._steps_per_epoch = facts["num_steps"] // facts["num_epochs"]
-
-    def _find_seats(self, client: Client) -> list[Seat]:
-        fewest = None if self._recovery.waits_for_all() else self._job.config.cluster.min_workers
-        return find_seats(client, self._job.config, self._job.plan.accelerator, fewest)
 
     def _regroup_with_more(self, client: Client) -> None:
         """End a group that is smaller than asked for, once more workers are there and an epoch has ended since.
@@ -189,11 +191,13 @@ class _Attempts:
         if is_whole or self._steps_per_epoch is None or time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + LOOK_SECONDS
-        newest = newest_verified(self._job.checkpoints)
-        epoch = step_of(newest) // self._steps_per_epoch if newest else 0
+        step = max((step_of(path) for path in self._job.checkpoints.glob("step-*.ckpt")), default=0)
+        if step >= self._num_steps:
+            return
+        epoch = step // self._steps_per_epoch
         if self._more_since is not None and epoch > self._more_since:
             raise _RegroupError("more workers are there")
-        if self._more_since is None and len(self._find_seats(client)) > self.num_ranks:
+        if self._more_since is None and can_grow(client, self._job.config, self._job.plan.accelerator, self.num_ranks):
             self._more_since = epoch
 
     def _probe(self) -> ProbeResult | None:
@@ -257,7 +261,8 @@ def _progress(client: Client, run_id: str, *listeners: Progress | None) -> Itera
     try:
         yield
     finally:
-        client.unsubscribe_topic(topic)
+        with suppress(Exception):  # of a scheduler that is gone; what ended the body is the error to tell
+            client.unsubscribe_topic(topic)
 
 
 def _merge(outcomes: list[RankOutcome], recovery: Recovery) -> TrainResult:

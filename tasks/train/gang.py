@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.25
 ASK_SECONDS = 1.0
-ANSWER_SECONDS = 5.0
+ANSWER_SECONDS = 3.0
 """A worker whose event loop takes longer to answer is asked again."""
 SILENT_SECONDS = 12.0
 """A rank or worker without a sign of life for so long is lost. A beat comes every second."""
@@ -35,7 +35,18 @@ ECHO_SECONDS = 5.0
 """The same where there are only echoes: a worker's end is noticed later than its peers' broken connections."""
 ABORT_SECONDS = 15.0
 # Errors of ranks that only saw another one go; the root cause is the earliest error that is none of these.
-ECHOES = ("connection closed", "connection reset", "connectfullmesh", "aborted", "broken pipe", "timed out", "timeout")
+ECHOES = (
+    "connection closed",
+    "connection reset",
+    "connection refused",
+    "connectfullmesh",
+    "aborted",
+    "broken pipe",
+    "remote process exited",
+    "socket closed",
+    "timed out",
+    "timeout",
+)
 
 Told = Callable[[str], None]
 
@@ -87,6 +98,7 @@ class Gang:
         self._next_look = 0.0
         self._told_waiting = ""
         self._is_started = False
+        self._outcomes: dict[int, RankOutcome] = {}
         self.steps_done = 0
         """Largest number of steps that a rank has told."""
 
@@ -98,19 +110,25 @@ class Gang:
         """
         for seat in sorted(self._seats, key=lambda seat: (seat.host, seat.device)):
             claim = Claim(key=self._keys[seat.rank], run_id=self._run_id, rank=seat.rank, device=seat.device)
-            self._futures[seat.rank] = self._client.submit(
+            self._futures[seat.rank] = self._submit(claim, seat.worker)
+            self._heard[seat.rank] = time.monotonic()
+            while self._reports()[seat.rank].state != "held":
+                self._check_futures()
+                time.sleep(POLL_SECONDS / 5)
+
+    def _submit(self, claim: Claim, worker: str) -> Future[RankOutcome]:
+        try:
+            return self._client.submit(
                 supervise,
                 claim.model_dump_json(),
-                workers=[seat.worker],
+                workers=[worker],
                 allow_other_workers=False,
                 pure=False,
                 retries=0,
                 key=claim.key,
             )
-            self._heard[seat.rank] = time.monotonic()
-            while self._reports()[seat.rank].state != "held":
-                self._check_futures()
-                time.sleep(POLL_SECONDS / 5)
+        except Exception as error:
+            raise LostError(f"the connection to the Dask scheduler is closed: {_said(error)}") from error
 
     def start(self, specs: Sequence[RankSpec]) -> None:
         """Have every rank begin.
@@ -119,6 +137,7 @@ class Gang:
             LostError: a worker has gone.
         """
         self._is_started = True
+        self._heard = [time.monotonic()] * len(self._seats)
         requests = [
             (seat.worker, order, (self._keys[seat.rank], spec.model_dump_json()))
             for seat, spec in zip(self._seats, specs, strict=True)
@@ -153,9 +172,12 @@ class Gang:
     def end(self) -> None:
         """Cancel what still runs, and wait until no rank of the run is left on any host that answers."""
         futures = list(self._futures.values())
-        if all(future.status == "finished" for future in futures):
+        if len(self._outcomes) == len(self._seats):
             return
-        self._client.cancel(futures, force=True)
+        try:
+            self._client.cancel(futures, force=True)
+        except Exception:  # noqa: BLE001  the scheduler is gone, and supervisors notice; what ended the gang is the error
+            return
         deadline = time.monotonic() + ABORT_SECONDS
         hosts = {seat.host: seat.worker for seat in self._seats}
         while hosts and time.monotonic() < deadline:
@@ -174,15 +196,17 @@ class Gang:
         """
         self._check_workers()
         made = [seat for seat in self._seats if seat.rank in self._futures and not self._futures[seat.rank].done()]
+        hopeful = ("running",) if self._is_started else ("queued", "waiting", "held", "running")
         answers = ask(self._client, [(seat.worker, report, (self._keys[seat.rank],)) for seat in made], ANSWER_SECONDS)
         found = {seat.rank: Report(state="queued") for seat in self._seats}
         for seat, answer in zip(made, answers, strict=True):
             if isinstance(answer, Report):
-                self._heard[seat.rank] = time.monotonic()
                 found[seat.rank] = answer
                 self._tell_waiting(seat, answer)
+            if isinstance(answer, Report) and answer.state in hopeful:
+                self._heard[seat.rank] = time.monotonic()
             elif time.monotonic() - self._heard[seat.rank] > SILENT_SECONDS:
-                raise LostError(f"{_place(seat)} has not answered for {SILENT_SECONDS:.0f} s: {_said(answer)}")
+                raise LostError(f"{_place(seat)} has not answered for {SILENT_SECONDS:.0f} s: {answer!r}")
         return [found[rank] for rank in range(len(self._seats))]
 
     def _tell_waiting(self, seat: Seat, answer: Report) -> None:
@@ -212,7 +236,7 @@ class Gang:
         except Exception as error:
             raise LostError(f"the Dask scheduler is gone: {_said(error)}") from error
         for seat in self._seats:
-            if seat.worker not in present:
+            if seat.worker not in present and seat.rank not in self._outcomes:
                 raise LostError(f"{_place(seat)} is gone; look at the worker's log")
 
     def _root_cause(self) -> RankError:
@@ -231,11 +255,14 @@ class Gang:
             self._next_look = 0.0
             self._check_workers()
             time.sleep(POLL_SECONDS)
-        first = min(own or failed, key=lambda outcome: outcome.failed_at or float("inf"))
+        # One that was killed has told no time: it went before those that noticed.
+        first = min(own or failed, key=lambda outcome: outcome.failed_at or 0.0)
         return RankError(f"rank {first.rank} failed: {first.error}", first.rank, first.traceback, final=first.final)
 
     def _check_futures(self) -> None:
         for rank, future in self._futures.items():
+            if rank in self._outcomes:
+                continue
             if future.status in ("error", "lost", "cancelled"):
                 reason = future.exception(timeout=5) if future.status == "error" else "its worker or scheduler is gone"
                 raise LostError(f"the supervisor of rank {rank} ended as {future.status}: {reason}")
@@ -244,8 +271,13 @@ class Gang:
 
     def _finished(self) -> list[RankOutcome]:
         self._check_futures()
-        found = [future.result() for future in self._futures.values() if future.status == "finished"]
-        return found
+        for rank, future in self._futures.items():
+            if rank not in self._outcomes and future.status == "finished":
+                try:
+                    self._outcomes[rank] = future.result(timeout=2 * ANSWER_SECONDS)
+                except Exception as error:
+                    raise LostError(f"rank {rank} has ended, and its worker went with the result: {error}") from error
+        return list(self._outcomes.values())
 
 
 def _place(seat: Seat) -> str:

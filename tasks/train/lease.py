@@ -49,7 +49,10 @@ class Lease:
 
     def take(self, run_id: str, rank: int) -> bool:
         """Take the device if it is free; whether it is ours now."""
-        file = self._open()
+        try:
+            file = self._open_or_make()
+        except FileExistsError:  # somebody was quicker
+            return False
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -83,7 +86,10 @@ class Lease:
 
     def owner(self) -> Owner | None:
         """Who has the device now; None when it is free."""
-        file = self._open()
+        try:
+            file = self._open()
+        except FileNotFoundError:
+            return None
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -96,7 +102,17 @@ class Lease:
             os.close(file)
 
     def _open(self) -> int:
-        file = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
-        with contextlib.suppress(PermissionError):
-            os.fchmod(file, 0o666)  # whatever the umask: other users' trainings must see it
+        """The file's descriptor.
+
+        Raises:
+            FileNotFoundError: nobody has the device.
+        """
+        # Without O_CREAT: in a directory for all, kernels refuse it for another user's file (fs.protected_regular).
+        return os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+
+    def _open_or_make(self) -> int:
+        with contextlib.suppress(FileNotFoundError):
+            return self._open()
+        file = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666)
+        os.fchmod(file, 0o666)  # whatever the umask: other users' trainings must see it
         return file

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from tasks.errors import InputError
+
+NUM_TRIES = 5
+TRY_SECONDS = 0.05
+"""Whoever only looks whether a run has an owner (`is_owned`) holds the lock for an instant."""
 
 
 def is_owned(directory: Path) -> bool | None:
@@ -27,6 +32,20 @@ def is_owned(directory: Path) -> bool | None:
         os.close(lock)
 
 
+def _take(lock: int, name: str) -> None:
+    for patience in (*[TRY_SECONDS] * NUM_TRIES, None):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if patience is None:
+                raise InputError(
+                    f"run {name} is being trained by another process now; wait for its end or stop it first"
+                ) from error
+            time.sleep(patience)
+        else:
+            return
+
+
 @contextmanager
 def own(directory: Path) -> Iterator[None]:
     """Hold the run of a directory while the body lasts; the kernel lets go of it when this process dies.
@@ -37,12 +56,7 @@ def own(directory: Path) -> Iterator[None]:
     directory.mkdir(parents=True, exist_ok=True)
     lock = os.open(directory / "lock", os.O_CREAT | os.O_RDWR, 0o644)
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InputError(
-                f"run {directory.name} is being trained by another process now; wait for its end or stop it first"
-            ) from error
+        _take(lock, directory.name)
         yield
     finally:
         os.close(lock)

@@ -59,7 +59,11 @@ class Place:
         """Relative speeds of the ranks, in proportion to which they share each batch; None for even shares."""
         # Of the size that the configuration says, also on fewer ranks than it asks for.
         self.batches = BatchPlan(
-            self.train_split.num_samples, self.config.global_batch_size, spec.world_size, self.loads
+            self.train_split.num_samples,
+            self.config.global_batch_size,
+            spec.world_size,
+            self.loads,
+            self.config.execution.world_size,
         )
         self._check_group()
         torch.manual_seed(self.config.seed)

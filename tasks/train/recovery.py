@@ -50,9 +50,13 @@ class Recovery:
         self._max_restarts = max_restarts
         self._tell = tell
         self._ended: _Ended | None = None
+        """What the next start of the ranks makes up for; the first failure since the last start."""
+        self._last_end: float | None = None
         self._restarts: list[Restart] = []
         self._num_fruitless = 0
-        self._first_step = 0
+        newest = newest_verified(checkpoints)
+        self._first_step = step_of(newest) if newest else 0
+        """Up to where there was progress."""
         self._last_message = ""
         self._begun: list[float] = []
 
@@ -78,11 +82,12 @@ class Recovery:
             try:
                 return find()
             except (InputError, OSError, TimeoutError) as error:
-                if self._ended is None:
+                if self._last_end is None:
                     raise
                 if time.monotonic() > deadline:
+                    cause = self._ended.cause if self._ended else "the group was ended"
                     raise LostError(
-                        f"{self._ended.cause}; and within {WAIT_SECONDS:.0f} s the cluster did not come back: {error}",
+                        f"{cause}; and within {WAIT_SECONDS:.0f} s the cluster did not come back: {error}",
                         final=True,
                     ) from error
                 time.sleep(RETRY_SECONDS)
@@ -101,6 +106,7 @@ class Recovery:
             lost_steps=max(0, self._ended.steps_done - first_step),
             seconds=time.monotonic() - self._ended.at,
         )
+        self._ended = None
         self._restarts.append(restart)
         self._tell(f"Going on from step {first_step}; {restart.lost_steps} steps are done again")
 
@@ -119,21 +125,26 @@ class Recovery:
         reached = newest_verified(self._checkpoints)
         step = step_of(reached) if reached else 0
         self._num_fruitless = 0 if step > self._first_step else self._num_fruitless + 1
+        self._first_step = max(self._first_step, step)
         said = str(error)
         again = isinstance(error, RankError) and said == self._last_message and self._num_fruitless > 1
         self._last_message = said
         if error.final or again or self._num_fruitless > self._max_restarts:
             raise error
         rank = error.rank if isinstance(error, RankError) else None
-        self._ended = _Ended(time.monotonic(), said, rank, num_ranks, steps_done)
+        self._end(_Ended(time.monotonic(), said, rank, num_ranks, steps_done))
         self._tell(f"{said}; the group is begun again")
         time.sleep(RETRY_SECONDS)
 
     def regroup(self, cause: str, num_ranks: int, steps_done: int) -> None:
         """The group has been ended on purpose, to be begun again on other workers."""
-        self._ended = _Ended(time.monotonic(), cause, None, num_ranks, steps_done)
+        self._end(_Ended(time.monotonic(), cause, None, num_ranks, steps_done))
         self._tell(f"{cause}; the group is begun again")
 
     def waits_for_all(self) -> bool:
         """Whether lost workers are still given time to come back, before the group goes on without them."""
-        return self._ended is not None and time.monotonic() - self._ended.at < REJOIN_SECONDS
+        return self._last_end is not None and time.monotonic() - self._last_end < REJOIN_SECONDS
+
+    def _end(self, ended: _Ended) -> None:
+        self._last_end = ended.at
+        self._ended = self._ended or ended

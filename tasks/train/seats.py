@@ -14,7 +14,7 @@ from conf.schema import Config
 from conf.site import Site
 from tasks.cluster.address import connect, workers
 from tasks.cluster.hardware import describe
-from tasks.errors import InputError
+from tasks.errors import InputError, PacelineError
 from tasks.fingerprint import code_fingerprint
 from tasks.records import Hardware, Record
 from tasks.train.gang import ANSWER_SECONDS, ask
@@ -51,7 +51,20 @@ def find_seats(client: Client, config: Config, accelerator: str, fewest: int | N
     Raises:
         InputError: there are fewer, or other code runs on one of them.
     """
-    candidates = _candidates(client, accelerator)
+    return _choose(_candidates(client, accelerator), config, fewest)
+
+
+def can_grow(client: Client, config: Config, accelerator: str, num_ranks: int) -> bool:
+    """Whether a group could have more ranks than it has, on workers that nobody uses."""
+    try:
+        candidates = _candidates(client, accelerator)
+        more = len(_choose(candidates, config, num_ranks)) - num_ranks
+    except (PacelineError, OSError, TimeoutError):  # a look must not end what goes well
+        return False
+    return 0 < more <= sum(not candidate.busy for candidate in candidates)
+
+
+def _choose(candidates: list[Candidate], config: Config, fewest: int | None) -> list[Seat]:
     asked, *less = layouts(config.execution.num_nodes, config.execution.num_devices, fewest)
     try:
         return seat_ranks(candidates, *asked)
@@ -108,7 +121,7 @@ def _facts(client: Client) -> dict[str, WorkerFacts]:
         InputError: other code runs on one of them.
     """
     present = workers(client)
-    answers = ask(client, [(worker, worker_facts, ()) for worker in present], 2 * ANSWER_SECONDS)
+    answers = ask(client, [(worker, worker_facts, ()) for worker in present], ANSWER_SECONDS)
     strange = [answer for answer in answers if isinstance(answer, ImportError | AttributeError)]
     if strange:  # it has no such function
         raise InputError(f"a worker runs other code than this process ({strange[0]}); install the same on every host")

@@ -139,6 +139,7 @@ def report(key: str) -> Report:
 
 def order(key: str, spec_json: str) -> None:
     """Have the holder of a claim run a rank; to be run on its worker."""
+    _watches[key].asked = time.monotonic()
     _watches[key].spec_json = spec_json
 
 
@@ -200,6 +201,7 @@ def _start(spec: RankSpec, spec_path: Path, lease: Lease, pulse: PulseReader) ->
         environment["TORCHINDUCTOR_CACHE_DIR"] = str(spec_path.with_name("compile-cache"))
     environment["PACELINE_SPAWNED_AT"] = repr(time.monotonic())  # one clock for all processes of a host
     environment[VARIABLE] = str(pulse.writing)
+    environment["PACELINE_SUPERVISOR"] = str(os.getpid())
     try:
         with (spec_path.parent / "log.txt").open("ab") as log:
             return subprocess.Popen(

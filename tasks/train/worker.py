@@ -337,11 +337,11 @@ class Rank:
 
 def die_with_parent() -> None:
     """Ask the kernel to kill this process when the worker that supervises it dies."""
-    if "PACELINE_SPAWNED_AT" not in os.environ:
+    parent = int(os.environ.get("PACELINE_SUPERVISOR", "0"))
+    if not parent:
         return  # replayed by hand
-    parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent or parent == 1:
+    if os.getppid() != parent:
         os._exit(1)  # it died before the request
 
 

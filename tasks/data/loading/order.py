@@ -118,6 +118,8 @@ class BatchPlan:
     global_batch_size: int
     world_size: int = 1
     loads: tuple[float, ...] | None = None
+    planned_world_size: int | None = None
+    """Of the whole group, where fewer ranks go on in its place: its batches stay."""
 
     def __post_init__(self) -> None:
         """Refuse sizes and loads without a meaning."""
@@ -131,7 +133,8 @@ class BatchPlan:
     def steps_per_epoch(self) -> int:
         """Global batches in an epoch."""
         full, rest = divmod(self.num_samples, self.global_batch_size)
-        stands_alone = rest >= max(self.world_size, self.global_batch_size // 8)
+        ranks = max(self.world_size, self.planned_world_size or 1)
+        stands_alone = rest >= max(ranks, self.global_batch_size // 8)
         return max(1, full + (1 if rest and stands_alone else 0))
 
     @property

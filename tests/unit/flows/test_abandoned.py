@@ -7,7 +7,7 @@ from prefect.logging import disable_run_logger
 
 from conf.load import load
 from conf.site import Site
-from flows import tracked
+from flows import abandoned, tracked
 from flows.abandoned import set_right
 from tasks.track.store import check_store
 
@@ -27,14 +27,16 @@ def test_a_run_whose_process_is_gone_is_killed_by_the_next_command_and_a_living_
     experiment_id = check_store(site.tracking_uri, config.track.experiment, site.artifact_root)
     client = MlflowClient(site.tracking_uri)
     gone, living, elsewhere = [], [], []
+    finish = tracked.tracking.finish
     with disable_run_logger():
+        monkeypatch.setattr(abandoned, "MIN_AGE_SECONDS", 0.0)
         monkeypatch.setattr(tracked.tracking, "finish", lambda *arguments: None)  # as after kill -9
         for runs in (gone, living, elsewhere):
             with tracked.begun(config, site, experiment_id, "study") as study:
                 runs.append(study.run_id)
                 with tracked.nested(study, config, "an arm") as arm:
                     runs.append(arm.run_id)
-        monkeypatch.undo()
+        monkeypatch.setattr(tracked.tracking, "finish", finish)
         for run_id in elsewhere:
             client.set_tag(run_id, "paceline.host", "another-host")
         holder = subprocess.Popen(
