@@ -1,6 +1,6 @@
 """Twenty minutes of what clusters do, at random times, against the program itself: nothing is lost and nothing is left.
 
-PACELINE_CHAOS_MINUTES sets another length, PACELINE_CHAOS_SEED another course. Prints what came of each fault.
+CHAOS_MINUTES sets another length, CHAOS_SEED another course. Prints what came of each fault.
 """
 
 import json
@@ -22,8 +22,8 @@ from tasks.train.lease import Lease
 from tests.integration.conftest import SMALL
 from tests.scratch_cluster import ScratchCluster
 
-MINUTES = float(os.environ.get("PACELINE_CHAOS_MINUTES", "20"))
-SEED = int(os.environ.get("PACELINE_CHAOS_SEED", "1"))
+MINUTES = float(os.environ.get("CHAOS_MINUTES", "20"))
+SEED = int(os.environ.get("CHAOS_SEED", "1"))
 RUN = [*SMALL, "recipe.num_epochs=25", "execution.num_devices=2", "execution.num_threads=1"]
 RUN += ["execution.checkpoint_steps=10", "track.experiment=chaos", "cluster.kind=address"]
 NUM_STEPS = 25 * 21
