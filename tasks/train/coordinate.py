@@ -29,7 +29,7 @@ from tasks.records import (
     TrainResult,
 )
 from tasks.train.checkpoint import newest_verified, step_of
-from tasks.train.gang import ANSWER_SECONDS, Gang, ask
+from tasks.train.gang import ANSWER_SECONDS, Gang, Told, ask
 from tasks.train.launch import PROBE_FILE, Seat
 from tasks.train.recovery import Recovery
 from tasks.train.seats import can_grow, find_seats
@@ -42,7 +42,6 @@ LOOK_SECONDS = 3.0
 """Between looks for more workers, while a group is smaller than asked for."""
 
 Progress = Callable[[dict[str, Any]], None]
-Told = Callable[[str], None]
 
 
 class TrainJob(Record):

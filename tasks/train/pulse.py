@@ -45,10 +45,6 @@ class PulseReader:
         """On the monotonic clock; None before the first."""
         self.step: int | None = None
 
-    def fileno(self) -> int:
-        """Descriptor to wait on."""
-        return self._reading
-
     def read(self) -> None:
         """Take in what has come."""
         with contextlib.suppress(BlockingIOError):

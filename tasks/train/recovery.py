@@ -15,6 +15,7 @@ from typing import TypeVar
 from tasks.errors import InputError, LostError, RankError
 from tasks.records import Restart
 from tasks.train.checkpoint import newest_verified, step_of
+from tasks.train.gang import Told
 
 REJOIN_SECONDS = 10.0
 """For a lost worker to come back before the group goes on with fewer, where it may."""
@@ -45,7 +46,7 @@ class Recovery:
         tell: takes a sentence for people.
     """
 
-    def __init__(self, checkpoints: Path, max_restarts: int, tell: Callable[[str], None]) -> None:
+    def __init__(self, checkpoints: Path, max_restarts: int, tell: Told) -> None:
         self._checkpoints = checkpoints
         self._max_restarts = max_restarts
         self._tell = tell

@@ -41,8 +41,9 @@ def inspect(config: Config, address: str) -> Hardware:
         InputError: no scheduler answers, the cluster cannot seat the group, or other code runs there.
     """
     with connect(address) as client:
-        first = find_seats(client, config, "cpu", config.cluster.min_workers)[0].worker
-        return _facts(client)[first].hardware
+        facts = _facts(client)
+        seats = _choose(_candidates(client, facts, "cpu"), config, config.cluster.min_workers)
+        return facts[seats[0].worker].hardware
 
 
 def find_seats(client: Client, config: Config, accelerator: str, fewest: int | None) -> list[Seat]:
@@ -51,13 +52,13 @@ def find_seats(client: Client, config: Config, accelerator: str, fewest: int | N
     Raises:
         InputError: there are fewer, or other code runs on one of them.
     """
-    return _choose(_candidates(client, accelerator), config, fewest)
+    return _choose(_candidates(client, _facts(client), accelerator), config, fewest)
 
 
 def can_grow(client: Client, config: Config, accelerator: str, num_ranks: int) -> bool:
     """Whether a group could have more ranks than it has, on workers that nobody uses."""
     try:
-        candidates = _candidates(client, accelerator)
+        candidates = _candidates(client, _facts(client), accelerator)
         more = len(_choose(candidates, config, num_ranks)) - num_ranks
     except (PacelineError, OSError, TimeoutError):  # a look must not end what goes well
         return False
@@ -75,13 +76,8 @@ def _choose(candidates: list[Candidate], config: Config, fewest: int | None) -> 
         raise
 
 
-def _candidates(client: Client, accelerator: str) -> list[Candidate]:
-    """All workers that have a device.
-
-    Raises:
-        InputError: other code runs on one of them.
-    """
-    facts = _facts(client)
+def _candidates(client: Client, facts: dict[str, WorkerFacts], accelerator: str) -> list[Candidate]:
+    """All workers that have a device."""
     by_host: dict[str, list[str]] = {}
     for worker in facts:
         by_host.setdefault(urlparse(worker).hostname or worker, []).append(worker)
