@@ -13,6 +13,9 @@ def write_durably(path: Path, content: bytes | memoryview) -> None:
     """Write a file under a temporary name, push it to the disk, then give it its name.
 
     A retried task may overlap with its first try on another worker, so the temporary name is this call's own.
+
+    Raises:
+        OSError: The disk is full or cannot be written; names the file.
     """
     temporary = path.with_name(f"{path.name}.{uuid4().hex}{TEMPORARY_SUFFIX}")
     try:
@@ -21,6 +24,8 @@ def write_durably(path: Path, content: bytes | memoryview) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)
         raise

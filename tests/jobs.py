@@ -7,8 +7,11 @@ from pathlib import Path
 from distributed import Client
 
 from conf.load import load
+from conf.schema import Cluster
 from conf.site import Site
 from tasks.cluster import hardware
+from tasks.cluster.demand import Demand
+from tasks.cluster.open import open_cluster
 from tasks.data import graph, source
 from tasks.records import Arm
 from tasks.track import run as tracking
@@ -57,6 +60,13 @@ def set_environment(changes):
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+
+
+@contextmanager
+def two_workers():
+    """The product's own cluster on this host, with two single-threaded workers; its scheduler's address."""
+    with open_cluster(Cluster(num_workers=2), Demand(num_hosts=1, workers_per_host=2, gpus=False)) as address:
+        yield address
 
 
 @contextmanager

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from conf.schema import Cluster
 from conf.site import Site
 from tasks.cluster.demand import Demand
+from tasks.cluster.lean import LEAN
 from tasks.cluster.local import open_local, open_local_cuda
 from tasks.cluster.slurm import open_slurm
 from tasks.cluster.ssh import open_ssh
 from tasks.cluster.tls import certificates
 
 
-def open_cluster(settings: Cluster, demand: Demand, site: Site | None = None) -> AbstractContextManager[str]:
+@contextmanager
+def open_cluster(settings: Cluster, demand: Demand, site: Site | None = None) -> Iterator[str]:
     """Yield the address of a scheduler with the workers that are demanded; end what was started afterwards.
 
     Args:
@@ -27,8 +30,15 @@ def open_cluster(settings: Cluster, demand: Demand, site: Site | None = None) ->
         RunError: the workers did not come.
     """
     if settings.address is not None:
-        return nullcontext(settings.address)  # it belongs to somebody else: joined, never ended
-    site = site or Site()
+        yield settings.address  # it belongs to somebody else: joined, never ended
+        return
+    import dask
+
+    with dask.config.set(LEAN), _opened(settings, demand, site or Site()) as address:
+        yield address
+
+
+def _opened(settings: Cluster, demand: Demand, site: Site) -> AbstractContextManager[str]:
     found = certificates(settings, site)
     match settings.kind:
         case "ssh":

@@ -18,6 +18,7 @@ from typing import Any
 from conf.schema import Cluster
 from tasks.cluster.address import wait_for_workers
 from tasks.cluster.demand import Demand
+from tasks.cluster.lean import exports
 from tasks.cluster.local import QUIET_HTTP
 from tasks.cluster.tls import Certificates
 from tasks.errors import InputError, RunError
@@ -44,6 +45,7 @@ def slurm_arguments(settings: Cluster, demand: Demand, certificates: Certificate
         "job_mem": settings.memory_per_host,
         "job_name": "paceline",
         "job_extra_directives": _directives(settings, demand, logs),
+        "job_script_prologue": exports(),
         "python": sys.executable,
         # dask-cuda starts one worker per GPU that Slurm grants; plain workers are told their number.
         "worker_command": "dask cuda worker" if demand.gpus else "distributed.cli.dask_worker",

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import errno
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from uuid import uuid4
@@ -17,11 +19,12 @@ from uuid import uuid4
 from distributed import Client, Future, as_completed
 
 from conf.schema import Data
-from tasks.cluster.address import connect
+from tasks.cluster.address import connect, workers
 from tasks.data import manifest, store
 from tasks.data.key import preparation_key
 from tasks.data.listing import SPLITS, SampleListing
 from tasks.data.shard import Chunk, Rejected, ShardRecord, write_shard
+from tasks.data.split import first_reader
 from tasks.errors import InputError, PacelineError, RunError
 from tasks.records import PreparedSet
 
@@ -166,14 +169,15 @@ def _completed(client: Client, chunks: Sequence[Chunk]) -> Generator[ShardRecord
     """Records as they come, with a bounded number of tasks at the scheduler: a million names are 100 MB."""
     waiting = iter(chunks)
     window = 8 * max(1, sum(client.nthreads().values()))
-    futures: set[Future[ShardRecord]] = {_submit(client, chunk) for chunk in islice(waiting, window)}
+    submit = partial(_submit, client, workers(client), Counter(chunk.split for chunk in chunks))
+    futures: set[Future[ShardRecord]] = {submit(chunk) for chunk in islice(waiting, window)}
     completed = as_completed(futures, loop=client.loop)
     try:
         for future in completed:
             futures.discard(future)
             yield future.result()
             for chunk in islice(waiting, 1):
-                following = _submit(client, chunk)
+                following = submit(chunk)
                 futures.add(following)
                 completed.add(following)
     finally:
@@ -181,9 +185,13 @@ def _completed(client: Client, chunks: Sequence[Chunk]) -> Generator[ShardRecord
             client.cancel(list(futures))
 
 
-def _submit(client: Client, chunk: Chunk) -> Future[ShardRecord]:
+def _submit(client: Client, present: list[str], counts: Counter[str], chunk: Chunk) -> Future[ShardRecord]:
+    """Have a chunk done by the worker whose rank will read its shard, if that one is free; by any other else."""
     key = f"prepare-{chunk.split}-{chunk.number}-{uuid4().hex}"
-    return client.submit(write_shard, chunk, key=key, pure=False, retries=RETRIES)
+    reader = present[first_reader(chunk.split, chunk.number, counts[chunk.split], len(present))]
+    return client.submit(
+        write_shard, chunk, key=key, pure=False, retries=RETRIES, workers=[reader], allow_other_workers=True
+    )
 
 
 def _read_rejected(path: Path) -> list[Rejected]:

@@ -52,6 +52,10 @@ class Split:
         view: npt.NDArray[np.uint8] = self._arrays[shard][index - self._starts[shard]]
         return view
 
+    def shards_of(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The numbers (n,) of the shards that hold samples (n,)."""
+        return np.searchsorted(self._starts, indices, side="right") - 1
+
     def gather(self, indices: npt.NDArray[np.int64], out: npt.NDArray[np.uint8] | None = None) -> npt.NDArray[np.uint8]:
         """Copy samples (n, H, W, C) in the order asked for.
 
@@ -70,11 +74,23 @@ class Split:
             raise IndexError(f"indices from {indices.min()} to {indices.max()} in a split of {self.num_samples}")
         if len(self._arrays) == 1:
             return np.take(self._arrays[0], indices, axis=0, out=out, mode="clip")
-        shard_of = np.searchsorted(self._starts, indices, side="right") - 1
+        shard_of = self.shards_of(indices)
         for shard in np.unique(shard_of):
             (positions,) = np.nonzero(shard_of == shard)
             out[positions] = self._arrays[shard][indices[positions] - self._starts[shard]]
         return out
+
+
+def owner(shards_N: npt.NDArray[np.int64], world_size: int) -> npt.NDArray[np.int64]:
+    """The ranks (N,) that read training shards (N,) before others do; no function of hosts, so that results are not."""
+    return shards_N % world_size
+
+
+def first_reader(split: SplitName, shard: int, num_shards: int, world_size: int) -> int:
+    """The rank that reads a shard of any split before others do; what is not trained on is shared in ranges."""
+    if split == "train":
+        return int(owner(np.array(shard), world_size))
+    return shard * world_size // num_shards
 
 
 def open_split(prepared: PreparedSet, split: SplitName) -> Split:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 
 from mlflow.entities import Metric
@@ -54,7 +54,7 @@ class MetricsWriter:
         self._thread.join(CLOSE_SECONDS)
         self._stop.set()
         if self._thread.is_alive():
-            print(f"{self._queue.qsize()} metrics could not be delivered to MLflow", file=sys.stderr)  # noqa: T201
+            _say(f"{self._queue.qsize()} metrics could not be delivered to MLflow")
 
     def _deliver(self) -> None:
         closing = False
@@ -77,7 +77,7 @@ class MetricsWriter:
             if fresh:
                 self._client.log_batch(self._run_id, metrics=fresh, synchronous=True)
         except Exception as error:  # noqa: BLE001  whatever it is, this thread must live to try again
-            print(f"MLflow is away, metrics are kept: {error}", file=sys.stderr)  # noqa: T201
+            _say(f"MLflow is away, metrics are kept: {error}")
             return False
         return True
 
@@ -88,6 +88,11 @@ class MetricsWriter:
             history = self._client.get_metric_history(self._run_id, key)
             self._last_steps[key] = max((metric.step for metric in history), default=-1)
         return self._last_steps[key]
+
+
+def _say(sentence: str) -> None:
+    with suppress(OSError):  # the log's disk may be full
+        print(sentence, file=sys.stderr)  # noqa: T201
 
 
 @contextmanager

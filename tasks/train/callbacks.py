@@ -10,6 +10,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +193,8 @@ class ProgressCallback(Callback):
             "validation_accuracy": accuracy,
             **metrics,
         }
-        write_atomically(self._progress_path, json.dumps(facts))
+        with suppress(OSError):  # what people watch is not worth a training
+            write_atomically(self._progress_path, json.dumps(facts))
 
 
 class ValidationCallback(Callback):

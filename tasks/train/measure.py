@@ -115,7 +115,7 @@ class Bench:
             arm: over all ranks.
         """
         place = self._place
-        first, last = place.cut(arm.num_devices, arm.batch_size, arm.loads).local(0, place.spec.rank)
+        size = place.cut(arm.num_devices, arm.batch_size, arm.loads).sizes(0)[place.spec.rank]
         with ExitStack() as stack:
             steps = self._runner(stack, arm.model_copy(update={"variant": "no_sync"}), None).run
             steps(NUM_WARM_UP)
@@ -124,7 +124,7 @@ class Bench:
             started = time.perf_counter()
             while time.perf_counter() - started < LOAD_SECONDS or len(times) < MIN_LOAD_STEPS:
                 times += steps(1)
-        return (last - first) / statistics.median(times)
+        return size / statistics.median(times)
 
     def _watch(self) -> Watch:
         place = self._place

@@ -181,18 +181,19 @@ def _run(spec_json: str, lease: Lease, watch: _Watch) -> RankOutcome:
     spec_path = directory / "spec.json"
     spec_path.write_text(spec_json, encoding="utf-8")
     started = time.monotonic()
-    watch.pulse = PulseReader()
+    pulse = watch.pulse = PulseReader()
     try:
-        process = _start(spec, spec_path, lease, watch.pulse)
+        process = _start(spec, spec_path, lease, pulse)
         watch.pid, watch.started = process.pid, started
         try:
             _stay_with(process, spec, lease, watch)
         finally:
             end_group(process)
+        pulse.read()
     finally:
-        watch.started, pulse, watch.pulse = None, watch.pulse, None
+        watch.started = watch.pulse = None
         pulse.close()
-    return _outcome(spec, process.returncode, time.monotonic() - started)
+    return _outcome(spec, process.returncode, pulse.last_words or {}, time.monotonic() - started)
 
 
 def _start(spec: RankSpec, spec_path: Path, lease: Lease, pulse: PulseReader) -> subprocess.Popen[bytes]:
@@ -288,10 +289,9 @@ def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> N
         os.killpg(process.pid, number)
 
 
-def _outcome(spec: RankSpec, returncode: int, wall_seconds: float) -> RankOutcome:
+def _outcome(spec: RankSpec, returncode: int, error: dict[str, Any], wall_seconds: float) -> RankOutcome:
     directory = Path(spec.directory)
     result = _read_json(directory / "result.json") if returncode == 0 else None
-    error = _read_json(directory / "error.json") or {}
     log = (directory / "log.txt").read_text(encoding="utf-8", errors="replace")
     message = error.get("message")
     if result is None and message is None:

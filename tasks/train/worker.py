@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import ctypes
 import faulthandler
-import json
 import logging
 import os
 import resource
@@ -20,7 +19,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -364,6 +363,7 @@ def main(spec_path: str) -> int:
     warnings.filterwarnings("ignore", module="lightning")  # advice on DataLoader workers that we do not use
     try:
         result = _work(spec, stopwatch, pulse)
+        write_atomically(directory / "result.json", result.model_dump_json())
     except BaseException as error:  # noqa: BLE001  whatever ends a rank is reported, with its traceback
         facts = {
             "rank": spec.rank,
@@ -372,17 +372,15 @@ def main(spec_path: str) -> int:
             "time": time.time(),
             "final": isinstance(error, PacelineError),
         }
-        write_atomically(directory / "error.json", json.dumps(facts))
-        traceback.print_exc()
+        pulse.last_words(facts)
+        with suppress(OSError):  # the log's disk may be what is full
+            traceback.print_exc()
         return 1
-    write_atomically(directory / "result.json", result.model_dump_json())
     return 0
 
 
 if __name__ == "__main__":
     status = main(sys.argv[1])
-    sys.stdout.flush()
-    sys.stderr.flush()
     # Leave at once: the interpreter's own exit takes half a second with torch loaded, and after an error
     # a group's destructor may wait for peers that are gone.
     os._exit(status)

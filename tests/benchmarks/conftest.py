@@ -1,20 +1,13 @@
 import pytest
-from distributed import LocalCluster
 
-from tests.jobs import new_job
+from tests.jobs import new_job, two_workers
 
 
 @pytest.fixture(scope="session")
 def cluster_address():
-    """Two single-threaded workers on this host."""
-    with LocalCluster(
-        n_workers=2,
-        threads_per_worker=1,
-        processes=True,
-        host="127.0.0.1",
-        dashboard_address="127.0.0.1:0",  # None still claims port 8787 for the scheduler's HTTP server
-    ) as cluster:
-        yield cluster.scheduler_address
+    """Two workers on this host."""
+    with two_workers() as address:
+        yield address
 
 
 @pytest.fixture(scope="session")

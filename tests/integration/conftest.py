@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs import new_job
+from tests.jobs import new_job, two_workers
+from tests.mlflow_server import MlflowServer
 
 SMALL = [
     "data.image_size=16",
@@ -25,17 +26,9 @@ SMALL = [
 
 @pytest.fixture(scope="session")
 def cluster_address():
-    """A Dask cluster of two single-threaded workers, joined by address."""
-    from distributed import LocalCluster
-
-    with LocalCluster(
-        n_workers=2,
-        threads_per_worker=1,
-        processes=True,
-        host="127.0.0.1",
-        dashboard_address="127.0.0.1:0",  # None still claims port 8787 for the scheduler's HTTP server
-    ) as cluster:
-        yield cluster.scheduler_address
+    """A cluster of two workers, joined by address."""
+    with two_workers() as address:
+        yield address
 
 
 @pytest.fixture(scope="session")
@@ -81,6 +74,15 @@ def _wait_until_healthy(url, server):
         except OSError:
             time.sleep(0.3)
     raise TimeoutError("no Prefect server within 120 s")
+
+
+@pytest.fixture(scope="session")
+def mlflow_server(tmp_path_factory):
+    """A real MLflow server, running."""
+    server = MlflowServer(tmp_path_factory.mktemp("mlflow"))
+    server.start()
+    yield server
+    server.stop()
 
 
 @pytest.fixture(scope="session")

@@ -2,16 +2,18 @@
 
 import os
 import signal
+import subprocess
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 import torch
 from mlflow.tracking import MlflowClient
 
-from tasks.errors import RankError
+from tasks.errors import PacelineError, RankError
+from tasks.train.checkpoint import newest_verified, step_of
 from tasks.train.coordinate import train_group
 from tasks.train.supervise import running_ranks
 
@@ -112,4 +114,56 @@ def test_a_rank_that_always_fails_is_given_up(make_job, cluster_address):
         train_group(job, cluster_address)
     assert "close_window" in error.value.rank_traceback
     assert len(list(job.directory.glob("attempt-*"))) == 1, "what it said on purpose it would say again"
+    assert running_ranks(job.run_id) == []
+
+
+@contextmanager
+def small_disk(directory):
+    """A disk of 8 MB, as it is on a worker that others have filled; skips where nothing may be mounted."""
+    directory.mkdir(parents=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", directory], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"a small disk cannot be mounted: {mounted.stderr.strip()}; run as root")
+    try:
+        yield directory / "filler"
+    finally:
+        subprocess.run(["umount", "--lazy", directory], check=True)
+
+
+def fill(path):
+    """To the last byte."""
+    with suppress(OSError), path.open("wb", buffering=0) as stream:
+        while True:
+            stream.write(bytes(4096))
+
+
+def test_a_full_disk_costs_a_restart_once_there_is_room(whole, make_job, cluster_address):
+    job = make_job(*LONG)
+    with small_disk(job.directory) as filler:
+
+        def tell(sentence):
+            if "No space left on device" in sentence:
+                filler.unlink(missing_ok=True)
+
+        with happening(job, lambda job: fill(filler)):
+            result = train_group(job, cluster_address, tell=tell)
+        restart = check_nothing_is_lost(job, result, whole)
+    assert "OSError: [Errno 28] No space left on device: '" in restart.cause
+    assert f"{job.checkpoints}/step-" in restart.cause
+
+
+def test_a_disk_that_stays_full_ends_the_run_and_leaves_a_whole_checkpoint(make_job, cluster_address):
+    job = make_job(*LONG)
+    with small_disk(job.directory) as filler:
+        with (
+            happening(job, lambda job: fill(filler)),
+            pytest.raises(PacelineError, match="No space left on device: '"),
+        ):
+            train_group(job, cluster_address)
+        filler.unlink()
+        assert newest_verified(job.checkpoints) is not None
+        assert step_of(newest_verified(job.checkpoints)) >= FAR - 20
+        assert list(job.checkpoints.glob("*.tmp")) == []
     assert running_ranks(job.run_id) == []

@@ -1,13 +1,8 @@
 """Studies, advice and comparisons as a user runs them: real Prefect server, MLflow server, Dask cluster and ranks."""
 
 import json
-import os
 import signal
-import socket
-import subprocess
-import sys
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,46 +25,11 @@ AXIS = ["--axis", "execution.precision=32-true,bf16-mixed"]
 
 
 @pytest.fixture(scope="module")
-def mlflow_url(tmp_path_factory):
-    """A real MLflow server on a free port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    home = tmp_path_factory.mktemp("mlflow")
-    log = (home / "server.log").open("wb")
-    server = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"),
-            *("--backend-store-uri", f"sqlite:///{home}/mlflow.db", "--artifacts-destination", str(home / "artifacts")),
-        ],
-        stdout=log,
-        stderr=log,
-        start_new_session=True,
-    )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        deadline = time.monotonic() + 120
-        while True:
-            assert server.poll() is None, "the MLflow server ended"
-            assert time.monotonic() < deadline, "no MLflow server within 120 s"
-            try:
-                urllib.request.urlopen(f"{url}/health", timeout=2).close()
-                break
-            except OSError:
-                time.sleep(0.3)
-        yield url
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        server.wait(30)
-        log.close()
-
-
-@pytest.fixture(scope="module")
-def run(paceline, mlflow_url):
+def run(paceline, mlflow_server):
     """Runs a command to its end; returns its JSON and what it told."""
 
     def to_the_end(*arguments, status=0):
-        process = paceline(*arguments, "--json", MLFLOW_TRACKING_URI=mlflow_url)
+        process = paceline(*arguments, "--json", MLFLOW_TRACKING_URI=mlflow_server.url)
         stdout, stderr = process.communicate(timeout=280)
         assert process.returncode == status, stderr
         return (json.loads(stdout.splitlines()[-1]) if stdout else None), stderr
@@ -87,10 +47,10 @@ class Studied(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def studied(paceline, run, mlflow_url):
+def studied(paceline, run, mlflow_server):
     arguments = ["study", "digits", *TINY, *AXIS, "--axis", "recipe.learning_rate=0.1,1e30", "--repeats", "1"]
-    process = paceline(*arguments, "track.experiment=studied", MLFLOW_TRACKING_URI=mlflow_url)
-    client = MlflowClient(mlflow_url)
+    process = paceline(*arguments, "track.experiment=studied", MLFLOW_TRACKING_URI=mlflow_server.url)
+    client = MlflowClient(mlflow_server.url)
     run_id = wait_for_first_arm(client, process, "studied")
     process.send_signal(signal.SIGTERM)
     _, told = process.communicate(timeout=120)
@@ -123,7 +83,7 @@ def artifact(client, run_id, name, folder):
     return Path(client.download_artifacts(run_id, name, str(folder))).read_text()
 
 
-def test_a_study_reports_a_crashed_arm_and_goes_on(studied, mlflow_url, tmp_path):
+def test_a_study_reports_a_crashed_arm_and_goes_on(studied, mlflow_server, tmp_path):
     summary, told = studied.summary, studied.told
     arms = {arm["name"]: arm for arm in summary["arms"]}
     assert len(arms) == 4
@@ -139,7 +99,7 @@ def test_a_study_reports_a_crashed_arm_and_goes_on(studied, mlflow_url, tmp_path
     assert faster["low"] is None, "one repeat has no interval"
     assert "Failed, and left out" in told
 
-    client = MlflowClient(mlflow_url)
+    client = MlflowClient(mlflow_server.url)
     parent = client.get_run(summary["run_id"])
     assert parent.info.status == "FINISHED"
     assert parent.data.metrics["study/num_failed"] == 2
@@ -158,13 +118,13 @@ def test_a_study_reports_a_crashed_arm_and_goes_on(studied, mlflow_url, tmp_path
     assert parts == pytest.approx(difference["difference"])
 
 
-def test_an_interrupted_study_goes_on_where_it_was(studied, mlflow_url):
+def test_an_interrupted_study_goes_on_where_it_was(studied, mlflow_server):
     assert studied.parent.info.status == "KILLED"
     before = {run.info.run_id for run in studied.interrupted if run.info.status == "FINISHED"}
     assert before
 
     assert studied.summary["run_id"] == studied.parent.info.run_id
-    client = MlflowClient(mlflow_url)
+    client = MlflowClient(mlflow_server.url)
     assert client.get_run(studied.summary["run_id"]).info.status == "FINISHED"
     after = {run_id for arm in studied.summary["arms"] for run_id in arm["run_ids"]}
     assert before <= after, "what was trained is not trained again"
@@ -195,7 +155,7 @@ def test_an_advice_predicts_and_ranks(predicted):
     assert "faster input" in settings
 
 
-def test_a_prediction_is_held_against_the_first_run_that_tries_it(predicted, mlflow_url, tmp_path):
+def test_a_prediction_is_held_against_the_first_run_that_tries_it(predicted, mlflow_server, tmp_path):
     advice, measured, told = predicted
     if measured["speedup"]["cause"] == "contaminated machine":
         assert measured["prediction"] is None, "a disturbed measurement says nothing of a prediction"
@@ -203,7 +163,7 @@ def test_a_prediction_is_held_against_the_first_run_that_tries_it(predicted, mlf
     assert measured["prediction"]["prediction_run_id"] == advice["run_id"]
     assert measured["prediction"]["measured"] == pytest.approx(2 * measured["speedup"]["efficiency"])
     assert "was predicted" in told
-    client = MlflowClient(mlflow_url)
+    client = MlflowClient(mlflow_server.url)
     metrics = client.get_run(measured["run_id"]).data.metrics
     assert metrics["prediction/error"] == pytest.approx(
         advice["predictions"][0]["ratio"] / measured["prediction"]["measured"] - 1
@@ -211,7 +171,7 @@ def test_a_prediction_is_held_against_the_first_run_that_tries_it(predicted, mlf
     assert "Predicted before" in artifact(client, measured["run_id"], "report.html", tmp_path)
 
 
-def test_runs_are_compared_where_they_did_the_same_work(run, studied, predicted, mlflow_url, tmp_path):
+def test_runs_are_compared_where_they_did_the_same_work(run, studied, predicted, mlflow_server, tmp_path):
     summary = studied.summary
     advice, measured, _ = predicted
     whole = [arm for arm in summary["arms"] if arm["num_failed"] == 0]
@@ -224,7 +184,7 @@ def test_runs_are_compared_where_they_did_the_same_work(run, studied, predicted,
     assert row["match"]["scaling"] == "strong"
     if not any(one["why_no_ratio"].endswith("other work") for one in comparison["runs"]):
         assert row["ratio"] > 0
-    assert comparison["view"].startswith(mlflow_url)
+    assert comparison["view"].startswith(mlflow_server.url)
     assert "execution.num_devices" in page.read_text()
     newest, _ = run("compare", "--experiment", "studied", "--last", "2")
     assert len({row["run_id"] for row in newest["runs"]}) == 2
@@ -245,11 +205,11 @@ def test_a_named_link_needs_one_device_alone_and_claims_less(run):
     assert found["high"] / found["low"] > 1.15
 
 
-def test_the_views_columns_exist_in_the_store(run, predicted, mlflow_url):
+def test_the_views_columns_exist_in_the_store(run, predicted, mlflow_server):
     from flows.compare import COLUMNS
 
     advice, measured, _ = predicted
-    client = MlflowClient(mlflow_url)
+    client = MlflowClient(mlflow_server.url)
     data = client.get_run(measured["run_id"]).data
     known = {"metrics": set(data.metrics), "params": set(data.params), "tags": set(data.tags)}
     for column in COLUMNS:

@@ -6,7 +6,7 @@ Nothing here knows ranks' state, devices or images, so a resumed run and a run o
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -14,12 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from conf.schema import Augment
+from tasks.data.split import owner
 
 WINDOW = 65_536
 """Largest number of samples that are permuted as one."""
 BLOCK = 1_024
 """Contiguous samples that move together when there are more."""
 _ORDER, _AUGMENTATION = 0, 1
+
+Shards = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]
+"""Sample numbers (N,) to the numbers of the shards that hold them (N,)."""
 
 
 def _generator(seed: int, epoch: int, stream: int) -> np.random.Generator:
@@ -78,6 +82,26 @@ def share(start: int, stop: int, rank: int, world_size: int) -> tuple[int, int]:
     each, more = divmod(stop - start, world_size)
     begin = start + rank * each + min(rank, more)
     return begin, begin + each + (rank < more)
+
+
+def deal(owner_N: npt.NDArray[np.int64], sizes: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Give each rank what it owns of a batch first, as far as its part reaches; the rest fills the parts up in order.
+
+    Args:
+        owner_N: The rank that each position of the batch belongs to.
+        sizes: Of the ranks' parts; together N.
+
+    Returns:
+        The rank of each position (N,).
+    """
+    ranks_N = np.full(len(owner_N), -1, dtype=np.int64)
+    missing = list(sizes)
+    for rank, size in enumerate(sizes):
+        own = np.flatnonzero(owner_N == rank)[:size]
+        ranks_N[own] = rank
+        missing[rank] -= len(own)
+    ranks_N[ranks_N < 0] = np.repeat(np.arange(len(sizes)), missing)
+    return ranks_N
 
 
 def apportion(num_samples: int, loads: Sequence[float]) -> tuple[int, ...]:
@@ -155,17 +179,33 @@ class BatchPlan:
         last = step == self.steps_per_epoch - 1
         return start, self.num_samples if last else start + self.global_batch_size
 
-    def local(self, step: int, rank: int) -> tuple[int, int]:
-        """Positions of a rank's part of a global batch."""
+    def sizes(self, step: int) -> tuple[int, ...]:
+        """Samples of each rank's part of a global batch."""
         start, stop = self.bounds(step)
-        if self.loads is None:
-            return share(start, stop, rank, self.world_size)
-        parts = apportion(stop - start, self.loads)
-        first = start + sum(parts[:rank])
-        return first, first + parts[rank]
+        if self.loads is not None:
+            return apportion(stop - start, self.loads)
+        parts = (share(start, stop, rank, self.world_size) for rank in range(self.world_size))
+        return tuple(last - first for first, last in parts)
 
     def weight(self, step: int, rank: int) -> float:
         """What makes the mean of the ranks' gradients the mean over the global batch's samples."""
         start, stop = self.bounds(step)
-        first, last = self.local(step, rank)
-        return (last - first) * self.world_size / (stop - start)
+        return self.sizes(step)[rank] * self.world_size / (stop - start)
+
+    def local(self, step: int, rank: int, order: npt.NDArray[np.int64], shards: Shards) -> npt.NDArray[np.int64]:
+        """Positions of a rank's part of a global batch: samples of its own shards first.
+
+        A shard's owner is on the host that wrote it, where preparation had the same workers, and no other host needs
+        the shard in its memory but for the few samples by which a batch is unevenly owned.
+
+        Args:
+            step: Of the epoch.
+            rank: Whose part.
+            order: Of the epoch (num_samples,).
+            shards: Number of the shard that holds each of the given samples.
+        """
+        start, stop = self.bounds(step)
+        if self.world_size == 1:
+            return np.arange(start, stop)
+        owner_N = owner(shards(order[start:stop]), self.world_size)
+        return start + np.flatnonzero(deal(owner_N, self.sizes(step)) == rank)

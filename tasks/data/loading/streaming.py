@@ -149,7 +149,7 @@ class StreamingLoader(TrainLoader):
     def _batches(self, requests: Iterator[Request]) -> Iterator[Batch]:
         self.close()
         plan = self.feed.plan
-        largest = max(stop - start for start, stop in (plan.local(step, self.feed.rank) for step in range(len(self))))
+        largest = max(plan.sizes(step)[self.feed.rank] for step in range(len(self)))
         producer = _Producer(self.feed, requests, largest)
         self._producers.append(producer)
         copies: deque[_Copy] = deque()

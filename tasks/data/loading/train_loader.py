@@ -99,7 +99,7 @@ class TrainLoader(ABC):
         order = epoch_order(plan.num_samples, feed.seed, epoch)
         flip, dy, dx = epoch_augmentation(plan.num_samples, feed.seed, epoch, feed.augment, feed.shift_pixels)
         for step in range(first_local_step, plan.steps_per_epoch):
-            here = slice(*plan.local(step, feed.rank))
+            here = plan.local(step, feed.rank, order, feed.split.shards_of)
             yield Request(order[here], flip[here], dy[here], dx[here], plan.weight(step, feed.rank))
 
     @abstractmethod

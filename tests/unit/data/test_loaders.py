@@ -138,11 +138,18 @@ def test_resume_in_the_middle(split: Split, kind: Loading) -> None:
 @pytest.mark.parametrize("world", [2, 3])
 def test_ranks_share_each_global_batch(split: Split, kind: Loading, world: int) -> None:
     alone = list(loader_of(split, kind, batch=30))
-    ranks = [list(loader_of(split, kind, batch=30, world=world, rank=rank)) for rank in range(world)]
+    plan = BatchPlan(split.num_samples, 30, world)
+    check_shared(alone, split, plan, [list(loader_of(split, kind, plan=plan, rank=rank)) for rank in range(world)])
+
+
+def check_shared(alone: list[Batch], split: Split, plan: BatchPlan, ranks: list[list[Batch]]) -> None:
+    order = epoch_order(split.num_samples, 3, 0)
     for step, batch in enumerate(alone):
-        parts = [ranks[rank][step] for rank in range(world)]
-        assert torch.equal(torch.cat([part.images_NCHW for part in parts]), batch.images_NCHW)
-        mean = sum(part.labels_N.double().mean() * part.weight for part in parts) / world
+        parts = [of_rank[step] for of_rank in ranks]
+        positions = np.concatenate([plan.local(step, rank, order, split.shards_of) for rank in range(len(ranks))])
+        images = torch.cat([part.images_NCHW for part in parts])
+        assert torch.equal(images[np.argsort(positions)], batch.images_NCHW)
+        mean = sum(part.labels_N.double().mean() * part.weight for part in parts) / len(ranks)
         assert mean == pytest.approx(batch.labels_N.double().mean())
 
 
@@ -153,11 +160,7 @@ def test_unequal_ranks_share_each_global_batch(split: Split, kind: Loading, load
     plan = BatchPlan(split.num_samples, 30, 2, loads)
     ranks = [list(loader_of(split, kind, plan=plan, rank=rank)) for rank in range(2)]
     assert {len(part.labels_N) for part in ranks[0][:-1]} == {5 if loads[0] == 1 else 25}
-    for step, batch in enumerate(alone):
-        parts = [ranks[rank][step] for rank in range(2)]
-        assert torch.equal(torch.cat([part.images_NCHW for part in parts]), batch.images_NCHW)
-        mean = sum(part.labels_N.double().mean() * part.weight for part in parts) / 2
-        assert mean == pytest.approx(batch.labels_N.double().mean())
+    check_shared(alone, split, plan, ranks)
 
 
 @pytest.mark.parametrize("kind", KINDS)

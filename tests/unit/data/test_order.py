@@ -8,7 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.data.loading import order
-from tasks.data.loading.order import BatchPlan, apportion, epoch_augmentation, epoch_order, share
+from tasks.data.loading.order import BatchPlan, apportion, deal, epoch_augmentation, epoch_order, share
+
+
+def in_shards(samples_N: np.ndarray) -> np.ndarray:
+    """Shards of 37 samples."""
+    return samples_N // 37
 
 
 @given(st.integers(1, 3_000), st.integers(0, 2**32 - 1), st.integers(0, 50))
@@ -46,17 +51,17 @@ def test_augmentation_covers_its_range_and_nothing_else() -> None:
 @given(st.integers(1, 700), st.integers(1, 130), st.integers(1, 9))
 def test_every_position_is_delivered_exactly_once(num: int, batch: int, world: int) -> None:
     plan = BatchPlan(num, batch, world)
-    seen = [
-        position
-        for step in range(plan.steps_per_epoch)
-        for rank in range(world)
-        for position in range(*plan.local(step, rank))
-    ]
-    assert seen == list(range(num))
+    order = epoch_order(num, num, 0)
+    seen = []
     for step in range(plan.steps_per_epoch):
-        sizes = [stop - start for start, stop in (plan.local(step, rank) for rank in range(world))]
+        parts = [plan.local(step, rank, order, in_shards) for rank in range(world)]
+        sizes = tuple(map(len, parts))
+        assert sizes == plan.sizes(step)
         assert max(sizes) - min(sizes) <= 1
+        assert all(np.all(np.diff(part) > 0) for part in parts)
+        seen += sorted(np.concatenate(parts))
         assert sum(plan.weight(step, rank) for rank in range(world)) == pytest.approx(world)
+    assert seen == list(range(num))
 
 
 @given(st.integers(1, 700), st.integers(1, 130), st.data())
@@ -71,7 +76,7 @@ def test_global_batches_do_not_depend_on_the_world(num: int, batch: int, data: s
 def test_a_small_rest_is_folded_and_a_larger_one_stands_alone() -> None:
     assert BatchPlan(256 + 31, 256).steps_per_epoch == 1
     assert BatchPlan(256 + 32, 256).steps_per_epoch == 2
-    assert BatchPlan(3, 256, 4).local(0, 3) == (3, 3)
+    assert BatchPlan(3, 256, 4).sizes(0) == (1, 1, 1, 0)
     with pytest.raises(ValueError, match="at least 1"):
         BatchPlan(0, 4)
     with pytest.raises(IndexError):
@@ -111,16 +116,33 @@ def test_global_batches_do_not_depend_on_the_loads(num: int, batch: int, loads: 
     assert even.steps_per_epoch == uneven.steps_per_epoch
     for step in range(uneven.steps_per_epoch):
         assert even.bounds(step) == uneven.bounds(step)
-        positions = [position for rank in range(world) for position in range(*uneven.local(step, rank))]
-        assert positions == list(range(*even.bounds(step)))
+        parts = [uneven.local(step, rank, np.arange(num), in_shards) for rank in range(world)]
+        assert sorted(np.concatenate(parts)) == list(range(*even.bounds(step)))
         assert sum(uneven.weight(step, rank) for rank in range(world)) == pytest.approx(world)
 
 
 def test_a_slow_rank_has_its_sample_and_the_ragged_last_batch_is_shared_alike() -> None:
     plan = BatchPlan(64 + 16, 64, 2, (3.0, 1.0))
-    assert [plan.local(0, rank) for rank in range(2)] == [(0, 48), (48, 64)]
-    assert [plan.local(1, rank) for rank in range(2)] == [(64, 76), (76, 80)]
+    assert [plan.sizes(step) for step in range(2)] == [(48, 16), (12, 4)]
     assert apportion(4, (1e9, 1.0, 1.0)) == (2, 1, 1)
     for loads in ((1.0,), (1.0, 0.0), (1.0, float("nan"))):
         with pytest.raises(ValueError, match="one positive number for each rank"):
             BatchPlan(10, 5, 2, loads)
+
+
+def test_ranks_read_their_own_shards_first() -> None:
+    num, world = 49 * 1_024, 4
+    plan, order = BatchPlan(num, 2_048, world), epoch_order(num, 1, 0)
+    shards = np.arange(num) // 1_024
+    own = 0
+    for step in range(plan.num_full_steps):
+        for rank in range(world):
+            samples = order[plan.local(step, rank, order, shards.__getitem__)]
+            own += np.count_nonzero(shards[samples] % world == rank)
+    assert own / (plan.num_full_steps * 2_048) > 0.96, "by chance it would be a quarter"
+
+
+def test_what_nobody_owns_fills_the_parts_in_order() -> None:
+    assert list(deal(np.array([0, 0, 0, 1, 0, 1]), (3, 3))) == [0, 0, 0, 1, 1, 1]
+    assert list(deal(np.array([1, 1, 1, 1, 0, 1]), (2, 4))) == [1, 1, 1, 1, 0, 0]
+    assert list(deal(np.zeros(6, dtype=np.int64), (2, 3, 1))) == [0, 0, 1, 1, 1, 2], "one shard: ranges"

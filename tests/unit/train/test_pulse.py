@@ -33,3 +33,17 @@ def test_a_rank_tells_its_steps_until_it_is_stopped():
 def test_a_rank_without_a_supervisor_has_no_pulse(monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
     assert Pulse().count_steps() is None
+
+
+def test_last_words_need_no_disk():
+    reader = PulseReader()
+    program = "from tasks.train.pulse import Pulse; Pulse().last_words({'message': 'full', 'traceback': 'x' * 100_000})"
+    environment = os.environ | {VARIABLE: str(reader.writing)}
+    rank = subprocess.Popen([sys.executable, "-c", program], env=environment, pass_fds=(reader.writing,))
+    reader.close_writing()
+    while rank.poll() is None:
+        reader.read()
+        time.sleep(0.01)
+    reader.read()
+    assert reader.last_words == {"message": "full", "traceback": "x" * 100_000}
+    reader.close()

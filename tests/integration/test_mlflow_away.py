@@ -1,0 +1,47 @@
+"""An MLflow server that goes away in the middle of a training: what it misses reaches it later."""
+
+import json
+import time
+from pathlib import Path
+
+from mlflow.tracking import MlflowClient
+
+from tests.integration.conftest import SMALL
+
+AWAY_SECONDS = 8.0  # MLflow's own client tries for minutes
+
+
+def test_metrics_wait_for_a_server_that_is_away(paceline, mlflow_server, tmp_path):
+    home = tmp_path / "home"
+    settings = [*SMALL, "recipe.num_epochs=40", "track.experiment=away"]
+    process = paceline(
+        "run", "digits", *settings, "--json", MLFLOW_TRACKING_URI=mlflow_server.url, PACELINE_HOME=str(home)
+    )
+    wait_for_a_checkpoint(home, process)
+    mlflow_server.stop()
+    try:
+        time.sleep(AWAY_SECONDS)
+        assert process.poll() is None, "a run does not end with its results untold"
+    finally:
+        mlflow_server.start()
+    stdout, stderr = process.communicate(timeout=240)
+    assert process.returncode == 0, stderr
+    summary = json.loads(stdout.splitlines()[-1])
+    client = MlflowClient(mlflow_server.url)
+    run = client.get_run(summary["run_id"])
+    assert run.info.status == "FINISHED"
+    assert run.data.metrics["test/accuracy"] == summary["evaluate"]["accuracy"]
+    ends = list(range(21, 40 * 21 + 1, 21))
+    told = {
+        "validation/accuracy": ends,
+        "train/loss": [end - 21 + step for end in ends for step in (5, 10, 15, 20, 21)],
+    }
+    for key, steps in told.items():
+        assert [metric.step for metric in client.get_metric_history(summary["run_id"], key)] == steps
+    assert any(artifact.path == "report.html" for artifact in client.list_artifacts(summary["run_id"]))
+
+
+def wait_for_a_checkpoint(home: Path, process):
+    while not list(home.glob("runs/*/checkpoints/step-*.ckpt")):
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.05)
