@@ -10,6 +10,7 @@ LEAN = {
     "distributed.admin.tick.interval": "1s",
     "distributed.admin.system-monitor.interval": "2s",
     "distributed.admin.system-monitor.gil.enabled": False,
+    "distributed.worker.memory.monitor-interval": "1s",
     "distributed.worker.profile.enabled": False,
 }
 """For `dask.config.set`, around the start of a cluster: nannies and SSH hand it on to the workers."""
