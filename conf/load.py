@@ -12,6 +12,8 @@ from pydantic import BaseModel, ValidationError
 from conf.schema import Config
 
 PRESETS = Path(__file__).parent
+DASK_SETTINGS = PRESETS / "cluster" / "dask.yaml"
+"""In Dask's own format."""
 TEXTS = (".root", ".address", ".experiment", ".interface", ".partition", ".account", ".time_limit", ".memory_per_host")
 
 

@@ -38,7 +38,7 @@ class Site(BaseSettings):
     prefect_api_url: str | None = Field(default=None, validation_alias="PREFECT_API_URL")
     """Prefect server, where one was given; else Prefect's own temporary one."""
 
-    leases: Path = Field(default=Path("/run/lock/paceline"), validation_alias="PACELINE_LEASES")
+    leases: Path = Field(default=Path("/dev/shm/paceline"), validation_alias="PACELINE_LEASES")
     """Where this host's device leases lie: on its own disk, and the same for all who share its devices."""
     tls_given: Path | None = Field(default=None, validation_alias="PACELINE_TLS")
     """Directory with the certificates of the Dask parts (ca.pem, cert.pem, key.pem), where one was given."""

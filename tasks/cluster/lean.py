@@ -1,22 +1,30 @@
-"""Dask's own work kept small: what it does fifty times a second on a worker's core, a rank on that core waits for.
-
-With Dask's defaults the scheduler and two workers take 7 to 11 % of a core while ranks train, and since ranks wait for
-each other in every step, all of them lose what one of them loses. See infra/LOG.md.
-"""
+"""The settings of Dask for clusters whose cores are the ranks' own; see conf/cluster/dask.yaml."""
 
 from __future__ import annotations
 
-LEAN = {
-    "distributed.admin.tick.interval": "1s",
-    "distributed.admin.system-monitor.interval": "2s",
-    "distributed.admin.system-monitor.gil.enabled": False,
-    "distributed.worker.memory.monitor-interval": "1s",
-    "distributed.worker.profile.enabled": False,
-}
-"""For `dask.config.set`, around the start of a cluster: nannies and SSH hand it on to the workers."""
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import yaml
+
+from conf.load import DASK_SETTINGS
+
+
+@cache
+def lean() -> dict[str, Any]:
+    """For `dask.config.set`, around the start of a cluster: nannies and SSH hand it on to the workers."""
+    return dict(_flat(yaml.safe_load(DASK_SETTINGS.read_text(encoding="utf-8"))))
 
 
 def exports() -> list[str]:
     """The same as lines of a shell, for a worker that a batch system starts."""
-    names = {name: name.replace(".", "__").replace("-", "_").upper() for name in LEAN}
-    return [f"export DASK_{names[name]}={value}" for name, value in LEAN.items()]
+    return [f"export DASK_{name.replace('.', '__').replace('-', '_').upper()}={value}" for name, value in lean().items()]
+
+
+def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{above}{name}.")
+        else:
+            yield above + name, value

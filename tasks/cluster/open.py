@@ -9,7 +9,7 @@ from pathlib import Path
 from conf.schema import Cluster
 from conf.site import Site
 from tasks.cluster.demand import Demand
-from tasks.cluster.lean import LEAN
+from tasks.cluster.lean import lean
 from tasks.cluster.local import open_local, open_local_cuda
 from tasks.cluster.slurm import open_slurm
 from tasks.cluster.ssh import open_ssh
@@ -34,7 +34,7 @@ def open_cluster(settings: Cluster, demand: Demand, site: Site | None = None) ->
         return
     import dask
 
-    with dask.config.set(LEAN), _opened(settings, demand, site or Site()) as address:
+    with dask.config.set(lean()), _opened(settings, demand, site or Site()) as address:
         yield address
 
 

@@ -1,6 +1,7 @@
 """Metrics from rank 0 to MLflow while training goes on.
 
-They leave from a thread of their own, so that no step waits for a server. Knows nothing of what they mean.
+They leave from a thread of their own, so that no step waits for a server, and about once a second, because that thread
+shares a core with the steps. Knows nothing of what they mean.
 """
 
 from __future__ import annotations
@@ -18,9 +19,14 @@ from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 from mlflow.tracking import MlflowClient
 
 MAX_BATCH = 500
+GATHER_SECONDS = 1.0
+"""Writing one batch takes 5 to 20 ms of a core, however small it is."""
 RETRY_SECONDS = 2.0
 CLOSE_SECONDS = 60.0
-SYSTEM_METRICS_SECONDS = 1
+FIRST_SAMPLES = 10
+FIRST_SAMPLE_SECONDS = 1.0
+SAMPLE_SECONDS = 10.0
+"""Between samples of the machine's load, after the first ones, of which a short run has none other."""
 
 
 class MetricsWriter:
@@ -59,13 +65,20 @@ class MetricsWriter:
     def _deliver(self) -> None:
         closing = False
         while not closing:
-            batch = [self._queue.get()]
-            while len(batch) < MAX_BATCH and not self._queue.empty():
-                batch.append(self._queue.get())
+            batch = self._next_batch()
             closing = None in batch
             metrics = [metric for metric in batch if metric is not None]
             while metrics and not self._try(metrics) and not self._stop.is_set():
                 time.sleep(RETRY_SECONDS)
+
+    def _next_batch(self) -> list[Metric | None]:
+        """What comes within `GATHER_SECONDS` of the first; None is the end."""
+        batch = [self._queue.get()]
+        deadline = time.monotonic() + GATHER_SECONDS
+        with suppress(queue.Empty):
+            while batch[-1] is not None and len(batch) < MAX_BATCH:
+                batch.append(self._queue.get(timeout=max(0.0, deadline - time.monotonic())))
+        return batch
 
     @cached_property
     def _client(self) -> MlflowClient:
@@ -95,28 +108,39 @@ def _say(sentence: str) -> None:
         print(sentence, file=sys.stderr)  # noqa: T201
 
 
+class _LoadMonitor(SystemMetricsMonitor):
+    """MLflow's own samples of the machine; they leave with the other metrics, where MLflow would ask for the run and
+    write to it for each."""
+
+    def __init__(self, writer: MetricsWriter, tracking_uri: str, run_id: str, resumed: bool) -> None:
+        super().__init__(run_id, resume_logging=resumed, tracking_uri=tracking_uri)  # type: ignore[no-untyped-call]
+        self._writer = writer
+        self._num_samples = 0
+
+    def monitor(self) -> None:
+        """Sample until `finish`; at least once."""
+        while True:
+            self._sample()
+            seconds = FIRST_SAMPLE_SECONDS if self._num_samples < FIRST_SAMPLES else SAMPLE_SECONDS
+            if self._shutdown_event.wait(seconds):
+                return
+
+    def _sample(self) -> None:
+        self.collect_metrics()  # type: ignore[no-untyped-call]
+        found = self.aggregate_metrics()  # type: ignore[no-untyped-call]
+        self._writer.log({self._metrics_prefix + name: value for name, value in found.items()}, self._logging_step)
+        self._logging_step += 1
+        self._num_samples += 1
+        for part in self.monitors:
+            part.clear_metrics()
+
+
 @contextmanager
-def system_metrics(tracking_uri: str, run_id: str, resumed: bool) -> Iterator[None]:
+def system_metrics(writer: MetricsWriter, tracking_uri: str, run_id: str, resumed: bool) -> Iterator[None]:
     """Record this machine's load (CPU, memory, disk, network, GPUs) with the run while the body lasts."""
-    monitor = SystemMetricsMonitor(  # type: ignore[no-untyped-call]
-        run_id,
-        sampling_interval=SYSTEM_METRICS_SECONDS,
-        samples_before_logging=1,  # short runs would else log nothing
-        resume_logging=resumed,
-        tracking_uri=tracking_uri,
-    )
-    first_step = monitor._logging_step
+    monitor = _LoadMonitor(writer, tracking_uri, run_id, resumed)
     monitor.start()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
         monitor.finish()  # type: ignore[no-untyped-call]
-        if monitor._logging_step == first_step:
-            _sample_once(monitor)
-
-
-def _sample_once(monitor: SystemMetricsMonitor) -> None:
-    """A body shorter than the sampling interval would else leave nothing."""
-    monitor.collect_metrics()  # type: ignore[no-untyped-call]
-    monitor.publish_metrics(monitor.aggregate_metrics())  # type: ignore[no-untyped-call]
-    monitor.mlflow_logger.flush()  # type: ignore[no-untyped-call]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
 POLL_SECONDS = 0.25
-ASK_SECONDS = 1.0
+ASK_SECONDS = 2.0
 ANSWER_SECONDS = 3.0
 """A worker whose event loop takes longer to answer is asked again."""
 SILENT_SECONDS = 12.0
@@ -150,7 +150,7 @@ class Gang:
         """Stay until all ranks have ended.
 
         Args:
-            between: called about every second; what it raises ends the watch.
+            between: called every few seconds; what it raises ends the watch.
 
         Raises:
             RankError: a rank failed; of several, the one that was not pulled down by another.

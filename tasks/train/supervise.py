@@ -4,7 +4,7 @@ A rank never runs in the worker's own thread: torch's process group, signal hand
 process of their own, and a fresh process can be killed without losing the worker.
 
 The coordinator speaks to the task through functions that run on the worker's event loop (`report`, `order`). It asks
-at least every second or so; when nobody has asked for `ORPHAN_SECONDS`, the flow, the scheduler or the network is gone,
+at least every few seconds; when nobody has asked for `ORPHAN_SECONDS`, the flow, the scheduler or the network is gone,
 and the rank is ended. Knows nothing of training.
 """
 

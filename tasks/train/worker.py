@@ -265,7 +265,7 @@ class Rank:
         resumed = spec.resume_from is not None or not self.place.directory.parent.name.endswith("-0")
         writer = MetricsWriter(spec.tracking_uri, spec.run_id, resumed)
         try:
-            with system_metrics(spec.tracking_uri, spec.run_id, resumed):
+            with system_metrics(writer, spec.tracking_uri, spec.run_id, resumed):
                 yield writer
         finally:
             writer.close()

@@ -21,6 +21,7 @@ from conf.site import Site
 from tasks.train.lease import Lease
 from tests.integration.conftest import SMALL
 from tests.scratch_cluster import ScratchCluster
+from tests.small_disk import fill, small_disk
 
 MINUTES = float(os.environ.get("CHAOS_MINUTES", "20"))
 SEED = int(os.environ.get("CHAOS_SEED", "1"))
@@ -36,8 +37,10 @@ NAMED = ("RankError", "LostError", "InputError", "paceline:")
 class Chaos:
     """Faults by name; each is given the process of the command."""
 
-    def __init__(self, cluster):
+    def __init__(self, cluster, mlflow_server, filler):
         self._cluster = cluster
+        self._mlflow_server = mlflow_server
+        self._filler = filler
         self._random = random.Random(SEED)
 
     def draw(self):
@@ -76,6 +79,16 @@ class Chaos:
         self._cluster.stop()
         self._cluster.start()
 
+    def fill_the_disk_for_a_while(self, command):
+        fill(self._filler)
+        time.sleep(4)
+        self._filler.unlink()
+
+    def take_mlflow_away_for_a_while(self, command):
+        self._mlflow_server.stop()
+        time.sleep(8)
+        self._mlflow_server.start()
+
     def kill_the_flow(self, command):
         command.kill()
 
@@ -101,11 +114,12 @@ def finished(client, run_id, summary):
 class Course:
     """Command after command, each with its fault."""
 
-    def __init__(self, paceline, cluster):
+    def __init__(self, paceline, cluster, mlflow_server, filler):
         self._paceline = paceline
         self._address = cluster.address
-        self._chaos = Chaos(cluster)
-        self._client = MlflowClient(Site().tracking_uri)
+        self._uri = mlflow_server.url
+        self._chaos = Chaos(cluster, mlflow_server, filler)
+        self._client = MlflowClient(self._uri)
         self.outcomes, self.restarts, self.num_resumed = Counter(), [], 0
 
     def disturbed(self):
@@ -134,7 +148,8 @@ class Course:
         assert list(Site().root.glob("runs/*/checkpoints/.*")) == [], "temporary files"
 
     def _begin(self):
-        return self._paceline("run", "digits", *RUN, f"cluster.address={self._address}", "--json")
+        settings = [*RUN, f"cluster.address={self._address}"]
+        return self._paceline("run", "digits", *settings, "--json", MLFLOW_TRACKING_URI=self._uri)
 
     def _outcome(self, status, stdout, stderr):
         if status == 0:
@@ -152,7 +167,7 @@ class Course:
         left = unfinished(self._client)
         if not left:
             return "ended before its run began"
-        command = self._paceline("run", "--resume", left[0].info.run_id, "--json")
+        command = self._paceline("run", "--resume", left[0].info.run_id, "--json", MLFLOW_TRACKING_URI=self._uri)
         stdout, stderr = command.communicate(timeout=300)
         assert command.returncode == 0, stderr
         self.restarts += finished(self._client, *run_of(stdout))
@@ -175,10 +190,10 @@ class Course:
 
 @pytest.mark.slow
 @pytest.mark.timeout(MINUTES * 60 + 900)
-def test_chaos(paceline):
+def test_chaos(paceline, mlflow_server):
     deadline = time.monotonic() + MINUTES * 60
-    with ScratchCluster(2) as cluster:
-        course = Course(paceline, cluster)
+    with small_disk(Site().root / "runs", megabytes=512) as filler, ScratchCluster(2) as cluster:
+        course = Course(paceline, cluster, mlflow_server, filler)
         try:
             while time.monotonic() < deadline:
                 course.disturbed()

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import dask
 import psutil
 import pytest
 
@@ -23,6 +24,7 @@ from flows.first_host import training_host
 from flows.preflight import check, settle
 from tasks.cluster.address import connect
 from tasks.cluster.demand import Demand, demand_of
+from tasks.cluster.lean import lean
 from tasks.cluster.open import open_cluster
 from tasks.cluster.ssh import ask_hosts
 from tasks.errors import InputError, RunError
@@ -48,6 +50,10 @@ def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def settings_of_dask():
+    return {name: dask.config.get(name) for name in lean()}
 
 
 def wait_until(happened, process=None):
@@ -102,6 +108,7 @@ def test_tls_refuses_whoever_has_no_certificate(tls, monkeypatch):
     with open_cluster(Cluster(tls="on", num_workers=1), ONE) as address:
         with connect(address) as client:
             assert client.submit(sum, [1, 2]).result() == 3
+            assert list(client.run(settings_of_dask).values()) == [lean()]
             (worker,) = client.scheduler_info()["workers"]
         for part in (address, worker):
             assert part.startswith("tls://127.0.0.1:")
@@ -189,6 +196,7 @@ def test_ssh_starts_as_many_workers_as_devices_and_ends_them(tls, ssh_home):
         assert processes_with(tls)
         with connect(address) as client:
             assert list(client.nthreads().values()) == [1, 1]
+            assert list(client.run(settings_of_dask).values()) == [lean(), lean()]
     wait_until(lambda: processes_with(tls) == [])
 
 

@@ -2,10 +2,9 @@
 
 import os
 import signal
-import subprocess
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from tasks.errors import PacelineError, RankError
 from tasks.train.checkpoint import newest_verified, step_of
 from tasks.train.coordinate import train_group
 from tasks.train.supervise import running_ranks
+from tests.small_disk import fill, small_disk
 
 LONG = ["execution.num_devices=2", "execution.num_threads=1", "recipe.num_epochs=20", "execution.checkpoint_steps=10"]
 FAR = 60
@@ -117,31 +117,10 @@ def test_a_rank_that_always_fails_is_given_up(make_job, cluster_address):
     assert running_ranks(job.run_id) == []
 
 
-@contextmanager
-def small_disk(directory):
-    """A disk of 8 MB, as it is on a worker that others have filled; skips where nothing may be mounted."""
-    directory.mkdir(parents=True)
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", directory], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"a small disk cannot be mounted: {mounted.stderr.strip()}; run as root")
-    try:
-        yield directory / "filler"
-    finally:
-        subprocess.run(["umount", "--lazy", directory], check=True)
-
-
-def fill(path):
-    """To the last byte."""
-    with suppress(OSError), path.open("wb", buffering=0) as stream:
-        while True:
-            stream.write(bytes(4096))
-
 
 def test_a_full_disk_costs_a_restart_once_there_is_room(whole, make_job, cluster_address):
     job = make_job(*LONG)
-    with small_disk(job.directory) as filler:
+    with small_disk(job.directory, megabytes=8) as filler:
 
         def tell(sentence):
             if "No space left on device" in sentence:
@@ -156,7 +135,7 @@ def test_a_full_disk_costs_a_restart_once_there_is_room(whole, make_job, cluster
 
 def test_a_disk_that_stays_full_ends_the_run_and_leaves_a_whole_checkpoint(make_job, cluster_address):
     job = make_job(*LONG)
-    with small_disk(job.directory) as filler:
+    with small_disk(job.directory, megabytes=8) as filler:
         with (
             happening(job, lambda job: fill(filler)),
             pytest.raises(PacelineError, match="No space left on device: '"),

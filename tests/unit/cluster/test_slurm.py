@@ -6,6 +6,7 @@ import pytest
 from conf.schema import Cluster
 from flows.cli import main
 from tasks.cluster.demand import Demand
+from tasks.cluster.lean import exports
 from tasks.cluster.slurm import asked_host, job_script, slurm_arguments
 from tasks.cluster.tls import Certificates
 
@@ -40,6 +41,7 @@ def test_cpu_jobs(hosts, devices):
     assert f"--output={LOGS}/%j.log" in directives(script)
     assert ("--exclusive" in directives(script)) == (hosts > 1)
     assert not [line for line in directives(script) if "gpu" in line or line.startswith("-t")]
+    assert set(exports()) <= set(script.splitlines())
     words = command(script)
     assert words[:4] == [sys.executable, "-m", "distributed.cli.dask_worker", "tcp://SCHEDULER:PORT"]
     assert option(words, "--nthreads") == "1"
