@@ -19,7 +19,8 @@ def lean() -> dict[str, Any]:
 
 def exports() -> list[str]:
     """The same as lines of a shell, for a worker that a batch system starts."""
-    return [f"export DASK_{name.replace('.', '__').replace('-', '_').upper()}={value}" for name, value in lean().items()]
+    names = {name: name.replace(".", "__").replace("-", "_").upper() for name in lean()}
+    return [f"export DASK_{names[name]}={value}" for name, value in lean().items()]
 
 
 def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

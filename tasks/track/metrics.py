@@ -109,8 +109,10 @@ def _say(sentence: str) -> None:
 
 
 class _LoadMonitor(SystemMetricsMonitor):
-    """MLflow's own samples of the machine; they leave with the other metrics, where MLflow would ask for the run and
-    write to it for each."""
+    """MLflow's own samples of the machine, that leave with the other metrics.
+
+    MLflow would ask the store for the run, and write to it, with every sample.
+    """
 
     def __init__(self, writer: MetricsWriter, tracking_uri: str, run_id: str, resumed: bool) -> None:
         super().__init__(run_id, resume_logging=resumed, tracking_uri=tracking_uri)  # type: ignore[no-untyped-call]
@@ -132,7 +134,7 @@ class _LoadMonitor(SystemMetricsMonitor):
         self._logging_step += 1
         self._num_samples += 1
         for part in self.monitors:
-            part.clear_metrics()
+            part.clear_metrics()  # type: ignore[no-untyped-call]
 
 
 @contextmanager

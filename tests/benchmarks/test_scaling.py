@@ -3,16 +3,24 @@
 infra/test -m benchmark tests/benchmarks/test_scaling.py -s          about 16 minutes on two quiet cores
 """
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from tasks.records import Measurement
+from tasks.records import Block, Measurement
 from tasks.speedup.statistics import arm_ratio
 from tasks.train.coordinate import measure_group, train_group
+from tasks.train.launch import KEEP_MEMORY
 from tests.benchmarks.conftest import at_least, tell
 from tests.jobs import planned_arm, planted
 
 pytestmark = pytest.mark.timeout(1800)
 
+ROOT = Path(__file__).parents[2]
 PRECISIONS = ("32-true", "bf16-mixed")
 CELLS = (("weak", 256), ("weak", 128), ("strong", 256))
 BAR = 0.93
@@ -53,6 +61,23 @@ def test_two_ranks_against_one(job, cluster_address, precision, scaling, batch_s
         f"{found.value / 2:.3f} ({len(probe.rounds)} rounds, contaminated: {probe.validity.contaminated})",
         f"{found.low / 2:.3f} to {found.high / 2:.3f}",
         at_least(found.low / 2, found.high / 2, BAR),
+    )
+
+
+@pytest.mark.parametrize("batch_size", [256, 128])
+def test_a_loop_by_hand(batch_size):
+    """The peer: torchrun, the same network in fp32, random images, nothing else on the machine. No verdict."""
+    program = [str(Path(__file__).with_name("bare_ddp.py")), str(batch_size), "90"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *program]
+    environment = os.environ | KEEP_MEMORY | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    rounds = [[Block(**block) for block in blocks] for blocks in json.loads(printed.splitlines()[-1])]
+    found = arm_ratio(rounds, "baseline", "candidate")
+    tell(
+        f"goal 7, peer: torchrun and a loop by hand, 32-true, weak, batch {batch_size}",
+        f"{found.value / 2:.3f} ({len(rounds)} rounds)",
+        f"{found.low / 2:.3f} to {found.high / 2:.3f}",
+        "for comparison",
     )
 
 

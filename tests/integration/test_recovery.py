@@ -117,7 +117,6 @@ def test_a_rank_that_always_fails_is_given_up(make_job, cluster_address):
     assert running_ranks(job.run_id) == []
 
 
-
 def test_a_full_disk_costs_a_restart_once_there_is_room(whole, make_job, cluster_address):
     job = make_job(*LONG)
     with small_disk(job.directory, megabytes=8) as filler:
