@@ -24,6 +24,7 @@ from typing import Any, Literal
 import psutil
 
 from conf.site import Site
+from tasks.durable import write_durably
 from tasks.errors import LostError
 from tasks.records import RankSpec, Record
 from tasks.train.launch import rank_command, rank_environment
@@ -179,7 +180,7 @@ def _run(spec_json: str, lease: Lease, watch: _Watch) -> RankOutcome:
     directory = Path(spec.directory)
     directory.mkdir(parents=True, exist_ok=True)
     spec_path = directory / "spec.json"
-    spec_path.write_text(spec_json, encoding="utf-8")
+    write_durably(spec_path, spec_json.encode())
     started = time.monotonic()
     pulse = watch.pulse = PulseReader()
     try:
