@@ -52,8 +52,9 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def settings_of_dask():
-    return {name: dask.config.get(name) for name in lean()}
+def check_lean(client):
+    for name, value in lean().items():
+        assert set(client.run(dask.config.get, name).values()) == {value}, name
 
 
 def wait_until(happened, process=None):
@@ -108,7 +109,7 @@ def test_tls_refuses_whoever_has_no_certificate(tls, monkeypatch):
     with open_cluster(Cluster(tls="on", num_workers=1), ONE) as address:
         with connect(address) as client:
             assert client.submit(sum, [1, 2]).result() == 3
-            assert list(client.run(settings_of_dask).values()) == [lean()]
+            check_lean(client)
             (worker,) = client.scheduler_info()["workers"]
         for part in (address, worker):
             assert part.startswith("tls://127.0.0.1:")
@@ -196,7 +197,7 @@ def test_ssh_starts_as_many_workers_as_devices_and_ends_them(tls, ssh_home):
         assert processes_with(tls)
         with connect(address) as client:
             assert list(client.nthreads().values()) == [1, 1]
-            assert list(client.run(settings_of_dask).values()) == [lean(), lean()]
+            check_lean(client)
     wait_until(lambda: processes_with(tls) == [])
 
 
