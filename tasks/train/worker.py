@@ -33,6 +33,7 @@ from torch import nn  # noqa: E402
 from tasks.data.loading.loader import TrainLoader  # noqa: E402
 from tasks.data.split import open_split  # noqa: E402
 from tasks.errors import PacelineError, RunError  # noqa: E402
+from tasks.model.fold import fold_batch_norm
 from tasks.model.module import STATE_KEY, Learner  # noqa: E402
 from tasks.records import Arm, CompileStats, MeasureResult, ProbeResult, RankSpec, TrainResult  # noqa: E402
 from tasks.speedup.energy import EnergyMeter  # noqa: E402
@@ -102,7 +103,7 @@ class Rank:
             group.average_buffers(learner.network)
             with self.stopwatch.during("prediction"):
                 network = self._whole(learner.network)
-                predictions_path, rate = self._predict(network)
+                predictions_path, rate = self._predict(self._folded(network))
                 weights = self._save_weights(network)
             self.stopwatch.switch("teardown")
         facts = self._result(learner, first_step) | fit_facts
@@ -279,13 +280,17 @@ class Rank:
         channels_last = self.spec.plan.memory_format == "channels_last"
         return whole(network, prepare_network(self.place.network, "32-true", channels_last, self.place.device))
 
+    def _folded(self, network: nn.Module) -> nn.Module:
+        """For evaluation; a compiled network is left as it was compiled, whose compiler fuses what it can."""
+        return network if self.spec.plan.compile != "off" else fold_batch_norm(network)
+
     def _count(self, network: nn.Module) -> torch.Tensor:
         """[correct, samples, summed cross-entropy] of this rank's share of the validation split."""
         place = self.place
         if not self.spec.prepared.num_validation:
             return torch.zeros(3, dtype=torch.float64, device=place.device)
         group.average_buffers(network)
-        network = self._whole(network)
+        network = self._folded(self._whole(network))
         batches = self._compiled.calls(place.evaluation(open_split(self.spec.prepared, "validation")))
         return count(network, batches, forward_context(self.spec.plan.precision, place.device), place.device)
 

@@ -3,9 +3,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from conf.load import load
 from conf.schema import Model, Recipe
+from tasks.model.fold import fold_batch_norm
 from tasks.model.infer import predictions
 from tasks.model.networks import build_network
 from tasks.model.objective import batch_loss
@@ -109,3 +111,25 @@ def test_prediction_leaves_the_network_as_it_was():
     assert network.training
     for name, tensor in network.state_dict().items():
         torch.testing.assert_close(tensor, before[name], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("name", "num_targets"), [("convblocks", 0), ("twohead", 1)])
+def test_a_folded_network_computes_the_same(name, num_targets):
+    torch.manual_seed(1)
+    network = build_network(Model(name=name, width=8, depth=2), (28, 28, 1), 10, num_targets)
+    network.to(memory_format=torch.channels_last)
+    images_NCHW = torch.randn(16, 1, 28, 28)
+    for _ in range(3):  # statistics that are not those of the start
+        network(images_NCHW * 2 + 1)
+    before = {key: tensor.clone() for key, tensor in network.state_dict().items()}
+    folded = fold_batch_norm(network)
+    assert not any(isinstance(part, nn.BatchNorm2d) for part in folded.modules())
+    wide = [part for part in folded.modules() if isinstance(part, nn.Conv2d) and part.in_channels > 1]
+    assert all(part.weight.is_contiguous(memory_format=torch.channels_last) for part in wide)
+    network.eval()
+    with torch.no_grad():
+        for found, expected in zip(folded(images_NCHW), network(images_NCHW), strict=True):
+            if expected is not None:
+                torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    for key, tensor in network.state_dict().items():
+        assert torch.equal(tensor, before[key]), key
