@@ -14,7 +14,7 @@ def fold_batch_norm(network: nn.Module) -> nn.Module:
 
     In evaluation batch norm is y = (x - mean) / sqrt(var + eps) * weight + bias with fixed numbers, which the
     convolution's weights and bias can take over (Jacob et al., "Quantization and Training of Neural Networks for
-    Efficient Integer-Arithmetic-Only Inference", 2018, section 3.2). Only rounding differs. The copy is not for training.
+    Efficient Integer-Arithmetic-Only Inference", 2018, section 3.2). Only rounding differs. Not to be trained.
 
     Args:
         network: whose `nn.Sequential` parts are looked through; is not changed.
