@@ -33,7 +33,7 @@ from torch import nn  # noqa: E402
 from tasks.data.loading.loader import TrainLoader  # noqa: E402
 from tasks.data.split import open_split  # noqa: E402
 from tasks.errors import PacelineError, RunError  # noqa: E402
-from tasks.model.fold import fold_batch_norm
+from tasks.model.fold import fold_batch_norm  # noqa: E402
 from tasks.model.module import STATE_KEY, Learner  # noqa: E402
 from tasks.records import Arm, CompileStats, MeasureResult, ProbeResult, RankSpec, TrainResult  # noqa: E402
 from tasks.speedup.energy import EnergyMeter  # noqa: E402
