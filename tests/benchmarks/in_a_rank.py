@@ -1,0 +1,132 @@
+"""Measurements inside one rank's process: python in_a_rank.py SPEC.json WHAT SECONDS, in the environment of a rank.
+
+Prints a probe's result as JSON. WHAT: `loading` (goal 1), `prediction` (goal 3), `loop` (goal 4).
+"""
+
+import os
+import sys
+import time
+from itertools import islice
+from pathlib import Path
+
+import torch
+
+from tasks.data.split import open_split
+from tasks.model.fold import fold_batch_norm
+from tasks.model.infer import predictions
+from tasks.records import Arm, RankSpec
+from tasks.speedup.probe import ArmRunner, run_probe
+from tasks.speedup.validity import ValidityWatch
+from tasks.train.place import Place
+from tasks.train.precision import forward_context, prepare_network
+from tasks.train.pulse import Pulse
+from tasks.train.step import BareStep, StepInputs
+from tasks.train.stopwatch import Stopwatch
+from tasks.train.worker import BASELINE, Rank
+
+
+def chosen(place):
+    """The execution that the plan chose."""
+    plan = place.spec.plan
+    return Arm(
+        num_devices=1,
+        precision=plan.precision,
+        compile="off",
+        memory_format=plan.memory_format,
+        loading=plan.loading,
+    )
+
+
+def timed(steps):
+    """Seconds of each of the steps of an iterator, as a function of their number."""
+
+    def run(number):
+        times = []
+        for _ in range(number):
+            started = time.perf_counter()
+            next(steps)
+            times.append(time.perf_counter() - started)
+        return times
+
+    return run
+
+
+def loading(place):
+    """A per-sample DataLoader against what the plan chose, and against streaming: full augmented batches."""
+
+    def endless(loader):
+        epoch = 0
+        while True:
+            loader.seek(epoch * len(loader))
+            yield from islice(loader, place.batches.num_full_steps)
+            epoch += 1
+
+    arms = {"baseline": BASELINE, "candidate": chosen(place)}
+    arms["streaming"] = chosen(place).model_copy(update={"loading": "streaming"})
+    size = place.batches.global_batch_size
+    return {
+        role: ArmRunner(arm, timed(endless(place.loader(arm, place.batches, 0))), size) for role, arm in arms.items()
+    }
+
+
+def prediction(place):
+    """The test split's first batch again and again: a plain fp32 loop against what a run does after its training."""
+    _, batch = next(iter(place.evaluation(open_split(place.spec.prepared, "test"))))
+    arm = chosen(place)
+    plain = prepare_network(place.network, "32-true", channels_last=False, device=place.device)
+    ours = prepare_network(
+        fold_batch_norm(plain), "32-true", channels_last=arm.memory_format == "channels_last", device=place.device
+    )
+    contiguous = batch._replace(images_NCHW=batch.images_NCHW.contiguous())
+
+    def endless(network, context, one):
+        while True:
+            yield from predictions(network, [(None, one)], context)
+
+    return {
+        "baseline": ArmRunner(
+            BASELINE, timed(endless(plain, forward_context("32-true", place.device), contiguous)), len(batch.labels_N)
+        ),
+        "candidate": ArmRunner(
+            arm, timed(endless(ours, forward_context(arm.precision, place.device), batch)), len(batch.labels_N)
+        ),
+    }
+
+
+def loop(place):
+    """The same steps: a loop by hand, and Lightning with all that a run hangs on it, between its log points."""
+    arm = chosen(place)
+    recipe = place.config.recipe
+    inputs = StepInputs(place.network, recipe, recipe.learning_rate, place.device)
+    full = place.batches.num_full_steps
+    by_hand = BareStep(inputs, arm, place.loader(arm, place.batches, 0), full)
+
+    def lightning(number):
+        rank = Rank(place, Stopwatch("startup", time.monotonic()), Pulse())
+        loader = place.loader(arm, place.batches, 0)
+        windows = rank._fit(loader, 0, None)[1]["windows"]
+        loader.close()
+        return [seconds / steps for _, steps, seconds in windows[1:] for _ in range(steps)]
+
+    steps = recipe.num_epochs * full
+    samples = place.batches.global_batch_size
+    return {
+        "baseline": ArmRunner(arm, lightning, samples),
+        "candidate": ArmRunner(arm, lambda number: by_hand.run(steps), samples),
+    }
+
+
+def main(spec_path, what, seconds):
+    place = Place(RankSpec.model_validate_json(Path(spec_path).read_text()))
+    changes = {"max_seconds": float(seconds), "num_blocks": 1000, "target_half_width": 0.005}
+    settings = place.config.speedup.model_copy(update=changes)
+    runners = {"loading": loading, "prediction": prediction, "loop": loop}[what](place)
+    found = run_probe(runners, settings, watch=lambda: ValidityWatch([os.getpid()]))
+    print(found.model_dump_json())
+
+
+if __name__ == "__main__":
+    with torch.random.fork_rng():
+        main(*sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(0)
