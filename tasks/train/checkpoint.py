@@ -7,6 +7,7 @@ file renamed into place last, so a crash at any point leaves the older checkpoin
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from pathlib import Path
 
 
@@ -34,8 +35,15 @@ def verify(path: Path) -> bool:
     digest = digest_path(path)
     if not path.is_file() or not digest.is_file():
         return False
+    facts = path.stat()
+    return _sha256(path, facts.st_size, facts.st_mtime_ns) == digest.read_text().strip()
+
+
+@lru_cache(maxsize=16)
+def _sha256(path: Path, size: int, changed_at: int) -> str:
+    """A restart asks several times for the same file, which may have gigabytes."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() == digest.read_text().strip()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest_path(path: Path) -> Path:
