@@ -6,6 +6,7 @@ The only place that reads environment variables for settings. It knows nothing o
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 from pydantic import Field, field_validator
@@ -26,6 +27,17 @@ QUIET_ENVIRONMENT = {
 }
 
 
+def _directory_of_leases() -> Path:
+    """The same for all users of a host: where they may all write, and nothing is removed behind their backs.
+
+    Debian lets everybody write to /run/lock, others do not. Not /dev/shm, where a user's files go with the user's last
+    login session (RemoveIPC of systemd).
+    """
+    lock = Path("/run/lock")
+    all_may_write = lock.is_dir() and lock.stat().st_mode & stat.S_IWOTH
+    return (lock if all_may_write else Path("/var/tmp")) / "paceline"
+
+
 class Site(BaseSettings):
     """What the environment says of this machine."""
 
@@ -38,7 +50,7 @@ class Site(BaseSettings):
     prefect_api_url: str | None = Field(default=None, validation_alias="PREFECT_API_URL")
     """Prefect server, where one was given; else Prefect's own temporary one."""
 
-    leases: Path = Field(default=Path("/dev/shm/paceline"), validation_alias="PACELINE_LEASES")
+    leases: Path = Field(default_factory=_directory_of_leases, validation_alias="PACELINE_LEASES")
     """Where this host's device leases lie: on its own disk, and the same for all who share its devices."""
     tls_given: Path | None = Field(default=None, validation_alias="PACELINE_TLS")
     """Directory with the certificates of the Dask parts (ca.pem, cert.pem, key.pem), where one was given."""

@@ -33,6 +33,7 @@ def open_cluster(settings: Cluster, demand: Demand, site: Site | None = None) ->
         yield settings.address  # it belongs to somebody else: joined, never ended
         return
     import dask
+    import distributed  # noqa: F401  its defaults must be there before they are overruled, or they go with what overrules
 
     with dask.config.set(lean()), _opened(settings, demand, site or Site()) as address:
         yield address

@@ -45,7 +45,7 @@ def slurm_arguments(settings: Cluster, demand: Demand, certificates: Certificate
         "job_mem": settings.memory_per_host,
         "job_name": "paceline",
         "job_extra_directives": _directives(settings, demand, logs),
-        "job_script_prologue": exports(),
+        "job_script_prologue": [*_of_the_site("job-script-prologue"), *_of_the_site("env-extra"), *exports()],
         "python": sys.executable,
         # dask-cuda starts one worker per GPU that Slurm grants; plain workers are told their number.
         "worker_command": "dask cuda worker" if demand.gpus else "distributed.cli.dask_worker",
@@ -59,6 +59,14 @@ def slurm_arguments(settings: Cluster, demand: Demand, certificates: Certificate
         "security": certificates.security() if certificates else None,
         "scheduler_options": dict(QUIET_HTTP) | ({"interface": settings.interface} if settings.interface else {}),
     }
+
+
+def _of_the_site(name: str) -> list[str]:
+    """Lines that the site has set for every job (jobqueue.yaml), which an argument would replace."""
+    import dask
+    import dask_jobqueue  # noqa: F401  brings its settings
+
+    return list(dask.config.get(f"jobqueue.slurm.{name}", None) or [])
 
 
 def _directives(settings: Cluster, demand: Demand, logs: Path) -> list[str]:

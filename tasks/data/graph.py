@@ -186,7 +186,7 @@ def _completed(client: Client, chunks: Sequence[Chunk]) -> Generator[ShardRecord
 
 
 def _submit(client: Client, present: list[str], counts: Counter[str], chunk: Chunk) -> Future[ShardRecord]:
-    """Have a chunk done by the worker whose rank will read its shard, if that one is free; by any other else."""
+    """Send a chunk to the worker whose rank will read its shard; one with nothing to do may steal it."""
     key = f"prepare-{chunk.split}-{chunk.number}-{uuid4().hex}"
     reader = present[first_reader(chunk.split, chunk.number, counts[chunk.split], len(present))]
     return client.submit(

@@ -6,13 +6,14 @@ shares a core with the steps. Knows nothing of what they mean.
 
 from __future__ import annotations
 
-import queue
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
+from itertools import islice
 
 from mlflow.entities import Metric
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
@@ -25,8 +26,14 @@ RETRY_SECONDS = 2.0
 CLOSE_SECONDS = 60.0
 FIRST_SAMPLES = 10
 FIRST_SAMPLE_SECONDS = 1.0
+SAMPLES = "system/"
+"""What the names of MLflow's system metrics begin with."""
 SAMPLE_SECONDS = 10.0
 """Between samples of the machine's load, after the first ones, of which a short run has none other."""
+
+
+Kept = tuple[str, float, int, int]
+"""A metric that can lie in a checkpoint: name, value, Unix time in milliseconds, step."""
 
 
 class MetricsWriter:
@@ -43,49 +50,62 @@ class MetricsWriter:
         self._run_id = run_id
         self._resumed = resumed
         self._last_steps: dict[str, int] = {}
-        self._queue: queue.SimpleQueue[Metric | None] = queue.SimpleQueue()
-        self._stop = threading.Event()
+        self._kept: deque[Kept] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._given_up = threading.Event()
         self._thread = threading.Thread(target=self._deliver, name="metrics", daemon=True)
         self._thread.start()
 
     def log(self, metrics: dict[str, float], step: int) -> None:
-        """Queue metrics of a step; returns at once."""
+        """Keep metrics of a step for delivery; returns at once."""
         now = int(time.time() * 1000)
-        for key, value in metrics.items():
-            self._queue.put(Metric(key, value, now, step))
+        self.log_again((key, value, now, step) for key, value in metrics.items())
+
+    def log_again(self, kept: Iterable[Kept]) -> None:
+        """Keep what an earlier attempt could not deliver."""
+        with self._changed:
+            self._kept.extend(kept)
+            self._changed.notify()
+
+    def undelivered(self) -> list[Kept]:
+        """What the store has not confirmed yet, the oldest first; without samples of the machine."""
+        with self._changed:
+            return [kept for kept in self._kept if not kept[0].startswith(SAMPLES)]
 
     def close(self) -> None:
-        """Deliver what is queued, for a minute at most, and say on stderr what could not be delivered."""
-        self._queue.put(None)
+        """Deliver what is kept, for a minute at most, and say on stderr what could not be delivered."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
         self._thread.join(CLOSE_SECONDS)
-        self._stop.set()
+        self._given_up.set()
         if self._thread.is_alive():
-            _say(f"{self._queue.qsize()} metrics could not be delivered to MLflow")
+            _say(f"{len(self._kept)} metrics could not be delivered to MLflow")
 
     def _deliver(self) -> None:
-        closing = False
-        while not closing:
-            batch = self._next_batch()
-            closing = None in batch
-            metrics = [metric for metric in batch if metric is not None]
-            while metrics and not self._try(metrics) and not self._stop.is_set():
-                time.sleep(RETRY_SECONDS)
+        while batch := self._next_batch():
+            if self._try(batch):
+                with self._changed:
+                    for _ in batch:
+                        self._kept.popleft()
+            elif self._given_up.wait(RETRY_SECONDS):
+                return
 
-    def _next_batch(self) -> list[Metric | None]:
-        """What comes within `GATHER_SECONDS` of the first; None is the end."""
-        batch = [self._queue.get()]
-        deadline = time.monotonic() + GATHER_SECONDS
-        with suppress(queue.Empty):
-            while batch[-1] is not None and len(batch) < MAX_BATCH:
-                batch.append(self._queue.get(timeout=max(0.0, deadline - time.monotonic())))
-        return batch
+    def _next_batch(self) -> list[Kept]:
+        """What is kept, `GATHER_SECONDS` after there is anything; empty at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._kept or self._closing)
+            self._changed.wait_for(lambda: len(self._kept) >= MAX_BATCH or self._closing, GATHER_SECONDS)
+            return list(islice(self._kept, MAX_BATCH))
 
     @cached_property
     def _client(self) -> MlflowClient:
         return MlflowClient(self._tracking_uri)  # opens the store: not before a step, but beside it
 
-    def _try(self, metrics: list[Metric]) -> bool:
+    def _try(self, batch: list[Kept]) -> bool:
         try:
+            metrics = [Metric(key, value, when, self._placed(key, step)) for key, value, when, step in batch]
             fresh = [metric for metric in metrics if metric.step > self._last_step(metric.key)]
             if fresh:
                 self._client.log_batch(self._run_id, metrics=fresh, synchronous=True)
@@ -93,6 +113,10 @@ class MetricsWriter:
             _say(f"MLflow is away, metrics are kept: {error}")
             return False
         return True
+
+    def _placed(self, key: str, step: int) -> int:
+        """Samples of the machine are counted on from an earlier attempt's; training steps are what they are."""
+        return step + 1 + self._last_step(key) if key.startswith(SAMPLES) else step
 
     def _last_step(self, key: str) -> int:
         if not self._resumed:
@@ -114,8 +138,8 @@ class _LoadMonitor(SystemMetricsMonitor):
     MLflow would ask the store for the run, and write to it, with every sample.
     """
 
-    def __init__(self, writer: MetricsWriter, tracking_uri: str, run_id: str, resumed: bool) -> None:
-        super().__init__(run_id, resume_logging=resumed, tracking_uri=tracking_uri)  # type: ignore[no-untyped-call]
+    def __init__(self, writer: MetricsWriter, tracking_uri: str, run_id: str) -> None:
+        super().__init__(run_id, tracking_uri=tracking_uri)  # type: ignore[no-untyped-call]
         self._writer = writer
         self._num_samples = 0
 
@@ -130,17 +154,16 @@ class _LoadMonitor(SystemMetricsMonitor):
     def _sample(self) -> None:
         self.collect_metrics()  # type: ignore[no-untyped-call]
         found = self.aggregate_metrics()  # type: ignore[no-untyped-call]
-        self._writer.log({self._metrics_prefix + name: value for name, value in found.items()}, self._logging_step)
-        self._logging_step += 1
+        self._writer.log({SAMPLES + name: value for name, value in found.items()}, self._num_samples)
         self._num_samples += 1
         for part in self.monitors:
             part.clear_metrics()  # type: ignore[no-untyped-call]
 
 
 @contextmanager
-def system_metrics(writer: MetricsWriter, tracking_uri: str, run_id: str, resumed: bool) -> Iterator[None]:
+def system_metrics(writer: MetricsWriter, tracking_uri: str, run_id: str) -> Iterator[None]:
     """Record this machine's load (CPU, memory, disk, network, GPUs) with the run while the body lasts."""
-    monitor = _LoadMonitor(writer, tracking_uri, run_id, resumed)
+    monitor = _LoadMonitor(writer, tracking_uri, run_id)
     monitor.start()  # type: ignore[no-untyped-call]
     try:
         yield

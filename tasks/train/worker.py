@@ -179,7 +179,7 @@ class Rank:
             watch, log, place.directory / "progress.json" if place.writes else None, place.train_split.num_samples
         )
         checkpoints = CheckpointCallback(
-            watch, Path(spec.checkpoint_directory), self.config.execution.checkpoint_steps, progress
+            watch, Path(spec.checkpoint_directory), self.config.execution.checkpoint_steps, progress, writer
         )
         validation = ValidationCallback(watch, lambda: self._count(learner.network), log)
         trainer = self._trainer([budget, progress, validation, checkpoints])
@@ -266,7 +266,7 @@ class Rank:
         resumed = spec.resume_from is not None or not self.place.directory.parent.name.endswith("-0")
         writer = MetricsWriter(spec.tracking_uri, spec.run_id, resumed)
         try:
-            with system_metrics(writer, spec.tracking_uri, spec.run_id, resumed):
+            with system_metrics(writer, spec.tracking_uri, spec.run_id):
                 yield writer
         finally:
             writer.close()

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import torch
 
+from tasks.data.loading.streaming import _NUM_BUFFERS
 from tasks.data.split import open_split
 from tasks.model.fold import fold_batch_norm
 from tasks.model.infer import predictions
 from tasks.records import Arm, RankSpec
 from tasks.speedup.probe import ArmRunner, run_probe
 from tasks.speedup.validity import ValidityWatch
+from tasks.train.callbacks import log_steps
 from tasks.train.place import Place
 from tasks.train.precision import forward_context, prepare_network
 from tasks.train.pulse import Pulse
@@ -24,10 +26,13 @@ from tasks.train.step import BareStep, StepInputs
 from tasks.train.stopwatch import Stopwatch
 from tasks.train.worker import BASELINE, Rank
 
+AHEAD = _NUM_BUFFERS + 1
+
 
 def chosen(place):
     """The execution that the plan chose."""
     plan = place.spec.plan
+    assert plan.compile == "off", "what is compiled is measured elsewhere"
     return Arm(
         num_devices=1,
         precision=plan.precision,
@@ -38,15 +43,18 @@ def chosen(place):
 
 
 def timed(steps):
-    """Seconds of each of the steps of an iterator, as a function of their number."""
+    """Mean seconds of a number of an iterator's steps, for each of them.
+
+    What a background thread has made while another arm was measured comes first, and does not count.
+    """
 
     def run(number):
-        times = []
-        for _ in range(number):
-            started = time.perf_counter()
+        for _ in range(AHEAD):
             next(steps)
-            times.append(time.perf_counter() - started)
-        return times
+        started = time.perf_counter()
+        for _ in range(number):
+            next(steps)
+        return [(time.perf_counter() - started) / number] * number
 
     return run
 
@@ -94,7 +102,7 @@ def prediction(place):
 
 
 def loop(place):
-    """The same steps: a loop by hand, and Lightning with all that a run hangs on it, between its log points."""
+    """The same steps: a loop by hand, and Lightning with a run's own callbacks, between its log points; no tracking."""
     arm = chosen(place)
     recipe = place.config.recipe
     inputs = StepInputs(place.network, recipe, recipe.learning_rate, place.device)
@@ -108,11 +116,16 @@ def loop(place):
         loader.close()
         return [seconds / steps for _, steps, seconds in windows[1:] for _ in range(steps)]
 
+    def in_windows(times):
+        length = log_steps(full)
+        windows = [times[start : start + length] for start in range(0, len(times), length)]
+        return [sum(window) / len(window) for window in windows[1:] for _ in window]
+
     steps = recipe.num_epochs * full
     samples = place.batches.global_batch_size
     return {
         "baseline": ArmRunner(arm, lightning, samples),
-        "candidate": ArmRunner(arm, lambda number: by_hand.run(steps), samples),
+        "candidate": ArmRunner(arm, lambda number: in_windows(by_hand.run(steps)), samples),
     }
 
 
