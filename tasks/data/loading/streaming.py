@@ -55,6 +55,11 @@ class _Producer:
         pinned = feed.device.type == "cuda"
         for _ in range(_NUM_BUFFERS):
             self._free.put(torch.empty((largest, *feed.split.image_shape), dtype=torch.uint8, pin_memory=pinned))
+        height, width, channels = feed.split.image_shape
+        canvas = np.zeros((largest, height, width, channels), dtype=np.uint8)
+        # Painted once: a batch overwrites what lies inside of the padding, and leaves that as it is.
+        self._padded_NHWC = pad(canvas, feed.padding, feed.fill_C)
+        self._windows = windows(torch.from_numpy(self._padded_NHWC), height, width)
         # A daemon: an interpreter that ends without closing the loader must not wait for it.
         self._thread = threading.Thread(target=self._run, name="paceline-streaming", daemon=True)
         self._thread.start()
@@ -125,11 +130,11 @@ class _Producer:
         images_NHWC = feed.split.gather(request.index_N)
         if request.flip_N.any():
             images_NHWC[request.flip_N] = images_NHWC[request.flip_N][:, :, ::-1]
-        padded_NHWC = torch.from_numpy(pad(images_NHWC, feed.padding, feed.fill_C))
         height, width, _ = feed.split.image_shape
-        numbers_N = window_numbers(np.arange(num), request.dy_N, request.dx_N, padded_NHWC)
-        moved = gather_windows(windows(padded_NHWC, height, width), numbers_N)
-        np.copyto(out, moved.numpy().reshape(out.shape))
+        inside = self._padded_NHWC[:, feed.padding : feed.padding + height, feed.padding : feed.padding + width]
+        inside[:num] = images_NHWC
+        numbers_N = window_numbers(np.arange(num), request.dy_N, request.dx_N, torch.from_numpy(self._padded_NHWC))
+        np.copyto(out, gather_windows(self._windows, numbers_N).numpy().reshape(out.shape))
         return buffer
 
 
