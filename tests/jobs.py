@@ -62,6 +62,14 @@ def set_environment(changes):
             os.environ[name] = value
 
 
+def changed(job, **sections):
+    """The same job with other settings, such as speedup={"max_seconds": 30}."""
+    tree = job.config.model_dump(mode="json")
+    for name, settings in sections.items():
+        tree[name] |= settings
+    return job.model_copy(update={"config": type(job.config).model_validate(tree)})
+
+
 @contextmanager
 def two_workers():
     """The product's own cluster on this host, with two single-threaded workers; its scheduler's address."""

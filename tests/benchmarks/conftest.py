@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from tasks.records import Measurement
+from tasks.train.coordinate import measure_group
 from tests.jobs import new_job, two_workers
 
 
@@ -22,6 +24,13 @@ def make_job(cluster_address):
         return new_job(cluster_address, preset, ["speedup.baseline=none", *overrides])
 
     return make
+
+
+def measure(job, address, arms, messages=()):
+    """What the job's group measures instead of training."""
+    return measure_group(
+        job.model_copy(update={"measurement": Measurement(arms=arms, all_reduce_bytes=messages)}), address
+    )
 
 
 def tell(goal, value, interval, verdict):

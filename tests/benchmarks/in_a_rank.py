@@ -9,13 +9,11 @@ import time
 from itertools import islice
 from pathlib import Path
 
-import torch
-
 from tasks.data.loading.streaming import _NUM_BUFFERS
 from tasks.data.split import open_split
 from tasks.model.fold import fold_batch_norm
 from tasks.model.infer import predictions
-from tasks.records import Arm, RankSpec
+from tasks.records import RankSpec
 from tasks.speedup.probe import ArmRunner, run_probe
 from tasks.speedup.validity import ValidityWatch
 from tasks.train.callbacks import log_steps
@@ -31,15 +29,13 @@ AHEAD = _NUM_BUFFERS + 1
 
 def chosen(place):
     """The execution that the plan chose."""
-    plan = place.spec.plan
-    assert plan.compile == "off", "what is compiled is measured elsewhere"
-    return Arm(
-        num_devices=1,
-        precision=plan.precision,
-        compile="off",
-        memory_format=plan.memory_format,
-        loading=plan.loading,
-    )
+    arm = new_rank(place)._candidate()
+    assert (arm.num_devices, arm.compile) == (1, "off"), "what is compiled is measured elsewhere"
+    return arm
+
+
+def new_rank(place):
+    return Rank(place, Stopwatch("startup", time.monotonic()), Pulse())
 
 
 def timed(steps):
@@ -110,9 +106,8 @@ def loop(place):
     by_hand = BareStep(inputs, arm, place.loader(arm, place.batches, 0), full)
 
     def lightning(number):
-        rank = Rank(place, Stopwatch("startup", time.monotonic()), Pulse())
         loader = place.loader(arm, place.batches, 0)
-        windows = rank._fit(loader, 0, None)[1]["windows"]
+        windows = new_rank(place)._fit(loader, 0, None)[1]["windows"]
         loader.close()
         return [seconds / steps for _, steps, seconds in windows[1:] for _ in range(steps)]
 
@@ -139,7 +134,4 @@ def main(spec_path, what, seconds):
 
 
 if __name__ == "__main__":
-    with torch.random.fork_rng():
-        main(*sys.argv[1:])
-    sys.stdout.flush()
-    os._exit(0)
+    main(*sys.argv[1:])

@@ -13,16 +13,15 @@ import sys
 
 import pytest
 
-from tasks.records import Measurement
 from tasks.speedup.forecast import DeviceProfile
 from tasks.speedup.links import fit_link
 from tasks.speedup.predict import predict, step_seconds
 from tasks.speedup.profile import company_of, link_samples, profile_of
 from tasks.speedup.statistics import arm_ratio, speedup_ratio
-from tasks.train.coordinate import measure_group, train_group
+from tasks.train.coordinate import train_group
 from tasks.train.launch import rank_environment
-from tests.benchmarks.conftest import at_most, tell
-from tests.jobs import planned_arm
+from tests.benchmarks.conftest import at_most, measure, tell
+from tests.jobs import changed, planned_arm
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -32,17 +31,9 @@ HELD_OUT = (2 * BATCH, 3 * BATCH // 4, BATCH // 4)
 NUM_A_AGAINST_A = 40
 
 
-def measure(job, address, arms, messages=()):
-    return measure_group(
-        job.model_copy(update={"measurement": Measurement(arms=arms, all_reduce_bytes=messages)}), address
-    )
-
-
 def patient(job):
     """The same job with time for a narrow interval."""
-    tree = job.config.model_dump(mode="json")
-    tree["speedup"] |= {"max_seconds": 150, "num_blocks": 1000, "target_half_width": 0.008}
-    return job.model_copy(update={"config": type(job.config).model_validate(tree)})
+    return changed(job, speedup={"max_seconds": 150, "num_blocks": 1000, "target_half_width": 0.008})
 
 
 def text(estimate):
@@ -93,10 +84,9 @@ def test_the_choice_of_auto_against_the_best_arm(preset, make_job, cluster_addre
 
 def compiling(job, address, probe):
     """Seconds that compiling costs, over those of all of the recipe's steps as auto runs them."""
-    tree = job.config.model_dump(mode="json")
-    tree["recipe"] |= {"num_epochs": 1, "warmup_epochs": 0}
     plan = job.plan.model_copy(update={"compile": "step"})
-    short = job.model_copy(update={"config": type(job.config).model_validate(tree), "plan": plan, "cold_compile": True})
+    short = changed(job, recipe={"num_epochs": 1, "warmup_epochs": 0})
+    short = short.model_copy(update={"plan": plan, "cold_compile": True})
     seconds = train_group(short, address).compile.seconds
     samples = job.prepared.num_train * job.config.recipe.num_epochs
     per_sample = statistics.median(

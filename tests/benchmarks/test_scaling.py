@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tasks.records import Block, Measurement
+from tasks.records import Block
 from tasks.speedup.statistics import arm_ratio
-from tasks.train.coordinate import measure_group, train_group
+from tasks.train.coordinate import train_group
 from tasks.train.launch import KEEP_MEMORY
-from tests.benchmarks.conftest import at_least, tell
-from tests.jobs import planned_arm, planted
+from tests.benchmarks.conftest import at_least, measure, tell
+from tests.jobs import changed, planned_arm, planted
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -39,10 +39,6 @@ def job(make_job, cifar10_subset):
     )
 
 
-def measure(job, address, arms):
-    return measure_group(job.model_copy(update={"measurement": Measurement(arms=arms)}), address).probe
-
-
 def pair(job, precision, scaling, batch_size):
     """One device at a batch, and two with as much each or as much together."""
     one = planned_arm(job, num_devices=1, precision=precision, batch_size=batch_size)
@@ -54,7 +50,7 @@ def pair(job, precision, scaling, batch_size):
 @pytest.mark.parametrize(("scaling", "batch_size"), CELLS)
 def test_two_ranks_against_one(job, cluster_address, precision, scaling, batch_size):
     one, two = pair(job, precision, scaling, batch_size)
-    probe = measure(job, cluster_address, {"baseline": one, "candidate": two})
+    probe = measure(job, cluster_address, {"baseline": one, "candidate": two}).probe
     found = arm_ratio(probe.rounds, "baseline", "candidate")  # seconds per sample of one over those of two
     tell(
         f"goal 7, {precision}, {scaling}, batch {batch_size}: parallel efficiency of two ranks of one thread >= {BAR}",
@@ -88,7 +84,7 @@ def test_where_it_goes(job, cluster_address, precision):
     arms = {"baseline": one, "candidate": two}
     arms |= {variant: two.model_copy(update={"variant": variant}) for variant in ("no_sync", "token_sync")}
     arms["compressed"] = two.model_copy(update={"gradient_compression": "bf16"})
-    rounds = measure(job, cluster_address, arms).rounds
+    rounds = measure(job, cluster_address, arms).probe.rounds
     for role in ("no_sync", "token_sync", "candidate", "compressed"):
         found = arm_ratio(rounds, "baseline", role)
         value, low, high = (end / 2 for end in (found.value, found.low, found.high))
@@ -97,16 +93,16 @@ def test_where_it_goes(job, cluster_address, precision):
 
 def test_a_slow_rank_with_measured_shares_against_even_ones(job, cluster_address):
     """A rank that sleeps 3 ms for each sample."""
-    tree = job.config.model_dump(mode="json")
-    tree["recipe"] |= {"num_epochs": 1, "warmup_epochs": 0, "batch_size": 64}
-    tree["execution"] |= {"worker_load": "measured"}
-    short = job.model_copy(update={"config": type(job.config).model_validate(tree)})
+    short = changed(
+        job,
+        recipe={"num_epochs": 1, "warmup_epochs": 0, "batch_size": 64},
+        execution={"worker_load": "measured"},
+    )
     with planted(cluster_address, "rank-1=0.003"):
         loads = train_group(short, cluster_address).worker_load
         even = planned_arm(short, batch_size=64)
-        probe = measure(
-            short, cluster_address, {"baseline": even, "candidate": even.model_copy(update={"loads": loads})}
-        )
+        arms = {"baseline": even, "candidate": even.model_copy(update={"loads": loads})}
+        probe = measure(short, cluster_address, arms).probe
     found = arm_ratio(probe.rounds, "baseline", "candidate")
     fast, slow = loads
     alone = fast / (fast + slow)

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tasks.records import Measurement, ProbeResult
+from tasks.records import ProbeResult
 from tasks.speedup.statistics import arm_ratio
-from tasks.train.coordinate import measure_group, train_group
+from tasks.train.coordinate import train_group
 from tasks.train.launch import rank_environment
 from tasks.train.worker import BASELINE
-from tests.benchmarks.conftest import at_least, at_most, tell
-from tests.jobs import planned_arm
+from tests.benchmarks.conftest import at_least, at_most, measure, tell
+from tests.jobs import changed, planned_arm
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -64,11 +64,8 @@ def told(goal, probe, bar, role="candidate"):
 
 
 def measured(job, address, baseline):
-    tree = job.config.model_dump(mode="json")
-    tree["speedup"] |= {"max_seconds": SECONDS, "num_blocks": 1000, "target_half_width": 0.01}
-    measurement = Measurement(arms={"baseline": baseline, "candidate": planned_arm(job)})
-    patient = job.model_copy(update={"config": type(job.config).model_validate(tree), "measurement": measurement})
-    return measure_group(patient, address).probe
+    patient = changed(job, speedup={"max_seconds": SECONDS, "num_blocks": 1000, "target_half_width": 0.01})
+    return measure(patient, address, {"baseline": baseline, "candidate": planned_arm(job)}).probe
 
 
 def test_goal_1_loading(jobs, tmp_path):
