@@ -149,6 +149,10 @@ class Arm(Record):
         return ", ".join(parts)
 
 
+KeptMetric = tuple[str, float, int, int]
+"""A metric that can lie in a checkpoint: name, value, Unix time in milliseconds, step."""
+
+
 class Block(Record):
     """One measured block of one arm."""
 

@@ -45,7 +45,7 @@ def slurm_arguments(settings: Cluster, demand: Demand, certificates: Certificate
         "job_mem": settings.memory_per_host,
         "job_name": "paceline",
         "job_extra_directives": _directives(settings, demand, logs),
-        "job_script_prologue": [*_of_the_site("job-script-prologue"), *_of_the_site("env-extra"), *exports()],
+        "job_script_prologue": [*_lines_of_the_site(), *exports()],
         "python": sys.executable,
         # dask-cuda starts one worker per GPU that Slurm grants; plain workers are told their number.
         "worker_command": "dask cuda worker" if demand.gpus else "distributed.cli.dask_worker",
@@ -61,12 +61,13 @@ def slurm_arguments(settings: Cluster, demand: Demand, certificates: Certificate
     }
 
 
-def _of_the_site(name: str) -> list[str]:
-    """Lines that the site has set for every job (jobqueue.yaml), which an argument would replace."""
+def _lines_of_the_site() -> list[str]:
+    """What the site has set for every job (jobqueue.yaml, the old name where the new is not used); ours replaces it."""
     import dask
     import dask_jobqueue  # noqa: F401  brings its settings
 
-    return list(dask.config.get(f"jobqueue.slurm.{name}", None) or [])
+    names = ("jobqueue.slurm.job-script-prologue", "jobqueue.slurm.env-extra")
+    return next((list(lines) for name in names if (lines := dask.config.get(name, None))), [])
 
 
 def _directives(settings: Cluster, demand: Demand, logs: Path) -> list[str]:

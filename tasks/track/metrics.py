@@ -19,6 +19,8 @@ from mlflow.entities import Metric
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 from mlflow.tracking import MlflowClient
 
+from tasks.records import KeptMetric
+
 MAX_BATCH = 500
 GATHER_SECONDS = 1.0
 """Writing one batch takes 5 to 20 ms of a core, however small it is."""
@@ -30,10 +32,6 @@ SAMPLES = "system/"
 """What the names of MLflow's system metrics begin with."""
 SAMPLE_SECONDS = 10.0
 """Between samples of the machine's load, after the first ones, of which a short run has none other."""
-
-
-Kept = tuple[str, float, int, int]
-"""A metric that can lie in a checkpoint: name, value, Unix time in milliseconds, step."""
 
 
 class MetricsWriter:
@@ -50,7 +48,7 @@ class MetricsWriter:
         self._run_id = run_id
         self._resumed = resumed
         self._last_steps: dict[str, int] = {}
-        self._kept: deque[Kept] = deque()
+        self._kept: deque[KeptMetric] = deque()
         self._changed = threading.Condition()
         self._closing = False
         self._given_up = threading.Event()
@@ -62,13 +60,13 @@ class MetricsWriter:
         now = int(time.time() * 1000)
         self.log_again((key, value, now, step) for key, value in metrics.items())
 
-    def log_again(self, kept: Iterable[Kept]) -> None:
+    def log_again(self, kept: Iterable[KeptMetric]) -> None:
         """Keep what an earlier attempt could not deliver."""
         with self._changed:
             self._kept.extend(kept)
             self._changed.notify()
 
-    def undelivered(self) -> list[Kept]:
+    def undelivered(self) -> list[KeptMetric]:
         """What the store has not confirmed yet, the oldest first; without samples of the machine."""
         with self._changed:
             return [kept for kept in self._kept if not kept[0].startswith(SAMPLES)]
@@ -92,7 +90,7 @@ class MetricsWriter:
             elif self._given_up.wait(RETRY_SECONDS):
                 return
 
-    def _next_batch(self) -> list[Kept]:
+    def _next_batch(self) -> list[KeptMetric]:
         """What is kept, `GATHER_SECONDS` after there is anything; empty at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._kept or self._closing)
@@ -103,7 +101,7 @@ class MetricsWriter:
     def _client(self) -> MlflowClient:
         return MlflowClient(self._tracking_uri)  # opens the store: not before a step, but beside it
 
-    def _try(self, batch: list[Kept]) -> bool:
+    def _try(self, batch: list[KeptMetric]) -> bool:
         try:
             metrics = [Metric(key, value, when, self._placed(key, step)) for key, value, when, step in batch]
             fresh = [metric for metric in metrics if metric.step > self._last_step(metric.key)]

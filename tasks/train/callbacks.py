@@ -20,6 +20,7 @@ from lightning.pytorch import Callback, Trainer
 from tasks.errors import RunError
 from tasks.model.module import Learner
 from tasks.model.objective import BatchSource, LabelledBatch
+from tasks.records import KeptMetric
 from tasks.train.checkpoint import checkpoint_path
 from tasks.train.exposure import communication_fraction
 from tasks.train.group import average_buffers, reduced
@@ -31,12 +32,12 @@ LogMetrics = Callable[[dict[str, float], int], None]
 
 
 class KeepsMetrics(Protocol):
-    """Metrics on their way, as (name, value, Unix time in milliseconds, step)."""
+    """Metrics on their way."""
 
-    def undelivered(self) -> list[tuple[str, float, int, int]]:
+    def undelivered(self) -> list[KeptMetric]:
         """What has not arrived yet."""
 
-    def log_again(self, kept: Iterable[tuple[str, float, int, int]]) -> None:
+    def log_again(self, kept: Iterable[KeptMetric]) -> None:
         """Deliver."""
 
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -125,6 +126,15 @@ def apportion(num_samples: int, loads: Sequence[float]) -> tuple[int, ...]:
     return tuple(parts)
 
 
+@lru_cache
+def _sizes(num_samples: int, world_size: int, loads: tuple[float, ...] | None) -> tuple[int, ...]:
+    """Asked for in every step, of two sizes of batches: the full one and the last one."""
+    if loads is not None:
+        return apportion(num_samples, loads)
+    parts = (share(0, num_samples, rank, world_size) for rank in range(world_size))
+    return tuple(last - first for first, last in parts)
+
+
 @dataclass(frozen=True)
 class BatchPlan:
     """How an epoch is cut into global batches, and these into the ranks' parts.
@@ -182,10 +192,7 @@ class BatchPlan:
     def sizes(self, step: int) -> tuple[int, ...]:
         """Samples of each rank's part of a global batch."""
         start, stop = self.bounds(step)
-        if self.loads is not None:
-            return apportion(stop - start, self.loads)
-        parts = (share(start, stop, rank, self.world_size) for rank in range(self.world_size))
-        return tuple(last - first for first, last in parts)
+        return _sizes(stop - start, self.world_size, self.loads)
 
     def weight(self, step: int, rank: int) -> float:
         """What makes the mean of the ranks' gradients the mean over the global batch's samples."""

@@ -58,8 +58,10 @@ class _Producer:
         height, width, channels = feed.split.image_shape
         canvas = np.zeros((largest, height, width, channels), dtype=np.uint8)
         # Painted once: a batch overwrites what lies inside of the padding, and leaves that as it is.
-        self._padded_NHWC = pad(canvas, feed.padding, feed.fill_C)
-        self._windows = windows(torch.from_numpy(self._padded_NHWC), height, width)
+        self._padded_NHWC = torch.from_numpy(pad(canvas, feed.padding, feed.fill_C))
+        inside = slice(feed.padding, feed.padding + height), slice(feed.padding, feed.padding + width)
+        self._inside_NHWC = self._padded_NHWC.numpy()[:, *inside]
+        self._windows = windows(self._padded_NHWC, height, width)
         # A daemon: an interpreter that ends without closing the loader must not wait for it.
         self._thread = threading.Thread(target=self._run, name="paceline-streaming", daemon=True)
         self._thread.start()
@@ -130,10 +132,8 @@ class _Producer:
         images_NHWC = feed.split.gather(request.index_N)
         if request.flip_N.any():
             images_NHWC[request.flip_N] = images_NHWC[request.flip_N][:, :, ::-1]
-        height, width, _ = feed.split.image_shape
-        inside = self._padded_NHWC[:, feed.padding : feed.padding + height, feed.padding : feed.padding + width]
-        inside[:num] = images_NHWC
-        numbers_N = window_numbers(np.arange(num), request.dy_N, request.dx_N, torch.from_numpy(self._padded_NHWC))
+        self._inside_NHWC[:num] = images_NHWC
+        numbers_N = window_numbers(np.arange(num), request.dy_N, request.dx_N, self._padded_NHWC)
         np.copyto(out, gather_windows(self._windows, numbers_N).numpy().reshape(out.shape))
         return buffer
 
