@@ -223,9 +223,9 @@ class Cluster(Section):
     wait_seconds: Annotated[float, Field(gt=0)] = 300.0
     """`ssh`, `slurm`: how long to wait for the workers, seconds; the time in Slurm's queue counts."""
     min_workers: Annotated[int, Field(ge=1)] | None = None
-    """Fewest workers with which a training goes on when it has lost others, until they are back; None for all. Each
-    batch keeps its samples and its learning rate, whatever `recipe.batch_scaling` is: the workers that are left take
-    larger shares of it."""
+    """Fewest workers with which a training goes on when it has lost others, until they are back; None for all.
+    Batch and learning rate follow `recipe.batch_scaling`: weak, and each device's batch stays, the learning rate falls
+    with the number of devices; strong, and the workers that are left take larger shares of the same batches."""
 
     @model_validator(mode="after")
     def _address_where_needed(self) -> Self:
@@ -372,14 +372,15 @@ class Config(Section):
     @property
     def global_batch_size(self) -> int:
         """Samples per step over all ranks."""
-        ranks = self.execution.world_size if self.recipe.batch_scaling == "weak" else 1
-        return self.recipe.batch_size * ranks
+        return self.batch_size_over(self.execution.world_size)
 
-    @property
-    def peak_learning_rate(self) -> float:
-        """Learning rate after batch scaling: linear in the number of ranks when the global batch grows with it.
+    def batch_size_over(self, num_ranks: int) -> int:
+        """Samples per step over a number of ranks."""
+        return self.recipe.batch_size * (num_ranks if self.recipe.batch_scaling == "weak" else 1)
+
+    def learning_rate_over(self, num_ranks: int) -> float:
+        """Peak learning rate after batch scaling: linear in the number of ranks when the global batch grows with it.
 
         Source: Goyal et al., "Accurate, Large Minibatch SGD" (2017), the linear scaling rule.
         """
-        ranks = self.execution.world_size if self.recipe.batch_scaling == "weak" else 1
-        return self.recipe.learning_rate * ranks
+        return self.recipe.learning_rate * (num_ranks if self.recipe.batch_scaling == "weak" else 1)

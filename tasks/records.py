@@ -316,6 +316,8 @@ class TrainResult(Record):
     without validation, checkpoints and logging. Rank 0's."""
     samples_per_epoch: int | None = None
     """Training samples, over all devices."""
+    steps_per_epoch: int | None = None
+    """Of a whole epoch, in batches of the group that finished; an elastic group had others before."""
     startup_seconds: float | None = None
     """Process start to the first training step, probe excluded."""
     epoch_ends: tuple[float, ...] = ()

@@ -12,7 +12,7 @@ from lightning.pytorch import LightningModule
 from torch import nn
 
 from conf.schema import Recipe
-from tasks.model.objective import LabelledBatch, batch_loss, build_optimizer
+from tasks.model.objective import Course, LabelledBatch, batch_loss, build_optimizer
 from tasks.model.schedule import learning_rate_factor
 
 STATE_KEY = "paceline"
@@ -25,20 +25,32 @@ class Learner(LightningModule):
         network: maps images_NCHW to `(logits_NK, targets_NT or None)`.
         recipe: optimizer, schedule and loss.
         peak_learning_rate: after batch scaling.
-        steps_per_epoch: of the training loader.
+        course: of the training loader.
     """
 
-    def __init__(self, network: nn.Module, recipe: Recipe, peak_learning_rate: float, steps_per_epoch: int) -> None:
+    def __init__(self, network: nn.Module, recipe: Recipe, peak_learning_rate: float, course: Course) -> None:
         super().__init__()
         self.network = network
         self.recipe = recipe
         self.peak_learning_rate = peak_learning_rate
-        self.steps_per_epoch = steps_per_epoch
+        self.course = course
         self.losses: list[float] = []
         """Loss of every step whose value has been read from the device; filled by the progress callback."""
         self.validation_accuracy: list[float] = []
+        self.epoch_ends: list[int] = []
+        """Steps done at the end of each epoch that is over."""
         self.pending: list[torch.Tensor] = []
         """Losses still on the device: reading each would make the host wait in every step."""
+
+    def on_train_batch_start(self, batch: LabelledBatch, batch_idx: int) -> None:
+        """Set the step's learning rate.
+
+        Not by a scheduler of torch's: its state would bring a former group's rate along into a resume.
+        """
+        step = self.course.even_step(self.global_step)
+        rate = self.peak_learning_rate * learning_rate_factor(self.recipe, step, self.course.steps_per_epoch)
+        for group in self.trainer.optimizers[0].param_groups:
+            group["lr"] = rate
 
     def training_step(self, batch: LabelledBatch, batch_idx: int) -> torch.Tensor:
         """Loss of one batch of this rank."""
@@ -47,24 +59,28 @@ class Learner(LightningModule):
         return loss
 
     def configure_optimizers(self) -> Any:
-        """The recipe's optimizer with its learning rate set at every step."""
-        optimizer = build_optimizer(self.network, self.recipe, self.peak_learning_rate)
-        schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: learning_rate_factor(self.recipe, step, self.steps_per_epoch)
-        )
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        """The recipe's optimizer."""
+        return build_optimizer(self.network, self.recipe, self.peak_learning_rate)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the curves, so that a resumed run reports the whole course. Plain types only."""
+        """Keep what is done, and the curves, so that a resumed run reports the whole course. Plain types only."""
+        epoch, first_sample = self.course.done(self.global_step)
         checkpoint[STATE_KEY] = {
             "step": int(self.global_step),
-            "steps_per_epoch": self.steps_per_epoch,
+            "epoch": epoch,
+            "first_sample": first_sample,
+            "epoch_ends": list(self.epoch_ends),
             "losses": torch.tensor(self.losses, dtype=torch.float64),
             "validation_accuracy": torch.tensor(self.validation_accuracy, dtype=torch.float64),
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take the curves up again."""
+        """Take the curves up again, and tell Lightning how far the epoch is in this group's batches."""
         state = checkpoint[STATE_KEY]
+        self.epoch_ends = list(state["epoch_ends"])
         self.losses = state["losses"].tolist()
         self.validation_accuracy = state["validation_accuracy"].tolist()
+        # Its loop ends an epoch by this count, which the group before had in batches of its own size.
+        counts = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]
+        shift = self.course.num_passed - counts["ready"]
+        counts.update({name: count + shift for name, count in counts.items()})

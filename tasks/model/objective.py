@@ -40,6 +40,33 @@ class LabelledBatch(Protocol):
         """n_local * world_size / n_global."""
 
 
+class Course(Protocol):
+    """The steps of a training laid over its epochs; steps are counted over all of them."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Of a whole epoch."""
+
+    @property
+    def num_passed(self) -> int:
+        """Of `steps_per_epoch`, those that are behind this group where it takes up; all of them at an epoch's end."""
+
+    def done(self, step: int) -> tuple[int, int]:
+        """What has been seen when so many steps are done: whole epochs, and samples of the next one."""
+
+    def samples(self, step: int) -> int:
+        """How many samples have been seen when so many steps are done, over all epochs."""
+
+    def ends_epoch(self, step: int) -> bool:
+        """Whether an epoch is over when so many steps are done."""
+
+    def num_steps(self, num_epochs: int) -> int:
+        """Of a training of so many epochs."""
+
+    def even_step(self, step: int) -> float:
+        """Which step this would be if all before it had been of this group's batch size; what schedules go by."""
+
+
 class BatchSource(Protocol):
     """What feeds a training: sized in steps per epoch, positioned by global step."""
 

@@ -7,12 +7,12 @@ import math
 from conf.schema import Recipe
 
 
-def learning_rate_factor(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
+def learning_rate_factor(recipe: Recipe, step: float, steps_per_epoch: int) -> float:
     """Factor on the peak learning rate at a step (0-based), between 0 and 1.
 
     Args:
         recipe: schedule, warm-up and number of epochs.
-        step: global step.
+        step: global step; between two steps where steps before it were of another size.
         steps_per_epoch: steps of one epoch.
 
     Linear warm-up as in Goyal et al. (2017); one-cycle as in Smith (2018): linear up, linear down to zero.

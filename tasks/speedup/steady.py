@@ -16,9 +16,9 @@ def steady_rate(trained: TrainResult) -> float | None:
     Returns:
         None when no window is left.
     """
-    if not trained.windows or trained.world_size < 1:
+    steps_per_epoch = trained.steps_per_epoch
+    if not trained.windows or not steps_per_epoch:
         return None
-    steps_per_epoch = max(1, trained.num_steps // trained.num_epochs)
     warm_up = steps_per_epoch if trained.num_epochs > 1 else trained.windows[0][1]
     begin = trained.first_step + warm_up
     rates = [count / seconds for first, count, seconds in trained.windows if first >= begin and seconds > 0]

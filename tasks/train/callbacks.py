@@ -121,20 +121,13 @@ class ProgressCallback(Callback):
         stopwatch: for the item `logging`.
         log_metrics: takes metrics and the step; None on ranks that do not write.
         progress_path: small JSON file for whoever watches; None on ranks that do not write.
-        samples_per_epoch: over all ranks.
     """
 
-    def __init__(
-        self,
-        stopwatch: Stopwatch,
-        log_metrics: LogMetrics | None,
-        progress_path: Path | None,
-        samples_per_epoch: int,
-    ) -> None:
+    def __init__(self, stopwatch: Stopwatch, log_metrics: LogMetrics | None, progress_path: Path | None) -> None:
         self._stopwatch = stopwatch
         self._log_metrics = log_metrics
         self._progress_path = progress_path
-        self._samples_per_epoch = samples_per_epoch
+        self._newest: dict[str, float] = {}
         self.windows: list[tuple[int, int, float]] = []
         """(first step, number of steps, seconds) between two reads of the loss."""
         self._window_started = time.monotonic()
@@ -153,8 +146,8 @@ class ProgressCallback(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Close a window every `log_steps` steps and at an epoch's end; the same steps on all ranks."""
-        steps = pl_module.steps_per_epoch
-        if (trainer.global_step % log_steps(steps)) == 0 or trainer.global_step % steps == 0:
+        step, course = trainer.global_step, pl_module.course
+        if step % log_steps(course.steps_per_epoch) == 0 or course.ends_epoch(step):
             with self._stopwatch.during("logging"):
                 self.close_window(trainer, pl_module)
 
@@ -180,30 +173,32 @@ class ProgressCallback(Callback):
 
     def _report(self, trainer: Trainer, learner: Learner, window: list[float]) -> None:
         seconds = time.monotonic() - self._window_started  # the losses have been read: the device is done too
-        self.windows.append((trainer.global_step - len(window), len(window), seconds))
-        rate = len(window) / seconds * self._samples_per_epoch / learner.steps_per_epoch
+        begun, step = trainer.global_step - len(window), trainer.global_step
+        self.windows.append((begun, len(window), seconds))
         metrics = {
             "train/loss": sum(window) / len(window),
-            "train/samples_per_second": rate,
+            "train/samples_per_second": (learner.course.samples(step) - learner.course.samples(begun)) / seconds,
             "train/learning_rate": _learning_rate(trainer),
         }
         if self._log_metrics is not None:
-            self._log_metrics(metrics, trainer.global_step)
-        self.write_progress(trainer, learner, metrics)
+            self._log_metrics(metrics, step)
+        self._newest = metrics
+        self.write_progress(trainer, learner)
         self.restart_window()
 
-    def write_progress(self, trainer: Trainer, learner: Learner, metrics: dict[str, float]) -> None:
+    def write_progress(self, trainer: Trainer, learner: Learner) -> None:
         """Replace the progress file."""
         if self._progress_path is None:
             return
         accuracy = learner.validation_accuracy[-1] if learner.validation_accuracy else None
         facts = {
             "step": trainer.global_step,
-            "num_steps": learner.steps_per_epoch * learner.recipe.num_epochs,
+            "num_steps": learner.course.num_steps(learner.recipe.num_epochs),
             "epoch": trainer.current_epoch,
             "num_epochs": learner.recipe.num_epochs,
+            "epochs_kept": len(learner.epoch_ends),
             "validation_accuracy": accuracy,
-            **metrics,
+            **self._newest,
         }
         with suppress(OSError):  # what people watch is not worth a training
             write_atomically(self._progress_path, json.dumps(facts))
@@ -266,12 +261,14 @@ class CheckpointCallback(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Inside an epoch; its last step is left to the epoch's end."""
         step = trainer.global_step
-        if self._every_steps and step % self._every_steps == 0 and step % pl_module.steps_per_epoch:
+        if self._every_steps and step % self._every_steps == 0 and not pl_module.course.ends_epoch(step):
             self._save(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         """After validation."""
+        pl_module.epoch_ends.append(trainer.global_step)
         self._save(trainer, pl_module)
+        self._progress.write_progress(trainer, pl_module)  # the coordinator acts on what is kept
         self.epoch_ends.append(self._stopwatch.elapsed("probe"))
 
     def state_dict(self) -> dict[str, Any]:

@@ -133,10 +133,10 @@ class _Attempts:
         self._first = len(list(job.directory.glob("attempt-*")))
         self._number = self._first
         self._next_look = 0.0
-        self._num_steps = 0
-        self._steps_per_epoch: int | None = None
+        self._epochs_kept: int | None = None
+        """Epochs that are over and in a checkpoint, as rank 0 tells."""
         self._more_since: int | None = None
-        """Epoch in which more workers were seen than the group has."""
+        """How many those were when more workers were seen than the group has."""
         self.num_ranks = 0
         """Of the last attempt."""
         self.steps_done = 0
@@ -144,7 +144,7 @@ class _Attempts:
 
     def seated(self, stack: ExitStack, address: str) -> tuple[Client, list[Seat]]:
         """A connection, left with `stack`, and the seats found over it."""
-        self.num_ranks, self.steps_done, self._more_since = 0, 0, None
+        self.num_ranks, self.steps_done, self._epochs_kept, self._more_since = 0, 0, None, None
         with ExitStack() as connection:
             client = connection.enter_context(connect(address))
             fewest = None if self._recovery.waits_for_all() else self._job.config.cluster.min_workers
@@ -157,9 +157,7 @@ class _Attempts:
         job = self._job
         self.num_ranks = len(seats)
         if self.num_ranks < job.config.execution.world_size:
-            self._tell(
-                f"Going on with {self.num_ranks} of {job.config.execution.world_size} ranks until more are there"
-            )
+            self._tell(_with_fewer(job.config, self.num_ranks))
         gang = Gang(client, job.run_id, seats, self._tell)
         try:
             resume_from = newest_verified(job.checkpoints) if self._resume else None
@@ -177,8 +175,7 @@ class _Attempts:
 
     def note(self, facts: dict[str, Any]) -> None:
         """Rank 0's progress."""
-        self._num_steps = facts["num_steps"]
-        self._steps_per_epoch = facts["num_steps"] // facts["num_epochs"]
+        self._epochs_kept = facts["epochs_kept"]
 
     def _regroup_with_more(self, client: Client) -> None:
         """End a group that is smaller than asked for, once more workers are there and an epoch has ended since.
@@ -187,17 +184,15 @@ class _Attempts:
             _RegroupError: it is time.
         """
         is_whole = self.num_ranks == self._job.config.execution.world_size
-        if is_whole or self._steps_per_epoch is None or time.monotonic() < self._next_look:
+        if is_whole or self._epochs_kept is None or time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + LOOK_SECONDS
-        step = max((step_of(path) for path in self._job.checkpoints.glob("step-*.ckpt")), default=0)
-        if step >= self._num_steps:
+        if self._epochs_kept >= self._job.config.recipe.num_epochs:
             return
-        epoch = step // self._steps_per_epoch
-        if self._more_since is not None and epoch > self._more_since:
+        if self._more_since is not None and self._epochs_kept > self._more_since:
             raise _RegroupError("more workers are there")
         if self._more_since is None and can_grow(client, self._job.config, self._job.plan.accelerator, self.num_ranks):
-            self._more_since = epoch
+            self._more_since = self._epochs_kept
 
     def _probe(self) -> ProbeResult | None:
         """What an attempt before has measured, so that a restart does not measure again."""
@@ -206,6 +201,17 @@ class _Attempts:
             if path.exists():
                 return ProbeResult.model_validate_json(path.read_text(encoding="utf-8"))
         return None
+
+
+def _with_fewer(config: Config, num_ranks: int) -> str:
+    whole = config.execution.world_size
+    told = f"Going on with {num_ranks} of {whole} ranks until more are there"
+    if config.recipe.batch_scaling == "strong":
+        return f"{told}, on the same batches"
+    return (
+        f"{told}, on batches of {config.batch_size_over(num_ranks)} samples instead of "
+        f"{config.batch_size_over(whole)}, at {num_ranks}/{whole} of the learning rate"
+    )
 
 
 def _specs(client: Client, job: TrainJob, seats: list[Seat], attempt: int, resume_from: Path | None) -> list[RankSpec]:

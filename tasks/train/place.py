@@ -57,13 +57,13 @@ class Place:
         given = self.config.execution.worker_load
         self.loads = given if isinstance(given, tuple) and len(given) == spec.world_size > 1 else None
         """Relative speeds of the ranks, in proportion to which they share each batch; None for even shares."""
-        # Of the size that the configuration says, also on fewer ranks than it asks for.
+        keeps_batches = self.config.recipe.batch_scaling == "strong"  # also on fewer ranks than are asked for
         self.batches = BatchPlan(
             self.train_split.num_samples,
-            self.config.global_batch_size,
+            self.config.batch_size_over(spec.world_size),
             spec.world_size,
             self.loads,
-            self.config.execution.world_size,
+            self.config.execution.world_size if keeps_batches else None,
         )
         self._check_group()
         torch.manual_seed(self.config.seed)
@@ -87,11 +87,7 @@ class Place:
             batch_size: samples per rank and step, their mean; None for the recipe's.
             loads: relative speeds of the ranks; None for even shares.
         """
-        recipe = self.config.recipe
-        if batch_size is not None:
-            size = batch_size * world_size
-        else:
-            size = recipe.batch_size * (world_size if recipe.batch_scaling == "weak" else 1)
+        size = self.config.batch_size_over(world_size) if batch_size is None else batch_size * world_size
         return BatchPlan(self.train_split.num_samples, size, world_size, loads)
 
     def loader(self, arm: Arm, plan: BatchPlan, rank: int) -> TrainLoader:

@@ -30,9 +30,10 @@ import torch  # noqa: E402
 from lightning.pytorch import Trainer  # noqa: E402
 from torch import nn  # noqa: E402
 
+from tasks.data.loading.course import Course  # noqa: E402
 from tasks.data.loading.loader import TrainLoader  # noqa: E402
 from tasks.data.split import open_split  # noqa: E402
-from tasks.errors import PacelineError, RunError  # noqa: E402
+from tasks.errors import PacelineError  # noqa: E402
 from tasks.model.fold import fold_batch_norm  # noqa: E402
 from tasks.model.module import STATE_KEY, Learner  # noqa: E402
 from tasks.records import Arm, CompileStats, MeasureResult, ProbeResult, RankSpec, TrainResult  # noqa: E402
@@ -86,7 +87,6 @@ class Rank:
     def run(self) -> TrainResult:
         """Probe, train, predict the test split."""
         place = self.place
-        first_step = self._first_step()
         if self.config.execution.worker_load == "measured" and self.spec.world_size > 1:
             with self.stopwatch.during("setup"):
                 place.share_by(measured_loads(place, self._candidate()))
@@ -98,7 +98,8 @@ class Rank:
                 probe = self._probe(arm, loader)
             writer = stack.enter_context(self._metrics()) if place.writes else None
             self._compiled = CompileWatch()
-            learner, fit_facts = self._fit(loader, first_step, writer)
+            course = self._course()
+            learner, fit_facts = self._fit(loader, course, writer)
             learner.network.to(place.device)  # Lightning has moved it to the CPU, where NCCL cannot average
             group.average_buffers(learner.network)
             with self.stopwatch.during("prediction"):
@@ -106,12 +107,12 @@ class Rank:
                 predictions_path, rate = self._predict(self._folded(network))
                 weights = self._save_weights(network)
             self.stopwatch.switch("teardown")
-        facts = self._result(learner, first_step) | fit_facts
+        facts = self._result(learner, course) | fit_facts
         facts |= {
             "probe": probe,
             "predictions": (predictions_path,),
             "prediction_samples_per_second": rate,
-            "compile": self._compile_stats(len(learner.losses) - first_step),
+            "compile": self._compile_stats(len(learner.losses) - course.first_step),
             "weights": weights,
             "worker_load": place.loads,
         }
@@ -123,16 +124,12 @@ class Rank:
 
     # Setting up
 
-    def _first_step(self) -> int:
+    def _course(self) -> Course:
+        """From what the checkpoint says is done, on batches of this group's size."""
         if self.spec.resume_from is None:
-            return 0
+            return Course(self.place.batches)
         state = load(Path(self.spec.resume_from))[STATE_KEY]
-        if state["steps_per_epoch"] != self.place.batches.steps_per_epoch:
-            raise RunError(
-                f"{self.spec.resume_from} was made with {state['steps_per_epoch']} steps per epoch, and this group "
-                f"takes {self.place.batches.steps_per_epoch}; resume with as many devices as before"
-            )
-        return int(state["step"])
+        return Course(self.place.batches, state["step"], state["epoch"], state["first_sample"])
 
     def _candidate(self) -> Arm:
         plan = self.spec.plan
@@ -166,18 +163,15 @@ class Rank:
 
     # Training
 
-    def _fit(
-        self, loader: TrainLoader, first_step: int, writer: MetricsWriter | None
-    ) -> tuple[Learner, dict[str, Any]]:
+    def _fit(self, loader: TrainLoader, course: Course, writer: MetricsWriter | None) -> tuple[Learner, dict[str, Any]]:
         spec, place, watch = self.spec, self.place, self.stopwatch
         watch.switch("setup")
         kind = ShardedLearner if spec.plan.strategy == "fsdp" else Learner
-        learner = kind(self._prepared_network(), self.config.recipe, self.config.peak_learning_rate, len(loader))
+        rate = self.config.learning_rate_over(spec.world_size)
+        learner = kind(self._prepared_network(), self.config.recipe, rate, course)
         log = writer.log if writer else None
         budget = BudgetCallback(watch)
-        progress = ProgressCallback(
-            watch, log, place.directory / "progress.json" if place.writes else None, place.train_split.num_samples
-        )
+        progress = ProgressCallback(watch, log, place.directory / "progress.json" if place.writes else None)
         checkpoints = CheckpointCallback(
             watch, Path(spec.checkpoint_directory), self.config.execution.checkpoint_steps, progress, writer
         )
@@ -186,7 +180,10 @@ class Rank:
         energy = EnergyMeter(place.gpu_uuids()) if spec.local_rank == 0 else None
         validity = ValidityWatch(place.own_processes(), gpu_uuids=place.gpu_uuids()) if place.writes else None
         cpu_seconds = time.process_time()
-        steps = StepLoader(loader, watch, first_step)
+        if log is not None:
+            log({"train/num_ranks": spec.world_size}, course.first_step)
+        loader.follow(course)
+        steps = StepLoader(loader, watch, course.first_step)
         self.pulse.count_steps = lambda: steps.next_step
         trainer.fit(learner, steps, ckpt_path=spec.resume_from)
         cpu_seconds = time.process_time() - cpu_seconds
@@ -314,22 +311,24 @@ class Rank:
         torch.save({name: tensor.cpu() for name, tensor in network.state_dict().items()}, path)
         return str(path)
 
-    def _result(self, learner: Learner, first_step: int) -> dict[str, Any]:
+    def _result(self, learner: Learner, course: Course) -> dict[str, Any]:
         plan, items = self.spec.plan, self.stopwatch.budget()
         steps = sum(items.get(name, 0.0) for name in ("forward", "backward", "optimizer", "loop"))
         waiting = items.get("data_wait", 0.0)
         num_steps = len(learner.losses)
-        samples = (num_steps - first_step) * self.place.train_split.num_samples / learner.steps_per_epoch
+        samples = course.samples(num_steps) - course.samples(course.first_step)
+        begun = learner.epoch_ends[-2] if len(learner.epoch_ends) > 1 else 0
         return {
             "world_size": self.spec.world_size,
             "num_epochs": self.config.recipe.num_epochs,
             "num_steps": num_steps,
             "samples_per_epoch": self.place.train_split.num_samples,
             "samples_per_second": samples / (steps + waiting) if samples else None,
-            "final_loss": float(np.mean(learner.losses[-learner.steps_per_epoch :])),
+            "steps_per_epoch": course.steps_per_epoch,
+            "final_loss": float(np.mean(learner.losses[begun:])),
             "resumed_from": self.spec.resume_from,
             "losses": learner.losses,
-            "first_step": first_step,
+            "first_step": course.first_step,
             "validation_accuracy": learner.validation_accuracy,
             "time_budget": items,
             "wall_seconds": sum(items.values()),

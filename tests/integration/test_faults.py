@@ -77,11 +77,14 @@ def test_a_nanny_that_is_killed_takes_its_worker_along_and_is_missed(job, cluste
 
 
 @pytest.mark.slow
-def test_a_group_goes_on_with_fewer_and_grows_back(cluster, monkeypatch):
+@pytest.mark.parametrize("scaling", ["weak", "strong"])
+def test_a_group_goes_on_with_fewer_and_grows_back(cluster, monkeypatch, scaling):
     monkeypatch.setattr(recovery, "REJOIN_SECONDS", 1.0)
     monkeypatch.setattr(coordinate, "LOOK_SECONDS", 0.5)
     longer = [*LONG, "recipe.num_epochs=150", "recipe.schedule=constant", "recipe.learning_rate=0.01"]
-    elastic = new_job(cluster.address, "digits", [*SMALL, *longer, "cluster.min_workers=1"])
+    elastic = new_job(
+        cluster.address, "digits", [*SMALL, *longer, "cluster.min_workers=1", f"recipe.batch_scaling={scaling}"]
+    )
 
     def lose_one_for_a_while(job):
         cluster.kill(cluster.nannies[1].pid)
@@ -94,10 +97,15 @@ def test_a_group_goes_on_with_fewer_and_grows_back(cluster, monkeypatch):
         result = train_group(elastic, cluster.address, tell=told.append)
     lost, grown = result.restarts
     assert (lost.num_ranks, grown.num_ranks, result.world_size) == (2, 1, 2)
-    assert "Going on with 1 of 2 ranks until more are there" in told
+    rule = {"weak": "of 64 samples instead of 128, at 1/2 of the learning rate", "strong": "on the same batches"}
+    assert any("Going on with 1 of 2 ranks until more are there" in said and rule[scaling] in said for said in told)
     assert grown.cause == "more workers are there"
     assert grown.first_step > 2 * FAR
-    assert result.num_steps == 150 * 21, "the batches are the same"
+    if scaling == "strong":
+        assert result.num_steps == 150 * 21, "the batches are the same"
+    else:
+        assert 150 * 11 < result.num_steps < 150 * 21, "smaller ones for a while"
+    assert len(result.validation_accuracy) == 150
     assert result.validation_accuracy[-1] > 0.8
 
 

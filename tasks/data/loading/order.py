@@ -154,19 +154,23 @@ class BatchPlan:
     loads: tuple[float, ...] | None = None
     planned_world_size: int | None = None
     """Of the whole group, where fewer ranks go on in its place: its batches stay."""
+    first_sample: int = 0
+    """Of what is left of an epoch: positions of its order before this one have been seen."""
 
     def __post_init__(self) -> None:
         """Refuse sizes and loads without a meaning."""
         if min(self.num_samples, self.global_batch_size, self.world_size) < 1:
             raise ValueError(f"{self}: every size must be at least 1")
+        if not 0 <= self.first_sample < self.num_samples:
+            raise ValueError(f"{self}: first_sample must be one of the samples")
         loads = self.loads
         if loads is not None and not (len(loads) == self.world_size and all(0 < load < math.inf for load in loads)):
             raise ValueError(f"{self}: loads must be one positive number for each rank")
 
     @property
     def steps_per_epoch(self) -> int:
-        """Global batches in an epoch."""
-        full, rest = divmod(self.num_samples, self.global_batch_size)
+        """Global batches in an epoch, or in what is left of it."""
+        full, rest = divmod(self.num_samples - self.first_sample, self.global_batch_size)
         ranks = max(self.world_size, self.planned_world_size or 1)
         stands_alone = rest >= max(ranks, self.global_batch_size // 8)
         return max(1, full + (1 if rest and stands_alone else 0))
@@ -185,7 +189,7 @@ class BatchPlan:
         """
         if not 0 <= step < self.steps_per_epoch:
             raise IndexError(f"step {step} of an epoch of {self.steps_per_epoch}")
-        start = step * self.global_batch_size
+        start = self.first_sample + step * self.global_batch_size
         last = step == self.steps_per_epoch - 1
         return start, self.num_samples if last else start + self.global_batch_size
 

@@ -15,6 +15,7 @@ import torch
 
 from conf.schema import Augment
 from tasks.data.loading.batch import Batch, Normalise, fill_of
+from tasks.data.loading.course import Course
 from tasks.data.loading.order import BatchPlan, epoch_augmentation, epoch_order, padding
 from tasks.data.split import Split
 
@@ -65,17 +66,17 @@ class TrainLoader(ABC):
 
     def __init__(self, feed: Feed, first_step: int) -> None:
         self.feed = feed
+        self._course = Course(feed.plan)
         self.next_step = first_step
         self.normalise = Normalise(feed.mean, feed.std, feed.split.image_shape).to(feed.device)
 
     def __len__(self) -> int:
-        """Steps per epoch."""
+        """Steps of a whole epoch."""
         return self.feed.plan.steps_per_epoch
 
     def __iter__(self) -> Iterator[Batch]:
         """Batches from the cursor to the end of its epoch."""
-        epoch, local_step = divmod(self.next_step, len(self))
-        batches = self._batches(self.requests(epoch, local_step))
+        batches = self._batches(self.requests(*self._course.locate(self.next_step)))
         try:
             for batch in batches:
                 self.next_step += 1
@@ -89,13 +90,20 @@ class TrainLoader(ABC):
             raise ValueError(f"step {step} is below 0")
         self.next_step = step
 
+    def follow(self, course: Course) -> None:
+        """Take a training up that others may have begun, at the course's first step."""
+        if course.plan != self.feed.plan:
+            raise ValueError(f"a course of {course.plan} for a loader of {self.feed.plan}")
+        self._course = course
+        self.next_step = course.first_step
+
     def close(self) -> None:
         """End background work, for loaders that have any; iterating again starts it anew."""
         return
 
-    def requests(self, epoch: int, first_local_step: int) -> Iterator[Request]:
+    def requests(self, epoch: int, plan: BatchPlan, first_local_step: int) -> Iterator[Request]:
         """This rank's requests from a step of an epoch to the epoch's end."""
-        feed, plan = self.feed, self.feed.plan
+        feed = self.feed
         order = epoch_order(plan.num_samples, feed.seed, epoch)
         flip, dy, dx = epoch_augmentation(plan.num_samples, feed.seed, epoch, feed.augment, feed.shift_pixels)
         for step in range(first_local_step, plan.steps_per_epoch):

@@ -106,7 +106,7 @@ def test_batch_scaling_is_linear_when_weak_and_constant_when_strong():
     weak = load("digits", ["execution.num_devices=4", "recipe.batch_size=32"])
     strong = load("digits", ["execution.num_devices=4", "recipe.batch_size=32", "recipe.batch_scaling=strong"])
     assert (weak.global_batch_size, strong.global_batch_size) == (128, 32)
-    assert weak.peak_learning_rate == pytest.approx(4 * strong.peak_learning_rate)
+    assert weak.learning_rate_over(4) == pytest.approx(4 * strong.learning_rate_over(4))
 
 
 def test_the_contract_of_settings_is_frozen():

@@ -69,6 +69,7 @@ def make_train(probe: ProbeResult | None, **fields: Any) -> TrainResult:
             "num_steps": 400,
             "seconds": 131.0,
             "samples_per_second": 866.0,
+            "steps_per_epoch": 50,
             "final_loss": 0.41,
             "checkpoint": "last.ckpt",
             "weights": "last.pt",

@@ -1,0 +1,99 @@
+"""A training that other numbers of ranks take up in mid-epoch: batches and learning rate follow the recipe."""
+
+import os
+import signal
+
+import pytest
+
+from tasks.data.loading.course import Course
+from tasks.data.loading.order import BatchPlan
+from tasks.train.checkpoint import newest_verified
+from tasks.train.checkpoint_io import load
+from tasks.train.coordinate import train_group
+from tests.integration.test_recovery import happening, rank_pid
+from tests.jobs import changed
+
+EPOCHS = 20
+SETTINGS = (
+    "execution.num_devices=2",
+    "execution.num_threads=1",
+    "execution.checkpoint_steps=4",
+    "recipe.schedule=constant",
+    "recipe.warmup_epochs=0",
+    f"recipe.num_epochs={EPOCHS}",
+)
+
+
+class StoppedError(Exception):
+    """The flow goes no further."""
+
+
+def interrupted(job, address):
+    """Train until a rank is killed; steps done, whole epochs, and samples of the next one, as the checkpoint says."""
+
+    def stop(sentence):
+        raise StoppedError(sentence)
+
+    with (
+        happening(job, lambda job: os.kill(rank_pid(job, 0), signal.SIGKILL)),
+        pytest.raises(StoppedError, match="ended by SIGKILL"),
+    ):
+        train_group(job, address, tell=stop)
+    state = load(newest_verified(job.checkpoints))["paceline"]
+    return state["step"], state["epoch"], state["first_sample"]
+
+
+def taken_up(job, num_ranks, **recipe):
+    plan = job.plan.model_copy(update={"world_size": num_ranks, "strategy": "single" if num_ranks == 1 else "ddp"})
+    job = changed(job, execution={"num_devices": num_ranks}, recipe=recipe)
+    return job.model_copy(update={"plan": plan, "resume": True})
+
+
+def learning_rate(job):
+    (optimizer,) = load(newest_verified(job.checkpoints))["optimizer_states"]
+    return optimizer["param_groups"][0]["lr"]
+
+
+def test_weak_scaling_keeps_each_ranks_batch_and_follows_with_the_learning_rate(make_job, cluster_address):
+    job = make_job(*SETTINGS, "recipe.batch_scaling=weak")
+    step, epoch, position = interrupted(job, cluster_address)
+    num, rate = job.prepared.num_train, learning_rate(job)
+    assert (epoch, position) == Course(BatchPlan(num, 128, 2)).done(step)
+
+    # One rank takes the training up, and goes on a few epochs, to the end of one.
+    short = taken_up(job, 1, num_epochs=epoch + 3)
+    one = train_group(short, cluster_address)
+    of_one = Course(BatchPlan(num, 64), step, epoch, position)
+    assert (one.first_step, one.num_steps) == (step, of_one.num_steps(epoch + 3))
+    assert len(one.validation_accuracy) == epoch + 3
+    assert learning_rate(job) == rate / 2
+
+    # Two ranks go on from there.
+    two = train_group(taken_up(job, 2), cluster_address)
+    assert two.first_step == one.num_steps
+    assert two.num_steps == one.num_steps + (EPOCHS - epoch - 3) * two.steps_per_epoch
+    assert two.losses[: one.num_steps] == one.losses
+    assert len(two.validation_accuracy) == EPOCHS
+    assert two.validation_accuracy[-1] > 0.8
+    assert learning_rate(job) == rate
+
+
+def test_more_ranks_take_up_an_epoch_that_one_has_begun(make_job, cluster_address):
+    job = make_job(*SETTINGS, "recipe.batch_scaling=weak")
+    done = interrupted(taken_up(job, 1).model_copy(update={"resume": False}), cluster_address)
+    result = train_group(taken_up(job, 2), cluster_address)
+    course = Course(BatchPlan(job.prepared.num_train, 128, 2), *done)
+    assert (result.first_step, result.num_steps) == (done[0], course.num_steps(EPOCHS))
+    assert len(result.validation_accuracy) == EPOCHS
+    assert result.validation_accuracy[-1] > 0.8
+
+
+def test_strong_scaling_keeps_the_batches(make_job, cluster_address):
+    job = make_job(*SETTINGS)
+    step, _, _ = interrupted(job, cluster_address)
+    rate = learning_rate(job)
+    one = train_group(taken_up(job, 1), cluster_address)
+    assert (one.first_step, one.num_steps) == (step, EPOCHS * one.steps_per_epoch)
+    assert one.steps_per_epoch == BatchPlan(job.prepared.num_train, 64, 2).steps_per_epoch
+    assert learning_rate(job) == rate
+    assert one.validation_accuracy[-1] > 0.8
