@@ -9,6 +9,7 @@ import time
 from itertools import islice
 from pathlib import Path
 
+from tasks.data.loading.course import Course
 from tasks.data.loading.streaming import _NUM_BUFFERS
 from tasks.data.split import open_split
 from tasks.model.fold import fold_batch_norm
@@ -107,7 +108,7 @@ def loop(place):
 
     def lightning(number):
         loader = place.loader(arm, place.batches, 0)
-        windows = new_rank(place)._fit(loader, 0, None)[1]["windows"]
+        windows = new_rank(place)._fit(loader, Course(place.batches), None)[1]["windows"]
         loader.close()
         return [seconds / steps for _, steps, seconds in windows[1:] for _ in range(steps)]
 
