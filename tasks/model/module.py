@@ -42,21 +42,23 @@ class Learner(LightningModule):
         self.pending: list[torch.Tensor] = []
         """Losses still on the device: reading each would make the host wait in every step."""
 
-    def on_train_batch_start(self, batch: LabelledBatch, batch_idx: int) -> None:
-        """Set the step's learning rate.
+    def set_learning_rate(self, optimizer: torch.optim.Optimizer) -> None:
+        """Set the rate of the step that comes.
 
         Not by a scheduler of torch's: its state would bring a former group's rate along into a resume.
         """
         step = self.course.even_step(self.global_step)
         rate = self.peak_learning_rate * learning_rate_factor(self.recipe, step, self.course.steps_per_epoch)
-        for group in self.trainer.optimizers[0].param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = rate
 
-    def training_step(self, batch: LabelledBatch, batch_idx: int) -> torch.Tensor:
+    def forward(self, batch: LabelledBatch) -> torch.Tensor:
         """Loss of one batch of this rank."""
-        loss = batch_loss(self.network, batch, self.recipe)
-        self.pending.append(loss.detach())
-        return loss
+        return batch_loss(self.network, batch, self.recipe)
+
+    def training_step(self, batch: LabelledBatch, batch_idx: int) -> torch.Tensor:
+        """What Lightning asks a module to have; the loop that trains calls `forward`, by way of the strategy's wrap."""
+        return self(batch)  # type: ignore[no-any-return]
 
     def configure_optimizers(self) -> Any:
         """The recipe's optimizer."""

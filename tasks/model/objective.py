@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional
 
 from conf.schema import Recipe
@@ -95,9 +96,11 @@ def batch_loss(network: nn.Module, batch: LabelledBatch, recipe: Recipe) -> torc
 
 
 def build_optimizer(network: nn.Module, recipe: Recipe, learning_rate: float) -> torch.optim.Optimizer:
-    """The recipe's optimizer over all parameters of the network."""
-    parameters = network.parameters()
+    """The recipe's optimizer over all parameters of the network, each updated in one pass where torch can."""
+    decay = recipe.weight_decay
+    fused = not isinstance(network, FSDPModule)  # of sharded weights torch 2.13 has no fused SGD
     if recipe.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr=learning_rate, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
+        momentum = recipe.momentum
+        return torch.optim.SGD(network.parameters(), learning_rate, momentum, weight_decay=decay, fused=fused)
     kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
-    return kind(parameters, lr=learning_rate, weight_decay=recipe.weight_decay)
+    return kind(network.parameters(), learning_rate, weight_decay=decay, fused=fused)

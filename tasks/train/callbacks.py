@@ -71,7 +71,7 @@ class StepLoader:
 
 
 class BudgetCallback(Callback):
-    """Turns Lightning's hooks into items of the time budget. Must come first of all callbacks.
+    """Tells the time budget where the fit begins and ends. Must come first of all callbacks.
 
     On a GPU the host runs ahead of the device: its work shows up where the host next waits for it.
     """
@@ -90,22 +90,6 @@ class BudgetCallback(Callback):
         self._started = time.monotonic()
         self._stopwatch.switch("loop")
         self.startup_seconds = self._stopwatch.elapsed("probe")
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """The batch is there."""
-        self._stopwatch.switch("forward")
-
-    def on_before_backward(self, trainer: Trainer, pl_module: Any, loss: torch.Tensor) -> None:
-        """The loss is there."""
-        self._stopwatch.switch("backward")
-
-    def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Any) -> None:
-        """The gradients are there."""
-        self._stopwatch.switch("optimizer")
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """The weights are new; until the next batch is asked for the time is Lightning's."""
-        self._stopwatch.switch("loop")
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """The fit ends."""

@@ -1,7 +1,4 @@
-"""The arithmetic of a step outside Lightning's Trainer: the probe runs bare steps with the same precision.
-
-`tests/unit/train/test_precision.py` holds it against Lightning's own plugins.
-"""
+"""The arithmetic of a step, in trainings as in probes. Knows nothing of steps."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""A bare training step, without Lightning, for the arms of the probe.
+"""The training step: one for trainings, by way of Lightning's loop, and for the arms of a probe, in a bare one.
 
-Both arms of a probe run this same loop, so the ratio compares executions and nothing else. What Lightning's own loop
-costs on top is in the time budget of the run (`loop`).
+Both arms of a probe run the same loop, so the ratio compares executions and nothing else. What Lightning costs on top
+is in the time budget of the run (`loop`).
 """
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -18,12 +18,57 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-from conf.schema import Recipe
+from conf.schema import Precision, Recipe
 from tasks.model.objective import BatchSource, LabelledBatch, batch_loss, build_optimizer
 from tasks.records import Arm
 from tasks.train.exchange import DDP_SETTINGS, compress_gradients
 from tasks.train.precision import forward_context, make_scaler, prepare_network
 from tasks.train.sharding import shard
+
+
+class TrainStep:
+    """Forward, backward, update.
+
+    Args:
+        loss_of: a batch's loss, times its weight.
+        optimizer: of the weights that `loss_of` depends on.
+        scaler: of the gradients; does nothing but for fp16.
+        precision: of the forward pass.
+        device: where batches lie.
+        enter: takes the name of the part that begins: `forward`, `backward`, `optimizer`, then `loop`.
+    """
+
+    def __init__(
+        self,
+        loss_of: Callable[[LabelledBatch], torch.Tensor],
+        optimizer: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler,
+        precision: Precision,
+        device: torch.device,
+        enter: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        self._loss_of = loss_of
+        self._optimizer = optimizer
+        self._scaler = scaler
+        self._is_double = precision == "64-true"
+        self._context = forward_context(precision, device)
+        self._enter = enter
+
+    def __call__(self, batch: LabelledBatch) -> torch.Tensor:
+        """Take the step; its loss, still on the device."""
+        self._enter("forward")
+        if self._is_double:
+            batch = batch._replace(images_NCHW=batch.images_NCHW.double())  # type: ignore[attr-defined]
+        self._optimizer.zero_grad()
+        with self._context:
+            loss = self._loss_of(batch)
+        self._enter("backward")
+        self._scaler.scale(loss).backward()
+        self._enter("optimizer")
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        self._enter("loop")
+        return loss.detach()
 
 
 @dataclass(frozen=True)
@@ -57,8 +102,13 @@ class BareStep:
         if arm.compile == "step":
             network.compile()
         self._network = self._distributed(network) if spread else network
-        self._optimizer = build_optimizer(network, inputs.recipe, inputs.learning_rate)
-        self._scaler = make_scaler(arm.precision, inputs.device)
+        self._step = TrainStep(
+            lambda batch: batch_loss(self._network, batch, inputs.recipe),
+            build_optimizer(network, inputs.recipe, inputs.learning_rate),
+            make_scaler(arm.precision, inputs.device),
+            arm.precision,
+            inputs.device,
+        )
         self._batches = self._endless()
 
     def _distributed(self, network: nn.Module) -> nn.Module:
@@ -86,7 +136,7 @@ class BareStep:
     def close(self) -> None:
         """Let go of the network, the optimizer and the batches."""
         self._batches.close()
-        del self._network, self._optimizer, self._batches
+        del self._network, self._step, self._batches
 
     def _timed(self, num_steps: int) -> float:
         self._synchronize()
@@ -102,16 +152,6 @@ class BareStep:
             self._loader.seek(epoch * len(self._loader))
             yield from islice(self._loader, self._num_steps)
             epoch += 1
-
-    def _step(self, batch: LabelledBatch) -> None:
-        if self._arm.precision == "64-true":
-            batch = batch._replace(images_NCHW=batch.images_NCHW.double())  # type: ignore[attr-defined]
-        self._optimizer.zero_grad()
-        with forward_context(self._arm.precision, self._inputs.device):
-            loss = batch_loss(self._network, batch, self._inputs.recipe)
-        self._scaler.scale(loss).backward()
-        self._scaler.step(self._optimizer)
-        self._scaler.update()
 
     def _synchronize(self) -> None:
         if self._inputs.device.type == "cuda":

@@ -52,6 +52,7 @@ from tasks.train.callbacks import (  # noqa: E402
 from tasks.train.checkpoint_io import AtomicCheckpointIO, load  # noqa: E402
 from tasks.train.compiled import CompileWatch  # noqa: E402
 from tasks.train.launch import PROBE_FILE  # noqa: E402
+from tasks.train.loop import StepLoop  # noqa: E402
 from tasks.train.measure import Bench, diagnostic_arms, measure, measured_loads  # noqa: E402
 from tasks.train.place import Place  # noqa: E402
 from tasks.train.precision import forward_context, prepare_network  # noqa: E402
@@ -250,9 +251,7 @@ class Rank:
             use_distributed_sampler=False,
             default_root_dir=str(self.place.directory),
         )
-        # Since 2.5.2 Lightning broadcasts a flag and reads it back in every step (Lightning#21487): a wait for the
-        # device each time. The coordinator ends all ranks together, so the flag has nothing to tell.
-        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+        StepLoop.install(trainer, plan.precision, self.stopwatch)
         return trainer
 
     @contextmanager

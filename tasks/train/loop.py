@@ -1,0 +1,77 @@
+"""Lightning's loop over an epoch's batches, with the step of `step` and without what nothing here uses.
+
+Lightning's own asks every callback, the module, the strategy, the precision plugin and three schedulers in each step,
+which costs a small network a fifth of its time (infra/decisions/0003). What it counts is counted here alike, so its
+checkpoints, its epochs and its resumes are its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from conf.schema import Precision
+from tasks.model.module import Learner
+from tasks.train.precision import make_scaler
+from tasks.train.step import TrainStep
+from tasks.train.stopwatch import Stopwatch
+
+
+class StepLoop(_TrainingEpochLoop):
+    """Takes the place of a trainer's loop over batches.
+
+    Args:
+        trainer: whose fit this is.
+        precision: of the forward pass.
+        stopwatch: for the items `forward`, `backward`, `optimizer` and `loop`.
+    """
+
+    def __init__(self, trainer: Trainer, precision: Precision, stopwatch: Stopwatch) -> None:
+        super().__init__(trainer)
+        self._precision = precision
+        self._stopwatch = stopwatch
+        self._step: TrainStep | None = None
+
+    @classmethod
+    def install(cls, trainer: Trainer, precision: Precision, stopwatch: Stopwatch) -> None:
+        """Put it in a trainer that has not begun."""
+        trainer.fit_loop.epoch_loop = cls(trainer, precision, stopwatch)
+
+    def advance(self, data_fetcher: Any) -> None:
+        """One step."""
+        trainer, progress = self.trainer, self.batch_progress
+        batch, _, _ = next(data_fetcher)
+        learner, step = trainer.lightning_module, self._step or self._make_step()
+        assert isinstance(learner, Learner)
+        progress.is_last_batch = data_fetcher.done
+        progress.increment_ready()
+        progress.increment_started()
+        learner.set_learning_rate(trainer.optimizers[0])
+        updates = self.automatic_optimization.optim_progress.optimizer.step  # the trainer's global step
+        updates.increment_ready()
+        learner.pending.append(step(batch))
+        updates.increment_completed()
+        progress.increment_processed()
+        for callback in trainer.callbacks:
+            callback.on_train_batch_end(trainer, learner, None, batch, self.batch_idx)
+        progress.increment_completed()
+
+    def on_advance_end(self, data_fetcher: Any) -> None:
+        """Between two steps."""
+        self._batches_that_stepped += 1
+        if self.trainer.received_sigterm and not self._is_training_done:
+            raise SIGTERMException
+
+    def _make_step(self) -> TrainStep:
+        """Of the model as the strategy has wrapped it."""
+        trainer = self.trainer
+        model = trainer.strategy.model
+        assert model is not None
+        device = trainer.strategy.root_device
+        # The plugin's own where there is one: its state is in the checkpoint.
+        scaler = getattr(trainer.precision_plugin, "scaler", None) or make_scaler(self._precision, device)
+        self._step = TrainStep(model, trainer.optimizers[0], scaler, self._precision, device, self._stopwatch.switch)
+        return self._step
