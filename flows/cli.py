@@ -10,12 +10,19 @@ from typing import NoReturn
 from conf.load import ConfigError
 from conf.site import quieten
 from flows import interrupt
-from flows.commands import advise, compare, run, study, ui
+from flows.commands import advise, compare, predict, run, study, ui
 from flows.commands.terminal import say
 from tasks.errors import InputError, PacelineError, RankError
 
 DONE, FAILED, WRONG_INPUT, SIGNALLED = 0, 1, 2, 128
-COMMANDS: dict[str, ModuleType] = {"run": run, "study": study, "advise": advise, "compare": compare, "ui": ui}
+COMMANDS: dict[str, ModuleType] = {
+    "run": run,
+    "study": study,
+    "predict": predict,
+    "advise": advise,
+    "compare": compare,
+    "ui": ui,
+}
 OWN_HELP = ("run",)
 """Commands whose help also shows every setting as it would be here."""
 

@@ -41,10 +41,18 @@ def check(config: Config, site: Site) -> Cleared:
     plan = resolve(config, found, listing.num_train)
     _check_batch(config, listing.num_train)
     _check_test(config, listing.num_test)
+    return Cleared(plan, found, check_servers(config, site))
+
+
+def check_servers(config: Config, site: Site) -> str:
+    """Check the Prefect server, the state directory and the MLflow store; the experiment's id.
+
+    Raises:
+        InputError: one line with the value, the rule and the fix.
+    """
     _check_prefect(site)
     _check_home(site)
-    experiment_id = store.check_store(site.tracking_uri, config.track.experiment, site.artifact_root)
-    return Cleared(plan, found, experiment_id)
+    return store.check_store(site.tracking_uri, config.track.experiment, site.artifact_root)
 
 
 def settle(config: Config, cleared: Cleared, address: str) -> Cleared:

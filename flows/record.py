@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from conf.schema import Config
+from tasks.bundle import FACTS, WEIGHTS, sha256_of
 from tasks.evaluate.charts import draw_quality, quality_svgs
 from tasks.figures import png_bytes
 from tasks.fingerprint import code_fingerprint
-from tasks.records import EvaluateResult, Plan, PreparedSet, SpeedupResult, TrainResult
+from tasks.records import EvaluateResult, ModelFacts, Plan, PreparedSet, SpeedupResult, TrainResult
 from tasks.redact import redact
 from tasks.speedup.charts import draw_speed
 from tasks.speedup.match import facts_of
@@ -19,6 +20,7 @@ from tasks.speedup.report_details import ReportInput
 from tasks.speedup.steady import steady_rate
 from tasks.track import run as tracking
 from tasks.track.environment import describe_environment, package_versions
+from tasks.track.models import SHA_TAG
 from tasks.track.run import RunHandle
 
 TRAIN_KEYS = (
@@ -179,13 +181,13 @@ def _log_files(outcome: Outcome, handle: RunHandle) -> None:
     if outcome.prepared.num_rejected:
         tracking.log_document(handle, "rejected.jsonl", rejected)
     if outcome.trained.weights is not None:
-        facts = {
-            "model": outcome.config.model.model_dump(mode="json"),
-            **outcome.prepared.model_dump(
-                mode="json", include={"image_shape", "class_names", "target_names", "mean", "std", "fingerprint"}
-            ),
-        }
-        tracking.log_document(handle, "model/model.json", facts)
-        tracking.log_document(handle, "model/weights.pt", Path(outcome.trained.weights))
+        weights = Path(outcome.trained.weights)
+        kept = {"image_shape", "class_names", "target_names", "mean", "std", "fingerprint"}
+        facts = ModelFacts(
+            model=outcome.config.model, weights_sha256=sha256_of(weights), **outcome.prepared.model_dump(include=kept)
+        )
+        tracking.log_document(handle, f"model/{FACTS}", facts.model_dump(mode="json"))
+        tracking.log_document(handle, f"model/{WEIGHTS}", weights)
+        tracking.set_tags(handle, {SHA_TAG: facts.weights_sha256})
     for index, path in enumerate(outcome.trained.predictions):
         tracking.log_document(handle, f"logs/rank-{index}.txt", Path(path).with_name("log.txt"))

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from conf.schema import Compile, Compression, Config, Loading, MemoryFormat, Precision
+from conf.schema import Compile, Compression, Config, Loading, MemoryFormat, Model, Precision
 
 
 class Record(BaseModel):
@@ -67,6 +67,23 @@ class PreparedSet(Record):
     reused: bool
     seconds: float
     """Wall time of this call; of looking the set up when it was reused."""
+
+
+class ModelFacts(Record):
+    """What a trained model is: all that is needed to build its network and to feed it."""
+
+    model: Model
+    image_shape: tuple[int, int, int]
+    """Height, width, channels."""
+    class_names: tuple[str, ...]
+    target_names: tuple[str, ...] = ()
+    mean: tuple[float, ...]
+    """Per channel, in units of full scale, as in `PreparedSet`."""
+    std: tuple[float, ...]
+    fingerprint: str
+    """Of the prepared set that it was trained on."""
+    weights_sha256: str
+    """Of the file of weights."""
 
 
 class Gpu(Record):

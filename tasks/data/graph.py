@@ -9,20 +9,19 @@ from __future__ import annotations
 import errno
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from uuid import uuid4
 
-from distributed import Client, Future, as_completed
+from distributed import Client, Future
 
 from conf.schema import Data
-from tasks.cluster.address import connect, workers
+from tasks.cluster.address import workers
+from tasks.cluster.window import completed, connect_to_workers
 from tasks.data import manifest, store
 from tasks.data.key import preparation_key
-from tasks.data.listing import SPLITS, SampleListing
+from tasks.data.listing import SPLITS, Origin, Sample, SampleListing
 from tasks.data.shard import Chunk, Rejected, ShardRecord, write_shard
 from tasks.data.split import first_reader
 from tasks.errors import InputError, PacelineError, RunError
@@ -36,7 +35,6 @@ MAX_ROWS = 8_192
 MAX_DECODED_BYTES = 64 * 2**20
 MAX_ENCODED_BYTES = 64 * 2**20
 RETRIES = 2
-WAIT_FOR_WORKERS_SECONDS = 60.0
 
 Progress = Callable[[int, int], None]
 
@@ -102,13 +100,9 @@ def cut(listing: SampleListing, data: Data, directory: Path) -> Iterator[Chunk]:
     Training samples are dealt out like cards, so that each shard has a share of every class: the block shuffle of large
     sets draws whole blocks and relies on it. Other splits are cut in order.
     """
-    decoded = data.image_size**2 * listing.channels
-    most = MAX_FILES if listing.origin.kind == "files" else MAX_ROWS
-    most = max(1, min(most, MAX_DECODED_BYTES // decoded))
     for split in SPLITS:
         samples = listing.split(split)
-        encoded = sum(sample.size for sample in samples)
-        num_chunks = min(len(samples), max(-(-len(samples) // most), -(-encoded // MAX_ENCODED_BYTES)))
+        num_chunks = chunks_of(samples, listing.origin, data.image_size**2 * listing.channels)
         for number in range(num_chunks):
             bounds = slice(len(samples) * number // num_chunks, len(samples) * (number + 1) // num_chunks)
             yield Chunk(
@@ -123,6 +117,14 @@ def cut(listing: SampleListing, data: Data, directory: Path) -> Iterator[Chunk]:
             )
 
 
+def chunks_of(samples: Sequence[Sample], origin: Origin, num_bytes: int) -> int:
+    """How many chunks samples are cut into, of `num_bytes` each when decoded."""
+    most = MAX_FILES if origin.kind == "files" else MAX_ROWS
+    most = max(1, min(most, MAX_DECODED_BYTES // num_bytes))
+    encoded = sum(sample.size for sample in samples)
+    return min(len(samples), max(-(-len(samples) // most), -(-encoded // MAX_ENCODED_BYTES)))
+
+
 def run_chunks(
     chunks: Sequence[Chunk], address: str, directory: Path, on_progress: Progress | None
 ) -> list[ShardRecord]:
@@ -135,8 +137,9 @@ def run_chunks(
     records: list[ShardRecord] = []
     done = 0
     try:
-        with _connect(address) as client, closing(_completed(client, chunks)) as completed:
-            for record in completed:
+        with connect_to_workers(address, "preparation") as client:
+            submit = partial(_submit, client, workers(client), Counter(chunk.split for chunk in chunks))
+            for record in completed(client, chunks, submit):
                 records.append(record)
                 done += record.num_samples + len(record.rejected)
                 store.touch(directory)
@@ -148,41 +151,6 @@ def run_chunks(
         reason = " ".join(str(error).split()) or type(error).__name__
         raise RunError(f"preparation failed on the workers at {address}: {reason}; see the workers' logs") from error
     return records
-
-
-@contextmanager
-def _connect(address: str) -> Iterator[Client]:
-    """A client of a cluster that has a worker."""
-    with ExitStack() as stack:
-        try:
-            client = stack.enter_context(connect(address))
-            client.wait_for_workers(1, timeout=WAIT_FOR_WORKERS_SECONDS)
-        except (InputError, TimeoutError) as error:
-            raise RunError(
-                f"cluster address {address}: no Dask worker answered ({error}); preparation needs one; "
-                "start workers or correct cluster.address"
-            ) from error
-        yield client
-
-
-def _completed(client: Client, chunks: Sequence[Chunk]) -> Generator[ShardRecord, None, None]:
-    """Records as they come, with a bounded number of tasks at the scheduler: a million names are 100 MB."""
-    waiting = iter(chunks)
-    window = 8 * max(1, sum(client.nthreads().values()))
-    submit = partial(_submit, client, workers(client), Counter(chunk.split for chunk in chunks))
-    futures: set[Future[ShardRecord]] = {submit(chunk) for chunk in islice(waiting, window)}
-    completed = as_completed(futures, loop=client.loop)
-    try:
-        for future in completed:
-            futures.discard(future)
-            yield future.result()
-            for chunk in islice(waiting, 1):
-                following = submit(chunk)
-                futures.add(following)
-                completed.add(following)
-    finally:
-        if futures:
-            client.cancel(list(futures))
 
 
 def _submit(client: Client, present: list[str], counts: Counter[str], chunk: Chunk) -> Future[ShardRecord]:

@@ -25,7 +25,7 @@ from tasks.redact import redact
 from tasks.track.store import check_reachable, sqlite_path
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
-Role = Literal["run", "study", "advise"]
+Role = Literal["run", "study", "advise", "predict"]
 CONFIG_ARTIFACT = "config.yaml"
 FACTS_ARTIFACT = "facts.json"
 """What the match verdict of a later comparison reads."""

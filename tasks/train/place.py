@@ -119,8 +119,15 @@ class Place:
             self.spec.rank,
             self.spec.world_size,
             self.device,
-            self.spec.plan.memory_format == "channels_last",
+            self.evaluates_channels_last,
         )
+
+    @property
+    def evaluates_channels_last(self) -> bool:
+        """Whether evaluation takes that layout: on CPUs also where training does not, in bf16 twice as fast."""
+        plan = self.spec.plan
+        on_cpu = plan.accelerator == "cpu" and plan.precision == "bf16-mixed" and plan.compile == "off"
+        return on_cpu or plan.memory_format == "channels_last"
 
     def own_processes(self) -> list[int]:
         """Processes of this run on this host, whose load is not foreign: ranks, their Dask worker, the flow."""

@@ -278,7 +278,11 @@ class Rank:
 
     def _folded(self, network: nn.Module) -> nn.Module:
         """For evaluation; a compiled network is left as it was compiled, whose compiler fuses what it can."""
-        return network if self.spec.plan.compile != "off" else fold_batch_norm(network)
+        if self.spec.plan.compile != "off":
+            return network
+        return prepare_network(
+            fold_batch_norm(network), "32-true", self.place.evaluates_channels_last, self.place.device
+        )
 
     def _count(self, network: nn.Module) -> torch.Tensor:
         """[correct, samples, summed cross-entropy] of this rank's share of the validation split."""

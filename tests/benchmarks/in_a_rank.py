@@ -80,7 +80,7 @@ def prediction(place):
     arm = chosen(place)
     plain = prepare_network(place.network, "32-true", channels_last=False, device=place.device)
     ours = prepare_network(
-        fold_batch_norm(plain), "32-true", channels_last=arm.memory_format == "channels_last", device=place.device
+        fold_batch_norm(plain), "32-true", channels_last=place.evaluates_channels_last, device=place.device
     )
     contiguous = batch._replace(images_NCHW=batch.images_NCHW.contiguous())
 

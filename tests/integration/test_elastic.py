@@ -78,6 +78,7 @@ def test_weak_scaling_keeps_each_ranks_batch_and_follows_with_the_learning_rate(
     assert learning_rate(job) == rate
 
 
+@pytest.mark.slow
 def test_more_ranks_take_up_an_epoch_that_one_has_begun(make_job, cluster_address):
     job = make_job(*SETTINGS, "recipe.batch_scaling=weak")
     done = interrupted(taken_up(job, 1).model_copy(update={"resume": False}), cluster_address)
@@ -88,6 +89,7 @@ def test_more_ranks_take_up_an_epoch_that_one_has_begun(make_job, cluster_addres
     assert result.validation_accuracy[-1] > 0.8
 
 
+@pytest.mark.slow
 def test_strong_scaling_keeps_the_batches(make_job, cluster_address):
     job = make_job(*SETTINGS)
     step, _, _ = interrupted(job, cluster_address)

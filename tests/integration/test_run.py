@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import re
 import signal
 import time
@@ -10,13 +9,12 @@ import uuid
 from pathlib import Path
 
 import httpx
-import numpy as np
 import psutil
 import pytest
 from mlflow.tracking import MlflowClient
-from PIL import Image
 
 from conf.site import Site
+from tests.pictures import make_pictures
 
 QUICK = [
     "data.image_size=16",
@@ -176,29 +174,6 @@ def test_the_flow_shows_a_form_of_every_field():
     for section in ("Data", "Model", "Recipe", "Execution", "Cluster", "Speedup", "Track"):
         for name, field in sections[section]["properties"].items():
             assert field.get("description"), f"{section}.{name} has no help"
-
-
-def make_pictures(root, seed=3):
-    """Two classes told apart by brightness: mixed sizes and modes, some damaged; the names of the damaged."""
-    chance = random.Random(seed)
-    noise = np.random.default_rng(seed)
-    damaged = set()
-    for label, name in enumerate(("dark", "light")):
-        (root / name).mkdir(parents=True)
-        for index in range(60):
-            width, height = chance.randint(20, 90), chance.randint(20, 90)
-            mode = chance.choice(["RGB", "L", "RGBA", "P", "CMYK"])
-            pixels = noise.integers(90 * label, 90 * label + 120, (height, width, 3), dtype=np.uint8)
-            picture = Image.fromarray(pixels).convert(mode)
-            suffix = "jpg" if mode in ("RGB", "L", "CMYK") else "png"
-            path = root / name / f"{index:03d}.{suffix}"
-            picture.save(path)
-            if index % 15 == 7:
-                whole = path.read_bytes()
-                path.write_bytes(chance.choice([b"", whole[: len(whole) // 2], b"not a picture"]))
-                damaged.add(f"{name}/{path.name}")
-    (root / "dark" / "notes.txt").write_text("not a sample")
-    return damaged
 
 
 def test_a_folder_of_mixed_images_trains_and_lists_exactly_the_damaged(run, tmp_path):

@@ -109,8 +109,7 @@ def _group(tree: _Tree, splits: dict[str, SplitName]) -> tuple[dict[SplitName, d
     depth = 1 if splits else 0
     for file in tree.files:
         parts = file.path.split("/")
-        _, dot, extension = parts[-1].rpartition(".")
-        suffix = (dot + extension).lower() if dot else ""
+        suffix = suffix_of(file.path)
         belongs = len(parts) > depth + 1 and (not splits or parts[0] in splits)
         if suffix not in IMAGE_SUFFIXES or not belongs:
             ignored[suffix or "(none)"] += 1
@@ -118,6 +117,12 @@ def _group(tree: _Tree, splits: dict[str, SplitName]) -> tuple[dict[SplitName, d
         split: SplitName = splits[parts[0]] if splits else "train"
         found[split].setdefault(parts[depth], []).append(file)
     return found, dict(sorted(ignored.items()))
+
+
+def suffix_of(path: str) -> str:
+    """The last suffix of a file's name in lower case, with its dot; empty without one."""
+    _, dot, extension = path.rpartition("/")[2].rpartition(".")
+    return (dot + extension).lower() if dot else ""
 
 
 def _class_names(

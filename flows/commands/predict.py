@@ -1,0 +1,54 @@
+"""`paceline predict`: a trained model over many images, into Parquet."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+from conf.site import Site
+from flows.commands.engines import quiet_flow
+from flows.commands.terminal import add_json, json_stream, program, say_pairs, write_json
+
+HELP = "predict a folder of images, or a preset's test split, with a trained model"
+
+
+def add(parser: ArgumentParser) -> None:
+    """Its options."""
+    parser.add_argument(
+        "model", metavar="MODEL", help="a run's id, runs:/RUN_ID/model, models:/NAME@ALIAS, or a directory"
+    )
+    parser.add_argument("source", metavar="SOURCE", help="a folder or URL of images, or a preset (its test split)")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings of execution, cluster and data")
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        help="where the Parquet files go (default: by content, under PACELINE_HOME); "
+        "a call that was interrupted goes on there",
+    )
+    add_json(parser)
+
+
+def execute(options: Namespace) -> None:
+    """Carry it out."""
+    from flows.predict import PredictRequest, clear_predict
+
+    site = Site()
+    request = PredictRequest(
+        model=options.model, source=options.source, overrides=tuple(options.overrides), out=options.out
+    )
+    clear_predict(request, site)
+    with json_stream(options.json) as stream, quiet_flow(site):
+        from flows.predict import run_predict
+
+        summary = run_predict(request)
+        accuracy, rate = summary["accuracy"], summary["samples_per_second"]
+        say_pairs(
+            [
+                ("predicted", f"{summary['num_samples']:,} images, {summary['num_reused']:,} of them before"),
+                ("rejected", f"{summary['num_rejected']:,}"),
+                ("accuracy", "the source tells no classes" if accuracy is None else f"{accuracy:.4f}"),
+                ("throughput", "nothing was left to do" if rate is None else f"{rate:,.0f} images/s"),
+                ("files", summary["out"]),
+                ("run", f"{summary['run_id']} in experiment {summary['experiment']}; see it with: {program()} ui"),
+            ]
+        )
+        write_json(stream, summary)

@@ -1,0 +1,242 @@
+"""Prediction: a trained model over a folder of images or a configuration's test split, into Parquet; one MLflow run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prefect import flow, get_run_logger
+
+from conf.load import load, preset_names, validate
+from conf.schema import Config
+from conf.site import Site, quieten
+from flows import preflight
+from flows.first_host import training_host
+from flows.tracked import begun
+from tasks.bundle import read_facts
+from tasks.cluster.demand import demand_of
+from tasks.cluster.open import open_cluster
+from tasks.data.graph import chunks_of
+from tasks.durable import write_durably
+from tasks.errors import InputError
+from tasks.predict.graph import compile_on_worker
+from tasks.predict.images import Images, in_folder, of_test_split
+from tasks.predict.job import Settings, cut, key_of
+from tasks.predict.steps import Predicted, predict
+from tasks.records import Hardware, ModelFacts, Plan, Record
+from tasks.redact import redact
+from tasks.track import run as tracking
+from tasks.track.environment import package_versions
+from tasks.track.models import SHA_TAG, fetch_model
+from tasks.train.plan import resolve
+
+BATCH_PIXELS = 256 * 32 * 32
+MAX_BATCH = 256
+EXECUTION = {"accelerator", "device_name", "world_size", "num_threads", "precision", "compile"}
+"""Of a plan, what concerns prediction."""
+SAID = "predictions.json"
+"""Beside the parts: what they are."""
+
+
+class PredictRequest(Record):
+    """What is asked."""
+
+    model: str
+    """`runs:/RUN_ID/model`, `models:/NAME@ALIAS`, a run's id, or a directory."""
+    source: str
+    """A folder or URL of images, or a preset, of which the test split is predicted."""
+    overrides: tuple[str, ...] = ()
+    out: str | None = None
+    """Directory for the Parquet files; None for one under PACELINE_HOME, by what is predicted."""
+
+
+@dataclass(frozen=True)
+class Cleared:
+    """What the checks found out."""
+
+    config: Config
+    facts: ModelFacts
+    images: Images
+    hardware: Hardware
+    plan: Plan
+    settings: Settings
+    experiment_id: str
+    out: Path
+    key: str
+
+
+def clear_predict(request: PredictRequest, site: Site) -> Cleared:
+    """Check model, images, devices, stores and the place for the result; fetch the model.
+
+    Raises:
+        InputError: one line with the value, the rule and the fix.
+    """
+    directory = fetch_model(site.tracking_uri, request.model, site.root)
+    facts = read_facts(directory)
+    config, images = _source(request, facts)
+    config, hardware = _workers(config, request, site)
+    plan = resolve(config, hardware, 0)
+    height, width, _ = facts.image_shape
+    settings = Settings(
+        model_directory=str(directory),
+        weights_sha256=facts.weights_sha256,
+        precision=plan.precision,
+        gpu=plan.accelerator == "gpu",
+        num_threads=plan.num_threads,
+        batch_size=max(1, min(MAX_BATCH, BATCH_PIXELS // (height * width))),
+    )
+    if plan.compile == "step":
+        settings = settings.model_copy(update={"compiled": str(_package(settings, hardware, site.root))})
+    key = key_of(settings, images[1], images[0])
+    out = Path(request.out).expanduser().absolute() if request.out else site.root / "predictions" / key[:16]
+    _check_out(request, out, key)
+    experiment_id = preflight.check_servers(config, site)
+    return Cleared(config, facts, images, hardware, plan, settings, experiment_id, out, key)
+
+
+@flow(name="paceline-predict", flow_run_name="predict {request.source}", persist_result=False)
+def run_predict(request: PredictRequest) -> dict[str, Any]:
+    """Predict every image of a source with a trained model.
+
+    Args:
+        request: What is asked.
+    """
+    quieten()
+    started = time.monotonic()
+    site = Site()
+    cleared = clear_predict(request, site)
+    origin, samples, class_names, channels = cleared.images
+    size = cleared.facts.image_shape[0]
+    parts = list(
+        cut(samples, origin, class_names, cleared.out, cleared.key, chunks_of(samples, origin, size * size * channels))
+    )
+    config = cleared.config
+    with (
+        open_cluster(config.cluster, demand_of([config.execution], cleared.plan.accelerator), site) as address,
+        begun(config, site, cleared.experiment_id, "predict") as handle,
+    ):
+        tags = {"paceline.model": request.model, SHA_TAG: cleared.facts.weights_sha256}
+        tracking.set_tags(handle, tags | {"paceline.predictions": str(cleared.out)})
+        cleared.out.mkdir(parents=True, exist_ok=True)
+        said: dict[str, Any] = {
+            "key": cleared.key,
+            "model": redact(request.model),
+            "weights_sha256": cleared.facts.weights_sha256,
+        }
+        said |= {"source": redact(request.source), "class_names": list(cleared.facts.class_names)}
+        _say(cleared.out, said)
+        _compiled(cleared, address)
+        found = predict(parts, cleared.settings, address)
+        summary = {
+            "run_id": handle.run_id,
+            "experiment": handle.experiment,
+            "tracking_uri": handle.public_uri,
+            **said,
+            "out": str(cleared.out),
+            **_numbers(found),
+            "execution": cleared.plan.model_dump(mode="json", include=EXECUTION),
+            "seconds": time.monotonic() - started,
+        }
+        _say(cleared.out, summary)
+        tracking.log_document(handle, "summary.json", summary)
+        tracking.log_facts(handle, _metrics(summary, found), {})
+    return summary
+
+
+def _source(request: PredictRequest, facts: ModelFacts) -> tuple[Config, Images]:
+    is_preset = request.source in preset_names() or request.source.endswith((".yaml", ".yml"))
+    config = load(request.source if is_preset else "folder", list(request.overrides))
+    if not is_preset and config.data.root is not None:
+        raise InputError(f"data.root={config.data.root} beside the source {request.source}; name one of them")
+    data = config.data.model_copy(update={"image_size": facts.image_shape[0]})
+    if not is_preset:
+        data = data.model_copy(update={"root": request.source})
+    images = of_test_split(data) if is_preset else in_folder(request.source, facts.class_names)
+    _check_fits(request, facts, images)
+    changes = {"data": data.model_dump(mode="json"), "model": facts.model.model_dump(mode="json")}
+    return validate(config.model_dump(mode="json") | changes), images
+
+
+def _check_fits(request: PredictRequest, facts: ModelFacts, images: Images) -> None:
+    channels = images[3]
+    if channels != facts.image_shape[2]:
+        raise InputError(
+            f"{request.source}: images of {channels} channels, and the model {request.model} takes "
+            f"{facts.image_shape[2]}; predict what it was trained for"
+        )
+
+
+def _workers(config: Config, request: PredictRequest, site: Site) -> tuple[Config, Hardware]:
+    """One worker for each device of a host, unless fewer are asked for."""
+    hardware = training_host(config, site)
+    if any(override.startswith("execution.num_devices=") for override in request.overrides):
+        return config, hardware
+    uses_gpus = bool(hardware.gpus) and config.execution.accelerator != "cpu"
+    devices = len(hardware.gpus) if uses_gpus else hardware.num_cores
+    execution = config.execution.model_copy(update={"num_devices": devices})
+    return config.model_copy(update={"execution": execution}), hardware
+
+
+def _package(settings: Settings, hardware: Hardware, home: Path) -> Path:
+    """Where the model lies compiled: for these settings, this kind of device and these versions."""
+    device = hardware.gpus[0].name if settings.gpu else hardware.cpu_name
+    facts = [settings.model_dump(mode="json", exclude={"model_directory"}), device, package_versions().get("torch")]
+    return home / "compiled" / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]}.pt2"
+
+
+def _compiled(cleared: Cleared, address: str) -> None:
+    """Compile the model ahead of time where that is asked for and has not been done."""
+    path = cleared.settings.compiled
+    if path is None or Path(path).exists():
+        return
+    seconds = compile_on_worker(address, cleared.settings.model_copy(update={"compiled": None}), Path(path))
+    get_run_logger().info("Compiled the model in %.1f s into %s", seconds, path)
+
+
+def _check_out(request: PredictRequest, out: Path, key: str) -> None:
+    try:
+        before = json.loads((out / SAID).read_text(encoding="utf-8"))["key"]
+    except FileNotFoundError:
+        if out.is_dir() and any(out.iterdir()):
+            raise InputError(f"--out {request.out}: holds other files; give an empty or a new directory") from None
+        return
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"--out {out}: {SAID} cannot be read ({error}); give another directory") from error
+    if before != key:
+        raise InputError(
+            f"--out {out}: holds predictions of another model, source or precision; give another directory or remove it"
+        )
+
+
+def _numbers(found: Predicted) -> dict[str, Any]:
+    counts: Counter[str] = Counter()
+    for record in found.records:
+        counts.update(record.model_dump(include={"num_samples", "num_rejected", "num_known", "num_correct"}))
+    predicted_now = counts["num_samples"] + counts["num_rejected"] - found.num_reused
+    return {
+        "num_samples": counts["num_samples"],
+        "num_rejected": counts["num_rejected"],
+        "num_reused": found.num_reused,
+        "accuracy": counts["num_correct"] / counts["num_known"] if counts["num_known"] else None,
+        "samples_per_second": predicted_now / found.seconds if predicted_now else None,
+        "parity": found.parity.model_dump(mode="json") if found.parity else None,
+    }
+
+
+def _metrics(summary: dict[str, Any], found: Predicted) -> dict[str, float | None]:
+    metrics = {f"predict/{name}": summary[name] for name in ("num_samples", "num_rejected", "num_reused", "accuracy")}
+    metrics["throughput/prediction_samples_per_second"] = summary["samples_per_second"]
+    metrics["time/wall_seconds"] = summary["seconds"]
+    if found.parity is not None:
+        metrics["predict/parity_agreement"] = found.parity.agreement
+        metrics["predict/parity_max_difference"] = found.parity.max_difference
+    return metrics
+
+
+def _say(out: Path, facts: dict[str, Any]) -> None:
+    write_durably(out / SAID, json.dumps(facts, indent=2).encode())

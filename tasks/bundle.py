@@ -1,0 +1,49 @@
+"""A trained model as two files: what it is (`model.json`) and its weights (`weights.pt`). Neither holds code.
+
+Whatever comes from outside is data: the description is checked field by field, the weights by their digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from tasks.errors import InputError
+from tasks.records import ModelFacts
+
+FACTS, WEIGHTS = "model.json", "weights.pt"
+
+
+def sha256_of(path: Path) -> str:
+    """Hex digest of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_facts(directory: Path) -> ModelFacts:
+    """What the model in a directory is, once its weights have been found to be those that were recorded.
+
+    Raises:
+        InputError: there is no model, its description is not one of ours, or its weights have been changed.
+    """
+    try:
+        facts = ModelFacts.model_validate_json((directory / FACTS).read_bytes())
+        found = sha256_of(directory / WEIGHTS)
+    except OSError as error:
+        raise InputError(
+            f"{directory}: no model there ({error.strerror}: {Path(str(error.filename)).name}); "
+            f"a model of paceline is {FACTS} beside {WEIGHTS}"
+        ) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InputError(
+            f"{directory / FACTS}: {'.'.join(map(str, first['loc']))} {first['msg']}; it must be as paceline wrote it"
+        ) from error
+    if facts.weights_sha256 != found:
+        raise InputError(
+            f"{directory / WEIGHTS}: sha256 is {found[:12]}..., recorded is {facts.weights_sha256[:12]}...; "
+            "the file is damaged or was changed: fetch the model again"
+        )
+    return facts

@@ -1,0 +1,30 @@
+"""A trained network, from its files. Weights are read as tensors only: no code in them is executed."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from tasks.bundle import WEIGHTS, read_facts
+from tasks.errors import InputError
+from tasks.model.networks import build_network
+from tasks.records import ModelFacts
+
+
+def open_trained(directory: Path) -> tuple[nn.Module, ModelFacts]:
+    """The network with its weights, on the CPU in float32 and in evaluation mode, and what it is.
+
+    Raises:
+        InputError: as `tasks.bundle.read_facts`, or the weights do not fit the description.
+    """
+    facts = read_facts(directory)
+    network = build_network(facts.model, facts.image_shape, len(facts.class_names), len(facts.target_names))
+    try:
+        network.load_state_dict(torch.load(directory / WEIGHTS, map_location="cpu", weights_only=True))
+    except (RuntimeError, pickle.UnpicklingError, AttributeError, TypeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"{directory / WEIGHTS}: not the weights of the model beside it ({reason})") from error
+    return network.eval(), facts

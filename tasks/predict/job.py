@@ -1,0 +1,90 @@
+"""A prediction as data: what is predicted, by which model, how, and into which files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from conf.schema import Precision
+from tasks.data.listing import Origin, Sample
+from tasks.records import Record
+
+VERSION = 1
+"""Grows when a file of predictions gets another content."""
+
+
+class Settings(Record):
+    """How a model is executed."""
+
+    model_directory: str
+    """Seen by all workers."""
+    weights_sha256: str
+    precision: Precision
+    gpu: bool
+    num_threads: int
+    """CPU threads of one worker."""
+    batch_size: int
+    """Images of one forward pass."""
+    compiled: str | None = None
+    """A package of AOTInductor for exactly these settings; None for eager execution."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The work of one task: samples, and the file for what is predicted of them."""
+
+    number: int
+    origin: Origin
+    samples: tuple[Sample, ...]
+    class_names: tuple[str, ...]
+    """Of the samples' labels; a label below 0 is unknown."""
+    path: str
+    key: str
+    """Of the whole prediction."""
+
+
+class PartRecord(Record):
+    """What is known of a part once it is predicted."""
+
+    number: int
+    num_samples: int
+    """Predicted; those that could not be read are not among them."""
+    num_rejected: int
+    num_known: int
+    """Samples whose class the source tells."""
+    num_correct: int
+    read_seconds: float
+    predict_seconds: float
+    """Of the worker that did it."""
+
+
+class Parity(Record):
+    """The model as it is executed against the same one in float32, eager, contiguous, unfolded."""
+
+    num_samples: int
+    agreement: float
+    """Share of the samples that get the same class."""
+    max_difference: float
+    """Largest difference of a probability."""
+
+
+def key_of(settings: Settings, samples: tuple[Sample, ...], origin: Origin) -> str:
+    """64 hex digits over everything that the predictions depend on."""
+    facts = [VERSION, settings.weights_sha256, settings.precision, origin.kind, origin.root]
+    digest = hashlib.sha256(json.dumps(facts).encode())
+    for sample in samples:
+        line = f"{sample.name}\0{sample.label}\0{sample.size}\0{sample.stamp}\n"
+        digest.update(line.encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def cut(
+    samples: tuple[Sample, ...], origin: Origin, class_names: tuple[str, ...], out: Path, key: str, num_parts: int
+) -> Iterator[Part]:
+    """The samples in order, in so many parts of nearly equal size."""
+    for number in range(num_parts):
+        bounds = slice(len(samples) * number // num_parts, len(samples) * (number + 1) // num_parts)
+        yield Part(number, origin, samples[bounds], class_names, str(out / f"part-{number:05d}.parquet"), key)

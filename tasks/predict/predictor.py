@@ -1,0 +1,133 @@
+"""A model as prediction executes it: batch norm folded, reduced precision, channels last, perhaps compiled ahead.
+
+Shapes: N samples, H height, W width, C channels, K classes, T regression targets.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from uuid import uuid4
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from tasks.data.loading.batch import Normalise
+from tasks.model.fold import fold_batch_norm
+from tasks.model.trained import open_trained
+from tasks.predict.job import Parity, Settings
+from tasks.records import ModelFacts
+from tasks.train.precision import AUTOCAST_DTYPES, prepare_network
+
+Predicted = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32] | None]
+"""Probabilities (N, K), targets (N, T)."""
+
+
+class _Probabilities(nn.Module):
+    """Images to a tuple of tensors: probabilities, and targets where there are any; float32 whatever it computes in."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images_NCHW: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        logits_NK, targets_NT = self.network(images_NCHW)
+        probabilities_NK = torch.softmax(logits_NK.float(), 1)
+        return (probabilities_NK,) if targets_NT is None else (probabilities_NK, targets_NT.float())
+
+
+class Predictor:
+    """Predicts uint8 images.
+
+    Args:
+        settings: how to execute the model.
+        plain: the model as it was trained instead: float32, eager, contiguous, nothing folded.
+
+    Raises:
+        InputError: the model cannot be opened.
+    """
+
+    def __init__(self, settings: Settings, *, plain: bool = False) -> None:
+        torch.set_num_threads(settings.num_threads)
+        network, self.facts = open_trained(Path(settings.model_directory))
+        self._device = torch.device("cuda", 0) if settings.gpu else torch.device("cpu")
+        self._channels_last = not plain
+        self._dtype = torch.float32 if plain else _dtype(settings)
+        self._normalise = Normalise(self.facts.mean, self.facts.std, self.facts.image_shape).to(self._device)
+        self._batch_size = settings.batch_size
+        self._is_compiled = settings.compiled is not None and not plain
+        if self._is_compiled:
+            self._call: Callable[[torch.Tensor], Sequence[torch.Tensor]] = torch._inductor.aoti_load_package(
+                str(settings.compiled)
+            )
+        else:
+            ready = network if plain else fold_batch_norm(network)
+            ready = prepare_network(ready, "32-true", self._channels_last, self._device).to(self._dtype)
+            self._call = self.module = _Probabilities(ready).eval()
+
+    @torch.no_grad()
+    def __call__(self, pixels_NHWC: npt.NDArray[np.uint8]) -> Predicted:
+        """Probabilities, and targets where the model has any."""
+        found: list[tuple[torch.Tensor, ...]] = []
+        for start in range(0, len(pixels_NHWC), self._batch_size):
+            pixels = torch.from_numpy(pixels_NHWC[start : start + self._batch_size])
+            number = len(pixels)
+            if self._is_compiled and number < self._batch_size:  # compiled for one size
+                blank = pixels.new_zeros((self._batch_size - number, *pixels.shape[1:]))
+                pixels = torch.cat([pixels, blank])
+            images = self._normalise(pixels.to(self._device), channels_last=self._channels_last).to(self._dtype)
+            found.append(tuple(output[:number].cpu() for output in self._call(images)))
+        columns = [torch.cat(column).numpy() for column in zip(*found, strict=True)]
+        return columns[0], columns[1] if len(columns) > 1 else None
+
+
+@lru_cache(maxsize=2)
+def predictor(settings: Settings) -> Predictor:
+    """Of a worker's process, opened once."""
+    return Predictor(settings)
+
+
+def parity(settings: Settings, pixels_NHWC: npt.NDArray[np.uint8]) -> Parity:
+    """The model as it is executed, against the plain one."""
+    ours, _ = predictor(settings)(pixels_NHWC)
+    plain, _ = Predictor(settings, plain=True)(pixels_NHWC)
+    return Parity(
+        num_samples=len(pixels_NHWC),
+        agreement=float((ours.argmax(1) == plain.argmax(1)).mean()),
+        max_difference=float(np.abs(ours - plain).max()),
+    )
+
+
+def compile_ahead(settings: Settings, path: Path) -> float:
+    """Export the model for its batch size and compile it into a package at `path`; seconds that it took."""
+    started = time.perf_counter()
+    eager = Predictor(settings)
+    images = torch.zeros((settings.batch_size, *_chw(eager.facts)), dtype=eager._dtype, device=eager._device)
+    images = images.contiguous(memory_format=torch.channels_last)
+    if images.shape[1] == 1:  # of one channel both layouts are the same memory, and convolutions go by the strides
+        images = images.reshape(len(images), *images.shape[2:], 1).permute(0, 3, 1, 2)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{uuid4().hex}.pt2")
+    with torch.no_grad():
+        exported = torch.export.export(eager.module, (images,))
+        torch._inductor.aoti_compile_and_package(
+            exported, package_path=str(temporary), inductor_configs={"freezing": not settings.gpu}
+        )
+    os.replace(temporary, path)  # noqa: PTH105  whole or absent, also for another worker that compiles the same
+    return time.perf_counter() - started
+
+
+def _chw(facts: ModelFacts) -> tuple[int, int, int]:
+    height, width, channels = facts.image_shape
+    return channels, height, width
+
+
+def _dtype(settings: Settings) -> torch.dtype:
+    if settings.precision == "64-true":
+        return torch.float64
+    return AUTOCAST_DTYPES.get(settings.precision, torch.float32)

@@ -1,0 +1,81 @@
+"""The prediction stage as a Prefect task. Knows when, not how."""
+
+from __future__ import annotations
+
+import time
+
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+
+from tasks.display import progress_bar
+from tasks.errors import RunError
+from tasks.predict.graph import parity_on_worker, predict_parts
+from tasks.predict.job import Parity, Part, PartRecord, Settings
+from tasks.predict.part import finished
+from tasks.records import Record
+
+MIN_AGREEMENT = 0.99
+NUM_PARITY = 256
+
+
+class Predicted(Record):
+    """What became of a prediction."""
+
+    records: tuple[PartRecord, ...]
+    """One for each part."""
+    num_reused: int
+    """Samples of parts that an earlier call has left."""
+    parity: Parity | None
+    """None where nothing was left to predict, or nothing can be read."""
+    seconds: float
+    """Wall time of the parts that were predicted now."""
+
+
+@task(name="predict", cache_policy=NO_CACHE)
+def predict(parts: list[Part], settings: Settings, address: str) -> Predicted:
+    """Predict the parts that are not there yet, once the model as it is executed has been held against the plain one.
+
+    Args:
+        parts: All of them.
+        settings: How to execute the model.
+        address: Of the Dask scheduler.
+
+    Raises:
+        RunError: The executed model says other classes than the plain one, or the cluster failed.
+    """
+    logger = get_run_logger()
+    found = {part.number: record for part in parts if (record := finished(part)) is not None}
+    missing = [part for part in parts if part.number not in found]
+    num_reused = sum(record.num_samples + record.num_rejected for record in found.values())
+    if found:
+        logger.info("%d samples in %d parts are predicted already", num_reused, len(found))
+    checked = _checked(missing, settings, address) if missing else None
+    if checked is not None:
+        logger.info(
+            "Against float32, eager: %.2f %% of %d samples get the same class, probabilities differ by at most %.4f",
+            100 * checked.agreement,
+            checked.num_samples,
+            checked.max_difference,
+        )
+    started = time.perf_counter()
+    with progress_bar("predict") as advance:
+        records = predict_parts(address, missing, settings, lambda done, total: advance(done, total, "samples"))
+    return Predicted(
+        records=tuple(sorted([*found.values(), *records], key=lambda record: record.number)),
+        num_reused=num_reused,
+        parity=checked,
+        seconds=time.perf_counter() - started if missing else 0.0,
+    )
+
+
+def _checked(missing: list[Part], settings: Settings, address: str) -> Parity | None:
+    first = missing[0]
+    some = Part(first.number, first.origin, first.samples[:NUM_PARITY], first.class_names, first.path, first.key)
+    found = parity_on_worker(address, some, settings)
+    if found is not None and (1 - found.agreement) * found.num_samples > max(1.0, (1 - MIN_AGREEMENT) * NUM_PARITY):
+        raise RunError(
+            f"in {settings.precision} the model says another class than in float32 for "
+            f"{100 * (1 - found.agreement):.1f} % of {found.num_samples} images; the limit is "
+            f"{100 * (1 - MIN_AGREEMENT):.0f} %; use execution.precision=32-true"
+        )
+    return found

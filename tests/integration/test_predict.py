@@ -1,0 +1,199 @@
+"""`paceline predict`: a trained model from MLflow over a folder of images, into Parquet, as a user calls it."""
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from mlflow.tracking import MlflowClient
+from PIL import Image
+
+from conf.site import Site
+from flows.predict import PredictRequest, clear_predict
+from tasks.bundle import read_facts, sha256_of
+from tasks.errors import InputError
+from tasks.predict.job import Settings
+from tasks.predict.predictor import Predictor, compile_ahead
+from tests.pictures import make_pictures
+
+SMALL = ["data.image_size=32", "model.width=8", "recipe.num_epochs=4", "speedup.baseline=none"]
+NUM_MORE = 1_100
+"""So that there is more than one part."""
+
+
+@pytest.fixture(scope="module")
+def call(paceline):
+    """Calls the program; its status, the JSON on its stdout, its stderr."""
+
+    def to_the_end(*arguments):
+        process = paceline(*map(str, arguments), "--json")
+        out, said = process.communicate(timeout=240)
+        return process.returncode, json.loads(out.splitlines()[-1]) if process.returncode == 0 else None, said
+
+    return to_the_end
+
+
+@pytest.fixture(scope="module")
+def trained(call, tmp_path_factory):
+    """The id of a run that has learned dark from light, and the pictures of it."""
+    root = tmp_path_factory.mktemp("pictures")
+    make_pictures(root)
+    status, summary, said = call("run", "folder", f"data.root={root}", *SMALL)
+    assert status == 0, said
+    return summary["run_id"], root
+
+
+@pytest.fixture(scope="module")
+def unseen(tmp_path_factory):
+    """Pictures of no class in folders of any depth, two with a class, one damaged, and what is none."""
+    root = tmp_path_factory.mktemp("unseen")
+    noise = np.random.default_rng(9)
+    for index in range(NUM_MORE):
+        path = root / f"year-{index % 3}" / "more" / f"{index:04d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        low = 110 * (index % 2)
+        Image.fromarray(noise.integers(low, low + 60, (16, 16, 3), dtype=np.uint8)).save(path)
+    for name, low in (("dark", 0), ("light", 190)):
+        (root / "known" / name).mkdir(parents=True)
+        Image.fromarray(noise.integers(low, low + 60, (20, 24, 3), dtype=np.uint8)).save(
+            root / "known" / name / "a.jpg"
+        )
+    (root / "broken.png").write_bytes(b"not a picture")
+    (root / "notes.txt").write_text("not a picture either")
+    return root
+
+
+def rows_of(out):
+    return [row for part in sorted(Path(out).glob("part-*.parquet")) for row in pq.read_table(part).to_pylist()]
+
+
+@pytest.fixture(scope="module")
+def predicted(call, trained, unseen, tmp_path_factory):
+    """The outcome of predicting the unseen pictures, and where."""
+    out = tmp_path_factory.mktemp("predicted") / "out"
+    status, summary, said = call("predict", trained[0], unseen, "--out", out)
+    assert status == 0, said
+    return summary, out
+
+
+def test_every_image_gets_a_row(predicted, unseen):
+    summary, out = predicted
+    assert (summary["num_samples"], summary["num_rejected"], summary["num_reused"]) == (NUM_MORE + 2, 1, 0)
+    assert summary["accuracy"] == 1.0, "of the two in folders named like a class"
+    assert summary["parity"]["agreement"] > 0.98
+    rows = rows_of(out)
+    pictures = sorted(str(path.relative_to(unseen)) for path in unseen.rglob("*.*") if path.suffix in (".png", ".jpg"))
+    assert [row["path"] for row in rows] == pictures
+    (broken,) = [row for row in rows if row["error"]]
+    assert (broken["path"], broken["label"], broken["error"]) == ("broken.png", None, "not an image of a known format")
+    good = [row for row in rows if not row["error"]]
+    assert all(abs(sum(row["probabilities"]) - 1) < 1e-3 for row in good)
+    assert all(row["probability"] == max(row["probabilities"]) for row in good)
+    numbered = [row for row in good if row["path"].startswith("year")]
+    is_right = [(row["label"] == "light") == int(row["path"].removesuffix(".png")[-1]) % 2 for row in numbered]
+    assert np.mean(is_right) > 0.95
+    found = MlflowClient(Site().tracking_uri).get_run(summary["run_id"])
+    assert found.info.status == "FINISHED"
+    assert found.data.tags["paceline.role"] == "predict"
+    assert found.data.metrics["predict/num_samples"] == NUM_MORE + 2
+
+
+def test_what_is_predicted_is_not_predicted_again(call, predicted, trained, unseen):
+    summary, out = predicted
+    rows = rows_of(out)
+    first, second = sorted(out.glob("part-*.parquet"))
+    written = first.stat().st_mtime_ns
+    second.unlink()
+    status, again, said = call("predict", trained[0], unseen, "--out", out)
+    assert status == 0, said
+    assert 0 < again["num_reused"] < summary["num_samples"]
+    for name in ("num_samples", "num_rejected", "accuracy"):
+        assert again[name] == summary[name]
+    assert first.stat().st_mtime_ns == written
+    assert rows_of(out) == rows
+
+
+def test_a_model_by_its_alias_and_one_that_was_changed(call, trained, tmp_path):
+    run_id, root = trained
+    client = MlflowClient(Site().tracking_uri, Site().tracking_uri)
+    client.create_registered_model("brightness")
+    version = client.create_model_version("brightness", f"runs:/{run_id}/model", run_id).version
+    client.set_registered_model_alias("brightness", "champion", version)
+    status, summary, said = call("predict", "models:/brightness@champion", root, "--out", tmp_path / "out")
+    assert status == 0, said
+    assert summary["accuracy"] > 0.9
+    assert summary["num_samples"] == len(rows_of(tmp_path / "out")) - summary["num_rejected"]
+
+    status, _, said = call("predict", "models:/brightness@challenger", root)
+    assert (status, said.count("\n")) == (2, 1)
+    assert "models:/brightness@challenger: no such model" in said
+
+    kept = Path(Site().root) / "models" / summary["weights_sha256"]
+    changed = tmp_path / "changed"
+    shutil.copytree(kept, changed)
+    (changed / "weights.pt").write_bytes((changed / "weights.pt").read_bytes() + b" ")
+    status, _, said = call("predict", changed, root)
+    assert (status, said.count("\n")) == (2, 1)
+    assert "the file is damaged or was changed" in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"source": "digits"}, "images of 1 channels, and the model"),
+        ({"source": "/nowhere/at/all"}, "does not exist"),
+        ({"overrides": ("execution.num_devices=99",)}, "exceeds the"),
+        ({"out": "TAKEN"}, "holds other files"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_starts(trained, unseen, tmp_path, changes, expected):
+    (tmp_path / "thesis.txt").write_text("mine")
+    if "out" in changes:
+        changes = {"out": str(tmp_path)}
+    request = PredictRequest(model=trained[0], source=str(unseen)).model_copy(update=changes)
+    with pytest.raises(InputError, match=expected):
+        clear_predict(request, Site())
+
+
+def test_code_in_a_file_of_weights_is_not_executed(trained, tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return Path.touch, (tmp_path / "pwned",)
+
+    client = MlflowClient(Site().tracking_uri)
+    directory = Path(client.download_artifacts(trained[0], "model", str(tmp_path)))
+    facts = json.loads((directory / "model.json").read_text())
+    torch.save({"features.0.weight": Evil()}, directory / "weights.pt", pickle_module=pickle)
+    facts["weights_sha256"] = sha256_of(directory / "weights.pt")
+    (directory / "model.json").write_text(json.dumps(facts))
+    read_facts(directory)
+    settings = Settings(
+        model_directory=str(directory),
+        weights_sha256="",
+        precision="32-true",
+        gpu=False,
+        num_threads=1,
+        batch_size=8,
+    )
+    with pytest.raises(InputError, match="not the weights of the model beside it"):
+        Predictor(settings)
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_a_model_compiled_ahead_says_the_same_also_of_a_ragged_batch(trained, tmp_path):
+    client = MlflowClient(Site().tracking_uri)
+    directory = Path(client.download_artifacts(trained[0], "model", str(tmp_path)))
+    settings = Settings(
+        model_directory=str(directory), weights_sha256="", precision="32-true", gpu=False, num_threads=1, batch_size=8
+    )
+    package = tmp_path / "compiled" / "model.pt2"
+    assert compile_ahead(settings, package) > 0
+    pixels_NHWC = np.random.default_rng(0).integers(0, 256, (19, 32, 32, 3), dtype=np.uint8)
+    ours, _ = Predictor(settings.model_copy(update={"compiled": str(package)}))(pixels_NHWC)
+    plain, _ = Predictor(settings, plain=True)(pixels_NHWC)
+    assert ours.shape == (19, 2)
+    np.testing.assert_allclose(ours, plain, atol=1e-4)
