@@ -42,9 +42,8 @@ def compare_runs(site: Site, run_ids: list[str], experiment: str | None, last: i
     if run_ids:
         found = get_runs(site.tracking_uri, run_ids)
     else:
-        condition = (
-            "tags.`paceline.role` != 'study' and tags.`paceline.role` != 'advise' and attributes.status = 'FINISHED'"
-        )
+        others = [f"tags.`paceline.role` != '{role}'" for role in ("study", "advise", "predict")]
+        condition = " and ".join([*others, "attributes.status = 'FINISHED'"])
         found = find_runs(site.tracking_uri, experiment or "paceline", condition, last or LAST)[::-1]
     if len(found) < MIN_RUNS:
         raise InputError(

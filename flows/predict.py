@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prefect import flow, get_run_logger
+from prefect import flow
+from prefect.utilities.annotations import quote
 
 from conf.load import load, preset_names, validate
 from conf.schema import Config
@@ -18,13 +19,12 @@ from conf.site import Site, quieten
 from flows import preflight
 from flows.first_host import training_host
 from flows.tracked import begun
-from tasks.bundle import read_facts
+from tasks.bundle import digest_of, read_facts
 from tasks.cluster.demand import demand_of
 from tasks.cluster.open import open_cluster
 from tasks.data.graph import chunks_of
 from tasks.durable import write_durably
 from tasks.errors import InputError
-from tasks.predict.graph import compile_on_worker
 from tasks.predict.images import Images, in_folder, of_test_split
 from tasks.predict.job import Settings, cut, key_of
 from tasks.predict.steps import Predicted, predict
@@ -32,7 +32,7 @@ from tasks.records import Hardware, ModelFacts, Plan, Record
 from tasks.redact import redact
 from tasks.track import run as tracking
 from tasks.track.environment import package_versions
-from tasks.track.models import SHA_TAG, fetch_model
+from tasks.track.models import DIGEST_TAG, fetch_model
 from tasks.train.plan import resolve
 
 BATCH_PIXELS = 256 * 32 * 32
@@ -53,6 +53,11 @@ class PredictRequest(Record):
     overrides: tuple[str, ...] = ()
     out: str | None = None
     """Directory for the Parquet files; None for one under PACELINE_HOME, by what is predicted."""
+
+    @property
+    def place(self) -> str:
+        """The source without credentials."""
+        return redact(self.source)
 
 
 @dataclass(frozen=True)
@@ -84,14 +89,14 @@ def clear_predict(request: PredictRequest, site: Site) -> Cleared:
     height, width, _ = facts.image_shape
     settings = Settings(
         model_directory=str(directory),
-        weights_sha256=facts.weights_sha256,
+        model_digest=digest_of(facts),
         precision=plan.precision,
         gpu=plan.accelerator == "gpu",
         num_threads=plan.num_threads,
         batch_size=max(1, min(MAX_BATCH, BATCH_PIXELS // (height * width))),
     )
     if plan.compile == "step":
-        settings = settings.model_copy(update={"compiled": str(_package(settings, hardware, site.root))})
+        settings = settings.model_copy(update={"compiled": str(_packages(settings, site.root))})
     key = key_of(settings, images[1], images[0])
     out = Path(request.out).expanduser().absolute() if request.out else site.root / "predictions" / key[:16]
     _check_out(request, out, key)
@@ -99,7 +104,7 @@ def clear_predict(request: PredictRequest, site: Site) -> Cleared:
     return Cleared(config, facts, images, hardware, plan, settings, experiment_id, out, key)
 
 
-@flow(name="paceline-predict", flow_run_name="predict {request.source}", persist_result=False)
+@flow(name="paceline-predict", flow_run_name="predict {request.place}", persist_result=False)
 def run_predict(request: PredictRequest) -> dict[str, Any]:
     """Predict every image of a source with a trained model.
 
@@ -120,18 +125,18 @@ def run_predict(request: PredictRequest) -> dict[str, Any]:
         open_cluster(config.cluster, demand_of([config.execution], cleared.plan.accelerator), site) as address,
         begun(config, site, cleared.experiment_id, "predict") as handle,
     ):
-        tags = {"paceline.model": request.model, SHA_TAG: cleared.facts.weights_sha256}
+        tags = {"paceline.model": request.model, DIGEST_TAG: cleared.settings.model_digest}
         tracking.set_tags(handle, tags | {"paceline.predictions": str(cleared.out)})
         cleared.out.mkdir(parents=True, exist_ok=True)
         said: dict[str, Any] = {
             "key": cleared.key,
             "model": redact(request.model),
-            "weights_sha256": cleared.facts.weights_sha256,
+            "model_digest": cleared.settings.model_digest,
         }
-        said |= {"source": redact(request.source), "class_names": list(cleared.facts.class_names)}
+        said |= {"source": request.place, "class_names": list(cleared.facts.class_names)}
         _say(cleared.out, said)
-        _compiled(cleared, address)
-        found = predict(parts, cleared.settings, address)
+        # Quoted, or Prefect would look into every name.
+        found = predict(quote(parts), cleared.settings, address)  # type: ignore[call-overload]
         summary = {
             "run_id": handle.run_id,
             "experiment": handle.experiment,
@@ -172,30 +177,28 @@ def _check_fits(request: PredictRequest, facts: ModelFacts, images: Images) -> N
 
 
 def _workers(config: Config, request: PredictRequest, site: Site) -> tuple[Config, Hardware]:
-    """One worker for each device of a host, unless fewer are asked for."""
+    """One worker for each device of a host, unless fewer are asked for; plain workers on one host share its GPU."""
     hardware = training_host(config, site)
-    if any(override.startswith("execution.num_devices=") for override in request.overrides):
-        return config, hardware
     uses_gpus = bool(hardware.gpus) and config.execution.accelerator != "cpu"
-    devices = len(hardware.gpus) if uses_gpus else hardware.num_cores
-    execution = config.execution.model_copy(update={"num_devices": devices})
-    return config.model_copy(update={"execution": execution}), hardware
+    is_plain = config.cluster.kind == "local"
+    devices = config.execution.num_devices
+    if not any(override.startswith("execution.num_devices=") for override in request.overrides):
+        devices = hardware.num_cores if not uses_gpus else 1 if is_plain else len(hardware.gpus)
+    if is_plain and uses_gpus and devices > 1:
+        raise InputError(
+            f"execution.num_devices={devices} on GPUs and cluster.kind=local, whose workers all take the first GPU; "
+            "use cluster.kind=local_cuda, which gives each its own"
+        )
+    changes: dict[str, Any] = {"execution": config.execution.model_copy(update={"num_devices": devices})}
+    if is_plain:
+        changes["cluster"] = config.cluster.model_copy(update={"num_workers": devices})
+    return config.model_copy(update=changes), hardware
 
 
-def _package(settings: Settings, hardware: Hardware, home: Path) -> Path:
-    """Where the model lies compiled: for these settings, this kind of device and these versions."""
-    device = hardware.gpus[0].name if settings.gpu else hardware.cpu_name
-    facts = [settings.model_dump(mode="json", exclude={"model_directory"}), device, package_versions().get("torch")]
-    return home / "compiled" / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]}.pt2"
-
-
-def _compiled(cleared: Cleared, address: str) -> None:
-    """Compile the model ahead of time where that is asked for and has not been done."""
-    path = cleared.settings.compiled
-    if path is None or Path(path).exists():
-        return
-    seconds = compile_on_worker(address, cleared.settings.model_copy(update={"compiled": None}), Path(path))
-    get_run_logger().info("Compiled the model in %.1f s into %s", seconds, path)
+def _packages(settings: Settings, home: Path) -> Path:
+    """Where the model lies compiled for these settings and versions."""
+    facts = [settings.model_dump(mode="json", exclude={"model_directory"}), package_versions().get("torch")]
+    return home / "compiled" / hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
 def _check_out(request: PredictRequest, out: Path, key: str) -> None:
@@ -205,9 +208,9 @@ def _check_out(request: PredictRequest, out: Path, key: str) -> None:
         if out.is_dir() and any(out.iterdir()):
             raise InputError(f"--out {request.out}: holds other files; give an empty or a new directory") from None
         return
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"--out {out}: {SAID} cannot be read ({error}); give another directory") from error
-    if before != key:
+    if before != key and any(out.glob("part-*.parquet")):
         raise InputError(
             f"--out {out}: holds predictions of another model, source or precision; give another directory or remove it"
         )

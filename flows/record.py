@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.schema import Config
-from tasks.bundle import FACTS, WEIGHTS, sha256_of
+from tasks.bundle import FACTS, WEIGHTS, digest_of, sha256_of
 from tasks.evaluate.charts import draw_quality, quality_svgs
 from tasks.figures import png_bytes
 from tasks.fingerprint import code_fingerprint
@@ -20,7 +20,7 @@ from tasks.speedup.report_details import ReportInput
 from tasks.speedup.steady import steady_rate
 from tasks.track import run as tracking
 from tasks.track.environment import describe_environment, package_versions
-from tasks.track.models import SHA_TAG
+from tasks.track.models import DIGEST_TAG
 from tasks.track.run import RunHandle
 
 TRAIN_KEYS = (
@@ -188,6 +188,6 @@ def _log_files(outcome: Outcome, handle: RunHandle) -> None:
         )
         tracking.log_document(handle, f"model/{FACTS}", facts.model_dump(mode="json"))
         tracking.log_document(handle, f"model/{WEIGHTS}", weights)
-        tracking.set_tags(handle, {SHA_TAG: facts.weights_sha256})
+        tracking.set_tags(handle, {DIGEST_TAG: digest_of(facts)})
     for index, path in enumerate(outcome.trained.predictions):
         tracking.log_document(handle, f"logs/rank-{index}.txt", Path(path).with_name("log.txt"))

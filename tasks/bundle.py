@@ -22,6 +22,11 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def digest_of(facts: ModelFacts) -> str:
+    """64 hex digits over the whole model: its description, of which the digest of the weights is a part."""
+    return hashlib.sha256(facts.model_dump_json().encode()).hexdigest()
+
+
 def read_facts(directory: Path) -> ModelFacts:
     """What the model in a directory is, once its weights have been found to be those that were recorded.
 
@@ -39,7 +44,8 @@ def read_facts(directory: Path) -> ModelFacts:
     except ValidationError as error:
         first = error.errors()[0]
         raise InputError(
-            f"{directory / FACTS}: {'.'.join(map(str, first['loc']))} {first['msg']}; it must be as paceline wrote it"
+            f"{directory / FACTS}: {'.'.join(map(str, first['loc']))}: {first['msg']}; it must be as this version of "
+            "paceline writes it: train again, or mend it"
         ) from error
     if facts.weights_sha256 != found:
         raise InputError(

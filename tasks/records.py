@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, PositiveInt
 
 from conf.schema import Compile, Compression, Config, Loading, MemoryFormat, Model, Precision
 
@@ -73,7 +73,7 @@ class ModelFacts(Record):
     """What a trained model is: all that is needed to build its network and to feed it."""
 
     model: Model
-    image_shape: tuple[int, int, int]
+    image_shape: tuple[PositiveInt, PositiveInt, PositiveInt]
     """Height, width, channels."""
     class_names: tuple[str, ...]
     target_names: tuple[str, ...] = ()
@@ -263,7 +263,7 @@ class SpeedupResult(Record):
 
 
 class CompileStats(Record):
-    """What `torch.compile` did during a training, its validation and its prediction."""
+    """What `torch.compile` did for a training's steps."""
 
     num_calls: int
     """Forward passes of the compiled network."""
@@ -272,7 +272,11 @@ class CompileStats(Record):
     hit_rate: float
     """Share of the calls that found their graph ready."""
     seconds: float
-    """Spent compiling forward graphs; what backward graphs take is in the first steps' time."""
+    """Spent compiling, forward and backward, in the probe before the training too."""
+    is_warm: bool = False
+    """All code was found in the cache that earlier trainings have left."""
+    recompile_reasons: tuple[str, ...] = ()
+    """Why any graph after the first was made."""
 
 
 class Restart(Record):
@@ -433,7 +437,7 @@ class RankSpec(Record):
     """What an earlier attempt of this training has measured; None to measure."""
     coordinator: tuple[str, int]
     """Host and process id of the flow, whose load on this host is the run's own."""
-    cold_compile: bool = False
-    """Compile from nothing, whatever earlier trainings have left in caches."""
+    compile_cache: str
+    """Directory for what is compiled; what earlier trainings have left there is not compiled again."""
     code_fingerprint: str
     """Of the code that the coordinator runs; a rank with other code refuses to start."""

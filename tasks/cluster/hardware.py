@@ -5,6 +5,7 @@ Knows nothing of what the devices will be used for.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import platform
@@ -37,6 +38,13 @@ def describe() -> Hardware:
 def usable_cores() -> int:
     """Cores this process may run on: affinity counts, so that a container or a batch job is respected."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@cache
+def cpu_kind() -> str:
+    """8 hex digits over what this host's CPU can do: machine code that is kept is good for one kind only."""
+    flags = " ".join(sorted(_cpu_fields().get("flags", "").split()))
+    return hashlib.sha256(f"{platform.machine()} {flags}".encode()).hexdigest()[:8]
 
 
 def _cpu_fields() -> dict[str, str]:

@@ -97,10 +97,30 @@ def batch_loss(network: nn.Module, batch: LabelledBatch, recipe: Recipe) -> torc
 
 def build_optimizer(network: nn.Module, recipe: Recipe, learning_rate: float) -> torch.optim.Optimizer:
     """The recipe's optimizer over all parameters of the network, each updated in one pass where torch can."""
-    decay = recipe.weight_decay
-    fused = not isinstance(network, FSDPModule)  # of sharded weights torch 2.13 has no fused SGD
+    decay, fused = recipe.weight_decay, _can_fuse(network)
     if recipe.optimizer == "sgd":
         momentum = recipe.momentum
         return torch.optim.SGD(network.parameters(), learning_rate, momentum, weight_decay=decay, fused=fused)
     kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
     return kind(network.parameters(), learning_rate, weight_decay=decay, fused=fused)
+
+
+def settle(optimizer: torch.optim.Optimizer, network: nn.Module) -> None:
+    """Fit a state that was restored to the network as it is executed now.
+
+    A checkpoint brings the flags and the memory layout of the execution that wrote it, and fused kernels on CPUs go
+    through weights, gradients and momenta by address, whatever their strides say (torch 2.13).
+    """
+    for group in optimizer.param_groups:
+        group["fused"] = _can_fuse(network)
+        for weight in group["params"] if group["fused"] else ():
+            state = optimizer.state[weight]
+            for name, value in state.items():
+                if isinstance(value, torch.Tensor):  # a count of steps, or shaped like the weight
+                    is_shaped = value.shape == weight.shape
+                    state[name] = torch.empty_like(weight).copy_(value) if is_shaped else value.to(weight.device)
+
+
+def _can_fuse(network: nn.Module) -> bool:
+    """Of sharded weights torch 2.13 has no fused SGD."""
+    return not isinstance(network, FSDPModule)

@@ -24,7 +24,7 @@ def open_trained(directory: Path) -> tuple[nn.Module, ModelFacts]:
     network = build_network(facts.model, facts.image_shape, len(facts.class_names), len(facts.target_names))
     try:
         network.load_state_dict(torch.load(directory / WEIGHTS, map_location="cpu", weights_only=True))
-    except (RuntimeError, pickle.UnpicklingError, AttributeError, TypeError) as error:
+    except (RuntimeError, pickle.UnpicklingError, AttributeError, TypeError, EOFError, KeyError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"{directory / WEIGHTS}: not the weights of the model beside it ({reason})") from error
     return network.eval(), facts

@@ -6,32 +6,19 @@ The only module of this stage that imports dask. Neither pixels nor predictions 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from tasks.cluster.window import completed, connect_to_workers
 from tasks.errors import PacelineError, RunError
 from tasks.predict.job import Parity, Part, PartRecord, Settings
 from tasks.predict.part import check_parity, predict_part
-from tasks.predict.predictor import compile_ahead
 
 if TYPE_CHECKING:
     from distributed import Client, Future
 
 RETRIES = 2
 Progress = Callable[[int, int], None]
-T = TypeVar("T")
-
-
-def compile_on_worker(address: str, settings: Settings, path: Path) -> float:
-    """Have a worker compile the model into a package at `path`; seconds that it took.
-
-    Raises:
-        RunError: it cannot be compiled there.
-    """
-    with connect_to_workers(address, "prediction") as client:
-        return _asked(client.submit(compile_ahead, settings, path, key=_key("compile"), pure=False), "compiling")
 
 
 def parity_on_worker(address: str, part: Part, settings: Settings) -> Parity | None:
@@ -40,8 +27,13 @@ def parity_on_worker(address: str, part: Part, settings: Settings) -> Parity | N
     Raises:
         RunError: the worker cannot do it.
     """
-    with connect_to_workers(address, "prediction") as client:
-        return _asked(client.submit(check_parity, part, settings, key=_key("parity"), pure=False), "the first images")
+    try:
+        with connect_to_workers(address, "prediction") as client:
+            return client.submit(check_parity, part, settings, key=_key("parity"), pure=False).result()
+    except (PacelineError, OSError):
+        raise
+    except Exception as error:
+        raise RunError(f"prediction of the first images failed: {_one_line(error)}") from error
 
 
 def predict_parts(
@@ -71,15 +63,6 @@ def predict_parts(
     except Exception as error:
         raise RunError(f"prediction failed on the workers at {address}: {_one_line(error)}") from error
     return records
-
-
-def _asked(future: Future[T], what: str) -> T:
-    try:
-        return future.result()
-    except (PacelineError, OSError):
-        raise
-    except Exception as error:
-        raise RunError(f"prediction failed, {what}: {_one_line(error)}") from error
 
 
 def _key(what: str) -> str:

@@ -21,7 +21,8 @@ class Settings(Record):
 
     model_directory: str
     """Seen by all workers."""
-    weights_sha256: str
+    model_digest: str
+    """Of its description and its weights."""
     precision: Precision
     gpu: bool
     num_threads: int
@@ -29,7 +30,8 @@ class Settings(Record):
     batch_size: int
     """Images of one forward pass."""
     compiled: str | None = None
-    """A package of AOTInductor for exactly these settings; None for eager execution."""
+    """Directory of AOTInductor's packages for exactly these settings, one for each kind of CPU; None for eager
+    execution."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +71,13 @@ class Parity(Record):
     """Share of the samples that get the same class."""
     max_difference: float
     """Largest difference of a probability."""
+    max_target_difference: float | None = None
+    """Of any regression target."""
 
 
 def key_of(settings: Settings, samples: tuple[Sample, ...], origin: Origin) -> str:
     """64 hex digits over everything that the predictions depend on."""
-    facts = [VERSION, settings.weights_sha256, settings.precision, origin.kind, origin.root]
+    facts = [VERSION, settings.model_digest, settings.precision, origin.kind, origin.root]
     digest = hashlib.sha256(json.dumps(facts).encode())
     for sample in samples:
         line = f"{sample.name}\0{sample.label}\0{sample.size}\0{sample.stamp}\n"

@@ -60,9 +60,9 @@ def finished(part: Part) -> PartRecord | None:
     """What is known of a part that an earlier call has written; None if there is none, or of another prediction."""
     try:
         said = json.loads(pq.read_schema(part.path).metadata[METADATA])
+        return PartRecord.model_validate(said["record"]) if said["key"] == part.key else None
     except (OSError, KeyError, TypeError, ValueError, pa.ArrowException):
         return None
-    return PartRecord.model_validate(said["record"]) if said["key"] == part.key else None
 
 
 def check_parity(part: Part, settings: Settings) -> Parity | None:

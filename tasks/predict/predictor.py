@@ -5,8 +5,7 @@ Shapes: N samples, H height, W width, C channels, K classes, T regression target
 
 from __future__ import annotations
 
-import os
-import time
+import fcntl
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from tasks.cluster.hardware import cpu_kind
 from tasks.data.loading.batch import Normalise
 from tasks.model.fold import fold_batch_norm
 from tasks.model.trained import open_trained
@@ -61,10 +61,9 @@ class Predictor:
         self._normalise = Normalise(self.facts.mean, self.facts.std, self.facts.image_shape).to(self._device)
         self._batch_size = settings.batch_size
         self._is_compiled = settings.compiled is not None and not plain
-        if self._is_compiled:
-            self._call: Callable[[torch.Tensor], Sequence[torch.Tensor]] = torch._inductor.aoti_load_package(
-                str(settings.compiled)
-            )
+        if settings.compiled is not None and not plain:
+            package = str(_package(settings, Path(settings.compiled)))
+            self._call: Callable[[torch.Tensor], Sequence[torch.Tensor]] = torch._inductor.aoti_load_package(package)
         else:
             ready = network if plain else fold_batch_norm(network)
             ready = prepare_network(ready, "32-true", self._channels_last, self._device).to(self._dtype)
@@ -94,32 +93,44 @@ def predictor(settings: Settings) -> Predictor:
 
 def parity(settings: Settings, pixels_NHWC: npt.NDArray[np.uint8]) -> Parity:
     """The model as it is executed, against the plain one."""
-    ours, _ = predictor(settings)(pixels_NHWC)
-    plain, _ = Predictor(settings, plain=True)(pixels_NHWC)
+    ours, our_targets = predictor(settings)(pixels_NHWC)
+    plain, plain_targets = Predictor(settings, plain=True)(pixels_NHWC)
+    targets = None
+    if our_targets is not None and plain_targets is not None:
+        targets = float(np.abs(our_targets - plain_targets).max())
     return Parity(
+        max_target_difference=targets,
         num_samples=len(pixels_NHWC),
         agreement=float((ours.argmax(1) == plain.argmax(1)).mean()),
         max_difference=float(np.abs(ours - plain).max()),
     )
 
 
-def compile_ahead(settings: Settings, path: Path) -> float:
-    """Export the model for its batch size and compile it into a package at `path`; seconds that it took."""
-    started = time.perf_counter()
+def _package(settings: Settings, directory: Path) -> Path:
+    """The compiled model for this kind of CPU; made by the first who asks, while others wait."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{cpu_kind()}.pt2"
+    with (directory / f"{cpu_kind()}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            _compile_ahead(settings.model_copy(update={"compiled": None}), path)
+    return path
+
+
+def _compile_ahead(settings: Settings, path: Path) -> None:
+    """Export the model for its batch size and compile it into a package at `path`, which is whole or absent."""
     eager = Predictor(settings)
     images = torch.zeros((settings.batch_size, *_chw(eager.facts)), dtype=eager._dtype, device=eager._device)
     images = images.contiguous(memory_format=torch.channels_last)
     if images.shape[1] == 1:  # of one channel both layouts are the same memory, and convolutions go by the strides
         images = images.reshape(len(images), *images.shape[2:], 1).permute(0, 3, 1, 2)
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{uuid4().hex}.pt2")
     with torch.no_grad():
         exported = torch.export.export(eager.module, (images,))
         torch._inductor.aoti_compile_and_package(
             exported, package_path=str(temporary), inductor_configs={"freezing": not settings.gpu}
         )
-    os.replace(temporary, path)  # noqa: PTH105  whole or absent, also for another worker that compiles the same
-    return time.perf_counter() - started
+    temporary.replace(path)
 
 
 def _chw(facts: ModelFacts) -> tuple[int, int, int]:

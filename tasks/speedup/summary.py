@@ -84,8 +84,10 @@ def _compile(train: Mapping[str, Any] | None) -> str:
     stats = (train or {}).get("compile")
     if not stats:
         return ""
+    graphs = f"{stats['num_graphs']} graph" + ("s" if stats["num_graphs"] > 1 else "")
+    found = "from the cache, " if stats["is_warm"] else ""
     return (
-        f"{stats['num_graphs']} graphs in {format_seconds(stats['seconds'])}, hit rate {stats['hit_rate']:.2%} over "
+        f"{graphs} in {format_seconds(stats['seconds'])}, {found}hit rate {stats['hit_rate']:.2%} over "
         f"{stats['num_calls']:,} calls"
     )
 

@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import mlflow.artifacts
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from tasks.bundle import FACTS, WEIGHTS, read_facts
+from tasks.bundle import FACTS, WEIGHTS, digest_of, read_facts
 from tasks.errors import InputError
 from tasks.redact import redact
 from tasks.track.store import check_reachable, sqlite_path
 
-SHA_TAG = "paceline.model_sha256"
-"""Of a run: the digest of the weights that it logged."""
+DIGEST_TAG = "paceline.model_digest"
+"""Of a run: the digest of the model that it logged, description and weights."""
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 
 def fetch_model(tracking_uri: str, reference: str, home: Path) -> Path:
-    """Where the files of a model lie, seen by all who share `home`; they are fetched unless they are there.
+    """Where the files of a model lie, seen by all who share `home`; they are fetched unless they are there already.
 
     Args:
         tracking_uri: the MLflow store.
         reference: `runs:/RUN_ID/model`, `models:/NAME/VERSION`, `models:/NAME@ALIAS`, a run's id, or a directory.
-        home: state directory; fetched models are kept below it, by the digest of their weights.
+        home: state directory; fetched models are kept below it, by the digest of the model.
 
     Raises:
-        InputError: there is no such model, or its weights are not those that its run recorded.
+        InputError: there is no such model, or it is not as its run recorded it.
     """
     if (Path(reference) / FACTS).is_file():
         directory = Path(reference).absolute()
@@ -48,32 +47,39 @@ def fetch_model(tracking_uri: str, reference: str, home: Path) -> Path:
     if file is not None and not file.exists():
         raise InputError(f"{reference}: there is no MLflow store {file} yet; train a model first, or set PACELINE_HOME")
     (home / "models").mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=home / "models", prefix=".") as temporary:
-        try:
-            place, recorded = _resolved(MlflowClient(tracking_uri, tracking_uri), uri)
-            found = Path(mlflow.artifacts.download_artifacts(place, dst_path=temporary, tracking_uri=tracking_uri))
-        except (MlflowException, OSError) as error:
-            reason = redact(" ".join(str(error).split()))[:200]
-            raise InputError(f"{reference}: no such model in {redact(tracking_uri)} ({reason})") from error
-        facts = read_facts(found)
-        if recorded is not None and recorded != facts.weights_sha256:
+    try:
+        place, recorded = _resolved(MlflowClient(tracking_uri, tracking_uri), uri)
+        if recorded is not None and _is_whole(home / "models" / recorded, recorded):
+            return home / "models" / recorded
+        return _fetched(tracking_uri, place, recorded, home / "models")
+    except (MlflowException, OSError) as error:
+        reason = redact(" ".join(str(error).split()))[:200]
+        raise InputError(f"{reference}: no such model in {redact(tracking_uri)} ({reason})") from error
+
+
+def _fetched(tracking_uri: str, place: str, recorded: str | None, models: Path) -> Path:
+    with tempfile.TemporaryDirectory(dir=models, prefix=".") as temporary:
+        found = Path(mlflow.artifacts.download_artifacts(place, dst_path=temporary, tracking_uri=tracking_uri))
+        digest = digest_of(read_facts(found))
+        if recorded is not None and recorded != digest:
             raise InputError(
-                f"{reference}: its weights have sha256 {facts.weights_sha256[:12]}..., and its run recorded "
-                f"{recorded[:12]}...; they were changed after the training"
+                f"{place}: the model's digest is {digest[:12]}..., and its run recorded {recorded[:12]}...; "
+                "it was changed after the training"
             )
-        kept = home / "models" / facts.weights_sha256
-        if not (kept / FACTS).is_file():
-            _keep(found, kept)
+        kept = models / digest
+        if not _is_whole(kept, digest):
+            if kept.exists():
+                kept.rename(Path(temporary) / "damaged")
+            with suppress(FileExistsError):  # another process was first
+                found.rename(kept)
     return kept
 
 
-def _keep(found: Path, kept: Path) -> None:
-    """Under its final name as a whole, or not at all; another process may be first."""
+def _is_whole(directory: Path, digest: str) -> bool:
     try:
-        os.rename(found, kept)  # noqa: PTH104  Path.rename would replace an empty directory silently, too
-    except OSError:
-        if not (kept / FACTS).is_file():
-            shutil.copytree(found, kept, dirs_exist_ok=True)
+        return digest_of(read_facts(directory)) == digest
+    except InputError:
+        return False
 
 
 def _resolved(client: MlflowClient, uri: str) -> tuple[str, str | None]:
@@ -92,5 +98,5 @@ def _resolved(client: MlflowClient, uri: str) -> tuple[str, str | None]:
             name, _, version = name.rpartition("/")
             found = client.get_model_version(name, version)
         place, run_id = client.get_model_version_download_uri(found.name, found.version), found.run_id or ""
-    digest: str | None = client.get_run(run_id).data.tags.get(SHA_TAG) if run_id else None
+    digest: str | None = client.get_run(run_id).data.tags.get(DIGEST_TAG) if run_id else None
     return place, digest

@@ -44,7 +44,7 @@ def predict(network: nn.Module, batches: Batches, context: Context) -> list[Pred
 
 
 def warm_up(network: nn.Module, batches: Batches, context: Context) -> None:
-    """Predict the first batch and a shorter one, and forget them: what compiles or autotunes does it now.
+    """Predict the first batch and a shorter one, and forget them: what autotunes does it now.
 
     Both lengths, since the last batch of a split is mostly a shorter one.
     """

@@ -163,6 +163,7 @@ class ProgressCallback(Callback):
             "train/loss": sum(window) / len(window),
             "train/samples_per_second": (learner.course.samples(step) - learner.course.samples(begun)) / seconds,
             "train/learning_rate": _learning_rate(trainer),
+            "train/num_ranks": trainer.world_size,
         }
         if self._log_metrics is not None:
             self._log_metrics(metrics, step)

@@ -1,4 +1,4 @@
-"""What `torch.compile` did for a network: graphs, seconds, and how often a call found its graph ready.
+"""Compiled networks: one graph for batches of any size, and what `torch.compile` did for it.
 
 Knows nothing of arms and phases. The figures are dynamo's own, of the whole process, so that a watch reports what was
 added since its making.
@@ -6,14 +6,24 @@ added since its making.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TypeVar
-
+import torch
+from torch import nn
 from torch._dynamo import utils
 
 from tasks.records import CompileStats
 
-T = TypeVar("T")
+
+def compile_network(network: nn.Module) -> None:
+    """Compile in place; copies of the network are eager.
+
+    The inner module, not Lightning's: `self.log` in a compiled LightningModule crashes.
+    """
+    network.compile()
+
+
+def any_batch_size(images_NCHW: torch.Tensor) -> None:
+    """Have the graph that is made for this batch take batches of all sizes: a ragged last one needs none of its own."""
+    torch._dynamo.maybe_mark_dynamic(images_NCHW, 0)
 
 
 class CompileWatch:
@@ -21,29 +31,23 @@ class CompileWatch:
 
     def __init__(self) -> None:
         self._num_graphs = _num_graphs()
-        self._seconds = _seconds()
-        self._num_calls = 0
+        self._seen = len(utils.get_compilation_metrics())
+        self._found = _cache_counts()
 
-    def calls(self, batches: Iterable[T]) -> Iterator[T]:
-        """The batches, each counted as one call of the network."""
-        for batch in batches:
-            self._num_calls += 1
-            yield batch
-
-    def add_calls(self, number: int) -> None:
-        """Count calls that were made elsewhere."""
-        self._num_calls += number
-
-    def stats(self) -> CompileStats | None:
-        """What was compiled since; None without calls or graphs."""
+    def stats(self, num_calls: int) -> CompileStats | None:
+        """What was compiled since, for so many calls of the network; None without calls or graphs."""
         num_graphs = _num_graphs() - self._num_graphs
-        if not self._num_calls or not num_graphs:
+        if not num_calls or not num_graphs:
             return None
+        frames = utils.get_compilation_metrics()[self._seen :]
+        hits, misses = (now - then for now, then in zip(_cache_counts(), self._found, strict=True))
         return CompileStats(
-            num_calls=self._num_calls,
+            num_calls=num_calls,
             num_graphs=num_graphs,
-            hit_rate=max(0.0, 1 - num_graphs / self._num_calls),
-            seconds=_seconds() - self._seconds,
+            hit_rate=max(0.0, 1 - num_graphs / num_calls),
+            seconds=sum(_seconds(frame) for frame in frames),
+            is_warm=hits > 0 and misses == 0,
+            recompile_reasons=tuple(frame.recompile_reason for frame in frames if frame.recompile_reason),
         )
 
 
@@ -51,5 +55,13 @@ def _num_graphs() -> int:
     return int(utils.counters["stats"]["unique_graphs"])
 
 
-def _seconds() -> float:
-    return sum(metric.entire_frame_compile_time_s or 0.0 for metric in utils.get_compilation_metrics())
+def _cache_counts() -> tuple[int, int]:
+    """Graphs whose code was found in the cache, and those whose was not."""
+    counts = utils.counters["inductor"]
+    return int(counts["fxgraph_cache_hit"]), int(counts["fxgraph_cache_miss"])
+
+
+def _seconds(frame: utils.CompilationMetrics) -> float:
+    if frame.is_forward is False:  # compiled when the first backward pass comes
+        return (frame.duration_us or 0) / 1e6
+    return frame.entire_frame_compile_time_s or 0.0

@@ -248,7 +248,11 @@ def _specs(client: Client, job: TrainJob, seats: list[Seat], attempt: int, resum
             measurement=job.measurement,
             coordinator=(host_identity(), os.getpid()),
             code_fingerprint=code_fingerprint(),
-            cold_compile=job.cold_compile,
+            compile_cache=str(
+                job.directory / f"attempt-{attempt}" / f"rank-{seat.rank}" / "compiled"
+                if job.cold_compile
+                else Path(job.home) / "compiled"
+            ),
         )
         for seat, interface in zip(seats, interfaces, strict=True)
     ]

@@ -13,8 +13,9 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from conf.schema import Precision
 from tasks.model.module import Learner
+from tasks.model.objective import settle
+from tasks.records import Plan
 from tasks.train.precision import make_scaler
 from tasks.train.step import TrainStep
 from tasks.train.stopwatch import Stopwatch
@@ -25,20 +26,20 @@ class StepLoop(_TrainingEpochLoop):
 
     Args:
         trainer: whose fit this is.
-        precision: of the forward pass.
+        plan: how steps are executed.
         stopwatch: for the items `forward`, `backward`, `optimizer` and `loop`.
     """
 
-    def __init__(self, trainer: Trainer, precision: Precision, stopwatch: Stopwatch) -> None:
+    def __init__(self, trainer: Trainer, plan: Plan, stopwatch: Stopwatch) -> None:
         super().__init__(trainer)
-        self._precision = precision
+        self._plan = plan
         self._stopwatch = stopwatch
         self._step: TrainStep | None = None
 
     @classmethod
-    def install(cls, trainer: Trainer, precision: Precision, stopwatch: Stopwatch) -> None:
+    def install(cls, trainer: Trainer, plan: Plan, stopwatch: Stopwatch) -> None:
         """Put it in a trainer that has not begun."""
-        trainer.fit_loop.epoch_loop = cls(trainer, precision, stopwatch)
+        trainer.fit_loop.epoch_loop = cls(trainer, plan, stopwatch)
 
     def advance(self, data_fetcher: Any) -> None:
         """One step."""
@@ -67,11 +68,13 @@ class StepLoop(_TrainingEpochLoop):
 
     def _make_step(self) -> TrainStep:
         """Of the model as the strategy has wrapped it."""
-        trainer = self.trainer
+        trainer, plan = self.trainer, self._plan
+        assert isinstance(trainer.lightning_module, Learner)
+        settle(trainer.optimizers[0], trainer.lightning_module.network)
         model = trainer.strategy.model
         assert model is not None
         device = trainer.strategy.root_device
         # The plugin's own where there is one: its state is in the checkpoint.
-        scaler = getattr(trainer.precision_plugin, "scaler", None) or make_scaler(self._precision, device)
-        self._step = TrainStep(model, trainer.optimizers[0], scaler, self._precision, device, self._stopwatch.switch)
+        scaler = getattr(trainer.precision_plugin, "scaler", None) or make_scaler(plan.precision, device)
+        self._step = TrainStep(model, trainer.optimizers[0], scaler, plan, device, self._stopwatch.switch)
         return self._step

@@ -126,7 +126,7 @@ class Place:
     def evaluates_channels_last(self) -> bool:
         """Whether evaluation takes that layout: on CPUs also where training does not, in bf16 twice as fast."""
         plan = self.spec.plan
-        on_cpu = plan.accelerator == "cpu" and plan.precision == "bf16-mixed" and plan.compile == "off"
+        on_cpu = plan.accelerator == "cpu" and plan.precision == "bf16-mixed"
         return on_cpu or plan.memory_format == "channels_last"
 
     def own_processes(self) -> list[int]:

@@ -18,9 +18,10 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-from conf.schema import Precision, Recipe
+from conf.schema import Recipe
 from tasks.model.objective import BatchSource, LabelledBatch, batch_loss, build_optimizer
-from tasks.records import Arm
+from tasks.records import Arm, Plan
+from tasks.train.compiled import any_batch_size, compile_network
 from tasks.train.exchange import DDP_SETTINGS, compress_gradients
 from tasks.train.precision import forward_context, make_scaler, prepare_network
 from tasks.train.sharding import shard
@@ -33,7 +34,7 @@ class TrainStep:
         loss_of: a batch's loss, times its weight.
         optimizer: of the weights that `loss_of` depends on.
         scaler: of the gradients; does nothing but for fp16.
-        precision: of the forward pass.
+        execution: its precision, and whether the network is compiled.
         device: where batches lie.
         enter: takes the name of the part that begins: `forward`, `backward`, `optimizer`, then `loop`.
     """
@@ -43,15 +44,16 @@ class TrainStep:
         loss_of: Callable[[LabelledBatch], torch.Tensor],
         optimizer: torch.optim.Optimizer,
         scaler: torch.amp.GradScaler,
-        precision: Precision,
+        execution: Arm | Plan,
         device: torch.device,
         enter: Callable[[str], object] = lambda _: None,
     ) -> None:
         self._loss_of = loss_of
         self._optimizer = optimizer
         self._scaler = scaler
-        self._is_double = precision == "64-true"
-        self._context = forward_context(precision, device)
+        self._is_double = execution.precision == "64-true"
+        self._is_compiled = execution.compile == "step"
+        self._context = forward_context(execution.precision, device)
         self._enter = enter
 
     def __call__(self, batch: LabelledBatch) -> torch.Tensor:
@@ -60,6 +62,8 @@ class TrainStep:
         if self._is_double:
             batch = batch._replace(images_NCHW=batch.images_NCHW.double())  # type: ignore[attr-defined]
         self._optimizer.zero_grad()
+        if self._is_compiled:
+            any_batch_size(batch.images_NCHW)
         with self._context:
             loss = self._loss_of(batch)
         self._enter("backward")
@@ -100,13 +104,13 @@ class BareStep:
         channels_last = arm.memory_format == "channels_last" and not (spread and arm.strategy == "fsdp")
         network = prepare_network(copy.deepcopy(inputs.network), arm.precision, channels_last, inputs.device)
         if arm.compile == "step":
-            network.compile()
+            compile_network(network)
         self._network = self._distributed(network) if spread else network
         self._step = TrainStep(
             lambda batch: batch_loss(self._network, batch, inputs.recipe),
             build_optimizer(network, inputs.recipe, inputs.learning_rate),
             make_scaler(arm.precision, inputs.device),
-            arm.precision,
+            arm,
             inputs.device,
         )
         self._batches = self._endless()

@@ -24,6 +24,7 @@ from typing import Any, Literal
 import psutil
 
 from conf.site import Site
+from tasks.cluster.hardware import cpu_kind
 from tasks.durable import write_durably
 from tasks.errors import LostError
 from tasks.records import RankSpec, Record
@@ -199,8 +200,7 @@ def _run(spec_json: str, lease: Lease, watch: _Watch) -> RankOutcome:
 
 def _start(spec: RankSpec, spec_path: Path, lease: Lease, pulse: PulseReader) -> subprocess.Popen[bytes]:
     environment = rank_environment(os.environ, spec.plan.num_threads, spec.interface, spec.devices)
-    if spec.cold_compile:
-        environment["TORCHINDUCTOR_CACHE_DIR"] = str(spec_path.with_name("compile-cache"))
+    environment["TORCHINDUCTOR_CACHE_DIR"] = f"{spec.compile_cache}/{cpu_kind()}"  # by which torch tells none apart
     environment["PACELINE_SPAWNED_AT"] = repr(time.monotonic())  # one clock for all processes of a host
     environment[VARIABLE] = str(pulse.writing)
     environment["PACELINE_SUPERVISOR"] = str(os.getpid())

@@ -33,7 +33,7 @@ from torch import nn  # noqa: E402
 from tasks.data.loading.course import Course  # noqa: E402
 from tasks.data.loading.loader import TrainLoader  # noqa: E402
 from tasks.data.split import open_split  # noqa: E402
-from tasks.errors import PacelineError  # noqa: E402
+from tasks.errors import PacelineError, RunError  # noqa: E402
 from tasks.model.fold import fold_batch_norm  # noqa: E402
 from tasks.model.module import STATE_KEY, Learner  # noqa: E402
 from tasks.records import Arm, CompileStats, MeasureResult, ProbeResult, RankSpec, TrainResult  # noqa: E402
@@ -50,7 +50,7 @@ from tasks.train.callbacks import (  # noqa: E402
     write_atomically,
 )
 from tasks.train.checkpoint_io import AtomicCheckpointIO, load  # noqa: E402
-from tasks.train.compiled import CompileWatch  # noqa: E402
+from tasks.train.compiled import CompileWatch, compile_network  # noqa: E402
 from tasks.train.launch import PROBE_FILE  # noqa: E402
 from tasks.train.loop import StepLoop  # noqa: E402
 from tasks.train.measure import Bench, diagnostic_arms, measure, measured_loads  # noqa: E402
@@ -98,7 +98,6 @@ class Rank:
             with self.stopwatch.during("probe"):
                 probe = self._probe(arm, loader)
             writer = stack.enter_context(self._metrics()) if place.writes else None
-            self._compiled = CompileWatch()
             course = self._course()
             learner, fit_facts = self._fit(loader, course, writer)
             learner.network.to(place.device)  # Lightning has moved it to the CPU, where NCCL cannot average
@@ -113,15 +112,10 @@ class Rank:
             "probe": probe,
             "predictions": (predictions_path,),
             "prediction_samples_per_second": rate,
-            "compile": self._compile_stats(len(learner.losses) - course.first_step),
             "weights": weights,
             "worker_load": place.loads,
         }
         return TrainResult.model_validate(facts)
-
-    def _compile_stats(self, num_steps: int) -> CompileStats | None:
-        self._compiled.add_calls(num_steps)
-        return self._compiled.stats() if self.spec.plan.compile != "off" else None
 
     # Setting up
 
@@ -130,6 +124,10 @@ class Rank:
         if self.spec.resume_from is None:
             return Course(self.place.batches)
         state = load(Path(self.spec.resume_from))[STATE_KEY]
+        if "first_sample" not in state:
+            raise RunError(
+                f"{self.spec.resume_from} was written by an older version, which counted steps alone; start a new run"
+            )
         return Course(self.place.batches, state["step"], state["epoch"], state["first_sample"])
 
     def _candidate(self) -> Arm:
@@ -180,15 +178,15 @@ class Rank:
         trainer = self._trainer([budget, progress, validation, checkpoints])
         energy = EnergyMeter(place.gpu_uuids()) if spec.local_rank == 0 else None
         validity = ValidityWatch(place.own_processes(), gpu_uuids=place.gpu_uuids()) if place.writes else None
+        steps_compiled = CompileWatch()
         cpu_seconds = time.process_time()
-        if log is not None:
-            log({"train/num_ranks": spec.world_size}, course.first_step)
         loader.follow(course)
         steps = StepLoader(loader, watch, course.first_step)
         self.pulse.count_steps = lambda: steps.next_step
         trainer.fit(learner, steps, ckpt_path=spec.resume_from)
         cpu_seconds = time.process_time() - cpu_seconds
         return learner, {
+            "compile": self._compile_stats(steps_compiled, len(learner.losses) - course.first_step),
             "seconds": budget.fit_seconds,
             "startup_seconds": budget.startup_seconds,
             "epoch_ends": checkpoints.epoch_ends,
@@ -200,6 +198,13 @@ class Rank:
             "idle_fraction": self._idle_fraction(cpu_seconds, budget.fit_seconds),
             "peak_memory_bytes": self._peak_memory(),
         }
+
+    def _compile_stats(self, steps: CompileWatch, num_calls: int) -> CompileStats | None:
+        """Of the training's steps; what they cost is in part in the probe before them, whose code they find cached."""
+        stats, whole = steps.stats(num_calls), self._compiled.stats(num_calls)
+        if self.spec.plan.compile == "off" or stats is None or whole is None:
+            return None
+        return stats.model_copy(update={"seconds": whole.seconds, "is_warm": whole.is_warm})
 
     def _idle_fraction(self, cpu_seconds: float, seconds: float) -> float | None:
         """Of the CPU threads; waiting in a spin counts as work. Unknown on a GPU, which runs on its own."""
@@ -221,7 +226,7 @@ class Rank:
             self.place.network, "32-true", plan.memory_format == "channels_last", self.place.device
         )
         if plan.compile == "step":
-            network.compile()  # the inner module: self.log in a compiled LightningModule crashes
+            compile_network(network)
         return network
 
     def _trainer(self, callbacks: list[Any]) -> Trainer:
@@ -251,7 +256,7 @@ class Rank:
             use_distributed_sampler=False,
             default_root_dir=str(self.place.directory),
         )
-        StepLoop.install(trainer, plan.precision, self.stopwatch)
+        StepLoop.install(trainer, plan, self.stopwatch)
         return trainer
 
     @contextmanager
@@ -277,12 +282,9 @@ class Rank:
         return whole(network, prepare_network(self.place.network, "32-true", channels_last, self.place.device))
 
     def _folded(self, network: nn.Module) -> nn.Module:
-        """For evaluation; a compiled network is left as it was compiled, whose compiler fuses what it can."""
-        if self.spec.plan.compile != "off":
-            return network
-        return prepare_network(
-            fold_batch_norm(network), "32-true", self.place.evaluates_channels_last, self.place.device
-        )
+        """For evaluation; eager, so that a compiled network has the one graph of its training steps."""
+        plan, place = self.spec.plan, self.place
+        return prepare_network(fold_batch_norm(network), plan.precision, place.evaluates_channels_last, place.device)
 
     def _count(self, network: nn.Module) -> torch.Tensor:
         """[correct, samples, summed cross-entropy] of this rank's share of the validation split."""
@@ -291,7 +293,7 @@ class Rank:
             return torch.zeros(3, dtype=torch.float64, device=place.device)
         group.average_buffers(network)
         network = self._folded(self._whole(network))
-        batches = self._compiled.calls(place.evaluation(open_split(self.spec.prepared, "validation")))
+        batches = place.evaluation(open_split(self.spec.prepared, "validation"))
         return count(network, batches, forward_context(self.spec.plan.precision, place.device), place.device)
 
     def _predict(self, network: nn.Module) -> tuple[str, float]:
@@ -299,9 +301,9 @@ class Rank:
         place, prepared = self.place, self.spec.prepared
         split = open_split(prepared, "test")
         context = forward_context(self.spec.plan.precision, place.device)
-        warm_up(network, self._compiled.calls(place.evaluation(split)), context)
+        warm_up(network, place.evaluation(split), context)
         started = time.perf_counter()
-        arrays = predict(network, self._compiled.calls(place.evaluation(split)), context)
+        arrays = predict(network, place.evaluation(split), context)
         seconds = torch.tensor(time.perf_counter() - started, dtype=torch.float64, device=place.device)
         path = place.directory / "predictions.npz"
         save_predictions(path, arrays, len(prepared.class_names), len(prepared.target_names))

@@ -69,6 +69,11 @@ class Course:
         """Of a training of so many epochs, those before this group's included."""
         return self.first_step + self._rest.steps_per_epoch + (num_epochs - self.epoch - 1) * self.steps_per_epoch
 
+    def largest_part(self, rank: int) -> int:
+        """Samples of a rank's largest part of any batch."""
+        ends = ((plan, step) for plan in (self.plan, self._rest) for step in (0, plan.steps_per_epoch - 1))
+        return max(plan.sizes(step)[rank] for plan, step in ends)
+
     def even_step(self, step: int) -> float:
         """Which step this would be if all before it had been of this group's batch size; what schedules go by."""
         epoch, position = self.done(step)

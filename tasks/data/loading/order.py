@@ -145,7 +145,8 @@ class BatchPlan:
 
     A last batch smaller than `max(world_size, global_batch_size // 8)` is folded into the one before: a handful of
     samples makes a noisy step and may leave ranks without any. While `world_size` stays at or below an eighth of the
-    global batch, the batches do not depend on it.
+    global batch, the batches do not depend on it. Where fewer samples than ranks are left all the same, because a
+    smaller group has taken an epoch so far, every rank takes all of them: the mean over ranks is that over samples.
     """
 
     num_samples: int
@@ -196,11 +197,18 @@ class BatchPlan:
     def sizes(self, step: int) -> tuple[int, ...]:
         """Samples of each rank's part of a global batch."""
         start, stop = self.bounds(step)
+        if self._is_shared_whole(stop - start):
+            return (stop - start,) * self.world_size
         return _sizes(stop - start, self.world_size, self.loads)
+
+    def _is_shared_whole(self, num_samples: int) -> bool:
+        return num_samples < self.world_size
 
     def weight(self, step: int, rank: int) -> float:
         """What makes the mean of the ranks' gradients the mean over the global batch's samples."""
         start, stop = self.bounds(step)
+        if self._is_shared_whole(stop - start):
+            return 1.0
         return self.sizes(step)[rank] * self.world_size / (stop - start)
 
     def local(self, step: int, rank: int, order: npt.NDArray[np.int64], shards: Shards) -> npt.NDArray[np.int64]:
@@ -216,7 +224,7 @@ class BatchPlan:
             shards: Number of the shard that holds each of the given samples.
         """
         start, stop = self.bounds(step)
-        if self.world_size == 1:
+        if self.world_size == 1 or self._is_shared_whole(stop - start):
             return np.arange(start, stop)
         owner_N = owner(shards(order[start:stop]), self.world_size)
         return start + np.flatnonzero(deal(owner_N, self.sizes(step)) == rank)

@@ -153,9 +153,7 @@ class StreamingLoader(TrainLoader):
 
     def _batches(self, requests: Iterator[Request]) -> Iterator[Batch]:
         self.close()
-        plan = self.feed.plan
-        largest = max(plan.sizes(step)[self.feed.rank] for step in range(len(self)))
-        producer = _Producer(self.feed, requests, largest)
+        producer = _Producer(self.feed, requests, self._course.largest_part(self.feed.rank))
         self._producers.append(producer)
         copies: deque[_Copy] = deque()
         try:

@@ -14,6 +14,7 @@ import torch
 from conf.schema import Augment, Loading
 from tasks.data.loading import resident
 from tasks.data.loading.batch import Batch, Normalise, fill_of, gather_windows, pad, window_numbers, windows
+from tasks.data.loading.course import Course
 from tasks.data.loading.evaluation import evaluation_batches
 from tasks.data.loading.loader import make_loader
 from tasks.data.loading.order import BatchPlan, epoch_augmentation, epoch_order
@@ -142,6 +143,29 @@ def test_ranks_share_each_global_batch(split: Split, kind: Loading, world: int) 
     check_shared(alone, split, plan, [list(loader_of(split, kind, plan=plan, rank=rank)) for rank in range(world)])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("world", [1, 2, 5])
+def test_a_group_takes_up_what_another_has_begun(split: Split, kind: Loading, world: int) -> None:
+    """Its rest of the epoch ends with a larger batch than a whole epoch, or with fewer samples than ranks."""
+    num = split.num_samples
+    for seen in range(1, num, 7):
+        plan = BatchPlan(num, 8 * world, world)
+        course = Course(plan, 3, 1, seen)
+        positions = []
+        for rank in range(world):
+            loader = loader_of(split, kind, plan=plan, rank=rank)
+            loader.follow(course)
+            parts = [batch.labels_N for batch in loader]
+            loader.close()
+            epoch, rest, _ = course.locate(3)
+            assert len(parts) == rest.steps_per_epoch
+            for step, labels in enumerate(parts):
+                here = epoch_order(num, 3, epoch)[rest.local(step, rank, epoch_order(num, 3, epoch), split.shards_of)]
+                assert labels.tolist() == split.labels_N[here].tolist()
+                positions += rest.local(step, rank, epoch_order(num, 3, epoch), split.shards_of).tolist()
+        assert set(positions) == set(range(seen, num))
+
+
 def check_shared(alone: list[Batch], split: Split, plan: BatchPlan, ranks: list[list[Batch]]) -> None:
     order = epoch_order(split.num_samples, 3, 0)
     for step, batch in enumerate(alone):
@@ -164,11 +188,11 @@ def test_unequal_ranks_share_each_global_batch(split: Split, kind: Loading, load
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_rank_without_samples_gets_an_empty_batch(tmp_path: Path, kind: Loading) -> None:
+def test_fewer_samples_than_ranks_go_to_each_of_them(tmp_path: Path, kind: Loading) -> None:
     split = make_split(tmp_path, sizes=(2,))
     (batch,) = list(loader_of(split, kind, world=3, rank=2))
-    assert batch.images_NCHW.shape == (0, 3, 11, 9)
-    assert batch.weight == 0.0
+    assert batch.images_NCHW.shape == (2, 3, 11, 9)
+    assert batch.weight == 1.0
 
 
 @pytest.mark.parametrize("kind", KINDS)

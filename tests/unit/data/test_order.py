@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tasks.data.loading import order
@@ -50,6 +50,7 @@ def test_augmentation_covers_its_range_and_nothing_else() -> None:
 
 @given(st.integers(1, 700), st.integers(1, 130), st.integers(1, 9))
 def test_every_position_is_delivered_exactly_once(num: int, batch: int, world: int) -> None:
+    assume(min(num, batch) >= world)
     plan = BatchPlan(num, batch, world)
     order = epoch_order(num, num, 0)
     seen = []
@@ -76,7 +77,9 @@ def test_global_batches_do_not_depend_on_the_world(num: int, batch: int, data: s
 def test_a_small_rest_is_folded_and_a_larger_one_stands_alone() -> None:
     assert BatchPlan(256 + 31, 256).steps_per_epoch == 1
     assert BatchPlan(256 + 32, 256).steps_per_epoch == 2
-    assert BatchPlan(3, 256, 4).sizes(0) == (1, 1, 1, 0)
+    few = BatchPlan(3, 256, 4)
+    assert (few.sizes(0), few.weight(0, 3)) == ((3, 3, 3, 3), 1.0), "all of them for each, or a rank would have none"
+    assert few.local(0, 3, np.arange(3), in_shards).tolist() == [0, 1, 2]
     with pytest.raises(ValueError, match="at least 1"):
         BatchPlan(0, 4)
     with pytest.raises(IndexError):
@@ -112,6 +115,7 @@ def test_equal_loads_are_even_shares(num: int, world: int, load: float) -> None:
 @given(st.integers(1, 700), st.integers(1, 130), LOADS)
 def test_global_batches_do_not_depend_on_the_loads(num: int, batch: int, loads: list[float]) -> None:
     world = len(loads)
+    assume(min(num, batch) >= world)
     even, uneven = BatchPlan(num, batch, world), BatchPlan(num, batch, world, tuple(loads))
     assert even.steps_per_epoch == uneven.steps_per_epoch
     for step in range(uneven.steps_per_epoch):

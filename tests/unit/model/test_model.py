@@ -10,7 +10,7 @@ from conf.schema import Model, Recipe
 from tasks.model.fold import fold_batch_norm
 from tasks.model.infer import predictions
 from tasks.model.networks import build_network
-from tasks.model.objective import batch_loss
+from tasks.model.objective import batch_loss, build_optimizer, settle
 from tasks.model.schedule import learning_rate_factor
 
 
@@ -133,3 +133,31 @@ def test_a_folded_network_computes_the_same(name, num_targets):
                 torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     for key, tensor in network.state_dict().items():
         assert torch.equal(tensor, before[key]), key
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+def test_a_restored_optimizer_fits_another_memory_layout(optimizer):
+    """Fused kernels go by address: a momentum in the old layout would be that of other weights."""
+    recipe = Recipe(optimizer=optimizer, learning_rate=0.01, momentum=0.9)
+
+    def trained(network, updates, state=None):
+        built = build_optimizer(network, recipe, 0.01)
+        if state is not None:
+            built.load_state_dict(state)
+            settle(built, network)
+        for seed in updates:
+            torch.manual_seed(seed)
+            for weight in network.parameters():
+                weight.grad = torch.empty_like(weight).copy_(torch.randn(weight.shape))
+            built.step()
+        return built.state_dict()
+
+    first, whole = (torch.nn.Conv2d(3, 4, 3, bias=False) for _ in range(2))
+    whole.load_state_dict(first.state_dict())
+    trained(whole, (1, 2, 3))
+    state = trained(first, (1, 2))
+    other = torch.nn.Conv2d(3, 4, 3, bias=False)
+    other.load_state_dict(first.state_dict())
+    other.weight.data = other.weight.data.contiguous(memory_format=torch.channels_last)
+    trained(other, (3,), state)
+    torch.testing.assert_close(other.weight, whole.weight)
