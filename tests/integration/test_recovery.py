@@ -137,6 +137,7 @@ def test_a_full_disk_costs_a_restart_once_there_is_room(whole, make_job, cluster
     assert f"{job.checkpoints}/step-" in restart.cause
 
 
+@pytest.mark.slow
 def test_a_disk_that_stays_full_ends_the_run_and_leaves_a_whole_checkpoint(make_job, cluster_address):
     job = make_job(*LONG)
     with small_disk(job.directory, megabytes=8) as filler:

@@ -14,7 +14,6 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from conf.site import Site
-from tests.pictures import make_pictures
 
 QUICK = [
     "data.image_size=16",
@@ -174,27 +173,6 @@ def test_the_flow_shows_a_form_of_every_field():
     for section in ("Data", "Model", "Recipe", "Execution", "Cluster", "Speedup", "Track"):
         for name, field in sections[section]["properties"].items():
             assert field.get("description"), f"{section}.{name} has no help"
-
-
-def test_a_folder_of_mixed_images_trains_and_lists_exactly_the_damaged(run, tmp_path):
-    damaged = make_pictures(tmp_path / "pictures")
-    overrides = [f"data.root={tmp_path / 'pictures'}", "data.image_size=32"]
-    finished = run("folder", *overrides, "recipe.num_epochs=4", "speedup.baseline=none", "model.width=8", "--json")
-    assert finished.status == 0, finished.stderr
-    summary = finished.summary
-    client = MlflowClient(Site().tracking_uri)
-    listed = Path(client.download_artifacts(summary["run_id"], "rejected.jsonl")).read_text().splitlines()
-    assert {json.loads(line)["path"] for line in listed} == damaged
-    assert summary["dataset"]["num_rejected"] == len(damaged)
-    total = sum(summary["dataset"][f"num_{split}"] for split in ("train", "validation", "test"))
-    assert total == 120 - len(damaged)
-    assert summary["speedup"]["ratio"] is None
-    assert summary["evaluate"]["accuracy"] > 0.8
-
-    refused = run("folder", *overrides, "data.max_rejected_fraction=0", "--json")
-    assert refused.status == 2
-    assert refused.stdout == ""
-    assert re.search(rf"{len(damaged)} of 120 samples .* cannot be decoded", refused.stderr.splitlines()[-1])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])

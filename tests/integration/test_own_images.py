@@ -1,7 +1,8 @@
-"""`paceline predict`: a trained model from MLflow over a folder of images, into Parquet, as a user calls it."""
+"""A folder of one's own images, trained on by `paceline run` and predicted by `paceline predict`, as a user does it."""
 
 import json
 import pickle
+import re
 import shutil
 from pathlib import Path
 
@@ -38,13 +39,24 @@ def call(paceline):
 
 
 @pytest.fixture(scope="module")
-def trained(call, tmp_path_factory):
-    """The id of a run that has learned dark from light, and the pictures of it."""
+def pictures(tmp_path_factory):
+    """A folder of pictures of dark and light, and the names of the damaged ones."""
     root = tmp_path_factory.mktemp("pictures")
-    make_pictures(root)
-    status, summary, said = call("run", "folder", f"data.root={root}", *SMALL)
+    return root, make_pictures(root)
+
+
+@pytest.fixture(scope="module")
+def learned(call, pictures):
+    """The summary of a run that has learned dark from light."""
+    status, summary, said = call("run", "folder", f"data.root={pictures[0]}", *SMALL)
     assert status == 0, said
-    return summary["run_id"], root
+    return summary
+
+
+@pytest.fixture(scope="module")
+def trained(learned, pictures):
+    """The id of that run, and the pictures of it."""
+    return learned["run_id"], pictures[0]
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +81,22 @@ def unseen(tmp_path_factory):
 
 def rows_of(out):
     return [row for part in sorted(Path(out).glob("part-*.parquet")) for row in pq.read_table(part).to_pylist()]
+
+
+def test_a_folder_of_mixed_images_trains_and_lists_exactly_the_damaged(learned, pictures, call):
+    root, damaged = pictures
+    client = MlflowClient(Site().tracking_uri)
+    listed = Path(client.download_artifacts(learned["run_id"], "rejected.jsonl")).read_text().splitlines()
+    assert {json.loads(line)["path"] for line in listed} == damaged
+    assert learned["dataset"]["num_rejected"] == len(damaged)
+    total = sum(learned["dataset"][f"num_{split}"] for split in ("train", "validation", "test"))
+    assert total == 120 - len(damaged)
+    assert learned["speedup"]["ratio"] is None
+    assert learned["evaluate"]["accuracy"] > 0.8
+
+    status, _, said = call("run", "folder", f"data.root={root}", *SMALL, "data.max_rejected_fraction=0")
+    assert status == 2
+    assert re.search(rf"{len(damaged)} of 120 samples .* cannot be decoded", said.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
@@ -184,6 +212,7 @@ def test_code_in_a_file_of_weights_is_not_executed(trained, tmp_path):
     assert not (tmp_path / "pwned").exists()
 
 
+@pytest.mark.slow
 def test_a_model_compiled_ahead_says_the_same_also_of_a_ragged_batch(trained, tmp_path):
     client = MlflowClient(Site().tracking_uri)
     directory = Path(client.download_artifacts(trained[0], "model", str(tmp_path)))
