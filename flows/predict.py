@@ -19,7 +19,7 @@ from conf.site import Site, quieten
 from flows import preflight
 from flows.first_host import training_host
 from flows.tracked import begun
-from tasks.bundle import digest_of, read_facts
+from tasks.bundle import digest_of
 from tasks.cluster.demand import demand_of
 from tasks.cluster.open import open_cluster
 from tasks.data.graph import chunks_of
@@ -67,7 +67,6 @@ class Cleared:
     config: Config
     facts: ModelFacts
     images: Images
-    hardware: Hardware
     plan: Plan
     settings: Settings
     experiment_id: str
@@ -81,8 +80,7 @@ def clear_predict(request: PredictRequest, site: Site) -> Cleared:
     Raises:
         InputError: one line with the value, the rule and the fix.
     """
-    directory = fetch_model(site.tracking_uri, request.model, site.root)
-    facts = read_facts(directory)
+    directory, facts = fetch_model(site.tracking_uri, request.model, site.root)
     config, images = _source(request, facts)
     config, hardware = _workers(config, request, site)
     plan = resolve(config, hardware, 0)
@@ -101,7 +99,7 @@ def clear_predict(request: PredictRequest, site: Site) -> Cleared:
     out = Path(request.out).expanduser().absolute() if request.out else site.root / "predictions" / key[:16]
     _check_out(request, out, key)
     experiment_id = preflight.check_servers(config, site)
-    return Cleared(config, facts, images, hardware, plan, settings, experiment_id, out, key)
+    return Cleared(config, facts, images, plan, settings, experiment_id, out, key)
 
 
 @flow(name="paceline-predict", flow_run_name="predict {request.place}", persist_result=False)

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from conf.schema import Config
-from tasks.bundle import FACTS, WEIGHTS, digest_of, sha256_of
+from tasks.bundle import FACTS, WEIGHTS, digest_of
+from tasks.durable import sha256_of
 from tasks.evaluate.charts import draw_quality, quality_svgs
 from tasks.figures import png_bytes
 from tasks.fingerprint import code_fingerprint

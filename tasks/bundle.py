@@ -10,16 +10,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from tasks.durable import sha256_of
 from tasks.errors import InputError
 from tasks.records import ModelFacts
 
 FACTS, WEIGHTS = "model.json", "weights.pt"
-
-
-def sha256_of(path: Path) -> str:
-    """Hex digest of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest_of(facts: ModelFacts) -> str:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 from uuid import uuid4
 
 TEMPORARY_SUFFIX = ".tmp"
+
+
+def sha256_of(path: Path) -> str:
+    """Hex digest of a file, by which it is known to be whole."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def write_durably(path: Path, content: bytes | memoryview) -> None:

@@ -10,6 +10,11 @@ A message is value + rule + fix, on one line.
 """
 
 
+def one_line(error: BaseException) -> str:
+    """What an error of others says, on one line; its type where it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 class PacelineError(Exception):
     """Root of all errors that Paceline raises on purpose."""
 

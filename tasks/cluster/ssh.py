@@ -22,7 +22,7 @@ from tasks.cluster.demand import Demand
 from tasks.cluster.host import HostFacts
 from tasks.cluster.local import QUIET_HTTP
 from tasks.cluster.tls import Certificates
-from tasks.errors import InputError, RunError
+from tasks.errors import InputError, RunError, one_line
 from tasks.fingerprint import code_fingerprint
 
 CONNECT_OPTIONS = {"connect_timeout": 10, "keepalive_interval": 15}
@@ -153,7 +153,7 @@ async def _ask(host: str, command: str) -> str:
         ValueError,
         asyncssh.Error,
     ) as error:  # TimeoutError is an OSError; keys that cannot be read a ValueError
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = one_line(error)
         raise InputError(
             f"cluster.hosts: {host} cannot be reached by SSH ({reason}); "
             f"it must let this user in without a password: try  ssh -o BatchMode=yes {host} true"

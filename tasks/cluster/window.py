@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tasks.cluster.address import connect
-from tasks.errors import InputError, RunError
+from tasks.errors import InputError, PacelineError, RunError, one_line
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -22,11 +22,24 @@ T = TypeVar("T")
 
 @contextmanager
 def connect_to_workers(address: str, purpose: str) -> Iterator[Client]:
-    """A client of a cluster that has a worker.
+    """A client of a cluster that has a worker, for a body that gives it tasks.
 
     Raises:
-        RunError: none answered; names the purpose for which one is needed.
+        RunError: none answered, or a task failed by an error that is not ours; names the purpose.
     """
+    try:
+        with _connected(address, purpose) as client:
+            yield client
+    except (PacelineError, OSError):
+        raise
+    except Exception as error:
+        raise RunError(
+            f"{purpose} failed on the workers at {address}: {one_line(error)}; see the workers' logs"
+        ) from error
+
+
+@contextmanager
+def _connected(address: str, purpose: str) -> Iterator[Client]:
     with ExitStack() as stack:
         try:
             client = stack.enter_context(connect(address))
@@ -40,7 +53,7 @@ def connect_to_workers(address: str, purpose: str) -> Iterator[Client]:
 
 
 def completed(client: Client, tasks: Iterable[T], submit: Callable[[T], Future[Any]]) -> Generator[Any, None, None]:
-    """The results of all tasks as they come; what is left at the scheduler when the caller goes is cancelled."""
+    """The results of all tasks as they come; to be closed, which cancels what is left at the scheduler."""
     from distributed import as_completed
 
     waiting = iter(tasks)

@@ -10,6 +10,7 @@ import errno
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from uuid import uuid4
@@ -24,7 +25,7 @@ from tasks.data.key import preparation_key
 from tasks.data.listing import SPLITS, Origin, Sample, SampleListing
 from tasks.data.shard import Chunk, Rejected, ShardRecord, write_shard
 from tasks.data.split import first_reader
-from tasks.errors import InputError, PacelineError, RunError
+from tasks.errors import InputError, RunError
 from tasks.records import PreparedSet
 
 # 1,024 files of the smallest kind (CIFAR's) are 150 ms of work: a hundred times what Dask spends on a task. Limits are
@@ -136,20 +137,15 @@ def run_chunks(
     total = sum(len(chunk.samples) for chunk in chunks)
     records: list[ShardRecord] = []
     done = 0
-    try:
-        with connect_to_workers(address, "preparation") as client:
-            submit = partial(_submit, client, workers(client), Counter(chunk.split for chunk in chunks))
-            for record in completed(client, chunks, submit):
+    with connect_to_workers(address, "preparation") as client:
+        submit = partial(_submit, client, workers(client), Counter(chunk.split for chunk in chunks))
+        with closing(completed(client, chunks, submit)) as found:
+            for record in found:
                 records.append(record)
                 done += record.num_samples + len(record.rejected)
                 store.touch(directory)
                 if on_progress is not None:
                     on_progress(done, total)
-    except (PacelineError, OSError):
-        raise
-    except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise RunError(f"preparation failed on the workers at {address}: {reason}; see the workers' logs") from error
     return records
 
 

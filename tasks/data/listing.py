@@ -36,6 +36,11 @@ class Sample(NamedTuple):
         """How people find the sample again."""
         return self.path if self.row < 0 else f"{self.path}#{self.row}"
 
+    @property
+    def text(self) -> str:
+        """The name where it must be text, as in JSON and Parquet: a POSIX name may be any bytes."""
+        return self.name.encode(errors="surrogateescape").decode(errors="replace")
+
 
 @dataclass(frozen=True)
 class Origin:

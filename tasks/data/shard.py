@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from tasks.data import moments, source, transform
+from tasks.data import moments
 from tasks.data.listing import Origin, Sample, SplitName
 from tasks.data.moments import Moments
+from tasks.data.pixels import read_pixels
 from tasks.durable import write_durably
 from tasks.errors import RunError
 from tasks.records import Record
@@ -88,7 +89,8 @@ def write_shard(chunk: Chunk) -> ShardRecord:
             f"{directory} does not exist on worker host {socket.gethostname()}; all workers write into one directory; "
             "put PACELINE_HOME on a file system that every host mounts under the same path"
         )
-    images_NHWC, labels_N, targets_NT, rejected = _read(chunk)
+    images_NHWC, targets_NT, kept, reasons = read_pixels(chunk.origin, chunk.samples, chunk.image_size, chunk.channels)
+    labels_N = np.array([chunk.samples[position].label for position in kept], dtype=np.int64)
     arrays: dict[str, npt.NDArray[Any]] = {"images": images_NHWC, "labels": labels_N}
     if targets_NT is not None:
         arrays["targets"] = targets_NT
@@ -105,50 +107,12 @@ def write_shard(chunk: Chunk) -> ShardRecord:
         files=files,
         class_counts=tuple(int(count) for count in counts),
         moments=moments.of_images(images_NHWC),
-        rejected=tuple(rejected),
+        rejected=tuple(_reject(chunk, chunk.samples[position], reason) for position, reason in reasons.items()),
     )
 
 
-Arrays = tuple[
-    npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.float32] | None, list[Rejected]
-]  # images, labels, targets, rejected
-
-
-def _read(chunk: Chunk) -> Arrays:
-    if chunk.origin.kind == "files":
-        return _read_files(chunk)
-    images_NHWC, targets_NT = source.read_arrays(chunk.origin, chunk.samples, chunk.image_size)
-    images_NHWC = transform.resize_arrays(images_NHWC, chunk.image_size)
-    labels_N = np.array([sample.label for sample in chunk.samples], dtype=np.int64)
-    return np.ascontiguousarray(images_NHWC), labels_N, targets_NT, []
-
-
-def _read_files(chunk: Chunk) -> Arrays:
-    size = chunk.image_size
-    images_NHWC = np.empty((len(chunk.samples), size, size, chunk.channels), dtype=np.uint8)
-    labels: list[int] = []
-    rejected: list[Rejected] = []
-    contents = source.read_files(chunk.origin, chunk.samples)
-    for sample, content in zip(chunk.samples, contents, strict=True):
-        try:
-            images_NHWC[len(labels)] = _decode(content, size)
-        except transform.DecodeError as error:
-            rejected.append(_reject(chunk, sample, str(error)))
-        else:
-            labels.append(sample.label)
-    return images_NHWC[: len(labels)], np.array(labels, dtype=np.int64), None, rejected
-
-
 def _reject(chunk: Chunk, sample: Sample, reason: str) -> Rejected:
-    # A POSIX name may be any bytes; JSON may not.
-    path = sample.name.encode(errors="surrogateescape").decode(errors="replace")
-    return Rejected(path=path, split=chunk.split, class_name=chunk.class_names[sample.label], reason=reason)
-
-
-def _decode(content: bytes | OSError, image_size: int) -> npt.NDArray[np.uint8]:
-    if isinstance(content, OSError):
-        raise transform.DecodeError(content.strerror or "file not found")
-    return transform.decode(content, image_size)
+    return Rejected(path=sample.text, split=chunk.split, class_name=chunk.class_names[sample.label], reason=reason)
 
 
 def _write(directory: Path, name: str, array: npt.NDArray[Any]) -> ShardFile:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from conf.schema import SOURCES_WITHOUT_ROOT, Data
 from tasks.data.listing import Origin, Sample, SampleListing, check_classes
 from tasks.data.sources import cifar10, digits, folder
-from tasks.errors import InputError
+from tasks.errors import InputError, one_line
 
 FETCH_AT_ONCE = 64
 """Files asked of a remote file system together; bounds memory and hides latency."""
@@ -39,7 +39,7 @@ def list_samples(data: Data) -> SampleListing:
     except InputError:
         raise
     except Exception as error:  # each remote file system raises its own: no credentials, no route, forbidden
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = one_line(error)
         raise InputError(
             f"data.root={data.root}: cannot be listed ({reason}); mend the address or the access"
         ) from error

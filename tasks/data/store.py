@@ -6,7 +6,6 @@ how shards are made.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -23,7 +22,7 @@ from tasks.data.listing import SPLITS
 from tasks.data.manifest import MANIFEST, REJECTED, DamagedError, Manifest
 from tasks.data.shard import Rejected
 from tasks.data.split import Split, open_split
-from tasks.durable import TEMPORARY_SUFFIX, write_durably
+from tasks.durable import TEMPORARY_SUFFIX, sha256_of, write_durably
 from tasks.host import host_identity
 from tasks.records import PreparedSet
 
@@ -72,8 +71,7 @@ def verify(path: Path) -> tuple[str, ...]:
         return (str(error),)
     problems = []
     for file in facts.files:
-        with (path / file.name).open("rb") as stream:
-            found = hashlib.file_digest(stream, "sha256").hexdigest()
+        found = sha256_of(path / file.name)
         if found != file.sha256:
             problems.append(f"{file.name} has sha256 {found[:16]}..., recorded is {file.sha256[:16]}...")
     return tuple(problems)

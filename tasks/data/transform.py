@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from tasks.errors import one_line
+
 TRANSFORM_VERSION = 1
 MAX_PIXELS = 178_956_970
 """Larger pictures are taken for decompression bombs: twice Pillow's own warning level, where it too gives up."""
@@ -51,7 +53,7 @@ def decode(content: bytes, image_size: int) -> npt.NDArray[np.uint8]:
     except UnidentifiedImageError:
         raise DecodeError("not an image of a known format") from None
     except Exception as error:  # Pillow's plugins raise anything on hostile bytes, struct.error included
-        raise DecodeError(_one_line(error)) from error
+        raise DecodeError(one_line(error)) from error
 
 
 def _decode(content: bytes, image_size: int) -> npt.NDArray[np.uint8]:
@@ -111,7 +113,3 @@ def resize_arrays(images_NHWC: npt.NDArray[np.uint8], image_size: int) -> npt.ND
         for image in images_NHWC
     ]
     return np.stack([np.asarray(image) for image in resized]).reshape(-1, image_size, image_size, channels)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tasks.bundle import WEIGHTS, read_facts
-from tasks.errors import InputError
+from tasks.errors import InputError, one_line
 from tasks.model.networks import build_network
 from tasks.records import ModelFacts
 
@@ -25,6 +25,6 @@ def open_trained(directory: Path) -> tuple[nn.Module, ModelFacts]:
     try:
         network.load_state_dict(torch.load(directory / WEIGHTS, map_location="cpu", weights_only=True))
     except (RuntimeError, pickle.UnpicklingError, AttributeError, TypeError, EOFError, KeyError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)[:200]
         raise InputError(f"{directory / WEIGHTS}: not the weights of the model beside it ({reason})") from error
     return network.eval(), facts

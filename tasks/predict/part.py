@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.data import source, transform
+from tasks.data.pixels import Pixels, read_pixels
 from tasks.durable import write_durably
 from tasks.predict.job import Parity, Part, PartRecord, Settings
 from tasks.predict.predictor import Predicted, parity, predictor
@@ -34,7 +34,7 @@ def predict_part(part: Part, settings: Settings) -> PartRecord:
     """
     model = predictor(settings)
     started = time.perf_counter()
-    pixels_NHWC, kept, reasons = read_images(part, model.facts.image_shape[0])
+    pixels_NHWC, _, kept, reasons = _read(part, model.facts)
     read = time.perf_counter()
     nothing = np.zeros((0, len(model.facts.class_names)), dtype=np.float32)
     probabilities_NK, targets_NT = model(pixels_NHWC) if kept else (nothing, None)
@@ -67,29 +67,13 @@ def finished(part: Part) -> PartRecord | None:
 
 def check_parity(part: Part, settings: Settings) -> Parity | None:
     """The model as it is executed against the plain one, on a part's first images; None if none can be read."""
-    pixels_NHWC, kept, _ = read_images(part, predictor(settings).facts.image_shape[0])
-    return parity(settings, pixels_NHWC) if kept else None
+    found = _read(part, predictor(settings).facts)
+    return parity(settings, found.images_NHWC) if found.kept else None
 
 
-def read_images(part: Part, image_size: int) -> tuple[npt.NDArray[np.uint8], list[int], dict[int, str]]:
-    """Pixels (N, H, W, C) of the samples that can be read, which those are, and why the others cannot."""
-    if part.origin.kind != "files":
-        images_NHWC, _ = source.read_arrays(part.origin, part.samples, image_size)
-        images_NHWC = np.ascontiguousarray(transform.resize_arrays(images_NHWC, image_size))
-        return images_NHWC, list(range(len(part.samples))), {}
-    pixels_NHWC = np.empty((len(part.samples), image_size, image_size, 3), dtype=np.uint8)
-    kept: list[int] = []
-    reasons: dict[int, str] = {}
-    for position, content in enumerate(source.read_files(part.origin, part.samples)):
-        try:
-            if isinstance(content, OSError):
-                raise transform.DecodeError(content.strerror or "file not found")
-            pixels_NHWC[len(kept)] = transform.decode(content, image_size)
-        except transform.DecodeError as error:
-            reasons[position] = str(error)
-        else:
-            kept.append(position)
-    return pixels_NHWC[: len(kept)], kept, reasons
+def _read(part: Part, facts: ModelFacts) -> Pixels:
+    size, _, channels = facts.image_shape
+    return read_pixels(part.origin, part.samples, size, channels)
 
 
 def _truth(part: Part, position: int) -> str | None:
@@ -113,7 +97,7 @@ def _table(
     missing = labels < 0
     names = pa.array(facts.class_names, pa.string())
     columns = {
-        "path": pa.array([_text(sample.name) for sample in part.samples], pa.string()),
+        "path": pa.array([sample.text for sample in part.samples], pa.string()),
         "label": names.take(pa.array(np.maximum(labels, 0), mask=missing)),
         "probability": pa.array(rows.max(1), pa.float32(), mask=missing),
         "probabilities": _lists(rows, missing),
@@ -140,8 +124,3 @@ def _write(part: Part, table: pa.Table, record: PartRecord) -> None:
     buffer = io.BytesIO()
     pq.write_table(table.replace_schema_metadata({METADATA: json.dumps(said)}), buffer, compression="zstd")
     write_durably(Path(part.path), buffer.getbuffer())
-
-
-def _text(name: str) -> str:
-    """A POSIX name may be any bytes; text in Parquet may not."""
-    return name.encode(errors="surrogateescape").decode(errors="replace")

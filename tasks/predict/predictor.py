@@ -17,11 +17,10 @@ import torch
 from torch import nn
 
 from tasks.cluster.hardware import cpu_kind
-from tasks.data.loading.batch import Normalise
+from tasks.data.loading.batch import Normalise, laid_out
 from tasks.model.fold import fold_batch_norm
 from tasks.model.trained import open_trained
 from tasks.predict.job import Parity, Settings
-from tasks.records import ModelFacts
 from tasks.train.precision import AUTOCAST_DTYPES, prepare_network
 
 Predicted = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32] | None]
@@ -120,10 +119,9 @@ def _package(settings: Settings, directory: Path) -> Path:
 def _compile_ahead(settings: Settings, path: Path) -> None:
     """Export the model for its batch size and compile it into a package at `path`, which is whole or absent."""
     eager = Predictor(settings)
-    images = torch.zeros((settings.batch_size, *_chw(eager.facts)), dtype=eager._dtype, device=eager._device)
-    images = images.contiguous(memory_format=torch.channels_last)
-    if images.shape[1] == 1:  # of one channel both layouts are the same memory, and convolutions go by the strides
-        images = images.reshape(len(images), *images.shape[2:], 1).permute(0, 3, 1, 2)
+    height, width, channels = eager.facts.image_shape
+    blank = torch.zeros((settings.batch_size, channels, height, width), dtype=eager._dtype, device=eager._device)
+    images = laid_out(blank, channels_last=True)
     temporary = path.with_name(f".{uuid4().hex}.pt2")
     with torch.no_grad():
         exported = torch.export.export(eager.module, (images,))
@@ -131,11 +129,6 @@ def _compile_ahead(settings: Settings, path: Path) -> None:
             exported, package_path=str(temporary), inductor_configs={"freezing": not settings.gpu}
         )
     temporary.replace(path)
-
-
-def _chw(facts: ModelFacts) -> tuple[int, int, int]:
-    height, width, channels = facts.image_shape
-    return channels, height, width
 
 
 def _dtype(settings: Settings) -> torch.dtype:

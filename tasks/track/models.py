@@ -12,17 +12,18 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from tasks.bundle import FACTS, WEIGHTS, digest_of, read_facts
-from tasks.errors import InputError
+from tasks.errors import InputError, one_line
+from tasks.records import ModelFacts
 from tasks.redact import redact
-from tasks.track.store import check_reachable, sqlite_path
+from tasks.track.store import existing_client
 
 DIGEST_TAG = "paceline.model_digest"
 """Of a run: the digest of the model that it logged, description and weights."""
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 
-def fetch_model(tracking_uri: str, reference: str, home: Path) -> Path:
-    """Where the files of a model lie, seen by all who share `home`; they are fetched unless they are there already.
+def fetch_model(tracking_uri: str, reference: str, home: Path) -> tuple[Path, ModelFacts]:
+    """Where the files of a model lie, seen by all who share `home`, and what it is; fetched unless it is there already.
 
     Args:
         tracking_uri: the MLflow store.
@@ -34,52 +35,51 @@ def fetch_model(tracking_uri: str, reference: str, home: Path) -> Path:
     """
     if (Path(reference) / FACTS).is_file():
         directory = Path(reference).absolute()
-        read_facts(directory)
-        return directory
+        return directory, read_facts(directory)
     uri = f"runs:/{reference}/model" if _RUN_ID.fullmatch(reference) else reference
     if not uri.startswith(("runs:/", "models:/")):
         raise InputError(
             f"{reference} is no model; give a run's id, runs:/RUN_ID/model, models:/NAME@ALIAS, models:/NAME/VERSION "
             f"or a directory that holds {FACTS} and {WEIGHTS}"
         )
-    check_reachable(tracking_uri)
-    file = sqlite_path(tracking_uri)
-    if file is not None and not file.exists():
-        raise InputError(f"{reference}: there is no MLflow store {file} yet; train a model first, or set PACELINE_HOME")
-    (home / "models").mkdir(parents=True, exist_ok=True)
+    client, models = existing_client(tracking_uri), home / "models"
+    models.mkdir(parents=True, exist_ok=True)
     try:
-        place, recorded = _resolved(MlflowClient(tracking_uri, tracking_uri), uri)
-        if recorded is not None and _is_whole(home / "models" / recorded, recorded):
-            return home / "models" / recorded
-        return _fetched(tracking_uri, place, recorded, home / "models")
+        place, recorded = _resolved(client, uri)
+        facts = _kept(models / recorded, recorded) if recorded is not None else None
+        facts = facts or _fetched(tracking_uri, place, recorded, models)
     except (MlflowException, OSError) as error:
-        reason = redact(" ".join(str(error).split()))[:200]
+        reason = redact(one_line(error))[:200]
         raise InputError(f"{reference}: no such model in {redact(tracking_uri)} ({reason})") from error
+    return models / digest_of(facts), facts
 
 
-def _fetched(tracking_uri: str, place: str, recorded: str | None, models: Path) -> Path:
+def _fetched(tracking_uri: str, place: str, recorded: str | None, models: Path) -> ModelFacts:
     with tempfile.TemporaryDirectory(dir=models, prefix=".") as temporary:
         found = Path(mlflow.artifacts.download_artifacts(place, dst_path=temporary, tracking_uri=tracking_uri))
-        digest = digest_of(read_facts(found))
+        facts = read_facts(found)
+        digest = digest_of(facts)
         if recorded is not None and recorded != digest:
             raise InputError(
                 f"{place}: the model's digest is {digest[:12]}..., and its run recorded {recorded[:12]}...; "
                 "it was changed after the training"
             )
         kept = models / digest
-        if not _is_whole(kept, digest):
+        if _kept(kept, digest) is None:
             if kept.exists():
                 kept.rename(Path(temporary) / "damaged")
             with suppress(FileExistsError):  # another process was first
                 found.rename(kept)
-    return kept
+    return facts
 
 
-def _is_whole(directory: Path, digest: str) -> bool:
+def _kept(directory: Path, digest: str) -> ModelFacts | None:
+    """What the model in a directory is; None if it is not there, or not whole."""
     try:
-        return digest_of(read_facts(directory)) == digest
+        facts = read_facts(directory)
     except InputError:
-        return False
+        return None
+    return facts if digest_of(facts) == digest else None
 
 
 def _resolved(client: MlflowClient, uri: str) -> tuple[str, str | None]:

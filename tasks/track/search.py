@@ -16,7 +16,7 @@ from pydantic import Field
 from tasks.errors import InputError
 from tasks.records import Record
 from tasks.redact import redact
-from tasks.track.store import check_reachable, sqlite_path
+from tasks.track.store import existing_client
 
 MAX_RUNS = 1000
 
@@ -40,7 +40,7 @@ def get_runs(tracking_uri: str, run_ids: Sequence[str]) -> list[FoundRun]:
     Raises:
         InputError: the store does not answer, or there is no such run.
     """
-    client = _client(tracking_uri)
+    client = existing_client(tracking_uri)
     found = []
     for run_id in run_ids:
         try:
@@ -64,7 +64,7 @@ def find_runs(tracking_uri: str, experiment: str, condition: str = "", limit: in
     Raises:
         InputError: the store does not answer.
     """
-    client = _client(tracking_uri)
+    client = existing_client(tracking_uri)
     known = client.get_experiment_by_name(experiment)
     if known is None:
         return []
@@ -83,14 +83,6 @@ def read_document(tracking_uri: str, run_id: str, name: str) -> Any:
             return json.loads(Path(path).read_text(encoding="utf-8"))
         except (MlflowException, OSError, ValueError):
             return None
-
-
-def _client(tracking_uri: str) -> MlflowClient:
-    check_reachable(tracking_uri)
-    file = sqlite_path(tracking_uri)
-    if file is not None and not file.exists():
-        raise InputError(f"{redact(tracking_uri)} does not exist: there are no runs yet; run paceline run digits first")
-    return MlflowClient(tracking_uri)
 
 
 def _plain(run: Run) -> FoundRun:

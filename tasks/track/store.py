@@ -79,6 +79,19 @@ def check_reachable(tracking_uri: str) -> None:
         ) from error
 
 
+def existing_client(tracking_uri: str) -> MlflowClient:
+    """A client of a store that is there, its registry included.
+
+    Raises:
+        InputError: it cannot be reached, or is a file that does not exist, which the client would create.
+    """
+    check_reachable(tracking_uri)
+    file = sqlite_path(tracking_uri)
+    if file is not None and not file.exists():
+        raise InputError(f"{redact(tracking_uri)} does not exist: there are no runs yet; run paceline run digits first")
+    return MlflowClient(tracking_uri, tracking_uri)
+
+
 def sqlite_path(tracking_uri: str) -> Path | None:
     """The file of a sqlite store, None for any other: `sqlite:///relative`, `sqlite:////absolute`."""
     if not tracking_uri.startswith("sqlite:"):

@@ -6,9 +6,10 @@ file renamed into place last, so a crash at any point leaves the older checkpoin
 
 from __future__ import annotations
 
-import hashlib
 from functools import lru_cache
 from pathlib import Path
+
+from tasks.durable import sha256_of
 
 
 def checkpoint_path(directory: Path, step: int) -> Path:
@@ -42,8 +43,7 @@ def verify(path: Path) -> bool:
 @lru_cache(maxsize=16)
 def _sha256(path: Path, size: int, changed_at: int) -> str:
     """A restart asks several times for the same file, which may have gigabytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return sha256_of(path)
 
 
 def digest_path(path: Path) -> Path:

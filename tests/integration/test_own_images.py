@@ -15,7 +15,8 @@ from PIL import Image
 
 from conf.site import Site
 from flows.predict import PredictRequest, clear_predict
-from tasks.bundle import read_facts, sha256_of
+from tasks.bundle import read_facts
+from tasks.durable import sha256_of
 from tasks.errors import InputError
 from tasks.predict.job import Settings
 from tasks.predict.predictor import Predictor

@@ -206,10 +206,8 @@ class BatchPlan:
 
     def weight(self, step: int, rank: int) -> float:
         """What makes the mean of the ranks' gradients the mean over the global batch's samples."""
-        start, stop = self.bounds(step)
-        if self._is_shared_whole(stop - start):
-            return 1.0
-        return self.sizes(step)[rank] * self.world_size / (stop - start)
+        sizes = self.sizes(step)
+        return sizes[rank] * self.world_size / sum(sizes)
 
     def local(self, step: int, rank: int, order: npt.NDArray[np.int64], shards: Shards) -> npt.NDArray[np.int64]:
         """Positions of a rank's part of a global batch: samples of its own shards first.
