@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict
 from conf.schema import Config
 from conf.site import Site, quieten
 from flows import preflight
-from flows.first_host import has_compiler
 from flows.pipeline import publish
 from flows.predictions import execution_of, past_checks
 from flows.study import make_config
@@ -22,6 +21,7 @@ from tasks.data.steps import prepare
 from tasks.errors import InputError
 from tasks.figures import png_bytes
 from tasks.fingerprint import workload_fingerprint
+from tasks.host import has_compiler
 from tasks.records import Arm, Measurement, MeasureResult, Plan
 from tasks.speedup.advise_page import advise_table, draw_advise, render_advise
 from tasks.speedup.forecast import AdviseResult, DeviceProfile, Link, Prediction

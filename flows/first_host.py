@@ -6,7 +6,6 @@ Starts nothing: hosts are asked over SSH, Slurm is asked whether it would take t
 from __future__ import annotations
 
 import importlib.util
-import shutil
 from collections.abc import Sequence
 
 from conf.schema import Config
@@ -19,6 +18,7 @@ from tasks.cluster.slurm import asked_host, check_slurm, job_script
 from tasks.cluster.ssh import ask_hosts
 from tasks.cluster.tls import certificate_paths, certificates, choose_tls
 from tasks.errors import InputError
+from tasks.host import has_compiler
 from tasks.records import Hardware
 from tasks.train.seats import inspect
 
@@ -110,11 +110,6 @@ def _check_local_workers(config: Config) -> None:
             f"cluster.num_workers={workers} is below execution.num_devices={config.execution.num_devices}; "
             "each rank needs a worker of its own: raise num_workers or leave it auto"
         )
-
-
-def has_compiler() -> bool:
-    """Whether this machine has the C++ compiler that torch.compile needs on CPUs."""
-    return any(map(shutil.which, ("c++", "g++", "clang++")))
 
 
 def _check_compiler(config: Config) -> None:

@@ -24,6 +24,7 @@ from tasks.speedup.steps import account
 from tasks.speedup.summary import summary_table
 from tasks.track.run import log_dataset
 from tasks.train.coordinate import TrainJob
+from tasks.train.searches import SearchStore
 from tasks.train.steps import train
 
 
@@ -51,6 +52,7 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
             tracked = reopened(site, resume, "run", workload)
         with tracked as handle:
             log_dataset(handle, prepared, config.data.source)
+            searches = SearchStore(site.root, config, cleared.hardware, prepared)
             job = TrainJob(
                 config=config,
                 plan=cleared.plan,
@@ -59,19 +61,23 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
                 tracking_uri=handle.tracking_uri,
                 home=str(site.root),
                 resume=resume is not None,
+                search=searches.find(),
+                may_search=True,
             )
             trained = train(job, address)
+            searches.keep(trained.search)
+            plan = trained.plan or cleared.plan
             evaluated = evaluate(trained, prepared)
             speedup = account(trained, cleared.hardware.num_cores)
             outcome = Outcome(
                 config=config,
-                plan=cleared.plan,
+                plan=plan,
                 prepared=prepared,
                 trained=trained,
                 evaluated=evaluated,
                 speedup=speedup,
                 workload=workload,
-                prediction=check_prediction(handle, config, cleared.plan, workload, speedup),
+                prediction=check_prediction(handle, config, plan, workload, speedup),
             )
             summary = summarise(outcome, handle, time.monotonic() - started)
             record(outcome, handle, summary)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 from functools import cache
 from pathlib import Path
@@ -16,3 +17,8 @@ def host_identity() -> str:
     boot = BOOT_ID.read_text(encoding="utf-8").strip()[:8] if BOOT_ID.exists() else ""
     namespace = str(PID_NAMESPACE.readlink()) if PID_NAMESPACE.exists() else ""
     return " ".join(part for part in (socket.gethostname(), boot, namespace) if part)
+
+
+def has_compiler() -> bool:
+    """Whether this host has the C++ compiler that torch.compile needs on CPUs."""
+    return any(map(shutil.which, ("c++", "g++", "clang++")))

@@ -142,6 +142,8 @@ class Arm(Record):
     loads: tuple[float, ...] | None = None
     """Relative speeds of the devices, in proportion to which they share each batch; None for even shares. Without
     meaning on one device, as strategy and compression are."""
+    num_threads: int | None = None
+    """CPU threads of each rank; None for its host's cores over its ranks, or what the configuration says."""
     variant: Variant = "full"
     """What is left out to see its cost: `synthetic_input` computes on one batch that is there already, `no_sync` leaves
     the gradients of each device alone while all compute, `token_sync` lets the devices wait for each other in each step
@@ -155,6 +157,8 @@ class Arm(Record):
         parts = [devices, self.precision, self.memory_format.replace("_", " "), compiled, self.loading]
         if self.batch_size is not None:
             parts.append(f"batch {self.batch_size}")
+        if self.num_threads is not None:
+            parts.append(f"{self.num_threads} thread" + ("s" if self.num_threads > 1 else ""))
         if self.num_devices > 1 and self.strategy != "ddp":
             parts.append(self.strategy)
         if self.num_devices > 1 and self.gradient_compression != "off":
@@ -225,6 +229,24 @@ class ProbeResult(Record):
     """Of the machine during the probe, rank 0's host."""
     num_repeats: int = 0
     """How often the probe was begun again because the machine was contaminated; the last attempt is the one kept."""
+
+
+class Search(Record):
+    """What a training timed, before it began, against the execution that the rules had chosen for it."""
+
+    probes: tuple[ProbeResult, ...]
+    """One after the other. In each the `candidate` is the best execution known by then, the first one the rules'; the
+    `baseline` and the others are what could be better."""
+    slower: dict[str, float] = {}
+    """Arms that were left out at once, by their labels: their first steps took so many times the candidate's."""
+    compile_seconds: float = 0.0
+    """That compiling took in it."""
+    budget_seconds: float
+    """That it might take."""
+    seconds: float
+    """That it took, all included."""
+    validity: Validity = Validity()
+    """Of the machine meanwhile, rank 0's host. What a contaminated one has shown is not gone by."""
 
 
 class SpeedupResult(Record):
@@ -340,7 +362,11 @@ class TrainResult(Record):
     steps_per_epoch: int | None = None
     """Of a whole epoch, in batches of the group that finished; an elastic group had others before."""
     startup_seconds: float | None = None
-    """Process start to the first training step, probe excluded."""
+    """Process start to the first training step, probe and search excluded."""
+    plan: Plan | None = None
+    """What was executed, where that is not what the rules had chosen or its reasons are better ones."""
+    search: Search | None = None
+    """What led to it; None where it was not searched for, or no result of an earlier search is known."""
     epoch_ends: tuple[float, ...] = ()
     """Seconds from process start to the end of each epoch that this process trained, its validation and checkpoint
     included, the probe excluded."""
@@ -435,6 +461,10 @@ class RankSpec(Record):
     """Measure this and train nothing; None to train."""
     probe: ProbeResult | None = None
     """What an earlier attempt of this training has measured; None to measure."""
+    search: Search | None = None
+    """What is known of the executions that `auto` can choose from; None for nothing."""
+    may_search: bool = False
+    """Whether this attempt may time executions before it trains."""
     coordinator: tuple[str, int]
     """Host and process id of the flow, whose load on this host is the run's own."""
     compile_cache: str

@@ -13,11 +13,10 @@ from tasks.cluster import hardware
 from tasks.cluster.demand import Demand
 from tasks.cluster.open import open_cluster
 from tasks.data import graph, source
-from tasks.records import Arm
 from tasks.track import run as tracking
 from tasks.track import store
 from tasks.train.coordinate import TrainJob
-from tasks.train.plan import resolve
+from tasks.train.plan import arm_of, resolve
 
 PLANTED = str(Path(__file__).parent / "integration" / "planted")
 
@@ -41,17 +40,7 @@ def new_job(address, preset, overrides):
 
 def planned_arm(job, **changes):
     """The execution that a job's plan has chosen, with changes."""
-    plan = job.plan
-    arm = Arm(
-        num_devices=plan.world_size,
-        precision=plan.precision,
-        compile=plan.compile,
-        memory_format=plan.memory_format,
-        loading=plan.loading,
-        strategy="fsdp" if plan.strategy == "fsdp" else "ddp",
-        gradient_compression=plan.gradient_compression,
-    )
-    return arm.model_copy(update=changes)
+    return arm_of(job.plan).model_copy(update=changes)
 
 
 def set_environment(changes):

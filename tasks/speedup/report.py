@@ -153,6 +153,7 @@ _ARM_FIELDS = (
     ("Strategy", "strategy"),
     ("Gradients exchanged in", "gradient_compression"),
     ("Shares of a batch", "loads"),
+    ("Threads of a rank", "num_threads"),
 )
 _SHOWN_OTHERWISE = {"batch_size", "variant"}  # as samples per step, and in the diagnosis
 if {name for _, name in _ARM_FIELDS} != set(Arm.model_fields) - _SHOWN_OTHERWISE:

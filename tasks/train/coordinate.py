@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from conf.schema import Config
 from tasks.cluster.address import connect
@@ -26,11 +26,12 @@ from tasks.records import (
     ProbeResult,
     RankSpec,
     Record,
+    Search,
     TrainResult,
 )
 from tasks.train.checkpoint import newest_verified, step_of
 from tasks.train.gang import ANSWER_SECONDS, Gang, Told, ask
-from tasks.train.launch import PROBE_FILE, Seat
+from tasks.train.launch import PROBE_FILE, SEARCH_FILE, Seat
 from tasks.train.recovery import Recovery
 from tasks.train.seats import can_grow, find_seats
 from tasks.train.supervise import RankOutcome, free_port, interface_of, progress_topic
@@ -42,6 +43,7 @@ LOOK_SECONDS = 3.0
 """Between looks for more workers, while a group is smaller than asked for."""
 
 Progress = Callable[[dict[str, Any]], None]
+R = TypeVar("R", bound=Record)
 
 
 class TrainJob(Record):
@@ -56,6 +58,10 @@ class TrainJob(Record):
     resume: bool = False
     measurement: Measurement | None = None
     """Measure this instead of training."""
+    search: Search | None = None
+    """What is known of the executions that `auto` can choose from; None for nothing."""
+    may_search: bool = False
+    """Whether the ranks may time executions before they train."""
     cold_compile: bool = False
     """Compile from nothing, whatever earlier trainings have left in caches."""
 
@@ -163,10 +169,14 @@ class _Attempts:
             resume_from = newest_verified(job.checkpoints) if self._resume else None
             gang.claim()
             specs = _specs(client, job, seats, self._number, resume_from)
-            probe = self._probe()
+            known = {
+                "probe": self._left_by(ProbeResult, PROBE_FILE),
+                "search": self._left_by(Search, SEARCH_FILE) or job.search,
+                "may_search": job.may_search and self._number == self._first,
+            }
             self._resume = True  # whatever comes, the next attempt goes on from what this one leaves
             self._number += 1
-            gang.start([spec.model_copy(update={"probe": probe}) for spec in specs])
+            gang.start([spec.model_copy(update=known) for spec in specs])
             self._recovery.begun(step_of(resume_from) if resume_from else 0)
             return gang.watch(lambda: self._regroup_with_more(client))
         finally:
@@ -194,12 +204,12 @@ class _Attempts:
         if self._more_since is None and can_grow(client, self._job.config, self._job.plan.accelerator, self.num_ranks):
             self._more_since = self._epochs_kept
 
-    def _probe(self) -> ProbeResult | None:
+    def _left_by(self, kind: type[R], name: str) -> R | None:
         """What an attempt before has measured, so that a restart does not measure again."""
         for number in range(self._first, self._number):
-            path = self._job.directory / f"attempt-{number}" / "rank-0" / PROBE_FILE
+            path = self._job.directory / f"attempt-{number}" / "rank-0" / name
             if path.exists():
-                return ProbeResult.model_validate_json(path.read_text(encoding="utf-8"))
+                return kind.model_validate_json(path.read_text(encoding="utf-8"))
         return None
 
 

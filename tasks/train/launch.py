@@ -38,6 +38,8 @@ KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(8 * 2**30), "MALLOC_MMAP_THRESHOLD_
 
 PROBE_FILE = "probe.json"
 """In rank 0's directory: what it has measured before training."""
+SEARCH_FILE = "search.json"
+"""Likewise: what it has searched for."""
 
 
 class Candidate(Record):

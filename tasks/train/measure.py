@@ -88,8 +88,8 @@ class Bench:
         """
         settings = self._place.config.speedup
         with ExitStack() as stack:
-            runners = {role: self._runner(stack, arm, ready.get(role)) for role, arm in arms.items()}
-            return run_probe(runners, settings, group.agreed, self._watch)
+            runners = {role: self.runner(stack, arm, ready.get(role)) for role, arm in arms.items()}
+            return run_probe(runners, settings, group.agreed, self.watch)
 
     def all_reduces(self, arm: Arm, sizes: Sequence[int]) -> tuple[AllReduceTime, ...]:
         """Time all-reduces between training steps, as training has them: with cold caches and busy neighbours.
@@ -101,7 +101,7 @@ class Bench:
         if not sizes:
             return ()
         with ExitStack() as stack:
-            steps = self._runner(stack, arm.model_copy(update={"variant": "no_sync"}), None).run
+            steps = self.runner(stack, arm.model_copy(update={"variant": "no_sync"})).run
             steps(NUM_WARM_UP)
             affordable = ALL_REDUCE_SHARE * self._place.config.speedup.max_seconds / len(sizes)
             wanted = int(group.agreed(affordable / max(steps(1))))
@@ -117,7 +117,7 @@ class Bench:
         place = self._place
         size = place.cut(arm.num_devices, arm.batch_size, arm.loads).sizes(0)[place.spec.rank]
         with ExitStack() as stack:
-            steps = self._runner(stack, arm.model_copy(update={"variant": "no_sync"}), None).run
+            steps = self.runner(stack, arm.model_copy(update={"variant": "no_sync"})).run
             steps(NUM_WARM_UP)
             group.agreed(0.0)  # all begin together
             times: list[float] = []
@@ -126,11 +126,19 @@ class Bench:
                 times += steps(1)
         return size / statistics.median(times)
 
-    def _watch(self) -> Watch:
+    def watch(self) -> Watch:
+        """What looks at this host from now on."""
         place = self._place
         return ValidityWatch(place.own_processes(), gpu_uuids=place.gpu_uuids(), data_files=place.data_files())
 
-    def _runner(self, stack: ExitStack, arm: Arm, ready: TrainLoader | None) -> ArmRunner:
+    def runner(self, stack: ExitStack, arm: Arm, ready: TrainLoader | None = None) -> ArmRunner:
+        """An arm that can be measured.
+
+        Args:
+            stack: lets go of it.
+            arm: how to execute.
+            ready: its loader, if there is one already.
+        """
         place = self._place
         loads = arm.loads if arm.num_devices > 1 else None
         plan = place.batches if ready is not None else place.cut(arm.num_devices, arm.batch_size, loads)
@@ -140,7 +148,17 @@ class Bench:
             return ArmRunner(arm, _no_part, samples)
         source = ready if ready is not None else self._source(stack, arm, plan)
         step = BareStep(self._inputs, arm, source, max(1, plan.num_full_steps))
-        return ArmRunner(arm, stack.enter_context(closing(step)).run, samples)
+        return ArmRunner(arm, self._on_threads(arm, stack.enter_context(closing(step)).run), samples)
+
+    def _on_threads(self, arm: Arm, run: StepRunner) -> StepRunner:
+        def steps(number: int) -> Sequence[float]:
+            torch.set_num_threads(arm.num_threads or self._place.num_threads)
+            try:
+                return run(number)
+            finally:
+                torch.set_num_threads(self._place.spec.plan.num_threads)
+
+        return steps
 
     def _source(self, stack: ExitStack, arm: Arm, plan: BatchPlan) -> BatchSource:
         rank = self._place.spec.rank if arm.num_devices > 1 else 0

@@ -22,7 +22,7 @@ from tasks.fingerprint import code_fingerprint
 from tasks.host import host_identity
 from tasks.model.infer import Int64s
 from tasks.model.networks import build_network
-from tasks.records import Arm, RankSpec
+from tasks.records import Arm, Plan, RankSpec
 from tasks.train import group
 from tasks.train.supervise import running_ranks
 
@@ -50,7 +50,9 @@ class Place:
         self.config = spec.config
         self.directory = Path(spec.directory)
         self.writes = spec.rank == 0
-        torch.set_num_threads(spec.plan.num_threads)
+        self.num_threads = spec.plan.num_threads
+        """What the rules, or the configuration, give each rank."""
+        torch.set_num_threads(self.num_threads)
         self.device = group.pick_device(spec)
         group.join(spec, self.device)
         self.train_split = open_split(spec.prepared, "train")
@@ -73,6 +75,11 @@ class Place:
             len(spec.prepared.class_names),
             len(spec.prepared.target_names),
         )
+
+    def execute(self, plan: Plan) -> None:
+        """Execute otherwise from now on, on the same devices."""
+        self.spec = self.spec.model_copy(update={"plan": plan})
+        torch.set_num_threads(plan.num_threads)
 
     def share_by(self, loads: tuple[float, ...] | None) -> None:
         """Share each batch anew from now on; the batches themselves stay as they are."""

@@ -10,7 +10,7 @@ from typing import Literal
 
 from conf.schema import Compile, Config, Loading, MemoryFormat, Precision
 from tasks.errors import InputError
-from tasks.records import Choice, Hardware, Plan
+from tasks.records import Arm, Choice, Hardware, Plan
 
 # Share of a device's memory that a resident set may take; the rest is for the model, its activations and the system.
 RESIDENT_MEMORY_FRACTION = 0.25
@@ -45,6 +45,25 @@ def resolve(config: Config, hardware: Hardware, num_train: int) -> Plan:
         strategy=_strategy(config, precision),
         gradient_compression=config.execution.gradient_compression,
         reasons=reasons,
+    )
+
+
+def arm_of(plan: Plan, loads: tuple[float, ...] | None = None) -> Arm:
+    """A plan's execution as an arm of a probe.
+
+    Args:
+        plan: all of it resolved.
+        loads: relative speeds of the ranks, in proportion to which they share each batch; None for even shares.
+    """
+    return Arm(
+        num_devices=plan.world_size,
+        precision=plan.precision,
+        compile=plan.compile,
+        memory_format=plan.memory_format,
+        loading=plan.loading,
+        strategy="fsdp" if plan.strategy == "fsdp" else "ddp",
+        gradient_compression=plan.gradient_compression,
+        loads=loads,
     )
 
 

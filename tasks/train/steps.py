@@ -5,13 +5,14 @@ The task runs in the flow's own process: a task on a Dask worker would occupy on
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.display import progress_bar
-from tasks.records import MeasureResult, TrainResult
+from tasks.records import Choice, MeasureResult, TrainResult
 from tasks.train.checkpoint import newest_verified
 from tasks.train.coordinate import TrainJob, measure_group, train_group
 
@@ -29,8 +30,7 @@ def train(job: TrainJob, address: str) -> TrainResult:
         LostError: A worker, a host or the scheduler was lost, and did not come back.
     """
     logger = get_run_logger()
-    for name, choice in job.plan.reasons.items():
-        logger.info("execution.%s=%s: %s", name, choice.value, choice.reason)
+    _tell_choices(job.plan.reasons)
     last_epoch = -1
     if job.resume:
         checkpoint = newest_verified(job.directory / "checkpoints")
@@ -51,6 +51,11 @@ def train(job: TrainJob, address: str) -> TrainResult:
 
     with progress_bar("train") as advance:
         result = train_group(job, address, on_progress, logger.warning)
+    if result.search is not None and result.search.validity.contaminated:
+        why = "; ".join(result.search.validity.reasons)
+        logger.warning("What was timed before training is not gone by: contaminated (%s)", why)
+    found = (result.plan or job.plan).reasons
+    _tell_choices({name: choice for name, choice in found.items() if choice != job.plan.reasons.get(name)})
     logger.info(
         "Trained %d steps on %d ranks in %.1f s (%.0f samples/s), final loss %.4f",
         result.num_steps - result.first_step,
@@ -60,6 +65,11 @@ def train(job: TrainJob, address: str) -> TrainResult:
         result.final_loss,
     )
     return result
+
+
+def _tell_choices(choices: Mapping[str, Choice]) -> None:
+    for name, choice in choices.items():
+        get_run_logger().info("execution.%s=%s: %s", name, choice.value, choice.reason)
 
 
 @task(name="measure", cache_policy=NO_CACHE)

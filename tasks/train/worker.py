@@ -36,7 +36,8 @@ from tasks.data.split import open_split  # noqa: E402
 from tasks.errors import PacelineError, RunError  # noqa: E402
 from tasks.model.fold import fold_batch_norm  # noqa: E402
 from tasks.model.module import STATE_KEY, Learner  # noqa: E402
-from tasks.records import Arm, CompileStats, MeasureResult, ProbeResult, RankSpec, TrainResult  # noqa: E402
+from tasks.records import Arm, CompileStats, MeasureResult, ProbeResult, RankSpec, Search, TrainResult  # noqa: E402
+from tasks.speedup.choice import choose  # noqa: E402
 from tasks.speedup.energy import EnergyMeter  # noqa: E402
 from tasks.speedup.validity import ValidityWatch  # noqa: E402
 from tasks.train import group  # noqa: E402
@@ -51,12 +52,14 @@ from tasks.train.callbacks import (  # noqa: E402
 )
 from tasks.train.checkpoint_io import AtomicCheckpointIO, load  # noqa: E402
 from tasks.train.compiled import CompileWatch, compile_network  # noqa: E402
-from tasks.train.launch import PROBE_FILE  # noqa: E402
+from tasks.train.launch import PROBE_FILE, SEARCH_FILE  # noqa: E402
 from tasks.train.loop import StepLoop  # noqa: E402
 from tasks.train.measure import Bench, diagnostic_arms, measure, measured_loads  # noqa: E402
 from tasks.train.place import Place  # noqa: E402
+from tasks.train.plan import arm_of  # noqa: E402
 from tasks.train.precision import forward_context, prepare_network  # noqa: E402
 from tasks.train.pulse import Pulse  # noqa: E402
+from tasks.train.search import search  # noqa: E402
 from tasks.train.sharding import whole  # noqa: E402
 from tasks.train.stopwatch import Stopwatch  # noqa: E402
 from tasks.train.strategy import ExchangeStrategy, ShardedLearner, sharding_strategy  # noqa: E402
@@ -79,18 +82,25 @@ class Rank:
 
     def __init__(self, place: Place, stopwatch: Stopwatch, pulse: Pulse) -> None:
         self.place = place
-        self.spec = place.spec
         self.config = place.config
         self.stopwatch = stopwatch
         self.pulse = pulse
         self._compiled = CompileWatch()
 
+    @property
+    def spec(self) -> RankSpec:
+        """This rank's place and its work."""
+        return self.place.spec
+
     def run(self) -> TrainResult:
-        """Probe, train, predict the test split."""
+        """Search, probe, train, predict the test split."""
         place = self.place
         if self.config.execution.worker_load == "measured" and self.spec.world_size > 1:
             with self.stopwatch.during("setup"):
                 place.share_by(measured_loads(place, self._candidate()))
+        course = self._course()
+        with self.stopwatch.during("search"):
+            found = self._search(course)
         arm = self._candidate()
         loader = place.loader(arm, place.batches, self.spec.rank)
         with ExitStack() as stack:
@@ -98,7 +108,6 @@ class Rank:
             with self.stopwatch.during("probe"):
                 probe = self._probe(arm, loader)
             writer = stack.enter_context(self._metrics()) if place.writes else None
-            course = self._course()
             learner, fit_facts = self._fit(loader, course, writer)
             learner.network.to(place.device)  # Lightning has moved it to the CPU, where NCCL cannot average
             group.average_buffers(learner.network)
@@ -114,6 +123,8 @@ class Rank:
             "prediction_samples_per_second": rate,
             "weights": weights,
             "worker_load": place.loads,
+            "plan": self.spec.plan,
+            "search": found,
         }
         return TrainResult.model_validate(facts)
 
@@ -130,18 +141,22 @@ class Rank:
             )
         return Course(self.place.batches, state["step"], state["epoch"], state["first_sample"])
 
+    def _search(self, course: Course) -> Search | None:
+        """Take what is known, or found now, of the executions that `auto` can choose from."""
+        spec, place = self.spec, self.place
+        rules, num_steps = arm_of(spec.plan), course.num_steps(self.config.recipe.num_epochs) - course.first_step
+        new = search(Bench(place), spec.plan, num_steps, spec.search) if spec.may_search else None
+        found = new or spec.search
+        if found is not None:
+            place.execute(choose(spec.plan, found, rules, num_steps))
+        if new is not None and place.writes:
+            write_atomically(place.directory / SEARCH_FILE, new.model_dump_json())
+        return found
+
     def _candidate(self) -> Arm:
-        plan = self.spec.plan
-        return Arm(
-            num_devices=plan.world_size,
-            precision=plan.precision,
-            compile=plan.compile,
-            memory_format=plan.memory_format,
-            loading=plan.loading,
-            strategy="fsdp" if plan.strategy == "fsdp" else "ddp",
-            gradient_compression=plan.gradient_compression,
-            loads=self.place.loads,
-        )
+        plan, place = self.spec.plan, self.place
+        own_threads = plan.num_threads if plan.num_threads != place.num_threads else None
+        return arm_of(plan, place.loads).model_copy(update={"num_threads": own_threads})
 
     def _probe(self, arm: Arm, loader: TrainLoader) -> ProbeResult | None:
         if self.config.speedup.baseline == "none":

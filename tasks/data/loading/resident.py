@@ -6,6 +6,7 @@ Knows nothing of disks after its start: it pays memory for speed.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +16,13 @@ from torch import Tensor
 
 from tasks.data.loading.batch import Batch, gather_windows, pad, window_numbers, windows
 from tasks.data.loading.train_loader import Feed, Request, TrainLoader
+from tasks.data.split import Split
 
 _PAD_AT_ONCE = 4_096
 _MIRROR_SHARE = 0.25
 """Share of the free memory that a second, flipped copy may take; above it, batches are flipped one by one."""
+_SHARED: WeakKeyDictionary[Split, WeakValueDictionary[tuple[object, ...], Tensor]] = WeakKeyDictionary()
+"""The sets that live on a device; loaders of the arms of a probe share one."""
 
 
 class ResidentLoader(TrainLoader):
@@ -26,28 +30,17 @@ class ResidentLoader(TrainLoader):
 
     def __init__(self, feed: Feed, first_step: int) -> None:
         super().__init__(feed, first_step)
-        self._mirrored = feed.augment == "flip_shift" and padded_bytes(feed) < _MIRROR_SHARE * free_bytes(feed.device)
-        self._padded_NHWC = self._load()
+        shared = _SHARED.setdefault(feed.split, WeakValueDictionary())
+        key = (feed.device, feed.padding, feed.augment, feed.fill_C.tobytes())
+        found = shared.get(key)
+        self._padded_NHWC = _load(feed) if found is None else found
+        shared[key] = self._padded_NHWC
+        self._mirrored = len(self._padded_NHWC) > feed.split.num_samples
         height, width, _ = feed.split.image_shape
         self._windows = windows(self._padded_NHWC, height, width)
         self._labels_N = torch.from_numpy(feed.split.labels_N).to(feed.device)
         targets_NT = feed.split.targets_NT
         self._targets_NT = None if targets_NT is None else torch.from_numpy(targets_NT).to(feed.device)
-
-    def _load(self) -> Tensor:
-        split, width = self.feed.split, self.feed.padding
-        height, breadth, channels = split.image_shape
-        copies = 2 if self._mirrored else 1
-        shape = (copies * split.num_samples, height + 2 * width, breadth + 2 * width, channels)
-        padded_NHWC = torch.empty(shape, dtype=torch.uint8, device=self.feed.device)
-        for start in range(0, split.num_samples, _PAD_AT_ONCE):
-            stop = min(start + _PAD_AT_ONCE, split.num_samples)
-            part = torch.from_numpy(pad(split.gather(np.arange(start, stop)), width, self.feed.fill_C))
-            part = part.to(self.feed.device)
-            padded_NHWC[start:stop] = part
-            if self._mirrored:
-                padded_NHWC[split.num_samples + start : split.num_samples + stop] = part.flip(2)
-        return padded_NHWC
 
     def _batches(self, requests: Iterator[Request]) -> Iterator[Batch]:
         channels_last = self.feed.channels_last
@@ -74,6 +67,23 @@ class ResidentLoader(TrainLoader):
 
     def _device(self, values_N: npt.NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(values_N).to(self.feed.device, non_blocking=True)
+
+
+def _load(feed: Feed) -> Tensor:
+    """The padded split on the device, followed by its mirror images where they are asked for and fit."""
+    split, width = feed.split, feed.padding
+    height, breadth, channels = split.image_shape
+    mirrored = feed.augment == "flip_shift" and padded_bytes(feed) < _MIRROR_SHARE * free_bytes(feed.device)
+    copies = 2 if mirrored else 1
+    shape = (copies * split.num_samples, height + 2 * width, breadth + 2 * width, channels)
+    padded_NHWC = torch.empty(shape, dtype=torch.uint8, device=feed.device)
+    for start in range(0, split.num_samples, _PAD_AT_ONCE):
+        stop = min(start + _PAD_AT_ONCE, split.num_samples)
+        part = torch.from_numpy(pad(split.gather(np.arange(start, stop)), width, feed.fill_C)).to(feed.device)
+        padded_NHWC[start:stop] = part
+        if mirrored:
+            padded_NHWC[split.num_samples + start : split.num_samples + stop] = part.flip(2)
+    return padded_NHWC
 
 
 def padded_bytes(feed: Feed) -> int:
