@@ -15,7 +15,7 @@ Source = Literal["digits", "rotated_digits", "folder", "cifar10"]
 Precision = Literal["32-true", "64-true", "bf16-mixed", "16-mixed"]
 MemoryFormat = Literal["contiguous", "channels_last"]
 Loading = Literal["resident", "streaming", "foreground"]
-Compile = Literal["off", "step"]
+Compile = Literal["off", "step", "graph"]
 Compression = Literal["off", "bf16"]
 Augment = Literal["none", "shift", "flip_shift"]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -130,8 +130,9 @@ class Execution(Section):
     """Devices on each host, one rank each. On CPUs a device is an equal share of the host's cores."""
     precision: Literal["auto", "32-true", "64-true", "bf16-mixed", "16-mixed"] = "auto"
     """Arithmetic of the training step; `16-mixed` needs a GPU."""
-    compile: Literal["auto", "off", "step"] = "auto"
-    """`step` compiles the network with `torch.compile`."""
+    compile: Literal["auto", "off", "step", "graph"] = "auto"
+    """`step` compiles the network with `torch.compile`; `graph` launches the whole step, update included, as one CUDA
+    graph, on one GPU, which frees small networks from the host's pace."""
     memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
     """Layout of image tensors."""
     loading: Literal["auto", "resident", "streaming", "foreground"] = "auto"

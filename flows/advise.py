@@ -31,6 +31,7 @@ from tasks.speedup.predict import cheapest, limits, predict
 from tasks.speedup.profile import company_of, gains, link_samples, profile_of
 from tasks.track import run as tracking
 from tasks.train.coordinate import TrainJob
+from tasks.train.plan import can_capture
 from tasks.train.steps import measure
 
 TOKEN_BYTES = 4
@@ -179,6 +180,8 @@ def _moves(config: Config, plan: Plan) -> Measurement:
     }
     if has_compiler() or plan.accelerator == "gpu":
         changes["execution.compile=step"] = {"compile": "step"}
+    if can_capture(plan):
+        changes["execution.compile=graph"] = {"compile": "graph"}
     arms = {name: present.model_copy(update=change) for name, change in changes.items()}
     different = {name: arm for name, arm in arms.items() if arm != present}
     first, *_ = different

@@ -153,7 +153,7 @@ class Arm(Record):
     def label(self) -> str:
         """Short description for people."""
         devices = f"{self.num_devices} device" + ("s" if self.num_devices > 1 else "")
-        compiled = "eager" if self.compile == "off" else "compiled"
+        compiled = {"off": "eager", "step": "compiled", "graph": "one graph"}[self.compile]
         parts = [devices, self.precision, self.memory_format.replace("_", " "), compiled, self.loading]
         if self.batch_size is not None:
             parts.append(f"batch {self.batch_size}")
@@ -285,16 +285,16 @@ class SpeedupResult(Record):
 
 
 class CompileStats(Record):
-    """What `torch.compile` did for a training's steps."""
+    """What `torch.compile`, or the recording of a CUDA graph, did for a training's steps."""
 
     num_calls: int
-    """Forward passes of the compiled network."""
+    """Forward passes of the compiled network; steps, where the whole step is a graph."""
     num_graphs: int
-    """Compiled for them; each is one miss."""
+    """Made for them."""
     hit_rate: float
     """Share of the calls that found their graph ready."""
     seconds: float
-    """Spent compiling, forward and backward, in the probe before the training too."""
+    """Spent compiling, forward and backward, in the probe before the training too; or recording."""
     is_warm: bool = False
     """All code was found in the cache that earlier trainings have left."""
     recompile_reasons: tuple[str, ...] = ()

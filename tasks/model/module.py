@@ -50,7 +50,10 @@ class Learner(LightningModule):
         step = self.course.even_step(self.global_step)
         rate = self.peak_learning_rate * learning_rate_factor(self.recipe, step, self.course.steps_per_epoch)
         for group in optimizer.param_groups:
-            group["lr"] = rate
+            if isinstance(group["lr"], torch.Tensor):  # in a CUDA graph, which reads it there
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
 
     def forward(self, batch: LabelledBatch) -> torch.Tensor:
         """Loss of one batch of this rank."""

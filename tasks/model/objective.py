@@ -105,14 +105,23 @@ def build_optimizer(network: nn.Module, recipe: Recipe, learning_rate: float) ->
     return kind(network.parameters(), learning_rate, weight_decay=decay, fused=fused)
 
 
-def settle(optimizer: torch.optim.Optimizer, network: nn.Module) -> None:
-    """Fit a state that was restored to the network as it is executed now.
+def settle(optimizer: torch.optim.Optimizer, network: nn.Module, *, is_captured: bool = False) -> None:
+    """Fit an optimizer, with the state that was restored if any, to the network as it is executed now.
 
     A checkpoint brings the flags and the memory layout of the execution that wrote it, and fused kernels on CPUs go
     through weights, gradients and momenta by address, whatever their strides say (torch 2.13).
+
+    Args:
+        optimizer: of the network.
+        network: on its device, in its layout.
+        is_captured: in a CUDA graph, which reads the learning rate on the device, for it is another in each step.
     """
     for group in optimizer.param_groups:
         group["fused"] = _can_fuse(network)
+        rate = float(group["lr"])
+        group["lr"] = torch.tensor(rate, device=group["params"][0].device) if is_captured else rate
+        if "capturable" in group:
+            group["capturable"] = is_captured
         for weight in group["params"] if group["fused"] else ():
             state = optimizer.state[weight]
             for name, value in state.items():

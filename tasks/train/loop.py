@@ -7,7 +7,7 @@ checkpoints, its epochs and its resumes are its own.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
@@ -15,7 +15,8 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from tasks.model.module import Learner
 from tasks.model.objective import settle
-from tasks.records import Plan
+from tasks.records import CompileStats, Plan
+from tasks.train.captured import CapturedStep, make_step
 from tasks.train.precision import make_scaler
 from tasks.train.step import TrainStep
 from tasks.train.stopwatch import Stopwatch
@@ -27,19 +28,25 @@ class StepLoop(_TrainingEpochLoop):
     Args:
         trainer: whose fit this is.
         plan: how steps are executed.
-        stopwatch: for the items `forward`, `backward`, `optimizer` and `loop`.
+        stopwatch: for the items `forward`, `backward`, `optimizer`, or `graph`, and `loop`.
     """
 
     def __init__(self, trainer: Trainer, plan: Plan, stopwatch: Stopwatch) -> None:
         super().__init__(trainer)
         self._plan = plan
         self._stopwatch = stopwatch
-        self._step: TrainStep | None = None
+        self._step: TrainStep | CapturedStep | None = None
 
     @classmethod
-    def install(cls, trainer: Trainer, plan: Plan, stopwatch: Stopwatch) -> None:
+    def install(cls, trainer: Trainer, plan: Plan, stopwatch: Stopwatch) -> Self:
         """Put it in a trainer that has not begun."""
-        trainer.fit_loop.epoch_loop = cls(trainer, plan, stopwatch)
+        loop = cls(trainer, plan, stopwatch)
+        trainer.fit_loop.epoch_loop = loop
+        return loop
+
+    def capture_stats(self) -> CompileStats | None:
+        """What capturing the step as a graph did; None where it was not."""
+        return self._step.stats() if isinstance(self._step, CapturedStep) else None
 
     def advance(self, data_fetcher: Any) -> None:
         """One step."""
@@ -66,15 +73,17 @@ class StepLoop(_TrainingEpochLoop):
         if self.trainer.received_sigterm and not self._is_training_done:
             raise SIGTERMException
 
-    def _make_step(self) -> TrainStep:
+    def _make_step(self) -> TrainStep | CapturedStep:
         """Of the model as the strategy has wrapped it."""
         trainer, plan = self.trainer, self._plan
         assert isinstance(trainer.lightning_module, Learner)
-        settle(trainer.optimizers[0], trainer.lightning_module.network)
+        settle(trainer.optimizers[0], trainer.lightning_module.network, is_captured=plan.compile == "graph")
         model = trainer.strategy.model
         assert model is not None
         device = trainer.strategy.root_device
         # The plugin's own where there is one: its state is in the checkpoint.
         scaler = getattr(trainer.precision_plugin, "scaler", None) or make_scaler(plan.precision, device)
-        self._step = TrainStep(model, trainer.optimizers[0], scaler, plan, device, self._stopwatch.switch)
+        enter = self._stopwatch.switch
+        step = TrainStep(model, trainer.optimizers[0], scaler, plan, device, enter)
+        self._step = make_step(step, plan, device, enter)
         return self._step

@@ -21,8 +21,8 @@ from tasks.records import AllReduceTime, Arm, MeasureResult, ProbeResult
 from tasks.speedup.probe import ArmRunner, StepRunner, Watch, run_probe
 from tasks.speedup.validity import ValidityWatch
 from tasks.train import group
+from tasks.train.bare_step import BareStep, StepInputs
 from tasks.train.place import Place
-from tasks.train.step import BareStep, StepInputs
 
 NUM_WARM_UP = 3
 GRADIENT_BYTES: dict[Compression, int] = {"off": 4, "bf16": 2}

@@ -21,7 +21,7 @@ from tasks.speedup.choice import best_role, combined, roles_of, step_seconds, wi
 from tasks.speedup.probe import ArmRunner, run_probe
 from tasks.train import group
 from tasks.train.measure import NUM_WARM_UP, Bench
-from tasks.train.plan import arm_of
+from tasks.train.plan import arm_of, can_capture
 
 SHARE = 0.05
 """Of the planned training time."""
@@ -51,6 +51,8 @@ def alternatives(plan: Plan) -> dict[str, Arm]:
     }
     if plan.accelerator == "cpu" and plan.num_threads > 1:
         changes["num_threads"] = plan.num_threads // 2
+    if can_capture(plan):
+        changes["compile"] = "graph"
     if plan.precision != "32-true":
         changes["precision"] = "32-true"
     if plan.loading == "resident":

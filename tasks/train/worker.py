@@ -68,6 +68,8 @@ if TYPE_CHECKING:
     from tasks.track.metrics import MetricsWriter
 
 PR_SET_PDEATHSIG = 1
+STEP_ITEMS = ("forward", "backward", "optimizer", "graph", "loop")
+"""Of the time budget: what training steps are made of."""
 BASELINE = Arm(num_devices=1, precision="32-true", compile="off", memory_format="contiguous", loading="foreground")
 
 
@@ -191,6 +193,7 @@ class Rank:
         )
         validation = ValidationCallback(watch, lambda: self._count(learner.network), log)
         trainer = self._trainer([budget, progress, validation, checkpoints])
+        loop = StepLoop.install(trainer, spec.plan, watch)
         energy = EnergyMeter(place.gpu_uuids()) if spec.local_rank == 0 else None
         validity = ValidityWatch(place.own_processes(), gpu_uuids=place.gpu_uuids()) if place.writes else None
         steps_compiled = CompileWatch()
@@ -201,7 +204,8 @@ class Rank:
         trainer.fit(learner, steps, ckpt_path=spec.resume_from)
         cpu_seconds = time.process_time() - cpu_seconds
         return learner, {
-            "compile": self._compile_stats(steps_compiled, len(learner.losses) - course.first_step),
+            "compile": loop.capture_stats()
+            or self._compile_stats(steps_compiled, len(learner.losses) - course.first_step),
             "seconds": budget.fit_seconds,
             "startup_seconds": budget.startup_seconds,
             "epoch_ends": checkpoints.epoch_ends,
@@ -254,7 +258,7 @@ class Rank:
         elif plan.strategy == "fsdp":
             plugins.append(group.RankEnvironment(spec))
             strategy = sharding_strategy(spec.world_size)
-        trainer = Trainer(
+        return Trainer(
             accelerator=plan.accelerator,
             devices=spec.num_devices,
             num_nodes=spec.num_nodes,
@@ -271,8 +275,6 @@ class Rank:
             use_distributed_sampler=False,
             default_root_dir=str(self.place.directory),
         )
-        StepLoop.install(trainer, plan, self.stopwatch)
-        return trainer
 
     @contextmanager
     def _metrics(self) -> Iterator[MetricsWriter]:
@@ -333,7 +335,7 @@ class Rank:
 
     def _result(self, learner: Learner, course: Course) -> dict[str, Any]:
         plan, items = self.spec.plan, self.stopwatch.budget()
-        steps = sum(items.get(name, 0.0) for name in ("forward", "backward", "optimizer", "loop"))
+        steps = sum(items.get(name, 0.0) for name in STEP_ITEMS)
         waiting = items.get("data_wait", 0.0)
         num_steps = len(learner.losses)
         samples = course.samples(num_steps) - course.samples(course.first_step)

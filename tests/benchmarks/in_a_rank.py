@@ -17,11 +17,11 @@ from tasks.model.infer import predictions
 from tasks.records import RankSpec
 from tasks.speedup.probe import ArmRunner, run_probe
 from tasks.speedup.validity import ValidityWatch
+from tasks.train.bare_step import BareStep, StepInputs
 from tasks.train.callbacks import log_steps
 from tasks.train.place import Place
 from tasks.train.precision import forward_context, prepare_network
 from tasks.train.pulse import Pulse
-from tasks.train.step import BareStep, StepInputs
 from tasks.train.stopwatch import Stopwatch
 from tasks.train.worker import BASELINE, Rank
 

@@ -3,6 +3,16 @@
 import math
 
 import pytest
+import torch
+
+from conf.schema import Model, Recipe
+from tasks.data.loading.batch import Batch
+from tasks.model.networks import build_network
+from tasks.model.objective import batch_loss, build_optimizer, settle
+from tasks.records import Arm
+from tasks.train.captured import NUM_EAGER, make_step
+from tasks.train.precision import make_scaler, prepare_network
+from tasks.train.step import TrainStep
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed"])
@@ -83,3 +93,44 @@ def test_batches_on_the_gpu_equal_those_on_the_cpu():
         loader.close()
     for on_cpu, on_gpu in zip(*batches, strict=True):
         torch.testing.assert_close(on_gpu, on_cpu)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_a_captured_step_trains_like_the_eager_one(optimizer, precision):
+    """Two full batches and a ragged one for each of eight epochs, the rate another in each step."""
+    device = torch.device("cuda")
+    recipe = Recipe(optimizer=optimizer, learning_rate=0.01)
+    torch.manual_seed(0)
+    batches = [
+        Batch(torch.randn(n, 3, 16, 16, device=device), torch.randint(0, 10, (n,), device=device), None, 1.0)
+        for n in (64, 64, 24) * 8
+    ]
+    losses = {}
+    for compile_ in ("off", "graph"):
+        torch.manual_seed(1)
+        network = build_network(Model(width=8, depth=2), (16, 16, 3), 10, 0)
+        network = prepare_network(network, "32-true", channels_last=True, device=device)
+        built = build_optimizer(network, recipe, 0.01)
+        settle(built, network, is_captured=compile_ == "graph")
+        arm = Arm(
+            num_devices=1, precision=precision, compile=compile_, memory_format="channels_last", loading="resident"
+        )
+        eager = TrainStep(
+            lambda batch, network=network: batch_loss(network, batch, recipe),
+            built,
+            make_scaler(precision, device),
+            arm,
+            device,
+        )
+        step = make_step(eager, arm, device)
+        losses[compile_] = []
+        for number, batch in enumerate(batches):
+            for group in built.param_groups:
+                rate = 0.01 / (1 + number)
+                group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], torch.Tensor) else rate
+            losses[compile_].append(float(step(batch)))
+    torch.testing.assert_close(torch.tensor(losses["graph"]), torch.tensor(losses["off"]), rtol=1e-2, atol=1e-3)
+    stats = step.stats()
+    assert (stats.num_calls, stats.num_graphs) == (24, 1)
+    assert stats.hit_rate == (16 - NUM_EAGER) / 24

@@ -16,7 +16,7 @@ from tasks.data.loading.loader import make_loader
 from tasks.data.loading.order import BatchPlan
 from tasks.data.split import Split
 from tasks.records import Arm
-from tasks.train.step import BareStep, StepInputs
+from tasks.train.bare_step import BareStep, StepInputs
 
 NUM_SAMPLES = 150  # at a batch of 64 the last one is ragged
 

@@ -7,8 +7,11 @@ from torch import nn
 
 from conf.load import load
 from conf.schema import Model, Recipe
+from tasks.data.loading.course import Course
+from tasks.data.loading.order import BatchPlan
 from tasks.model.fold import fold_batch_norm
 from tasks.model.infer import predictions
+from tasks.model.module import Learner
 from tasks.model.networks import build_network
 from tasks.model.objective import batch_loss, build_optimizer, settle
 from tasks.model.schedule import learning_rate_factor
@@ -133,6 +136,26 @@ def test_a_folded_network_computes_the_same(name, num_targets):
                 torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     for key, tensor in network.state_dict().items():
         assert torch.equal(tensor, before[key]), key
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+def test_a_graph_reads_its_rate_from_a_tensor_and_leaves_no_trace_of_that(optimizer):
+    """What a captured training has left is taken up by an eager one; rates follow the schedule in both."""
+    recipe = Recipe(optimizer=optimizer, learning_rate=0.01, schedule="constant", num_epochs=1, warmup_epochs=0)
+    network = nn.Linear(3, 2)
+    learner = Learner(network, recipe, 0.02, Course(BatchPlan(100, 10, 1)))
+    captured, eager = (build_optimizer(network, recipe, 0.01) for _ in range(2))
+    settle(captured, network, is_captured=True)
+    address = captured.param_groups[0]["lr"].data_ptr()
+    learner.set_learning_rate(captured)
+    rate = captured.param_groups[0]["lr"]
+    assert (rate.data_ptr(), float(rate)) == (address, pytest.approx(0.02))
+    assert captured.param_groups[0].get("capturable", True)
+    eager.load_state_dict(captured.state_dict())
+    settle(eager, network)
+    assert type(eager.param_groups[0]["lr"]) is float
+    assert eager.param_groups[0]["lr"] == pytest.approx(0.02)
+    assert not eager.param_groups[0].get("capturable", False)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])

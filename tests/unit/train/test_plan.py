@@ -60,6 +60,9 @@ def test_sharding_is_asked_for_and_needs_several_ranks(num_devices, strategy):
         (["execution.precision=16-mixed"], host(), "16-mixed is for GPUs"),
         (["execution.num_devices=2", "execution.strategy=fsdp"], host(gpus=2, capability=(7, 0)), "auto is 16-mixed"),
         (["execution.precision=bf16-mixed"], host(gpus=1, capability=(7, 5)), "has no bf16 arithmetic"),
+        (["execution.compile=graph"], host(), "is for one GPU .* and this is 1 CPU of here"),
+        (["execution.compile=graph", "execution.num_devices=2"], host(gpus=2), "and this is 2 GPU of here"),
+        (["execution.compile=graph"], host(gpus=1, capability=(7, 0)), "of here in 16-mixed"),
     ],
 )
 def test_what_the_hardware_cannot_do_is_refused(overrides, hardware, told):

@@ -4,7 +4,7 @@ from conf.schema import Model, Recipe
 from tasks.data.loading.order import BatchPlan
 from tasks.model.networks import build_network
 from tasks.records import Arm
-from tasks.train.step import BareStep, StepInputs
+from tasks.train.bare_step import BareStep, StepInputs
 
 ARM = Arm(num_devices=1, precision="32-true", compile="off", memory_format="contiguous", loading="resident")
 
