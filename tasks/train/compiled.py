@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch._dynamo import utils
+from torch.fx.experimental import _config as fx_config
 
 from tasks.records import CompileStats
 
@@ -18,6 +19,9 @@ def compile_network(network: nn.Module) -> None:
 
     The inner module, not Lightning's: `self.log` in a compiled LightningModule crashes.
     """
+    # Inductor's choice between two ways to add up, by whether there are more than 4,096 summands, would else be a guard
+    # on the batch size, and a small last batch a second graph (torch 2.13). Sums of batch norm keep their way.
+    fx_config.backed_size_oblivious = True
     network.compile()
 
 
