@@ -108,6 +108,9 @@ class Recipe(Section):
     """`shift`: random translations by up to `shift_pixels`; `flip_shift`: with random left-right flips too."""
     shift_pixels: Annotated[int, Field(ge=0, le=64)] = 4
     """Largest random translation in each direction, pixels."""
+    shuffle_mib: Annotated[int, Field(ge=1)] = 256
+    """Size of what is shuffled as one, MiB; larger sets are shuffled in blocks of 4 MiB, then within windows of this
+    size. `execution.loading=streaming` holds at most two windows in memory."""
 
 
 class Workload(Section):

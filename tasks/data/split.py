@@ -5,6 +5,7 @@ Reads shards and gathers samples across them. Knows nothing of torch, epochs or 
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -74,11 +75,46 @@ class Split:
             raise IndexError(f"indices from {indices.min()} to {indices.max()} in a split of {self.num_samples}")
         if len(self._arrays) == 1:
             return np.take(self._arrays[0], indices, axis=0, out=out, mode="clip")
-        shard_of = self.shards_of(indices)
-        for shard in np.unique(shard_of):
-            (positions,) = np.nonzero(shard_of == shard)
-            out[positions] = self._arrays[shard][indices[positions] - self._starts[shard]]
+        gathered = np.empty_like(out)
+        out[self.gather_by_shard(indices, gathered)] = gathered
         return out
+
+    def gather_by_shard(self, indices: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+        """Copy samples (n, H, W, C) in the order of their shards, one copy for each shard.
+
+        Args:
+            indices: Sample numbers within the split, all of them inside.
+            out: Where to put them.
+
+        Returns:
+            Which (n,) of the indices each is.
+        """
+        shard_of = self.shards_of(indices)
+        order = np.argsort(shard_of, kind="stable")
+        shards, firsts = np.unique(shard_of[order], return_index=True)
+        for shard, start, stop in zip(shards, firsts, [*firsts[1:], len(indices)], strict=True):
+            local = indices[order[start:stop]] - self._starts[shard]
+            np.take(self._arrays[shard], local, axis=0, out=out[start:stop], mode="clip")
+        return order
+
+    def will_need(self, start: int, stop: int) -> None:
+        """Have the kernel read samples from `start` to `stop` while this process goes on."""
+        self._advise(start, stop, mmap.MADV_WILLNEED)
+
+    def done_with(self, start: int, stop: int) -> None:
+        """Let go of the memory of samples from `start` to `stop`; they can be read again."""
+        self._advise(start, stop, mmap.MADV_DONTNEED)
+
+    def _advise(self, start: int, stop: int, advice: int) -> None:
+        first, last = self.shards_of(np.array([start, stop - 1]))
+        for shard in range(int(first), int(last) + 1):
+            images = self.images[shard]
+            if not isinstance(images.base, mmap.mmap):  # in memory
+                continue
+            begin, end = np.clip([start, stop], self._starts[shard], self._starts[shard + 1]) - self._starts[shard]
+            size = images[0].nbytes
+            aligned = (images.offset + int(begin) * size) // mmap.PAGESIZE * mmap.PAGESIZE
+            images.base.madvise(advice, aligned, images.offset + int(end) * size - aligned)
 
 
 def owner(shards_N: npt.NDArray[np.int64], world_size: int) -> npt.NDArray[np.int64]:

@@ -110,6 +110,7 @@ class Place:
             seed=self.config.seed,
             augment=recipe.augment,
             shift_pixels=recipe.shift_pixels,
+            shuffle_mib=recipe.shuffle_mib,
             device=self.device,
             channels_last=arm.memory_format == "channels_last",
         )

@@ -86,6 +86,7 @@ def test_batches_on_the_gpu_equal_those_on_the_cpu():
             seed=1,
             augment="flip_shift",
             shift_pixels=2,
+            shuffle_mib=1,
             device=torch.device(device),
             channels_last=True,
         )

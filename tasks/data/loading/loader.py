@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 
 from conf.schema import Augment, Loading
 from tasks.data.loading.foreground import ForegroundLoader
-from tasks.data.loading.order import BatchPlan
+from tasks.data.loading.order import BatchPlan, Shuffle
 from tasks.data.loading.resident import ResidentLoader
 from tasks.data.loading.streaming import StreamingLoader
 from tasks.data.loading.train_loader import Feed, TrainLoader
@@ -34,6 +35,7 @@ def make_loader(  # noqa: PLR0913 - keywords; it is the stage's public name for 
     seed: int,
     augment: Augment,
     shift_pixels: int,
+    shuffle_mib: int,
     device: torch.device,
     channels_last: bool,
     first_step: int = 0,
@@ -50,6 +52,7 @@ def make_loader(  # noqa: PLR0913 - keywords; it is the stage's public name for 
         seed: Of order and augmentation.
         augment: Kind of augmentation.
         shift_pixels: Largest shift in each direction, pixels.
+        shuffle_mib: Size of the windows that are shuffled as one, MiB.
         device: Where batches are delivered.
         channels_last: Memory format of the images.
         first_step: Step, counted over all epochs, to begin with.
@@ -68,6 +71,7 @@ def make_loader(  # noqa: PLR0913 - keywords; it is the stage's public name for 
         seed=seed,
         augment=augment,
         shift_pixels=shift_pixels,
+        shuffle=Shuffle.of(math.prod(split.image_shape), shuffle_mib),
         device=device,
         channels_last=channels_last,
     )

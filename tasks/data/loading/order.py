@@ -17,10 +17,9 @@ import numpy.typing as npt
 from conf.schema import Augment
 from tasks.data.split import owner
 
-WINDOW = 65_536
-"""Largest number of samples that are permuted as one."""
-BLOCK = 1_024
-"""Contiguous samples that move together when there are more."""
+BLOCK_BYTES = 4 * 2**20
+MAX_BLOCK = 1_024
+"""Samples of a block, however small they are."""
 _ORDER, _AUGMENTATION = 0, 1
 
 Shards = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]
@@ -31,11 +30,27 @@ def _generator(seed: int, epoch: int, stream: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, epoch, stream))))
 
 
-def epoch_order(num_samples: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+@dataclass(frozen=True)
+class Shuffle:
+    """How thoroughly samples are mixed."""
+
+    window: int
+    """Largest number of samples that are permuted as one; a multiple of the block's."""
+    block: int
+    """Contiguous samples that move together when there are more."""
+
+    @classmethod
+    def of(cls, sample_bytes: int, window_mib: int) -> Shuffle:
+        """Blocks of `BLOCK_BYTES`, which disks read at full speed, and windows of so many MiB."""
+        block = min(MAX_BLOCK, max(1, BLOCK_BYTES // sample_bytes))
+        return cls(window=max(1, window_mib * 2**20 // sample_bytes // block) * block, block=block)
+
+
+def epoch_order(num_samples: int, seed: int, epoch: int, shuffle: Shuffle) -> npt.NDArray[np.int64]:
     """The order of an epoch: a permutation of the samples.
 
-    Up to `WINDOW` samples it is uniform over all permutations. Above, blocks of `BLOCK` contiguous samples are
-    permuted, then every window of 64 such blocks is permuted within. A batch then mixes 64 random blocks: any two
+    Up to a window of samples it is uniform over all permutations. Above, blocks of contiguous samples are permuted,
+    then every window of them is permuted within. A batch then mixes as many random blocks as a window has: any two
     samples can meet in a batch, but two of one block do so more often than two of different blocks. Shards are made so
     that a block is a cross-section of the classes (`tasks.data.graph.cut`). In return at most one window is read from
     disk at a time.
@@ -44,13 +59,13 @@ def epoch_order(num_samples: int, seed: int, epoch: int) -> npt.NDArray[np.int64
         Sample numbers (num_samples,).
     """
     rng = _generator(seed, epoch, _ORDER)
-    if num_samples <= WINDOW:
+    if num_samples <= shuffle.window:
         return rng.permutation(num_samples).astype(np.int64)
-    starts = rng.permutation(np.arange(0, num_samples, BLOCK, dtype=np.int64))
-    order = (starts[:, np.newaxis] + np.arange(BLOCK, dtype=np.int64)).ravel()
+    starts = rng.permutation(np.arange(0, num_samples, shuffle.block, dtype=np.int64))
+    order = (starts[:, np.newaxis] + np.arange(shuffle.block, dtype=np.int64)).ravel()
     order = order[order < num_samples]
-    for start in range(0, num_samples, WINDOW):
-        rng.shuffle(order[start : start + WINDOW])
+    for start in range(0, num_samples, shuffle.window):
+        rng.shuffle(order[start : start + shuffle.window])
     return order
 
 

@@ -1,7 +1,9 @@
-"""Batches gathered from memory-mapped shards by a background thread, for splits that do not fit the device.
+"""Batches gathered from memory-mapped shards, for splits that do not fit the device.
 
-The thread touches numpy and preallocated buffers only; every call to the device is the consumer's, so that a CUDA graph
-being captured there is never disturbed from a second thread.
+The kernel reads ahead of both ways. For a GPU a background thread gathers: it touches numpy and preallocated buffers
+only; every call to the device is the consumer's, so that a CUDA graph being captured there is never disturbed from a
+second thread. On CPUs a thread would take a core away from the steps and wait for it: 3.2 x a per-sample loader's rate
+with one, 9 x without (see infra/LOG.md); batches are gathered when they are asked for.
 """
 
 from __future__ import annotations
@@ -12,11 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from queue import Empty, Full, Queue
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from tasks.data.loading.batch import Batch, gather_windows, on_device, pad, window_numbers, windows
+from tasks.data.loading.batch import Batch, on_device
+from tasks.data.loading.canvas import Canvas
+from tasks.data.loading.read_ahead import ReadAhead
 from tasks.data.loading.train_loader import Feed, Request, TrainLoader
 
 QUEUE_SIZE = 3
@@ -55,13 +58,7 @@ class _Producer:
         pinned = feed.device.type == "cuda"
         for _ in range(_NUM_BUFFERS):
             self._free.put(torch.empty((largest, *feed.split.image_shape), dtype=torch.uint8, pin_memory=pinned))
-        height, width, channels = feed.split.image_shape
-        canvas = np.zeros((largest, height, width, channels), dtype=np.uint8)
-        # Painted once: a batch overwrites what lies inside of the padding, and leaves that as it is.
-        self._padded_NHWC = torch.from_numpy(pad(canvas, feed.padding, feed.fill_C))
-        inside = slice(feed.padding, feed.padding + height), slice(feed.padding, feed.padding + width)
-        self._inside_NHWC = self._padded_NHWC.numpy()[:, *inside]
-        self._windows = windows(self._padded_NHWC, height, width)
+        self._canvas = Canvas(feed, largest)
         # A daemon: an interpreter that ends without closing the loader must not wait for it.
         self._thread = threading.Thread(target=self._run, name="paceline-streaming", daemon=True)
         self._thread.start()
@@ -99,7 +96,10 @@ class _Producer:
         try:
             for request in self._requests:
                 buffer = self._wait_for_buffer()
-                if buffer is None or not self._put(_Filled(request, self._fill(request, buffer))):
+                if buffer is None:
+                    return
+                self._canvas.batch_into(request, buffer)
+                if not self._put(_Filled(request, buffer)):
                     return
             self._put(None)
         except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to the consumer
@@ -122,27 +122,14 @@ class _Producer:
             return True
         return False
 
-    def _fill(self, request: Request, buffer: Tensor) -> Tensor:
-        """Gather, flip and shift into a buffer; the copy to the device is of bytes, a quarter of the floats'."""
-        feed, num = self._feed, len(request.index_N)
-        out = buffer.numpy()[:num]
-        if feed.augment == "none":
-            feed.split.gather(request.index_N, out=out)
-            return buffer
-        images_NHWC = feed.split.gather(request.index_N)
-        if request.flip_N.any():
-            images_NHWC[request.flip_N] = images_NHWC[request.flip_N][:, :, ::-1]
-        self._inside_NHWC[:num] = images_NHWC
-        numbers_N = window_numbers(np.arange(num), request.dy_N, request.dx_N, self._padded_NHWC)
-        np.copyto(out, gather_windows(self._windows, numbers_N).numpy().reshape(out.shape))
-        return buffer
-
 
 class StreamingLoader(TrainLoader):
-    """Overlaps reading, copying and computing; holds a few batches, never the split."""
+    """Overlaps reading, copying and computing; holds a few batches and two windows of the shuffle, never the split."""
 
     def __init__(self, feed: Feed, first_step: int) -> None:
         super().__init__(feed, first_step)
+        self.in_background = feed.device.type == "cuda"
+        """Whether a thread gathers."""
         self._producers: list[_Producer] = []
         self._stream = torch.cuda.Stream(feed.device) if feed.device.type == "cuda" else None
 
@@ -152,6 +139,15 @@ class StreamingLoader(TrainLoader):
             self._producers.pop().close()
 
     def _batches(self, requests: Iterator[Request]) -> Iterator[Batch]:
+        ahead = ReadAhead(self.feed.split, self.feed.shuffle).through(requests)
+        return self._from_thread(ahead) if self.in_background else self._when_asked(ahead)
+
+    def _when_asked(self, requests: Iterator[Request]) -> Iterator[Batch]:
+        canvas = Canvas(self.feed, self._course.largest_part(self.feed.rank))
+        for request in requests:
+            yield self._batch(request, torch.from_numpy(canvas.batch(request)).to(self.feed.device))
+
+    def _from_thread(self, requests: Iterator[Request]) -> Iterator[Batch]:
         self.close()
         producer = _Producer(self.feed, requests, self._course.largest_part(self.feed.rank))
         self._producers.append(producer)
@@ -190,11 +186,15 @@ class StreamingLoader(TrainLoader):
             current = torch.cuda.current_stream(self.feed.device)
             current.wait_event(copy.event)
             copy.images_NHWC.record_stream(current)
-        images_NCHW = self.normalise(copy.images_NHWC, channels_last=self.feed.channels_last)
-        request, split = copy.filled.request, self.feed.split
-        targets = None if split.targets_NT is None else split.targets_NT[request.index_N]
-        labels_N, targets_NT = on_device(split.labels_N[request.index_N], targets, self.feed.device)
+        batch = self._batch(copy.filled.request, copy.images_NHWC)
         if copy.event is not None:
             copy.event.synchronize()  # of the copy alone, begun a step ago; the buffer may be overwritten now
         producer.give_back(copy.filled.buffer)
+        return batch
+
+    def _batch(self, request: Request, images_NHWC: Tensor) -> Batch:
+        images_NCHW = self.normalise(images_NHWC, channels_last=self.feed.channels_last)
+        split = self.feed.split
+        targets = None if split.targets_NT is None else split.targets_NT[request.index_N]
+        labels_N, targets_NT = on_device(split.labels_N[request.index_N], targets, self.feed.device)
         return Batch(images_NCHW, labels_N, targets_NT, request.weight)

@@ -16,7 +16,7 @@ import torch
 from conf.schema import Augment
 from tasks.data.loading.batch import Batch, Normalise, fill_of
 from tasks.data.loading.course import Course
-from tasks.data.loading.order import BatchPlan, epoch_augmentation, epoch_order, padding
+from tasks.data.loading.order import BatchPlan, Shuffle, epoch_augmentation, epoch_order, padding
 from tasks.data.split import Split
 
 
@@ -32,6 +32,7 @@ class Feed:
     seed: int
     augment: Augment
     shift_pixels: int
+    shuffle: Shuffle
     device: torch.device
     channels_last: bool
 
@@ -104,7 +105,7 @@ class TrainLoader(ABC):
     def requests(self, epoch: int, plan: BatchPlan, first_local_step: int) -> Iterator[Request]:
         """This rank's requests from a step of an epoch to the epoch's end."""
         feed = self.feed
-        order = epoch_order(plan.num_samples, feed.seed, epoch)
+        order = epoch_order(plan.num_samples, feed.seed, epoch, feed.shuffle)
         flip, dy, dx = epoch_augmentation(plan.num_samples, feed.seed, epoch, feed.augment, feed.shift_pixels)
         for step in range(first_local_step, plan.steps_per_epoch):
             here = plan.local(step, feed.rank, order, feed.split.shards_of)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -17,13 +18,14 @@ from tasks.data.loading.batch import Batch, Normalise, fill_of, gather_windows, 
 from tasks.data.loading.course import Course
 from tasks.data.loading.evaluation import evaluation_batches
 from tasks.data.loading.loader import make_loader
-from tasks.data.loading.order import BatchPlan, epoch_augmentation, epoch_order
+from tasks.data.loading.order import BatchPlan, Shuffle, epoch_augmentation, epoch_order
 from tasks.data.loading.train_loader import TrainLoader
 from tasks.data.split import Split
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 KINDS: tuple[Loading, ...] = ("resident", "streaming", "foreground")
 CPU = torch.device("cpu")
+SHUFFLE = Shuffle.of(11 * 9 * 3, 1)
 
 
 def make_split(directory: Path, sizes: tuple[int, ...] = (40, 1, 62), channels: int = 3, targets: bool = True) -> Split:
@@ -57,11 +59,16 @@ def loader_of(split: Split, loading: Loading, **changes: Any) -> TrainLoader:
         "seed": 3,
         "augment": "flip_shift",
         "shift_pixels": 2,
+        "shuffle_mib": 1,
         "device": CPU,
         "channels_last": False,
         **changes,
     }
-    return make_loader(split, MEAN[:channels], STD[:channels], loading=loading, **settings)
+    in_background = settings.pop("in_background", None)
+    loader = make_loader(split, MEAN[:channels], STD[:channels], loading=loading, **settings)
+    if in_background is not None:
+        loader.in_background = in_background
+    return loader
 
 
 def assert_equal(first: list[Batch], second: list[Batch]) -> None:
@@ -81,13 +88,17 @@ def assert_equal(first: list[Batch], second: list[Batch]) -> None:
 def test_loaders_are_equal_bit_for_bit(tmp_path: Path, augment: Augment, channels_last: bool, channels: int) -> None:
     split = make_split(tmp_path, channels=channels, targets=channels == 1)
     found = {}
-    for kind in KINDS:
+    for name in (*KINDS, "thread"):
+        kind = "streaming" if name == "thread" else name
         loader = loader_of(split, kind, augment=augment, channels_last=channels_last)
-        found[kind] = [batch for _ in range(2) for batch in loader]
+        if kind == "streaming":
+            loader.in_background = name == "thread"
+        found[name] = [batch for _ in range(2) for batch in loader]
         assert loader.next_step == 2 * len(loader)
         loader.close()
     assert_equal(found["resident"], found["streaming"])
     assert_equal(found["resident"], found["foreground"])
+    assert_equal(found["resident"], found["thread"])
     layout = torch.channels_last if channels_last else torch.contiguous_format
     for batches in found.values():
         assert all(batch.images_NCHW.is_contiguous(memory_format=layout) for batch in batches)
@@ -101,7 +112,7 @@ def _strides(batch: Batch) -> tuple[int, ...]:
 
 
 def test_batches_are_what_the_order_says(split: Split) -> None:
-    order = epoch_order(split.num_samples, 3, 0)
+    order = epoch_order(split.num_samples, 3, 0, SHUFFLE)
     flip, dy, dx = epoch_augmentation(split.num_samples, 3, 0, "flip_shift", 2)
     batch = next(iter(loader_of(split, "resident", batch=32)))
     everything = np.concatenate([np.asarray(shard) for shard in split.images])
@@ -160,14 +171,16 @@ def test_a_group_takes_up_what_another_has_begun(split: Split, kind: Loading, wo
             epoch, rest, _ = course.locate(3)
             assert len(parts) == rest.steps_per_epoch
             for step, labels in enumerate(parts):
-                here = epoch_order(num, 3, epoch)[rest.local(step, rank, epoch_order(num, 3, epoch), split.shards_of)]
+                here = epoch_order(num, 3, epoch, SHUFFLE)[
+                    rest.local(step, rank, epoch_order(num, 3, epoch, SHUFFLE), split.shards_of)
+                ]
                 assert labels.tolist() == split.labels_N[here].tolist()
-                positions += rest.local(step, rank, epoch_order(num, 3, epoch), split.shards_of).tolist()
+                positions += rest.local(step, rank, epoch_order(num, 3, epoch, SHUFFLE), split.shards_of).tolist()
         assert set(positions) == set(range(seen, num))
 
 
 def check_shared(alone: list[Batch], split: Split, plan: BatchPlan, ranks: list[list[Batch]]) -> None:
-    order = epoch_order(split.num_samples, 3, 0)
+    order = epoch_order(split.num_samples, 3, 0, SHUFFLE)
     for step, batch in enumerate(alone):
         parts = [of_rank[step] for of_rank in ranks]
         positions = np.concatenate([plan.local(step, rank, order, split.shards_of) for rank in range(len(ranks))])
@@ -214,7 +227,7 @@ def streaming_threads() -> list[threading.Thread]:
 
 
 def test_streaming_threads_end_on_close_and_on_abandonment(split: Split) -> None:
-    loader = loader_of(split, "streaming", batch=4)
+    loader = loader_of(split, "streaming", batch=4, in_background=True)
     iterator = iter(loader)
     next(iterator)
     assert streaming_threads()
@@ -233,10 +246,44 @@ def test_errors_of_the_thread_reach_the_consumer(split: Split, monkeypatch: pyte
     def fail(*_: Any, **__: Any) -> None:
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr(Split, "gather", fail)
+    monkeypatch.setattr(Split, "gather_by_shard", fail)
     with pytest.raises(OSError, match="the disk is gone"):
-        list(loader_of(split, "streaming"))
+        list(loader_of(split, "streaming", in_background=True))
     assert not streaming_threads()
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Split:
+    """96 MiB in two shards."""
+    directory = tmp_path_factory.mktemp("large")
+    images = []
+    for number in range(2):
+        path = directory / f"{number}.npy"
+        np.save(path, np.random.default_rng(number).integers(0, 256, (16_384, 32, 32, 3), dtype=np.uint8))
+        images.append(np.load(path, mmap_mode="r"))
+    return Split("train", images, np.zeros(32_768, dtype=np.int64), None, (32, 32, 3))
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_streaming_holds_two_windows_and_not_the_set(large: Split, in_background: bool) -> None:
+    def mapped_mib() -> float:
+        return sum(each.rss for each in psutil.Process().memory_maps() if each.path.endswith(".npy")) / 2**20
+
+    for start in range(0, large.num_samples, 16_384):
+        large.done_with(start, start + 16_384)
+    loader = loader_of(large, "streaming", batch=256, shuffle_mib=8, in_background=in_background)
+    most, seen = 0.0, 0
+    for batch in loader:
+        seen += len(batch.labels_N)
+        if loader.next_step % 32 == 0:
+            most = max(most, mapped_mib())
+    loader.close()
+    assert seen == large.num_samples
+    assert 4 < most < 3 * 8, "two windows, and the kernel maps a little around what is touched"
+    assert_equal(
+        list(itertools.islice(loader_of(large, "foreground", batch=256, shuffle_mib=8), 4)),
+        list(itertools.islice(loader_of(large, "streaming", batch=256, shuffle_mib=8), 4)),
+    )
 
 
 @pytest.mark.parametrize("world", range(1, 6))

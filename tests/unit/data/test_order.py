@@ -7,8 +7,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tasks.data.loading import order
-from tasks.data.loading.order import BatchPlan, apportion, deal, epoch_augmentation, epoch_order, share
+from tasks.data.loading.order import BatchPlan, Shuffle, apportion, deal, epoch_augmentation, epoch_order, share
+
+SHUFFLE = Shuffle.of(32 * 32 * 3, 256)
 
 
 def in_shards(samples_N: np.ndarray) -> np.ndarray:
@@ -18,21 +19,35 @@ def in_shards(samples_N: np.ndarray) -> np.ndarray:
 
 @given(st.integers(1, 3_000), st.integers(0, 2**32 - 1), st.integers(0, 50))
 def test_order_is_a_permutation_and_a_pure_function(num: int, seed: int, epoch: int) -> None:
-    first = epoch_order(num, seed, epoch)
+    first = epoch_order(num, seed, epoch, SHUFFLE)
     assert first.dtype == np.int64
     assert np.array_equal(np.sort(first), np.arange(num))
-    assert np.array_equal(first, epoch_order(num, seed, epoch))
+    assert np.array_equal(first, epoch_order(num, seed, epoch, SHUFFLE))
 
 
-@pytest.mark.parametrize("num", [order.WINDOW, order.WINDOW + 1, 3 * order.WINDOW - 777])
+@pytest.mark.parametrize("num", [SHUFFLE.window, SHUFFLE.window + 1, 3 * SHUFFLE.window - 777])
 def test_large_orders_are_permutations_whose_windows_touch_few_blocks(num: int) -> None:
-    found = epoch_order(num, 7, 3)
+    found = epoch_order(num, 7, 3, SHUFFLE)
     assert np.array_equal(np.sort(found), np.arange(num))
-    if num > order.WINDOW:
-        blocks = np.unique(found[: order.WINDOW] // order.BLOCK)
-        assert len(blocks) <= order.WINDOW // order.BLOCK + 2
-    assert not np.array_equal(found, epoch_order(num, 7, 4))
-    assert not np.array_equal(found, epoch_order(num, 8, 3))
+    if num > SHUFFLE.window:
+        blocks = np.unique(found[: SHUFFLE.window] // SHUFFLE.block)
+        assert len(blocks) <= SHUFFLE.window // SHUFFLE.block + 2
+    assert not np.array_equal(found, epoch_order(num, 7, 4, SHUFFLE))
+    assert not np.array_equal(found, epoch_order(num, 8, 3, SHUFFLE))
+
+
+@pytest.mark.parametrize(
+    ("sample_bytes", "window_mib", "expected"),
+    [
+        (32 * 32 * 3, 256, Shuffle(window=85 * 1024, block=1024)),
+        (224 * 224 * 3, 256, Shuffle(window=66 * 27, block=27)),
+        (2**24, 8, Shuffle(window=1, block=1)),  # never less than a sample
+    ],
+)
+def test_blocks_and_windows_are_cut_by_the_size_of_samples(
+    sample_bytes: int, window_mib: int, expected: Shuffle
+) -> None:
+    assert Shuffle.of(sample_bytes, window_mib) == expected
 
 
 def test_augmentation_covers_its_range_and_nothing_else() -> None:
@@ -52,7 +67,7 @@ def test_augmentation_covers_its_range_and_nothing_else() -> None:
 def test_every_position_is_delivered_exactly_once(num: int, batch: int, world: int) -> None:
     assume(min(num, batch) >= world)
     plan = BatchPlan(num, batch, world)
-    order = epoch_order(num, num, 0)
+    order = epoch_order(num, num, 0, SHUFFLE)
     seen = []
     for step in range(plan.steps_per_epoch):
         parts = [plan.local(step, rank, order, in_shards) for rank in range(world)]
@@ -136,7 +151,7 @@ def test_a_slow_rank_has_its_sample_and_the_ragged_last_batch_is_shared_alike() 
 
 def test_ranks_read_their_own_shards_first() -> None:
     num, world = 49 * 1_024, 4
-    plan, order = BatchPlan(num, 2_048, world), epoch_order(num, 1, 0)
+    plan, order = BatchPlan(num, 2_048, world), epoch_order(num, 1, 0, SHUFFLE)
     shards = np.arange(num) // 1_024
     own = 0
     for step in range(plan.num_full_steps):

@@ -1,0 +1,56 @@
+"""Gathers a batch from shards, flipped and shifted, in as few passes over its pixels as there can be.
+
+Knows numpy only, so that a background thread may use it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from tasks.data.loading.batch import gather_windows, pad, window_numbers, windows
+from tasks.data.loading.train_loader import Feed, Request
+
+
+class Canvas:
+    """Room for one padded batch.
+
+    Args:
+        feed: what is delivered.
+        largest: samples of the largest batch.
+    """
+
+    def __init__(self, feed: Feed, largest: int) -> None:
+        self._feed = feed
+        height, width, channels = feed.split.image_shape
+        blank = np.zeros((largest, height, width, channels), dtype=np.uint8)
+        self._gathered_NHWC = np.empty_like(blank)
+        # Painted once: a batch overwrites what lies inside of the padding, and leaves that as it is.
+        self._padded_NHWC = torch.from_numpy(pad(blank, feed.padding, feed.fill_C))
+        inside = slice(feed.padding, feed.padding + height), slice(feed.padding, feed.padding + width)
+        self._inside_NHWC = self._padded_NHWC.numpy()[:, *inside]
+        self._windows = windows(self._padded_NHWC, height, width)
+
+    def batch(self, request: Request) -> npt.NDArray[np.uint8]:
+        """The images (N, H, W, C) of a request; the array is the caller's."""
+        feed, num = self._feed, len(request.index_N)
+        if feed.augment == "none":
+            return feed.split.gather(request.index_N)
+        # In the order of the shards, which is undone by the windows' numbers at no cost.
+        order_N = feed.split.gather_by_shard(request.index_N, self._gathered_NHWC[:num])
+        self._inside_NHWC[:num] = self._gathered_NHWC[:num]
+        place_N = np.empty(num, dtype=np.int64)
+        place_N[order_N] = np.arange(num)
+        # A window of a flipped image is the flip of the opposite window.
+        dx_N = np.where(request.flip_N, 2 * feed.padding - request.dx_N, request.dx_N)
+        numbers_N = window_numbers(place_N, request.dy_N, dx_N, self._padded_NHWC)
+        images_NHWC = gather_windows(self._windows, numbers_N).numpy().reshape(num, *feed.split.image_shape)
+        if request.flip_N.any():
+            images_NHWC[request.flip_N] = images_NHWC[request.flip_N][:, :, ::-1]
+        return images_NHWC
+
+    def batch_into(self, request: Request, buffer: Tensor) -> None:
+        """The same, at the start of a buffer (largest, H, W, C) of uint8."""
+        np.copyto(buffer.numpy()[: len(request.index_N)], self.batch(request))
