@@ -32,6 +32,8 @@ class Canvas:
         inside = slice(feed.padding, feed.padding + height), slice(feed.padding, feed.padding + width)
         self._inside_NHWC = self._padded_NHWC.numpy()[:, *inside]
         self._windows = windows(self._padded_NHWC, height, width)
+        self._mirrored_F = (np.arange(width)[::-1, np.newaxis] * channels + np.arange(channels)).ravel()
+        """The bytes of a row, by pixels from right to left."""
 
     def batch(self, request: Request) -> npt.NDArray[np.uint8]:
         """The images (N, H, W, C) of a request; the array is the caller's."""
@@ -47,8 +49,9 @@ class Canvas:
         dx_N = np.where(request.flip_N, 2 * feed.padding - request.dx_N, request.dx_N)
         numbers_N = window_numbers(place_N, request.dy_N, dx_N, self._padded_NHWC)
         images_NHWC = gather_windows(self._windows, numbers_N).numpy().reshape(num, *feed.split.image_shape)
-        if request.flip_N.any():
-            images_NHWC[request.flip_N] = images_NHWC[request.flip_N][:, :, ::-1]
+        rows_NHF = images_NHWC.reshape(num, feed.split.image_shape[0], -1)
+        # By `take`, a third of the time of a view with negative strides, which is copied byte by byte.
+        rows_NHF[request.flip_N] = np.take(rows_NHF[request.flip_N], self._mirrored_F, axis=2)
         return images_NHWC
 
     def batch_into(self, request: Request, buffer: Tensor) -> None:
