@@ -24,6 +24,7 @@ from tasks.model.infer import Int64s
 from tasks.model.networks import build_network
 from tasks.records import Arm, Plan, RankSpec
 from tasks.train import group
+from tasks.train.affinity import bind
 from tasks.train.supervise import running_ranks
 
 EVALUATION_PIXELS = 512 * 32 * 32  # of a batch's images, so that large ones need no more memory than small ones
@@ -50,6 +51,8 @@ class Place:
         self.config = spec.config
         self.directory = Path(spec.directory)
         self.writes = spec.rank == 0
+        gpu = spec.devices[spec.local_rank] if spec.plan.accelerator == "gpu" else None
+        bind(spec.local_rank, spec.num_devices, gpu)
         self.num_threads = spec.plan.num_threads
         """What the rules, or the configuration, give each rank."""
         torch.set_num_threads(self.num_threads)
