@@ -16,6 +16,7 @@ from tasks.records import EvaluateResult, ModelFacts, Plan, PreparedSet, Speedup
 from tasks.redact import redact
 from tasks.speedup.charts import draw_speed
 from tasks.speedup.match import facts_of
+from tasks.speedup.payback import break_even_steps
 from tasks.speedup.report import render_report
 from tasks.speedup.report_details import ReportInput
 from tasks.speedup.steady import steady_rate
@@ -156,6 +157,7 @@ def compile_metrics(trained: TrainResult) -> dict[str, float | None]:
         "compile/hit_rate": stats.hit_rate,
         "compile/num_graphs": stats.num_graphs,
         "compile/seconds": stats.seconds,
+        "compile/break_even_steps": break_even_steps(trained),
     }
 
 

@@ -62,6 +62,20 @@ def not_amortised(probe: ProbeResult, train: TrainResult | None) -> NotAmortised
     return NotAmortised(cost, saved) if cost > saved else None
 
 
+def break_even_steps(train: TrainResult) -> float | None:
+    """Steps after which compiling has won back what it took: its seconds over what a step saves.
+
+    Returns:
+        None when nothing was compiled, when no arm shows what a step takes without, or when none is saved.
+    """
+    if train.compile is None or train.probe is None or (eager := _eager_role(train.probe)) is None:
+        return None
+    compiled = arm_ratio(train.probe.rounds, eager, "candidate")
+    if compiled is None or compiled.value <= 1 or len(train.windows) < MIN_WINDOWS:
+        return None
+    return train.compile.seconds / ((compiled.value - 1) * usual_step_seconds(train))
+
+
 def warm_up_seconds(train: TrainResult) -> float | None:
     """What the first window of steps took beyond the usual: compile, autotuning, cold caches. None if not known."""
     if len(train.windows) < MIN_WINDOWS:

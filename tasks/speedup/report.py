@@ -45,7 +45,7 @@ def render_report(report: ReportInput) -> str:
             section("What to do next", _advice(report)),
             section("How good is the model?", quality(report, svgs.get("training", Html("")))),
             section("What data?", data(report)),
-            section("Choices made for you", choices(report.plan)),
+            section("Choices made for you", choices(report)),
             details(report),
         ]
     )

@@ -11,6 +11,7 @@ from conf.schema import Config
 from tasks.records import EvaluateResult, Plan, PreparedSet, SpeedupResult, TrainResult, Validity
 from tasks.speedup.charts import format_seconds
 from tasks.speedup.page import Html, bars, columns, folded, join, paragraph, table, tag, text
+from tasks.speedup.payback import break_even_steps
 
 MAX_CLASSES = 20
 """Classes whose accuracy is listed; of more, the least accurate."""
@@ -105,12 +106,34 @@ def data(report: ReportInput) -> Html:
     return table(("", ""), rows)
 
 
-def choices(plan: Plan) -> Html:
-    """Every `auto` with its reason."""
-    if not plan.reasons:
-        return paragraph("None: every setting was given.")
-    rows = [(name.replace("_", " "), choice.value, choice.reason) for name, choice in plan.reasons.items()]
-    return table(("Setting", "Chosen", "Because"), rows)
+def choices(report: ReportInput) -> Html:
+    """Every `auto` with its reason, what the search for them took, and what compiling did."""
+    plan, search = report.plan, report.train.search
+    parts = [paragraph("None: every setting was given.")]
+    if plan.reasons:
+        rows = [(name.replace("_", " "), choice.value, choice.reason) for name, choice in plan.reasons.items()]
+        parts = [table(("Setting", "Chosen", "Because"), rows)]
+    if search is not None:
+        spent = f"{format_seconds(search.seconds)} of the {format_seconds(search.budget_seconds)} it might take"
+        slower = "; ".join(f"{label}: {times:.1f} x the time" for label, times in search.slower.items())
+        parts.append(paragraph(f"Executions were timed before training, or before one alike, for {spent}."))
+        parts += [paragraph(f"Left out after their first steps: {slower}.")] if slower else []
+    return join([*parts, _compiling(report.train)])
+
+
+def _compiling(train: TrainResult) -> Html:
+    stats = train.compile
+    if stats is None:
+        return Html("")
+    graphs = f"{stats.num_graphs} graph" + ("s" if stats.num_graphs > 1 else "")
+    steps = break_even_steps(train)
+    paid = "; it is not known to save time" if steps is None else f", won back after {steps:,.0f} steps"
+    again = "".join(f" Made again: {reason}." for reason in stats.recompile_reasons)
+    found = " (found in the cache)" if stats.is_warm else ""
+    return paragraph(
+        f"Compiled to {graphs} in {format_seconds(stats.seconds)}{found}{paid}. "
+        f"{stats.hit_rate:.2%} of {stats.num_calls:,} calls found theirs ready.{again}"
+    )
 
 
 def details(report: ReportInput) -> Html:

@@ -1,7 +1,8 @@
 import pytest
 
-from tasks.records import SpeedupResult, Validity
+from tasks.records import CompileStats, SpeedupResult, Validity
 from tasks.speedup.advice import next_steps
+from tasks.speedup.payback import break_even_steps
 from tasks.speedup.validity import judge
 from tasks.speedup.verdict import speedup_result
 from tests.unit.speedup.conftest import BASELINE, CANDIDATE, make_probe, make_train
@@ -134,3 +135,15 @@ def test_efficiency_with_interval():
     result = speedup_result(make_probe(candidate=TWO, efficiency=0.9))
     assert result.efficiency == pytest.approx(0.9, rel=0.02)
     assert result.efficiency_low < result.efficiency < result.efficiency_high
+
+
+def test_break_even_is_what_compiling_took_over_what_a_step_saves():
+    """0.1 s a step, 1.5 x the eager arm's speed: 0.05 s are saved."""
+    stats = CompileStats(num_calls=300, num_graphs=1, hit_rate=0.99, seconds=20.0)
+    train = make_train(make_probe(ratio=1.5, candidate=COMPILED), windows=WINDOWS, compile=stats)
+    assert break_even_steps(train) == pytest.approx(400, rel=0.02)
+    assert (
+        break_even_steps(make_train(make_probe(ratio=0.9, candidate=COMPILED), windows=WINDOWS, compile=stats)) is None
+    )
+    assert break_even_steps(make_train(make_probe(), windows=WINDOWS, compile=stats)) is None, "nothing to compare with"
+    assert break_even_steps(make_train(make_probe(candidate=COMPILED), windows=WINDOWS)) is None
