@@ -362,7 +362,7 @@ class TrainResult(Record):
     steps_per_epoch: int | None = None
     """Of a whole epoch, in batches of the group that finished; an elastic group had others before."""
     startup_seconds: float | None = None
-    """Process start to the first training step, probe and search excluded."""
+    """Process start to the first training step, probe excluded."""
     plan: Plan | None = None
     """What was executed, where that is not what the rules had chosen or its reasons are better ones."""
     search: Search | None = None

@@ -1,12 +1,19 @@
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tasks.records import Measurement
+from tasks.records import Measurement, ProbeResult
 from tasks.train.coordinate import measure_group
+from tasks.train.launch import rank_environment
 from tests.jobs import new_job, two_workers
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 60
+"""Of a measurement."""
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +38,24 @@ def measure(job, address, arms, messages=()):
     return measure_group(
         job.model_copy(update={"measurement": Measurement(arms=arms, all_reduce_bytes=messages)}), address
     )
+
+
+def in_a_rank(job, what, directory):
+    """A probe in a process like the job's only rank."""
+    return ProbeResult.model_validate_json(said_in_a_rank(job, what, directory))
+
+
+def said_in_a_rank(job, what, directory):
+    """What is said there last."""
+    spec = json.loads((job.directory / "attempt-0" / "rank-0" / "spec.json").read_text())
+    spec |= {"directory": str(directory / "rank"), "checkpoint_directory": str(directory / "checkpoints")}
+    (directory / "rank").mkdir()
+    (directory / "spec.json").write_text(json.dumps(spec))
+    command = [sys.executable, str(Path(__file__).with_name("in_a_rank.py")), str(directory / "spec.json"), what]
+    environment = rank_environment(os.environ, job.plan.num_threads, None, ()) | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([*command, str(SECONDS)], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
 
 
 def tell(goal, value, interval, verdict):

@@ -1,13 +1,19 @@
 """Measurements inside one rank's process: python in_a_rank.py SPEC.json WHAT SECONDS, in the environment of a rank.
 
-Prints a probe's result as JSON. WHAT: `loading` (goal 1), `prediction` (goal 3), `loop` (goal 4).
+Prints a probe's result as JSON. WHAT: `loading` (goal 1), `prediction` (goals 3 and C), `loop` (goal 4); `device`
+(goal D) prints two numbers, the device's idle share and the waits of the host between log points.
 """
 
+import json
 import os
 import sys
 import time
+import warnings
 from itertools import islice
 from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
 
 from tasks.data.loading.course import Course
 from tasks.data.loading.streaming import _NUM_BUFFERS
@@ -18,7 +24,7 @@ from tasks.records import RankSpec
 from tasks.speedup.probe import ArmRunner, run_probe
 from tasks.speedup.validity import ValidityWatch
 from tasks.train.bare_step import BareStep, StepInputs
-from tasks.train.callbacks import log_steps
+from tasks.train.callbacks import CheckpointCallback, ProgressCallback, ValidationCallback, log_steps
 from tasks.train.place import Place
 from tasks.train.precision import forward_context, prepare_network
 from tasks.train.pulse import Pulse
@@ -31,7 +37,8 @@ AHEAD = _NUM_BUFFERS + 1
 def chosen(place):
     """The execution that the plan chose."""
     arm = new_rank(place)._candidate()
-    assert (arm.num_devices, arm.compile) == (1, "off"), "what is compiled is measured elsewhere"
+    assert arm.num_devices == 1
+    assert arm.compile != "step", "what is compiled is measured elsewhere"
     return arm
 
 
@@ -125,8 +132,50 @@ def loop(place):
     }
 
 
+def device(place):
+    """How long the device has nothing to do in steps, and how often the host waits for it between log points."""
+    for kind, name in ((ProgressCallback, "close_window"), (ValidationCallback, "on_train_epoch_end")):
+        setattr(kind, name, may_wait(getattr(kind, name)))
+    CheckpointCallback._save = may_wait(CheckpointCallback._save)
+    new = new_rank(place)
+    loader = place.loader(new._candidate(), place.batches, 0)
+    with warnings.catch_warnings(record=True) as told, profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        warnings.simplefilter("always")
+        new._fit(loader, Course(place.batches), None)
+        torch.cuda.set_sync_debug_mode("default")
+    loader.close()
+    busy = sorted((e.time_range.start, e.time_range.end) for e in profiled.events() if e.device_type.name == "CUDA")
+    waits = [str(one.message) for one in told if "synchroniz" in str(one.message)]
+    return {"idle": idle_share(busy), "num_waits": len(waits), "waits": sorted(set(waits))}
+
+
+def may_wait(method):
+    """Of a callback: the host may wait for the device in it, and is watched from its end on."""
+
+    def quietly(*arguments, **keywords):
+        torch.cuda.set_sync_debug_mode("default")
+        try:
+            return method(*arguments, **keywords)
+        finally:
+            torch.cuda.set_sync_debug_mode("warn")
+
+    return quietly
+
+
+def idle_share(busy):
+    """Of the time from the first to the last kernel, what none covers; log points, validation, checkpoints included."""
+    idle, end = 0.0, busy[0][1]
+    for start, stop in busy:
+        idle += max(0.0, start - end)
+        end = max(end, stop)
+    return idle / (end - busy[0][0])
+
+
 def main(spec_path, what, seconds):
     place = Place(RankSpec.model_validate_json(Path(spec_path).read_text()))
+    if what == "device":
+        print(json.dumps(device(place)))
+        return
     changes = {"max_seconds": float(seconds), "num_blocks": 1000, "target_half_width": 0.005}
     settings = place.config.speedup.model_copy(update=changes)
     runners = {"loading": loading, "prediction": prediction, "loop": loop}[what](place)

@@ -3,26 +3,15 @@
 infra/bench 1 2 3 4 6          about 15 minutes on two quiet cores
 """
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-from tasks.records import ProbeResult
 from tasks.speedup.statistics import arm_ratio
 from tasks.train.coordinate import train_group
-from tasks.train.launch import rank_environment
 from tasks.train.worker import BASELINE
-from tests.benchmarks.conftest import at_least, at_most, measure, tell
+from tests.benchmarks.conftest import SECONDS, at_least, at_most, in_a_rank, measure, tell
 from tests.jobs import changed, planned_arm
 
 pytestmark = pytest.mark.timeout(1800)
-
-ROOT = Path(__file__).parents[2]
-SECONDS = 60
 
 
 @pytest.fixture(scope="module")
@@ -38,19 +27,6 @@ def jobs(make_job, cluster_address, cifar10_subset):
         return made[preset, overrides]
 
     return job
-
-
-def in_a_rank(job, what, directory):
-    """A measurement in a process like the job's only rank."""
-    spec = json.loads((job.directory / "attempt-0" / "rank-0" / "spec.json").read_text())
-    spec |= {"directory": str(directory / "rank"), "checkpoint_directory": str(directory / "checkpoints")}
-    (directory / "rank").mkdir()
-    (directory / "spec.json").write_text(json.dumps(spec))
-    command = [sys.executable, str(Path(__file__).with_name("in_a_rank.py")), str(directory / "spec.json"), what]
-    environment = rank_environment(os.environ, job.plan.num_threads, None, ()) | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([*command, str(SECONDS)], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return ProbeResult.model_validate_json(done.stdout.splitlines()[-1])
 
 
 def told(goal, probe, bar, role="candidate"):

@@ -1,0 +1,130 @@
+"""Goals A to D, on one GPU; prints goal, value, interval, verdict, and skips itself without one.
+
+infra/bench A B C D          about 10 minutes on one H200
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tasks.evaluate.metrics import evaluate_predictions, read_test_split
+from tasks.records import ProbeResult
+from tasks.speedup.statistics import arm_ratio
+from tasks.train.coordinate import train_group
+from tests.benchmarks.conftest import at_least, at_most, in_a_rank, measure, said_in_a_rank, tell
+from tests.jobs import changed, planned_arm
+
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.gpu]
+
+REPEATS = 3
+MATHWORKS_ACCURACY = 0.8972
+NINETY_FOUR = 0.94
+ON_GPU = ("execution.accelerator=gpu", "speedup.baseline=none")
+
+
+@pytest.fixture(scope="module")
+def job(make_job, cluster_address, cifar10_jpeg_root):
+    """Builds jobs whose steps `auto` may choose, after a training that has warmed up drivers and caches."""
+
+    def build(preset, *overrides):
+        root = [f"data.root={cifar10_jpeg_root}"] if preset.startswith("cifar10") else []
+        built = make_job(preset, *ON_GPU, *root, *overrides)
+        train_group(changed(built, recipe={"num_epochs": 1, "warmup_epochs": 0}), cluster_address)
+        return built
+
+    return build
+
+
+def accuracy_of(job, result):
+    truth = read_test_split(Path(job.prepared.path), job.prepared.class_names)
+    return evaluate_predictions(result.predictions, truth, result.prediction_samples_per_second).accuracy
+
+
+def told_trainings(goal, job, address, seconds_bar, accuracy_bar):
+    """Whole trainings: seconds from the first step to the end of the last epoch, and the accuracy on the test split."""
+    results = [train_group(job, address) for _ in range(REPEATS)]
+    seconds = sorted(result.seconds for result in results)
+    accuracies = sorted(accuracy_of(job, result) for result in results)
+    tell(
+        f"{goal}: training <= {seconds_bar} s",
+        f"{seconds[REPEATS // 2]:.2f} s ({planned_arm(job).label})",
+        f"{seconds[0]:.2f} to {seconds[-1]:.2f}, {REPEATS} trainings",
+        at_most(seconds[0], seconds[-1], seconds_bar),
+    )
+    tell(
+        f"{goal}: accuracy >= {accuracy_bar}",
+        f"{accuracies[REPEATS // 2]:.4f}",
+        f"{accuracies[0]:.4f} to {accuracies[-1]:.4f}, {REPEATS} trainings",
+        at_least(accuracies[0], accuracies[-1], accuracy_bar),
+    )
+
+
+@pytest.mark.parametrize("mode", ["off", "graph", "step"])
+def test_goal_a_the_recipe(job, cluster_address, mode):
+    built = job("cifar10", f"execution.compile={mode}")
+    told_trainings(f"goal A, compile {mode}: 60 epochs of CIFAR-10", built, cluster_address, 12, MATHWORKS_ACCURACY)
+
+
+@pytest.mark.parametrize(
+    ("preset", "seconds_bar", "accuracy_bar"), [("cifar10_fast", 4, MATHWORKS_ACCURACY), ("cifar10_94", 3, NINETY_FOUR)]
+)
+@pytest.mark.parametrize("mode", ["off", "graph"])
+def test_goal_b_the_fast_recipes(job, cluster_address, preset, seconds_bar, accuracy_bar, mode):
+    built = job(preset, f"execution.compile={mode}")
+    told_trainings(f"goal B, {preset}, compile {mode}", built, cluster_address, seconds_bar, accuracy_bar)
+
+
+def test_goal_c_the_whole_step_as_a_graph(job, cluster_address):
+    built = changed(job("twohead"), speedup={"max_seconds": 60, "num_blocks": 1000, "target_half_width": 0.01})
+    eager = planned_arm(built, compile="off")
+    captured = planned_arm(built, compile="graph")
+    probe = measure(built, cluster_address, {"baseline": eager, "candidate": captured}).probe
+    told_ratio("goal C: step as a graph over the eager one", probe, 5)
+
+
+def test_goal_c_3120_steps(job, cluster_address):
+    """Ten thousand samples less the validation and test splits, in batches of 32: the steps are counted."""
+    built = job("twohead", "execution.compile=graph")
+    per_epoch = -(-built.prepared.num_train // built.config.recipe.batch_size)
+    built = changed(built, recipe={"num_epochs": -(-3120 // per_epoch)})
+    times = sorted(3120 * sum(w[2] for w in r.windows) / r.num_steps for r in trained(built, cluster_address))
+    tell(
+        "goal C: 3,120 training steps <= 0.6 s",
+        f"{times[REPEATS // 2]:.3f} s",
+        f"{times[0]:.3f} to {times[-1]:.3f}, {REPEATS} trainings",
+        at_most(times[0], times[-1], 0.6),
+    )
+
+
+def trained(job, address):
+    return [train_group(job, address) for _ in range(REPEATS)]
+
+
+def test_goal_c_prediction(job, tmp_path):
+    told_ratio("goal C: prediction over the plain fp32 loop", in_a_rank(job("twohead"), "prediction", tmp_path), 3)
+
+
+@pytest.mark.parametrize(("preset", "mode"), [("cifar10", "off"), ("cifar10", "graph"), ("twohead", "graph")])
+def test_goal_d_the_device_is_never_idle(job, tmp_path, preset, mode):
+    built = job(preset, f"execution.compile={mode}", "recipe.num_epochs=2")
+    found = json.loads(said_in_a_rank(built, "device", tmp_path))
+    goal = f"goal D, {preset}, compile {mode}"
+    idle = found["idle"]
+    tell(f"{goal}: idle share of the device <= 5 %", f"{idle:.1%}", "two epochs", at_most(idle, idle, 0.05))
+    waits = found["num_waits"]
+    tell(f"{goal}: waits of the host between log points: 0", f"{waits} {found['waits']}", "counted", verdict_of(waits))
+
+
+def verdict_of(number):
+    return "met" if number == 0 else "NOT MET"
+
+
+def told_ratio(goal, probe: ProbeResult, bar):
+    found = arm_ratio(probe.rounds, "baseline", "candidate")
+    tell(
+        f"{goal} >= {bar} x",
+        f"{found.value:.2f} ({len(probe.rounds)} rounds, contaminated: {probe.validity.contaminated})",
+        f"{found.low:.2f} to {found.high:.2f}",
+        at_least(found.low, found.high, bar),
+    )
