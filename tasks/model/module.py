@@ -12,6 +12,7 @@ from lightning.pytorch import LightningModule
 from torch import nn
 
 from conf.schema import Recipe
+from tasks.model.muon import RATE_FACTOR
 from tasks.model.objective import Course, LabelledBatch, batch_loss, build_optimizer
 from tasks.model.schedule import learning_rate_factor
 
@@ -50,7 +51,7 @@ class Learner(LightningModule):
         step = self.course.even_step(self.global_step)
         rate = self.peak_learning_rate * learning_rate_factor(self.recipe, step, self.course.steps_per_epoch)
         for group in optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get(RATE_FACTOR, 1.0)
 
     def forward(self, batch: LabelledBatch) -> torch.Tensor:
         """Loss of one batch of this rank."""

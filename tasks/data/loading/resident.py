@@ -13,6 +13,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from conf.schema import FLIPPING
 from tasks.data.loading.batch import Batch, gather_windows, pad, window_numbers, windows
 from tasks.data.loading.train_loader import Feed, Request, TrainLoader
 
@@ -26,7 +27,7 @@ class ResidentLoader(TrainLoader):
 
     def __init__(self, feed: Feed, first_step: int) -> None:
         super().__init__(feed, first_step)
-        self._mirrored = feed.augment == "flip_shift" and padded_bytes(feed) < _MIRROR_SHARE * free_bytes(feed.device)
+        self._mirrored = feed.augment in FLIPPING and padded_bytes(feed) < _MIRROR_SHARE * free_bytes(feed.device)
         self._padded_NHWC = self._load()
         height, width, _ = feed.split.image_shape
         self._windows = windows(self._padded_NHWC, height, width)

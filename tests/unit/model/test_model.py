@@ -135,7 +135,7 @@ def test_a_folded_network_computes_the_same(name, num_targets):
         assert torch.equal(tensor, before[key]), key
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw", "muon"])
 def test_a_restored_optimizer_fits_another_memory_layout(optimizer):
     """Fused kernels go by address: a momentum in the old layout would be that of other weights."""
     recipe = Recipe(optimizer=optimizer, learning_rate=0.01, momentum=0.9)
