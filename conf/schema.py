@@ -17,10 +17,14 @@ MemoryFormat = Literal["contiguous", "channels_last"]
 Loading = Literal["resident", "streaming", "foreground"]
 Compile = Literal["off", "step", "graph"]
 Compression = Literal["off", "bf16"]
-Augment = Literal["none", "shift", "flip_shift"]
+Augment = Literal["none", "shift", "flip_shift", "alternating_flip_shift"]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 SOURCES_WITHOUT_ROOT: frozenset[str] = frozenset({"digits", "rotated_digits"})
+WHITENED_MIN_SIZE = 9
+"""Of an image, pixels: whitening takes one away, and what is left is halved three times."""
+FLIPPING: frozenset[Augment] = frozenset({"flip_shift", "alternating_flip_shift"})
+"""Augmentations that mirror."""
 
 
 class Section(BaseModel):
@@ -64,20 +68,24 @@ class Data(Section):
 class Model(Section):
     """The network."""
 
-    name: Literal["convblocks", "twohead"] = "convblocks"
-    """`convblocks`: three blocks of convolutions; `twohead`: a small residual net with a class and an angle head."""
+    name: Literal["convblocks", "twohead", "whitened"] = "convblocks"
+    """`convblocks`: three blocks of convolutions; `twohead`: a small residual net with a class and an angle head;
+    `whitened`: three blocks of two convolutions behind a fixed layer that whitens patches, which learns fastest."""
     width: Annotated[int, Field(ge=1, le=1024)] = 32
     """Filters of the first block; the following blocks have twice as many each. `twohead`: of its first
-    convolution."""
+    convolution. `whitened`: the second and the third block have four times as many."""
     depth: Annotated[int, Field(ge=1, le=32)] = 4
     """Convolutions per block (`convblocks` only)."""
+    test_views: Literal[1, 2, 6] = 1
+    """Views of an image over which evaluation and prediction take the mean. 1: the image itself; 2: with its mirror
+    image; 6: both, also shifted by a pixel up and left, and down and right. They cost so many times the work."""
 
 
 class Recipe(Section):
     """How the network is trained; part of the workload."""
 
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    """Optimizer; `sgd` is with momentum."""
+    optimizer: Literal["sgd", "adam", "adamw", "muon"] = "sgd"
+    """Optimizer; `sgd` is with momentum; `muon` orthogonalises the updates of convolution filters."""
     learning_rate: Annotated[float, Field(gt=0)] = 0.1
     """Peak learning rate of one device; multiplied by the number of devices under weak batch scaling."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -105,7 +113,8 @@ class Recipe(Section):
     angle_weight: Annotated[float, Field(ge=0)] = 0.1
     """`twohead`: weight of the mean squared angle error (degrees squared) beside the cross-entropy."""
     augment: Augment = "none"
-    """`shift`: random translations by up to `shift_pixels`; `flip_shift`: with random left-right flips too."""
+    """`shift`: random translations by up to `shift_pixels`; `flip_shift`: with random left-right flips too;
+    `alternating_flip_shift`: with each sample flipped in every second epoch, by a coin in odd or in even ones."""
     shift_pixels: Annotated[int, Field(ge=0, le=64)] = 4
     """Largest random translation in each direction, pixels."""
     shuffle_mib: Annotated[int, Field(ge=1)] = 256
@@ -342,6 +351,7 @@ class Config(Section):
             raise ValueError(
                 "execution.precision=16-mixed is for GPUs, and execution.accelerator=cpu; use bf16-mixed or 32-true"
             )
+        self._check_network()
         self._check_cluster()
         fewest = self.cluster.min_workers
         if fewest is not None and fewest > world_size:
@@ -355,6 +365,24 @@ class Config(Section):
                 "use smaller shifts"
             )
         return self
+
+    def _check_network(self) -> None:
+        name, side, views = self.model.name, self.data.image_size, self.model.test_views
+        if name == "whitened" and side < WHITENED_MIN_SIZE:
+            raise ValueError(
+                f"data.image_size={side} is too small for model.name=whitened, which halves images three times; "
+                f"use at least {WHITENED_MIN_SIZE}, or convblocks"
+            )
+        if name == "twohead" and views > 1:
+            raise ValueError(
+                f"model.test_views={views} does not go with model.name=twohead: a mirror image has another angle; "
+                "use test_views=1"
+            )
+        if self.recipe.optimizer == "muon" and self.execution.strategy == "fsdp":
+            raise ValueError(
+                "recipe.optimizer=muon does not go with execution.strategy=fsdp: it takes whole filters, and each rank "
+                "would have a part of them; use ddp, or another optimizer"
+            )
 
     def _check_cluster(self) -> None:
         kind, accelerator = self.cluster.kind, self.execution.accelerator

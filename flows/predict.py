@@ -85,13 +85,14 @@ def clear_predict(request: PredictRequest, site: Site) -> Cleared:
     config, hardware = _workers(config, request, site)
     plan = resolve(config, hardware, 0)
     height, width, _ = facts.image_shape
+    num_pixels = height * width * facts.model.test_views
     settings = Settings(
         model_directory=str(directory),
         model_digest=digest_of(facts),
         precision=plan.precision,
         gpu=plan.accelerator == "gpu",
         num_threads=plan.num_threads,
-        batch_size=max(1, min(MAX_BATCH, BATCH_PIXELS // (height * width))),
+        batch_size=max(1, min(MAX_BATCH, BATCH_PIXELS // num_pixels)),
     )
     if plan.compile == "step":
         settings = settings.model_copy(update={"compiled": str(_packages(settings, site.root))})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from itertools import pairwise
 
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
@@ -16,14 +15,33 @@ def fold_batch_norm(network: nn.Module) -> nn.Module:
     convolution's weights and bias can take over (Jacob et al., "Quantization and Training of Neural Networks for
     Efficient Integer-Arithmetic-Only Inference", 2018, section 3.2). Only rounding differs. Not to be trained.
 
+    A max-pool between them may stay where it is while no weight of the norm is negative: growing functions and the
+    choice of the largest commute.
+
     Args:
         network: whose `nn.Sequential` parts are looked through; is not changed.
     """
     folded = copy.deepcopy(network).eval()
     for part in folded.modules():
         if isinstance(part, nn.Sequential):
-            for (at, convolution), (after, norm) in list(pairwise(part.named_children())):
-                if isinstance(convolution, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
-                    part.add_module(at, fuse_conv_bn_eval(convolution, norm))
-                    part.add_module(after, nn.Identity())
+            _fold(part)
     return folded
+
+
+def _fold(part: nn.Sequential) -> None:
+    layers = list(part.named_children())
+    for index, (name, convolution) in enumerate(layers):
+        norm_name, norm = _norm_behind(layers[index + 1 : index + 3])
+        if isinstance(convolution, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
+            part.add_module(name, fuse_conv_bn_eval(convolution, norm))
+            part.add_module(norm_name, nn.Identity())
+
+
+def _norm_behind(layers: list[tuple[str, nn.Module]]) -> tuple[str, nn.BatchNorm2d | None]:
+    """The batch norm that comes first of two layers, or second after a max-pool, with its name."""
+    for position, (name, layer) in enumerate(layers):
+        if isinstance(layer, nn.BatchNorm2d):
+            return name, layer if position == 0 or bool((layer.weight >= 0).all()) else None
+        if not isinstance(layer, nn.MaxPool2d):
+            break
+    return "", None

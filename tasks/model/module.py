@@ -12,6 +12,7 @@ from lightning.pytorch import LightningModule
 from torch import nn
 
 from conf.schema import Recipe
+from tasks.model.muon import RATE_FACTOR
 from tasks.model.objective import Course, LabelledBatch, batch_loss, build_optimizer
 from tasks.model.schedule import learning_rate_factor
 
@@ -50,10 +51,11 @@ class Learner(LightningModule):
         step = self.course.even_step(self.global_step)
         rate = self.peak_learning_rate * learning_rate_factor(self.recipe, step, self.course.steps_per_epoch)
         for group in optimizer.param_groups:
+            own = rate * group.get(RATE_FACTOR, 1.0)
             if isinstance(group["lr"], torch.Tensor):  # in a CUDA graph, which reads it there
-                group["lr"].fill_(rate)
+                group["lr"].fill_(own)
             else:
-                group["lr"] = rate
+                group["lr"] = own
 
     def forward(self, batch: LabelledBatch) -> torch.Tensor:
         """Loss of one batch of this rank."""

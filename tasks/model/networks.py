@@ -10,15 +10,24 @@ import torch
 from torch import nn
 
 from conf.schema import Model
+from tasks.model.views import ViewMean
+from tasks.model.whitened import Whitened
 
 Outputs = tuple[torch.Tensor, torch.Tensor | None]
 
 
 def build_network(model: Model, image_shape: tuple[int, int, int], num_classes: int, num_targets: int) -> nn.Module:
     """Build the network for images of `image_shape` (height, width, channels)."""
+    network = _single_view(model, image_shape, num_classes, num_targets)
+    return network if model.test_views == 1 else ViewMean(network, model.test_views)
+
+
+def _single_view(model: Model, image_shape: tuple[int, int, int], num_classes: int, num_targets: int) -> nn.Module:
     height, width, channels = image_shape
     if model.name == "twohead":
         return TwoHead(channels, height, width, num_classes, num_targets, model.width)
+    if model.name == "whitened":
+        return Whitened(image_shape, num_classes, model.width)
     return ConvBlocks(channels, num_classes, model.width, model.depth)
 
 

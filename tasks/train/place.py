@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from tasks.data.loading.batch import Batch
+from tasks.data.loading.batch import Batch, Normalise
 from tasks.data.loading.evaluation import evaluation_batches
 from tasks.data.loading.loader import TrainLoader, make_loader
 from tasks.data.loading.order import BatchPlan
@@ -22,6 +23,7 @@ from tasks.fingerprint import code_fingerprint
 from tasks.host import host_identity
 from tasks.model.infer import Int64s
 from tasks.model.networks import build_network
+from tasks.model.whitened import Whitening
 from tasks.records import Arm, Plan, RankSpec
 from tasks.train import group
 from tasks.train.affinity import bind
@@ -29,6 +31,7 @@ from tasks.train.supervise import running_ranks
 
 EVALUATION_PIXELS = 512 * 32 * 32  # of a batch's images, so that large ones need no more memory than small ones
 MAX_EVALUATION_BATCH = 512
+FIT_PIXELS = 5_000 * 32 * 32  # of the images that fixed layers are fitted to
 
 
 class Place:
@@ -78,6 +81,7 @@ class Place:
             len(spec.prepared.class_names),
             len(spec.prepared.target_names),
         )
+        self._fit_layers()
 
     def execute(self, plan: Plan) -> None:
         """Execute otherwise from now on, on the same devices."""
@@ -122,11 +126,12 @@ class Place:
         """This rank's share of a split, in large batches."""
         prepared = self.spec.prepared
         height, width, _ = prepared.image_shape
+        num_pixels = height * width * self.config.model.test_views
         return evaluation_batches(
             split,
             prepared.mean,
             prepared.std,
-            min(MAX_EVALUATION_BATCH, max(1, EVALUATION_PIXELS // (height * width))),
+            min(MAX_EVALUATION_BATCH, max(1, EVALUATION_PIXELS // num_pixels)),
             self.spec.rank,
             self.spec.world_size,
             self.device,
@@ -153,6 +158,21 @@ class Place:
     def gpu_uuids(self) -> tuple[str, ...]:
         """UUIDs of this host's GPUs, none on CPUs."""
         return self.spec.devices if self.device.type == "cuda" else ()
+
+    def _fit_layers(self) -> None:
+        """Set the layers that depend on the data and are not trained, from the first images: on all ranks alike.
+
+        A checkpoint that is restored brings its own.
+        """
+        layers = [layer for layer in self.network.modules() if isinstance(layer, Whitening)]
+        if not layers:
+            return
+        height, width, _ = self.train_split.image_shape
+        number = min(self.train_split.num_samples, max(1, FIT_PIXELS // (height * width)))
+        normalise = Normalise(self.spec.prepared.mean, self.spec.prepared.std, self.train_split.image_shape)
+        pixels = torch.from_numpy(self.train_split.gather(np.arange(number)))
+        for layer in layers:
+            layer.fit(normalise(pixels, channels_last=False))
 
     def _check_group(self) -> None:
         place = self.spec.devices[self.spec.local_rank] if self.device.type == "cuda" else f"rank {self.spec.rank}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from conf.schema import Compile, Config, Loading, MemoryFormat, Precision
+from conf.schema import FLIPPING, Compile, Config, Loading, MemoryFormat, Precision
 from tasks.errors import InputError
 from tasks.records import Arm, Choice, Hardware, Plan
 
@@ -205,7 +205,7 @@ def resident_bytes(config: Config, num_train: int) -> int:
     """Bytes of the training split in device memory: uint8, padded for shifts, twice when flips are prepared."""
     augment = config.recipe.augment
     side = config.data.image_size + (2 * config.recipe.shift_pixels if augment != "none" else 0)
-    copies = 2 if augment == "flip_shift" else 1
+    copies = 2 if augment in FLIPPING else 1
     channels = 1 if config.data.source in ("digits", "rotated_digits") else 3
     return num_train * side * side * channels * copies
 

@@ -96,7 +96,7 @@ def test_batches_on_the_gpu_equal_those_on_the_cpu():
         torch.testing.assert_close(on_gpu, on_cpu)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "muon"])
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_a_captured_step_trains_like_the_eager_one(optimizer, precision):
     """Two full batches and a ragged one for each of eight epochs, the rate another in each step."""

@@ -14,13 +14,13 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from conf.schema import Augment
+from conf.schema import FLIPPING, Augment
 from tasks.data.split import owner
 
 BLOCK_BYTES = 4 * 2**20
 MAX_BLOCK = 1_024
 """Samples of a block, however small they are."""
-_ORDER, _AUGMENTATION = 0, 1
+_ORDER, _AUGMENTATION, _PARITY = 0, 1, 2
 
 Shards = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]
 """Sample numbers (N,) to the numbers of the shards that hold them (N,)."""
@@ -70,22 +70,43 @@ def epoch_order(num_samples: int, seed: int, epoch: int, shuffle: Shuffle) -> np
 
 
 def epoch_augmentation(
-    num_samples: int, seed: int, epoch: int, augment: Augment, shift_pixels: int
+    order_N: npt.NDArray[np.int64], seed: int, epoch: int, augment: Augment, shift_pixels: int
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """The augmentation of every position of an epoch: first the flip, then a window of the padded image.
+
+    Args:
+        order_N: Of the epoch.
+        seed: Of the augmentation.
+        epoch: Its number.
+        augment: Kind of augmentation.
+        shift_pixels: Largest shift in each direction, pixels.
 
     Returns:
         Whether to flip left-right (N,), and the top row and left column (N,) of the window in the image padded by
         `padding(augment, shift_pixels)` on all sides; the padding itself is the unshifted window.
     """
+    num_samples = len(order_N)
     rng = _generator(seed, epoch, _AUGMENTATION)
     shifts_2N = rng.integers(0, 2 * padding(augment, shift_pixels) + 1, size=(2, num_samples), dtype=np.int64)
-    flip_N = (
-        rng.integers(0, 2, size=num_samples).astype(np.bool_)
-        if augment == "flip_shift"
-        else np.zeros(num_samples, dtype=np.bool_)
-    )
+    if augment not in FLIPPING:
+        flip_N = np.zeros(num_samples, dtype=np.bool_)
+    elif augment == "flip_shift":
+        flip_N = rng.integers(0, 2, size=num_samples).astype(np.bool_)
+    else:
+        flip_N = alternating_flips(num_samples, seed, epoch)[order_N]
     return flip_N, shifts_2N[0], shifts_2N[1]
+
+
+def alternating_flips(num_samples: int, seed: int, epoch: int) -> npt.NDArray[np.bool_]:
+    """Whether each sample (num_samples,) is flipped: in every second epoch, in odd or in even ones as its coin fell.
+
+    Two epochs on end show each sample both ways, where flips by chance show half of the samples one way twice.
+
+    Source: Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU" (2024), "alternating flip".
+    """
+    parity_N = _generator(seed, 0, _PARITY).integers(0, 2, size=num_samples)
+    flip_N: npt.NDArray[np.bool_] = (parity_N + epoch) % 2 == 1
+    return flip_N
 
 
 def padding(augment: Augment, shift_pixels: int) -> int:

@@ -14,6 +14,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from conf.schema import FLIPPING
 from tasks.data.loading.batch import Batch, gather_windows, pad, window_numbers, windows
 from tasks.data.loading.train_loader import Feed, Request, TrainLoader
 from tasks.data.split import Split
@@ -73,7 +74,7 @@ def _load(feed: Feed) -> Tensor:
     """The padded split on the device, followed by its mirror images where they are asked for and fit."""
     split, width = feed.split, feed.padding
     height, breadth, channels = split.image_shape
-    mirrored = feed.augment == "flip_shift" and padded_bytes(feed) < _MIRROR_SHARE * free_bytes(feed.device)
+    mirrored = feed.augment in FLIPPING and padded_bytes(feed) < _MIRROR_SHARE * free_bytes(feed.device)
     copies = 2 if mirrored else 1
     shape = (copies * split.num_samples, height + 2 * width, breadth + 2 * width, channels)
     padded_NHWC = torch.empty(shape, dtype=torch.uint8, device=feed.device)

@@ -106,7 +106,7 @@ class TrainLoader(ABC):
         """This rank's requests from a step of an epoch to the epoch's end."""
         feed = self.feed
         order = epoch_order(plan.num_samples, feed.seed, epoch, feed.shuffle)
-        flip, dy, dx = epoch_augmentation(plan.num_samples, feed.seed, epoch, feed.augment, feed.shift_pixels)
+        flip, dy, dx = epoch_augmentation(order, feed.seed, epoch, feed.augment, feed.shift_pixels)
         for step in range(first_local_step, plan.steps_per_epoch):
             here = plan.local(step, feed.rank, order, feed.split.shards_of)
             yield Request(order[here], flip[here], dy[here], dx[here], plan.weight(step, feed.rank))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import psutil
 import pytest
 import torch
 
-from conf.schema import Augment, Loading
+from conf.schema import FLIPPING, Augment, Loading
 from tasks.data.loading import resident
 from tasks.data.loading.batch import Batch, Normalise, fill_of, gather_windows, pad, window_numbers, windows
 from tasks.data.loading.course import Course
@@ -24,6 +24,7 @@ from tasks.data.split import Split
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 KINDS: tuple[Loading, ...] = ("resident", "streaming", "foreground")
+FLIPS = sorted(FLIPPING)
 CPU = torch.device("cpu")
 SHUFFLE = Shuffle.of(11 * 9 * 3, 1)
 
@@ -82,7 +83,7 @@ def assert_equal(first: list[Batch], second: list[Batch]) -> None:
         assert a.weight == b.weight
 
 
-@pytest.mark.parametrize("augment", ["none", "shift", "flip_shift"])
+@pytest.mark.parametrize("augment", get_args(Augment))
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_loaders_are_equal_bit_for_bit(tmp_path: Path, augment: Augment, channels_last: bool, channels: int) -> None:
@@ -111,10 +112,11 @@ def _strides(batch: Batch) -> tuple[int, ...]:
     return batch.images_NCHW.stride()
 
 
-def test_batches_are_what_the_order_says(split: Split) -> None:
+@pytest.mark.parametrize("augment", FLIPS)
+def test_batches_are_what_the_order_says(split: Split, augment: Augment) -> None:
     order = epoch_order(split.num_samples, 3, 0, SHUFFLE)
-    flip, dy, dx = epoch_augmentation(split.num_samples, 3, 0, "flip_shift", 2)
-    batch = next(iter(loader_of(split, "resident", batch=32)))
+    flip, dy, dx = epoch_augmentation(order, 3, 0, augment, 2)
+    batch = next(iter(loader_of(split, "resident", batch=32, augment=augment)))
     everything = np.concatenate([np.asarray(shard) for shard in split.images])
     for position in range(32):
         image = everything[order[position]]
@@ -126,18 +128,28 @@ def test_batches_are_what_the_order_says(split: Split) -> None:
     assert np.array_equal(batch.labels_N.numpy(), split.labels_N[order[:32]])
 
 
-def test_without_room_for_the_mirror_the_batches_are_the_same(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = list(loader_of(split, "resident"))
+@pytest.mark.parametrize("augment", FLIPS)
+def test_without_room_for_the_mirror_the_batches_are_the_same(
+    split: Split, monkeypatch: pytest.MonkeyPatch, augment: Augment
+) -> None:
+    roomy = loader_of(split, "resident", augment=augment)
+    assert len(roomy._windows) > 2 * split.num_samples * 11 * 9, "a mirrored copy is made"
+    expected = list(roomy)
+    del roomy  # loaders share what is on a device
     monkeypatch.setattr(resident, "free_bytes", lambda device: 0)
-    assert_equal(expected, list(loader_of(split, "resident")))
+    narrow = loader_of(split, "resident", augment=augment)
+    assert len(narrow._windows) < 2 * split.num_samples * 11 * 9
+    assert loader_of(split, "resident", augment=augment)._padded_NHWC is narrow._padded_NHWC
+    assert_equal(expected, list(narrow))
 
 
+@pytest.mark.parametrize("augment", FLIPS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_resume_in_the_middle(split: Split, kind: Loading) -> None:
-    whole = loader_of(split, kind)
+def test_resume_in_the_middle(split: Split, kind: Loading, augment: Augment) -> None:
+    whole = loader_of(split, kind, augment=augment)
     batches = [batch for _ in range(3) for batch in whole]
     first = len(whole) + 2
-    resumed = loader_of(split, kind, first_step=first)
+    resumed = loader_of(split, kind, first_step=first, augment=augment)
     assert_equal(batches[first : 2 * len(whole)], list(resumed))
     assert_equal(batches[2 * len(whole) :], list(resumed))
     resumed.seek(1)
@@ -146,12 +158,14 @@ def test_resume_in_the_middle(split: Split, kind: Loading) -> None:
         loader.close()
 
 
+@pytest.mark.parametrize("augment", FLIPS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("world", [2, 3])
-def test_ranks_share_each_global_batch(split: Split, kind: Loading, world: int) -> None:
-    alone = list(loader_of(split, kind, batch=30))
+def test_ranks_share_each_global_batch(split: Split, kind: Loading, world: int, augment: Augment) -> None:
+    alone = list(loader_of(split, kind, batch=30, augment=augment))
     plan = BatchPlan(split.num_samples, 30, world)
-    check_shared(alone, split, plan, [list(loader_of(split, kind, plan=plan, rank=rank)) for rank in range(world)])
+    ranks = [list(loader_of(split, kind, plan=plan, rank=rank, augment=augment)) for rank in range(world)]
+    check_shared(alone, split, plan, ranks)
 
 
 @pytest.mark.parametrize("kind", KINDS)

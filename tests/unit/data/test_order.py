@@ -7,7 +7,16 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tasks.data.loading.order import BatchPlan, Shuffle, apportion, deal, epoch_augmentation, epoch_order, share
+from tasks.data.loading.order import (
+    BatchPlan,
+    Shuffle,
+    alternating_flips,
+    apportion,
+    deal,
+    epoch_augmentation,
+    epoch_order,
+    share,
+)
 
 SHUFFLE = Shuffle.of(32 * 32 * 3, 256)
 
@@ -51,16 +60,38 @@ def test_blocks_and_windows_are_cut_by_the_size_of_samples(
 
 
 def test_augmentation_covers_its_range_and_nothing_else() -> None:
-    flip, dy, dx = epoch_augmentation(20_000, 1, 0, "flip_shift", 4)
+    flip, dy, dx = epoch_augmentation(epoch_order(20_000, 1, 0, SHUFFLE), 1, 0, "flip_shift", 4)
     assert 0.45 < flip.mean() < 0.55
     assert set(dy) == set(dx) == set(range(9))
     assert abs(np.corrcoef(dy, dx)[0, 1]) < 0.05
-    assert not epoch_augmentation(100, 1, 0, "shift", 4)[0].any()
-    flip, dy, dx = epoch_augmentation(100, 1, 0, "none", 4)
+    hundred = np.arange(100)
+    assert not epoch_augmentation(hundred, 1, 0, "shift", 4)[0].any()
+    flip, dy, dx = epoch_augmentation(hundred, 1, 0, "none", 4)
     assert not any(values.any() for values in (flip, dy, dx))
     assert not np.array_equal(
-        epoch_augmentation(100, 1, 0, "shift", 4)[1], epoch_augmentation(100, 1, 1, "shift", 4)[1]
+        epoch_augmentation(hundred, 1, 0, "shift", 4)[1], epoch_augmentation(hundred, 1, 1, "shift", 4)[1]
     )
+
+
+@given(st.integers(1, 700), st.integers(0, 2**32 - 1), st.integers(0, 50))
+def test_alternating_flips_show_each_sample_both_ways(num: int, seed: int, epoch: int) -> None:
+    seen = []
+    for at in (epoch, epoch + 1, epoch + 2):
+        order = epoch_order(num, seed, at, SHUFFLE)
+        flip, dy, dx = epoch_augmentation(order, seed, at, "alternating_flip_shift", 2)
+        of_sample = np.empty(num, dtype=np.bool_)
+        of_sample[order] = flip
+        seen.append(of_sample)
+        for shifts, expected in zip((dy, dx), epoch_augmentation(order, seed, at, "shift", 2)[1:], strict=True):
+            assert np.array_equal(shifts, expected), "the windows are those without flips"
+    assert np.array_equal(seen[0], ~seen[1])
+    assert np.array_equal(seen[0], seen[2])
+
+
+def test_half_of_the_samples_are_flipped_in_an_epoch_and_others_with_another_seed() -> None:
+    found = alternating_flips(20_000, 1, 0)
+    assert 0.45 < found.mean() < 0.55
+    assert 0.45 < (found == alternating_flips(20_000, 2, 0)).mean() < 0.55
 
 
 @given(st.integers(1, 700), st.integers(1, 130), st.integers(1, 9))

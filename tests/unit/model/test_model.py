@@ -158,7 +158,7 @@ def test_a_graph_reads_its_rate_from_a_tensor_and_leaves_no_trace_of_that(optimi
     assert not eager.param_groups[0].get("capturable", False)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw", "muon"])
 def test_a_restored_optimizer_fits_another_memory_layout(optimizer):
     """Fused kernels go by address: a momentum in the old layout would be that of other weights."""
     recipe = Recipe(optimizer=optimizer, learning_rate=0.01, momentum=0.9)

@@ -1,0 +1,147 @@
+"""Muon: the filters of convolutions take orthogonal steps; biases and dense layers take those of SGD.
+
+Shapes: B matrices of one shape, R rows, C columns.
+
+`torch.optim.Muon` (2.13) takes matrices only, has no weights of fixed norm, and would be one optimizer of two.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from torch.optim.sgd import sgd
+
+from tasks.model.whitened import Whitened
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Of the odd polynomial of degree 5 that is steepest at nought and leaves singular values between 0.7 and 1.2."""
+NUM_ITERATIONS = 3
+REST_MOMENTUM = 0.85
+"""Of biases and dense layers."""
+RATE_FACTOR = "rate_factor"
+"""Of a group of parameters: what its learning rate is multiplied by."""
+_FILTER_DIMENSIONS = 4
+_MATRIX_DIMENSIONS = 2
+
+
+class Muon(torch.optim.Optimizer):
+    """Nesterov momentum for all; the filters' is orthogonalised, and their norm is that of as many unit vectors.
+
+    A step has the same size whatever the gradient's, and goes as far in each direction. Since batch norm takes the
+    filters' scale away, only their direction counts; with their norm fixed, steps stay as large in proportion.
+
+    Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024); the fixed norm, three
+    iterations and SGD for the rest: airbench94_muon (github.com/KellerJordan/cifar10-airbench).
+
+    Args:
+        network: its trained parameters of four dimensions are filters.
+        learning_rate: of the filters; others have multiples of it, as `_rate_factors` says.
+        momentum: of the filters.
+        weight_decay: what a step takes off the rest: so many times the filters' rate; nothing off filters.
+        fused: whether the rest is updated in one pass.
+    """
+
+    def __init__(
+        self, network: nn.Module, learning_rate: float, momentum: float, weight_decay: float, *, fused: bool
+    ) -> None:
+        trained = [weight for weight in network.parameters() if weight.requires_grad]
+        filters = [weight for weight in trained if weight.dim() == _FILTER_DIMENSIONS]
+        dense = [weight for weight in trained if weight.dim() == _MATRIX_DIMENSIONS]
+        biases = [weight for weight in trained if weight.dim() < _MATRIX_DIMENSIONS]
+        bias_factor, dense_factor = _rate_factors(network)
+        groups = [
+            {"params": filters, RATE_FACTOR: 1.0, "momentum": momentum, "weight_decay": 0.0, "is_orthogonal": True},
+            {"params": biases, RATE_FACTOR: bias_factor, "weight_decay": weight_decay / bias_factor},
+            {"params": dense, RATE_FACTOR: dense_factor, "weight_decay": weight_decay / dense_factor},
+        ]
+        rest = {"lr": learning_rate, "momentum": REST_MOMENTUM, "is_orthogonal": False, "fused": fused}
+        super().__init__([group for group in groups if group["params"]], rest)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update all parameters that have gradients."""
+        for group in self.param_groups:
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            if not weights:
+                continue
+            momenta = [self._momentum(weight) for weight in weights]
+            gradients = [gradient for weight in weights if (gradient := weight.grad) is not None]
+            if group["is_orthogonal"]:
+                _step_filters(weights, gradients, momenta, group["momentum"], group["lr"])
+            else:
+                sgd(
+                    weights,
+                    gradients,
+                    list(momenta),
+                    fused=group["fused"],
+                    foreach=False,
+                    weight_decay=group["weight_decay"],
+                    momentum=group["momentum"],
+                    lr=group["lr"],
+                    dampening=0.0,
+                    nesterov=True,
+                    maximize=False,
+                )
+
+    def _momentum(self, weight: torch.Tensor) -> torch.Tensor:
+        state = self.state[weight]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(weight)
+        momentum: torch.Tensor = state["momentum_buffer"]
+        return momentum
+
+
+def orthogonalised(matrices_BRC: torch.Tensor) -> torch.Tensor:
+    """Each matrix with its singular values brought near 1, its singular vectors kept: Newton and Schulz's iteration.
+
+    Source: Bernstein and Newhouse, "Old Optimizer, New Norm" (2024), and the post on Muon for the coefficients.
+    """
+    first, third, fifth = COEFFICIENTS
+    is_tall = matrices_BRC.shape[1] > matrices_BRC.shape[2]
+    found = matrices_BRC.mT if is_tall else matrices_BRC
+    found = found / found.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)  # no singular value above 1
+    for _ in range(NUM_ITERATIONS):
+        gram = found @ found.mT
+        polynomial = torch.baddbmm(gram, gram, gram, beta=third, alpha=fifth)
+        found = torch.baddbmm(found, polynomial, found, beta=first)
+    return found.mT if is_tall else found
+
+
+def _step_filters(
+    filters: list[torch.Tensor],
+    gradients: list[torch.Tensor],
+    momenta: list[torch.Tensor],
+    momentum: float,
+    learning_rate: float,
+) -> None:
+    torch._foreach_mul_(momenta, momentum)
+    torch._foreach_add_(momenta, gradients)
+    directions = torch._foreach_add(gradients, momenta, alpha=momentum)
+    for alike in _by_shape(filters):
+        stacked = torch.stack([directions[index] for index in alike])
+        # Tensor cores where there are any; the iteration is as good in 16 bits.
+        exact = stacked.dtype
+        wanted = torch.bfloat16 if stacked.is_cuda and exact == torch.float32 else exact
+        steps = orthogonalised(stacked.flatten(2).to(wanted)).to(exact).mul_(learning_rate).view_as(stacked)
+        for index, step in zip(alike, steps, strict=True):
+            weight = filters[index]
+            weight.mul_(len(weight) ** 0.5 / weight.norm()).sub_(step)
+
+
+def _by_shape(tensors: Iterable[torch.Tensor]) -> list[list[int]]:
+    """Indices of tensors of one shape together: one launch does for all of them."""
+    found: dict[torch.Size, list[int]] = defaultdict(list)
+    for index, tensor in enumerate(tensors):
+        found[tensor.shape].append(index)
+    return list(found.values())
+
+
+def _rate_factors(network: nn.Module) -> tuple[float, float]:
+    """Of biases and of dense layers."""
+    for part in network.modules():
+        if isinstance(part, Whitened):
+            return part.rate_factors
+    return 1.0, 1.0
