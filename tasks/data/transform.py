@@ -11,6 +11,7 @@ import warnings
 
 import numpy as np
 import numpy.typing as npt
+import simplejpeg
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from tasks.errors import one_line
@@ -20,6 +21,9 @@ MAX_PIXELS = 178_956_970
 """Larger pictures are taken for decompression bombs: twice Pillow's own warning level, where it too gives up."""
 _SIXTEEN_BIT_MAX = 65_535
 _SIXTEEN_BIT = ("I", "I;16", "I;16L", "I;16B", "I;16N")
+_JPEG = b"\xff\xd8\xff"
+_APP1 = b"\xff\xe1"
+"""Begins what may tell an orientation (Exif, XMP). In coded pixels these two bytes never follow each other."""
 
 
 class DecodeError(Exception):
@@ -43,6 +47,9 @@ def decode(content: bytes, image_size: int) -> npt.NDArray[np.uint8]:
     """
     if not content:
         raise DecodeError("empty file")
+    pixels_HWC = _decode_as_it_is(content, image_size)
+    if pixels_HWC is not None:
+        return pixels_HWC
     try:
         # Pillow warns of what it mends (odd EXIF, palettes); what it cannot mend it raises.
         with warnings.catch_warnings():
@@ -54,6 +61,24 @@ def decode(content: bytes, image_size: int) -> npt.NDArray[np.uint8]:
         raise DecodeError("not an image of a known format") from None
     except Exception as error:  # Pillow's plugins raise anything on hostile bytes, struct.error included
         raise DecodeError(one_line(error)) from error
+
+
+def _decode_as_it_is(content: bytes, image_size: int) -> npt.NDArray[np.uint8] | None:
+    """The pixels of a sound JPEG that is upright and of the wanted size; None for all else, which Pillow judges.
+
+    Both decode by libjpeg-turbo with the same settings, so the pixels are the same; of a small picture's time Pillow
+    spends five sixths around the decoder (decision 0011).
+    """
+    if not content.startswith(_JPEG) or _APP1 in content:
+        return None
+    try:
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(content)
+        if (height, width) != (image_size, image_size) or colours not in ("YCbCr", "Gray"):
+            return None
+        pixels_HWC: npt.NDArray[np.uint8] = simplejpeg.decode_jpeg(content)
+    except ValueError:  # strict: what libjpeg merely warns of too
+        return None
+    return pixels_HWC
 
 
 def _decode(content: bytes, image_size: int) -> npt.NDArray[np.uint8]:

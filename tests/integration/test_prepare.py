@@ -16,8 +16,8 @@ from distributed import LocalCluster
 from PIL import Image
 
 from conf.schema import Data
-from tasks.data import graph, source, store
-from tasks.data.shard import Chunk
+from tasks.data import chunks, graph, source, store
+from tasks.data.chunks import Cutter
 from tasks.errors import InputError, RunError
 from tasks.records import PreparedSet
 
@@ -138,7 +138,7 @@ def test_a_class_without_a_good_sample(tmp_path: Path, address: str) -> None:
 
 def test_the_fingerprint_is_of_the_content(tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     root = save_images(tmp_path / "images", 20)
-    monkeypatch.setattr(graph, "MAX_FILES", 3)
+    monkeypatch.setattr(chunks, "MAX_FILES", 3)
     two = prepare(folder(root), tmp_path / "two", address)
     with start(1) as cluster:
         one = prepare(folder(root), tmp_path / "one", cluster.scheduler_address)
@@ -160,12 +160,12 @@ def test_the_fingerprint_is_of_the_content(tmp_path: Path, address: str, monkeyp
 
 def test_large_training_shards_hold_every_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = save_images(tmp_path / "images", 20)
-    monkeypatch.setattr(graph, "MAX_FILES", 5)
+    monkeypatch.setattr(chunks, "MAX_FILES", 5)
     data = folder(root)
-    chunks: list[Chunk] = list(graph.cut(source.list_samples(data), data, tmp_path))
-    assert all({sample.label for sample in chunk.samples} == {0, 1} for chunk in chunks if chunk.split == "train")
-    assert sum(len(chunk.samples) for chunk in chunks) == 40
-    assert all(1 <= len(chunk.samples) <= 5 for chunk in chunks)
+    cut = list(Cutter(source.list_samples(data), data, tmp_path).chunks())
+    assert all({sample.label for sample in chunk.samples} == {0, 1} for chunk in cut if chunk.split == "train")
+    assert sum(len(chunk.samples) for chunk in cut) == 40
+    assert all(1 <= len(chunk.samples) <= 5 for chunk in cut)
 
 
 @pytest.mark.parametrize("damage", ["truncate", "remove", "manifest", "escape", "link"])
