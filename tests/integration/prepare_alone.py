@@ -1,4 +1,4 @@
-"""Prepares a folder in a process of its own and says what that took: `python -m tests.integration.prepare_alone ROOT HOME`."""
+"""Prepares a folder and says what memory that took: python -m tests.integration.prepare_alone ROOT HOME."""
 
 import json
 import resource
@@ -49,4 +49,4 @@ def main(root, home):
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(*sys.argv[1:])))
+    sys.stdout.write(json.dumps(main(*sys.argv[1:])))

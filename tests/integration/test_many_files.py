@@ -1,4 +1,6 @@
-"""Very many files, prepared in bounded memory: `PREPARE_FILES=1000000 infra/test -m slow tests/integration/test_many_files.py -s`.
+"""Very many files, prepared in bounded memory.
+
+    PREPARE_FILES=1000000 infra/test -m slow tests/integration/test_many_files.py -s
 
 The set is generated: few files on the disk, each under very many names.
 """
@@ -32,7 +34,7 @@ def fill(root):
         folder = root / f"class{label:02d}"
         folder.mkdir()
         for number in range(label, NUM_FILES, NUM_CLASSES):
-            os.link(pool / f"{number % NUM_DISTINCT}.jpg", folder / f"image{number:07d}.jpg")  # noqa: PTH130 - a million
+            os.link(pool / f"{number % NUM_DISTINCT}.jpg", folder / f"image{number:07d}.jpg")
 
 
 @pytest.mark.slow
@@ -41,7 +43,7 @@ def test_very_many_files_need_little_memory(tmp_path):
     fill(tmp_path / "images")
     command = [sys.executable, "-m", "tests.integration.prepare_alone", tmp_path / "images", tmp_path / "home"]
     found = json.loads(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)
-    print(f"\n{json.dumps(found)}")
+    print(f"\n{json.dumps(found)}")  # noqa: T201
     assert found["num_samples"] == found["num_prepared"] == NUM_FILES
     assert found["reused"]
     # A sample's name of 26 bytes, its stamp of 19 and 60 of numbers; twice that while it is sorted into splits.

@@ -17,7 +17,9 @@ NAMES = st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=
 FILES = st.lists(
     st.builds(
         Sample,
-        path=st.one_of(NAMES, st.binary(min_size=1, max_size=9).map(lambda name: name.decode(errors="surrogateescape"))),
+        path=st.one_of(
+            NAMES, st.binary(min_size=1, max_size=9).map(lambda name: name.decode(errors="surrogateescape"))
+        ),
         label=st.integers(-1, 5),
         size=st.integers(0, 2**40),
         stamp=st.text(max_size=8),

@@ -119,7 +119,7 @@ def test_arrays_are_resized(channels: int) -> None:
 def decode_by_pillow(content: bytes, image_size: int) -> Any:
     """What Pillow alone makes of a file: pixels, or the reason why not."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transform, "_decode_as_it_is", lambda content, image_size: None)
+        patch.setattr(transform, "_decode_small_jpeg", lambda content, image_size: None)
         return judged(content, image_size)
 
 
@@ -149,21 +149,30 @@ def turned(image: Image.Image) -> bytes:
     return encode(image, "JPEG", exif=exif)
 
 
-def test_jpegs_of_the_wanted_size_have_pillows_pixels(cifar10_subset: Path) -> None:
+def test_small_jpegs_have_pillows_pixels(cifar10_subset: Path) -> None:
     files = [path.read_bytes() for path in sorted(cifar10_subset.rglob("*.jpg"))[::5]]
     made = jpegs()
-    for content, size in [*((file, 32) for file in files), *((file, 48) for file in made)]:
+    for content, size in [*((file, 32) for file in files), *((file, size) for file in made for size in (48, 31, 8))]:
         assert np.array_equal(decode(content, size), decode_by_pillow(content, size))
-    quick = sum(transform._decode_as_it_is(file, 48) is not None for file in made)
+    quick = sum(transform._decode_small_jpeg(file, 48) is not None for file in made)
     assert quick == len(made) * 2 // 3  # all but CMYK
-    assert all(transform._decode_as_it_is(file, 32) is not None for file in files)
+    assert all(transform._decode_small_jpeg(file, 32) is not None for file in files)
+
+
+@pytest.mark.parametrize("size", [(512, 512), (500, 375), (333, 512), (129, 67), (64, 32), (20, 400)])
+@pytest.mark.parametrize("image_size", [8, 16, 30, 128])
+def test_jpegs_are_decoded_at_pillows_fraction_of_their_size(size: tuple[int, int], image_size: int) -> None:
+    grid = np.random.default_rng(8).integers(0, 256, (size[1] // 4, size[0] // 4, 3), dtype=np.uint8)
+    content = encode(Image.fromarray(grid).resize(size), "JPEG")
+    assert np.array_equal(transform._decode_small_jpeg(content, image_size), decode_by_pillow(content, image_size))
 
 
 def test_what_only_pillow_understands_is_left_to_it() -> None:
     image = Image.fromarray(np.random.default_rng(6).integers(0, 256, (16, 16, 3), dtype=np.uint8))
     xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
-    for content in (turned(image), encode(image, "JPEG", xmp=xmp), encode(image), encode(image.resize((9, 9)), "JPEG")):
-        assert transform._decode_as_it_is(content, 16) is None
+    large = encode(Image.new("RGB", (513, 512), (3, 200, 9)), "JPEG")
+    for content in (turned(image), encode(image, "JPEG", xmp=xmp), encode(image), large):
+        assert transform._decode_small_jpeg(content, 16) is None
         assert np.array_equal(decode(content, 16), decode_by_pillow(content, 16))
 
 
@@ -182,8 +191,9 @@ def test_damaged_jpegs_get_pillows_verdict() -> None:
             case _:
                 bytes_N = np.insert(bytes_N, rng.integers(2, len(bytes_N)), rng.integers(0, 256))
         damaged = bytes_N.tobytes()
-        found, expected = judged(damaged, 48), decode_by_pillow(damaged, 48)
+        size = int(rng.choice([48, 20]))
+        found, expected = judged(damaged, size), decode_by_pillow(damaged, size)
         assert np.array_equal(found, expected)
         verdicts["rejected" if isinstance(expected, str) else "taken"] += 1
-        verdicts["quick"] += transform._decode_as_it_is(damaged, 48) is not None
+        verdicts["quick"] += transform._decode_small_jpeg(damaged, 48) is not None
     assert min(verdicts[verdict] for verdict in ("rejected", "taken", "quick")) > 50
