@@ -22,7 +22,7 @@ from flows.tracked import begun
 from tasks.bundle import digest_of
 from tasks.cluster.demand import demand_of
 from tasks.cluster.open import open_cluster
-from tasks.data.graph import chunks_of
+from tasks.data.chunks import chunks_of
 from tasks.durable import write_durably
 from tasks.errors import InputError
 from tasks.predict.images import Images, in_folder, of_test_split

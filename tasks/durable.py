@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from uuid import uuid4
 
@@ -17,6 +18,11 @@ def sha256_of(path: Path) -> str:
 
 
 def write_durably(path: Path, content: bytes | memoryview) -> None:
+    """Write a file that is in memory; see `write_pieces_durably`."""
+    write_pieces_durably(path, (content,))
+
+
+def write_pieces_durably(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
     """Write a file under a temporary name, push it to the disk, then give it its name.
 
     A retried task may overlap with its first try on another worker, so the temporary name is this call's own.
@@ -27,7 +33,7 @@ def write_durably(path: Path, content: bytes | memoryview) -> None:
     temporary = path.with_name(f"{path.name}.{uuid4().hex}{TEMPORARY_SUFFIX}")
     try:
         with temporary.open("xb") as stream:
-            stream.write(content)
+            stream.writelines(pieces)
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(path)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import errno
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from uuid import uuid4
 
@@ -21,20 +21,14 @@ from conf.schema import Data
 from tasks.cluster.address import workers
 from tasks.cluster.window import completed, connect_to_workers
 from tasks.data import manifest, store
+from tasks.data.chunks import Cutter, Portion
 from tasks.data.key import preparation_key
-from tasks.data.listing import SPLITS, Origin, Sample, SampleListing
-from tasks.data.shard import Chunk, Rejected, ShardRecord, write_shard
-from tasks.data.split import first_reader
+from tasks.data.listing import SampleListing
+from tasks.data.rejected import RejectedSpool
+from tasks.data.shard import Rejected, ShardRecord, write_shards
 from tasks.errors import InputError, RunError
 from tasks.records import PreparedSet
 
-# 1,024 files of the smallest kind (CIFAR's) are 150 ms of work: a hundred times what Dask spends on a task. Limits are
-# constants: shard borders, and with them the fingerprint, must not depend on the cluster.
-MAX_FILES = 1_024
-MAX_ROWS = 8_192
-"""Rows of arrays cost a fiftieth of a file."""
-MAX_DECODED_BYTES = 64 * 2**20
-MAX_ENCODED_BYTES = 64 * 2**20
 RETRIES = 2
 
 Progress = Callable[[int, int], None]
@@ -68,7 +62,7 @@ def prepare(
     found = store.find(home, key, say)
     if found is not None:
         listed = Path(found.path) / manifest.REJECTED
-        _check_rejected(data, _read_rejected(listed) if found.num_rejected else [], listing.num_samples, lambda: listed)
+        _check_rejected(data, listing, found.num_rejected, lambda: (_first_line(listed), listed))
         return found
     try:
         path, facts = _make(listing, data, key, home, address, on_progress)
@@ -83,99 +77,81 @@ def _make(
     listing: SampleListing, data: Data, key: str, home: Path, address: str, on_progress: Progress | None
 ) -> tuple[Path, manifest.Manifest]:
     store.remove_stale(home)
-    with store.temporary(home, key) as directory:
-        records = run_chunks(list(cut(listing, data, directory)), address, directory, on_progress)
-        records.sort(key=lambda record: (SPLITS.index(record.split), record.number))
-        rejected = [entry for record in records for entry in record.rejected]
-        _check_rejected(data, rejected, listing.num_samples, lambda: store.write_rejected(home, key, rejected))
+    with store.temporary(home, key) as directory, RejectedSpool(directory) as spool:
+        records = run_chunks(Cutter(listing, data, directory), address, spool, on_progress)
+        _check_rejected(
+            data,
+            listing,
+            spool.num_rejected,
+            lambda: (spool.first(), store.write_rejected(home, key, spool.pieces())),
+        )
         _check_training(data, listing, records)
         _check_visible(directory, records)
-        facts = manifest.build(listing, data, key, records)
-        path = store.publish(home, directory, facts, rejected)
+        facts = manifest.build(listing, data, key, records, spool.num_rejected)
+        path = store.publish(home, directory, facts, spool.pieces())
     return path, facts
 
 
-def cut(listing: SampleListing, data: Data, directory: Path) -> Iterator[Chunk]:
-    """Cut a listing into chunks bounded in count, encoded and decoded size, at least 100 ms of work where there is.
-
-    Training samples are dealt out like cards, so that each shard has a share of every class: the block shuffle of large
-    sets draws whole blocks and relies on it. Other splits are cut in order.
-    """
-    for split in SPLITS:
-        samples = listing.split(split)
-        num_chunks = chunks_of(samples, listing.origin, data.image_size**2 * listing.channels)
-        for number in range(num_chunks):
-            bounds = slice(len(samples) * number // num_chunks, len(samples) * (number + 1) // num_chunks)
-            yield Chunk(
-                origin=listing.origin,
-                split=split,
-                number=number,
-                samples=samples[number::num_chunks] if split == "train" else samples[bounds],
-                class_names=listing.class_names,
-                image_size=data.image_size,
-                channels=listing.channels,
-                directory=str(directory),
-            )
-
-
-def chunks_of(samples: Sequence[Sample], origin: Origin, num_bytes: int) -> int:
-    """How many chunks samples are cut into, of `num_bytes` each when decoded."""
-    most = MAX_FILES if origin.kind == "files" else MAX_ROWS
-    most = max(1, min(most, MAX_DECODED_BYTES // num_bytes))
-    encoded = sum(sample.size for sample in samples)
-    return min(len(samples), max(-(-len(samples) // most), -(-encoded // MAX_ENCODED_BYTES)))
-
-
-def run_chunks(
-    chunks: Sequence[Chunk], address: str, directory: Path, on_progress: Progress | None
-) -> list[ShardRecord]:
+def run_chunks(cutter: Cutter, address: str, spool: RejectedSpool, on_progress: Progress | None) -> list[ShardRecord]:
     """Have every chunk written by some worker; returns their records in order of completion.
+
+    What is rejected goes to the spool, and is in no record. A portion of the work exists as an object while it is at
+    the scheduler, and not before or after.
 
     Raises:
         RunError: The cluster cannot be reached, has no workers, or lost a task for good.
     """
-    total = sum(len(chunk.samples) for chunk in chunks)
     records: list[ShardRecord] = []
     done = 0
     with connect_to_workers(address, "preparation") as client:
-        submit = partial(_submit, client, workers(client), Counter(chunk.split for chunk in chunks))
-        with closing(completed(client, chunks, submit)) as found:
-            for record in found:
-                records.append(record)
+        readers = workers(client)
+        portions = cutter.portions(len(readers))
+        with closing(completed(client, portions, partial(_submit, client, readers))) as found:
+            for record in chain.from_iterable(found):
+                spool.add(record)
+                records.append(record.model_copy(update={"rejected": ()}))
                 done += record.num_samples + len(record.rejected)
-                store.touch(directory)
+                store.touch(cutter.directory)
                 if on_progress is not None:
-                    on_progress(done, total)
+                    on_progress(done, cutter.listing.num_samples)
     return records
 
 
-def _submit(client: Client, present: list[str], counts: Counter[str], chunk: Chunk) -> Future[ShardRecord]:
-    """Send a chunk to the worker whose rank will read its shard; one with nothing to do may steal it."""
-    key = f"prepare-{chunk.split}-{chunk.number}-{uuid4().hex}"
-    reader = present[first_reader(chunk.split, chunk.number, counts[chunk.split], len(present))]
+def _submit(client: Client, readers: list[str], portion: Portion) -> Future[list[ShardRecord]]:
+    """Send a portion to the worker whose rank will read its shards; one with nothing to do may steal it."""
     return client.submit(
-        write_shard, chunk, key=key, pure=False, retries=RETRIES, workers=[reader], allow_other_workers=True
+        write_shards,
+        portion.chunks,
+        key=f"prepare-{portion.key}-{uuid4().hex}",
+        pure=False,
+        retries=RETRIES,
+        workers=[readers[portion.reader]],
+        allow_other_workers=True,
     )
 
 
-def _read_rejected(path: Path) -> list[Rejected]:
-    return [Rejected.model_validate_json(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+def _first_line(path: Path) -> Rejected:
+    with path.open(encoding="utf-8") as lines:
+        return Rejected.model_validate_json(next(lines))
 
 
-def _check_rejected(data: Data, rejected: Sequence[Rejected], total: int, keep: Callable[[], Path]) -> None:
-    if len(rejected) <= data.max_rejected_fraction * total:
+def _check_rejected(
+    data: Data, listing: SampleListing, num_rejected: int, look: Callable[[], tuple[Rejected, Path]]
+) -> None:
+    total = listing.num_samples
+    if num_rejected <= data.max_rejected_fraction * total:
         return
-    first = rejected[0]
+    first, kept = look()
     raise InputError(
-        f"data.root={data.root}: {len(rejected)} of {total} samples ({100 * len(rejected) / total:.1f} %) cannot be "
+        f"data.root={data.root}: {num_rejected} of {total} samples ({100 * num_rejected / total:.1f} %) cannot be "
         f"decoded, first {first.path} ({first.reason}); the limit is "
         f"data.max_rejected_fraction={data.max_rejected_fraction}; mend or remove them "
-        f"(list: {keep()}) or raise the limit"
+        f"(list: {kept}) or raise the limit"
     )
 
 
 def _check_training(data: Data, listing: SampleListing, records: Sequence[ShardRecord]) -> None:
-    counts = map(sum, zip(*(record.class_counts for record in records if record.split == "train"), strict=True))
+    counts = manifest.class_counts(records, "train", len(listing.class_names))
     empty = [name for name, count in zip(listing.class_names, counts, strict=True) if count == 0]
     if empty:
         raise InputError(

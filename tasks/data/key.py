@@ -15,7 +15,7 @@ from tasks.data.listing import SampleListing
 from tasks.data.transform import TRANSFORM_VERSION
 from tasks.records import Listing
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Of the prepared set's files and manifest."""
 
 
@@ -24,7 +24,7 @@ def preparation_key(listing: SampleListing, data: Data) -> str:
 
     `max_rejected_fraction` has no part in it: it decides whether a set may be used, not what is in it.
     """
-    libraries = ["pillow", "numpy"]
+    libraries = ["pillow", "simplejpeg", "numpy"]
     if listing.origin.kind in ("digits", "rotated_digits"):
         libraries.append("scikit-learn")
     inputs = {

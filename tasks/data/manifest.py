@@ -9,19 +9,21 @@ import hashlib
 import json
 import platform
 import socket
+import stat
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy
 import PIL
+import simplejpeg
 from pydantic import ValidationError
 
 from conf.schema import Data
 from tasks.data import moments
 from tasks.data.key import FORMAT_VERSION
 from tasks.data.listing import SPLITS, SampleListing, SplitName
-from tasks.data.shard import ShardFile, ShardRecord
+from tasks.data.shard import Shard, ShardFile, ShardRecord
 from tasks.records import PreparedSet, Record
 
 MANIFEST = "manifest.json"
@@ -45,22 +47,19 @@ class Manifest(Record):
     num_rejected: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    shards: tuple[ShardRecord, ...]
-    """Ordered by split and number; without their rejected samples, which `rejected.jsonl` lists."""
+    class_counts: dict[SplitName, tuple[int, ...]]
+    """Samples of each class."""
+    shards: tuple[Shard, ...]
+    """Ordered by split and number."""
     provenance: dict[str, str]
 
-    def of_split(self, split: SplitName) -> tuple[ShardRecord, ...]:
+    def of_split(self, split: SplitName) -> tuple[Shard, ...]:
         """The shards of one split that hold samples, in order."""
         return tuple(shard for shard in self.shards if shard.split == split and shard.files)
 
     def num_samples(self, split: SplitName) -> int:
         """Samples of one split."""
         return sum(shard.num_samples for shard in self.of_split(split))
-
-    def class_counts(self, split: SplitName) -> tuple[int, ...]:
-        """Samples of one split by class."""
-        counts = [shard.class_counts for shard in self.of_split(split)]
-        return tuple(map(sum, zip(*counts, strict=True))) if counts else (0,) * len(self.class_names)
 
     @property
     def files(self) -> tuple[ShardFile, ...]:
@@ -81,7 +80,7 @@ class Manifest(Record):
             num_test=self.num_samples("test"),
             num_rejected=self.num_rejected,
             ignored=self.ignored,
-            class_counts={split: self.class_counts(split) for split in SPLITS},
+            class_counts={split: self.class_counts[split] for split in SPLITS},
             mean=self.mean,
             std=self.std,
             num_bytes=sum(file.num_bytes for file in self.files),
@@ -90,11 +89,14 @@ class Manifest(Record):
         )
 
 
-def build(listing: SampleListing, data: Data, key: str, records: Sequence[ShardRecord]) -> Manifest:
+def build(listing: SampleListing, data: Data, key: str, records: Sequence[ShardRecord], num_rejected: int) -> Manifest:
     """Put together what the workers said, in an order that does not depend on who finished first."""
     ordered = sorted(records, key=lambda record: (SPLITS.index(record.split), record.number))
     training = moments.merge(record.moments for record in ordered if record.split == "train")
-    shards = tuple(record.model_copy(update={"rejected": ()}) for record in ordered)
+    shards = tuple(
+        Shard(split=record.split, number=record.number, num_samples=record.num_samples, files=record.files)
+        for record in ordered
+    )
     return Manifest(
         format_version=FORMAT_VERSION,
         key=key,
@@ -103,9 +105,10 @@ def build(listing: SampleListing, data: Data, key: str, records: Sequence[ShardR
         class_names=listing.class_names,
         target_names=listing.target_names,
         ignored=listing.ignored,
-        num_rejected=sum(len(record.rejected) for record in records),
+        num_rejected=num_rejected,
         mean=training.scaled_mean(),
         std=training.scaled_std(),
+        class_counts={split: class_counts(records, split, len(listing.class_names)) for split in SPLITS},
         shards=shards,
         provenance={
             "source": data.source,
@@ -116,11 +119,18 @@ def build(listing: SampleListing, data: Data, key: str, records: Sequence[ShardR
             "python": platform.python_version(),
             "numpy": numpy.__version__,
             "pillow": PIL.__version__,
+            "simplejpeg": simplejpeg.__version__,
         },
     )
 
 
-def fingerprint(shards: Sequence[ShardRecord], class_names: Sequence[str]) -> str:
+def class_counts(records: Sequence[ShardRecord], split: SplitName, num_classes: int) -> tuple[int, ...]:
+    """Samples of one split by class."""
+    counts = [record.class_counts for record in records if record.split == split]
+    return tuple(map(sum, zip(*counts, strict=True))) if counts else (0,) * num_classes
+
+
+def fingerprint(shards: Sequence[Shard], class_names: Sequence[str]) -> str:
     """8 hex digits over the content: class names and the hash of every file, split by split, in order."""
     content = [[shard.split, file.name, file.sha256] for shard in shards for file in shard.files]
     return hashlib.sha256(json.dumps([list(class_names), content]).encode()).hexdigest()[:8]
@@ -151,9 +161,12 @@ def read(path: Path) -> Manifest:
 
 def _check_size(path: Path, file: ShardFile) -> None:
     shard = path / file.name
+    try:
+        status = shard.lstat()
+    except OSError as error:
+        raise DamagedError(f"{file.name} is missing") from error
     # A link could lead anywhere, and the store never writes one.
-    if shard.is_symlink() or not shard.is_file():
-        raise DamagedError(f"{file.name} is missing")
-    found = shard.stat().st_size
-    if found != file.num_bytes:
-        raise DamagedError(f"{file.name} has {found} bytes, recorded are {file.num_bytes}")
+    if not stat.S_ISREG(status.st_mode):
+        raise DamagedError(f"{file.name} is not a file")
+    if status.st_size != file.num_bytes:
+        raise DamagedError(f"{file.name} has {status.st_size} bytes, recorded are {file.num_bytes}")

@@ -5,14 +5,14 @@ Knows nothing of splits, shards or models.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tasks.data import source, transform
-from tasks.data.listing import Origin, Sample
+from tasks.data.listing import Origin
+from tasks.data.samples import Samples
 
 # Shape suffixes: N samples that could be read, H height, W width, C channels, T targets.
 
@@ -28,7 +28,7 @@ class Pixels(NamedTuple):
     """Positions of the samples that cannot be read, and why, on one line."""
 
 
-def read_pixels(origin: Origin, samples: Sequence[Sample], image_size: int, channels: int) -> Pixels:
+def read_pixels(origin: Origin, samples: Samples, image_size: int, channels: int) -> Pixels:
     """Read and scale samples.
 
     Args:
@@ -47,7 +47,7 @@ def read_pixels(origin: Origin, samples: Sequence[Sample], image_size: int, chan
     return Pixels(images_NHWC, targets_NT, list(range(len(samples))), {})
 
 
-def _of_files(origin: Origin, samples: Sequence[Sample], image_size: int, channels: int) -> Pixels:
+def _of_files(origin: Origin, samples: Samples, image_size: int, channels: int) -> Pixels:
     images_NHWC = np.empty((len(samples), image_size, image_size, channels), dtype=np.uint8)
     kept: list[int] = []
     reasons: dict[int, str] = {}

@@ -8,6 +8,8 @@ from __future__ import annotations
 import hashlib
 import io
 import socket
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,10 +19,11 @@ import numpy.typing as npt
 from pydantic import Field
 
 from tasks.data import moments
-from tasks.data.listing import Origin, Sample, SplitName
+from tasks.data.listing import Origin, SplitName
 from tasks.data.moments import Moments
-from tasks.data.pixels import read_pixels
-from tasks.durable import write_durably
+from tasks.data.pixels import Pixels, read_pixels
+from tasks.data.samples import Sample, Samples
+from tasks.durable import write_pieces_durably
 from tasks.errors import RunError
 from tasks.records import Record
 
@@ -30,12 +33,12 @@ FILE_PATTERN = r"^(train|validation|test)/\d{5,}\.(images|labels|targets)\.npy$"
 
 @dataclass(frozen=True)
 class Chunk:
-    """The work of one task, as data."""
+    """The work for one shard, as data."""
 
     origin: Origin
     split: SplitName
     number: int
-    samples: tuple[Sample, ...]
+    samples: Samples
     class_names: tuple[str, ...]
     image_size: int
     channels: int
@@ -60,42 +63,72 @@ class Rejected(Record):
     reason: str
 
 
-class ShardRecord(Record):
-    """What a worker says of the shard it wrote. A chunk without a single good sample has no files."""
+class Shard(Record):
+    """One shard, as the manifest lists it. Of a chunk without a single good sample it has no files."""
 
     split: SplitName
     number: int
     num_samples: int
     files: tuple[ShardFile, ...]
-    class_counts: tuple[int, ...]
-    moments: Moments
-    rejected: tuple[Rejected, ...] = ()
 
     def file(self, kind: str) -> ShardFile | None:
         """The file of `images`, `labels` or `targets`."""
         return next((file for file in self.files if file.name.endswith(f".{kind}.npy")), None)
 
 
-def write_shard(chunk: Chunk) -> ShardRecord:
-    """Decode a chunk and write its files, each through a temporary name.
+class ShardRecord(Shard):
+    """What a worker says of the shard it wrote."""
+
+    class_counts: tuple[int, ...]
+    moments: Moments
+    rejected: tuple[Rejected, ...] = ()
+
+
+def write_shards(chunks: Sequence[Chunk]) -> list[ShardRecord]:
+    """Decode chunks and write their files, each through a temporary name.
+
+    While one shard is on its way to the disk the next one is decoded, so that at most two are in memory.
 
     Raises:
         RunError: The directory is not visible from this worker.
         OSError: The disk is full or cannot be written.
     """
-    directory = Path(chunk.directory)
-    if not directory.is_dir():
+    records = []
+    with ThreadPoolExecutor(1, thread_name_prefix="paceline-shard") as disk:
+        writing: Future[ShardRecord] | None = None
+        for chunk in chunks:
+            decoded = _decode(chunk)
+            if writing is not None:
+                records.append(writing.result())
+            writing = disk.submit(_write, chunk, decoded)
+            del decoded  # the second in memory is the one that is being written
+        if writing is not None:
+            records.append(writing.result())
+    return records
+
+
+def write_shard(chunk: Chunk) -> ShardRecord:
+    """Decode one chunk and write its files; see `write_shards`."""
+    return _write(chunk, _decode(chunk))
+
+
+def _decode(chunk: Chunk) -> Pixels:
+    if not Path(chunk.directory).is_dir():
         raise RunError(
-            f"{directory} does not exist on worker host {socket.gethostname()}; all workers write into one directory; "
-            "put PACELINE_HOME on a file system that every host mounts under the same path"
+            f"{chunk.directory} does not exist on worker host {socket.gethostname()}; all workers write into one "
+            "directory; put PACELINE_HOME on a file system that every host mounts under the same path"
         )
-    images_NHWC, targets_NT, kept, reasons = read_pixels(chunk.origin, chunk.samples, chunk.image_size, chunk.channels)
-    labels_N = np.array([chunk.samples[position].label for position in kept], dtype=np.int64)
+    return read_pixels(chunk.origin, chunk.samples, chunk.image_size, chunk.channels)
+
+
+def _write(chunk: Chunk, decoded: Pixels) -> ShardRecord:
+    images_NHWC, targets_NT, kept, reasons = decoded
+    labels_N = chunk.samples.labels[kept].astype(np.int64)
     arrays: dict[str, npt.NDArray[Any]] = {"images": images_NHWC, "labels": labels_N}
     if targets_NT is not None:
         arrays["targets"] = targets_NT
     files = tuple(
-        _write(directory, f"{chunk.split}/{chunk.number:05d}.{kind}.npy", array)
+        _write_array(Path(chunk.directory), f"{chunk.split}/{chunk.number:05d}.{kind}.npy", array)
         for kind, array in arrays.items()
         if len(labels_N)
     )
@@ -115,9 +148,13 @@ def _reject(chunk: Chunk, sample: Sample, reason: str) -> Rejected:
     return Rejected(path=sample.text, split=chunk.split, class_name=chunk.class_names[sample.label], reason=reason)
 
 
-def _write(directory: Path, name: str, array: npt.NDArray[Any]) -> ShardFile:
-    buffer = io.BytesIO()
-    np.save(buffer, array, allow_pickle=False)
-    content = buffer.getbuffer()
-    write_durably(directory / name, content)
-    return ShardFile(name=name, num_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+def _write_array(directory: Path, name: str, array: npt.NDArray[Any]) -> ShardFile:
+    # As np.save would write it, but without a copy of the pixels.
+    head = io.BytesIO()
+    np.lib.format.write_array_header_1_0(head, np.lib.format.header_data_from_array_1_0(array))
+    pieces = (head.getvalue(), array.data)
+    write_pieces_durably(directory / name, pieces)
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return ShardFile(name=name, num_bytes=len(pieces[0]) + array.nbytes, sha256=digest.hexdigest())

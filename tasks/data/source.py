@@ -5,14 +5,14 @@ Lists in the caller's process and reads on the workers; what a source looks like
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 
 from conf.schema import SOURCES_WITHOUT_ROOT, Data
-from tasks.data.listing import Origin, Sample, SampleListing, check_classes
+from tasks.data.listing import Origin, SampleListing, check_classes
+from tasks.data.samples import Samples
 from tasks.data.sources import cifar10, digits, folder
 from tasks.errors import InputError, one_line
 
@@ -48,7 +48,7 @@ def list_samples(data: Data) -> SampleListing:
 
 
 def read_arrays(
-    origin: Origin, samples: Sequence[Sample], image_size: int
+    origin: Origin, samples: Samples, image_size: int
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32] | None]:
     """Images (N, H, W, C) of a source that is made of arrays, and its targets (N, T) if it has any.
 
@@ -62,7 +62,7 @@ def read_arrays(
     return cifar10.read_samples(origin.root, samples), None
 
 
-def read_files(origin: Origin, samples: Sequence[Sample]) -> Iterator[bytes | OSError]:
+def read_files(origin: Origin, samples: Samples) -> Iterator[bytes | OSError]:
     """The content of each file, or the error that reading it gave.
 
     Raises:
@@ -70,11 +70,11 @@ def read_files(origin: Origin, samples: Sequence[Sample]) -> Iterator[bytes | OS
     """
     filesystem, base = folder.open_root(origin.root)
     if folder.is_local(filesystem):
-        for sample in samples:
-            yield _read_local(Path(base) / sample.path)
+        for path in samples.paths:
+            yield _read_local(f"{base}/{path}")
         return
     for start in range(0, len(samples), FETCH_AT_ONCE):
-        paths = [f"{base.rstrip('/')}/{sample.path}" for sample in samples[start : start + FETCH_AT_ONCE]]
+        paths = [f"{base.rstrip('/')}/{path}" for path in samples[start : start + FETCH_AT_ONCE].paths]
         contents = filesystem.cat(paths, on_error="return")
         for path in paths:
             content = contents.get(path, FileNotFoundError(path))
@@ -84,8 +84,10 @@ def read_files(origin: Origin, samples: Sequence[Sample]) -> Iterator[bytes | OS
             yield content
 
 
-def _read_local(path: Path) -> bytes | OSError:
+def _read_local(path: str) -> bytes | OSError:
     try:
-        return path.read_bytes()
+        # Half the time of Path.read_bytes, and a small picture is decoded in less than either.
+        with open(path, "rb", buffering=0) as stream:  # noqa: PTH123
+            return stream.read()
     except OSError as error:
         return error

@@ -9,7 +9,7 @@ from prefect.cache_policies import NO_CACHE
 
 from conf.schema import Data
 from tasks.data import graph, source
-from tasks.display import progress_bar
+from tasks.display import progress_of_samples
 from tasks.records import PreparedSet
 
 
@@ -28,10 +28,8 @@ def prepare(data: Data, home: str, address: str) -> PreparedSet:
     """
     logger = get_run_logger()
     listing = source.list_samples(data)
-    with progress_bar("prepare") as advance:
-        prepared = graph.prepare(
-            listing, data, Path(home), address, lambda done, total: advance(done, total, "samples"), logger.warning
-        )
+    with progress_of_samples("prepare", logger.info) as show:
+        prepared = graph.prepare(listing, data, Path(home), address, show, logger.warning)
     counts = f"{prepared.num_train} train, {prepared.num_validation} validation, {prepared.num_test} test"
     if prepared.reused:
         logger.info("Reused prepared set %s (%s): %s", prepared.fingerprint, prepared.path, counts)

@@ -20,9 +20,8 @@ import psutil
 from tasks.data import manifest
 from tasks.data.listing import SPLITS
 from tasks.data.manifest import MANIFEST, REJECTED, DamagedError, Manifest
-from tasks.data.shard import Rejected
 from tasks.data.split import Split, open_split
-from tasks.durable import TEMPORARY_SUFFIX, sha256_of, write_durably
+from tasks.durable import TEMPORARY_SUFFIX, sha256_of, write_durably, write_pieces_durably
 from tasks.host import host_identity
 from tasks.records import PreparedSet
 
@@ -145,8 +144,14 @@ def _remove(path: Path) -> None:
         time.sleep(0.1)
 
 
-def publish(home: Path, directory: Path, facts: Manifest, rejected: Iterable[Rejected]) -> Path:
+def publish(home: Path, directory: Path, facts: Manifest, rejected: Iterable[bytes]) -> Path:
     """Give a complete temporary set its name, or use the set of a process that was faster.
+
+    Args:
+        home: State directory.
+        directory: The temporary set.
+        facts: Its manifest.
+        rejected: Lines of JSON.
 
     Returns:
         Where the set lies now.
@@ -156,7 +161,7 @@ def publish(home: Path, directory: Path, facts: Manifest, rejected: Iterable[Rej
     """
     for leftover in directory.glob(f"*/*{TEMPORARY_SUFFIX}"):  # of a worker that was killed and its task retried
         leftover.unlink()
-    _write_lines(directory / REJECTED, rejected)
+    write_pieces_durably(directory / REJECTED, rejected)
     (directory / OWNER).unlink()
     write_durably(directory / MANIFEST, facts.model_dump_json(indent=1).encode())
     for folder in (*(directory / split for split in SPLITS), directory):
@@ -172,16 +177,12 @@ def publish(home: Path, directory: Path, facts: Manifest, rejected: Iterable[Rej
     return final
 
 
-def write_rejected(home: Path, key: str, rejected: Iterable[Rejected]) -> Path:
-    """Keep the list of a preparation that was given up for too many rejected samples."""
+def write_rejected(home: Path, key: str, rejected: Iterable[bytes]) -> Path:
+    """Keep the list (lines of JSON) of a preparation that was given up for too many rejected samples."""
     path = home / "rejected" / f"{key[:16]}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    _write_lines(path, rejected)
+    write_pieces_durably(path, rejected)
     return path
-
-
-def _write_lines(path: Path, rejected: Iterable[Rejected]) -> None:
-    write_durably(path, "".join(entry.model_dump_json() + "\n" for entry in rejected).encode())
 
 
 def _sync_directory(path: Path) -> None:

@@ -11,6 +11,7 @@ import warnings
 
 import numpy as np
 import numpy.typing as npt
+import simplejpeg
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from tasks.errors import one_line
@@ -20,6 +21,11 @@ MAX_PIXELS = 178_956_970
 """Larger pictures are taken for decompression bombs: twice Pillow's own warning level, where it too gives up."""
 _SIXTEEN_BIT_MAX = 65_535
 _SIXTEEN_BIT = ("I", "I;16", "I;16L", "I;16B", "I;16N")
+SMALL_PIXELS = 512 * 512
+"""Pictures of more pixels take Pillow as long as any other library, or less."""
+_JPEG = b"\xff\xd8\xff"
+_APP1 = b"\xff\xe1"
+"""Begins what may tell an orientation (Exif, XMP). In coded pixels these two bytes never follow each other."""
 
 
 class DecodeError(Exception):
@@ -43,6 +49,9 @@ def decode(content: bytes, image_size: int) -> npt.NDArray[np.uint8]:
     """
     if not content:
         raise DecodeError("empty file")
+    pixels_HWC = _decode_small_jpeg(content, image_size)
+    if pixels_HWC is not None:
+        return pixels_HWC
     try:
         # Pillow warns of what it mends (odd EXIF, palettes); what it cannot mend it raises.
         with warnings.catch_warnings():
@@ -56,6 +65,30 @@ def decode(content: bytes, image_size: int) -> npt.NDArray[np.uint8]:
         raise DecodeError(one_line(error)) from error
 
 
+def _decode_small_jpeg(content: bytes, image_size: int) -> npt.NDArray[np.uint8] | None:
+    """The same as Pillow makes of a small, sound, upright JPEG; None for all else, which Pillow judges.
+
+    Both decode by libjpeg-turbo with the same settings, so the pixels are the same; but around the decoder Pillow
+    spends 50 to 80 microseconds, five sixths of a CIFAR image's time (decision 0011).
+    """
+    if not content.startswith(_JPEG) or _APP1 in content:
+        return None
+    try:
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(content)
+        if height * width > SMALL_PIXELS or colours not in ("YCbCr", "Gray"):
+            return None
+        # As Pillow's draft mode chooses.
+        scale = next(scale for scale in (8, 4, 2, 1) if scale == 1 or min(height, width) >= 2 * image_size * scale)
+        pixels_HWC: npt.NDArray[np.uint8] = simplejpeg.decode_jpeg(
+            content, min_height=-(-height // scale), min_width=-(-width // scale)
+        )
+    except ValueError:  # strict: also where libjpeg merely warns
+        return None
+    if pixels_HWC.shape[:2] == (image_size, image_size):
+        return pixels_HWC
+    return _fit(Image.fromarray(pixels_HWC), image_size)
+
+
 def _decode(content: bytes, image_size: int) -> npt.NDArray[np.uint8]:
     with Image.open(io.BytesIO(content)) as image:
         if image.width * image.height > MAX_PIXELS:
@@ -63,8 +96,13 @@ def _decode(content: bytes, image_size: int) -> npt.NDArray[np.uint8]:
         if image.format == "JPEG":
             # Decode at a fraction of the size where twice the wanted size remains: faster, and still antialiased.
             image.draft(None, (2 * image_size, 2 * image_size))
-        upright = ImageOps.exif_transpose(image)
-    picture = to_rgb(upright)
+        ImageOps.exif_transpose(image, in_place=True)  # else what is upright already is copied
+        picture = to_rgb(image)
+    return _fit(picture, image_size)
+
+
+def _fit(picture: Image.Image, image_size: int) -> npt.NDArray[np.uint8]:
+    """Scaled and centre-cropped where the size is another."""
     if picture.size != (image_size, image_size):
         picture = ImageOps.fit(picture, (image_size, image_size), method=Image.Resampling.BICUBIC)
     return np.asarray(picture)
@@ -104,12 +142,5 @@ def resize_arrays(images_NHWC: npt.NDArray[np.uint8], image_size: int) -> npt.ND
     if images_NHWC.shape[1:3] == (image_size, image_size):
         return images_NHWC
     channels = images_NHWC.shape[3]
-    resized = [
-        ImageOps.fit(
-            Image.fromarray(image[..., 0] if channels == 1 else image),
-            (image_size, image_size),
-            method=Image.Resampling.BICUBIC,
-        )
-        for image in images_NHWC
-    ]
-    return np.stack([np.asarray(image) for image in resized]).reshape(-1, image_size, image_size, channels)
+    resized = [_fit(Image.fromarray(image[..., 0] if channels == 1 else image), image_size) for image in images_NHWC]
+    return np.stack(resized).reshape(-1, image_size, image_size, channels)

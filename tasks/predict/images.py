@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from conf.schema import Data
 from tasks.data import source
-from tasks.data.listing import Origin, Sample
+from tasks.data.listing import Origin
+from tasks.data.samples import Samples
 from tasks.data.sources import folder
 from tasks.errors import InputError
 
 UNKNOWN = -1
-Images = tuple[Origin, tuple[Sample, ...], tuple[str, ...], int]
+Images = tuple[Origin, Samples, tuple[str, ...], int]
 """Where they lie, which they are, the names of their labels, channels."""
 
 
@@ -20,11 +23,9 @@ def in_folder(root: str, class_names: tuple[str, ...]) -> Images:
         InputError: the root is missing or holds no image.
     """
     labels = {name: label for label, name in enumerate(class_names)}
-    samples = tuple(
-        Sample(file.path, _label(file.path, labels), file.size, file.stamp)
-        for file in folder.read_tree(root).files
-        if folder.suffix_of(file.path) in folder.IMAGE_SUFFIXES
-    )
+    tree = folder.read_tree(root)
+    label_of = np.array([_label(name, labels) for name in tree.folders], dtype=np.int32)
+    samples = tree.images.labelled(label_of[tree.images.labels])
     if not samples:
         raise InputError(
             f"{root}: holds no image; recognised are files named {' '.join(sorted(folder.IMAGE_SUFFIXES))}"
@@ -44,6 +45,5 @@ def of_test_split(data: Data) -> Images:
     return listing.origin, listing.test, listing.class_names, listing.channels
 
 
-def _label(path: str, labels: dict[str, int]) -> int:
-    parents = path.split("/")[:-1]
-    return next((labels[name] for name in reversed(parents) if name in labels), UNKNOWN)
+def _label(folder: str, labels: dict[str, int]) -> int:
+    return next((labels[name] for name in reversed(folder.split("/")) if name in labels), UNKNOWN)

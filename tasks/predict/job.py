@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conf.schema import Precision
-from tasks.data.listing import Origin, Sample
+from tasks.data.listing import Origin
+from tasks.data.samples import Samples
 from tasks.records import Record
 
 VERSION = 1
@@ -40,7 +41,7 @@ class Part:
 
     number: int
     origin: Origin
-    samples: tuple[Sample, ...]
+    samples: Samples
     class_names: tuple[str, ...]
     """Of the samples' labels; a label below 0 is unknown."""
     path: str
@@ -75,18 +76,17 @@ class Parity(Record):
     """Of any regression target."""
 
 
-def key_of(settings: Settings, samples: tuple[Sample, ...], origin: Origin) -> str:
+def key_of(settings: Settings, samples: Samples, origin: Origin) -> str:
     """64 hex digits over everything that the predictions depend on."""
     facts = [VERSION, settings.model_digest, settings.precision, origin.kind, origin.root]
     digest = hashlib.sha256(json.dumps(facts).encode())
-    for sample in samples:
-        line = f"{sample.name}\0{sample.label}\0{sample.size}\0{sample.stamp}\n"
-        digest.update(line.encode(errors="surrogateescape"))
+    for line in samples.lines():
+        digest.update(line)
     return digest.hexdigest()
 
 
 def cut(
-    samples: tuple[Sample, ...], origin: Origin, class_names: tuple[str, ...], out: Path, key: str, num_parts: int
+    samples: Samples, origin: Origin, class_names: tuple[str, ...], out: Path, key: str, num_parts: int
 ) -> Iterator[Part]:
     """The samples in order, in so many parts of nearly equal size."""
     for number in range(num_parts):

@@ -39,7 +39,7 @@ def predict_part(part: Part, settings: Settings) -> PartRecord:
     nothing = np.zeros((0, len(model.facts.class_names)), dtype=np.float32)
     probabilities_NK, targets_NT = model(pixels_NHWC) if kept else (nothing, None)
     ended = time.perf_counter()
-    truth = [_truth(part, position) for position in range(len(part.samples))]
+    truth = [part.class_names[label] if label >= 0 else None for label in part.samples.labels.tolist()]
     found = [model.facts.class_names[label] for label in probabilities_NK.argmax(1)] if kept else []
     known = [(truth[position], label) for position, label in zip(kept, found, strict=True) if truth[position]]
     record = PartRecord(
@@ -74,11 +74,6 @@ def check_parity(part: Part, settings: Settings) -> Parity | None:
 def _read(part: Part, facts: ModelFacts) -> Pixels:
     size, _, channels = facts.image_shape
     return read_pixels(part.origin, part.samples, size, channels)
-
-
-def _truth(part: Part, position: int) -> str | None:
-    label = part.samples[position].label
-    return part.class_names[label] if label >= 0 else None
 
 
 def _table(

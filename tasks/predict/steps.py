@@ -7,7 +7,7 @@ import time
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.display import progress_bar
+from tasks.display import progress_of_samples
 from tasks.errors import RunError
 from tasks.predict.graph import parity_on_worker, predict_parts
 from tasks.predict.job import Parity, Part, PartRecord, Settings
@@ -58,8 +58,8 @@ def predict(parts: list[Part], settings: Settings, address: str) -> Predicted:
             checked.max_difference,
         )
     started = time.perf_counter()
-    with progress_bar("predict") as advance:
-        records = predict_parts(address, missing, settings, lambda done, total: advance(done, total, "samples"))
+    with progress_of_samples("predict", logger.info) as show:
+        records = predict_parts(address, missing, settings, show)
     return Predicted(
         records=tuple(sorted([*found.values(), *records], key=lambda record: record.number)),
         num_reused=num_reused,

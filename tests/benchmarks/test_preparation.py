@@ -13,6 +13,7 @@ from distributed import LocalCluster
 
 from conf.schema import Data
 from tasks.data import graph, source
+from tasks.data.chunks import Cutter
 from tasks.data.listing import SPLITS
 from tasks.data.shard import write_shard
 from tasks.speedup.statistics import estimate_ratio
@@ -69,7 +70,7 @@ def test_goal_12_against_a_pool(cifar10_jpeg_root, tmp_path, cluster_address):
         directory = tmp_path / f"pool-{time.monotonic_ns()}"
         for split in SPLITS:
             (directory / split).mkdir(parents=True)
-        assert len(list(pool.map(write_shard, graph.cut(listing, data, directory)))) > 50
+        assert len(list(pool.map(write_shard, Cutter(listing, data, directory).chunks()))) > 50
 
     def seconds(prepare):
         started = time.monotonic()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
+import re
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +19,13 @@ from distributed import LocalCluster
 from PIL import Image
 
 from conf.schema import Data
-from tasks.data import graph, source, store
+from tasks import display
+from tasks.data import chunks, graph, source, store
+from tasks.data.chunks import Cutter
 from tasks.data.shard import Chunk
 from tasks.errors import InputError, RunError
 from tasks.records import PreparedSet
+from tests.jobs import two_workers
 
 
 def start(num_workers: int, processes: bool = True) -> LocalCluster:
@@ -138,7 +144,7 @@ def test_a_class_without_a_good_sample(tmp_path: Path, address: str) -> None:
 
 def test_the_fingerprint_is_of_the_content(tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     root = save_images(tmp_path / "images", 20)
-    monkeypatch.setattr(graph, "MAX_FILES", 3)
+    monkeypatch.setattr(chunks, "MAX_FILES", 3)
     two = prepare(folder(root), tmp_path / "two", address)
     with start(1) as cluster:
         one = prepare(folder(root), tmp_path / "one", cluster.scheduler_address)
@@ -160,12 +166,96 @@ def test_the_fingerprint_is_of_the_content(tmp_path: Path, address: str, monkeyp
 
 def test_large_training_shards_hold_every_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = save_images(tmp_path / "images", 20)
-    monkeypatch.setattr(graph, "MAX_FILES", 5)
+    monkeypatch.setattr(chunks, "MAX_FILES", 5)
     data = folder(root)
-    chunks: list[Chunk] = list(graph.cut(source.list_samples(data), data, tmp_path))
-    assert all({sample.label for sample in chunk.samples} == {0, 1} for chunk in chunks if chunk.split == "train")
-    assert sum(len(chunk.samples) for chunk in chunks) == 40
-    assert all(1 <= len(chunk.samples) <= 5 for chunk in chunks)
+    cut = list(Cutter(source.list_samples(data), data, tmp_path).chunks())
+    assert all({sample.label for sample in chunk.samples} == {0, 1} for chunk in cut if chunk.split == "train")
+    assert sum(len(chunk.samples) for chunk in cut) == 40
+    assert all(1 <= len(chunk.samples) <= 5 for chunk in cut)
+
+
+def test_how_many_shards_a_task_writes_changes_nothing(
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = save_images(tmp_path / "images", 20)
+    (root / "dog" / "zero.jpg").write_bytes(b"")
+    (root / "cat" / "text.jpg").write_text("no picture")
+    monkeypatch.setattr(chunks, "MAX_FILES", 2)
+    found = []
+    for number in (1, 2, 12):
+        monkeypatch.setattr(chunks, "PORTION_FILES", number)
+        prepared = prepare(folder(root, max_rejected_fraction=0.1), tmp_path / f"home{number}", address)
+        assert store.verify(Path(prepared.path)) == ()
+        rejected = (Path(prepared.path) / "rejected.jsonl").read_text()
+        found.append((prepared.fingerprint, prepared.mean, prepared.std, prepared.class_counts, rejected))
+    assert found[0] == found[1] == found[2]
+    assert found[0][-1].count("\n") == 2
+
+
+def test_progress_tells_rate_and_time_left(tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(display, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(chunks, "MAX_FILES", 5)
+    root = save_images(tmp_path / "images", 20)
+    said: list[str] = []
+    with display.progress_of_samples("prepare", said.append) as show:
+        prepare(folder(root), tmp_path / "home", address, on_progress=show)
+    assert len(said) > 5
+    pattern = r"prepare: \d+ of 40 samples \(\d+%\), [\d,]+ samples/s, 0:00:\d\d left"
+    assert all(re.fullmatch(pattern, line) for line in said), said
+    assert said[-1].startswith("prepare: 40 of 40 samples (100%)")
+
+
+def fill_with_links(root: Path, num_files: int) -> Path:
+    """Two classes of many small files that are few on the disk."""
+    pool = save_images(root / ".pool", 20)
+    for name in ("cat", "dog"):
+        (root / name).mkdir()
+        for number in range(num_files // 2):
+            (root / name / f"image{number:06d}.png").hardlink_to(pool / name / f"{number % 20}.png")
+    return root
+
+
+def test_a_listing_is_small(tmp_path: Path) -> None:
+    root = fill_with_links(tmp_path / "images", 6_000)
+    source.list_samples(folder(root))  # what is loaded once
+    tracemalloc.start()
+    try:
+        listing = source.list_samples(folder(root))
+        assert len(listing.sha256) == 64
+        now, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert listing.num_samples == 6_000
+    assert now < 150 * 6_000
+    assert peak < 350 * 6_000
+
+
+def test_the_work_at_the_scheduler_does_not_grow_with_the_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the graph, nor what Dask keeps of past messages; every portion that is alive holds its samples' names."""
+    monkeypatch.setattr(chunks, "MAX_FILES", 4)
+    monkeypatch.setattr(chunks, "PORTION_FILES", 4)
+
+    def num_alive() -> int:
+        return sum(isinstance(thing, Chunk) for thing in gc.get_objects())
+
+    most = {}
+    with two_workers() as address:
+        before = num_alive()  # what the cluster of the other tests keeps
+        for num_files in (200, 800):
+            alive: list[int] = []
+
+            def look(done: int, total: int, alive: list[int] = alive) -> None:
+                if done % 80 == 0:
+                    alive.append(num_alive() - before)
+
+            root = fill_with_links(tmp_path / f"{num_files}", num_files)
+            prepared = prepare(folder(root), tmp_path / "home", address, on_progress=look)
+            assert sum(map(sum, prepared.class_counts.values())) == num_files
+            most[num_files] = max(alive)
+    # Two threads' windows of 8, in the client's hands and in the scheduler's, and the few messages that are kept.
+    assert most[800] < 80, most
 
 
 @pytest.mark.parametrize("damage", ["truncate", "remove", "manifest", "escape", "link"])

@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from conf.schema import Data
-from tasks.data.listing import Origin, Sample, SampleListing, check_classes, hold_out
+from tasks.data.listing import Origin, SampleListing, check_classes, hold_out
+from tasks.data.samples import Sample, Samples
 from tasks.data.sources import folder
 from tasks.errors import InputError
 
@@ -64,15 +65,14 @@ def list_samples(data: Data) -> SampleListing:
         return folder.list_samples(data)
     check_archive(root, place)
     labels = {name: read_batch(place, name)[1] for name in BATCHES}
-    train = tuple(_samples(labels, TRAIN_BATCHES))
-    train, validation = hold_out(train, data.validation_fraction)
+    train, validation = hold_out(_samples(labels, TRAIN_BATCHES), data.validation_fraction)
     check_classes(train, CLASS_NAMES, f"data.root={root}")
-    test = tuple(_samples(labels, ("test_batch",)))
+    test = _samples(labels, ("test_batch",))
     return SampleListing(Origin("cifar10", place), CLASS_NAMES, train, validation, test, channels=3)
 
 
-def _samples(labels: dict[str, npt.NDArray[np.int64]], names: Sequence[str]) -> list[Sample]:
-    return [Sample(name, int(label), row=row) for name in names for row, label in enumerate(labels[name])]
+def _samples(labels: dict[str, npt.NDArray[np.int64]], names: Sequence[str]) -> Samples:
+    return Samples.of(Sample(name, int(label), row=row) for name in names for row, label in enumerate(labels[name]))
 
 
 def find_archive(root: str) -> str | None:
@@ -133,10 +133,10 @@ def _check_binary(root: str, name: str, found: int, expected: int) -> None:
         )
 
 
-def read_samples(place: str, samples: Sequence[Sample]) -> npt.NDArray[np.uint8]:
+def read_samples(place: str, samples: Samples) -> npt.NDArray[np.uint8]:
     """Images (N, 32, 32, 3) of rows of batches, in the order asked for."""
     images_NHWC = np.empty((len(samples), 32, 32, 3), dtype=np.uint8)
-    names = np.array([sample.path for sample in samples])
+    names = np.array(list(samples.paths))
     rows = np.array([sample.row for sample in samples], dtype=np.int64)
     for name in np.unique(names):
         wanted = names == name

@@ -13,7 +13,8 @@ import numpy.typing as npt
 from PIL import Image
 
 from conf.schema import Data
-from tasks.data.listing import Origin, Sample, SampleListing, hash_name, hold_out
+from tasks.data.listing import Origin, SampleListing, hash_name, hold_out
+from tasks.data.samples import Sample, Samples
 
 CLASS_NAMES = tuple("0123456789")
 NUM_ROTATED = 5_000
@@ -55,7 +56,7 @@ def _rotations() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
 def list_digits(data: Data) -> SampleListing:
     """The upright digits, split by `test_fraction` and `validation_fraction`."""
     _, labels = _digits()
-    samples = tuple(Sample("digits", int(label), row=row) for row, label in enumerate(labels))
+    samples = Samples.of(Sample("digits", int(label), row=row) for row, label in enumerate(labels))
     train, test = hold_out(samples, data.test_fraction)
     train, validation = hold_out(train, data.validation_fraction)
     return SampleListing(Origin("digits"), CLASS_NAMES, train, validation, test, channels=1)
@@ -65,16 +66,14 @@ def list_rotated_digits(data: Data) -> SampleListing:
     """5,000 training and 5,000 test images; validation is taken from the training half, by source digit."""
     _, labels = _digits()
     sources, _ = _rotations()
-    samples = tuple(Sample("rotated", int(labels[source]), row=row) for row, source in enumerate(sources))
-    half = samples[:NUM_ROTATED]
-    validation_sources = _validation_sources({int(s) for s in sources[:NUM_ROTATED]}, data.validation_fraction)
-    train = tuple(s for s in half if int(sources[s.row]) not in validation_sources)
-    validation = tuple(s for s in half if int(sources[s.row]) in validation_sources)
+    samples = Samples.of(Sample("rotated", int(labels[source]), row=row) for row, source in enumerate(sources))
+    pool = sources[:NUM_ROTATED]
+    held = np.isin(pool, list(_validation_sources({int(source) for source in pool}, data.validation_fraction)))
     return SampleListing(
         Origin("rotated_digits"),
         CLASS_NAMES,
-        train,
-        validation,
+        samples.take(np.flatnonzero(~held)),
+        samples.take(np.flatnonzero(held)),
         samples[NUM_ROTATED:],
         channels=1,
         target_names=("angle",),
@@ -88,15 +87,13 @@ def _validation_sources(pool: set[int], fraction: float) -> set[int]:
     return {sample.row for sample in held}
 
 
-def read_digits(samples: Sequence[Sample], image_size: int) -> npt.NDArray[np.uint8]:
+def read_digits(samples: Samples, image_size: int) -> npt.NDArray[np.uint8]:
     """Grey images (N, S, S, 1) of upright digits."""
     images, _ = _digits()
     return _stack([_scale(images[sample.row], image_size) for sample in samples])
 
 
-def read_rotated_digits(
-    samples: Sequence[Sample], image_size: int
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
+def read_rotated_digits(samples: Samples, image_size: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
     """Grey images (N, S, S, 1) of rotated digits, and their angles (N, 1) in radians, counter-clockwise positive."""
     images, _ = _digits()
     sources, angles = _rotations()

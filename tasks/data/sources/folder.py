@@ -9,15 +9,16 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
+import numpy.typing as npt
 
 from conf.schema import Data
-from tasks.data.listing import Origin, Sample, SampleListing, SplitName, check_classes, hold_out
+from tasks.data.listing import SPLITS, Origin, SampleListing, SplitName, check_classes, hold_out
+from tasks.data.samples import Indices, Samples, SamplesBuilder
 from tasks.errors import InputError
 
 IMAGE_SUFFIXES: frozenset[str] = frozenset(
@@ -38,20 +39,48 @@ SPLIT_FOLDERS: dict[str, SplitName] = {
 }
 
 
-@dataclass(frozen=True)
-class _File:
-    path: str
-    """Relative to the root, with forward slashes."""
-    size: int
-    stamp: str
+_NOWHERE = -1
+
+Place = tuple[SplitName, str]
+"""The split and the class that a folder belongs to."""
 
 
 @dataclass
-class _Tree:
-    """Everything below the root that is not hidden."""
+class Tree:
+    """Everything below a root that is not hidden."""
 
-    files: list[_File] = field(default_factory=list)
-    folders: set[str] = field(default_factory=set)
+    images: Samples
+    """Files that are called like images, in order of their paths; as label the number of the folder."""
+    folders: tuple[str, ...]
+    ignored: Counter[str]
+    """The other files, by suffix."""
+
+
+@dataclass
+class _Growing:
+    """A tree while it is being read."""
+
+    images: SamplesBuilder = field(default_factory=SamplesBuilder)
+    folders: dict[str, int] = field(default_factory=dict)
+    """Their numbers."""
+    ignored: Counter[str] = field(default_factory=Counter)
+
+    def add(self, folder: int, path: str, size: int, stamp: str) -> None:
+        """One more file."""
+        suffix = suffix_of(path)
+        if suffix in IMAGE_SUFFIXES:
+            self.images.add(path, folder, size, stamp)
+        else:
+            self.ignored[suffix or "(none)"] += 1
+
+    def number(self, folder: str) -> int:
+        """Of a folder, which is added where it is new."""
+        found = self.folders.get(folder)
+        if found is None:
+            if folder:  # object stores have no folders of their own
+                self.number(folder.rpartition("/")[0])
+            found = self.folders[folder] = len(self.folders)
+        return found
 
 
 def list_samples(data: Data) -> SampleListing:
@@ -67,33 +96,50 @@ def list_samples(data: Data) -> SampleListing:
         raise InputError(f"data.root={root}: has test/ but no train/; name the training folder train/")
     splits = {name: split for name, split in SPLIT_FOLDERS.items() if "train" in top and name in top}
     _check_one_validation_folder(root, splits)
-    found, ignored = _group(tree, splits)
-    class_names = _class_names(root, tree, found, splits)
-    return _build(data, found, class_names, ignored)
+    places = [_place(folder, splits) for folder in tree.folders]
+    class_names = _class_names(root, tree, places, splits)
+    return _build(data, tree, places, class_names)
 
 
-def _build(
-    data: Data, found: dict[SplitName, dict[str, list[_File]]], class_names: tuple[str, ...], ignored: dict[str, int]
-) -> SampleListing:
-    where = f"data.root={data.root}"
+def _place(folder: str, splits: dict[str, SplitName]) -> Place | None:
+    """Where the files of a folder belong, however deep in a class's folder it lies; None for nowhere."""
+    parts = folder.split("/") if folder else []
+    if not splits:
+        return ("train", parts[0]) if parts else None
+    return (splits[parts[0]], parts[1]) if len(parts) > 1 and parts[0] in splits else None
+
+
+def _build(data: Data, tree: Tree, places: list[Place | None], class_names: tuple[str, ...]) -> SampleListing:
     labels = {name: label for label, name in enumerate(class_names)}
-    samples = {
-        split: tuple(
-            Sample(file.path, labels[name], file.size, file.stamp)
-            for name in class_names
-            for file in sorted(classes.get(name, []), key=lambda file: file.path)
-        )
-        for split, classes in found.items()
+    split_of = np.array([SPLITS.index(place[0]) if place else _NOWHERE for place in places])[tree.images.labels]
+    label_of = np.array([labels[place[1]] if place else _NOWHERE for place in places], dtype=np.int32)
+    found = {
+        split: _by_class(tree.images, np.flatnonzero(split_of == number), label_of)
+        for number, split in enumerate(SPLITS)
     }
-    train, test, validation = samples["train"], samples.get("test", ()), samples.get("validation", ())
-    if "test" not in samples:
+    train, test, validation = found["train"], found["test"], found["validation"]
+    present = {place[0] for place in places if place}
+    if "test" not in present:
         train, test = hold_out(train, data.test_fraction)
-    if "validation" not in samples:
+    if "validation" not in present:
         train, validation = hold_out(train, data.validation_fraction)
-    check_classes(train, class_names, where)
+    check_classes(train, class_names, f"data.root={data.root}")
+    homeless = Counter(suffix_of(path) for path in tree.images.paths.take(np.flatnonzero(split_of == _NOWHERE)))
     return SampleListing(
-        Origin("files", absolute(str(data.root))), class_names, train, validation, test, channels=3, ignored=ignored
+        origin=Origin("files", absolute(str(data.root))),
+        class_names=class_names,
+        train=train,
+        validation=validation,
+        test=test,
+        channels=3,
+        ignored=dict(sorted((tree.ignored + homeless).items())),
     )
+
+
+def _by_class(images: Samples, chosen: Indices, label_of: npt.NDArray[np.int32]) -> Samples:
+    labels = label_of[images.labels[chosen]]
+    order = np.argsort(labels, kind="stable")
+    return images.take(chosen[order]).labelled(labels[order])
 
 
 def _check_one_validation_folder(root: str, splits: dict[str, SplitName]) -> None:
@@ -102,47 +148,28 @@ def _check_one_validation_folder(root: str, splits: dict[str, SplitName]) -> Non
         raise InputError(f"data.root={root}: has {' and '.join(names)}, which mean the same split; keep one of them")
 
 
-def _group(tree: _Tree, splits: dict[str, SplitName]) -> tuple[dict[SplitName, dict[str, list[_File]]], dict[str, int]]:
-    """Sort files by split and class; count those that are no samples by suffix."""
-    found: dict[SplitName, dict[str, list[_File]]] = {split: {} for split in splits.values()} or {"train": {}}
-    ignored: Counter[str] = Counter()
-    depth = 1 if splits else 0
-    for file in tree.files:
-        parts = file.path.split("/")
-        suffix = suffix_of(file.path)
-        belongs = len(parts) > depth + 1 and (not splits or parts[0] in splits)
-        if suffix not in IMAGE_SUFFIXES or not belongs:
-            ignored[suffix or "(none)"] += 1
-            continue
-        split: SplitName = splits[parts[0]] if splits else "train"
-        found[split].setdefault(parts[depth], []).append(file)
-    return found, dict(sorted(ignored.items()))
-
-
 def suffix_of(path: str) -> str:
     """The last suffix of a file's name in lower case, with its dot; empty without one."""
     _, dot, extension = path.rpartition("/")[2].rpartition(".")
     return (dot + extension).lower() if dot else ""
 
 
-def _class_names(
-    root: str, tree: _Tree, found: dict[SplitName, dict[str, list[_File]]], splits: dict[str, SplitName]
-) -> tuple[str, ...]:
+def _class_names(root: str, tree: Tree, places: list[Place | None], splits: dict[str, SplitName]) -> tuple[str, ...]:
     """The sorted classes, after checking that no class folder is empty and that all splits agree."""
-    for folder in sorted(tree.folders):
-        parts = folder.split("/")
-        split: SplitName | None = splits.get(parts[0]) if splits else "train"
-        if split is not None and len(parts) == (2 if splits else 1) and parts[-1] not in found[split]:
+    filled = {places[number] for number in np.unique(tree.images.labels)}
+    for folder, place in sorted(zip(tree.folders, places, strict=True)):
+        if place and folder.count("/") == (1 if splits else 0) and place not in filled:
             raise InputError(
                 f"data.root={root}: folder {folder}/ holds no image; every class needs at least one; "
                 f"add images or remove the folder (recognised: {' '.join(sorted(IMAGE_SUFFIXES))})"
             )
-    train = set(found["train"])
+    classes = {split: {place[1] for place in filled if place and place[0] == split} for split in SPLITS}
+    train = classes["train"]
     for name, split in splits.items():
-        if set(found[split]) != train:
+        if classes[split] != train:
             raise InputError(
                 f"data.root={root}: the classes of {name}/ and train/ differ: only in {name}/: "
-                f"{_some(set(found[split]) - train)}; only in train/: {_some(train - set(found[split]))}; "
+                f"{_some(classes[split] - train)}; only in train/: {_some(train - classes[split])}; "
                 "give both the same class folders"
             )
     return tuple(sorted(train))
@@ -157,7 +184,7 @@ def _some(names: set[str]) -> str:
     )
 
 
-def read_tree(root: str) -> _Tree:
+def read_tree(root: str) -> Tree:
     """Everything below a root.
 
     Raises:
@@ -168,24 +195,14 @@ def read_tree(root: str) -> _Tree:
         raise InputError(f"data.root={root}: does not exist; give the folder that holds the class folders")
     if filesystem.isfile(path):
         raise InputError(f"data.root={root}: is a file; give the folder that holds the class folders")
-    tree = _Tree()
-    entries = _walk_local(root, Path(path)) if is_local(filesystem) else _walk_remote(filesystem, path)
-    for entry in entries:
-        relative = entry if isinstance(entry, str) else entry.path
-        if any(part.startswith(".") for part in relative.split("/")):
-            continue
-        if isinstance(entry, str):
-            tree.folders.add(entry)
-        else:
-            tree.files.append(entry)
-            parent = entry.path.rpartition("/")[0]
-            while parent and parent not in tree.folders:  # object stores have no folders of their own
-                tree.folders.add(parent)
-                parent = parent.rpartition("/")[0]
-    if not tree.files:
+    tree = _Growing()
+    if is_local(filesystem):
+        _LocalWalk(root, path, tree).visit("")
+    else:
+        _walk_remote(filesystem, path, tree)
+    if not tree.images and not tree.ignored:
         raise InputError(f"data.root={root}: is empty; give the folder that holds the class folders")
-    tree.files.sort(key=lambda file: file.path)
-    return tree
+    return Tree(tree.images.build(), tuple(tree.folders), tree.ignored)
 
 
 def open_root(root: str) -> tuple[Any, str]:
@@ -216,51 +233,75 @@ def is_local(filesystem: Any) -> bool:
     return "file" in ((protocol,) if isinstance(protocol, str) else protocol)
 
 
-def _walk_local(root: str, base: Path) -> Iterator[str | _File]:
-    """Walk a local folder; unlike fsspec's own walk, it follows linked folders and has times in nanoseconds."""
-    seen: set[str] = set()
+@dataclass
+class _LocalWalk:
+    """Reads a local tree in order of the whole paths; unlike fsspec's own walk, it follows linked folders."""
 
-    def refuse(error: OSError) -> None:
-        raise _unreadable(root, str(error.filename))
+    root: str
+    """As it was given, for messages."""
+    base: str
+    tree: _Growing
+    seen: set[str] = field(default_factory=set)
 
-    for folder, subfolders, names in os.walk(base, followlinks=True, onerror=refuse):
-        real = os.path.realpath(folder)
-        if real in seen:  # a link back up the tree
-            subfolders.clear()
-            continue
-        seen.add(real)
-        relative = Path(folder).relative_to(base).as_posix()
-        prefix = "" if relative == "." else relative + "/"
-        yield from (prefix + name for name in subfolders)
-        for name in names:
-            path = f"{folder}/{name}"
-            # Hidden files are not samples, so nobody minds when they cannot be read.
-            if name.startswith("."):
-                continue
-            try:
-                status = os.stat(path)  # noqa: PTH116 - twice as fast as Path.stat, and there may be millions
-            except OSError as error:
-                raise _unreadable(root, path) from error
-            # Reading a pipe would wait for ever.
-            if not stat.S_ISREG(status.st_mode) or not os.access(path, os.R_OK):
-                raise _unreadable(root, path)
-            yield _File(prefix + name, status.st_size, str(status.st_mtime_ns))
+    def visit(self, folder: str) -> None:
+        """Add a folder and all that lies in it.
+
+        Raises:
+            InputError: Something cannot be read.
+        """
+        number = self.tree.number(folder)
+        path = f"{self.base}/{folder}" if folder else self.base
+        real = os.path.realpath(path)
+        if real in self.seen:  # a link back up the tree
+            return
+        self.seen.add(real)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise self._unreadable(path) from error
+        try:
+            for name in _scan(descriptor):
+                inside = f"{folder}/{name}" if folder else name
+                if inside.endswith("/"):
+                    self.visit(inside[:-1])
+                else:
+                    self._add(number, inside, name, descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _add(self, number: int, path: str, name: str, descriptor: int) -> None:
+        # Relative to the open folder: the kernel need not walk the whole path again for each of a million files.
+        try:
+            status = os.stat(name, dir_fd=descriptor)
+        except OSError as error:
+            raise self._unreadable(f"{self.base}/{path}") from error
+        # Reading a pipe would wait for ever.
+        if not stat.S_ISREG(status.st_mode) or not os.access(name, os.R_OK, dir_fd=descriptor):
+            raise self._unreadable(f"{self.base}/{path}")
+        self.tree.add(number, path, status.st_size, str(status.st_mtime_ns))
+
+    def _unreadable(self, path: str) -> InputError:
+        return InputError(
+            f"data.root={self.root}: {path} cannot be read by this user; all samples must be readable; "
+            "change its permissions or remove it"
+        )
 
 
-def _walk_remote(filesystem: Any, base: str) -> Iterator[str | _File]:
-    for path, info in filesystem.find(base, detail=True, withdirs=True).items():
+def _scan(descriptor: int) -> list[str]:
+    """The names in an open folder, those of folders with a slash. Nothing hidden is a sample, nor what lies in it."""
+    with os.scandir(descriptor) as entries:
+        return sorted(
+            f"{entry.name}/" if entry.is_dir() else entry.name for entry in entries if not entry.name.startswith(".")
+        )
+
+
+def _walk_remote(filesystem: Any, base: str, tree: _Growing) -> None:
+    for path, info in sorted(filesystem.find(base, detail=True, withdirs=True).items()):
         relative = path[len(base) :].strip("/")
-        if not relative:
+        if not relative or any(part.startswith(".") for part in relative.split("/")):
             continue
         if info["type"] == "directory":
-            yield relative
+            tree.number(relative)
         else:
             stamp = next((str(info[key]) for key in _STAMPS if info.get(key)), "")
-            yield _File(relative, int(info["size"] or 0), stamp)
-
-
-def _unreadable(root: str, path: str) -> InputError:
-    return InputError(
-        f"data.root={root}: {path} cannot be read by this user; all samples must be readable; "
-        "change its permissions or remove it"
-    )
+            tree.add(tree.number(relative.rpartition("/")[0]), relative, int(info["size"] or 0), stamp)

@@ -17,7 +17,8 @@ import pytest
 
 from conf.schema import Data
 from tasks.data import key, source
-from tasks.data.listing import Sample, hold_out
+from tasks.data.listing import hold_out
+from tasks.data.samples import Sample
 from tasks.data.sources import cifar10, digits
 from tasks.errors import InputError
 
@@ -38,7 +39,7 @@ def test_holding_out_is_stratified_and_nearly_stable() -> None:
     samples = [Sample(f"{label}/{number}", label) for label in range(3) for number in range(100)]
     kept, held = hold_out(samples, 0.2)
     assert Counter(sample.label for sample in held) == {0: 20, 1: 20, 2: 20}
-    assert sorted(kept + held) == sorted(samples)
+    assert sorted([*kept, *held]) == sorted(samples)
     assert kept == tuple(sample for sample in samples if sample in set(kept))
     _, more = hold_out([*samples, Sample("0/new", 0)], 0.2)
     assert len(set(held) ^ set(more)) <= 2
@@ -103,8 +104,11 @@ def test_more_wrong_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         source.list_samples(folder(tmp_path, test_fraction=0.9))
     with pytest.raises(InputError, match="cannot be opened"):
         source.list_samples(folder("nosuchprotocol://x"))
-    monkeypatch.setattr(os, "access", lambda path, mode: "b" not in Path(path).parent.name)
-    with pytest.raises(InputError, match="cannot be read by this user"):
+    in_b = f"{tmp_path}/b"
+    monkeypatch.setattr(
+        os, "access", lambda name, mode, dir_fd: str(Path(f"/proc/self/fd/{dir_fd}").readlink()) != in_b
+    )
+    with pytest.raises(InputError, match=r"b/1\.png cannot be read by this user"):
         source.list_samples(folder(tmp_path))
 
 

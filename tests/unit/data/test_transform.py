@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -112,3 +114,86 @@ def test_arrays_are_resized(channels: int) -> None:
     assert transform.resize_arrays(images, 8) is images
     assert (transform.resize_arrays(images, 12) == 77).all()
     assert transform.resize_arrays(images, 12).shape == (3, 12, 12, channels)
+
+
+def decode_by_pillow(content: bytes, image_size: int) -> Any:
+    """What Pillow alone makes of a file: pixels, or the reason why not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transform, "_decode_small_jpeg", lambda content, image_size: None)
+        return judged(content, image_size)
+
+
+def judged(content: bytes, image_size: int) -> Any:
+    try:
+        return decode(content, image_size)
+    except DecodeError as error:
+        return str(error)
+
+
+def jpegs() -> list[bytes]:
+    """All that changes how a JPEG is coded, on one smooth picture."""
+    grid = np.random.default_rng(5).integers(0, 256, (6, 6, 3), dtype=np.uint8)
+    image = Image.fromarray(grid).resize((48, 48), Image.Resampling.BICUBIC)
+    return [
+        encode(image.convert(mode), "JPEG", quality=quality, subsampling=sampling, progressive=progressive, **more)
+        for mode in ("RGB", "L", "CMYK")
+        for quality, sampling in ((75, 2), (95, 0), (30, 1))
+        for progressive in (False, True)
+        for more in ({}, {"restart_marker_blocks": 2}, {"comment": b"\xff\xd8 words"})
+    ]
+
+
+def turned(image: Image.Image) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return encode(image, "JPEG", exif=exif)
+
+
+def test_small_jpegs_have_pillows_pixels(cifar10_subset: Path) -> None:
+    files = [path.read_bytes() for path in sorted(cifar10_subset.rglob("*.jpg"))[::5]]
+    made = jpegs()
+    for content, size in [*((file, 32) for file in files), *((file, size) for file in made for size in (48, 31, 8))]:
+        assert np.array_equal(decode(content, size), decode_by_pillow(content, size))
+    quick = sum(transform._decode_small_jpeg(file, 48) is not None for file in made)
+    assert quick == len(made) * 2 // 3  # all but CMYK
+    assert all(transform._decode_small_jpeg(file, 32) is not None for file in files)
+
+
+@pytest.mark.parametrize("size", [(512, 512), (500, 375), (333, 512), (129, 67), (64, 32), (20, 400)])
+@pytest.mark.parametrize("image_size", [8, 16, 30, 128])
+def test_jpegs_are_decoded_at_pillows_fraction_of_their_size(size: tuple[int, int], image_size: int) -> None:
+    grid = np.random.default_rng(8).integers(0, 256, (size[1] // 4, size[0] // 4, 3), dtype=np.uint8)
+    content = encode(Image.fromarray(grid).resize(size), "JPEG")
+    assert np.array_equal(transform._decode_small_jpeg(content, image_size), decode_by_pillow(content, image_size))
+
+
+def test_what_only_pillow_understands_is_left_to_it() -> None:
+    image = Image.fromarray(np.random.default_rng(6).integers(0, 256, (16, 16, 3), dtype=np.uint8))
+    xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+    large = encode(Image.new("RGB", (513, 512), (3, 200, 9)), "JPEG")
+    for content in (turned(image), encode(image, "JPEG", xmp=xmp), encode(image), large):
+        assert transform._decode_small_jpeg(content, 16) is None
+        assert np.array_equal(decode(content, 16), decode_by_pillow(content, 16))
+
+
+def test_damaged_jpegs_get_pillows_verdict() -> None:
+    rng = np.random.default_rng(7)
+    verdicts = Counter[str]()
+    for content in jpegs() * 12:
+        bytes_N = np.frombuffer(content, dtype=np.uint8).copy()
+        match rng.integers(4):
+            case 0:
+                bytes_N = bytes_N[: rng.integers(len(bytes_N))]
+            case 1:
+                bytes_N[rng.integers(2, len(bytes_N), 2)] = rng.integers(0, 256, 2)
+            case 2:
+                bytes_N = np.delete(bytes_N, rng.integers(2, len(bytes_N)))
+            case _:
+                bytes_N = np.insert(bytes_N, rng.integers(2, len(bytes_N)), rng.integers(0, 256))
+        damaged = bytes_N.tobytes()
+        size = int(rng.choice([48, 20]))
+        found, expected = judged(damaged, size), decode_by_pillow(damaged, size)
+        assert np.array_equal(found, expected)
+        verdicts["rejected" if isinstance(expected, str) else "taken"] += 1
+        verdicts["quick"] += transform._decode_small_jpeg(damaged, 48) is not None
+    assert min(verdicts[verdict] for verdict in ("rejected", "taken", "quick")) > 50

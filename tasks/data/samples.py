@@ -1,0 +1,226 @@
+"""Samples as columns: a million of them in 100 MB and not in 450, and a thousand of them sent in one piece.
+
+A sample is a name, a size, a stamp and a class. Knows neither sources nor splits.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+import numpy.typing as npt
+
+Indices = npt.NDArray[np.int64]
+_AT_ONCE = 8_192
+
+
+class Sample(NamedTuple):
+    """One sample: a file, or a row of an array that the source reads as a whole."""
+
+    path: str
+    """Relative to the root; for arrays the name of the array."""
+    label: int
+    size: int = 0
+    """Encoded size, bytes; 0 for rows of arrays."""
+    stamp: str = ""
+    """Changes when the content does: modification time or etag."""
+    row: int = -1
+    """Row of the array; -1 for files."""
+
+    @property
+    def name(self) -> str:
+        """How people find the sample again."""
+        return self.path if self.row < 0 else f"{self.path}#{self.row}"
+
+    @property
+    def text(self) -> str:
+        """The name where it must be text, as in JSON and Parquet: a POSIX name may be any bytes."""
+        return self.name.encode(errors="surrogateescape").decode(errors="replace")
+
+
+_sample = partial(tuple.__new__, Sample)  # Sample._make without a frame for each
+
+
+class Texts:
+    """Strings end to end in one block of bytes; 16 bytes for each beside its own."""
+
+    def __init__(self, block: bytes | bytearray, starts: Indices, ends: Indices) -> None:
+        self._block = block
+        self._starts = starts
+        self._ends = ends
+
+    @classmethod
+    def joined(cls, block: bytes | bytearray, borders: Indices) -> Texts:
+        """Of a block in which each string begins where the one before has ended; the borders begin with 0."""
+        return cls(block, borders[:-1], borders[1:])
+
+    def __getitem__(self, index: int) -> str:
+        return self._block[self._starts[index] : self._ends[index]].decode(errors="surrogateescape")
+
+    def __iter__(self) -> Iterator[str]:
+        block = self._block
+        for start, end in zip(self._starts.tolist(), self._ends.tolist(), strict=True):
+            # surrogateescape: a POSIX file name may be any bytes, and such a file is still a sample.
+            yield block[start:end].decode(errors="surrogateescape")
+
+    def take(self, chosen: Indices | slice) -> Texts:
+        """Some of them, in the same block."""
+        return Texts(self._block, self._starts[chosen], self._ends[chosen])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A few strings of a large block travel without the others."""
+        lengths = self._ends - self._starts
+        borders = np.concatenate([[0], np.cumsum(lengths)])
+        block = self._block
+        if len(block) != borders[-1] or not np.array_equal(borders[:-1], self._starts):
+            # All their bytes by one gather; a slice for each string takes three times as long.
+            places = np.repeat(self._starts - borders[:-1], lengths)
+            places += np.arange(borders[-1])
+            block = np.frombuffer(block, dtype=np.uint8).take(places).tobytes()
+        return _sent_texts, (bytes(block), borders.tobytes())
+
+
+class Samples(Sequence[Sample]):
+    """A sequence of samples, held as columns; parts of it share what the whole holds."""
+
+    def __init__(
+        self, paths: Texts, labels: npt.NDArray[np.int32], sizes: Indices, stamps: Texts, rows: Indices | None
+    ) -> None:
+        self.paths = paths
+        self.labels = labels
+        self.sizes = sizes
+        self.stamps = stamps
+        self.rows = rows
+        """None for files."""
+
+    @classmethod
+    def of(cls, samples: Iterable[Sample]) -> Samples:
+        """The same samples as columns."""
+        if isinstance(samples, Samples):
+            return samples
+        builder = SamplesBuilder()
+        for sample in samples:
+            builder.add(*sample)
+        return builder.build()
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> Samples: ...
+    def __getitem__(self, index: int | slice) -> Sample | Samples:
+        if isinstance(index, slice):
+            return self.take(index)
+        row = -1 if self.rows is None else int(self.rows[index])
+        return Sample(self.paths[index], int(self.labels[index]), int(self.sizes[index]), self.stamps[index], row)
+
+    def __iter__(self) -> Iterator[Sample]:
+        for part in self.blocks():
+            rows = [-1] * len(part) if part.rows is None else part.rows.tolist()
+            columns = part.paths, part.labels.tolist(), part.sizes.tolist(), part.stamps, rows
+            yield from map(_sample, zip(*columns, strict=True))
+
+    def blocks(self) -> Iterator[Samples]:
+        """The samples in pieces, for what needs an object of each for a moment."""
+        for start in range(0, len(self), _AT_ONCE):
+            yield self.take(slice(start, start + _AT_ONCE))
+
+    def names(self) -> Iterator[str]:
+        """The samples' names, as `Sample.name` has them."""
+        if self.rows is None:
+            return iter(self.paths)
+        return (f"{path}#{row}" for path, row in zip(self.paths, self.rows, strict=True))
+
+    def lines(self) -> Iterator[bytes]:
+        """All that is known of each sample, for a hash."""
+        for part in self.blocks():
+            columns = part.names(), part.labels.tolist(), part.sizes.tolist(), part.stamps
+            for name, label, size, stamp in zip(*columns, strict=True):
+                yield f"{name}\0{label}\0{size}\0{stamp}\n".encode(errors="surrogateescape")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]  # as lists have none
+
+    def take(self, chosen: Indices | slice) -> Samples:
+        """Some of the samples, in the order asked for."""
+        rows = None if self.rows is None else self.rows[chosen]
+        return Samples(self.paths.take(chosen), self.labels[chosen], self.sizes[chosen], self.stamps.take(chosen), rows)
+
+    def labelled(self, labels: npt.NDArray[np.int32]) -> Samples:
+        """The same samples with other labels."""
+        return Samples(self.paths, labels, self.sizes, self.stamps, self.rows)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As few pieces: each array that is sent by itself costs Dask more than its bytes."""
+        rows = None if self.rows is None else self.rows.tobytes()
+        return _sent_samples, (self.paths, self.labels.tobytes(), self.sizes.tobytes(), self.stamps, rows)
+
+
+class SamplesBuilder:
+    """Takes samples one by one and keeps none of them as an object."""
+
+    def __init__(self) -> None:
+        self._paths = bytearray()
+        self._stamps = bytearray()
+        self._path_borders = array("q", [0])
+        self._stamp_borders = array("q", [0])
+        self._sizes = array("q")
+        self._labels = array("i")
+        self._rows = array("q")
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def add(self, path: str, label: int, size: int = 0, stamp: str = "", row: int = -1) -> None:
+        """One more sample; the arguments are those of `Sample`."""
+        self._paths += path.encode(errors="surrogateescape")
+        self._stamps += stamp.encode()
+        self._path_borders.append(len(self._paths))
+        self._stamp_borders.append(len(self._stamps))
+        self._sizes.append(size)
+        self._labels.append(label)
+        if row >= 0:
+            self._rows.append(row)
+
+    def build(self) -> Samples:
+        """What was added.
+
+        Raises:
+            ValueError: Files and rows of arrays were mixed.
+        """
+        if len(self._rows) not in (0, len(self)):
+            raise ValueError(f"{len(self._rows)} of {len(self)} samples are rows of arrays; use all or none")
+        return Samples(
+            paths=Texts.joined(self._paths, _numbers(self._path_borders)),
+            labels=np.frombuffer(self._labels, dtype=np.int32),
+            sizes=_numbers(self._sizes),
+            stamps=Texts.joined(self._stamps, _numbers(self._stamp_borders)),
+            rows=_numbers(self._rows) if self._rows else None,
+        )
+
+
+def _numbers(values: array[int]) -> Indices:
+    return np.frombuffer(values, dtype=np.int64)
+
+
+def _sent_texts(block: bytes, borders: bytes) -> Texts:
+    return Texts.joined(block, np.frombuffer(borders, dtype=np.int64))
+
+
+def _sent_samples(paths: Texts, labels: bytes, sizes: bytes, stamps: Texts, rows: bytes | None) -> Samples:
+    return Samples(
+        paths=paths,
+        labels=np.frombuffer(labels, dtype=np.int32),
+        sizes=np.frombuffer(sizes, dtype=np.int64),
+        stamps=stamps,
+        rows=None if rows is None else np.frombuffer(rows, dtype=np.int64),
+    )

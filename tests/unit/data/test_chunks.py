@@ -1,0 +1,96 @@
+"""How a listing is cut into chunks and portions, and how what they reject is put in order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conf.schema import Data
+from tasks.data.chunks import Cutter, chunks_of
+from tasks.data.listing import SPLITS, Origin, SampleListing
+from tasks.data.moments import Moments
+from tasks.data.rejected import RejectedSpool
+from tasks.data.samples import Sample, Samples
+from tasks.data.shard import Rejected, ShardRecord
+from tasks.data.split import first_reader
+
+
+def listing(num_train: int, num_test: int = 0, size: int = 900) -> SampleListing:
+    def files(number: int) -> Samples:
+        return Samples.of(Sample(f"{index:07d}.jpg", index % 2, size) for index in range(number))
+
+    return SampleListing(Origin("files"), ("a", "b"), files(num_train), files(0), files(num_test), channels=3)
+
+
+def cutter(found: SampleListing, image_size: int = 32) -> Cutter:
+    return Cutter(found, Data(source="folder", root="x", image_size=image_size), Path("nowhere"))
+
+
+@given(st.integers(1, 40_000), st.integers(0, 9_000), st.integers(1, 5))
+def test_every_chunk_is_in_one_portion_of_its_reader(num_train: int, num_test: int, num_readers: int) -> None:
+    cut = cutter(listing(num_train, num_test))
+    portions = list(cut.portions(num_readers))
+    chunks = [(chunk.split, chunk.number) for portion in portions for chunk in portion.chunks]
+    assert sorted(chunks) == sorted((chunk.split, chunk.number) for chunk in cut.chunks())
+    assert len(set(chunks)) == len(chunks)
+    assert len({portion.key for portion in portions}) == len(portions)
+    for portion in portions:
+        assert 1 <= len(portion.chunks) <= 4
+        for chunk in portion.chunks:
+            assert portion.reader == first_reader(chunk.split, chunk.number, cut.num_chunks[chunk.split], num_readers)
+
+
+def test_portions_are_large_and_end_small() -> None:
+    sizes = [len(portion.chunks) for portion in cutter(listing(40_960)).portions(2)]
+    assert sizes == [4, 4] * 4 + [2, 2, 1, 1, 1, 1]
+    # Of large images one chunk is seconds of work.
+    large = cutter(listing(4_096, size=200_000), image_size=224)
+    assert {len(portion.chunks) for portion in large.portions(2)} == {1}
+
+
+def test_a_chunk_is_bounded_in_count_and_bytes() -> None:
+    assert chunks_of(listing(100_000).train, Origin("files"), 3_072) == 98
+    assert chunks_of(listing(10_240).train, Origin("files"), 224 * 224 * 3) == -(-10_240 // 445)
+    assert chunks_of(listing(1_000, size=10 * 2**20).train, Origin("files"), 3_072) == 157
+    assert chunks_of(listing(16_384).train, Origin("digits"), 64) == 2
+    assert chunks_of(listing(3, size=2**30).train, Origin("files"), 3_072) == 3  # never an empty one
+
+
+def test_rejected_samples_are_listed_in_the_order_of_the_shards(tmp_path: Path) -> None:
+    def record(split: str, number: int, count: int) -> ShardRecord:
+        rejected = tuple(
+            Rejected(path=f"{split}/{number}/{place}", split=split, class_name="a", reason="no")  # type: ignore[arg-type]
+            for place in range(count)
+        )
+        moments = Moments(count=0, mean=(0.0,), sum_of_squares=(0.0,))
+        return ShardRecord(
+            split=split,  # type: ignore[arg-type]
+            number=number,
+            num_samples=0,
+            files=(),
+            class_counts=(0,),
+            moments=moments,
+            rejected=rejected,
+        )
+
+    with RejectedSpool(tmp_path) as spool:
+        for split, number, count in (("test", 0, 1), ("train", 10, 2), ("validation", 0, 1), ("train", 9, 3)):
+            spool.add(record(split, number, count))
+        spool.add(record("train", 0, 0))
+        assert spool.num_rejected == 7
+        assert spool.first().path == "train/9/0"
+        lines = b"".join(spool.pieces()).decode().splitlines()
+    found = [Rejected.model_validate_json(line) for line in lines]
+    places = [(SPLITS.index(entry.split), int(entry.path.split("/")[1])) for entry in found]
+    assert places == sorted(places)
+    assert Counter(entry.split for entry in found) == {"train": 5, "validation": 1, "test": 1}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_rejected_has_no_first(tmp_path: Path) -> None:
+    with RejectedSpool(tmp_path) as spool, pytest.raises(StopIteration):
+        spool.first()
