@@ -85,11 +85,12 @@ class Recipe(Section):
     """How the network is trained; part of the workload."""
 
     optimizer: Literal["sgd", "adam", "adamw", "muon"] = "sgd"
-    """Optimizer; `sgd` is with momentum; `muon` orthogonalises the updates of convolution filters."""
+    """Optimizer; `sgd` is with momentum; `muon` takes orthogonal steps for the filters of convolutions, whose rate is
+    `learning_rate`, and those of `sgd` for the rest."""
     learning_rate: Annotated[float, Field(gt=0)] = 0.1
     """Peak learning rate of one device; multiplied by the number of devices under weak batch scaling."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Momentum of `sgd`; unused by the others."""
+    """Momentum of `sgd`, and of `muon` for filters; unused by the others."""
     batch_size: Annotated[int, Field(ge=1)] = 256
     """Samples per device and step under weak scaling; samples per step over all devices under strong scaling, which
     keeps the global batch constant."""
@@ -99,7 +100,7 @@ class Recipe(Section):
     num_epochs: Annotated[int, Field(ge=1)] = 10
     """Passes over the training split."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """L2 penalty (decoupled for `adamw`)."""
+    """L2 penalty; decoupled for `adamw`, and for `muon`, which takes it off everything but filters."""
     schedule: Literal["constant", "piecewise", "cosine", "onecycle"] = "cosine"
     """Course of the learning rate over the steps."""
     warmup_epochs: Annotated[float, Field(ge=0)] = 0.0

@@ -49,3 +49,13 @@ def test_a_sharded_training_resumes_bit_for_bit_from_one_ordinary_file(sharded, 
             torch.testing.assert_close(weights(resumed)[name], tensor, rtol=0.1, atol=0.02)
         else:
             assert torch.equal(tensor, weights(resumed)[name]), name
+
+
+@pytest.mark.slow
+def test_layers_that_are_not_trained_are_sharded_too(make_job, cluster_address):
+    whitened = (*TWO, "model.name=whitened", "model.test_views=2", "recipe.num_epochs=1")
+    one, other = (
+        train_group(make_job(*whitened, f"execution.strategy={strategy}"), cluster_address)
+        for strategy in ("fsdp", "ddp")
+    )
+    np.testing.assert_allclose(one.losses, other.losses, rtol=1e-3)

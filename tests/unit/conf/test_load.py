@@ -74,6 +74,13 @@ def test_a_preset_may_be_a_file(tmp_path):
         (["execution.strategy=fsdp", "execution.precision=64-true"], "use precision=auto or 32-true or bf16-mixed, or"),
         (["execution.strategy=fsdp", "execution.precision=16-mixed"], "16-mixed does not go with"),
         (["execution.strategy=fsdp", "execution.compile=step"], "does not go with execution.strategy=fsdp"),
+        (["execution.strategy=fsdp", "recipe.optimizer=muon"], "recipe.optimizer=muon does not go with"),
+        (["model.name=whitened", "data.image_size=8"], "use at least 9, or convblocks"),
+        (
+            ["model.name=twohead", "data.source=rotated_digits", "model.test_views=2"],
+            "model.test_views=2 does not go with model.name=twohead",
+        ),
+        (["model.test_views=3"], "model.test_views=3: input should be 1, 2 or 6"),
         (["cluster.kind=address"], "give an address exactly with kind=address"),
         (["recipe.learning_rate=.nan"], "recipe.learning_rate"),
     ],

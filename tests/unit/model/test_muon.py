@@ -23,7 +23,7 @@ class Batch:
 
 def new_network(name="whitened"):
     torch.manual_seed(1)
-    return build_network(Model(name=name, width=8, depth=1), (12, 12, 1), 10, int(name == "twohead"))
+    return build_network(Model(name=name, width=16, depth=1), (12, 12, 1), 10, int(name == "twohead"))
 
 
 def train(network, optimizer, seeds):

@@ -4,7 +4,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from conf.load import ConfigError, load
 from conf.schema import Model
 from tasks.model.fold import fold_batch_norm
 from tasks.model.networks import build_network
@@ -58,11 +57,6 @@ def test_the_network_takes_images_of_any_size(side, channels):
     logits_NK, targets_NT = build_network(model, (side, side, channels), 7, 0)(torch.randn(2, channels, side, side))
     assert logits_NK.shape == (2, 7)
     assert targets_NT is None
-
-
-def test_an_image_that_is_too_small_is_refused_before_anything_starts():
-    with pytest.raises(ConfigError, match=r"data\.image_size=8 is too small for model\.name=whitened"):
-        load("digits", ["model.name=whitened", "data.image_size=8"])
 
 
 def test_the_network_is_the_published_one():
