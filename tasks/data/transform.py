@@ -69,7 +69,7 @@ def _decode_small_jpeg(content: bytes, image_size: int) -> npt.NDArray[np.uint8]
     """The same as Pillow makes of a small, sound, upright JPEG; None for all else, which Pillow judges.
 
     Both decode by libjpeg-turbo with the same settings, so the pixels are the same; but around the decoder Pillow
-    spends 50 to 80 microseconds, five sixths of a CIFAR image's time (decision 0011).
+    spends 50 to 80 microseconds, five sixths of a CIFAR image's time (infra/LOG.md, 2026-11-21).
     """
     if not content.startswith(_JPEG) or _APP1 in content:
         return None
