@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import uuid4
-
-from distributed import Client, Future
 
 from conf.schema import Data
 from tasks.cluster.address import workers
@@ -27,6 +26,9 @@ from tasks.data.shard import Chunk, Rejected, ShardRecord, write_shard
 from tasks.data.split import first_reader
 from tasks.errors import InputError, RunError
 from tasks.records import PreparedSet
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
 
 # 1,024 files of the smallest kind (CIFAR's) are 150 ms of work: a hundred times what Dask spends on a task. Limits are
 # constants: shard borders, and with them the fingerprint, must not depend on the cluster.

@@ -24,7 +24,7 @@ from tasks.model.infer import Int64s
 from tasks.model.networks import build_network
 from tasks.records import Arm, RankSpec
 from tasks.train import group
-from tasks.train.supervise import running_ranks
+from tasks.train.process import running_ranks
 
 EVALUATION_PIXELS = 512 * 32 * 32  # of a batch's images, so that large ones need no more memory than small ones
 MAX_EVALUATION_BATCH = 512
