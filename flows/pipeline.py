@@ -11,11 +11,10 @@ from prefect.artifacts import create_markdown_artifact
 from conf.schema import Config
 from conf.site import Site, quieten
 from flows import preflight
+from flows.ahead import clear, cluster_for
 from flows.predictions import check_prediction
 from flows.record import Outcome, record, summarise
 from flows.tracked import begun, reopened
-from tasks.cluster.demand import demand_of
-from tasks.cluster.open import open_cluster
 from tasks.cluster.tls import choose_tls
 from tasks.data.steps import prepare
 from tasks.evaluate.steps import evaluate
@@ -39,12 +38,12 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
     quieten()
     started = time.monotonic()
     site = Site()
-    cleared = preflight.check(config, site)
+    cleared = clear(config, site)
     tls = choose_tls(config.cluster)
     get_run_logger().info("cluster.tls=%s: %s", tls.value, tls.reason)
-    with open_cluster(config.cluster, demand_of([config.execution], cleared.plan.accelerator), site) as address:
-        cleared = preflight.settle(config, cleared, address)
-        prepared = prepare(config.data, str(site.root), address)
+    with cluster_for(config, cleared.plan, site) as cluster:
+        cleared = preflight.settle(config, cleared, cluster.address)
+        prepared = prepare(config.data, str(site.root), cluster.address)
         workload = workload_fingerprint(config.workload, prepared.fingerprint)
         if resume is None:
             tracked = begun(config, site, cleared.experiment_id, "run", workload)
@@ -64,7 +63,8 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
                 search=searches.find(),
                 may_search=True,
             )
-            trained = train(job, address)
+            trained = train(job, cluster.address)
+            cluster.release()
             searches.keep(trained.search)
             plan = trained.plan or cleared.plan
             evaluated = evaluate(trained, prepared)

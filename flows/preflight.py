@@ -5,20 +5,21 @@ from __future__ import annotations
 import os
 import urllib.request
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from conf.schema import Config
 from conf.site import Site
+from flows import temporary_api
 from flows.first_host import training_host
+from flows.temporary_api import TemporaryApi
 from tasks.data.key import describe
 from tasks.errors import InputError
 from tasks.paths import nearest_existing
 from tasks.records import Hardware, Plan
 from tasks.redact import redact
-from tasks.track import store
+from tasks.track.reach import REACH_SECONDS, check_reachable
 from tasks.train.plan import resolve
 from tasks.train.seats import inspect
-
-REACH_SECONDS = 5
 
 
 @dataclass(frozen=True)
@@ -30,18 +31,41 @@ class Cleared:
     experiment_id: str
 
 
-def check(config: Config, site: Site) -> Cleared:
-    """Check data, devices, stores and servers.
+class Beginner(Protocol):
+    """Begins what a run needs, while the rest of its input is checked."""
+
+    def begin_api(self) -> None:
+        """The servers are there."""
+
+    def begin_cluster(self, plan: Plan) -> None:
+        """Nothing is wrong with devices and data."""
+
+
+def check(config: Config, site: Site, beginner: Beginner | None = None) -> Cleared:
+    """Check devices, servers, data and stores; what is told at once first.
+
+    Args:
+        config: of the run.
+        site: this machine's facts.
+        beginner: is told how far the checks are.
 
     Raises:
         InputError: one line with the value, the rule and the fix.
     """
-    listing = describe(config.data)
     found = training_host(config, site)
+    resolve(config, found, 0)  # what devices cannot do needs no data to be told
+    _check_prefect(site)
+    _check_home(site)
+    check_reachable(site.tracking_uri)
+    if beginner is not None:
+        beginner.begin_api()
+    listing = describe(config.data)
     plan = resolve(config, found, listing.num_train)
     _check_batch(config, listing.num_train)
     _check_test(config, listing.num_test)
-    return Cleared(plan, found, check_servers(config, site))
+    if beginner is not None:
+        beginner.begin_cluster(plan)
+    return Cleared(plan, found, _check_store(config, site))
 
 
 def check_servers(config: Config, site: Site) -> str:
@@ -52,7 +76,22 @@ def check_servers(config: Config, site: Site) -> str:
     """
     _check_prefect(site)
     _check_home(site)
+    return _check_store(config, site)
+
+
+def _check_store(config: Config, site: Site) -> str:
+    from tasks.track import store  # MLflow: a second
+
     return store.check_store(site.tracking_uri, config.track.experiment, site.artifact_root)
+
+
+def begin_api(site: Site) -> TemporaryApi | None:
+    """Prefect's temporary API, on its way; None where there is a server, or no such API is wanted."""
+    if prefect_server(site):
+        return None
+    from prefect.settings import get_current_settings
+
+    return temporary_api.begin() if get_current_settings().server.ephemeral.enabled else None
 
 
 def settle(config: Config, cleared: Cleared, address: str) -> Cleared:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,15 +11,27 @@ from conf.site import Site
 
 @contextmanager
 def quiet_flow(site: Site) -> Iterator[None]:
-    """Prefect's settings for a flow started here.
+    """Prefect's settings for a flow started here: those of the temporary API, where there is no server.
 
     Heartbeats tell a server which runs are dead. On the temporary one nobody listens, and the flow would wait a second
     for their thread at its end.
     """
-    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
-
     from flows import preflight
 
-    unheard = {} if preflight.prefect_server(site) else {PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}
-    with temporary_settings(unheard):
+    api = preflight.begin_api(site)
+    from prefect import settings
+
+    gc.freeze()  # what is imported stays
+    gc.enable()
+    if api is None:
+        yield
+        return
+    url = api.url(settings.get_current_settings().server.ephemeral.startup_timeout_seconds)
+    with settings.temporary_settings(
+        {
+            settings.PREFECT_API_URL: url,
+            settings.PREFECT_UI_URL: "",  # it has none
+            settings.PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,
+        }
+    ):
         yield

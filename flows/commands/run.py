@@ -77,13 +77,14 @@ def _resumed(site: Site, options: Namespace) -> Config:
 
 
 def _execute(config: Config, site: Site, resume: str | None) -> dict[str, Any]:
-    from flows import preflight
+    from flows.ahead import Ahead
 
-    preflight.check(config, site)  # before the Prefect API is asked for: wrong input leaves no flow run behind
-    with quiet_flow(site):
-        from flows.pipeline import run_pipeline
+    with Ahead(config, site) as ahead:
+        ahead.check()  # before the Prefect API is asked for anything: wrong input leaves no flow run behind
+        from flows.pipeline import run_pipeline  # while what was begun starts
 
-        return run_pipeline(config, resume)
+        with quiet_flow(site):
+            return run_pipeline(config, resume)
 
 
 def _help(options: Namespace) -> None:

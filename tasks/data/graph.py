@@ -13,9 +13,8 @@ from contextlib import closing
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import uuid4
-
-from distributed import Client, Future
 
 from conf.schema import Data
 from tasks.cluster.address import workers
@@ -28,6 +27,9 @@ from tasks.data.rejected import RejectedSpool
 from tasks.data.shard import Rejected, ShardRecord, write_shards
 from tasks.errors import InputError, RunError
 from tasks.records import PreparedSet
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
 
 RETRIES = 2
 

@@ -22,7 +22,8 @@ from conf.schema import Config
 from tasks.errors import InputError
 from tasks.records import PreparedSet, Record
 from tasks.redact import redact
-from tasks.track.store import check_reachable, sqlite_path
+from tasks.track.reach import check_reachable
+from tasks.track.store import sqlite_path
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 Role = Literal["run", "study", "advise", "predict"]

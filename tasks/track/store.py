@@ -5,8 +5,6 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,8 +20,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from tasks.errors import InputError
 from tasks.paths import nearest_existing
 from tasks.redact import redact
-
-REACH_SECONDS = 5
+from tasks.track.reach import check_reachable
 
 logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it tells of every migration
 
@@ -50,32 +47,6 @@ def check_store(tracking_uri: str, experiment: str, artifact_root: str | None) -
         raise InputError(
             f"MLFLOW_TRACKING_URI={redact(tracking_uri)} cannot be used ({redact(first)}); "
             "give a store that exists and can be written"
-        ) from error
-
-
-def check_reachable(tracking_uri: str) -> None:
-    """Refuse a store that MLflow cannot write, or a server that does not answer, within seconds.
-
-    Raises:
-        InputError: as it says.
-    """
-    scheme = urlparse(tracking_uri).scheme
-    if scheme in ("", "file"):
-        raise InputError(
-            f"MLFLOW_TRACKING_URI={tracking_uri} is a file store, which MLflow no longer writes; "
-            "use sqlite:////path/mlflow.db or a server's http address"
-        )
-    if scheme not in ("http", "https"):
-        return
-    # MLflow's client retries for minutes; any HTTP answer at all within seconds shows that the server is there.
-    try:
-        urllib.request.urlopen(f"{tracking_uri.rstrip('/')}/health", timeout=REACH_SECONDS).close()
-    except urllib.error.HTTPError:
-        return
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"MLFLOW_TRACKING_URI={redact(tracking_uri)} does not answer within {REACH_SECONDS} s ({error}); "
-            "start the server (mlflow server) or unset the variable"
         ) from error
 
 

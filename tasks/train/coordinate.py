@@ -31,10 +31,11 @@ from tasks.records import (
 )
 from tasks.train.checkpoint import newest_verified, step_of
 from tasks.train.gang import ANSWER_SECONDS, Gang, Told, ask
-from tasks.train.launch import PROBE_FILE, SEARCH_FILE, Seat
+from tasks.train.launch import PROBE_FILE, SEARCH_FILE, Seat, devices_beside
+from tasks.train.process import interface_of
 from tasks.train.recovery import Recovery
 from tasks.train.seats import can_grow, find_seats
-from tasks.train.supervise import RankOutcome, free_port, interface_of, progress_topic
+from tasks.train.supervise import RankOutcome, free_port, progress_topic
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -252,9 +253,7 @@ def _specs(client: Client, job: TrainJob, seats: list[Seat], attempt: int, resum
             master_address=seats[0].host,
             master_port=port,
             interface=interface,
-            devices=tuple(other.device for other in seats if other.host == seat.host)
-            if job.plan.accelerator == "gpu"
-            else (),
+            devices=devices_beside(seat, seats) if job.plan.accelerator == "gpu" else (),
             measurement=job.measurement,
             coordinator=(host_identity(), os.getpid()),
             code_fingerprint=code_fingerprint(),

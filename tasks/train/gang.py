@@ -16,7 +16,8 @@ from tasks.cluster.address import workers
 from tasks.errors import LostError, RankError
 from tasks.records import RankSpec
 from tasks.train.launch import Seat
-from tasks.train.supervise import Claim, RankOutcome, Report, order, report, running_ranks, supervise
+from tasks.train.process import running_ranks
+from tasks.train.supervise import Claim, RankOutcome, Report, order, report, supervise
 
 if TYPE_CHECKING:
     from distributed import Client, Future

@@ -105,6 +105,11 @@ def seat_ranks(candidates: list[Candidate], num_nodes: int, num_devices: int) ->
     ]
 
 
+def devices_beside(seat: Seat, seats: Sequence[Seat]) -> tuple[str, ...]:
+    """The devices of a seat's host, in one order for all its ranks."""
+    return tuple(other.device for other in seats if other.host == seat.host)
+
+
 def layouts(num_nodes: int, num_devices: int, fewest: int | None) -> list[tuple[int, int]]:
     """(hosts, devices on each) that a group may have, the best first: as asked, then with ever fewer ranks.
 

@@ -27,7 +27,7 @@ from tasks.model.whitened import Whitening
 from tasks.records import Arm, Plan, RankSpec
 from tasks.train import group
 from tasks.train.affinity import bind
-from tasks.train.supervise import running_ranks
+from tasks.train.process import running_ranks
 
 EVALUATION_PIXELS = 512 * 32 * 32  # of a batch's images, so that large ones need no more memory than small ones
 MAX_EVALUATION_BATCH = 512

@@ -16,10 +16,11 @@ from tasks.cluster.address import connect, workers
 from tasks.cluster.hardware import describe
 from tasks.errors import InputError, PacelineError
 from tasks.fingerprint import code_fingerprint
-from tasks.records import Hardware, Record
+from tasks.records import Hardware, Plan, Record
 from tasks.train.gang import ANSWER_SECONDS, ask
-from tasks.train.launch import Candidate, Seat, gpus_of_workers, layouts, seat_ranks
+from tasks.train.launch import Candidate, Seat, devices_beside, gpus_of_workers, layouts, seat_ranks
 from tasks.train.lease import Lease
+from tasks.train.process import keep_ready
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -53,6 +54,20 @@ def find_seats(client: Client, config: Config, accelerator: str, fewest: int | N
         InputError: there are fewer, or other code runs on one of them.
     """
     return _choose(_candidates(client, _facts(client), accelerator), config, fewest)
+
+
+def prepare_seats(address: str, config: Config, plan: Plan) -> None:
+    """Have a process kept ready on each worker that will probably have a rank.
+
+    What fails here is left to the training, which will meet it again and say so.
+    """
+    with suppress(PacelineError, OSError, TimeoutError), connect(address) as client:
+        seats = find_seats(client, config, plan.accelerator, None)
+        requests = []
+        for seat in seats:
+            devices = devices_beside(seat, seats) if plan.accelerator == "gpu" else ()
+            requests.append((seat.worker, keep_ready, (plan.num_threads, seat.host, devices, seat.rank == 0)))
+        ask(client, requests, ANSWER_SECONDS)
 
 
 def can_grow(client: Client, config: Config, accelerator: str, num_ranks: int) -> bool:

@@ -24,17 +24,15 @@ from typing import Any, Literal
 import psutil
 
 from conf.site import Site
-from tasks.cluster.hardware import cpu_kind
 from tasks.durable import write_durably
 from tasks.errors import LostError
 from tasks.records import RankSpec, Record
-from tasks.train.launch import rank_command, rank_environment
 from tasks.train.lease import Lease, Owner
-from tasks.train.pulse import VARIABLE, PulseReader
+from tasks.train.process import end_group, start_rank
+from tasks.train.pulse import PulseReader
 
 POLL_SECONDS = 0.25
 LEASE_BEAT_SECONDS = 2.0
-GRACE_SECONDS = 1.5
 ORPHAN_SECONDS = 10.0
 LOG_TAIL_CHARACTERS = 4000
 
@@ -185,7 +183,7 @@ def _run(spec_json: str, lease: Lease, watch: _Watch) -> RankOutcome:
     started = time.monotonic()
     pulse = watch.pulse = PulseReader()
     try:
-        process = _start(spec, spec_path, lease, pulse)
+        process = start_rank(spec, spec_path, lease, pulse)
         watch.pid, watch.started = process.pid, started
         try:
             _stay_with(process, spec, lease, watch)
@@ -196,27 +194,6 @@ def _run(spec_json: str, lease: Lease, watch: _Watch) -> RankOutcome:
         watch.started = watch.pulse = None
         pulse.close()
     return _outcome(spec, process.returncode, pulse.last_words or {}, time.monotonic() - started)
-
-
-def _start(spec: RankSpec, spec_path: Path, lease: Lease, pulse: PulseReader) -> subprocess.Popen[bytes]:
-    environment = rank_environment(os.environ, spec.plan.num_threads, spec.interface, spec.devices)
-    environment["TORCHINDUCTOR_CACHE_DIR"] = f"{spec.compile_cache}/{cpu_kind()}"  # by which torch tells none apart
-    environment["PACELINE_SPAWNED_AT"] = repr(time.monotonic())  # one clock for all processes of a host
-    environment[VARIABLE] = str(pulse.writing)
-    environment["PACELINE_SUPERVISOR"] = str(os.getpid())
-    try:
-        with (spec_path.parent / "log.txt").open("ab") as log:
-            return subprocess.Popen(
-                rank_command(spec_path),
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                pass_fds=(lease.fileno(), pulse.writing),
-                start_new_session=True,  # one group to kill, and a terminal's Ctrl-C reaches the coordinator alone
-            )
-    finally:
-        pulse.close_writing()
 
 
 def _stay_with(process: subprocess.Popen[bytes], spec: RankSpec, lease: Lease, watch: _Watch) -> None:
@@ -275,21 +252,6 @@ def _status(pid: int | None) -> str | None:
     return None
 
 
-def end_group(process: subprocess.Popen[bytes]) -> None:
-    """End a rank and everything it started: ask, then kill."""
-    if process.poll() is None:
-        _signal_group(process, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=GRACE_SECONDS)
-    _signal_group(process, signal.SIGKILL)  # the leader may be gone while its children are not
-    process.wait()
-
-
-def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
-
-
 def _outcome(spec: RankSpec, returncode: int, error: dict[str, Any], wall_seconds: float) -> RankOutcome:
     directory = Path(spec.directory)
     result = _read_json(directory / "result.json") if returncode == 0 else None
@@ -330,21 +292,3 @@ def free_port() -> int:
         probe.bind(("", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def interface_of(address: str) -> str | None:
-    """Name of this host's network interface that carries `address`, so that gloo does not offer 127.0.0.1 to others."""
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(entry.address == address for entry in addresses):
-            return name
-    return None
-
-
-def running_ranks(run_id: str) -> list[int]:
-    """Process ids of this host's ranks of a run."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        command = process.info["cmdline"] or []
-        if "tasks.train.worker" in command and any(f"/{run_id}/" in part for part in command):
-            found.append(process.pid)
-    return found

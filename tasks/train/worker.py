@@ -7,12 +7,11 @@ stages' parts together. Knows nothing of Dask, Prefect or how it was started, so
 from __future__ import annotations
 
 import copy
-import ctypes
 import faulthandler
+import gc
 import logging
 import os
 import resource
-import signal
 import socket
 import sys
 import time
@@ -23,7 +22,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-STARTED_AT = float(os.environ.get("PACELINE_SPAWNED_AT", time.monotonic()))
+LOADED_AT = time.monotonic()
+if __name__ == "__main__":
+    gc.disable()  # until `main`: looking for garbage among what is imported takes a quarter of the time
 
 import numpy as np  # noqa: E402  the clock above counts these imports
 import torch  # noqa: E402
@@ -61,13 +62,13 @@ from tasks.train.precision import forward_context, prepare_network  # noqa: E402
 from tasks.train.pulse import Pulse  # noqa: E402
 from tasks.train.search import search  # noqa: E402
 from tasks.train.sharding import whole  # noqa: E402
+from tasks.train.standby import die_with_supervisor  # noqa: E402
 from tasks.train.stopwatch import Stopwatch  # noqa: E402
 from tasks.train.strategy import ExchangeStrategy, ShardedLearner, sharding_strategy  # noqa: E402
 
 if TYPE_CHECKING:
     from tasks.track.metrics import MetricsWriter
 
-PR_SET_PDEATHSIG = 1
 STEP_ITEMS = ("forward", "backward", "optimizer", "graph", "loop")
 """Of the time budget: what training steps are made of."""
 BASELINE = Arm(num_devices=1, precision="32-true", compile="off", memory_format="contiguous", loading="foreground")
@@ -360,16 +361,6 @@ class Rank:
         }
 
 
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when the worker that supervises it dies."""
-    parent = int(os.environ.get("PACELINE_SUPERVISOR", "0"))
-    if not parent:
-        return  # replayed by hand
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)  # it died before the request
-
-
 def _work(spec: RankSpec, stopwatch: Stopwatch, pulse: Pulse) -> TrainResult | MeasureResult:
     place = Place(spec)
     return Rank(place, stopwatch, pulse).run() if spec.measurement is None else measure(place)
@@ -377,10 +368,12 @@ def _work(spec: RankSpec, stopwatch: Stopwatch, pulse: Pulse) -> TrainResult | M
 
 def main(spec_path: str) -> int:
     """Run the rank of a spec; 0 when it has written its result."""
+    gc.freeze()  # nor will later looks go through it again
+    gc.enable()
     faulthandler.enable()  # a crash in a library's native code leaves the Python stack in the log
-    die_with_parent()
+    die_with_supervisor()
     pulse = Pulse()
-    stopwatch = Stopwatch("startup", STARTED_AT)
+    stopwatch = Stopwatch("startup", float(os.environ.get("PACELINE_SPAWNED_AT", LOADED_AT)))
     spec = RankSpec.model_validate_json(Path(spec_path).read_text(encoding="utf-8"))
     directory = Path(spec.directory)
     directory.mkdir(parents=True, exist_ok=True)

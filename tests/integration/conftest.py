@@ -1,15 +1,13 @@
 import os
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from pathlib import Path
 
 import pytest
 
 from tests.jobs import new_job, two_workers
 from tests.mlflow_server import MlflowServer
+from tests.prefect_server import prefect_server
 
 SMALL = [
     "data.image_size=16",
@@ -44,36 +42,8 @@ def make_job(cluster_address):
 @pytest.fixture(scope="session")
 def prefect_url(tmp_path_factory):
     """A real Prefect server on a free port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    log = (tmp_path_factory.mktemp("prefect") / "server.log").open("wb")
-    server = subprocess.Popen(
-        [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port), "--no-ui"],
-        stdout=log,
-        stderr=log,
-        env=os.environ | {"PREFECT_API_URL": ""},
-    )
-    url = f"http://127.0.0.1:{port}/api"
-    try:
-        _wait_until_healthy(url, server)
+    with prefect_server(tmp_path_factory.mktemp("prefect")) as url:
         yield url
-    finally:
-        server.terminate()
-        server.wait(30)
-        log.close()
-
-
-def _wait_until_healthy(url, server):
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        assert server.poll() is None, "the Prefect server ended"
-        try:
-            urllib.request.urlopen(f"{url}/health", timeout=2).close()
-            return
-        except OSError:
-            time.sleep(0.3)
-    raise TimeoutError("no Prefect server within 120 s")
 
 
 @pytest.fixture(scope="session")

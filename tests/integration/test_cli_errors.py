@@ -3,6 +3,7 @@
 import socket
 from pathlib import Path
 
+import psutil
 import pytest
 from mlflow.tracking import MlflowClient
 from PIL import Image
@@ -19,7 +20,9 @@ def refused(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("PACELINE_HOME", str(home))
 
     def run(*arguments):
+        before = children()
         status = main([*arguments])
+        assert children() <= before, "processes are left behind"
         told = capsys.readouterr().err.strip()
         assert status == 2, told
         assert told.startswith("paceline: ")
@@ -32,6 +35,12 @@ def refused(capsys, monkeypatch, tmp_path):
         return told
 
     return run
+
+
+def children():
+    """What this process has started, but for Python's own watch over shared memory, which stays."""
+    found = psutil.Process().children(recursive=True)
+    return {process for process in found if not any("resource_tracker" in part for part in process.cmdline())}
 
 
 def make_folder(root: Path, classes: dict[str, int], damaged: int = 0) -> Path:

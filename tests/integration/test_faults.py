@@ -14,7 +14,7 @@ from tasks.data import graph, source
 from tasks.errors import LostError
 from tasks.train import coordinate, recovery
 from tasks.train.coordinate import TrainJob, train_group
-from tasks.train.supervise import running_ranks
+from tasks.train.process import running_ranks
 from tests.integration.conftest import SMALL
 from tests.integration.test_recovery import FAR, LONG, check_nothing_is_lost, happening, newest_step
 from tests.jobs import new_job

@@ -14,6 +14,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from conf.site import Site
+from tasks.train.process import running_ranks
 
 QUICK = [
     "data.image_size=16",
@@ -72,8 +73,8 @@ def has_mark(process, mark):
 def start(paceline):
     """Starts a command; returns the process and a function that waits for its end."""
 
-    def begin(*arguments, start_new_session=False, **environment):
-        mark = uuid.uuid4().hex
+    def begin(*arguments, start_new_session=False, mark=None, **environment):
+        mark = mark or uuid.uuid4().hex
         process = paceline(*arguments, start_new_session=start_new_session, PACELINE_TEST_RUN=mark, **environment)
         return process, lambda: Finished(process, mark)
 
@@ -180,6 +181,8 @@ def test_an_interrupted_run_is_killed_in_mlflow_and_can_be_resumed(start, run, n
     name = f"interrupted-{number.name.lower()}"
     process, end = start("run", "digits", *ENDLESS, f"name={name}", start_new_session=True)
     wait_for_checkpoint(process)
+    (rank,) = running_ranks(unfinished_run().info.run_id)
+    assert "tasks.train.standby" in psutil.Process(rank).cmdline(), "it was not kept ready"
     os.killpg(process.pid, number)  # a terminal's Ctrl-C goes to the whole group
     finished = end()
     assert finished.status == 128 + number, finished.stderr
@@ -213,6 +216,56 @@ def test_an_interrupted_run_goes_on_to_its_end_under_its_own_id(start, run, numb
     steps = [m.step for m in MlflowClient(Site().tracking_uri).get_metric_history(left.info.run_id, "train/loss")]
     assert steps == sorted(set(steps)), "no step is logged twice"
     assert run("--resume", left.info.run_id).status == 2, "a finished run is not resumed"
+
+
+def has_standby(mark):
+    return any(
+        has_mark(process, mark) and "tasks.train.standby" in process.cmdline() for process in psutil.process_iter()
+    )
+
+
+def has_cluster(mark):
+    return any(has_mark(process, mark) and "spawn_main" in str(process.cmdline()) for process in psutil.process_iter())
+
+
+@pytest.mark.parametrize(
+    ("number", "begun"),
+    [
+        (signal.SIGINT, has_standby),
+        pytest.param(signal.SIGINT, has_cluster, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, has_standby, marks=pytest.mark.slow),
+        (signal.SIGTERM, has_cluster),
+    ],
+)
+def test_a_run_that_is_interrupted_while_it_starts_leaves_no_process(start, tmp_path, begun, number):
+    """Beside the temporary API, in a home that is new, so that nothing is ready for long."""
+    mark = uuid.uuid4().hex
+    environment = {"PREFECT_API_URL": "", "PACELINE_HOME": str(tmp_path / "home")}
+    process, end = start("run", "digits", *ENDLESS, start_new_session=True, mark=mark, **environment)
+    wait_until(lambda: begun(mark) or process.poll() is not None)
+    os.killpg(process.pid, number)
+    finished = end()
+    assert finished.status == 128 + number, finished.stderr
+    assert finished.left == [], "processes are left behind"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("begun", [has_cluster, has_standby])
+def test_a_run_that_is_killed_while_it_starts_leaves_no_process(start, tmp_path, begun):
+    mark = uuid.uuid4().hex
+    environment = {"PREFECT_API_URL": "", "PACELINE_HOME": str(tmp_path / "home")}
+    process, end = start("run", "digits", *ENDLESS, mark=mark, **environment)
+    wait_until(lambda: begun(mark))
+    process.kill()
+    _, alive = psutil.wait_procs(end().left, timeout=15)
+    assert alive == []
+
+
+def wait_until(holds):
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def wait_for_checkpoint(process):

@@ -15,7 +15,7 @@ from conf.load import load
 from tasks.data import graph, source, store
 from tasks.evaluate.metrics import evaluate_predictions, read_test_split
 from tasks.train.coordinate import train_group
-from tasks.train.supervise import running_ranks
+from tasks.train.process import running_ranks
 from tests.hosts import ROOT, skip_unless_permitted, two_hosts
 
 CHECKPOINT_STEPS = 10  # an epoch has 21

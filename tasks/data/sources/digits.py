@@ -6,7 +6,9 @@ Needs no root and no network. The rotated set is one fixed data set, independent
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -21,16 +23,30 @@ NUM_ROTATED = 5_000
 """Rotated images in each of the two halves, training (with validation) and test."""
 MAX_DEGREES = 45.0
 _ROTATION_SEED = 20_261
+_FILE = "datasets/data/digits.csv.gz"
+"""In scikit-learn's package, in each row 64 pixels of 0 to 16 and the class."""
 
 
 @functools.lru_cache(maxsize=1)
 def _digits() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     """All digits (1797, 8, 8) over the full range of uint8, and their classes."""
-    from sklearn.datasets import load_digits  # a second of imports that only this source needs
+    table = _table()
+    images = np.round(table[:, :-1].reshape(-1, 8, 8) * (255.0 / 16.0)).astype(np.uint8)
+    return images, table[:, -1].astype(np.int64)
+
+
+def _table() -> npt.NDArray[np.float64]:
+    """From the file itself: importing scikit-learn takes each process that reads the digits a second."""
+    package = importlib.util.find_spec("sklearn")
+    assert package is not None
+    assert package.origin is not None
+    path = Path(package.origin).parent / _FILE
+    if path.is_file():
+        return np.loadtxt(path, delimiter=",")
+    from sklearn.datasets import load_digits  # of a version that keeps it elsewhere
 
     bunch = load_digits()
-    images = np.round(bunch.images * (255.0 / 16.0)).astype(np.uint8)
-    return images, bunch.target.astype(np.int64)
+    return np.column_stack([bunch.data, bunch.target])
 
 
 @functools.lru_cache(maxsize=1)

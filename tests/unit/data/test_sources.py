@@ -272,3 +272,13 @@ def test_cifar10_as_folders_and_other_files(tmp_path: Path) -> None:
         source.list_samples(Data(source="cifar10", root=str(tmp_path / "train/a/1.png")))
     with pytest.raises(InputError, match="does not exist"):
         source.list_samples(Data(source="cifar10", root=str(tmp_path / "nowhere")))
+
+
+@pytest.mark.parametrize("file", [digits._FILE, "moved/elsewhere.csv.gz"])
+def test_the_digits_are_those_of_scikit_learn(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sklearn.datasets import load_digits
+
+    monkeypatch.setattr(digits, "_FILE", file)
+    images, labels = digits._digits.__wrapped__()
+    assert (images == np.round(load_digits().images * (255.0 / 16.0))).all()
+    assert (labels == load_digits().target).all()

@@ -1,0 +1,116 @@
+"""Prefect's temporary API: where no server is given, one on loopback for as long as a command runs.
+
+Prefect would start the same itself, but only once a flow begins, after having imported its whole server into this
+process too (1.4 s), and would leave it running when this process is killed. As a program, this module is that API.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import socket
+import subprocess
+import sys
+import urllib.request
+from contextlib import suppress
+
+from tasks.errors import RunError
+from tasks.orphan import die_with
+
+END_SECONDS = 5.0
+
+
+class TemporaryApi:
+    """A running API, or one that is on its way: its socket takes connections from the start."""
+
+    def __init__(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            self._address = f"http://127.0.0.1:{listening.getsockname()[1]}/api"
+            descriptor = listening.fileno()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(descriptor), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # stdout is for the outcome
+                pass_fds=[descriptor],
+                start_new_session=True,  # a terminal's Ctrl-C must leave it to the flow, which has a last state to tell
+            )
+        self._has_answered = False
+
+    def url(self, seconds: float) -> str:
+        """Its address, once it answers.
+
+        Raises:
+            RunError: it does not.
+        """
+        try:
+            urllib.request.urlopen(f"{self._address}/health", timeout=seconds).close()
+        except OSError as error:
+            ended = self._process.poll()
+            said = f"ended with status {ended}" if ended is not None else f"does not answer within {seconds:g} s"
+            raise RunError(
+                f"Prefect's temporary API {said} ({error}); look at the lines above, or start a server "
+                "(prefect server start) and set PREFECT_API_URL"
+            ) from error
+        self._has_answered = True
+        return self._address
+
+    def end(self) -> None:
+        """End it; at once if it has never answered: it only prepares its database until then, in one transaction."""
+        if self._has_answered:
+            self._process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_SECONDS)
+        self._process.kill()
+        self._process.wait()
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a flow has been told its address."""
+        return self._has_answered
+
+
+_running: list[TemporaryApi] = []
+
+
+def begin() -> TemporaryApi:
+    """The API of this process, started if it is not yet; it ends with the process."""
+    if not _running:
+        _running.append(TemporaryApi())
+    return _running[0]
+
+
+def end_unused() -> None:
+    """End the API if nobody has waited for it."""
+    if _running and not _running[0].is_used:
+        _end()
+
+
+def _end() -> None:
+    while _running:
+        _running.pop().end()
+
+
+atexit.register(_end)  # before Prefect is imported, and so after all that Prefect has left to tell at its own exit
+
+
+def main(descriptor: int, parent: int) -> None:
+    """Be the API.
+
+    Args:
+        descriptor: of the listening socket.
+        parent: process id of the command that has started it.
+    """
+    die_with(parent)
+    gc.disable()  # a quarter of the time of all these imports
+    import uvicorn
+    from prefect.server.api.server import create_app
+
+    app = create_app(ephemeral=True, final=True)
+    gc.freeze()
+    gc.enable()
+    uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on")).run([socket.socket(fileno=descriptor)])
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,38 @@
+"""Whether a store can be reached at all, told within seconds and without MLflow, which takes one to import."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from urllib.parse import urlparse
+
+from tasks.errors import InputError
+from tasks.redact import redact
+
+REACH_SECONDS = 5
+
+
+def check_reachable(tracking_uri: str) -> None:
+    """Refuse a store that MLflow cannot write, or a server that does not answer, within seconds.
+
+    Raises:
+        InputError: as it says.
+    """
+    scheme = urlparse(tracking_uri).scheme
+    if scheme in ("", "file"):
+        raise InputError(
+            f"MLFLOW_TRACKING_URI={tracking_uri} is a file store, which MLflow no longer writes; "
+            "use sqlite:////path/mlflow.db or a server's http address"
+        )
+    if scheme not in ("http", "https"):
+        return
+    # MLflow's client retries for minutes; any HTTP answer at all within seconds shows that the server is there.
+    try:
+        urllib.request.urlopen(f"{tracking_uri.rstrip('/')}/health", timeout=REACH_SECONDS).close()
+    except urllib.error.HTTPError:
+        return
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"MLFLOW_TRACKING_URI={redact(tracking_uri)} does not answer within {REACH_SECONDS} s ({error}); "
+            "start the server (mlflow server) or unset the variable"
+        ) from error

@@ -1,0 +1,88 @@
+"""The work of `paceline run` in one process, without Prefect, Dask and MLflow: what goal 10 compares with.
+
+python bare_script.py HOME PRESET [key=value...], in the environment of a rank. The same listing, shards, training,
+predictions and evaluation, by the same functions; a JSON file is all that it logs.
+"""
+
+import json
+import os
+import sys
+import tempfile
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+from conf.load import load
+from tasks.cluster import hardware
+from tasks.data import graph, manifest, source, store
+from tasks.data.key import preparation_key
+from tasks.data.shard import write_shard
+from tasks.evaluate.metrics import evaluate_predictions, read_test_split
+from tasks.fingerprint import code_fingerprint
+from tasks.host import host_identity
+from tasks.records import RankSpec
+from tasks.train.place import Place
+from tasks.train.plan import resolve
+from tasks.train.pulse import Pulse
+from tasks.train.stopwatch import Stopwatch
+from tasks.train.worker import Rank
+
+
+class SilentRank(Rank):
+    """A rank that logs nothing."""
+
+    def _metrics(self):
+        return nullcontext()
+
+
+def prepare(data, home):
+    listing = source.list_samples(data)
+    key = preparation_key(listing, data)
+    if (found := store.find(home, key)) is not None:
+        return found
+    with store.temporary(home, key) as directory:
+        records = [write_shard(chunk) for chunk in graph.cut(listing, data, directory)]
+        facts = manifest.build(listing, data, key, records)
+        path = store.publish(home, directory, facts, [])
+    return facts.prepared(path, reused=False, seconds=0.0)
+
+
+def train(config, prepared, home):
+    directory = Path(tempfile.mkdtemp(dir=home))
+    spec = RankSpec(
+        config=config,
+        plan=resolve(config, hardware.describe(), prepared.num_train),
+        prepared=prepared,
+        run_id="bare",
+        tracking_uri="",
+        directory=str(directory),
+        checkpoint_directory=str(directory / "checkpoints"),
+        resume_from=None,
+        rank=0,
+        local_rank=0,
+        node_rank=0,
+        world_size=1,
+        num_nodes=1,
+        num_devices=1,
+        master_address="127.0.0.1",
+        master_port=0,
+        interface=None,
+        coordinator=(host_identity(), os.getpid()),
+        code_fingerprint=code_fingerprint(),
+        compile_cache=str(home / "compiled"),
+    )
+    return SilentRank(Place(spec), Stopwatch("startup", time.monotonic()), Pulse()).run()
+
+
+def main(home, preset, *overrides):
+    config = load(preset, list(overrides))
+    prepared = prepare(config.data, home)
+    trained = train(config, prepared, home)
+    truth = read_test_split(Path(prepared.path), prepared.class_names)
+    evaluated = evaluate_predictions(trained.predictions, truth, trained.prediction_samples_per_second)
+    facts = {"train": trained.model_dump(mode="json"), "evaluate": evaluated.model_dump(mode="json")}
+    (home / "bare.json").write_text(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).absolute(), *sys.argv[2:])

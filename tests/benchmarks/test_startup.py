@@ -1,0 +1,282 @@
+"""Goals 10 and 11: what a run costs beside its work, and cold start to logged metrics against other launchers.
+
+infra/bench 10 11          about 70 minutes on two quiet cores; the first time also makes an environment for Ray
+
+Whole processes, from their start on, A B B A, at least three blocks.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mlflow.tracking import MlflowClient
+
+from tasks.cluster.hardware import usable_cores
+from tasks.speedup.statistics import FIXED_CONFIDENCE, estimate_ratio, location_interval
+from tasks.train.launch import KEEP_MEMORY, rank_environment
+from tests.benchmarks.conftest import at_least, at_most, tell
+from tests.prefect_server import prefect_server
+
+pytestmark = pytest.mark.timeout(7200)
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+PROGRAM = str(Path(sys.executable).with_name("paceline"))
+RAY = ROOT / ".paceline" / "bench" / "ray"
+RAY_PACKAGES = ("ray[train]", "torch==2.13.0", "numpy", "pillow")
+NUM_BLOCKS = 6
+NUM_PEER_BLOCKS = 4
+DIGITS = ["digits", "speedup.baseline=none"]
+JOB = {
+    "batch_size": 128,
+    "learning_rate": 0.1,
+    "momentum": 0.9,
+    "weight_decay": 1e-10,
+    "width": 32,
+    "depth": 4,
+    "seed": 0,
+}
+NUM_EPOCHS = {"bf16-mixed": 9, "32-true": 4}
+"""Of 2,000 images: about 30 s on two cores, start and end included."""
+
+
+def run_paceline(home, *arguments, **environment):
+    """The outcome of `paceline run`, Unix time of its start, and seconds that it took."""
+    began, started = time.time(), time.monotonic()
+    done = subprocess.run(
+        [PROGRAM, "run", *arguments, "--json"],
+        env=os.environ | {"PACELINE_HOME": str(home)} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    seconds = time.monotonic() - started
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), began, seconds
+
+
+# Goal 10
+
+
+def bare_seconds(home):
+    """The same work in one process, in the environment of a rank."""
+    home.mkdir(exist_ok=True)
+    environment = rank_environment(os.environ, usable_cores(), None, ()) | {"PYTHONPATH": str(ROOT)}
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, str(HERE / "bare_script.py"), str(home), *DIGITS],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    seconds = time.monotonic() - started
+    assert done.returncode == 0, done.stderr
+    return json.loads((home / "bare.json").read_text()), seconds
+
+
+class Added:
+    """Measures what a run takes longer than the bare script.
+
+    Args:
+        directory: for the homes of both.
+        keep: the homes, with the prepared sets in them.
+        environment: of the run.
+    """
+
+    def __init__(self, directory, *, keep=False, **environment):
+        self._directory = directory
+        self._keep = keep
+        self._environment = environment
+
+    def seconds(self, which):
+        home = self._directory / which
+        if not self._keep:
+            shutil.rmtree(home, ignore_errors=True)
+        if which == "bare":
+            found, seconds = bare_seconds(home)
+            self.loss = found["train"]["final_loss"]
+        else:
+            summary, _, seconds = run_paceline(home, *DIGITS, **self._environment)
+            assert summary["train"]["final_loss"] == self.loss, "not the same work"
+        return seconds
+
+    def measure(self, num_blocks):
+        differences = []
+        for which in ("bare", "run"):
+            self.seconds(which)  # files in the page cache
+        for _ in range(num_blocks):
+            first, second, third, fourth = map(self.seconds, ("run", "bare", "bare", "run"))
+            differences.append((first + fourth - second - third) / 2)
+            print(f"run {first:.2f}, {fourth:.2f} s; bare script {second:.2f}, {third:.2f} s")
+        return location_interval(np.asarray(differences), FIXED_CONFIDENCE)
+
+
+def tell_added(what, found, num_blocks, bar=None):
+    value, low, high = map(float, found)
+    tell(
+        f"goal 10, {what}: seconds added to a bare script" + (f" <= {bar}" if bar else ""),
+        f"{value:.2f} ({num_blocks} blocks of A B B A)",
+        f"{low:.2f} to {high:.2f}",
+        at_most(low, high, bar) if bar else "for comparison",
+    )
+
+
+def test_goal_10_with_a_server(tmp_path):
+    with prefect_server(tmp_path) as url:
+        added = Added(tmp_path, PREFECT_API_URL=url)
+        tell_added("Prefect server running", added.measure(NUM_BLOCKS), NUM_BLOCKS, 3)
+        kept = Added(tmp_path, keep=True, PREFECT_API_URL=url)
+        tell_added("Prefect server running, prepared sets reused by both", kept.measure(3), 3)
+
+
+def test_goal_10_on_the_temporary_api(tmp_path):
+    home = {"PREFECT_API_URL": "", "PREFECT_HOME": str(tmp_path / "prefect")}
+    tell_added("temporary Prefect API", Added(tmp_path, **home).measure(NUM_BLOCKS), NUM_BLOCKS, 8)
+
+
+def test_goal_10_on_the_first_day(tmp_path):
+    """The temporary API's database is new too; it is made once for a user."""
+
+    class FirstDay(Added):
+        def seconds(self, which):
+            shutil.rmtree(tmp_path / "prefect", ignore_errors=True)
+            return super().seconds(which)
+
+    home = {"PREFECT_API_URL": "", "PREFECT_HOME": str(tmp_path / "prefect")}
+    tell_added("temporary Prefect API, its database new", FirstDay(tmp_path, **home).measure(3), 3)
+
+
+# Goal 11
+
+
+@pytest.fixture(scope="module")
+def ray_python():
+    """The interpreter of an environment with Ray, made once."""
+    python = RAY / "bin" / "python"
+    if not (RAY / "complete").exists():
+        try:
+            subprocess.run([sys.executable, "-m", "venv", "--clear", str(RAY)], check=True, capture_output=True)
+            install = [str(python), "-m", "pip", "install", "--quiet", *RAY_PACKAGES]
+            subprocess.run(install, check=True, capture_output=True, text=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"no environment for Ray: {getattr(error, 'stderr', None) or error}")
+        (RAY / "complete").touch()
+    return str(python)
+
+
+class Launchers:
+    """One job by several launchers, each in a fresh process; seconds from its start to its logged metrics.
+
+    Args:
+        root: images.
+        directory: for what they leave.
+        precision: of all.
+    """
+
+    def __init__(self, root, directory, precision):
+        self._root = root
+        self._directory = directory
+        self._precision = precision
+        self.accuracy = {}
+
+    def paceline(self):
+        home = self._directory / "paceline"
+        shutil.rmtree(home, ignore_errors=True)
+        recipe = [f"recipe.{name}={JOB[name]}" for name in ("batch_size", "learning_rate", "momentum", "weight_decay")]
+        model = [f"model.{name}={JOB[name]}" for name in ("width", "depth")]
+        summary, began, _ = run_paceline(
+            home,
+            "cifar10",
+            f"data.root={self._root}",
+            "data.validation_fraction=0",
+            *recipe,
+            *model,
+            f"recipe.num_epochs={NUM_EPOCHS[self._precision]}",
+            f"execution.precision={self._precision}",
+            "speedup.baseline=none",
+            PREFECT_API_URL="",
+            PREFECT_HOME=str(self._directory / "prefect"),
+        )
+        self._note("paceline", summary["train"]["num_steps"], summary["evaluate"]["accuracy"])
+        run = MlflowClient(summary["tracking_uri"]).get_run(summary["run_id"])
+        return run.info.end_time / 1000 - began
+
+    def torchrun(self):
+        command = [
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node=1",
+            str(HERE / "peers/by_torchrun.py"),
+        ]
+        return self._peer("torchrun", [sys.executable, *command])
+
+    def ray(self, python):
+        return self._peer("Ray Train", [python, str(HERE / "peers/by_ray.py")], RAY_USAGE_STATS_ENABLED="0")
+
+    def _peer(self, name, command, **environment):
+        out, settings, storage = (self._directory / part for part in ("out.json", "settings.json", "storage"))
+        out.unlink(missing_ok=True)
+        shutil.rmtree(storage, ignore_errors=True)
+        job = JOB | {"root": str(self._root), "out": str(out), "storage": str(storage)}
+        job |= {"num_epochs": NUM_EPOCHS[self._precision], "bf16": self._precision == "bf16-mixed"}
+        settings.write_text(json.dumps(job))
+        began = time.time()
+        done = subprocess.run(
+            [*command, str(settings)],
+            env=os.environ | KEEP_MEMORY | environment,  # our ranks have this too
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        found = json.loads(out.read_text())
+        self._note(name, found["num_steps"], found["accuracy"])
+        return found["logged_at"] - began
+
+    def _note(self, name, num_steps, accuracy):
+        assert num_steps == NUM_EPOCHS[self._precision] * -(-2000 // JOB["batch_size"])
+        self.accuracy.setdefault(name, []).append(accuracy)
+
+
+@pytest.mark.parametrize("precision", NUM_EPOCHS)
+def test_goal_11_against_torchrun(cifar10_subset, tmp_path, precision):
+    jobs = Launchers(cifar10_subset, tmp_path, precision)
+    found = in_turn(jobs.paceline, jobs.torchrun, "torchrun", jobs)
+    tell(
+        f"goal 11, {precision}: cold start to logged metrics / that of torchrun with plain PyTorch <= 1.10",
+        f"{found.value:.3f} ({NUM_PEER_BLOCKS} blocks of A B B A)",
+        f"{found.low:.3f} to {found.high:.3f}",
+        at_most(found.low, found.high, 1.10),
+    )
+
+
+@pytest.mark.parametrize("precision", NUM_EPOCHS)
+def test_goal_11_against_ray(cifar10_subset, tmp_path, precision, ray_python):
+    jobs = Launchers(cifar10_subset, tmp_path, precision)
+    found = in_turn(lambda: jobs.ray(ray_python), jobs.paceline, "paceline", jobs)
+    tell(
+        f"goal 11, {precision}: cold start to logged metrics of Ray Train / ours >= 1.5",
+        f"{found.value:.3f} ({NUM_PEER_BLOCKS} blocks of A B B A)",
+        f"{found.low:.3f} to {found.high:.3f}",
+        at_least(found.low, found.high, 1.5),
+    )
+
+
+def in_turn(first, second, name, jobs):
+    """Time of the first over that of the second."""
+    ratios = []
+    for measure in (first, second):
+        measure()  # files in the page cache, Prefect's database made
+    for _ in range(NUM_PEER_BLOCKS):
+        times = [measure() for measure in (first, second, second, first)]
+        ratios.append((times[0] + times[3]) / (times[1] + times[2]))
+        print(f"{times[0]:.1f}, {times[3]:.1f} s; {name} {times[1]:.1f}, {times[2]:.1f} s; accuracies {jobs.accuracy}")
+    return estimate_ratio(np.log(ratios), FIXED_CONFIDENCE)

@@ -1,0 +1,41 @@
+"""The program from outside: what its help costs, and how it ends."""
+
+import subprocess
+import sys
+
+import pytest
+
+ENGINES = {
+    "prefect", "dask", "distributed", "mlflow", "torch", "lightning", "sklearn", "scipy", "numpy", "pandas",
+    "matplotlib", "sqlalchemy", "PIL", "fsspec", "psutil", "rich",
+}  # fmt: skip
+
+
+def test_help_imports_no_engine():
+    program = "import sys; from flows.cli import main\ntry: main(['--help'])\nfinally: print(*sys.modules, sep='\\n')"
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    loaded = {name.partition(".")[0] for name in printed.splitlines()}
+    assert "flows" in loaded
+    assert loaded & ENGINES == set()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"), [(["--help"], 0), (["run", "--help"], 0), (["run", "nonsense"], 2), (["bogus"], 2)]
+)
+def test_the_exit_status_of_the_process(arguments, status):
+    done = subprocess.run([sys.executable, "-m", "flows.cli", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == status
+    assert bool(done.stdout) == (status == 0)
+
+
+@pytest.mark.parametrize(("ending", "status"), [("raise OSError('lost')", 1), ("return 130", 130), ("sys.exit(3)", 3)])
+def test_it_leaves_after_what_libraries_do_at_exit(ending, status):
+    program = (
+        "import atexit, sys; from flows import cli\n"
+        f"def main():\n atexit.register(print, 'put away', end='')\n {ending}\n"
+        "cli.main = main; cli.program()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == status
+    assert done.stdout == "put away"
+    assert ("OSError: lost" in done.stderr) == (status == 1)
