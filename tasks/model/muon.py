@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -52,13 +53,13 @@ class Muon(torch.optim.Optimizer):
         dense = [weight for weight in trained if weight.dim() == _MATRIX_DIMENSIONS]
         biases = [weight for weight in trained if weight.dim() < _MATRIX_DIMENSIONS]
         bias_factor, dense_factor = _rate_factors(network)
-        groups = [
+        groups: list[dict[str, Any]] = [
             {"params": filters, RATE_FACTOR: 1.0, "momentum": momentum, "weight_decay": 0.0, "is_orthogonal": True},
             {"params": biases, RATE_FACTOR: bias_factor, "weight_decay": weight_decay / bias_factor},
             {"params": dense, RATE_FACTOR: dense_factor, "weight_decay": weight_decay / dense_factor},
         ]
-        rest = {"lr": learning_rate, "momentum": REST_MOMENTUM, "is_orthogonal": False, "fused": fused}
-        super().__init__([group for group in groups if group["params"]], rest)
+        used = [group | {"lr": learning_rate * group[RATE_FACTOR]} for group in groups if group["params"]]
+        super().__init__(used, {"momentum": REST_MOMENTUM, "is_orthogonal": False, "fused": fused})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]

@@ -73,6 +73,9 @@ def test_filters_keep_their_norm_and_the_rest_have_their_own_rates_and_decay():
     filters, biases, dense = optimizer.param_groups
     assert [len(group["params"]) for group in optimizer.param_groups] == [6, 7, 1]
     assert filters["rate_factor"] == 1.0
+    assert [group["lr"] for group in optimizer.param_groups] == [
+        pytest.approx(0.1 * group["rate_factor"]) for group in optimizer.param_groups
+    ]
     for group in (biases, dense):
         assert group["weight_decay"] * group["rate_factor"] == pytest.approx(RECIPE.weight_decay)
     whitening = network.features[0].weight.detach().clone()
