@@ -66,17 +66,21 @@ class Cutter:
         for split in SPLITS:
             yield from (self._chunk(split, number) for number in range(self.num_chunks[split]))
 
-    def portions(self, num_readers: int) -> Iterator[Portion]:
+    def portions(self, num_readers: int, num_threads: int) -> Iterator[Portion]:
         """Every chunk, in portions for the readers of their shards, by turns.
 
         The last portions of a reader get smaller and smaller, so that all end at about the same time.
+
+        Args:
+            num_readers: Workers.
+            num_threads: Of each worker.
         """
         most = self._chunks_per_portion()
         waiting = [list(reversed(queue)) for queue in self._queues(num_readers)]
         while any(waiting):
             for reader, queue in enumerate(waiting):
                 if queue:
-                    size = max(1, min(most, len(queue) // 2))
+                    size = max(1, min(most, len(queue) // (2 * num_threads)))
                     yield Portion(reader, tuple(self._chunk(*queue.pop()) for _ in range(size)))
 
     def _queues(self, num_readers: int) -> list[list[tuple[SplitName, int]]]:

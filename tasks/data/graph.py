@@ -107,7 +107,8 @@ def run_chunks(cutter: Cutter, address: str, spool: RejectedSpool, on_progress: 
     done = 0
     with connect_to_workers(address, "preparation") as client:
         readers = workers(client)
-        portions = cutter.portions(len(readers))
+        num_threads = -(-sum(client.nthreads().values()) // len(readers))
+        portions = cutter.portions(len(readers), num_threads)
         with closing(completed(client, portions, partial(_submit, client, readers))) as found:
             for record in chain.from_iterable(found):
                 spool.add(record)

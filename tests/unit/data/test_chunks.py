@@ -30,10 +30,12 @@ def cutter(found: SampleListing, image_size: int = 32) -> Cutter:
     return Cutter(found, Data(source="folder", root="x", image_size=image_size), Path("nowhere"))
 
 
-@given(st.integers(1, 40_000), st.integers(0, 9_000), st.integers(1, 5))
-def test_every_chunk_is_in_one_portion_of_its_reader(num_train: int, num_test: int, num_readers: int) -> None:
+@given(st.integers(1, 40_000), st.integers(0, 9_000), st.integers(1, 5), st.integers(1, 3))
+def test_every_chunk_is_in_one_portion_of_its_reader(
+    num_train: int, num_test: int, num_readers: int, num_threads: int
+) -> None:
     cut = cutter(listing(num_train, num_test))
-    portions = list(cut.portions(num_readers))
+    portions = list(cut.portions(num_readers, num_threads))
     chunks = [(chunk.split, chunk.number) for portion in portions for chunk in portion.chunks]
     assert sorted(chunks) == sorted((chunk.split, chunk.number) for chunk in cut.chunks())
     assert len(set(chunks)) == len(chunks)
@@ -45,11 +47,13 @@ def test_every_chunk_is_in_one_portion_of_its_reader(num_train: int, num_test: i
 
 
 def test_portions_are_large_and_end_small() -> None:
-    sizes = [len(portion.chunks) for portion in cutter(listing(40_960)).portions(2)]
+    sizes = [len(portion.chunks) for portion in cutter(listing(40_960)).portions(2, 1)]
     assert sizes == [4, 4] * 4 + [2, 2, 1, 1, 1, 1]
+    # One worker of eight threads: none waits for another that has taken all.
+    assert [len(portion.chunks) for portion in cutter(listing(8_192)).portions(1, 8)] == [1] * 8
     # Of large images one chunk is seconds of work.
     large = cutter(listing(4_096, size=200_000), image_size=224)
-    assert {len(portion.chunks) for portion in large.portions(2)} == {1}
+    assert {len(portion.chunks) for portion in large.portions(2, 1)} == {1}
 
 
 def test_a_chunk_is_bounded_in_count_and_bytes() -> None:
