@@ -219,7 +219,9 @@ class Launchers:
         return self._peer("torchrun", [sys.executable, *command])
 
     def ray(self, python):
-        return self._peer("Ray Train", [python, str(HERE / "peers/by_ray.py")], RAY_USAGE_STATS_ENABLED="0")
+        return self._peer(
+            "Ray Train", [python, str(HERE / "peers/by_ray.py")], RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled"
+        )
 
     def _peer(self, name, command, **environment):
         out, settings, storage = (self._directory / part for part in ("out.json", "settings.json", "storage"))

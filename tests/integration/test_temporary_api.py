@@ -1,0 +1,77 @@
+"""Prefect's temporary API: it answers, it ends, and it says why where it cannot start."""
+
+import subprocess
+import sys
+import time
+import urllib.request
+
+import psutil
+import pytest
+
+from flows.temporary_api import TemporaryApi
+from tasks.errors import RunError
+
+COMMAND = """
+import sys, time
+from flows.temporary_api import begin, end_unused
+api = begin()
+print(api._process.pid, flush=True)
+if sys.argv[1] == "unused":
+    end_unused()
+elif sys.argv[1] == "used":
+    print(api.url(120), flush=True)
+    end_unused()
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def command():
+    """Starts a command with an API in a given state; returns it and the API's process id."""
+    started = []
+
+    def start(state):
+        arguments = [sys.executable, "-c", COMMAND, state]
+        process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        return process, int(process.stdout.readline())
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def ended(pid):
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not psutil.pid_exists(pid)
+
+
+def test_it_answers_until_its_command_ends(command):
+    process, api = command("used")
+    url = process.stdout.readline().strip()
+    assert urllib.request.urlopen(f"{url}/health", timeout=10).read() == b"true"
+    process.communicate()  # its stdin ends, and so does it
+    assert process.returncode == 0
+    assert ended(api)
+
+
+def test_one_that_nobody_waited_for_is_ended_at_once(command):
+    _, api = command("unused")
+    assert ended(api)
+
+
+def test_it_dies_with_a_command_that_is_killed(command):
+    process, api = command("begun")
+    process.kill()
+    assert ended(api)
+
+
+def test_why_it_cannot_start(monkeypatch):
+    monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", "sqlite+aiosqlite:////proc/nothing/prefect.db")
+    api = TemporaryApi()
+    with pytest.raises(RunError, match="prefect server start"):
+        api.url(60)
+    api.end()

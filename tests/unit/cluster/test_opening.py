@@ -1,0 +1,43 @@
+"""A cluster that is opened beside other work: what its user learns of it, and when it ends."""
+
+import threading
+
+import psutil
+import pytest
+
+from conf.schema import Cluster
+from conf.site import Site
+from tasks.cluster.demand import Demand
+from tasks.cluster.opening import Opening
+from tasks.errors import InputError
+
+ONE = Demand(num_hosts=1, workers_per_host=1, gpus=False)
+
+
+def workers():
+    return [child for child in psutil.Process().children(recursive=True) if "spawn_main" in str(child.cmdline())]
+
+
+def test_it_ends_once_it_is_released_and_whatever_came_of_its_preparation():
+    prepared = threading.Event()
+
+    def prepare(address):
+        assert address.startswith("tcp://127.0.0.1:")
+        prepared.set()
+        raise OSError("left to whoever needs it")
+
+    opening = Opening(Cluster(num_workers=1), ONE, Site(), prepare)
+    assert opening.address().startswith("tcp://127.0.0.1:")
+    assert prepared.wait(30)
+    assert len(workers()) == 1
+    opening.release()
+    opening.close()
+    assert workers() == []
+
+
+def test_what_refuses_it_is_told_to_who_needs_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("PACELINE_TLS", str(tmp_path))
+    opening = Opening(Cluster(kind="ssh", hosts=("127.0.0.1",)), ONE, Site(), print)
+    with pytest.raises(InputError, match="infra/certificates"):
+        opening.address()
+    opening.close()
