@@ -61,6 +61,7 @@ def main(directory, rank, arm_json):
         seed=3,
         augment="shift",
         shift_pixels=1,
+        shuffle_mib=1,
         device=torch.device("cpu"),
         channels_last=False,
     )

@@ -17,7 +17,7 @@ RANK = """
 import os, sys
 def main(spec_path):
     os.write(int(os.environ["PACELINE_PULSE"]), b"alive")
-    print(spec_path, os.environ["FROM_THE_START"], os.environ["FROM_THE_ORDER"], repr(sys.stdin.read()))
+    print(spec_path, os.environ["FROM_THE_START"], os.environ["FROM_THE_ORDER"], repr(sys.stdin.read()), flush=True)
     print("in between", file=sys.stderr, flush=True)
     return 7
 """
