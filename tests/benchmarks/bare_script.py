@@ -14,7 +14,8 @@ from pathlib import Path
 
 from conf.load import load
 from tasks.cluster import hardware
-from tasks.data import graph, manifest, source, store
+from tasks.data import manifest, source, store
+from tasks.data.chunks import Cutter
 from tasks.data.key import preparation_key
 from tasks.data.shard import write_shard
 from tasks.evaluate.metrics import evaluate_predictions, read_test_split
@@ -41,8 +42,8 @@ def prepare(data, home):
     if (found := store.find(home, key)) is not None:
         return found
     with store.temporary(home, key) as directory:
-        records = [write_shard(chunk) for chunk in graph.cut(listing, data, directory)]
-        facts = manifest.build(listing, data, key, records)
+        records = [write_shard(chunk) for chunk in Cutter(listing, data, directory).chunks()]
+        facts = manifest.build(listing, data, key, records, num_rejected=0)
         path = store.publish(home, directory, facts, [])
     return facts.prepared(path, reused=False, seconds=0.0)
 
