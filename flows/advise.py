@@ -31,7 +31,7 @@ from tasks.speedup.predict import cheapest, limits, predict
 from tasks.speedup.profile import company_of, gains, link_samples, profile_of
 from tasks.track import run as tracking
 from tasks.train.coordinate import TrainJob
-from tasks.train.plan import can_capture
+from tasks.train.plan import arm_of, can_capture
 from tasks.train.steps import measure
 
 TOKEN_BYTES = 4
@@ -189,14 +189,7 @@ def _moves(config: Config, plan: Plan) -> Measurement:
 
 
 def _single(plan: Plan) -> Arm:
-    return Arm(
-        num_devices=1,
-        precision=plan.precision,
-        compile=plan.compile,
-        memory_format=plan.memory_format,
-        loading=plan.loading,
-        gradient_compression=plan.gradient_compression,
-    )
+    return arm_of(plan).model_copy(update={"num_devices": 1, "strategy": "ddp"})
 
 
 def _profile(config: Config, plan: Plan, num_train: int, measured: MeasureResult) -> DeviceProfile:

@@ -86,12 +86,25 @@ def _check_store(config: Config, site: Site) -> str:
 
 
 def begin_api(site: Site) -> TemporaryApi | None:
-    """Prefect's temporary API, on its way; None where there is a server, or no such API is wanted."""
+    """Prefect's temporary API, on its way; None where there is a server, or no such API is wanted.
+
+    Raises:
+        InputError: there is no place for its database.
+    """
     if prefect_server(site):
         return None
     from prefect.settings import get_current_settings
 
-    return temporary_api.begin() if get_current_settings().server.ephemeral.enabled else None
+    settings = get_current_settings()
+    if not settings.server.ephemeral.enabled:
+        return None
+    try:
+        settings.home.mkdir(parents=True, exist_ok=True)  # Prefect makes it only where its parent is there
+    except OSError as error:
+        raise InputError(
+            f"PREFECT_HOME={settings.home} cannot be made ({error}); set it to a directory of yours"
+        ) from error
+    return temporary_api.begin()
 
 
 def settle(config: Config, cleared: Cleared, address: str) -> Cleared:

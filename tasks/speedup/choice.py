@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from tasks.records import Arm, Choice, Plan, ProbeResult, Search
 from tasks.speedup.statistics import Estimate, arm_ratio
@@ -37,7 +38,7 @@ def choose(plan: Plan, search: Search, rules: Arm, num_steps: int) -> Plan:
         if probe.candidate == best:
             winner = best_role(probe, search.compile_seconds, num_steps)
             best = roles_of(probe)[winner] if winner else best
-    changes = {name: getattr(best, name) for name in SEARCHED if getattr(best, name) != getattr(rules, name)}
+    changes = _changes(rules, best)
     reasons = dict(plan.reasons)
     for name in SEARCHED:
         timed = [*_timed(search, name, getattr(plan, name))][-1:]  # against the best of the others
@@ -84,14 +85,15 @@ def roles_of(probe: ProbeResult) -> dict[str, Arm]:
 
 def combined(probe: ProbeResult, roles: Iterable[str]) -> Arm:
     """The candidate with what each of these roles has otherwise."""
-    arms, candidate = roles_of(probe), probe.candidate
-    changes = {
-        name: getattr(arms[role], name)
-        for role in roles
-        for name in SEARCHED
-        if getattr(arms[role], name) != getattr(candidate, name)
-    }
-    return candidate.model_copy(update=changes)
+    arms = roles_of(probe)
+    changes: dict[str, Any] = {}
+    for role in roles:
+        changes |= _changes(probe.candidate, arms[role])
+    return probe.candidate.model_copy(update=changes)
+
+
+def _changes(before: Arm, after: Arm) -> dict[str, Any]:
+    return {name: getattr(after, name) for name in SEARCHED if getattr(after, name) != getattr(before, name)}
 
 
 def step_seconds(probe: ProbeResult, role: str) -> float:
@@ -105,7 +107,7 @@ def _timed(search: Search, name: str, planned: object) -> Iterator[str]:
     for probe in search.probes:
         for role, arm in roles_of(probe).items():
             value, before = getattr(arm, name), getattr(probe.candidate, name)
-            alone = value != before and arm.model_copy(update={name: before}) == probe.candidate
+            alone = _changes(probe.candidate, arm).keys() == {name}
             gain = arm_ratio(probe.rounds, "candidate", role) if alone else None
             if gain is not None and gain.low is not None:
                 cost = f", compiled in {search.compile_seconds:.0f} s" if name == "compile" else ""

@@ -88,10 +88,8 @@ def search(bench: Bench, plan: Plan, num_steps: int, known: Search | None) -> Se
             return None
         hunt = _Hunt(bench, num_steps, step, budget, started)
         best = hunt.against(rules, dict(list(others.items())[:num_affordable]))
-    for probe in hunt.probes[:]:
-        winners = winning_roles(probe, 0.0, num_steps)
-        if len(winners) > 1:
-            best = hunt.again(best, {"together": combined(probe, winners)})
+    if hunt.probes and len(winners := winning_roles(hunt.probes[0], 0.0, num_steps)) > 1:
+        best = hunt.again(best, {"together": combined(hunt.probes[0], winners)})
     if "compile" in plan.reasons and hunt.can_compile():
         hunt.again(best, {"compile": best.model_copy(update={"compile": "step"})}, compiles=True)
     return hunt.found(watch.stop())

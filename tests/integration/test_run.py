@@ -291,7 +291,18 @@ def test_a_run_whose_rank_raises_ends_with_its_traceback(run, prefect_url):
     assert prefect_runs(prefect_url, "diverges")[0]["state"]["type"] == "FAILED"
 
 
-def test_without_any_server_prefects_temporary_one_is_used(run):
-    finished = run("digits", *QUICK, "speedup.baseline=none", "recipe.num_epochs=1", PREFECT_API_URL="")
+def test_without_any_server_prefects_temporary_one_is_used(run, tmp_path):
+    """Nor anything of Prefect's: an account's home may not be there yet."""
+    home = tmp_path / "not" / "there" / "yet"
+    nothing = {"PREFECT_API_URL": "", "PREFECT_HOME": str(home)}
+    finished = run("digits", *QUICK, "speedup.baseline=none", "recipe.num_epochs=1", **nothing)
     assert finished.status == 0, finished.stderr
+    assert list(home.glob("*.db"))
     assert "paceline ui" in finished.stderr
+
+
+def test_without_a_place_for_prefects_database_nothing_is_started(run):
+    finished = run("digits", PREFECT_API_URL="", PREFECT_HOME="/proc/nothing/prefect")
+    assert finished.status == 2
+    assert "PREFECT_HOME=/proc/nothing/prefect cannot be made" in finished.stderr
+    assert "set it to a directory of yours" in finished.stderr

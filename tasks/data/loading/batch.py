@@ -121,6 +121,13 @@ def window_numbers(
     return (image_N * tall + dy_N) * wide + dx_N
 
 
+def columns_before_flip(
+    dx_N: npt.NDArray[np.int64], flip_N: npt.NDArray[np.bool_], padding: int
+) -> npt.NDArray[np.int64]:
+    """Columns (N,) of the windows to take where flips come last: of a flipped image, that of the opposite window."""
+    return np.where(flip_N, 2 * padding - dx_N, dx_N)
+
+
 def gather_windows(view: Tensor, numbers_N: npt.NDArray[np.int64]) -> Tensor:
     """Copy windows (N, height, width * C), in one indexing.
 

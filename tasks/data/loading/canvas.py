@@ -8,9 +8,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
-from tasks.data.loading.batch import gather_windows, pad, window_numbers, windows
+from tasks.data.loading.batch import columns_before_flip, gather_windows, pad, window_numbers, windows
 from tasks.data.loading.train_loader import Feed, Request
 
 
@@ -35,25 +34,23 @@ class Canvas:
         self._mirrored_F = (np.arange(width)[::-1, np.newaxis] * channels + np.arange(channels)).ravel()
         """The bytes of a row, by pixels from right to left."""
 
-    def batch(self, request: Request) -> npt.NDArray[np.uint8]:
-        """The images (N, H, W, C) of a request; the array is the caller's."""
+    def batch(self, request: Request, out: npt.NDArray[np.uint8] | None = None) -> npt.NDArray[np.uint8]:
+        """The images (N, H, W, C) of a request, in an array of the caller's: the one given, or a new one."""
         feed, num = self._feed, len(request.index_N)
         if feed.augment == "none":
-            return feed.split.gather(request.index_N)
+            return feed.split.gather(request.index_N, out=out)
         # In the order of the shards, which is undone by the windows' numbers at no cost.
         order_N = feed.split.gather_by_shard(request.index_N, self._gathered_NHWC[:num])
         self._inside_NHWC[:num] = self._gathered_NHWC[:num]
         place_N = np.empty(num, dtype=np.int64)
         place_N[order_N] = np.arange(num)
-        # A window of a flipped image is the flip of the opposite window.
-        dx_N = np.where(request.flip_N, 2 * feed.padding - request.dx_N, request.dx_N)
+        dx_N = columns_before_flip(request.dx_N, request.flip_N, feed.padding)
         numbers_N = window_numbers(place_N, request.dy_N, dx_N, self._padded_NHWC)
         images_NHWC = gather_windows(self._windows, numbers_N).numpy().reshape(num, *feed.split.image_shape)
         rows_NHF = images_NHWC.reshape(num, feed.split.image_shape[0], -1)
         # By `take`, a third of the time of a view with negative strides, which is copied byte by byte.
         rows_NHF[request.flip_N] = np.take(rows_NHF[request.flip_N], self._mirrored_F, axis=2)
-        return images_NHWC
-
-    def batch_into(self, request: Request, buffer: Tensor) -> None:
-        """The same, at the start of a buffer (largest, H, W, C) of uint8."""
-        np.copyto(buffer.numpy()[: len(request.index_N)], self.batch(request))
+        if out is None:
+            return images_NHWC
+        np.copyto(out, images_NHWC)
+        return out

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from conf.schema import FLIPPING
-from tasks.data.loading.batch import Batch, gather_windows, pad, window_numbers, windows
+from tasks.data.loading.batch import Batch, columns_before_flip, gather_windows, pad, window_numbers, windows
 from tasks.data.loading.train_loader import Feed, Request, TrainLoader
 from tasks.data.split import Split
 
@@ -57,8 +57,7 @@ class ResidentLoader(TrainLoader):
         if self._mirrored or not request.flip_N.any():
             image_N = request.index_N + request.flip_N * self.feed.split.num_samples
             return self._copy(image_N, request, request.dx_N).view(shape)
-        # A window of the flipped image is the flip of the opposite window.
-        dx_N = np.where(request.flip_N, 2 * self.feed.padding - request.dx_N, request.dx_N)
+        dx_N = columns_before_flip(request.dx_N, request.flip_N, self.feed.padding)
         images_NHWC = self._copy(request.index_N, request, dx_N).view(shape)
         flip = torch.from_numpy(request.flip_N).to(self.feed.device).view(-1, 1, 1, 1)
         return torch.where(flip, images_NHWC.flip(2), images_NHWC)

@@ -98,7 +98,7 @@ class _Producer:
                 buffer = self._wait_for_buffer()
                 if buffer is None:
                     return
-                self._canvas.batch_into(request, buffer)
+                self._canvas.batch(request, out=buffer.numpy()[: len(request.index_N)])
                 if not self._put(_Filled(request, buffer)):
                     return
             self._put(None)

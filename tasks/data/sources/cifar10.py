@@ -137,7 +137,8 @@ def read_samples(place: str, samples: Samples) -> npt.NDArray[np.uint8]:
     """Images (N, 32, 32, 3) of rows of batches, in the order asked for."""
     images_NHWC = np.empty((len(samples), 32, 32, 3), dtype=np.uint8)
     names = np.array(list(samples.paths))
-    rows = np.array([sample.row for sample in samples], dtype=np.int64)
+    assert samples.rows is not None
+    rows = samples.rows
     for name in np.unique(names):
         wanted = names == name
         images_NHWC[wanted] = read_batch(place, str(name))[0][rows[wanted]]
