@@ -1,9 +1,14 @@
 """Gathers a batch from shards, flipped and shifted, in as few passes over its pixels as there can be.
 
-Knows numpy only, so that a background thread may use it.
+Touches the host's memory only, so that a background thread may use it.
 """
 
 from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +16,11 @@ import torch
 
 from tasks.data.loading.batch import columns_before_flip, gather_windows, pad, window_numbers, windows
 from tasks.data.loading.train_loader import Feed, Request
+
+Mirror = Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.uint8]]
+"""Images (N, H, W, C) to the same, left-right."""
+_TRIALS = 5
+_BYTES_OF_A_TRIAL = 2**18
 
 
 class Canvas:
@@ -23,6 +33,7 @@ class Canvas:
 
     def __init__(self, feed: Feed, largest: int) -> None:
         self._feed = feed
+        self.largest = largest
         height, width, channels = feed.split.image_shape
         blank = np.zeros((largest, height, width, channels), dtype=np.uint8)
         self._gathered_NHWC = np.empty_like(blank)
@@ -31,8 +42,7 @@ class Canvas:
         inside = slice(feed.padding, feed.padding + height), slice(feed.padding, feed.padding + width)
         self._inside_NHWC = self._padded_NHWC.numpy()[:, *inside]
         self._windows = windows(self._padded_NHWC, height, width)
-        self._mirrored_F = (np.arange(width)[::-1, np.newaxis] * channels + np.arange(channels)).ravel()
-        """The bytes of a row, by pixels from right to left."""
+        self._mirror = fastest_mirror(feed.split.image_shape)
 
     def batch(self, request: Request, out: npt.NDArray[np.uint8] | None = None) -> npt.NDArray[np.uint8]:
         """The images (N, H, W, C) of a request, in an array of the caller's: the one given, or a new one."""
@@ -47,10 +57,41 @@ class Canvas:
         dx_N = columns_before_flip(request.dx_N, request.flip_N, feed.padding)
         numbers_N = window_numbers(place_N, request.dy_N, dx_N, self._padded_NHWC)
         images_NHWC = gather_windows(self._windows, numbers_N).numpy().reshape(num, *feed.split.image_shape)
-        rows_NHF = images_NHWC.reshape(num, feed.split.image_shape[0], -1)
-        # By `take`, a third of the time of a view with negative strides, which is copied byte by byte.
-        rows_NHF[request.flip_N] = np.take(rows_NHF[request.flip_N], self._mirrored_F, axis=2)
+        images_NHWC[request.flip_N] = self._mirror(images_NHWC[request.flip_N])
         if out is None:
             return images_NHWC
         np.copyto(out, images_NHWC)
         return out
+
+
+@lru_cache
+def fastest_mirror(image_shape: tuple[int, int, int]) -> Mirror:
+    """The one of `mirrors` that is faster on this processor."""
+    blank = np.zeros((max(1, _BYTES_OF_A_TRIAL // math.prod(image_shape)), *image_shape), dtype=np.uint8)
+    return min(mirrors(image_shape), key=lambda mirror: min(_seconds(mirror, blank) for _ in range(_TRIALS)))
+
+
+def mirrors(image_shape: tuple[int, int, int]) -> tuple[Mirror, Mirror]:
+    """Two ways to flip, which give the same pixels.
+
+    Either is two or three times as fast as the other, depending on the processor: of 128 images of 32x32, 0.16 (take)
+    and 0.39 ms (flip) on an EPYC, 0.7 and 0.3 ms on a Xeon. A view with negative strides takes longer on both.
+    """
+    _, width, channels = image_shape
+    columns_F = (np.arange(width)[::-1, np.newaxis] * channels + np.arange(channels)).ravel()
+
+    def by_take(images_NHWC: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        rows_NHF = images_NHWC.reshape(*images_NHWC.shape[:2], width * channels)
+        return np.take(rows_NHF, columns_F, axis=2).reshape(images_NHWC.shape)
+
+    def by_flip(images_NHWC: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        flipped: npt.NDArray[np.uint8] = torch.from_numpy(images_NHWC).flip(2).numpy()
+        return flipped
+
+    return by_take, by_flip
+
+
+def _seconds(mirror: Mirror, images_NHWC: npt.NDArray[np.uint8]) -> float:
+    started = time.perf_counter()
+    mirror(images_NHWC)
+    return time.perf_counter() - started

@@ -34,7 +34,11 @@ class ReadAhead:
         """Samples of a block that are ahead, of the blocks that were asked for."""
 
     def through(self, requests: Iterator[Request]) -> Iterator[Request]:
-        """The same requests, each a window later."""
+        """The same requests, each a window later, or at once where a window holds them all."""
+        if self._keeps_all:
+            self._split.will_need(0, self._split.num_samples)
+            yield from requests
+            return
         ahead: deque[tuple[Request, Counter[int]]] = deque()
         num_ahead = 0
         for request in requests:
@@ -62,7 +66,7 @@ class ReadAhead:
 
     def _leave(self, blocks: Counter[int]) -> None:
         self._uses.subtract(blocks)
-        for block in [] if self._keeps_all else [block for block in blocks if self._uses[block] == 0]:
+        for block in [block for block in blocks if self._uses[block] == 0]:
             del self._uses[block]
             self._split.done_with(*self._range(block))
 

@@ -131,6 +131,8 @@ class StreamingLoader(TrainLoader):
         self.in_background = feed.device.type == "cuda"
         """Whether a thread gathers."""
         self._producers: list[_Producer] = []
+        self._canvas: Canvas | None = None
+        """Kept from epoch to epoch."""
         self._stream = torch.cuda.Stream(feed.device) if feed.device.type == "cuda" else None
 
     def close(self) -> None:
@@ -143,9 +145,11 @@ class StreamingLoader(TrainLoader):
         return self._from_thread(ahead) if self.in_background else self._when_asked(ahead)
 
     def _when_asked(self, requests: Iterator[Request]) -> Iterator[Batch]:
-        canvas = Canvas(self.feed, self._course.largest_part(self.feed.rank))
+        largest = self._course.largest_part(self.feed.rank)
+        if self._canvas is None or self._canvas.largest < largest:
+            self._canvas = Canvas(self.feed, largest)
         for request in requests:
-            yield self._batch(request, torch.from_numpy(canvas.batch(request)).to(self.feed.device))
+            yield self._batch(request, torch.from_numpy(self._canvas.batch(request)).to(self.feed.device))
 
     def _from_thread(self, requests: Iterator[Request]) -> Iterator[Batch]:
         self.close()

@@ -15,6 +15,7 @@ import torch
 from conf.schema import FLIPPING, Augment, Loading
 from tasks.data.loading import resident
 from tasks.data.loading.batch import Batch, Normalise, fill_of, gather_windows, pad, window_numbers, windows
+from tasks.data.loading.canvas import mirrors
 from tasks.data.loading.course import Course
 from tasks.data.loading.evaluation import evaluation_batches
 from tasks.data.loading.loader import make_loader
@@ -70,6 +71,14 @@ def loader_of(split: Split, loading: Loading, **changes: Any) -> TrainLoader:
     if in_background is not None:
         loader.in_background = in_background
     return loader
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_both_ways_to_flip_give_the_same_pixels(channels: int) -> None:
+    images_NHWC = np.random.default_rng(1).integers(0, 256, (5, 11, 9, channels), dtype=np.uint8)
+    for mirror in mirrors((11, 9, channels)):
+        np.testing.assert_array_equal(mirror(images_NHWC), images_NHWC[:, :, ::-1])
+        assert mirror(images_NHWC[:0]).shape == (0, 11, 9, channels)
 
 
 def assert_equal(first: list[Batch], second: list[Batch]) -> None:
