@@ -7,6 +7,7 @@ This module knows nothing of machines: URIs and roots come from the environment 
 
 from __future__ import annotations
 
+import warnings
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -307,11 +308,31 @@ class Speedup(Section):
     """Price of one device for one hour, in any currency; gives the cost per epoch."""
 
 
-class Track(Section):
-    """Where the run is recorded."""
+with warnings.catch_warnings():
+    # `register` is also a method of the metaclass, which no instance has and nobody calls.
+    warnings.filterwarnings("ignore", 'Field name "register"')
 
-    experiment: Annotated[str, Field(min_length=1)] = "paceline"
-    """MLflow experiment."""
+    class Track(Section):
+        """Where the run is recorded, and what is made of it there."""
+
+        experiment: Annotated[str, Field(min_length=1)] = "paceline"
+        """MLflow experiment."""
+        register: Annotated[str, Field(pattern=r"^[^/:]+$")] | None = None
+        """Name in MLflow's model registry. A model that passes the gate becomes its newest version and gets the alias
+        `champion`: at least `min_accuracy`, no worse than the champion nor than itself in 32-true without folding (by
+        more than `max_accuracy_loss`), and no regression. None: nothing is registered."""
+        min_accuracy: Annotated[float, Field(ge=0, le=1)] | None = None
+        """Test accuracy that a model needs to be registered; None: whatever the champion has."""
+        on_regression: Literal["mark", "fail", "off"] = "mark"
+        """What happens when the run is worse than the runs of the same settings before it. `mark`: tags, a Prefect
+        artifact and an event tell it; `fail`: the flow and the command fail as well, with everything recorded; `off`:
+        nobody looks."""
+        max_throughput_loss: Annotated[float, Field(gt=0, lt=1)] = 0.05
+        """A loss of training throughput up to this share is no regression; of a single run up to twice as much."""
+        max_accuracy_loss: Annotated[float, Field(gt=0, lt=1)] = 0.01
+        """A loss of test accuracy up to this is no regression; of a single run up to twice as much."""
+        max_data_wait_rise: Annotated[float, Field(gt=0, lt=1)] = 0.05
+        """The share of time spent waiting for data may rise by this; in a single run by twice as much."""
 
 
 class Config(Section):

@@ -13,7 +13,7 @@ from typing import NoReturn
 from conf.load import ConfigError
 from conf.site import quieten
 from flows import interrupt
-from flows.commands import advise, compare, predict, run, study, ui
+from flows.commands import advise, compare, doctor, predict, run, serve, study, ui
 from flows.commands.terminal import say
 from tasks.errors import InputError, PacelineError, RankError
 
@@ -24,6 +24,8 @@ COMMANDS: dict[str, ModuleType] = {
     "predict": predict,
     "advise": advise,
     "compare": compare,
+    "serve": serve,
+    "doctor": doctor,
     "ui": ui,
 }
 OWN_HELP = ("run",)

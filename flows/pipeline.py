@@ -10,10 +10,12 @@ from prefect.artifacts import create_markdown_artifact
 
 from conf.schema import Config
 from conf.site import Site, quieten
-from flows import preflight
+from flows import handoff, history, preflight
 from flows.ahead import clear, cluster_for
+from flows.outcome import Outcome, Verdicts
+from flows.overlap import cancel_older
 from flows.predictions import check_prediction
-from flows.record import Outcome, record, summarise
+from flows.record import log_model, record, summarise
 from flows.tracked import begun, reopened
 from tasks.cluster.tls import choose_tls
 from tasks.data.steps import prepare
@@ -21,7 +23,7 @@ from tasks.evaluate.steps import evaluate
 from tasks.fingerprint import workload_fingerprint
 from tasks.speedup.steps import account
 from tasks.speedup.summary import summary_table
-from tasks.track.run import log_dataset
+from tasks.track.run import RunHandle, log_dataset
 from tasks.train.coordinate import TrainJob
 from tasks.train.searches import SearchStore
 from tasks.train.steps import train
@@ -38,6 +40,7 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
     quieten()
     started = time.monotonic()
     site = Site()
+    cancel_older()
     cleared = clear(config, site)
     tls = choose_tls(config.cluster)
     get_run_logger().info("cluster.tls=%s: %s", tls.value, tls.reason)
@@ -69,19 +72,25 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
             plan = trained.plan or cleared.plan
             evaluated = evaluate(trained, prepared)
             speedup = account(trained, cleared.hardware.num_cores)
-            outcome = Outcome(
-                config=config,
-                plan=plan,
-                prepared=prepared,
-                trained=trained,
-                evaluated=evaluated,
-                speedup=speedup,
-                workload=workload,
-                prediction=check_prediction(handle, config, plan, workload, speedup),
-            )
-            summary = summarise(outcome, handle, time.monotonic() - started)
-            record(outcome, handle, summary)
+            outcome = Outcome(config, plan, prepared, trained, evaluated, speedup, workload)
+            summary = _accounted(outcome, handle, started)
     publish(summary_table(summary), "summary", "What the run achieved and how fast")
+    history.tell(outcome, summary)
+    return summary
+
+
+def _accounted(outcome: Outcome, handle: RunHandle, started: float) -> dict[str, Any]:
+    """Judge what the stages have found, record it, and hand the model on."""
+    log_model(outcome, handle)
+    judgement = history.judge_run(outcome, handle)
+    verdicts = Verdicts(
+        prediction=check_prediction(handle, outcome.config, outcome.plan, outcome.workload, outcome.speedup),
+        judgement=judgement,
+        registered=handoff.hand_over(outcome, judgement, handle),
+    )
+    summary = summarise(outcome, verdicts, handle, time.monotonic() - started)
+    record(outcome, verdicts, handle, summary)
+    handoff.promote(verdicts.registered, handle)
     return summary
 
 

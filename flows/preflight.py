@@ -54,7 +54,7 @@ def check(config: Config, site: Site, beginner: Beginner | None = None) -> Clear
     """
     found = training_host(config, site)
     resolve(config, found, 0)  # what devices cannot do needs no data to be told
-    _check_prefect(site)
+    check_prefect(site)
     _check_home(site)
     check_reachable(site.tracking_uri)
     if beginner is not None:
@@ -74,7 +74,7 @@ def check_servers(config: Config, site: Site) -> str:
     Raises:
         InputError: one line with the value, the rule and the fix.
     """
-    _check_prefect(site)
+    check_prefect(site)
     _check_home(site)
     return _check_store(config, site)
 
@@ -136,7 +136,12 @@ def _check_test(config: Config, num_test: int) -> None:
         )
 
 
-def _check_prefect(site: Site) -> None:
+def check_prefect(site: Site) -> None:
+    """Check that the Prefect server, where one is named, answers.
+
+    Raises:
+        InputError: it does not, or is something else.
+    """
     url = prefect_server(site)
     if not url:
         return

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conf.schema import Config
+from flows.outcome import Outcome, Verdicts
 from tasks.bundle import FACTS, WEIGHTS, digest_of
 from tasks.durable import sha256_of
 from tasks.evaluate.charts import draw_quality, quality_svgs
 from tasks.figures import png_bytes
-from tasks.fingerprint import code_fingerprint
-from tasks.records import EvaluateResult, ModelFacts, Plan, PreparedSet, SpeedupResult, TrainResult
+from tasks.records import ModelFacts, TrainResult
 from tasks.redact import redact
 from tasks.speedup.charts import draw_speed
-from tasks.speedup.match import facts_of
 from tasks.speedup.payback import break_even_steps
 from tasks.speedup.report import render_report
 from tasks.speedup.report_details import ReportInput
 from tasks.speedup.steady import steady_rate
 from tasks.track import run as tracking
-from tasks.track.environment import describe_environment, package_versions
+from tasks.track.environment import describe_environment
 from tasks.track.models import DIGEST_TAG
+from tasks.track.registry import MODEL, describe_model
 from tasks.track.run import RunHandle
 
 TRAIN_KEYS = (
@@ -49,22 +47,7 @@ DATASET_KEYS = (
 )
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What the stages found."""
-
-    config: Config
-    plan: Plan
-    prepared: PreparedSet
-    trained: TrainResult
-    evaluated: EvaluateResult
-    speedup: SpeedupResult
-    workload: str
-    prediction: dict[str, Any] | None
-    """What had been predicted for it, and how that turned out."""
-
-
-def summarise(outcome: Outcome, handle: RunHandle, seconds: float) -> dict[str, Any]:
+def summarise(outcome: Outcome, verdicts: Verdicts, handle: RunHandle, seconds: float) -> dict[str, Any]:
     """The JSON of `paceline run`; names and shape are the public contract."""
     return {
         "run_id": handle.run_id,
@@ -75,16 +58,18 @@ def summarise(outcome: Outcome, handle: RunHandle, seconds: float) -> dict[str, 
         "train": outcome.trained.model_dump(mode="json", include={*TRAIN_KEYS, "compile"}),
         "evaluate": outcome.evaluated.model_dump(mode="json"),
         "speedup": outcome.speedup.model_dump(mode="json"),
-        "prediction": outcome.prediction,
+        "prediction": verdicts.prediction,
+        "regression": verdicts.judgement and verdicts.judgement.model_dump(mode="json"),
+        "registered": verdicts.registered,
         "time_budget": outcome.trained.time_budget,
         "execution": outcome.plan.model_dump(mode="json"),
         "seconds": seconds,
     }
 
 
-def record(outcome: Outcome, handle: RunHandle, summary: dict[str, Any]) -> None:
+def record(outcome: Outcome, verdicts: Verdicts, handle: RunHandle, summary: dict[str, Any]) -> None:
     """Log metrics, tags, the report, its pictures and the files behind them to the MLflow run."""
-    tracking.log_facts(handle, _metrics(outcome, summary), _tags(outcome, handle))
+    tracking.log_facts(handle, _metrics(outcome, summary), _tags(outcome, verdicts, handle))
     environment = describe_environment(outcome.trained.hosts, outcome.trained.devices)
     report = ReportInput(
         summary=summary,
@@ -100,42 +85,41 @@ def record(outcome: Outcome, handle: RunHandle, summary: dict[str, Any]) -> None
     tracking.log_document(handle, "report.html", render_report(report))
     tracking.log_document(handle, "summary.json", summary)
     tracking.log_document(handle, "environment.json", environment)
-    tracking.log_document(handle, tracking.FACTS_ARTIFACT, match_facts(outcome))
+    tracking.log_document(handle, tracking.FACTS_ARTIFACT, outcome.facts)
     figures = draw_speed(outcome.speedup, outcome.trained, outcome.trained.time_budget)
     for name, figure in (figures | draw_quality(outcome.evaluated)).items():
         tracking.log_document(handle, f"pictures/{name}.png", png_bytes(figure))
     _log_files(outcome, handle)
 
 
-def match_facts(outcome: Outcome) -> dict[str, str]:
-    """What a later comparison with another run looks at."""
-    return facts_of(
-        outcome.config,
-        outcome.prepared.fingerprint,
-        code_fingerprint(),
-        package_versions(),
-        outcome.plan,
+def log_model(outcome: Outcome, handle: RunHandle) -> None:
+    """Log the trained model: what it is, its weights, and its signature for MLflow."""
+    assert outcome.trained.weights is not None
+    weights = Path(outcome.trained.weights)
+    kept = {"image_shape", "class_names", "target_names", "mean", "std", "fingerprint"}
+    facts = ModelFacts(
+        model=outcome.config.model, weights_sha256=sha256_of(weights), **outcome.prepared.model_dump(include=kept)
     )
+    tracking.log_document(handle, f"{MODEL}/{FACTS}", facts.model_dump(mode="json"))
+    tracking.log_document(handle, f"{MODEL}/{WEIGHTS}", weights)
+    tracking.log_document(handle, f"{MODEL}/MLmodel", describe_model(handle, facts))
+    tracking.set_tags(handle, {DIGEST_TAG: digest_of(facts)})
 
 
 def _metrics(outcome: Outcome, summary: dict[str, Any]) -> dict[str, float | None]:
     trained, evaluated, speedup = outcome.trained, outcome.evaluated, outcome.speedup
-    metrics: dict[str, float | None] = {
+    metrics = judged_metrics(outcome) | {
         "speedup/ratio": speedup.ratio,
         "speedup/low": speedup.low,
         "speedup/high": speedup.high,
         "speedup/efficiency": speedup.efficiency,
-        "throughput/samples_per_second": trained.samples_per_second,
-        "throughput/steady_samples_per_second": steady_rate(trained),
         "throughput/prediction_samples_per_second": evaluated.samples_per_second,
-        "time/data_wait_fraction": trained.data_wait_fraction,
         "time/communication_fraction": trained.communication_fraction,
         "time/idle_fraction": trained.idle_fraction,
         "memory/peak_bytes": trained.peak_memory_bytes,
         "energy/joules": trained.energy_joules,
         "time/prepare_seconds": outcome.prepared.seconds,
         "time/wall_seconds": summary["seconds"],
-        "test/accuracy": evaluated.accuracy,
         "test/angle_rmse_degrees": evaluated.angle_rmse_degrees,
         "train/final_loss": trained.final_loss,
         "data/num_rejected": outcome.prepared.num_rejected,
@@ -144,8 +128,20 @@ def _metrics(outcome: Outcome, summary: dict[str, Any]) -> dict[str, float | Non
     }
     metrics |= {f"speedup/share_{name}": share[0] for name, share in speedup.shares.items()}
     metrics |= compile_metrics(trained)
-    metrics |= {f"time/{item}_seconds": seconds for item, seconds in trained.time_budget.items()}
     return metrics | {f"test/top_{k}_accuracy": value for k, value in evaluated.top_k.items()}
+
+
+def judged_metrics(outcome: Outcome) -> dict[str, float | None]:
+    """Those that later runs are judged by (`flows.history`)."""
+    trained = outcome.trained
+    metrics: dict[str, float | None] = {
+        "throughput/samples_per_second": trained.samples_per_second,
+        "throughput/steady_samples_per_second": steady_rate(trained),
+        "throughput/baseline_samples_per_second": outcome.speedup.baseline_samples_per_second,
+        "time/data_wait_fraction": trained.data_wait_fraction,
+        "test/accuracy": outcome.evaluated.accuracy,
+    }
+    return metrics | {f"time/{item}_seconds": seconds for item, seconds in trained.time_budget.items()}
 
 
 def compile_metrics(trained: TrainResult) -> dict[str, float | None]:
@@ -161,7 +157,7 @@ def compile_metrics(trained: TrainResult) -> dict[str, float | None]:
     }
 
 
-def _tags(outcome: Outcome, handle: RunHandle) -> dict[str, str]:
+def _tags(outcome: Outcome, verdicts: Verdicts, handle: RunHandle) -> dict[str, str]:
     usable = outcome.speedup.ratio is not None and not outcome.speedup.contaminated
     tags = {
         "paceline.verdict": outcome.speedup.verdict,
@@ -169,9 +165,13 @@ def _tags(outcome: Outcome, handle: RunHandle) -> dict[str, str]:
         # The probe's baseline is an arm of this very run; a contaminated one is nobody's baseline.
         "paceline.baseline_run_id": handle.run_id if usable else "",
         "paceline.dataset": outcome.prepared.fingerprint,
+        tracking.SERIES_TAG: outcome.series,
         "paceline.contaminated": str(outcome.speedup.contaminated),
         "paceline.contamination": "; ".join(outcome.speedup.validity.reasons) if outcome.speedup.validity else "",
     }
+    if verdicts.judgement is not None:
+        worse = ", ".join(change.measure for change in verdicts.judgement.changes)
+        tags |= {tracking.REGRESSION_TAG: worse or "none", "paceline.regression_text": verdicts.judgement.text}
     if outcome.config.execution.worker_load == "measured":
         loads = outcome.trained.worker_load
         shares = "even" if loads is None else ":".join(f"{load / sum(loads):.2f}" for load in loads)
@@ -183,14 +183,5 @@ def _log_files(outcome: Outcome, handle: RunHandle) -> None:
     rejected = Path(outcome.prepared.path) / "rejected.jsonl"
     if outcome.prepared.num_rejected:
         tracking.log_document(handle, "rejected.jsonl", rejected)
-    if outcome.trained.weights is not None:
-        weights = Path(outcome.trained.weights)
-        kept = {"image_shape", "class_names", "target_names", "mean", "std", "fingerprint"}
-        facts = ModelFacts(
-            model=outcome.config.model, weights_sha256=sha256_of(weights), **outcome.prepared.model_dump(include=kept)
-        )
-        tracking.log_document(handle, f"model/{FACTS}", facts.model_dump(mode="json"))
-        tracking.log_document(handle, f"model/{WEIGHTS}", weights)
-        tracking.set_tags(handle, {DIGEST_TAG: digest_of(facts)})
     for index, path in enumerate(outcome.trained.predictions):
         tracking.log_document(handle, f"logs/rank-{index}.txt", Path(path).with_name("log.txt"))

@@ -3,11 +3,16 @@
     PacelineError
     ├── InputError      the input is wrong, nothing was started: exit status 2
     └── RunError        the run failed while running: exit status 1
-        ├── RankError   a training rank failed; carries the rank and its own traceback
-        └── LostError   a rank, worker, host or the scheduler has gone; a restart may help
+        ├── RankError        a training rank failed; carries the rank and its own traceback
+        ├── LostError        a rank, worker, host or the scheduler has gone; a restart may help
+        └── RegressionError  it came to its end, worse than those before it, and was told to fail then
 
 A message is value + rule + fix, on one line.
 """
+
+from __future__ import annotations
+
+from typing import Any
 
 
 def one_line(error: BaseException) -> str:
@@ -49,3 +54,11 @@ class LostError(RunError):
     def __init__(self, message: str, *, final: bool = False) -> None:
         super().__init__(message)
         self.final = final
+
+
+class RegressionError(RunError):
+    """The run is done and recorded, and worse than those before it; `summary` is what it would have said."""
+
+    def __init__(self, message: str, summary: dict[str, Any]) -> None:
+        super().__init__(message)
+        self.summary = summary

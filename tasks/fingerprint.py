@@ -7,7 +7,7 @@ import json
 from functools import cache
 from pathlib import Path
 
-from conf.schema import Workload
+from conf.schema import Config, Workload
 
 
 def workload_fingerprint(workload: Workload, dataset_fingerprint: str) -> str:
@@ -16,6 +16,18 @@ def workload_fingerprint(workload: Workload, dataset_fingerprint: str) -> str:
     The data enter by their content, not by their root: the same images elsewhere are the same workload.
     """
     facts = workload.model_dump(mode="json") | {"data": dataset_fingerprint}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def series_fingerprint(config: Config, device_name: str) -> str:
+    """8 hex digits that runs have in common whose speed and accuracy should not change from one to the next.
+
+    Their name and settings, and the model of their devices. Data may grow from night to night, code and versions may be
+    brought up to date: those are what a regression is looked for after.
+    """
+    settings = config.model_dump(mode="json", include={"name", "data", "model", "recipe", "execution"})
+    del settings["data"]["root"]
+    facts = settings | {"cluster": config.cluster.kind, "device": device_name}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
 
 

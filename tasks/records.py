@@ -347,6 +347,9 @@ class TrainResult(Record):
     """One .npz per rank: `index`, `logits`, and `targets` where the model predicts them."""
     prediction_samples_per_second: float
     """Over the test split, after a warm-up that compiles and autotunes."""
+    plain_accuracy: float | None = None
+    """On the test split, of the same weights in 32-true and without folding; measured where the model is to be
+    registered."""
     compile: CompileStats | None = None
     """Rank 0's; None for an eager network."""
     weights: str | None

@@ -10,7 +10,7 @@ from conf.load import apply, load, preset_names, validate
 from conf.site import Site
 from flows.commands.engines import quiet_flow
 from flows.commands.terminal import add_preset, json_stream, program, say_pairs, write_json
-from tasks.errors import InputError
+from tasks.errors import InputError, RegressionError
 
 if TYPE_CHECKING:
     from conf.schema import Config
@@ -48,10 +48,15 @@ def execute(options: Namespace) -> None:
         print(_describe(config))
         return
     with json_stream(options.json) as stream:
-        summary = _execute(config, site, options.resume)
+        try:
+            summary, worse = _execute(config, site, options.resume), None
+        except RegressionError as error:  # done and recorded all the same
+            summary, worse = error.summary, error
         summary["seconds"] = time.monotonic() - started
         _show(summary)
         write_json(stream, summary)
+        if worse is not None:
+            raise worse
 
 
 def _resumed(site: Site, options: Namespace) -> Config:

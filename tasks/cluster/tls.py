@@ -7,6 +7,8 @@ key. Who has no certificate of that authority is refused by the scheduler and by
 from __future__ import annotations
 
 import ssl
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 SCHEME = "tls://"
 OTHERS = 0o077
+SECONDS_OF_A_DAY = 86_400
 LOOPBACK = ("localhost", "::1")
 
 
@@ -68,6 +71,15 @@ def _joined(asked: str, address: str) -> Choice:
         f"cluster.address={address} is beyond this host and without TLS: whoever reaches it can run code there; start "
         "scheduler and workers with the files of infra/certificates and join tls://, or accept it with cluster.tls=off"
     )
+
+
+def days_left(found: Certificates) -> float:
+    """Days until the first of the certificates expires; below 0 when one has."""
+    from cryptography import x509
+
+    files = (Path(path).read_bytes() for path in (found.authority, found.certificate))
+    ends = [x509.load_pem_x509_certificate(content).not_valid_after_utc for content in files]
+    return (min(ends) - datetime.now(UTC)).total_seconds() / SECONDS_OF_A_DAY
 
 
 def is_loopback(address: str) -> bool:

@@ -68,6 +68,20 @@ def match(first: Mapping[str, str], second: Mapping[str, str]) -> MatchVerdict:
     return MatchVerdict(matches=matches, scaling=scaling, fields=fields)
 
 
+def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """What of the facts of two runs is not the same, each as `name before -> now`; of versions each package."""
+    found = []
+    for name in dict.fromkeys([*before, *now]):
+        one, other = before.get(name, UNKNOWN), now.get(name, UNKNOWN)
+        if name == "versions" and one != other:
+            packages = dict(zip(("before", "now"), (set(text.split(", ")) for text in (one, other)), strict=True))
+            gone, come = sorted(packages["before"] - packages["now"]), sorted(packages["now"] - packages["before"])
+            found.append(f"versions {', '.join(gone)} -> {', '.join(come)}")
+        elif one != other and name != "data.root":
+            found.append(f"{name} {one} -> {other}")
+    return found
+
+
 def _verdict(
     field: str, first: Mapping[str, str], second: Mapping[str, str], scaling: str
 ) -> Literal["same", "allowed", "breaks"]:

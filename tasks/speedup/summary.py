@@ -22,6 +22,8 @@ def summary_table(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("speedup", _speedup(summary.get("speedup"))),
         ("efficiency", _efficiency(summary.get("speedup"), summary.get("train"))),
         ("prediction", prediction_text(summary.get("prediction"))),
+        ("history", _history(summary.get("regression"))),
+        ("registry", _registry(summary.get("registered"))),
         ("throughput", _throughput(summary.get("train"), summary.get("evaluate"))),
         ("compile", _compile(summary.get("train"))),
         ("restarts", _restarts(summary.get("train"))),
@@ -78,6 +80,21 @@ def _throughput(train: Mapping[str, Any] | None, evaluate: Mapping[str, Any] | N
         if part and part.get("samples_per_second") is not None:
             parts.append(f"{word} {part['samples_per_second']:,.0f} samples/s")
     return ", ".join(parts)
+
+
+def _history(regression: Mapping[str, Any] | None) -> str:
+    if not regression or regression["verdict"] == "too few runs":
+        return ""
+    worse = "worse than before: " if regression["verdict"] == "regression" else ""
+    return f"{worse}{regression['text']}"
+
+
+def _registry(registered: Mapping[str, Any] | None) -> str:
+    if not registered:
+        return ""
+    version = registered["version"]
+    where = f"version {version}, {registered['alias']}" if version else "not registered"
+    return f"{registered['name']}: {where}; {registered['gate']}"
 
 
 def _compile(train: Mapping[str, Any] | None) -> str:

@@ -30,6 +30,10 @@ Role = Literal["run", "study", "advise", "predict"]
 CONFIG_ARTIFACT = "config.yaml"
 FACTS_ARTIFACT = "facts.json"
 """What the match verdict of a later comparison reads."""
+SERIES_TAG = "paceline.series"
+"""Runs that have it in common are each other's history."""
+REGRESSION_TAG = "paceline.regression"
+"""`none`, or what has become worse; set to `accepted` by somebody, it makes the run the first of a new history."""
 STUDY_ARTIFACT = "study_request.json"
 PARENT_TAG = "mlflow.parentRunId"
 MAX_PARAM_CHARACTERS = 6000

@@ -118,12 +118,14 @@ class Rank:
                 network = self._whole(learner.network)
                 predictions_path, rate = self._predict(self._folded(network))
                 weights = self._save_weights(network)
+                plain_accuracy = self._plain_accuracy(network) if self.config.track.register else None
             self.stopwatch.switch("teardown")
         facts = self._result(learner, course) | fit_facts
         facts |= {
             "probe": probe,
             "predictions": (predictions_path,),
             "prediction_samples_per_second": rate,
+            "plain_accuracy": plain_accuracy,
             "weights": weights,
             "worker_load": place.loads,
             "plan": self.spec.plan,
@@ -326,6 +328,14 @@ class Rank:
         path = place.directory / "predictions.npz"
         save_predictions(path, arrays, len(prepared.class_names), len(prepared.target_names))
         return str(path), split.num_samples / float(group.reduced(seconds, "max").item())
+
+    def _plain_accuracy(self, network: nn.Module) -> float:
+        """On the test split, without anything that makes prediction faster."""
+        place = self.place
+        batches = place.evaluation(open_split(self.spec.prepared, "test"))
+        counts = count(network, batches, forward_context("32-true", place.device), place.device)
+        correct, samples, _ = group.reduced(counts, "sum").tolist()
+        return float(correct / samples)
 
     def _save_weights(self, network: nn.Module) -> str | None:
         if not self.place.writes:

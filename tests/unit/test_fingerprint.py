@@ -1,7 +1,7 @@
 import pytest
 
 from conf.load import load
-from tasks.fingerprint import code_fingerprint, workload_fingerprint
+from tasks.fingerprint import code_fingerprint, series_fingerprint, workload_fingerprint
 
 
 def fingerprint(*overrides, data="d"):
@@ -29,6 +29,26 @@ def test_the_data_count_by_content_not_by_place():
     assert fingerprint(data="e") != fingerprint(data="d")
     roots = {workload_fingerprint(load("folder", [f"data.root={root}"]).workload, "d") for root in ("/a", "/b")}
     assert len(roots) == 1
+
+
+def series(*overrides, device="CPU"):
+    return series_fingerprint(load("digits", list(overrides)), device)
+
+
+@pytest.mark.parametrize(
+    "change", ["seed=7", "track.experiment=other", "speedup.baseline=none", "cluster.num_workers=1", "data.root=/a"]
+)
+def test_a_series_goes_on_where_speed_and_accuracy_should_not_change(change):
+    source = ["data.source=folder", "data.root=/b"] if change.startswith("data.root") else []
+    assert series(*source, change) == series(*source)
+
+
+@pytest.mark.parametrize(
+    "change", ["recipe.num_epochs=9", "execution.precision=32-true", "name=other", "model.width=8"]
+)
+def test_other_settings_are_another_series(change):
+    assert series(change) != series()
+    assert series(device="GPU") != series()
 
 
 def test_code_fingerprint_is_stable():

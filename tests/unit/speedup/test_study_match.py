@@ -2,7 +2,7 @@ import pytest
 
 from conf.load import load
 from tasks.records import Hardware
-from tasks.speedup.match import explain, facts_of, match
+from tasks.speedup.match import differences, explain, facts_of, match
 from tasks.train.plan import resolve
 
 
@@ -82,3 +82,10 @@ def test_unknown_facts_never_match():
 def test_data_elsewhere_are_the_same_data():
     first, second = facts(), facts() | {"data.root": "/elsewhere"}
     assert match(first, second).matches
+
+
+def test_what_has_changed_between_two_runs_is_named_package_by_package():
+    before = {"data": "a", "code": "1", "versions": "numpy 2.4, torch 2.13", "data.root": "/x"}
+    now = {"data": "a", "code": "2", "versions": "numpy 2.4, torch 2.14", "data.root": "/y"}
+    assert differences(before, now) == ["code 1 -> 2", "versions torch 2.13 -> torch 2.14"]
+    assert differences(before, before) == []

@@ -1,0 +1,49 @@
+"""`paceline doctor`: what is wrong with this site, before a run meets it."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+from conf.load import load
+from conf.site import Site
+from flows.commands.terminal import add_json, json_stream, say, write_json
+from tasks.errors import RunError
+
+HELP = "examine packages, devices, servers, certificates and the cluster's workers"
+MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
+WIDTH = 18
+
+
+def add(parser: ArgumentParser) -> None:
+    """Its options."""
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="key=value",
+        help="the cluster and execution to look at, such as cluster.kind=ssh",
+    )
+    add_json(parser)
+
+
+def execute(options: Namespace) -> None:
+    """Examine, tell, and fail if something is wrong."""
+    site, config = Site(), load("digits", options.overrides)
+    from flows.doctor import examine
+
+    with json_stream(options.json) as stream:
+        found = examine(config, site, lambda finding: say(_line(finding)))
+        counts = {status: sum(finding.status == status for finding in found) for status in MARKS}
+        write_json(stream, {"findings": [finding.model_dump() for finding in found], "counts": counts})
+    if counts["error"]:
+        raise RunError(
+            f"{counts['error']} of {len(found)} checks found something wrong, {counts['warning']} are doubtful"
+        )
+    say(f"paceline: nothing wrong, {counts['warning']} of {len(found)} checks doubtful")
+
+
+def _line(finding: object) -> str:
+    from tasks.doctor.finding import Finding
+
+    assert isinstance(finding, Finding)
+    remedy = f"\n{'':9}{'':{WIDTH}}-> {finding.remedy}" if finding.remedy else ""
+    return f"{MARKS[finding.status]}  {finding.check:<{WIDTH}}{finding.found}{remedy}"

@@ -1,0 +1,77 @@
+"""`paceline serve`: runs by schedule, started by this process as long as it lives."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from conf.load import load
+from conf.site import Site
+from flows.commands.terminal import add_preset, say_pairs
+from tasks.errors import InputError
+
+if TYPE_CHECKING:
+    from conf.schema import Config
+
+HELP = "run by schedule: a deployment in Prefect, served by this process"
+OVERLAPS = ("queue", "skip", "cancel-oldest")
+
+
+def add(parser: ArgumentParser) -> None:
+    """Its options."""
+    add_preset(parser)
+    parser.add_argument("--cron", required=True, help='minute hour day month weekday, such as "0 2 * * *"')
+    parser.add_argument("--timezone", help="of the schedule, such as Europe/Zurich (default: this machine's)")
+    parser.add_argument(
+        "--overlap",
+        choices=OVERLAPS,
+        default="queue",
+        help="what becomes of a run whose predecessor has not ended (default: queue)",
+    )
+    parser.add_argument("--name", help="of the deployment (default: the preset's)")
+    parser.add_argument(
+        "--catch-up",
+        action="store_true",
+        help="keep the schedule while this process is away, and start what was missed when it is back",
+    )
+
+
+def settled(config: Config) -> Config:
+    """With a path that means the same wherever a run is started."""
+    root = config.data.root
+    if root is None or "://" in root:
+        return config
+    data = config.data.model_copy(update={"root": str(Path(root).expanduser().absolute())})
+    return config.model_copy(update={"data": data})
+
+
+def execute(options: Namespace) -> None:
+    """Check the run, deploy it, and start its runs until interrupted."""
+    site = Site()
+    config = settled(load(options.preset, options.overrides))
+    from flows import preflight
+
+    url = preflight.prefect_server(site)
+    if url is None:
+        raise InputError(
+            "paceline serve needs a Prefect server, which keeps the schedule; start one (prefect server start) and set "
+            "PREFECT_API_URL to its address, such as http://127.0.0.1:4200/api"
+        )
+    preflight.check(config, site)
+    from flows.deploy import deployment_of, local_timezone, schedule_of, serve
+
+    timezone = options.timezone or local_timezone()
+    schedule = schedule_of(options.cron, timezone)
+    name = options.name or config.name
+    deployment = deployment_of(config, name, schedule, options.overlap)
+    say_pairs(
+        [
+            ("deployment", f"paceline-run/{name}"),
+            ("schedule", f"{options.cron} in {timezone}"),
+            ("overlap", options.overlap),
+            ("server", url),
+            ("now and then", f"prefect deployment run paceline-run/{name}"),
+        ]
+    )
+    serve(deployment, catch_up=options.catch_up)

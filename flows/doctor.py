@@ -1,0 +1,112 @@
+"""The examination of a site before a run meets it: this host, its servers, its certificates, its cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from conf.schema import Config
+from conf.site import Site
+from flows import preflight
+from tasks.cluster.demand import demand_of
+from tasks.cluster.open import open_cluster
+from tasks.cluster.tls import choose_tls, days_left, find_certificates
+from tasks.doctor.finding import Finding, bad, doubtful, good
+from tasks.doctor.host import examine_host
+from tasks.doctor.packages import examine_packages, installed
+from tasks.doctor.workers import examine_workers
+from tasks.errors import InputError, PacelineError, RunError, one_line
+from tasks.redact import redact
+
+WARN_DAYS = 30
+"""Before certificates expire."""
+
+
+def examine(config: Config, site: Site, told: Callable[[Finding], None]) -> list[Finding]:
+    """Examine everything; what is wrong in one place does not keep the others from being looked at.
+
+    Args:
+        config: whose cluster and execution are looked at.
+        site: this machine's facts.
+        told: hears of each finding as it is made.
+    """
+    found = []
+    stages: tuple[Callable[[], list[Finding]], ...] = (
+        lambda: [*examine_packages(), *examine_host(site.root, site.leases)],
+        lambda: [_mlflow(site), _prefect(site), _certificates(config, site)],
+        lambda: _cluster(config, site),
+    )
+    for stage in stages:
+        for finding in stage():
+            told(finding)
+            found.append(finding)
+    return found
+
+
+def _mlflow(site: Site) -> Finding:
+    uri = site.tracking_uri
+    if not uri.startswith("http"):
+        return good("mlflow", f"{redact(uri)}, without a server")
+    from tasks.track.server import server_version
+
+    try:
+        return _versions("mlflow", redact(uri), server_version(uri), installed("mlflow"))
+    except InputError as error:
+        return _wrong("mlflow", error)
+
+
+def _prefect(site: Site) -> Finding:
+    url, own = preflight.prefect_server(site), installed("prefect")
+    if url is None:
+        return good("prefect", f"no server: its temporary API, {own}; paceline serve needs a server")
+    from httpx import HTTPError
+    from prefect.client.orchestration import get_client
+
+    try:
+        preflight.check_prefect(site)
+        with get_client(sync_client=True) as client:
+            client.read_flows(limit=1)  # needs credentials where any are needed
+            there = client.api_version()
+    except InputError as error:
+        return _wrong("prefect", error)
+    except HTTPError as error:
+        remedy = "set PREFECT_API_AUTH_STRING, or look at the server's log"
+        return bad("prefect", f"{redact(url)} refuses this user ({redact(one_line(error))[:200]})", remedy)
+    return _versions("prefect", redact(url), there, own)
+
+
+def _wrong(check: str, error: PacelineError) -> Finding:
+    """An error of ours: value and rule, and behind the last semicolon the fix."""
+    found, _, remedy = str(error).rpartition("; ")
+    return bad(check, redact(found or remedy), remedy)
+
+
+def _versions(check: str, place: str, there: str, own: str | None) -> Finding:
+    if own is None or there.split(".")[:2] != own.split(".")[:2]:
+        return doubtful(check, f"{place} is {there}, the client {own}", "bring both to one version")
+    return good(check, f"{place}, version {there}")
+
+
+def _certificates(config: Config, site: Site) -> Finding:
+    try:
+        choice = choose_tls(config.cluster)
+        if choice.value == "off":
+            return good("certificates", f"not needed: {choice.reason}")
+        left = days_left(find_certificates(site))
+    except InputError as error:
+        return _wrong("certificates", error)
+    remedy = f"make new ones: infra/certificates, at {site.tls_directory}"
+    if left < 0:
+        return bad("certificates", f"expired {-left:.0f} days ago", remedy)
+    text = f"valid for {left:.0f} days"
+    return doubtful("certificates", text, remedy) if left < WARN_DAYS else good("certificates", text)
+
+
+def _cluster(config: Config, site: Site) -> list[Finding]:
+    execution = config.execution
+    gpus: Any = "gpu" if execution.accelerator == "gpu" else "cpu"
+    try:
+        with open_cluster(config.cluster, demand_of([execution], gpus), site) as address:
+            return examine_workers(address, site.root, site.leases, execution.world_size)
+    except (PacelineError, OSError, TimeoutError) as error:
+        return [_wrong("workers", RunError(one_line(error)))]

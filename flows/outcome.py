@@ -1,0 +1,49 @@
+"""What the stages of a run have found, and what is made of it; plain, so that it can be told, judged and handed on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from conf.schema import Config
+from tasks.fingerprint import code_fingerprint, series_fingerprint
+from tasks.records import EvaluateResult, Plan, PreparedSet, SpeedupResult, TrainResult
+from tasks.speedup.match import facts_of
+from tasks.speedup.regression import Judgement
+from tasks.track.environment import package_versions
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the stages found."""
+
+    config: Config
+    plan: Plan
+    prepared: PreparedSet
+    trained: TrainResult
+    evaluated: EvaluateResult
+    speedup: SpeedupResult
+    workload: str
+
+    @cached_property
+    def series(self) -> str:
+        """Fingerprint that a run shares with those it is judged by."""
+        return series_fingerprint(self.config, self.plan.device_name)
+
+    @cached_property
+    def facts(self) -> dict[str, str]:
+        """What a comparison with another run looks at."""
+        return facts_of(self.config, self.prepared.fingerprint, code_fingerprint(), package_versions(), self.plan)
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """What is made of an outcome."""
+
+    prediction: dict[str, Any] | None
+    """What had been predicted for it, and how that turned out."""
+    judgement: Judgement | None
+    """Against the runs before it; None where nobody looks."""
+    registered: dict[str, Any] | None
+    """Name, version, alias and gate of its model in the registry; None where it is not to be registered."""

@@ -1,0 +1,121 @@
+"""This host: disk, devices and their drivers, compiler, ports, clocks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from importlib import metadata
+from pathlib import Path
+
+from tasks.cluster.hardware import describe, torch_has_cuda
+from tasks.doctor.finding import Finding, bad, doubtful, good
+from tasks.host import has_compiler
+from tasks.paths import nearest_existing
+
+GIB = 2**30
+LITTLE_BYTES = 10 * GIB
+"""Free below which a warning is due: a prepared set and its checkpoints are of this order."""
+LITTLE_SHARED_BYTES = GIB
+NVIDIA = Path("/dev/nvidiactl")
+SHARED_MEMORY = Path("/dev/shm")
+GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+RAPL = Path("/sys/class/powercap")
+
+
+def examine_host(home: Path, leases: Path) -> list[Finding]:
+    """All that needs no cluster and no server.
+
+    Args:
+        home: state directory.
+        leases: where the device leases lie.
+    """
+    checks = [_devices(), _drivers(), _compiler(), _place("state", home, "PACELINE_HOME")]
+    checks += [_place("leases", leases, "PACELINE_LEASES"), _ports(), _clocks()]
+    return [*checks, _shared_memory()] if describe().gpus else checks
+
+
+def _devices() -> Finding:
+    found = describe()
+    bf16 = "with" if found.cpu_bf16 else "without"
+    gpus = ", ".join(f"{gpu.name} ({gpu.memory_bytes / GIB:.0f} GiB)" for gpu in found.gpus) or "no GPU"
+    memory = f"{found.memory_bytes / GIB:.0f} GiB"
+    return good("devices", f"{found.num_cores} cores of {found.cpu_name} {bf16} bf16, {memory}; {gpus}")
+
+
+def _drivers() -> Finding:
+    if not NVIDIA.exists():
+        return good("driver", "no NVIDIA driver, none needed")
+    if not torch_has_cuda():
+        remedy = 'install torch from the index of your CUDA version, and "paceline[cuda]" for dask-cuda'
+        return bad("driver", "there are GPUs, and torch is built for CPUs", remedy)
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        version = pynvml.nvmlSystemGetDriverVersion()
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        return bad("driver", f"NVML does not answer: {error}", "load the driver again, or restart the host")
+    nccl = next((one.version for one in metadata.distributions() if one.name.startswith("nvidia-nccl")), None)
+    if nccl is None:
+        remedy = "install torch with CUDA by pip, which brings NCCL"
+        return doubtful("driver", f"NVIDIA {version}, and no NCCL: several GPUs cannot train together", remedy)
+    return good("driver", f"NVIDIA {version}, NCCL {nccl}")
+
+
+def _compiler() -> Finding:
+    if has_compiler():
+        return good("compiler", "there is one")
+    return doubtful(
+        "compiler", "no C++ compiler: execution.compile=step cannot be used on CPUs", "install g++ or clang++"
+    )
+
+
+def _place(check: str, path: Path, variable: str) -> Finding:
+    """A directory that is, or can be made."""
+    there = nearest_existing(path)
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        return bad(check, f"{variable}={path} cannot be written", f"set {variable} to a directory of yours")
+    free = shutil.disk_usage(there).free
+    if check == "state" and free < LITTLE_BYTES:
+        remedy = f"make room, or set {variable} to a larger disk"
+        return doubtful(check, f"{path}: {free / GIB:.1f} GiB free", remedy)
+    return good(check, f"{path}: {free / GIB:.0f} GiB free")
+
+
+def _ports() -> Finding:
+    """Those that ranks, schedulers and workers take: any free one, on loopback."""
+    try:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+            probe.listen()
+            socket.create_connection(("127.0.0.1", port), timeout=2).close()
+    except OSError as error:
+        return bad("ports", f"loopback cannot be listened on: {error}", "allow TCP on 127.0.0.1")
+    try:
+        socket.getaddrinfo(socket.gethostname(), None)
+    except OSError as error:
+        remedy = f"name {socket.gethostname()} in /etc/hosts"
+        return doubtful("ports", f"this host's own name does not resolve ({error})", remedy)
+    return good("ports", "loopback can be listened on, and this host's name resolves")
+
+
+def _clocks() -> Finding:
+    """Of the cores."""
+    if not GOVERNOR.is_file():
+        return good("core clocks", "set by the platform")
+    governor = GOVERNOR.read_text(encoding="utf-8").strip()
+    if governor == "performance":
+        return good("core clocks", "governor performance")
+    remedy = "for measurements: cpupower frequency-set -g performance"
+    return doubtful("core clocks", f"governor {governor}: speeds will move with the load", remedy)
+
+
+def _shared_memory() -> Finding:
+    free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
+    if free < LITTLE_SHARED_BYTES:
+        remedy = "give the container more, such as --shm-size=8g"
+        return doubtful("shared memory", f"{free / GIB:.2f} GiB free in {SHARED_MEMORY}, which NCCL uses", remedy)
+    return good("shared memory", f"{free / GIB:.0f} GiB free")

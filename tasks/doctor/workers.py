@@ -1,0 +1,194 @@
+"""The workers of a cluster: their code, their packages, their clocks, and whether they see the shared state."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from tasks.cluster.address import connect, workers
+from tasks.cluster.hardware import describe
+from tasks.doctor.finding import Finding, bad, doubtful, good
+from tasks.doctor.packages import installed
+from tasks.errors import one_line
+from tasks.fingerprint import code_fingerprint
+from tasks.records import Record
+from tasks.train.gang import ask
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+PACKAGES = ("torch", "lightning", "distributed", "dask", "numpy", "mlflow")
+ANSWER_SECONDS = 30.0
+SKEW_SECONDS, TOO_MUCH_SKEW_SECONDS = 1.0, 30.0
+"""Clocks that differ by more muddle the order of logs and metrics; by much more, certificates are not yet or no longer
+valid."""
+GIB = 2**30
+
+
+class Seen(Record):
+    """A worker as it sees itself."""
+
+    host: str
+    code: str
+    versions: dict[str, str | None]
+    clock: float
+    """Unix seconds."""
+    sees_home: bool
+    """The file that the asking process has put there."""
+    writes_home: bool
+    free_bytes: int
+    writes_leases: bool
+    num_gpus: int
+
+
+def examine_workers(address: str, home: Path, leases: Path, num_expected: int) -> list[Finding]:
+    """Ask all workers of a cluster.
+
+    Args:
+        address: of the scheduler.
+        home: state directory, the same path everywhere.
+        leases: where each host's device leases lie.
+        num_expected: workers that the execution needs.
+    """
+    home.mkdir(parents=True, exist_ok=True)
+    marker = home / f".doctor-{uuid4().hex}"
+    marker.write_text("paceline doctor", encoding="utf-8")
+    try:
+        with connect(address) as client:
+            present = workers(client)
+            answers, skews = _ask(client, present, marker, leases)
+    finally:
+        for left in (marker, *home.glob(f"{marker.name}-*")):
+            left.unlink(missing_ok=True)
+    silent = {worker: answer for worker, answer in answers.items() if not isinstance(answer, Seen)}
+    seen = {worker: answer for worker, answer in answers.items() if isinstance(answer, Seen)}
+    found = [_number(seen, silent, num_expected)]
+    return (
+        [*found, _code(seen), _versions(seen), _skew(skews), _home(seen, home), _leases(seen, leases)]
+        if seen
+        else found
+    )
+
+
+def look(marker: str, leases: str) -> Seen:
+    """What the worker that this runs on sees."""
+    there = Path(marker)
+    own = there.with_name(f"{there.name}-{uuid4().hex}")
+    try:
+        own.write_text(socket.gethostname(), encoding="utf-8")
+        writes = True
+    except OSError:
+        writes = False
+    place = Path(leases)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        place = place.parent
+    return Seen(
+        host=socket.gethostname(),
+        code=code_fingerprint(),
+        versions={name: installed(name) for name in PACKAGES},
+        clock=time.time(),
+        sees_home=there.is_file(),
+        writes_home=writes,
+        free_bytes=shutil.disk_usage(there.parent).free if there.parent.is_dir() else 0,
+        writes_leases=os.access(place, os.W_OK) and place == Path(leases),
+        num_gpus=len(describe().gpus),
+    )
+
+
+def _ask(
+    client: Client, present: list[str], marker: Path, leases: Path
+) -> tuple[dict[str, object], dict[str, tuple[float, float]]]:
+    """What each worker answers; how far its clock is ahead, and how sure that is, in seconds."""
+    answers: dict[str, object] = {}
+    skews: dict[str, tuple[float, float]] = {}
+    for worker in present:  # one by one: the time that the question takes is the uncertainty of its clock
+        before = time.time()
+        (answer,) = ask(client, [(worker, look, (str(marker), str(leases)))], ANSWER_SECONDS)
+        after = time.time()
+        answers[worker] = answer
+        if isinstance(answer, Seen):
+            skews[worker] = (answer.clock - (before + after) / 2, (after - before) / 2)
+    return answers, skews
+
+
+def _number(seen: dict[str, Seen], silent: dict[str, object], num_expected: int) -> Finding:
+    gpus = sum(found.num_gpus > 0 for found in seen.values())
+    there = f"{len(seen)} on {len({found.host for found in seen.values()})} hosts" + (
+        f", {gpus} see GPUs" if gpus else ""
+    )
+    if silent:
+        worker, answer = next(iter(silent.items()))
+        why = one_line(answer) if isinstance(answer, BaseException) else "no answer"
+        remedy = "install the same version on every host and restart its workers"
+        return bad("workers", f"{there}; {len(silent)} do not answer as they should, {worker}: {why}", remedy)
+    if len(seen) < num_expected:
+        remedy = "start more workers, or lower execution.num_nodes and num_devices"
+        return bad("workers", f"{there}; {num_expected} are needed", remedy)
+    return good("workers", there)
+
+
+def _code(seen: dict[str, Seen]) -> Finding:
+    own = code_fingerprint()
+    other = [worker for worker, found in seen.items() if found.code != own]
+    if other:
+        remedy = "install the same version there and restart the workers"
+        return bad("code", f"{len(other)} workers run other code than this process ({own}): {other[0]}", remedy)
+    return good("code", f"{own} everywhere")
+
+
+def _versions(seen: dict[str, Seen]) -> Finding:
+    own = {name: installed(name) for name in PACKAGES}
+    other = [
+        f"{worker} has {name} {found.versions.get(name)} (here {own[name]})"
+        for worker, found in seen.items()
+        for name in PACKAGES
+        if found.versions.get(name) != own[name]
+    ]
+    if other:
+        return bad(
+            "versions",
+            f"{other[0]}" + (f" and {len(other) - 1} more" if other[1:] else ""),
+            "install the lock everywhere",
+        )
+    return good("versions", "the same everywhere")
+
+
+def _skew(skews: dict[str, tuple[float, float]]) -> Finding:
+    worst, (ahead, unsure) = max(skews.items(), key=lambda item: abs(item[1][0]))
+    text = f"{worst} is {ahead:+.2f} s ahead, give or take {unsure:.2f} s"
+    certain = abs(ahead) - unsure
+    remedy = "let the hosts follow one time server (chrony, systemd-timesyncd)"
+    if certain > TOO_MUCH_SKEW_SECONDS:
+        return bad("clocks", text, remedy)
+    return doubtful("clocks", text, remedy) if certain > SKEW_SECONDS else good("clocks", text)
+
+
+def _home(seen: dict[str, Seen], home: Path) -> Finding:
+    blind = [found.host for found in seen.values() if not found.sees_home]
+    dumb = [found.host for found in seen.values() if not found.writes_home]
+    if blind or dumb:
+        what = f"{blind[0]} does not see" if blind else f"{dumb[0]} cannot write to"
+        remedy = "mount one file system at that path on every host, writable for this user"
+        return bad("shared state", f"{what} PACELINE_HOME={home}", remedy)
+    return good(
+        "shared state", f"{home}: {min(found.free_bytes for found in seen.values()) / GIB:.0f} GiB free, seen by all"
+    )
+
+
+def _leases(seen: dict[str, Seen], leases: Path) -> Finding:
+    by_host: dict[str, bool] = defaultdict(lambda: True)
+    for found in seen.values():
+        by_host[found.host] &= found.writes_leases
+    closed = [host for host, writes in by_host.items() if not writes]
+    if closed:
+        remedy = "make it writable for all who share the devices, or set PACELINE_LEASES everywhere"
+        return bad("leases of workers", f"PACELINE_LEASES={leases} cannot be written on {closed[0]}", remedy)
+    return good("leases of workers", f"{leases} on each host")

@@ -1,0 +1,53 @@
+"""What a model must pass before it is handed on. Pure; which model is the champion is found out elsewhere."""
+
+from __future__ import annotations
+
+from conf.schema import Track
+from tasks.records import EvaluateResult, Record, TrainResult
+from tasks.speedup.regression import Judgement
+
+
+class Gate(Record):
+    """The verdict, with each question that was asked."""
+
+    passed: bool
+    met: tuple[str, ...]
+    missed: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """One line."""
+        return f"passed: {'; '.join(self.met)}" if self.passed else f"not passed: {'; '.join(self.missed)}"
+
+
+def gate(
+    track: Track,
+    evaluated: EvaluateResult,
+    trained: TrainResult,
+    judgement: Judgement | None,
+    champion: float | None,
+) -> Gate:
+    """Ask of a model its accuracy, its parity, and whether its run was worse than those before it.
+
+    Args:
+        track: the bars.
+        evaluated: its quality as it is delivered: folded, in the precision of the plan.
+        trained: has its accuracy as it was trained.
+        judgement: of its run; None where nobody looked.
+        champion: test accuracy of the present champion; None when there is none, or it is not known.
+    """
+    accuracy, margin, plain = evaluated.accuracy, track.max_accuracy_loss, trained.plain_accuracy
+    asked = []
+    if track.min_accuracy is not None:
+        asked.append((accuracy >= track.min_accuracy, f"accuracy {accuracy:.4f}, at least {track.min_accuracy:g}"))
+    if champion is not None:
+        asked.append((accuracy >= champion - margin, f"accuracy {accuracy:.4f}, the champion's {champion:.4f}"))
+    if plain is not None:
+        asked.append((accuracy >= plain - margin, f"accuracy {accuracy:.4f}, in 32-true unfolded {plain:.4f}"))
+    if judgement is not None:
+        asked.append((judgement.verdict != "regression", f"against the runs before it: {judgement.verdict}"))
+    return Gate(
+        passed=all(met for met, _ in asked),
+        met=tuple(text for met, text in asked if met),
+        missed=tuple(text for met, text in asked if not met),
+    )

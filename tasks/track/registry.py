@@ -1,0 +1,93 @@
+"""MLflow's model registry: versions of a model, and which of them is the champion.
+
+A model of ours holds no code; what the registry needs to know of it, its signature, is written beside it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from mlflow.entities.model_registry import ModelVersion
+from mlflow.exceptions import MlflowException
+from mlflow.models import Model, ModelSignature
+from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, ErrorCode
+from mlflow.tracking import MlflowClient
+from mlflow.types import ColSpec, Schema, TensorSpec
+
+from tasks.bundle import FACTS, WEIGHTS
+from tasks.records import ModelFacts, Record
+from tasks.redact import redact
+from tasks.track.run import RunHandle
+
+CHAMPION = "champion"
+ACCURACY_TAG = "paceline.accuracy"
+MODEL = "model"
+"""Folder of a run's artifacts."""
+
+
+class Champion(Record):
+    """The version that has the alias."""
+
+    version: str
+    run_id: str
+    accuracy: float | None
+
+
+def champion(tracking_uri: str, name: str) -> Champion | None:
+    """Which version of a registered model is the champion; None if there is no such model, or none has the alias."""
+    try:
+        found = _client(tracking_uri).get_model_version_by_alias(name, CHAMPION)
+    except MlflowException:
+        return None
+    accuracy = found.tags.get(ACCURACY_TAG)
+    return Champion(
+        version=str(found.version), run_id=found.run_id or "", accuracy=float(accuracy) if accuracy else None
+    )
+
+
+def describe_model(handle: RunHandle, facts: ModelFacts) -> str:
+    """MLflow's own description of a model (`MLmodel`, YAML): its signature and where it comes from."""
+    images = Schema([TensorSpec(np.dtype(np.uint8), (-1, *facts.image_shape), "images")])
+    outputs: list[ColSpec | TensorSpec] = [
+        TensorSpec(np.dtype(np.float32), (-1, len(facts.class_names)), "probabilities")
+    ]
+    outputs += [TensorSpec(np.dtype(np.float32), (-1, 1), name) for name in facts.target_names]
+    model = Model(
+        artifact_path=MODEL, run_id=handle.run_id, signature=ModelSignature(inputs=images, outputs=Schema(outputs))
+    )
+    model.add_flavor("paceline", model=FACTS, weights=WEIGHTS)
+    return str(model.to_yaml())
+
+
+def register(handle: RunHandle, name: str, tags: dict[str, str]) -> str:
+    """Make a run's model the newest version of a registered model; the version. A run's model has one version only."""
+    client = _client(handle.tracking_uri)
+    _create(client, name)
+    version = _version_of(client, name, handle.run_id) or client.create_model_version(
+        name, source=f"runs:/{handle.run_id}/{MODEL}", run_id=handle.run_id
+    )
+    for key, value in tags.items():
+        client.set_model_version_tag(name, version.version, key, redact(value)[:5000])
+    return str(version.version)
+
+
+def promote(handle: RunHandle, name: str, version: str) -> None:
+    """Give a version the alias."""
+    _client(handle.tracking_uri).set_registered_model_alias(name, CHAMPION, version)
+
+
+def _client(tracking_uri: str) -> MlflowClient:
+    return MlflowClient(tracking_uri, tracking_uri)  # or MLflow takes the environment's registry
+
+
+def _create(client: MlflowClient, name: str) -> None:
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != ErrorCode.Name(RESOURCE_ALREADY_EXISTS):
+            raise
+
+
+def _version_of(client: MlflowClient, name: str, run_id: str) -> ModelVersion | None:
+    """Of an attempt before: a run that goes on registers once."""
+    found = client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'")
+    return next(iter(found), None)

@@ -1,0 +1,177 @@
+"""Night after night: a run is judged by those before it, tells where it is worse, and else hands its model on."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from mlflow.tracking import MlflowClient
+
+from conf.site import Site
+from flows.history import past_runs
+from tasks.track.run import RunHandle
+from tests.jobs import PLANTED
+
+ROOT = Path(__file__).parents[2]
+NIGHT = [
+    "digits",
+    "name=nights",
+    "data.image_size=16",
+    "model.width=4",
+    "model.depth=1",
+    "recipe.num_epochs=2",
+    "recipe.warmup_epochs=0.5",
+    "speedup.baseline=none",
+    "execution.loading=foreground",
+    "track.experiment=nights",
+    "track.register=digits-nights",
+    "track.min_accuracy=0.05",
+]
+SLOW = {"PYTHONPATH": PLANTED, "PLANT": "input=0.002"}
+NUM_NIGHTS = 8
+QUIET_RATE = 4000.0
+"""Samples per second; those of the real night, beside other tests, may be anything below."""
+
+
+@pytest.fixture(scope="module")
+def night(paceline):
+    """Runs one night to its end: status, summary and stderr."""
+
+    def run(*overrides, **environment):
+        path = os.pathsep.join(filter(None, [environment.pop("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")]))
+        process = paceline("run", *NIGHT, *overrides, "--json", **environment, **({"PYTHONPATH": path} if path else {}))
+        stdout, stderr = process.communicate(timeout=240)
+        return process.returncode, json.loads(stdout.splitlines()[-1]), stderr
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def client():
+    return MlflowClient(Site().tracking_uri, Site().tracking_uri)
+
+
+@pytest.fixture(scope="module")
+def web_hook():
+    """The address of a web hook, and what has been sent to it."""
+    received = []
+
+    class Hook(BaseHTTPRequestHandler):
+        def do_POST(self):
+            received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *arguments):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Hook)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/secret-path", received
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def first_nights(night, client):
+    """One real night, and seven after it with its figures, as a quiet machine would have made them."""
+    status, summary, stderr = night()
+    assert status == 0, stderr
+    found = client.get_run(summary["run_id"])
+    rng = np.random.default_rng(1)
+    tags = {name: value for name, value in found.data.tags.items() if name.startswith("paceline.")}
+    facts = client.download_artifacts(summary["run_id"], "facts.json")
+    for _ in range(NUM_NIGHTS - 1):
+        copy = client.create_run(found.info.experiment_id, tags=tags)
+        for name, value in found.data.metrics.items():
+            usual = QUIET_RATE if name.startswith("throughput/") else value
+            client.log_metric(copy.info.run_id, name, usual * np.exp(rng.normal(0, 0.01)))
+        client.log_artifact(copy.info.run_id, facts)
+        client.set_terminated(copy.info.run_id)
+    return summary
+
+
+def tags_of(client, summary):
+    return client.get_run(summary["run_id"]).data.tags
+
+
+def flow_run(url, summary, client):
+    identifier = tags_of(client, summary)["prefect.flow_run_id"]
+    return httpx.get(f"{url}/flow_runs/{identifier}").json()
+
+
+def test_the_first_night_is_not_judged_and_its_model_becomes_the_champion(first_nights, client):
+    assert first_nights["regression"]["verdict"] == "too few runs"
+    assert tags_of(client, first_nights)["paceline.regression"] == "none"
+    version = client.get_model_version_by_alias("digits-nights", "champion")
+    assert version.run_id == first_nights["run_id"]
+    assert first_nights["registered"]["version"] == str(version.version)
+    assert version.tags["paceline.dataset"] == first_nights["dataset"]["fingerprint"]
+    assert float(version.tags["paceline.accuracy"]) == first_nights["evaluate"]["accuracy"]
+    signature = Path(client.download_artifacts(first_nights["run_id"], "model/MLmodel")).read_text()
+    assert "probabilities" in signature
+    assert "[-1, 16, 16, 1]" in signature
+
+
+def test_a_slow_night_is_told_of_and_its_model_is_not_handed_on(first_nights, night, client, prefect_url, web_hook):
+    address, received = web_hook
+    alarm = subprocess.run(
+        [ROOT / "infra" / "alarm"],
+        env=os.environ | {"PREFECT_API_URL": prefect_url, "PACELINE_ALARM_URL": address, "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert alarm.returncode == 0, alarm.stderr
+    assert "secret-path" not in alarm.stdout + alarm.stderr
+
+    status, summary, stderr = night(**SLOW)
+    assert status == 0, stderr
+    judged = summary["regression"]
+    assert judged["verdict"] == "regression", judged
+    assert judged["grew"] == "data_wait"
+    assert {change["measure"] for change in judged["changes"]} >= {"throughput", "data wait"}
+    assert "no setting, code, version or data changed since the last good run" in judged["text"]
+    assert tags_of(client, summary)["paceline.regression"].startswith("throughput")
+    assert summary["registered"]["version"] is None
+    assert "regression" in summary["registered"]["gate"]
+    champion = client.get_model_version_by_alias("digits-nights", "champion")
+    assert champion.run_id == first_nights["run_id"]
+    check_told(prefect_url, flow_run(prefect_url, summary, client), received)
+
+
+def check_told(url, flow, received):
+    assert flow["state"]["type"] == "COMPLETED"
+    wanted = {"artifacts": {"flow_run_id": {"any_": [flow["id"]]}, "key": {"any_": ["regression"]}}}
+    (artifact,) = httpx.post(f"{url}/artifacts/filter", json=wanted).json()
+    assert "data wait" in artifact["data"]
+    deadline = time.monotonic() + 60
+    while not received and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert len(received) == 1
+    assert received[0]["text"].startswith("nights is worse than before: throughput")
+
+
+def test_a_run_that_was_told_to_fails_with_everything_recorded(first_nights, night, client, prefect_url):
+    status, summary, stderr = night("track.on_regression=fail", **SLOW)
+    assert status == 1
+    assert stderr.splitlines()[-1].startswith("paceline: worse than before: throughput")
+    assert summary["regression"]["verdict"] == "regression", "a regression of the night before is no measure"
+    assert client.get_run(summary["run_id"]).info.status == "FINISHED"
+    flow = flow_run(prefect_url, summary, client)
+    assert flow["state"]["type"] == "FAILED"
+    assert "worse than before" in flow["state"]["message"]
+
+    series = client.get_run(summary["run_id"]).data.tags["paceline.series"]
+    handle = RunHandle(tracking_uri=Site().tracking_uri, experiment="nights", experiment_id="", run_id="another")
+    assert [run.regressed for run in past_runs(handle, series)][-2:] == [True, True]
+    client.set_tag(summary["run_id"], "paceline.regression", "accepted")
+    (first,) = past_runs(handle, series)
+    assert (first.run_id, first.regressed) == (summary["run_id"], False), "the accepted run begins a new history"

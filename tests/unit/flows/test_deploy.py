@@ -1,0 +1,46 @@
+"""Schedules and their time zones."""
+
+import zoneinfo
+
+import pytest
+
+from conf.load import load
+from flows.commands.serve import OVERLAPS, settled
+from flows.deploy import OVERLAPS as POLICIES
+from flows.deploy import deployment_of, local_timezone, schedule_of
+from tasks.errors import InputError
+
+
+def test_a_schedule_has_a_time_zone():
+    schedule = schedule_of("0 2 * * *", "Europe/Zurich")
+    assert (schedule.cron, schedule.timezone) == ("0 2 * * *", "Europe/Zurich")
+    assert local_timezone() in zoneinfo.available_timezones()
+
+
+@pytest.mark.parametrize(("cron", "zone"), [("0 25 * * *", "UTC"), ("nightly", "UTC"), ("0 2 * * *", "Mars")])
+def test_what_is_no_schedule_is_refused(cron, zone):
+    with pytest.raises(InputError, match="is no "):
+        schedule_of(cron, zone)
+
+
+@pytest.mark.parametrize(
+    ("overlap", "strategy"), [("queue", "ENQUEUE"), ("skip", "CANCEL_NEW"), ("cancel-oldest", None)]
+)
+def test_the_policy_becomes_a_limit_or_a_tag(overlap, strategy):
+    deployment = deployment_of(load("digits"), "nightly", schedule_of("0 2 * * *", "UTC"), overlap)
+    options = deployment.concurrency_options
+    assert (options and options.collision_strategy.name) == strategy
+    assert f"overlap:{overlap}" in deployment.tags
+    assert deployment.entrypoint == "flows.pipeline.run_pipeline"
+    assert deployment.parameters["config"]["name"] == "digits"
+
+
+def test_the_command_offers_what_there_is():
+    assert OVERLAPS == POLICIES
+
+
+def test_a_served_run_finds_its_data_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert settled(load("folder", ["data.root=images"])).data.root == str(tmp_path / "images")
+    assert settled(load("folder", ["data.root=s3://bucket/images"])).data.root == "s3://bucket/images"
+    assert settled(load("digits")) == load("digits")

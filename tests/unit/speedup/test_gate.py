@@ -1,0 +1,50 @@
+"""What a model is asked before it is registered."""
+
+import pytest
+
+from conf.schema import Track
+from tasks.records import EvaluateResult, TrainResult
+from tasks.speedup.gate import gate
+from tasks.speedup.regression import Judgement
+
+
+def asked(accuracy=0.95, plain=0.95, champion=None, verdict="normal", **bars):
+    return gate(
+        Track(register="digits", **bars),
+        EvaluateResult.model_construct(accuracy=accuracy),
+        TrainResult.model_construct(plain_accuracy=plain),
+        Judgement(verdict=verdict, text=""),
+        champion,
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "missed"),
+    [
+        ({}, None),
+        ({"min_accuracy": 0.95}, None),
+        ({"min_accuracy": 0.96}, "at least 0.96"),
+        ({"champion": 0.958}, None),
+        ({"champion": 0.97}, "the champion's 0.9700"),
+        ({"plain": 0.97}, "in 32-true unfolded 0.9700"),
+        ({"verdict": "regression"}, "regression"),
+        ({"verdict": "too few runs"}, None),
+    ],
+)
+def test_each_question_can_stop_a_model(facts, missed):
+    found = asked(**facts)
+    assert found.passed == (missed is None)
+    assert (missed or "passed") in found.text
+    assert len(found.missed) == (missed is not None)
+
+
+def test_what_is_not_known_is_not_asked():
+    found = gate(
+        Track(register="digits", on_regression="off"),
+        EvaluateResult.model_construct(accuracy=0.5),
+        TrainResult.model_construct(plain_accuracy=None),
+        None,
+        None,
+    )
+    assert found.passed
+    assert found.met == ()
