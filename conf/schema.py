@@ -317,7 +317,7 @@ with warnings.catch_warnings():
 
         experiment: Annotated[str, Field(min_length=1)] = "paceline"
         """MLflow experiment."""
-        register: Annotated[str, Field(pattern=r"^[^/:]+$")] | None = None
+        register: Annotated[str, Field(pattern=r"^[\w.\- ]+$")] | None = None
         """Name in MLflow's model registry. A model that passes the gate becomes its newest version and gets the alias
         `champion`: at least `min_accuracy`, no worse than the champion nor than itself in 32-true without folding (by
         more than `max_accuracy_loss`), and no regression. None: nothing is registered."""

@@ -15,11 +15,12 @@ from tasks.doctor.finding import Finding, bad, doubtful, good
 from tasks.doctor.host import examine_host
 from tasks.doctor.packages import examine_packages, installed
 from tasks.doctor.workers import examine_workers
-from tasks.errors import InputError, PacelineError, RunError, one_line
+from tasks.errors import PacelineError, one_line
 from tasks.redact import redact
 
 WARN_DAYS = 30
 """Before certificates expire."""
+SEE = "see the message"
 
 
 def examine(config: Config, site: Site, told: Callable[[Finding], None]) -> list[Finding]:
@@ -30,29 +31,35 @@ def examine(config: Config, site: Site, told: Callable[[Finding], None]) -> list
         site: this machine's facts.
         told: hears of each finding as it is made.
     """
+    stages: dict[str, Callable[[], list[Finding]]] = {
+        "packages": examine_packages,
+        "this host": lambda: examine_host(site.root, site.leases),
+        "mlflow": lambda: [_mlflow(site)],
+        "prefect": lambda: [_prefect(site)],
+        "certificates": lambda: [_certificates(config, site)],
+        "workers": lambda: _cluster(config, site),
+    }
     found = []
-    stages: tuple[Callable[[], list[Finding]], ...] = (
-        lambda: [*examine_packages(), *examine_host(site.root, site.leases)],
-        lambda: [_mlflow(site), _prefect(site), _certificates(config, site)],
-        lambda: _cluster(config, site),
-    )
-    for stage in stages:
-        for finding in stage():
+    for name, stage in stages.items():
+        try:
+            made = stage()
+        except PacelineError as error:
+            made = [_wrong(name, error)]
+        except Exception as error:  # noqa: BLE001  whatever it is, it is what was to be found out
+            made = [bad(name, f"{type(error).__name__}: {redact(one_line(error))}", SEE)]
+        for finding in made:
             told(finding)
             found.append(finding)
     return found
 
 
 def _mlflow(site: Site) -> Finding:
-    uri = site.tracking_uri
-    if not uri.startswith("http"):
-        return good("mlflow", f"{redact(uri)}, without a server")
     from tasks.track.server import server_version
 
-    try:
-        return _versions("mlflow", redact(uri), server_version(uri), installed("mlflow"))
-    except InputError as error:
-        return _wrong("mlflow", error)
+    place, there = redact(site.tracking_uri), server_version(site.tracking_uri)
+    if not site.tracking_uri.startswith("http"):
+        return good("mlflow", f"{place}, {there or 'made by the first run'}")
+    return _versions("mlflow", place, there or "", installed("mlflow"))
 
 
 def _prefect(site: Site) -> Finding:
@@ -67,8 +74,6 @@ def _prefect(site: Site) -> Finding:
         with get_client(sync_client=True) as client:
             client.read_flows(limit=1)  # needs credentials where any are needed
             there = client.api_version()
-    except InputError as error:
-        return _wrong("prefect", error)
     except HTTPError as error:
         remedy = "set PREFECT_API_AUTH_STRING, or look at the server's log"
         return bad("prefect", f"{redact(url)} refuses this user ({redact(one_line(error))[:200]})", remedy)
@@ -77,8 +82,8 @@ def _prefect(site: Site) -> Finding:
 
 def _wrong(check: str, error: PacelineError) -> Finding:
     """An error of ours: value and rule, and behind the last semicolon the fix."""
-    found, _, remedy = str(error).rpartition("; ")
-    return bad(check, redact(found or remedy), remedy)
+    found, _, remedy = redact(str(error)).rpartition("; ")
+    return bad(check, found, remedy) if found else bad(check, remedy, SEE)
 
 
 def _versions(check: str, place: str, there: str, own: str | None) -> Finding:
@@ -88,13 +93,10 @@ def _versions(check: str, place: str, there: str, own: str | None) -> Finding:
 
 
 def _certificates(config: Config, site: Site) -> Finding:
-    try:
-        choice = choose_tls(config.cluster)
-        if choice.value == "off":
-            return good("certificates", f"not needed: {choice.reason}")
-        left = days_left(find_certificates(site))
-    except InputError as error:
-        return _wrong("certificates", error)
+    choice = choose_tls(config.cluster)
+    if choice.value == "off":
+        return good("certificates", f"not needed: {choice.reason}")
+    left = days_left(find_certificates(site))
     remedy = f"make new ones: infra/certificates, at {site.tls_directory}"
     if left < 0:
         return bad("certificates", f"expired {-left:.0f} days ago", remedy)
@@ -105,8 +107,5 @@ def _certificates(config: Config, site: Site) -> Finding:
 def _cluster(config: Config, site: Site) -> list[Finding]:
     execution = config.execution
     gpus: Any = "gpu" if execution.accelerator == "gpu" else "cpu"
-    try:
-        with open_cluster(config.cluster, demand_of([execution], gpus), site) as address:
-            return examine_workers(address, site.root, site.leases, execution.world_size)
-    except (PacelineError, OSError, TimeoutError) as error:
-        return [_wrong("workers", RunError(one_line(error)))]
+    with open_cluster(config.cluster, demand_of([execution], gpus), site) as address:
+        return examine_workers(address, site.root, site.leases, execution.world_size)

@@ -11,6 +11,7 @@ from tasks.speedup.gate import Gate, gate
 from tasks.speedup.regression import Judgement
 from tasks.track import registry
 from tasks.track import run as tracking
+from tasks.track.registry import Champion
 from tasks.track.run import RunHandle
 
 
@@ -26,19 +27,40 @@ def hand_over(outcome: Outcome, judgement: Judgement | None, handle: RunHandle) 
     if track.register is None:
         return None
     present = registry.champion(handle.tracking_uri, track.register)
-    is_another = present is not None and present.run_id != handle.run_id  # a run that goes on does not beat itself
-    accuracy = present.accuracy if present is not None and is_another else None
-    asked = gate(track, outcome.evaluated, outcome.trained, judgement, accuracy)
-    version = registry.register(handle, track.register, _tags(outcome, asked)) if asked.passed else None
-    alias = registry.CHAMPION if version else None
-    return {"name": track.register, "version": version, "alias": alias, "gate": asked.text}
+    if present is not None and present.run_id == handle.run_id:  # a run that goes on does not beat itself
+        present = None
+    asked = gate(track, outcome.evaluated, outcome.trained, judgement, _bar(present, outcome))
+    tags = _tags(outcome, asked, present)
+    version = registry.register(handle, track.register, tags) if asked.passed else None
+    return {
+        "name": track.register,
+        "version": version,
+        "alias": registry.CHAMPION if version else None,
+        "gate": asked.text,
+        "champion_before": present and present.version,
+    }
 
 
-def _tags(outcome: Outcome, asked: Gate) -> dict[str, str]:
-    speedup = outcome.speedup
+def _bar(present: Champion | None, outcome: Outcome) -> tuple[float, str] | None:
+    """The accuracy that a champion sets, and of what it is.
+
+    On the same data the best that any champion had, or each could be a little worse than the one before.
+    """
+    if present is None or present.accuracy is None:
+        return None
+    if present.dataset != outcome.prepared.fingerprint:
+        return present.accuracy, "the champion's, on other data,"
+    return max(present.accuracy, present.best_accuracy or 0.0), "the champions' best"
+
+
+def _tags(outcome: Outcome, asked: Gate, present: Champion | None) -> dict[str, str]:
+    speedup, accuracy = outcome.speedup, outcome.evaluated.accuracy
+    is_same = present is not None and present.dataset == outcome.prepared.fingerprint
+    best = max(accuracy, present.best_accuracy or 0.0) if present is not None and is_same else accuracy
     tags = {
-        registry.ACCURACY_TAG: repr(outcome.evaluated.accuracy),
-        "paceline.dataset": outcome.prepared.fingerprint,
+        registry.ACCURACY_TAG: repr(accuracy),
+        registry.BEST_TAG: repr(best),
+        registry.DATASET_TAG: outcome.prepared.fingerprint,
         "paceline.workload": outcome.workload,
         "paceline.gate": asked.text,
         "paceline.verdict": speedup.verdict,
@@ -48,15 +70,20 @@ def _tags(outcome: Outcome, asked: Gate) -> dict[str, str]:
     return tags
 
 
-def promote(registered: dict[str, Any] | None, handle: RunHandle) -> None:
-    """Make what was registered the champion."""
+def promote(outcome: Outcome, registered: dict[str, Any] | None, handle: RunHandle) -> None:
+    """Make what was registered the champion, unless a better one has become it meanwhile."""
     if not registered:
         return
+    log, name, version = get_run_logger(), registered["name"], registered["version"]
     tracking.set_tags(handle, {"paceline.gate": registered["gate"]})
-    if registered["version"] is None:
-        get_run_logger().warning("Model %s is not registered: %s", registered["name"], registered["gate"])
+    if version is None:
+        log.warning("Model %s is not registered: %s", name, registered["gate"])
         return
-    registry.promote(handle, registered["name"], registered["version"])
-    address = f"models:/{registered['name']}@{registry.CHAMPION}"
-    tracking.set_tags(handle, {"paceline.registered": f"{registered['name']} version {registered['version']}"})
-    get_run_logger().info("Version %s is %s", registered["version"], address)
+    tracking.set_tags(handle, {"paceline.registered": f"{name} version {version}"})
+    present = registry.champion(handle.tracking_uri, name)
+    is_new = present is not None and present.version not in (version, registered["champion_before"])
+    if present is not None and is_new and (present.accuracy or 0.0) > outcome.evaluated.accuracy:
+        log.warning("Version %s of %s has become champion meanwhile and is better: it stays", present.version, name)
+        return
+    registry.promote(handle, name, version)
+    log.info("Version %s is models:/%s@%s", version, name, registry.CHAMPION)

@@ -14,7 +14,8 @@ from flows.record import judged_metrics
 from tasks.errors import RegressionError
 from tasks.speedup.match import differences
 from tasks.speedup.regression import WINDOW, Figures, Judgement, Margins, is_measure, judge
-from tasks.track.run import FACTS_ARTIFACT, REGRESSION_TAG, SERIES_TAG, RunHandle
+from tasks.speedup.validity import most_foreign
+from tasks.track.run import DISTURBED_TAG, FACTS_ARTIFACT, REGRESSION_TAG, SERIES_TAG, RunHandle
 from tasks.track.search import FoundRun, find_runs, read_document
 
 EVENT = "paceline.regression"
@@ -30,14 +31,20 @@ def judge_run(outcome: Outcome, handle: RunHandle) -> Judgement | None:
     track = outcome.config.track
     if track.on_regression == "off":
         return None
+    ranks, wanted = outcome.trained.world_size, outcome.config.execution.world_size
+    if ranks != wanted:
+        return Judgement(verdict="not comparable", text=f"trained to its end on {ranks} of {wanted} devices")
     past = past_runs(handle, outcome.series)
     known = {name: value for name, value in judged_metrics(outcome).items() if value is not None}
-    now = figures(handle.run_id, known, contaminated=bool(outcome.speedup.contaminated))
+    now = figures(handle.run_id, known, contaminated=outcome.disturbed)
     margins = Margins(
-        throughput=track.max_throughput_loss, accuracy=track.max_accuracy_loss, data_wait=track.max_data_wait_rise
+        throughput=track.max_throughput_loss,
+        accuracy=track.max_accuracy_loss,
+        data_wait=track.max_data_wait_rise,
+        foreign_cores=most_foreign(outcome.hardware.num_cores),
     )
     judgement = judge([*past, now], margins)
-    if judgement.verdict == "regression":
+    if judgement.verdict in ("regression", "disturbed"):
         judgement = judgement.model_copy(update={"text": f"{judgement.text}; {_changed(handle, past, outcome.facts)}"})
         get_run_logger().warning("Worse than before: %s", judgement.text)
     return judgement
@@ -59,7 +66,7 @@ def past_runs(handle: RunHandle, series: str) -> list[Figures]:
 
 def _figures_of(run: FoundRun) -> Figures:
     regressed = run.tags.get(REGRESSION_TAG, "none") not in ("none", ACCEPTED)
-    contaminated = run.tags.get("paceline.contaminated") == "True"
+    contaminated = run.tags.get(DISTURBED_TAG) == "True"
     return figures(run.run_id, run.metrics, contaminated=contaminated, regressed=regressed)
 
 
@@ -73,11 +80,12 @@ def figures(
     items = {name: spent / total / rate for name, spent in seconds.items()} if rate and total > 0 else {}
     return Figures(
         run_id=run_id,
-        throughput=metrics.get("throughput/steady_samples_per_second", rate),
+        throughput=metrics.get("throughput/steady_samples_per_second"),
         accuracy=metrics.get("test/accuracy"),
         data_wait=metrics.get("time/data_wait_fraction"),
         baseline_throughput=metrics.get("throughput/baseline_samples_per_second"),
         item_seconds=items,
+        foreign_cores=metrics.get("machine/foreign_cores"),
         contaminated=contaminated,
         regressed=regressed,
     )

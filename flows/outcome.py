@@ -8,9 +8,10 @@ from typing import Any
 
 from conf.schema import Config
 from tasks.fingerprint import code_fingerprint, series_fingerprint
-from tasks.records import EvaluateResult, Plan, PreparedSet, SpeedupResult, TrainResult
+from tasks.records import EvaluateResult, Hardware, Plan, PreparedSet, SpeedupResult, TrainResult
 from tasks.speedup.match import facts_of
 from tasks.speedup.regression import Judgement
+from tasks.speedup.validity import judge
 from tasks.track.environment import package_versions
 
 
@@ -25,11 +26,19 @@ class Outcome:
     evaluated: EvaluateResult
     speedup: SpeedupResult
     workload: str
+    hardware: Hardware
 
     @cached_property
     def series(self) -> str:
         """Fingerprint that a run shares with those it is judged by."""
-        return series_fingerprint(self.config, self.plan.device_name)
+        devices = f"{self.plan.device_name}, {self.hardware.num_cores} cores"
+        return series_fingerprint(self.config, devices, self.prepared.class_names)
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether something disturbed the training, busy cores aside: those are judged by what is usual."""
+        seen = self.trained.validity
+        return seen is not None and judge(seen.model_copy(update={"foreign_load": None})).contaminated is True
 
     @cached_property
     def facts(self) -> dict[str, str]:

@@ -40,8 +40,8 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
     quieten()
     started = time.monotonic()
     site = Site()
-    cancel_older()
     cleared = clear(config, site)
+    cancel_older()  # not before it is known that this run can begin
     tls = choose_tls(config.cluster)
     get_run_logger().info("cluster.tls=%s: %s", tls.value, tls.reason)
     with cluster_for(config, cleared.plan, site) as cluster:
@@ -72,7 +72,7 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
             plan = trained.plan or cleared.plan
             evaluated = evaluate(trained, prepared)
             speedup = account(trained, cleared.hardware.num_cores)
-            outcome = Outcome(config, plan, prepared, trained, evaluated, speedup, workload)
+            outcome = Outcome(config, plan, prepared, trained, evaluated, speedup, workload, cleared.hardware)
             summary = _accounted(outcome, handle, started)
     publish(summary_table(summary), "summary", "What the run achieved and how fast")
     history.tell(outcome, summary)
@@ -90,7 +90,7 @@ def _accounted(outcome: Outcome, handle: RunHandle, started: float) -> dict[str,
     )
     summary = summarise(outcome, verdicts, handle, time.monotonic() - started)
     record(outcome, verdicts, handle, summary)
-    handoff.promote(verdicts.registered, handle)
+    handoff.promote(outcome, verdicts.registered, handle)
     return summary
 
 

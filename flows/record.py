@@ -140,6 +140,7 @@ def judged_metrics(outcome: Outcome) -> dict[str, float | None]:
         "throughput/baseline_samples_per_second": outcome.speedup.baseline_samples_per_second,
         "time/data_wait_fraction": trained.data_wait_fraction,
         "test/accuracy": outcome.evaluated.accuracy,
+        "machine/foreign_cores": trained.validity.foreign_load if trained.validity else None,
     }
     return metrics | {f"time/{item}_seconds": seconds for item, seconds in trained.time_budget.items()}
 
@@ -166,12 +167,15 @@ def _tags(outcome: Outcome, verdicts: Verdicts, handle: RunHandle) -> dict[str, 
         "paceline.baseline_run_id": handle.run_id if usable else "",
         "paceline.dataset": outcome.prepared.fingerprint,
         tracking.SERIES_TAG: outcome.series,
+        tracking.DISTURBED_TAG: str(outcome.disturbed),
         "paceline.contaminated": str(outcome.speedup.contaminated),
         "paceline.contamination": "; ".join(outcome.speedup.validity.reasons) if outcome.speedup.validity else "",
     }
     if verdicts.judgement is not None:
-        worse = ", ".join(change.measure for change in verdicts.judgement.changes)
-        tags |= {tracking.REGRESSION_TAG: worse or "none", "paceline.regression_text": verdicts.judgement.text}
+        tags |= {
+            tracking.REGRESSION_TAG: verdicts.judgement.tag,
+            "paceline.regression_text": verdicts.judgement.text,
+        }
     if outcome.config.execution.worker_load == "measured":
         loads = outcome.trained.worker_load
         shares = "even" if loads is None else ":".join(f"{load / sum(loads):.2f}" for load in loads)

@@ -59,6 +59,6 @@ class LostError(RunError):
 class RegressionError(RunError):
     """The run is done and recorded, and worse than those before it; `summary` is what it would have said."""
 
-    def __init__(self, message: str, summary: dict[str, Any]) -> None:
+    def __init__(self, message: str, summary: dict[str, Any] | None = None) -> None:
         super().__init__(message)
-        self.summary = summary
+        self.summary = summary or {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -19,15 +20,14 @@ def workload_fingerprint(workload: Workload, dataset_fingerprint: str) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def series_fingerprint(config: Config, device_name: str) -> str:
+def series_fingerprint(config: Config, devices: str, class_names: Sequence[str]) -> str:
     """8 hex digits that runs have in common whose speed and accuracy should not change from one to the next.
 
-    Their name and settings, and the model of their devices. Data may grow from night to night, code and versions may be
-    brought up to date: those are what a regression is looked for after.
+    Their name, settings and classes, where their data lie, and their devices. The data there may grow from night to
+    night, code and versions may be brought up to date: those are what a regression is looked for after.
     """
     settings = config.model_dump(mode="json", include={"name", "data", "model", "recipe", "execution"})
-    del settings["data"]["root"]
-    facts = settings | {"cluster": config.cluster.kind, "device": device_name}
+    facts = settings | {"cluster": config.cluster.kind, "devices": devices, "classes": list(class_names)}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
 
 

@@ -64,8 +64,7 @@ def examine_workers(address: str, home: Path, leases: Path, num_expected: int) -
             present = workers(client)
             answers, skews = _ask(client, present, marker, leases)
     finally:
-        for left in (marker, *home.glob(f"{marker.name}-*")):
-            left.unlink(missing_ok=True)
+        marker.unlink(missing_ok=True)
     silent = {worker: answer for worker, answer in answers.items() if not isinstance(answer, Seen)}
     seen = {worker: answer for worker, answer in answers.items() if isinstance(answer, Seen)}
     found = [_number(seen, silent, num_expected)]
@@ -82,6 +81,7 @@ def look(marker: str, leases: str) -> Seen:
     own = there.with_name(f"{there.name}-{uuid4().hex}")
     try:
         own.write_text(socket.gethostname(), encoding="utf-8")
+        own.unlink()
         writes = True
     except OSError:
         writes = False

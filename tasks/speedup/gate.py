@@ -25,7 +25,7 @@ def gate(
     evaluated: EvaluateResult,
     trained: TrainResult,
     judgement: Judgement | None,
-    champion: float | None,
+    champion: tuple[float, str] | None,
 ) -> Gate:
     """Ask of a model its accuracy, its parity, and whether its run was worse than those before it.
 
@@ -34,14 +34,16 @@ def gate(
         evaluated: its quality as it is delivered: folded, in the precision of the plan.
         trained: has its accuracy as it was trained.
         judgement: of its run; None where nobody looked.
-        champion: test accuracy of the present champion; None when there is none, or it is not known.
+        champion: the test accuracy that the present champion sets as a bar, and of what it is; None when there is no
+            champion, or it is not known.
     """
     accuracy, margin, plain = evaluated.accuracy, track.max_accuracy_loss, trained.plain_accuracy
     asked = []
     if track.min_accuracy is not None:
         asked.append((accuracy >= track.min_accuracy, f"accuracy {accuracy:.4f}, at least {track.min_accuracy:g}"))
     if champion is not None:
-        asked.append((accuracy >= champion - margin, f"accuracy {accuracy:.4f}, the champion's {champion:.4f}"))
+        bar, whose = champion
+        asked.append((accuracy >= bar - margin, f"accuracy {accuracy:.4f}, {whose} {bar:.4f}"))
     if plain is not None:
         asked.append((accuracy >= plain - margin, f"accuracy {accuracy:.4f}, in 32-true unfolded {plain:.4f}"))
     if judgement is not None:

@@ -26,14 +26,15 @@ from pydantic import Field
 from scipy import stats
 
 from tasks.records import Record
+from tasks.speedup.validity import MAX_FOREIGN_CORES
 
 Measure = Literal["throughput", "accuracy", "data wait"]
 WINDOW = 30
 """Runs that the level before is taken from, at most."""
 MIN_BEFORE = 6
 """Fewest runs before a judgement is made."""
-LEVEL = 2e-4
-"""One-sided level of a single comparison; a year has a thousand."""
+LEVEL = 1e-4
+"""One-sided level of a single comparison. A nightly series has three thousand a year, most of which overlap."""
 SPANS = {1: 1.0, 3: 0.449, 7: 0.210}
 """Newest runs whose median is compared, and the variance of the median of as many standard normal values."""
 QN_EFFICIENCY = 0.82
@@ -57,10 +58,13 @@ class Figures(Record):
     """Samples per second of the probe's baseline."""
     item_seconds: dict[str, float] = Field(default_factory=dict)
     """Seconds per training sample, by item of the time budget; what adds up to a step."""
+    foreign_cores: float | None = None
+    """Cores that other processes kept busy during the training."""
     contaminated: bool = False
-    """Others used the machine: no measure for later runs."""
+    """Others used the machine in another way: no measure for later runs, and itself judged by its accuracy alone.
+    `judge` adds those with more foreign cores than usual."""
     regressed: bool = False
-    """Was found worse than those before it: no measure for later runs either."""
+    """Was found worse than those before it, or was not comparable: no measure for later runs either."""
 
 
 class Margins(Record):
@@ -72,6 +76,8 @@ class Margins(Record):
     """Loss, in absolute terms."""
     data_wait: float = 0.05
     """Rise, in absolute terms."""
+    foreign_cores: float = MAX_FOREIGN_CORES
+    """Rise from which on others have disturbed a run. What is busy every night belongs to the machine."""
 
 
 class Change(Record):
@@ -93,12 +99,20 @@ class Change(Record):
 class Judgement(Record):
     """What is made of a run."""
 
-    verdict: Literal["regression", "normal", "too few runs"]
+    verdict: Literal["regression", "normal", "too few runs", "disturbed", "not comparable"]
+    """`disturbed`: it was slower while others used the machine, which says nothing of it."""
     changes: tuple[Change, ...] = ()
     grew: str | None = None
     """Item of the time budget that took most of a lost throughput."""
     text: str
     """One or more sentences: what, by how much, against how many runs, and why as far as it is known."""
+
+    @property
+    def tag(self) -> str:
+        """What the run is marked with: the measures that have become worse, `none`, or why it was not judged."""
+        if self.verdict == "regression":
+            return ", ".join(change.measure for change in self.changes)
+        return self.verdict if self.verdict in ("disturbed", "not comparable") else "none"
 
 
 @dataclass(frozen=True)
@@ -129,26 +143,50 @@ def judge(runs: Sequence[Figures], margins: Margins | None = None) -> Judgement:
         margins: changes that matter; the defaults of `Margins` if None.
     """
     margins = margins or Margins()
+    runs = _with_others(runs, margins.foreign_cores)
     scales = (
         _Scale("throughput", -math.log1p(-margins.throughput)),
         _Scale("accuracy", margins.accuracy),
         _Scale("data wait", margins.data_wait),
     )
-    before = [run for run in runs[:-1] if is_measure(run)]
-    if len(before) < MIN_BEFORE:
-        return Judgement(
-            verdict="too few runs", text=f"{len(before)} comparable runs before it; from {MIN_BEFORE} on it is judged"
-        )
+    newest, before = runs[-1], [run for run in runs[:-1] if is_measure(run)]
+    judged = [scale.measure for scale in scales if _is_known(scale.measure, newest, before)]
+    if not judged:
+        text = f"{len(before)} comparable runs before it; from {MIN_BEFORE} on it is judged"
+        return Judgement(verdict="too few runs", text=text)
     changes = tuple(change for scale in scales if (change := _worst(scale, runs)) is not None)
     if not changes:
-        return Judgement(verdict="normal", text=f"as the {min(len(before), WINDOW)} runs before it")
-    grew = _grew(runs[-1], before[-WINDOW:]) if changes[0].measure != "accuracy" else None
+        text = f"{_listed(judged)} as in the {min(len(before), WINDOW)} runs before it"
+        return Judgement(verdict="normal", text=text)
+    before = before[-WINDOW:]
+    grew = _grew(newest, before) if changes[0].measure != "accuracy" else None
+    text = "; ".join([*(_told(change) for change in changes), *_causes(changes, newest, before, grew)])
+    certain = tuple(change for change in changes if change.measure == "accuracy" or not newest.contaminated)
     return Judgement(
-        verdict="regression",
-        changes=changes,
+        verdict="regression" if certain else "disturbed",
+        changes=certain or changes,
         grew=grew[0] if grew else None,
-        text="; ".join([*(_told(change) for change in changes), *_causes(changes, runs[-1], before[-WINDOW:], grew)]),
+        text=text,
     )
+
+
+def _with_others(runs: Sequence[Figures], limit: float) -> list[Figures]:
+    """The same, contaminated where others kept more cores busy than they mostly did."""
+    known = [run.foreign_cores for run in runs[:-1] if run.foreign_cores is not None]
+    usual = float(np.median(known)) if known else 0.0
+    return [
+        run.model_copy(update={"contaminated": True}) if (run.foreign_cores or 0.0) - usual > limit else run
+        for run in runs
+    ]
+
+
+def _is_known(measure: Measure, newest: Figures, before: Sequence[Figures]) -> bool:
+    known = [run for run in before if _value(run, measure) is not None]
+    return _value(newest, measure) is not None and len(known) >= MIN_BEFORE
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def scale_qn(values: Sequence[float]) -> float:
@@ -272,6 +310,8 @@ def _of_the_machine(slower: Change, newest: Figures, before: Sequence[Figures]) 
     usual = float(np.median(rates))
     lost, lost_here = math.log(usual / newest.baseline_throughput), math.log(slower.expected / slower.value)
     change = newest.baseline_throughput / usual - 1
+    if newest.contaminated:  # perhaps only after the baseline was timed
+        return []
     if lost >= SAME_CAUSE * lost_here:
         return [f"the baseline changed by {change:+.0%} as well: look at the machine first"]
     return [f"the baseline changed by {change:+.0%}: look at the execution first, not at the machine"]

@@ -85,8 +85,8 @@ def _throughput(train: Mapping[str, Any] | None, evaluate: Mapping[str, Any] | N
 def _history(regression: Mapping[str, Any] | None) -> str:
     if not regression or regression["verdict"] == "too few runs":
         return ""
-    worse = "worse than before: " if regression["verdict"] == "regression" else ""
-    return f"{worse}{regression['text']}"
+    word = {"regression": "worse than before: ", "disturbed": "slower, and disturbed: "}.get(regression["verdict"], "")
+    return f"{word}{regression['text']}"
 
 
 def _registry(registered: Mapping[str, Any] | None) -> str:

@@ -113,11 +113,16 @@ def judge(validity: Validity) -> Validity:
     return validity.model_copy(update={"contaminated": bool(reasons) if known else None, "reasons": reasons})
 
 
+def most_foreign(num_cores: int | None) -> float:
+    """Cores that others may keep busy before a measurement cannot be trusted."""
+    return max(MAX_FOREIGN_CORES, MAX_FOREIGN_SHARE * (num_cores or 0))
+
+
 def _reasons(validity: Validity) -> Iterator[str]:
-    most_foreign = max(MAX_FOREIGN_CORES, MAX_FOREIGN_SHARE * (validity.num_cores or 0))
-    if (validity.foreign_load or 0.0) > most_foreign:
+    limit = most_foreign(validity.num_cores)
+    if (validity.foreign_load or 0.0) > limit:
         of_cores = f" of {validity.num_cores}" if validity.num_cores else ""
-        yield f"{validity.foreign_load:.2f}{of_cores} cores busy with other processes (limit {most_foreign:.2f})"
+        yield f"{validity.foreign_load:.2f}{of_cores} cores busy with other processes (limit {limit:.2f})"
     if (validity.steal_fraction or 0.0) > MAX_STEAL_FRACTION:
         yield f"{validity.steal_fraction:.1%} of CPU time stolen by the hypervisor (limit {MAX_STEAL_FRACTION:.0%})"
     if (validity.foreign_device_processes or 0) > MAX_FOREIGN_DEVICE_PROCESSES:

@@ -9,7 +9,12 @@ import numpy as np
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature
-from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS, ErrorCode
+from mlflow.protos.databricks_pb2 import (
+    INVALID_PARAMETER_VALUE,
+    RESOURCE_ALREADY_EXISTS,
+    RESOURCE_DOES_NOT_EXIST,
+    ErrorCode,
+)
 from mlflow.tracking import MlflowClient
 from mlflow.types import ColSpec, Schema, TensorSpec
 
@@ -20,6 +25,10 @@ from tasks.track.run import RunHandle
 
 CHAMPION = "champion"
 ACCURACY_TAG = "paceline.accuracy"
+BEST_TAG = "paceline.best_accuracy"
+DATASET_TAG = "paceline.dataset"
+ABSENT = tuple(map(ErrorCode.Name, (RESOURCE_DOES_NOT_EXIST, INVALID_PARAMETER_VALUE)))
+"""What the registry says of a model that is not there, and of an alias that is not."""
 MODEL = "model"
 """Folder of a run's artifacts."""
 
@@ -30,17 +39,27 @@ class Champion(Record):
     version: str
     run_id: str
     accuracy: float | None
+    best_accuracy: float | None
+    """Of it and the champions before it, as far as they were tested on the same data."""
+    dataset: str | None
+    """Fingerprint of the prepared set that it was trained and tested on."""
 
 
 def champion(tracking_uri: str, name: str) -> Champion | None:
     """Which version of a registered model is the champion; None if there is no such model, or none has the alias."""
     try:
         found = _client(tracking_uri).get_model_version_by_alias(name, CHAMPION)
-    except MlflowException:
-        return None
-    accuracy = found.tags.get(ACCURACY_TAG)
+    except MlflowException as error:
+        if error.error_code in ABSENT:
+            return None
+        raise  # a registry that cannot be asked is none without a champion
+    accuracy, best = (found.tags.get(tag) for tag in (ACCURACY_TAG, BEST_TAG))
     return Champion(
-        version=str(found.version), run_id=found.run_id or "", accuracy=float(accuracy) if accuracy else None
+        version=str(found.version),
+        run_id=found.run_id or "",
+        accuracy=float(accuracy) if accuracy else None,
+        best_accuracy=float(best) if best else None,
+        dataset=found.tags.get(DATASET_TAG),
     )
 
 

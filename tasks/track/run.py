@@ -33,7 +33,10 @@ FACTS_ARTIFACT = "facts.json"
 SERIES_TAG = "paceline.series"
 """Runs that have it in common are each other's history."""
 REGRESSION_TAG = "paceline.regression"
-"""`none`, or what has become worse; set to `accepted` by somebody, it makes the run the first of a new history."""
+"""`none`, or what has become worse, or why it was not judged; set to `accepted` by somebody, it makes the run the first
+of a new history."""
+DISTURBED_TAG = "paceline.disturbed"
+"""Whether something disturbed its training, such as heat or a hypervisor; busy cores are a metric."""
 STUDY_ARTIFACT = "study_request.json"
 PARENT_TAG = "mlflow.parentRunId"
 MAX_PARAM_CHARACTERS = 6000

@@ -1,4 +1,4 @@
-"""What an MLflow server says of itself, and whether it lets this user in."""
+"""What a store says of itself, and whether it lets this user in."""
 
 from __future__ import annotations
 
@@ -6,28 +6,42 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from mlflow.utils.credentials import get_default_host_creds
 from mlflow.utils.rest_utils import http_request
+from sqlalchemy.exc import SQLAlchemyError
 
 from tasks.errors import InputError, one_line
 from tasks.redact import redact
 from tasks.track.reach import REACH_SECONDS, check_reachable
+from tasks.track.store import sqlite_path
+
+REFUSALS = ("UNAUTHENTICATED", "PERMISSION_DENIED", "CUSTOMER_UNAUTHORIZED")
 
 
-def server_version(tracking_uri: str) -> str:
-    """The version of the server at an http address.
+def server_version(tracking_uri: str) -> str | None:
+    """The version of the server at an http address, `in use` for another store; None for a file that is not there yet.
 
     Raises:
-        InputError: it does not answer, or refuses this user.
+        InputError: it does not answer, refuses this user, or is no store of MLflow's.
     """
     check_reachable(tracking_uri)
-    creds = get_default_host_creds(tracking_uri)  # type: ignore[no-untyped-call]
+    file = sqlite_path(tracking_uri)
+    if file is not None and not file.exists():
+        return None
     try:
         MlflowClient(tracking_uri).search_experiments(max_results=1)
+        if not tracking_uri.startswith("http"):
+            return "in use"
         answer = http_request(  # type: ignore[no-untyped-call]
-            creds, "/version", "GET", max_retries=0, timeout=REACH_SECONDS
+            get_default_host_creds(tracking_uri),  # type: ignore[no-untyped-call]
+            "/version",
+            "GET",
+            max_retries=0,
+            timeout=REACH_SECONDS,
         )
-    except MlflowException as error:
+    except (MlflowException, SQLAlchemyError) as error:
+        refused = isinstance(error, MlflowException) and error.error_code in REFUSALS
+        remedy = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" if refused else "look at the store's log"
         raise InputError(
-            f"MLFLOW_TRACKING_URI={redact(tracking_uri)} refuses this user ({redact(one_line(error))[:200]}); set "
-            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+            f"MLFLOW_TRACKING_URI={redact(tracking_uri)} "
+            f"{'refuses this user' if refused else 'cannot be used'} ({redact(one_line(error))[:200]}); {remedy}"
         ) from error
     return str(answer.text).strip()

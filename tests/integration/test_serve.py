@@ -107,12 +107,15 @@ def test_a_deployment_has_its_schedule_its_form_and_runs_now_and_then(serve, pre
 
 
 def test_the_newest_run_goes_first_where_the_policy_says_so(serve):
-    served = serve("newest", "--cron", "0 2 * * *", "--timezone", "UTC", "--overlap", "cancel-oldest")
+    served = serve("newest", "--cron", "0 2 * * *", "--timezone", "UTC", "--overlap", "cancel-oldest", "--catch-up")
     older = served.begin(**LONG)
     served.wait(older, "RUNNING")
     newer = served.begin()
     assert served.wait(newer, "COMPLETED", "FAILED", "CRASHED", "CANCELLED")["type"] == "COMPLETED"
     assert served.wait(older, "CANCELLED", "COMPLETED", "FAILED", "CRASHED")["type"] == "CANCELLED"
+    served.process.terminate()
+    served.process.communicate(timeout=60)
+    assert not served.deployment["paused"], "what comes due meanwhile is to be caught up with"
 
 
 @pytest.mark.parametrize(

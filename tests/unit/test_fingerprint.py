@@ -31,16 +31,15 @@ def test_the_data_count_by_content_not_by_place():
     assert len(roots) == 1
 
 
-def series(*overrides, device="CPU"):
-    return series_fingerprint(load("digits", list(overrides)), device)
+def series(*overrides, devices="CPU, 2 cores", classes=("0", "1")):
+    return series_fingerprint(load("digits", list(overrides)), devices, classes)
 
 
 @pytest.mark.parametrize(
-    "change", ["seed=7", "track.experiment=other", "speedup.baseline=none", "cluster.num_workers=1", "data.root=/a"]
+    "change", ["seed=7", "track.experiment=other", "speedup.baseline=none", "cluster.num_workers=1"]
 )
 def test_a_series_goes_on_where_speed_and_accuracy_should_not_change(change):
-    source = ["data.source=folder", "data.root=/b"] if change.startswith("data.root") else []
-    assert series(*source, change) == series(*source)
+    assert series(change) == series()
 
 
 @pytest.mark.parametrize(
@@ -48,7 +47,11 @@ def test_a_series_goes_on_where_speed_and_accuracy_should_not_change(change):
 )
 def test_other_settings_are_another_series(change):
     assert series(change) != series()
-    assert series(device="GPU") != series()
+
+
+def test_other_devices_classes_and_places_are_another_series():
+    assert len({series(), series(devices="CPU, 4 cores"), series(classes=("cat", "dog"))}) == 3
+    assert series("data.source=folder", "data.root=/a") != series("data.source=folder", "data.root=/b")
 
 
 def test_code_fingerprint_is_stable():

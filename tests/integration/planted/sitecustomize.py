@@ -1,12 +1,20 @@
 """Loaded by every Python whose PYTHONPATH names this folder: makes ranks slow, as PLANT says.
 
 PLANT is `input`, `exchange` or a rank such as `rank-1`, and seconds, such as input=0.001: for each sample read, for
-each all-reduce of a step, or for each sample that this one rank trains on.
+each all-reduce of a step, or for each sample that this one rank trains on. BLIND makes them train on black images.
 """
 
 import os
 import sys
 import time
+
+if "tasks.train.worker" in sys.orig_argv and "BLIND" in os.environ:
+    from tasks.model import objective
+
+    seeing = objective.batch_loss
+    objective.batch_loss = lambda network, batch, recipe: seeing(
+        network, batch._replace(images_NCHW=batch.images_NCHW * 0), recipe
+    )
 
 if "tasks.train.worker" in sys.orig_argv and "PLANT" in os.environ:
     where, _, delay = os.environ["PLANT"].partition("=")

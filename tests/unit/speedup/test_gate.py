@@ -14,7 +14,7 @@ def asked(accuracy=0.95, plain=0.95, champion=None, verdict="normal", **bars):
         EvaluateResult.model_construct(accuracy=accuracy),
         TrainResult.model_construct(plain_accuracy=plain),
         Judgement(verdict=verdict, text=""),
-        champion,
+        champion and (champion, "the champions' best"),
     )
 
 
@@ -25,7 +25,7 @@ def asked(accuracy=0.95, plain=0.95, champion=None, verdict="normal", **bars):
         ({"min_accuracy": 0.95}, None),
         ({"min_accuracy": 0.96}, "at least 0.96"),
         ({"champion": 0.958}, None),
-        ({"champion": 0.97}, "the champion's 0.9700"),
+        ({"champion": 0.97}, "the champions' best 0.9700"),
         ({"plain": 0.97}, "in 32-true unfolded 0.9700"),
         ({"verdict": "regression"}, "regression"),
         ({"verdict": "too few runs"}, None),

@@ -84,7 +84,7 @@ def test_a_night_of_bad_luck_is_no_measure_and_none_after_it_is_called_worse(rng
     runs = nights(noisy(rng, 12))
     bad = Figures(run_id="bad", throughput=500.0, contaminated=True)
     judged = judge([*runs, bad])
-    assert judged.verdict == "regression"
+    assert (judged.verdict, judged.tag) == ("disturbed", "disturbed")
     assert "others used the machine" in judged.text
     assert judge([*runs, bad, bad, bad, *nights([RATE])]).verdict == "normal"
 
@@ -123,7 +123,23 @@ def test_the_item_that_grew_is_named_and_so_is_the_machine():
     assert "the baseline changed by -28% as well: look at the machine first" in judged.text
 
 
-def test_unknown_figures_are_not_judged():
+def test_a_disturbed_run_is_judged_by_its_accuracy_alone():
+    runs = nights([RATE] * 8, accuracy=0.95)
+    judged = judge([*runs, Figures(run_id="now", throughput=400.0, accuracy=0.9, contaminated=True)])
+    assert (judged.verdict, judged.tag) == ("regression", "accuracy")
+
+
+def test_others_disturb_a_run_where_there_are_more_of_them_than_usual():
+    runs = nights([RATE] * 8, foreign_cores=0.6)
+    slow = {"run_id": "now", "throughput": 400.0}
+    assert judge([*runs, Figures(**slow, foreign_cores=0.8)]).verdict == "regression", "a server that is always there"
+    assert judge([*runs, Figures(**slow, foreign_cores=0.9)]).verdict == "disturbed"
+    assert judge([*nights([RATE] * 8), Figures(**slow, foreign_cores=0.3)]).verdict == "disturbed"
+
+
+def test_what_is_not_known_is_not_called_normal():
     runs = nights([RATE] * 8)
-    assert judge([*runs, Figures(run_id="now")]).verdict == "normal"
-    assert judge([*runs, Figures(run_id="now", throughput=float("nan"))]).verdict == "normal"
+    assert judge([*runs, Figures(run_id="now")]).verdict == "too few runs"
+    assert judge([*runs, Figures(run_id="now", throughput=float("nan"))]).verdict == "too few runs"
+    judged = judge([*runs, Figures(run_id="now", throughput=RATE, accuracy=0.5)])
+    assert judged.text == "throughput as in the 8 runs before it"
