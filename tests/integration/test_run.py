@@ -24,7 +24,15 @@ QUICK = [
     "recipe.warmup_epochs=0.5",
     "speedup.max_seconds=3",
 ]
-ENDLESS = [*QUICK, "speedup.baseline=none", "recipe.num_epochs=100000", "recipe.schedule=constant"]
+FIXED = ["precision=32-true", "memory_format=contiguous", "loading=resident", "num_threads=1", "compile=off"]
+"""Nothing of the execution left open: so long a training would first search for minutes."""
+ENDLESS = [
+    *QUICK,
+    *(f"execution.{setting}" for setting in FIXED),
+    "speedup.baseline=none",
+    "recipe.num_epochs=100000",
+    "recipe.schedule=constant",
+]
 SUMMARY = {
     "run_id experiment tracking_uri workload dataset train evaluate speedup time_budget seconds",
     "dataset: fingerprint num_train num_validation num_test num_rejected reused seconds",

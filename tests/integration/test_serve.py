@@ -11,7 +11,17 @@ from conf.site import Site
 
 SHORT = ["data.image_size=16", "model.width=4", "model.depth=1", "recipe.num_epochs=1", "recipe.warmup_epochs=0"]
 NIGHTLY = ["serve", "digits", *SHORT, "speedup.baseline=none", "track.experiment=served"]
-LONG = {"recipe": {"num_epochs": 100_000, "schedule": "constant"}}
+LONG = {
+    "recipe": {"num_epochs": 100_000, "schedule": "constant"},
+    "execution": {
+        "precision": "32-true",
+        "memory_format": "contiguous",
+        "loading": "resident",
+        "num_threads": 1,
+        "compile": "off",
+    },
+}
+"""Endless, with nothing of the execution left open: else it would first search for minutes."""
 SECONDS = 120
 
 

@@ -1,0 +1,87 @@
+"""The hand-off of models in a real registry: who is champion, and what a model must reach for it."""
+
+from types import SimpleNamespace
+
+import pytest
+from prefect.logging import disable_run_logger
+
+from conf.load import load
+from conf.site import Site
+from flows import handoff
+from tasks.records import EvaluateResult, SpeedupResult, TrainResult
+from tasks.track import registry, store
+from tasks.track import run as tracking
+
+NAME = "handed-on"
+
+
+@pytest.fixture(scope="module")
+def experiment():
+    site = Site()
+    return store.check_store(site.tracking_uri, "registry", site.artifact_root)
+
+
+@pytest.fixture
+def finished(experiment):
+    """Makes a run that has been trained to an accuracy: its outcome and its handle."""
+
+    def make(accuracy, data="d0", **track):
+        settings = [f"track.{key}={value}" for key, value in track.items()]
+        config = load("digits", ["track.experiment=registry", f"track.register={NAME}", *settings])
+        handle = tracking.begin(Site().tracking_uri, experiment, config, {})
+        tracking.log_document(handle, "model/model.json", "{}")
+        outcome = SimpleNamespace(
+            config=config,
+            evaluated=EvaluateResult.model_construct(accuracy=accuracy),
+            trained=TrainResult.model_construct(plain_accuracy=accuracy),
+            speedup=SpeedupResult(ratio=2.0, low=1.9, high=2.1),
+            prepared=SimpleNamespace(fingerprint=data),
+            workload="w",
+        )
+        return outcome, handle
+
+    return make
+
+
+def hand_on(outcome, handle):
+    """Through the gate and on; what the summary says."""
+    registered = handoff.hand_over(outcome, None, handle)
+    with disable_run_logger():
+        handoff.promote(outcome, registered, handle)
+    return registered
+
+
+def champion():
+    return registry.champion(Site().tracking_uri, NAME)
+
+
+def test_models_are_handed_on_from_champion_to_champion(finished):
+    assert champion() is None, "there is no such model yet"
+    first = hand_on(*finished(0.95))
+    assert (first["version"], champion().version) == ("1", "1")
+
+    slightly_worse = hand_on(*finished(0.945))
+    assert champion().version == slightly_worse["version"] == "2"
+    assert (champion().accuracy, champion().best_accuracy) == (0.945, 0.95)
+    worse_again = hand_on(*finished(0.937))
+    assert worse_again["version"] is None, "a little worse each night is not let through"
+    assert "the champions' best 0.9500" in worse_again["gate"]
+
+    on_other_data = hand_on(*finished(0.94, data="d1"))
+    assert "on other data" in on_other_data["gate"]
+    assert champion().version == on_other_data["version"]
+    assert champion().best_accuracy == 0.94, "a best on other data says nothing here"
+    assert hand_on(*finished(0.94, data="d1", min_accuracy=0.96))["version"] is None
+
+
+def test_the_better_of_two_that_end_at_once_becomes_champion_and_a_resumed_run_has_one_version(finished):
+    first, second = finished(0.96, data="d2"), finished(0.98, data="d2")
+    of_first, of_second = (handoff.hand_over(outcome, None, handle) for outcome, handle in (first, second))
+    with disable_run_logger():
+        handoff.promote(second[0], of_second, second[1])
+        handoff.promote(first[0], of_first, first[1])
+    assert champion().version == of_second["version"], "the other one has become champion meanwhile, and is better"
+    again = hand_on(*second)
+    assert again["version"] == of_second["version"]
+    version = registry._client(Site().tracking_uri).get_model_version(NAME, again["version"])
+    assert version.tags["paceline.speedup"] == "2.000 (1.900 to 2.100)"
