@@ -19,6 +19,8 @@ Loading = Literal["resident", "streaming", "foreground"]
 Compile = Literal["off", "step", "graph"]
 Compression = Literal["off", "bf16"]
 Augment = Literal["none", "shift", "flip_shift", "alternating_flip_shift"]
+Overlap = Literal["queue", "skip", "cancel-oldest"]
+"""What becomes of a scheduled run whose predecessor has not ended."""
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 SOURCES_WITHOUT_ROOT: frozenset[str] = frozenset({"digits", "rotated_digits"})

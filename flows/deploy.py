@@ -6,7 +6,6 @@ import asyncio
 import signal
 import zoneinfo
 from pathlib import Path
-from typing import Literal, get_args
 
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
 from prefect.deployments.runner import RunnerDeployment
@@ -14,13 +13,10 @@ from prefect.runner import Runner
 from prefect.schedules import Cron, Schedule
 from prefect.types.entrypoint import EntrypointType
 
-from conf.schema import Config
+from conf.schema import Config, Overlap
 from flows.overlap import POLICY_TAG
 from flows.pipeline import run_pipeline
 from tasks.errors import InputError
-
-Overlap = Literal["queue", "skip", "cancel-oldest"]
-OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
 
 
 def schedule_of(cron: str, timezone: str) -> Schedule:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from conf.schema import Config
 from conf.site import Site
@@ -13,10 +12,11 @@ from tasks.cluster.open import open_cluster
 from tasks.cluster.tls import choose_tls, days_left, find_certificates
 from tasks.doctor.finding import Finding, bad, doubtful, good
 from tasks.doctor.host import examine_host
-from tasks.doctor.packages import examine_packages, installed
+from tasks.doctor.packages import examine_packages
 from tasks.doctor.workers import examine_workers
 from tasks.errors import PacelineError, one_line
 from tasks.redact import redact
+from tasks.track.environment import installed
 
 WARN_DAYS = 30
 """Before certificates expire."""
@@ -106,6 +106,7 @@ def _certificates(config: Config, site: Site) -> Finding:
 
 def _cluster(config: Config, site: Site) -> list[Finding]:
     execution = config.execution
-    gpus: Any = "gpu" if execution.accelerator == "gpu" else "cpu"
-    with open_cluster(config.cluster, demand_of([execution], gpus), site) as address:
+    with open_cluster(
+        config.cluster, demand_of([execution], "gpu" if execution.accelerator == "gpu" else "cpu"), site
+    ) as address:
         return examine_workers(address, site.root, site.leases, execution.world_size)

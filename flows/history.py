@@ -12,6 +12,7 @@ from prefect.events import emit_event
 from flows.outcome import Outcome
 from flows.record import judged_metrics
 from tasks.errors import RegressionError
+from tasks.records import STEP_ITEMS
 from tasks.speedup.match import differences
 from tasks.speedup.regression import WINDOW, Figures, Judgement, Margins, is_measure, judge
 from tasks.speedup.validity import most_foreign
@@ -22,8 +23,6 @@ EVENT = "paceline.regression"
 """Name of the event that a Prefect automation may wait for."""
 ACCEPTED = "accepted"
 MAX_PAST = 10 * WINDOW
-STEP_ITEMS = ("data_wait", "forward", "backward", "optimizer", "graph", "loop")
-"""Items of the time budget that the throughput consists of."""
 
 
 def judge_run(outcome: Outcome, handle: RunHandle) -> Judgement | None:
@@ -75,7 +74,7 @@ def figures(
 ) -> Figures:
     """What the metrics of a run say of it."""
     rate = metrics.get("throughput/samples_per_second")
-    seconds = {name: metrics[key] for name in STEP_ITEMS if (key := f"time/{name}_seconds") in metrics}
+    seconds = {name: metrics[key] for name in ("data_wait", *STEP_ITEMS) if (key := f"time/{name}_seconds") in metrics}
     total = sum(seconds.values())
     items = {name: spent / total / rate for name, spent in seconds.items()} if rate and total > 0 else {}
     return Figures(

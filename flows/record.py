@@ -20,7 +20,7 @@ from tasks.speedup.steady import steady_rate
 from tasks.track import run as tracking
 from tasks.track.environment import describe_environment
 from tasks.track.models import DIGEST_TAG
-from tasks.track.registry import MODEL, describe_model
+from tasks.track.registry import DATASET_TAG, MODEL, describe_model
 from tasks.track.run import RunHandle
 
 TRAIN_KEYS = (
@@ -165,7 +165,7 @@ def _tags(outcome: Outcome, verdicts: Verdicts, handle: RunHandle) -> dict[str, 
         "paceline.baseline": outcome.speedup.baseline or "none",
         # The probe's baseline is an arm of this very run; a contaminated one is nobody's baseline.
         "paceline.baseline_run_id": handle.run_id if usable else "",
-        "paceline.dataset": outcome.prepared.fingerprint,
+        DATASET_TAG: outcome.prepared.fingerprint,
         tracking.SERIES_TAG: outcome.series,
         tracking.DISTURBED_TAG: str(outcome.disturbed),
         "paceline.contaminated": str(outcome.speedup.contaminated),

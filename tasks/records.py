@@ -318,6 +318,10 @@ class Restart(Record):
     """From the failure to the start of the next attempt's ranks."""
 
 
+STEP_ITEMS = ("forward", "backward", "optimizer", "graph", "loop")
+"""Items of the time budget that are training steps; with `data_wait` they are what the throughput is taken over."""
+
+
 class TrainResult(Record):
     """What training left behind."""
 

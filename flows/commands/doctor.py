@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING
 
 from conf.load import load
 from conf.site import Site
 from flows.commands.terminal import add_json, json_stream, say, write_json
 from tasks.errors import RunError
+
+if TYPE_CHECKING:
+    from tasks.doctor.finding import Finding
 
 HELP = "examine packages, devices, servers, certificates and the cluster's workers"
 MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
@@ -41,9 +45,6 @@ def execute(options: Namespace) -> None:
     say(f"paceline: nothing wrong, {counts['warning']} of {len(found)} checks doubtful")
 
 
-def _line(finding: object) -> str:
-    from tasks.doctor.finding import Finding
-
-    assert isinstance(finding, Finding)
+def _line(finding: Finding) -> str:
     remedy = f"\n{'':9}{'':{WIDTH}}-> {finding.remedy}" if finding.remedy else ""
     return f"{MARKS[finding.status]}  {finding.check:<{WIDTH}}{finding.found}{remedy}"

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import get_args
 
 from conf.load import load
+from conf.schema import Config, Overlap
 from conf.site import Site
 from flows.commands.terminal import add_preset, say_pairs
 from tasks.errors import InputError
 
-if TYPE_CHECKING:
-    from conf.schema import Config
-
 HELP = "run by schedule: a deployment in Prefect, served by this process"
-OVERLAPS = ("queue", "skip", "cancel-oldest")
+OVERLAPS = get_args(Overlap)
 
 
 def add(parser: ArgumentParser) -> None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import platform
 from importlib import metadata
-from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from tasks.doctor.finding import Finding, bad, doubtful, good
+from tasks.track.environment import LOCK, installed
 
 NAME = "paceline"
-LOCK = Path(__file__).parents[2] / "infra" / "constraints.txt"
 MAX_NAMED = 5
 BAD_RELEASES = {
     "lightning": ("==2.6.2,==2.6.3", "was malware (GHSA-w37p-236h-pfx3)"),
@@ -34,14 +33,6 @@ def _python() -> Finding:
     if Requirement(f"python{wanted}").specifier.contains(found):
         return good("python", found)
     return bad("python", f"{found}, {wanted} is needed", "make the environment with a newer Python")
-
-
-def installed(name: str) -> str | None:
-    """The version of a package; None if it is not there."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _ranges() -> Finding:

@@ -14,10 +14,10 @@ from uuid import uuid4
 from tasks.cluster.address import connect, workers
 from tasks.cluster.hardware import describe
 from tasks.doctor.finding import Finding, bad, doubtful, good
-from tasks.doctor.packages import installed
 from tasks.errors import one_line
 from tasks.fingerprint import code_fingerprint
 from tasks.records import Record
+from tasks.track.environment import installed
 from tasks.train.gang import ask
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from typing import Any
 from tasks.fingerprint import code_fingerprint
 
 REPOSITORY = Path(__file__).parent.parent.parent
+LOCK = REPOSITORY / "infra" / "constraints.txt"
 PACKAGES = (
     "paceline",
     "torch",
@@ -31,12 +32,11 @@ MAX_DIFF_CHARACTERS = 200_000
 
 def describe_environment(hosts: tuple[str, ...], devices: tuple[str, ...]) -> dict[str, Any]:
     """Facts for repeating the run; what is not known is None."""
-    lock = REPOSITORY / "infra" / "constraints.txt"
     return {
         "commit": _git("rev-parse", "HEAD"),
         "diff": (_git("diff", "HEAD") or "")[:MAX_DIFF_CHARACTERS] or None,
         "code": code_fingerprint(),
-        "lock": hashlib.sha256(lock.read_bytes()).hexdigest() if lock.exists() else None,
+        "lock": hashlib.sha256(LOCK.read_bytes()).hexdigest() if LOCK.exists() else None,
         "versions": package_versions(),
         "system": platform.platform(),
         "hosts": list(hosts),
@@ -47,10 +47,11 @@ def describe_environment(hosts: tuple[str, ...], devices: tuple[str, ...]) -> di
 
 def package_versions() -> dict[str, str | None]:
     """Versions of Python and of the packages on which results depend."""
-    return {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
+    return {"python": platform.python_version()} | {name: installed(name) for name in PACKAGES}
 
 
-def _version(package: str) -> str | None:
+def installed(package: str) -> str | None:
+    """The version of a package; None if it is not there."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -37,7 +37,16 @@ from tasks.data.split import open_split  # noqa: E402
 from tasks.errors import PacelineError, RunError  # noqa: E402
 from tasks.model.fold import fold_batch_norm  # noqa: E402
 from tasks.model.module import STATE_KEY, Learner  # noqa: E402
-from tasks.records import Arm, CompileStats, MeasureResult, ProbeResult, RankSpec, Search, TrainResult  # noqa: E402
+from tasks.records import (  # noqa: E402
+    STEP_ITEMS,
+    Arm,
+    CompileStats,
+    MeasureResult,
+    ProbeResult,
+    RankSpec,
+    Search,
+    TrainResult,
+)
 from tasks.speedup.choice import choose  # noqa: E402
 from tasks.speedup.energy import EnergyMeter  # noqa: E402
 from tasks.speedup.validity import ValidityWatch  # noqa: E402
@@ -69,8 +78,6 @@ from tasks.train.strategy import ExchangeStrategy, ShardedLearner, sharding_stra
 if TYPE_CHECKING:
     from tasks.track.metrics import MetricsWriter
 
-STEP_ITEMS = ("forward", "backward", "optimizer", "graph", "loop")
-"""Of the time budget: what training steps are made of."""
 BASELINE = Arm(num_devices=1, precision="32-true", compile="off", memory_format="contiguous", loading="foreground")
 
 

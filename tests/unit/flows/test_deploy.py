@@ -1,12 +1,13 @@
 """Schedules and their time zones."""
 
 import zoneinfo
+from typing import get_args
 
 import pytest
 
 from conf.load import load
+from conf.schema import Overlap
 from flows.commands.serve import OVERLAPS, settled
-from flows.deploy import OVERLAPS as POLICIES
 from flows.deploy import deployment_of, local_timezone, schedule_of
 from tasks.errors import InputError
 
@@ -36,7 +37,7 @@ def test_the_policy_becomes_a_limit_or_a_tag(overlap, strategy):
 
 
 def test_the_command_offers_what_there_is():
-    assert OVERLAPS == POLICIES
+    assert get_args(Overlap) == OVERLAPS
 
 
 def test_a_served_run_finds_its_data_from_anywhere(tmp_path, monkeypatch):
