@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _received: list[int] = []
-_held: list[list[int]] = []
-"""For each `held` that is entered, outermost first: the signal that waits for its end, if there is one."""
+_holding: list[_Hold] = []
+"""The outermost `held` that is entered, if any."""
 
 
 class Terminated(SystemExit):
@@ -28,38 +31,88 @@ def listen() -> None:
 
 
 def received() -> int | None:
-    """The first such signal since `listen`; None when there was none.
-
-    Libraries wrap what is raised inside of their callbacks, and then an interrupted run looks like a failed one.
-    """
+    """The first such signal since `listen`; None when there was none."""
     return _received[0] if _received else None
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Whether an error is what became of a signal.
+
+    Libraries wrap what is raised inside of their callbacks, and then an interrupted run looks like a failed one. In a
+    deployment's process the signals are Prefect's, and only what it raised tells of them.
+    """
+    from prefect.exceptions import TerminationSignal  # where there is an error to judge, Prefect has been imported
+
+    if received() is not None:
+        return True
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, KeyboardInterrupt | SystemExit | TerminationSignal):
+            return True
+        found = found.__cause__ or found.__context__
+    return False
 
 
 @contextmanager
 def held() -> Iterator[None]:
     """Let the first signal wait until the end of the body, for what must not be left half done; a second one does not.
 
-    Such as creating a run: once its server has it, it must have an owner that will end it.
+    Such as creating a run: once its server has it, it must have an owner that will end it. Whoever's handlers are
+    in force, ours or Prefect's, they get the signal then.
     """
-    waiting: list[int] = []
-    _held.append(waiting)
+    if _holding or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    hold = _Hold()
+    hold.begin()
     try:
+        _holding.append(hold)
         yield
     finally:
-        _held.pop()
-    if waiting:
-        _raise(waiting[0])
+        _holding.clear()
+        hold.end()
+        hold.pass_on()
+
+
+class _Hold:
+    """Takes the place of the signals' handlers for a while."""
+
+    def __init__(self) -> None:
+        self._handlers = {number: signal.getsignal(number) for number in SIGNALS}
+        self._received: list[int] = []
+
+    def begin(self) -> None:
+        for number, handler in self._handlers.items():
+            if handler is not signal.SIG_IGN:
+                signal.signal(number, self._on_signal)
+
+    def end(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def pass_on(self) -> None:
+        """Give a signal that waited to whom it was meant for."""
+        if len(self._received) == 1:
+            self._tell(self._received[0])
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._received.append(number)
+        if len(self._received) > 1:
+            self._tell(number)
+        elif self._handlers[signal.Signals(number)] is _on_signal:
+            _received.append(number)
+
+    def _tell(self, number: int) -> None:
+        handler = self._handlers[signal.Signals(number)]
+        if callable(handler):
+            handler(number, None)
+        else:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
     _received.append(number)
-    if _held and not _held[0]:
-        _held[0].append(number)
-        return
-    _raise(number)
-
-
-def _raise(number: int) -> None:
     if number == signal.SIGINT:
         raise KeyboardInterrupt
     raise Terminated(128 + number)

@@ -14,7 +14,7 @@ from conf.load import apply, validate
 from conf.schema import Config, Data
 from conf.site import Site, quieten
 from flows import preflight
-from flows.interrupt import received
+from flows.interrupt import is_interruption
 from flows.pipeline import publish
 from flows.preflight import Cleared
 from flows.study_record import StudyOutcome, log_arm, log_diagnosis, log_study
@@ -226,7 +226,7 @@ def _run_one(work: _Work, arm: ReadyArm, repeat: int) -> ArmRun:
                 log_diagnosis(handle, speedup)
             return run
     except PacelineError as error:
-        if received() is not None:
+        if is_interruption(error):
             raise
         return ArmRun(
             arm=arm.arm.name,

@@ -13,7 +13,7 @@ from prefect.runtime import flow_run
 from conf.schema import Config
 from conf.site import Site
 from flows.abandoned import HOST_TAG, set_right
-from flows.interrupt import held, received
+from flows.interrupt import held, is_interruption
 from tasks.errors import InputError
 from tasks.track import run as tracking
 from tasks.track.run import Role, RunHandle
@@ -93,7 +93,7 @@ def _truthful(handle: RunHandle, way_on: str | None) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        failed = isinstance(error, Exception) and received() is None
+        failed = isinstance(error, Exception) and not is_interruption(error)
         interrupted = "interrupted" + (f"; go on with: {way_on}" if way_on else "")  # or a cancelled flow
         _finish(handle, "FAILED" if failed else "KILLED", str(error) if failed else interrupted)
         raise

@@ -54,6 +54,7 @@ def learning_rate(job):
     return optimizer["param_groups"][0]["lr"]
 
 
+@pytest.mark.slow
 def test_weak_scaling_keeps_each_ranks_batch_and_follows_with_the_learning_rate(make_job, cluster_address):
     job = make_job(*SETTINGS, "recipe.batch_scaling=weak")
     step, epoch, position = interrupted(job, cluster_address)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from tasks.records import Arm, Measurement
+from tasks.speedup.diagnosis import diagnose
 from tasks.speedup.verdict import speedup_result
 from tasks.train.coordinate import measure_group
 from tasks.train.measure import diagnostic_arms
@@ -17,6 +18,7 @@ from tests.jobs import planned_arm, planted
 BASELINE = Arm(num_devices=1, precision="32-true", compile="off", memory_format="contiguous", loading="foreground")
 LARGE = ["data.image_size=28", "model.width=12", "model.depth=2"]
 HOG = "while True: pass"
+TRIES = 2
 
 
 @pytest.fixture
@@ -46,26 +48,36 @@ def hog(number):
             os.kill(int(pid), signal.SIGKILL)
 
 
-def test_a_slowed_source_is_data_bound(measured):
-    probe = measured(*LARGE, "execution.loading=foreground", plant="input=0.0005")
-    result = speedup_result(probe)
-    assert result.cause == "data-bound", result.diagnosis
-    assert result.shares["input"][1] > 0.4
+@pytest.fixture
+def limited(measured):
+    """Asserts what limits a step; skips where others use the machine: what is measured then says little."""
+
+    def check(cause, share, *overrides, plant=None):
+        for _ in range(TRIES):
+            probe = measured(*overrides, plant=plant)
+            result = speedup_result(probe)
+            if diagnose(probe).cause == cause and result.shares[share][1] > 0.4:
+                assert result.cause == ("contaminated machine" if probe.validity.contaminated else cause)
+                return result
+            if not probe.validity.contaminated:
+                pytest.fail(f"{result.cause}: {' '.join(result.diagnosis)}")
+        pytest.skip(f"others use this machine: {'; '.join(probe.validity.reasons)}")
+
+    return check
+
+
+def test_a_slowed_source_is_data_bound(limited):
+    result = limited("data-bound", "input", *LARGE, "execution.loading=foreground", plant="input=0.0005")
     assert result.diagnosis[0].startswith("Waiting for input takes")
 
 
-def test_a_slowed_all_reduce_is_communication_bound(measured):
-    probe = measured(*LARGE, "execution.num_devices=2", plant="exchange=0.04")
-    result = speedup_result(probe)
-    assert result.cause == "communication-bound", result.diagnosis
-    assert result.shares["communication"][1] > 0.4
+def test_a_slowed_all_reduce_is_communication_bound(limited):
+    limited("communication-bound", "communication", *LARGE, "execution.num_devices=2", plant="exchange=0.04")
 
 
-def test_a_tiny_model_is_launch_bound(measured):
-    probe = measured("data.image_size=8", "model.width=1", "recipe.batch_size=8", "execution.loading=resident")
-    result = speedup_result(probe)
-    assert result.cause == "launch-bound", result.diagnosis
-    assert result.shares["overhead"][1] > 0.4
+def test_a_tiny_model_is_launch_bound(limited):
+    tiny = ["data.image_size=8", "model.width=1", "recipe.batch_size=8", "execution.loading=resident"]
+    limited("launch-bound", "overhead", *tiny)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import json
 import time
 from pathlib import Path
 
+import pytest
 from mlflow.tracking import MlflowClient
 
 from tests.integration.conftest import SMALL
@@ -12,6 +13,7 @@ from tests.integration.test_recovery import told_steps
 AWAY_SECONDS = 5.0  # MLflow's own client tries for minutes
 
 
+@pytest.mark.slow
 def test_metrics_wait_for_a_server_that_is_away(paceline, mlflow_server, tmp_path):
     home = tmp_path / "home"
     settings = [*SMALL, "recipe.num_epochs=20", "track.experiment=away"]

@@ -165,6 +165,7 @@ def check_told(url, flow, received):
     assert received[0]["text"].startswith("nights is worse than before: throughput")
 
 
+@pytest.mark.slow
 def test_a_run_that_was_told_to_fails_with_everything_recorded(first_nights, night, client, prefect_url):
     status, summary, stderr = night("track.on_regression=fail", **WORSE)
     assert status == 1

@@ -96,6 +96,7 @@ def test_a_killed_rank_costs_a_restart_and_no_result(whole, make_job, cluster_ad
     assert told[0] == "rank 1 failed: ended by SIGKILL; the group is begun again"
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_is_found_and_a_truncated_checkpoint_passed_over(whole, make_job, cluster_address):
     def stop_and_truncate(job):
         os.kill(rank_pid(job, 1), signal.SIGSTOP)
@@ -122,6 +123,7 @@ def test_a_rank_that_always_fails_is_given_up(make_job, cluster_address):
     assert running_ranks(job.run_id) == []
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_a_restart_once_there_is_room(whole, make_job, cluster_address):
     job = make_job(*LONG)
     with small_disk(job.directory, megabytes=8) as filler:

@@ -204,7 +204,8 @@ def test_an_interrupted_run_is_killed_in_mlflow_and_can_be_resumed(start, run, n
     assert "would change what the run is" in told
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_an_interrupted_run_goes_on_to_its_end_under_its_own_id(start, run, number):
     long = [*QUICK, "recipe.num_epochs=60", "speedup.baseline=none", "execution.checkpoint_steps=4"]
     process, end = start("run", "digits", *long)

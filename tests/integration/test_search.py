@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tasks.cluster import hardware
 from tasks.train.coordinate import train_group
 from tasks.train.searches import SearchStore
@@ -12,6 +14,7 @@ LONG = 60  # epochs of 40 steps, of which a twentieth is 120 steps: two arms bes
 SMALL = ("data.image_size=8", "model.depth=1", "speedup.baseline=none")
 
 
+@pytest.mark.slow
 def test_two_ranks_search_agree_and_a_restart_goes_by_what_was_found(make_job, cluster_address):
     job = make_job(*TWO, *SMALL, f"recipe.num_epochs={LONG}").model_copy(update={"may_search": True})
     result = train_group(job, cluster_address)

@@ -22,7 +22,7 @@ LONG = {
     },
 }
 """Endless, with nothing of the execution left open: else it would first search for minutes."""
-SECONDS = 120
+SECONDS = 240
 
 
 def until(found, what):
@@ -86,6 +86,7 @@ def serve(paceline, prefect_url):
         process.communicate(timeout=60)
 
 
+@pytest.mark.timeout(600)
 def test_a_deployment_has_its_schedule_its_form_and_runs_now_and_then(serve, prefect_url):
     served = serve("nightly", "--cron", "0 2 * * *", "--timezone", "Europe/Zurich", "--overlap", "skip")
     deployment = served.deployment
@@ -115,10 +116,10 @@ def test_a_deployment_has_its_schedule_its_form_and_runs_now_and_then(serve, pre
     served.process.communicate(timeout=90)
     assert served.process.returncode == 0
     assert served.deployment["paused"]
-    # KILLED in three runs of this test, something else in a fourth that ended the run earlier: see infra/LOG.md.
-    assert client.get_run(running[0].info.run_id).info.status != "FINISHED"
+    assert client.get_run(running[0].info.run_id).info.status == "KILLED"
 
 
+@pytest.mark.slow
 def test_the_newest_run_goes_first_where_the_policy_says_so(serve):
     served = serve("newest", "--cron", "0 2 * * *", "--timezone", "UTC", "--overlap", "cancel-oldest", "--catch-up")
     older = served.begin(**LONG)

@@ -81,6 +81,7 @@ def test_a_training_compresses_its_gradients(even, make_job, cluster_address):
     np.testing.assert_allclose(compressed.losses[:5], even.losses[:5], rtol=0.02)
 
 
+@pytest.mark.slow
 def test_a_slow_rank_is_measured_and_gets_less_of_the_same_batches(even, make_job, cluster_address):
     job = make_job(*TWO, "execution.worker_load=measured")
     with planted(cluster_address, "rank-1=0.002"):

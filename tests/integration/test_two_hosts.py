@@ -105,6 +105,7 @@ def test_hosts_leave_nothing_behind_when_their_maker_is_killed():
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # three starts of two ranks, and Dask's time-outs
 def test_a_cut_link_costs_a_few_steps_and_no_accuracy(hosts, make_job):
     """`b` is out of reach in the middle of an epoch, comes back, and the run ends as if nothing had been."""

@@ -1,11 +1,14 @@
 """A signal ends the program as what it is, whatever the libraries in between make of it."""
 
+import asyncio
 import os
 import signal
 
 import pytest
 from mlflow import MlflowClient
+from prefect.exceptions import TerminationSignal
 from prefect.logging import disable_run_logger
+from prefect.utilities.engine import capture_sigterm
 
 from conf.load import load
 from conf.site import Site
@@ -122,6 +125,59 @@ def test_a_second_signal_does_not_wait():
     with pytest.raises(KeyboardInterrupt):
         whole()
     assert interrupt.received() == signal.SIGTERM
+
+
+def test_a_signal_that_waited_comes_after_an_error_too():
+    interrupt.listen()
+
+    def whole():
+        with interrupt.held():
+            killed(signal.SIGTERM)
+            raise ValueError("broken")
+
+    with pytest.raises(interrupt.Terminated):
+        whole()
+
+
+@pytest.mark.parametrize("body", [killed, wrapped, failed])
+def test_in_a_deployments_process_prefects_own_signal_is_known(body):
+    told = []
+
+    def whole():
+        with capture_sigterm():  # as Prefect's engine does around a flow
+            try:
+                body(signal.SIGTERM)
+            except (TerminationSignal, ValueError, RunError) as error:
+                told.append(interrupt.is_interruption(error))
+
+    whole()
+    assert told == [True]
+    assert interrupt.received() is None
+
+
+def test_an_error_is_no_interruption():
+    async def too_late():
+        await asyncio.wait_for(asyncio.sleep(9), 0.01)  # a CancelledError is in its chain
+
+    with pytest.raises(TimeoutError) as raised:
+        asyncio.run(too_late())
+    assert not interrupt.is_interruption(raised.value)
+
+
+def test_prefects_signal_waits_too():
+    done = []
+
+    def whole():
+        with capture_sigterm(), interrupt.held():
+            killed(signal.SIGTERM)
+            done.append("all")
+
+    ours = []
+    signal.signal(signal.SIGTERM, lambda *_: ours.append("passed on"))  # Prefect's hands it to who was there before
+    with pytest.raises(TerminationSignal):
+        whole()
+    assert done == ["all"]
+    assert ours == ["passed on"]
 
 
 @pytest.mark.parametrize("when", ["while it is created", "at its end"])
