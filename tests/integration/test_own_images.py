@@ -15,7 +15,7 @@ from PIL import Image
 
 from conf.site import Site
 from flows.predict import PredictRequest, clear_predict
-from tasks.bundle import read_facts
+from tasks.bundle import digest_of, read_facts
 from tasks.durable import sha256_of
 from tasks.errors import InputError
 from tasks.predict.job import Settings
@@ -199,16 +199,15 @@ def test_code_in_a_file_of_weights_is_not_executed(trained, tmp_path):
     torch.save({"features.0.weight": Evil()}, directory / "weights.pt", pickle_module=pickle)
     facts["weights_sha256"] = sha256_of(directory / "weights.pt")
     (directory / "model.json").write_text(json.dumps(facts))
-    read_facts(directory)
     settings = Settings(
         model_directory=str(directory),
-        model_digest="",
+        model_digest=digest_of(read_facts(directory)),
         precision="32-true",
         gpu=False,
         num_threads=1,
         batch_size=8,
     )
-    with pytest.raises(InputError, match="not the weights of the model beside it"):
+    with pytest.raises(InputError, match="holds more than tensors; nothing of it was executed"):
         Predictor(settings)
     assert not (tmp_path / "pwned").exists()
 
@@ -218,7 +217,12 @@ def test_a_model_compiled_ahead_says_the_same_also_of_a_ragged_batch(trained, tm
     client = MlflowClient(Site().tracking_uri)
     directory = Path(client.download_artifacts(trained[0], "model", str(tmp_path)))
     settings = Settings(
-        model_directory=str(directory), model_digest="", precision="32-true", gpu=False, num_threads=1, batch_size=8
+        model_directory=str(directory),
+        model_digest=digest_of(read_facts(directory)),
+        precision="32-true",
+        gpu=False,
+        num_threads=1,
+        batch_size=8,
     )
     pixels_NHWC = np.random.default_rng(0).integers(0, 256, (19, 32, 32, 3), dtype=np.uint8)
     ours, _ = Predictor(settings.model_copy(update={"compiled": str(tmp_path / "compiled")}))(pixels_NHWC)
