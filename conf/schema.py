@@ -233,7 +233,7 @@ class Cluster(Section):
     """`slurm`: further options of sbatch, such as --constraint=a100."""
     tls: Literal["auto", "on", "off"] = "auto"
     """Whether the Dask parts talk TLS, with the certificates in PACELINE_TLS, and refuse everybody else; `auto`: beyond
-    this host's loopback."""
+    this host's loopback, and there with a certificate that is made for the run."""
     wait_seconds: Annotated[float, Field(gt=0)] = 300.0
     """`ssh`, `slurm`: how long to wait for the workers, seconds; the time in Slurm's queue counts."""
     min_workers: Annotated[int, Field(ge=1)] | None = None

@@ -73,7 +73,13 @@ def test_plain_text_stays(plain, monkeypatch):
 
 @pytest.mark.parametrize(
     "secret",
-    ["wJalr/XUtnFEMI+K7MDENG", "wJalr%2FXUtnFEMI%2BK7MDENG", "hunter2-of-mlflow", "hunter2-of-prefect", "hunter2-of-proxy"],
+    [
+        "wJalr/XUtnFEMI+K7MDENG",
+        "wJalr%2FXUtnFEMI%2BK7MDENG",
+        "hunter2-of-mlflow",
+        "hunter2-of-prefect",
+        "hunter2-of-proxy",
+    ],
 )
 def test_secrets_of_the_environment_are_found_whatever_stands_around_them(environment, secret):
     assert secret in f"xx{secret}yy hunter2-{secret}"
