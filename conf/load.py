@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -14,6 +14,7 @@ from conf.schema import Config
 PRESETS = Path(__file__).parent
 DASK_SETTINGS = PRESETS / "cluster" / "dask.yaml"
 """In Dask's own format."""
+M = TypeVar("M", bound=BaseModel)
 TEXTS = (".root", ".address", ".experiment", ".interface", ".partition", ".account", ".time_limit", ".memory_per_host")
 
 
@@ -55,8 +56,17 @@ def validate(tree: dict[str, Any]) -> Config:
     Raises:
         ConfigError: with the first problem on one line.
     """
+    return checked(Config, tree)
+
+
+def checked(kind: type[M], tree: dict[str, Any]) -> M:
+    """Turn a tree of plain values into a model of any kind, such as what a command is asked.
+
+    Raises:
+        ConfigError: with the first problem on one line.
+    """
     try:
-        return Config.model_validate(tree)
+        return kind.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(_one_line(error)) from error
 
@@ -148,6 +158,8 @@ def _one_line(error: ValidationError) -> str:
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error":
         return message
+    if first["type"] == "credential":
+        return f"{key} {message}"
     if first["type"] == "extra_forbidden":
         close = difflib.get_close_matches(key, field_paths(), n=1, cutoff=0.5)
         return f"{key} is not a setting; " + (f"did you mean {close[0]}?" if close else "see paceline run --help")

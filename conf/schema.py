@@ -12,6 +12,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from conf.credentials import Text
+
 Source = Literal["digits", "rotated_digits", "folder", "cifar10"]
 Precision = Literal["32-true", "64-true", "bf16-mixed", "16-mixed"]
 MemoryFormat = Literal["contiguous", "channels_last"]
@@ -42,7 +44,7 @@ class Data(Section):
     source: Source = "digits"
     """Kind of data: `digits` (1,797 handwritten digits), `rotated_digits` (with the angle as second target),
     `folder` (class-named folders of images) or `cifar10` (the official archives or class-named folders)."""
-    root: str | None = None
+    root: Text | None = None
     """Where the data lies: a path or any URL that fsspec reads. Not used by the embedded sources."""
     image_size: Annotated[int, Field(ge=8, le=1024)] = 28
     """Height and width of a prepared image, pixels. Larger or smaller images are scaled and centre-cropped."""
@@ -55,11 +57,6 @@ class Data(Section):
 
     @model_validator(mode="after")
     def _root_fits(self) -> Self:
-        if self.root is not None and "@" in self.root.partition("://")[2].partition("/")[0]:
-            raise ValueError(
-                "data.root holds a user or password, and settings are logged; "
-                "give credentials through the environment or a profile of the file system"
-            )
         if self.root is not None and self.source in SOURCES_WITHOUT_ROOT:
             raise ValueError(
                 f"data.root={self.root} has no use with source {self.source}, which is embedded; "
@@ -216,15 +213,15 @@ class Cluster(Section):
     num_workers: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """`local`: worker processes; `auto`: one per core, and at least one per rank. The other kinds start one worker for
     each device that is trained on."""
-    address: str | None = None
+    address: Text | None = None
     """`address`: the scheduler's address, such as tcp://host:8786, or tls:// where it wants certificates."""
-    hosts: tuple[str, ...] = ()
+    hosts: tuple[Text, ...] = ()
     """`ssh`: hosts by the names under which `ssh` knows them; the scheduler runs on the first one too."""
-    interface: str | None = None
+    interface: Text | None = None
     """`ssh`, `slurm`: network interface that Dask listens on, such as eth0; None for the one that leads outwards."""
-    partition: str | None = None
+    partition: Text | None = None
     """`slurm`: partition of the jobs; None for Slurm's default."""
-    account: str | None = None
+    account: Text | None = None
     """`slurm`: account that the jobs are charged to."""
     time_limit: Annotated[str, Field(pattern=r"^(\d+-)?\d+(:\d+){0,2}$")] | None = None
     """`slurm`: time limit of the jobs, such as 2:00:00 or 1-12 (a day and a half)."""
@@ -232,11 +229,11 @@ class Cluster(Section):
     """`slurm`: CPU cores that a job asks for; needed there."""
     memory_per_host: Annotated[str, Field(pattern=r"^[1-9]\d*[MGT]$")] | None = None
     """`slurm`: memory that a job asks for, such as 64G; needed there."""
-    sbatch: tuple[str, ...] = ()
+    sbatch: tuple[Text, ...] = ()
     """`slurm`: further options of sbatch, such as --constraint=a100."""
     tls: Literal["auto", "on", "off"] = "auto"
     """Whether the Dask parts talk TLS, with the certificates in PACELINE_TLS, and refuse everybody else; `auto`: beyond
-    this host's loopback."""
+    this host's loopback, and there with a certificate that is made for the run."""
     wait_seconds: Annotated[float, Field(gt=0)] = 300.0
     """`ssh`, `slurm`: how long to wait for the workers, seconds; the time in Slurm's queue counts."""
     min_workers: Annotated[int, Field(ge=1)] | None = None
@@ -317,7 +314,7 @@ with warnings.catch_warnings():
     class Track(Section):
         """Where the run is recorded, and what is made of it there."""
 
-        experiment: Annotated[str, Field(min_length=1)] = "paceline"
+        experiment: Annotated[Text, Field(min_length=1)] = "paceline"
         """MLflow experiment."""
         register: Annotated[str, Field(pattern=r"^[\w.\- ]+$")] | None = None
         """Name in MLflow's model registry. A model that passes the gate becomes its newest version and gets the alias
@@ -340,7 +337,7 @@ with warnings.catch_warnings():
 class Config(Section):
     """Everything a run can be told."""
 
-    name: str = "run"
+    name: Text = "run"
     """Name of the run; presets set it to their own."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
     """Seed of initial weights, sample order and augmentation."""

@@ -48,4 +48,6 @@ def _end(site: Site, experiment: str, run: FoundRun) -> None:
 
 def _directory(site: Site, run: FoundRun) -> Path:
     """Where the lock lies: an arm is owned with its study."""
-    return site.root / "runs" / run.tags.get(tracking.PARENT_TAG, run.run_id)
+    owner = run.tags.get(tracking.PARENT_TAG, run.run_id)
+    # A tag is anybody's text who can write to the store.
+    return site.root / "runs" / (owner if owner.isalnum() else run.run_id)

@@ -8,6 +8,7 @@ from typing import Any
 from prefect import flow, get_run_logger
 from pydantic import BaseModel, ConfigDict
 
+from conf.credentials import Text
 from conf.schema import Config
 from conf.site import Site, quieten
 from flows import preflight
@@ -23,6 +24,7 @@ from tasks.figures import png_bytes
 from tasks.fingerprint import workload_fingerprint
 from tasks.host import has_compiler
 from tasks.records import Arm, Measurement, MeasureResult, Plan
+from tasks.redact import discreet
 from tasks.speedup.advise_page import advise_table, draw_advise, render_advise
 from tasks.speedup.forecast import AdviseResult, DeviceProfile, Link, Prediction
 from tasks.speedup.links import LINKS, fit_link, given_link
@@ -48,7 +50,7 @@ class AdviseRequest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    preset: str
+    preset: Text
     """Name or path of the preset, for people."""
     config: Config
     """The run in question; its number of devices is not used."""
@@ -100,6 +102,7 @@ def clear_advise(request: AdviseRequest, site: Site) -> tuple[Config, preflight.
 
 
 @flow(name="paceline-advise", flow_run_name="advise {request.config.name}", persist_result=False)
+@discreet
 def run_advise(request: AdviseRequest) -> dict[str, Any]:
     """Predict what more devices would give, and rank what to do next.
 

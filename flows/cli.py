@@ -16,6 +16,7 @@ from flows import interrupt
 from flows.commands import advise, compare, doctor, predict, run, serve, study, ui
 from flows.commands.terminal import say
 from tasks.errors import InputError, PacelineError, RankError
+from tasks.redact import redact_logs
 
 DONE, FAILED, WRONG_INPUT, SIGNALLED = 0, 1, 2, 128
 COMMANDS: dict[str, ModuleType] = {
@@ -55,6 +56,7 @@ def program() -> NoReturn:
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; the exit status: 0 done, 1 failed, 2 the input is wrong, 128 + n ended by signal n."""
     quieten()
+    redact_logs()
     interrupt.listen()
     try:
         status = _execute(arguments)

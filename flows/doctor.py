@@ -94,7 +94,7 @@ def _versions(check: str, place: str, there: str, own: str | None) -> Finding:
 
 def _certificates(config: Config, site: Site) -> Finding:
     choice = choose_tls(config.cluster)
-    if choice.value == "off":
+    if choice.value != "on":
         return good("certificates", f"not needed: {choice.reason}")
     left = days_left(find_certificates(site))
     remedy = f"make new ones: infra/certificates, at {site.tls_directory}"

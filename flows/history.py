@@ -9,6 +9,7 @@ from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact
 from prefect.events import emit_event
 
+from flows.markdown import plain, table
 from flows.outcome import Outcome
 from flows.record import judged_metrics
 from tasks.errors import RegressionError
@@ -114,14 +115,20 @@ def tell(outcome: Outcome, summary: dict[str, Any]) -> None:
     config, judged = outcome.config, summary["regression"]
     if not judged or judged["verdict"] != "regression":
         return
-    rows = "\n".join(
-        f"| {change['measure']} | {change['value']:.4g} | {change['expected']:.4g} | {change['limit']:.4g} | "
-        f"{change['num_runs']} | {change['num_before']} |"
+    rows = [
+        (
+            change["measure"],
+            *(f"{change[figure]:.4g}" for figure in ("value", "expected", "limit")),
+            change["num_runs"],
+            change["num_before"],
+        )
         for change in judged["changes"]
-    )
-    table = f"| measure | now | before | alarm at | runs | runs before |\n|---|---|---|---|---|---|\n{rows}\n"
+    ]
+    figures_of_it = table(("measure", "now", "before", "alarm at", "runs", "runs before"), rows)
     create_markdown_artifact(
-        key="regression", markdown=f"{judged['text']}\n\n{table}", description=f"{config.name} is worse than before"
+        key="regression",
+        markdown=f"{plain(judged['text'])}\n\n{figures_of_it}",
+        description=f"{plain(config.name)} is worse than before",
     )
     emit_event(
         EVENT,

@@ -12,6 +12,7 @@ from conf.schema import Config
 from conf.site import Site, quieten
 from flows import handoff, history, preflight
 from flows.ahead import clear, cluster_for
+from flows.markdown import table
 from flows.outcome import Outcome, Verdicts
 from flows.overlap import cancel_older
 from flows.predictions import check_prediction
@@ -21,6 +22,7 @@ from tasks.cluster.tls import choose_tls
 from tasks.data.steps import prepare
 from tasks.evaluate.steps import evaluate
 from tasks.fingerprint import workload_fingerprint
+from tasks.redact import discreet
 from tasks.speedup.steps import account
 from tasks.speedup.summary import summary_table
 from tasks.track.run import RunHandle, log_dataset
@@ -30,6 +32,7 @@ from tasks.train.steps import train
 
 
 @flow(name="paceline-run", flow_run_name="{config.name}", persist_result=False)
+@discreet
 def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
     """Prepare data, train, evaluate, and account for the speed of it.
 
@@ -96,5 +99,4 @@ def _accounted(outcome: Outcome, handle: RunHandle, started: float) -> dict[str,
 
 def publish(rows: list[tuple[str, str]], key: str, description: str) -> None:
     """Show a short table with the flow run in the Prefect UI."""
-    markdown = "\n".join(f"| {name} | {value} |" for name, value in rows)
-    create_markdown_artifact(key=key, markdown=f"| | |\n|---|---|\n{markdown}\n", description=description)
+    create_markdown_artifact(key=key, markdown=table(("", ""), rows), description=description)

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prefect import flow
+from prefect import flow, get_run_logger
 from prefect.utilities.annotations import quote
 
+from conf.credentials import Text
 from conf.load import load, preset_names, validate
 from conf.schema import Config
 from conf.site import Site, quieten
@@ -29,10 +30,10 @@ from tasks.predict.images import Images, in_folder, of_test_split
 from tasks.predict.job import Settings, cut, key_of
 from tasks.predict.steps import Predicted, predict
 from tasks.records import Hardware, ModelFacts, Plan, Record
-from tasks.redact import redact
+from tasks.redact import discreet
 from tasks.track import run as tracking
 from tasks.track.environment import package_versions
-from tasks.track.models import DIGEST_TAG, fetch_model
+from tasks.track.models import DIGEST_TAG, fetch_model, is_recorded
 from tasks.train.plan import resolve
 
 BATCH_PIXELS = 256 * 32 * 32
@@ -46,18 +47,13 @@ SAID = "predictions.json"
 class PredictRequest(Record):
     """What is asked."""
 
-    model: str
+    model: Text
     """`runs:/RUN_ID/model`, `models:/NAME@ALIAS`, a run's id, or a directory."""
-    source: str
+    source: Text
     """A folder or URL of images, or a preset, of which the test split is predicted."""
-    overrides: tuple[str, ...] = ()
-    out: str | None = None
+    overrides: tuple[Text, ...] = ()
+    out: Text | None = None
     """Directory for the Parquet files; None for one under PACELINE_HOME, by what is predicted."""
-
-    @property
-    def place(self) -> str:
-        """The source without credentials."""
-        return redact(self.source)
 
 
 @dataclass(frozen=True)
@@ -103,7 +99,8 @@ def clear_predict(request: PredictRequest, site: Site) -> Cleared:
     return Cleared(config, facts, images, plan, settings, experiment_id, out, key)
 
 
-@flow(name="paceline-predict", flow_run_name="predict {request.place}", persist_result=False)
+@flow(name="paceline-predict", flow_run_name="predict {request.source}", persist_result=False)
+@discreet
 def run_predict(request: PredictRequest) -> dict[str, Any]:
     """Predict every image of a source with a trained model.
 
@@ -129,11 +126,18 @@ def run_predict(request: PredictRequest) -> dict[str, Any]:
         cleared.out.mkdir(parents=True, exist_ok=True)
         said: dict[str, Any] = {
             "key": cleared.key,
-            "model": redact(request.model),
+            "model": request.model,
             "model_digest": cleared.settings.model_digest,
+            "model_recorded": is_recorded(request.model),
         }
-        said |= {"source": request.place, "class_names": list(cleared.facts.class_names)}
+        said |= {"source": request.source, "class_names": list(cleared.facts.class_names)}
         _say(cleared.out, said)
+        if not said["model_recorded"]:
+            get_run_logger().warning(
+                "%s is a directory: no run vouches for it, and it is taken as it is; its digest is %s",
+                request.model,
+                cleared.settings.model_digest,
+            )
         # Quoted, or Prefect would look into every name.
         found = predict(quote(parts), cleared.settings, address)  # type: ignore[call-overload]
         summary = {

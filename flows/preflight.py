@@ -16,8 +16,7 @@ from tasks.data.key import describe
 from tasks.errors import InputError
 from tasks.paths import nearest_existing
 from tasks.records import Hardware, Plan
-from tasks.redact import redact
-from tasks.track.reach import REACH_SECONDS, check_reachable
+from tasks.track.reach import REACH_SECONDS, check_address, check_reachable
 from tasks.train.plan import resolve
 from tasks.train.seats import inspect
 
@@ -145,17 +144,18 @@ def check_prefect(site: Site) -> None:
     url = prefect_server(site)
     if not url:
         return
+    check_address("PREFECT_API_URL", url, "set PREFECT_API_AUTH_STRING instead")
     try:
         with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=REACH_SECONDS) as answer:
             healthy = answer.read(16).strip() == b"true"
     except (OSError, ValueError) as error:
         raise InputError(
-            f"PREFECT_API_URL={redact(url)} does not answer within {REACH_SECONDS} s ({error}); "
+            f"PREFECT_API_URL={url} does not answer within {REACH_SECONDS} s ({error}); "
             "start the server (prefect server start) or unset the variable"
         ) from error
     if not healthy:
         raise InputError(
-            f"PREFECT_API_URL={redact(url)} answers, but is no Prefect API; it ends in /api, as in http://host:4200/api"
+            f"PREFECT_API_URL={url} answers, but is no Prefect API; it ends in /api, as in http://host:4200/api"
         )
 
 

@@ -100,7 +100,7 @@ def log_model(outcome: Outcome, handle: RunHandle) -> None:
     facts = ModelFacts(
         model=outcome.config.model, weights_sha256=sha256_of(weights), **outcome.prepared.model_dump(include=kept)
     )
-    tracking.log_document(handle, f"{MODEL}/{FACTS}", facts.model_dump(mode="json"))
+    tracking.log_document(handle, f"{MODEL}/{FACTS}", facts.model_dump_json(indent=2).encode())
     tracking.log_document(handle, f"{MODEL}/{WEIGHTS}", weights)
     tracking.log_document(handle, f"{MODEL}/MLmodel", describe_model(handle, facts))
     tracking.set_tags(handle, {DIGEST_TAG: digest_of(facts)})

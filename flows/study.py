@@ -10,6 +10,7 @@ from typing import Any
 from prefect import flow, get_run_logger
 from pydantic import BaseModel, ConfigDict
 
+from conf.credentials import Text
 from conf.load import apply, validate
 from conf.schema import Config, Data
 from conf.site import Site, quieten
@@ -26,6 +27,7 @@ from tasks.errors import InputError, PacelineError
 from tasks.evaluate.steps import evaluate
 from tasks.fingerprint import code_fingerprint, workload_fingerprint
 from tasks.records import EvaluateResult, PreparedSet, TrainResult
+from tasks.redact import discreet
 from tasks.speedup.arms import balanced_order, expand
 from tasks.speedup.ledger import Ledger
 from tasks.speedup.match import facts_of
@@ -48,11 +50,11 @@ class StudyRequest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    preset: str
+    preset: Text
     """Name or path of the preset, for people."""
     config: Config
     """What all arms have in common."""
-    axes: dict[str, list[str]]
+    axes: dict[str, list[Text]]
     """Setting -> its values, the baseline's first."""
     ladder: bool = False
     """Add one factor at a time instead of the full grid."""
@@ -118,6 +120,7 @@ def clear_study(request: StudyRequest, site: Site) -> list[ReadyArm]:
 
 
 @flow(name="paceline-study", flow_run_name="study {request.config.name}", persist_result=False)
+@discreet
 def run_study(request: StudyRequest, resume: str | None = None) -> dict[str, Any]:
     """Train every arm several times in a balanced order, and say what each factor is worth.
 

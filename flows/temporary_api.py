@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -28,10 +29,13 @@ class TemporaryApi:
         with socket.create_server(("127.0.0.1", 0)) as listening:
             self._address = f"http://127.0.0.1:{listening.getsockname()[1]}/api"
             descriptor = listening.fileno()
+            # Other users of this host reach its loopback too, and could read this run's log or cancel it.
+            self.auth = f"paceline:{secrets.token_urlsafe(32)}"
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(descriptor), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # stdout is for the outcome
+                env=os.environ | {"PREFECT_SERVER_API_AUTH_STRING": self.auth},
                 pass_fds=[descriptor],
                 start_new_session=True,  # a terminal's Ctrl-C must leave it to the flow, which has a last state to tell
             )

@@ -6,6 +6,7 @@ Whatever comes from outside is data: the description is checked field by field, 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -28,9 +29,33 @@ def read_facts(directory: Path) -> ModelFacts:
     Raises:
         InputError: there is no model, its description is not one of ours, or its weights have been changed.
     """
+    return _read(directory, lambda path: (sha256_of(path), b""))[0]
+
+
+def read_model(directory: Path, digest: str) -> tuple[ModelFacts, bytes]:
+    """What the model in a directory is, and its weights: the very bytes that were found to be the recorded ones.
+
+    Raises:
+        InputError: as `read_facts`, or it is another model than the one with that digest.
+    """
+    facts, weights = _read(directory, _content)
+    if digest_of(facts) != digest:
+        raise InputError(
+            f"{directory}: the model's digest is {digest_of(facts)[:12]}..., expected is {digest[:12]}...; "
+            "it was changed meanwhile: predict again"
+        )
+    return facts, weights
+
+
+def _content(path: Path) -> tuple[str, bytes]:
+    content = path.read_bytes()
+    return hashlib.sha256(content).hexdigest(), content
+
+
+def _read(directory: Path, hashed: Callable[[Path], tuple[str, bytes]]) -> tuple[ModelFacts, bytes]:
     try:
         facts = ModelFacts.model_validate_json((directory / FACTS).read_bytes())
-        found = sha256_of(directory / WEIGHTS)
+        found, weights = hashed(directory / WEIGHTS)
     except OSError as error:
         raise InputError(
             f"{directory}: no model there ({error.strerror}: {Path(str(error.filename)).name}); "
@@ -47,4 +72,4 @@ def read_facts(directory: Path) -> ModelFacts:
             f"{directory / WEIGHTS}: sha256 is {found[:12]}..., recorded is {facts.weights_sha256[:12]}...; "
             "the file is damaged or was changed: fetch the model again"
         )
-    return facts
+    return facts, weights

@@ -1,16 +1,108 @@
-"""Takes credentials out of text before it is logged. Pure."""
+"""Takes credentials out of text before it is logged, shown or stored: what looks like one, and what is one here.
+
+Secrets of this process are the values of variables such as AWS_SECRET_ACCESS_KEY or MLFLOW_TRACKING_PASSWORD. They are
+found in any text, whatever stands around them, unless they are as short and plain as words.
+"""
 
 from __future__ import annotations
 
+import inspect
+import logging
+import os
 import re
+import traceback
+from collections.abc import Callable, Iterator
+from functools import lru_cache, wraps
+from typing import ParamSpec, TypeVar
+from urllib.parse import quote
 
-_USER_INFO = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)[^/@\s<>\"']+@")
-_SECRET_PARAMETER = re.compile(
-    r"(?P<name>(?:password|passwd|secret|token|api_?key|access_?key|signature|sig|credential)[\w-]*)=[^&\s<>\"']+",
-    re.IGNORECASE,
+from conf.credentials import MASK, masked, password_of
+from tasks.errors import RunError
+
+_SECRET_VARIABLE = re.compile(
+    r"PASSW(?:OR)?D|PASSPHRASE|SECRET|TOKEN|CREDENTIAL|AUTH_STRING|(?:API|ACCESS|PRIVATE|ACCOUNT)_?KEY", re.IGNORECASE
 )
+MIN_SECRET, MIN_PLAIN_SECRET = 7, 16
+"""Characters of a secret value; of one that is letters alone, and could be a word in any text."""
+
+Plain = TypeVar("Plain")
+Arguments = ParamSpec("Arguments")
+Found = TypeVar("Found")
 
 
 def redact(text: str) -> str:
-    """Replace the user part of URIs and the values of secret-looking query parameters by `***`."""
-    return _SECRET_PARAMETER.sub(r"\g<name>=***", _USER_INFO.sub(r"\g<scheme>***@", text))
+    """Replace credentials by `***`."""
+    secrets = _pattern(tuple(os.environ.items()))
+    return masked(text if secrets is None else secrets.sub(MASK, text))
+
+
+def redacted(tree: Plain) -> Plain:
+    """The same for every text in a tree of dicts, lists and plain values."""
+    if isinstance(tree, str):
+        return redact(tree)  # type: ignore[return-value]
+    if isinstance(tree, dict):
+        return {redacted(key): redacted(value) for key, value in tree.items()}  # type: ignore[return-value]
+    if isinstance(tree, (list, tuple)):
+        return [redacted(item) for item in tree]  # type: ignore[return-value]
+    return tree
+
+
+@lru_cache(maxsize=2)
+def _pattern(environment: tuple[tuple[str, str], ...]) -> re.Pattern[str] | None:
+    """Of all secrets of an environment, the longest first; None where it has none."""
+    secrets = sorted(set(_secrets(environment)), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, secrets))) if secrets else None
+
+
+def _secrets(environment: tuple[tuple[str, str], ...]) -> Iterator[str]:
+    for name, value in environment:
+        if not _SECRET_VARIABLE.search(name):
+            if "://" in value and (password := password_of(value)):  # as of a proxy or a database
+                yield from _forms(password)
+        elif not value.startswith("/"):  # a file that holds it
+            yield from _forms(value)
+            yield from _forms(value.partition(":")[2])  # user:password
+
+
+def _forms(value: str) -> Iterator[str]:
+    if len(value) >= (MIN_PLAIN_SECRET if value.isalpha() else MIN_SECRET):
+        yield value
+        yield quote(value, safe="")
+
+
+class _Record(logging.LogRecord):
+    """A record without credentials, in its message and in its traceback, for every handler."""
+
+    def __init__(self, *arguments: object, **options: object) -> None:
+        super().__init__(*arguments, **options)  # type: ignore[arg-type]
+        if self.exc_info and self.exc_info[0] is not None:
+            # Formatters take this text where there is one, and make none of their own.
+            self.exc_text = redact("".join(traceback.format_exception(*self.exc_info)).rstrip())
+
+    def getMessage(self) -> str:
+        return redact(super().getMessage())
+
+
+def discreet(function: Callable[Arguments, Found]) -> Callable[Arguments, Found]:
+    """Have what a function logs and raises say no credential: Prefect keeps errors' words as the state of a run."""
+
+    @wraps(function)
+    def call(*arguments: Arguments.args, **options: Arguments.kwargs) -> Found:
+        redact_logs()
+        try:
+            return function(*arguments, **options)
+        except Exception as error:
+            if redact(str(error)) != str(error):
+                error.args = tuple(redacted(list(error.args)))
+            if redact(str(error)) != str(error):  # some have words that are not their arguments
+                raise RunError(redact(f"{type(error).__name__}: {error}")) from error
+            raise
+
+    # Prefect would look for the names in annotations where `call` is defined.
+    call.__signature__ = inspect.signature(function, eval_str=True)  # type: ignore[attr-defined]
+    return call
+
+
+def redact_logs() -> None:
+    """Have all that this process logs from now on, by whatever library, go without credentials."""
+    logging.setLogRecordFactory(_Record)

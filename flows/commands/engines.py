@@ -30,6 +30,7 @@ def quiet_flow(site: Site) -> Iterator[None]:
     with settings.temporary_settings(
         {
             settings.PREFECT_API_URL: url,
+            settings.PREFECT_API_AUTH_STRING: api.auth,
             settings.PREFECT_UI_URL: "",  # it has none
             settings.PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
+from conf.load import checked
 from conf.site import Site
 from flows.commands.engines import quiet_flow
 from flows.commands.terminal import add_json, json_stream, program, say_pairs, write_json
@@ -32,9 +33,8 @@ def execute(options: Namespace) -> None:
     from flows.predict import PredictRequest, clear_predict
 
     site = Site()
-    request = PredictRequest(
-        model=options.model, source=options.source, overrides=tuple(options.overrides), out=options.out
-    )
+    asked = {name: getattr(options, name) for name in ("model", "source", "overrides", "out")}
+    request = checked(PredictRequest, asked)
     clear_predict(request, site)
     with json_stream(options.json) as stream, quiet_flow(site):
         from flows.predict import run_predict

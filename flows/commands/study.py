@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
-from conf.load import load
+from conf.load import checked, load
 from conf.plan import StudyPlan, load_plan, plan_names
 from conf.site import Site
 from flows.commands.engines import quiet_flow
@@ -65,14 +65,15 @@ def _request(options: Namespace) -> StudyRequest:
         raise InputError(f"--target {options.target} is no accuracy; give a share between 0 and 1")
     if options.diagnose:
         options.overrides.append("speedup.diagnose=true")
-    return StudyRequest(
-        preset=options.preset,
-        config=load(options.preset, options.overrides),
-        axes=axes,
-        ladder=options.ladder,
-        repeats=REPEATS if options.repeats is None else options.repeats,
-        target=options.target,
-    )
+    asked = {
+        "preset": options.preset,
+        "config": load(options.preset, options.overrides),
+        "axes": axes,
+        "ladder": options.ladder,
+        "repeats": REPEATS if options.repeats is None else options.repeats,
+        "target": options.target,
+    }
+    return checked(StudyRequest, asked)
 
 
 def _follow(options: Namespace, plan: StudyPlan, given: dict[str, list[str]]) -> dict[str, list[str]]:

@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from conf.load import preset_names
-from tasks.redact import redact
+from tasks.redact import redact, redacted
+
+CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 
 
 def add_preset(parser: ArgumentParser, *, optional: bool = False) -> None:
@@ -30,8 +32,8 @@ def add_json(parser: ArgumentParser) -> None:
 
 
 def say(line: str) -> None:
-    """One line on stderr."""
-    print(redact(line), file=sys.stderr, flush=True)
+    """One line on stderr; names from outside, of classes and files, cannot steer the terminal."""
+    print(redact(line).translate(CONTROLS), file=sys.stderr, flush=True)
 
 
 def say_pairs(rows: Sequence[tuple[str, str]]) -> None:
@@ -76,4 +78,4 @@ def json_stream(wanted: bool) -> Iterator[TextIO | None]:
 def write_json(stream: TextIO | None, outcome: dict[str, Any]) -> None:
     """The outcome on one line, where it is wanted."""
     if stream is not None:
-        print(json.dumps(outcome), file=stream, flush=True)
+        print(json.dumps(redacted(outcome)), file=stream, flush=True)

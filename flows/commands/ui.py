@@ -8,6 +8,7 @@ from argparse import ArgumentParser, Namespace
 
 from conf.site import Site
 from tasks.errors import InputError
+from tasks.track.reach import check_tracking_uri
 
 HELP = "open the MLflow UI on the runs of this machine"
 
@@ -20,6 +21,7 @@ def add(parser: ArgumentParser) -> None:
 def execute(options: Namespace) -> None:
     """Become the server."""
     site = Site()
+    check_tracking_uri(site.tracking_uri)
     if site.tracking_uri.startswith("http"):
         print(site.tracking_uri)
         return

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from conf.site import Site
 from tasks.cluster.demand import Demand
-from tasks.cluster.tls import SCHEME, find_certificates
+from tasks.cluster.tls import SCHEME, security_of
 from tasks.errors import InputError, RunError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def connect(address: str) -> Iterator[Client]:
     from distributed import Client
 
     secured = address.startswith(SCHEME)
-    security = find_certificates(Site()).security() if secured else None
+    security = security_of(address, Site())
     try:
         client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False, security=security)
     except (OSError, ValueError) as error:

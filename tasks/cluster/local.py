@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conf.schema import Cluster
 from tasks.cluster.demand import Demand
 from tasks.cluster.hardware import describe, usable_cores
-from tasks.cluster.tls import Certificates
+from tasks.cluster.tls import opened_with
 from tasks.errors import InputError
 from tasks.records import Gpu
+
+if TYPE_CHECKING:
+    from distributed import Security
 
 QUIET_HTTP = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
 """Schedulers serve HTTP, without TLS, in any case: on loopback alone, on any free port."""
@@ -25,22 +28,22 @@ def num_local_workers(settings: Cluster, demand: Demand) -> int:
     return max(usable_cores(), demand.num_workers)
 
 
-def local_arguments(num_workers: int, certificates: Certificates | None) -> dict[str, Any]:
+def local_arguments(num_workers: int, security: Security | None) -> dict[str, Any]:
     """Arguments of Dask's `LocalCluster`."""
     return {
         "n_workers": num_workers,
         "threads_per_worker": 1,
         "processes": True,
         "host": "127.0.0.1",
-        "protocol": "tls://" if certificates else "tcp://",
-        "security": certificates.security() if certificates else None,
+        "protocol": "tls://" if security else "tcp://",
+        "security": security,
         "dashboard_address": None,
         "scheduler_kwargs": QUIET_HTTP,
         "silence_logs": logging.ERROR,
     }
 
 
-def local_cuda_arguments(gpus: Sequence[Gpu], demand: Demand, certificates: Certificates | None) -> dict[str, Any]:
+def local_cuda_arguments(gpus: Sequence[Gpu], demand: Demand, security: Security | None) -> dict[str, Any]:
     """Arguments of dask-cuda's `LocalCUDACluster`: one worker for each of the first GPUs.
 
     GPUs by UUID, which neither their order on the bus nor CUDA's own order changes. No pool of RMM: it would take the
@@ -55,26 +58,32 @@ def local_cuda_arguments(gpus: Sequence[Gpu], demand: Demand, certificates: Cert
             f"{len(gpus)} GPUs that NVML sees and torch is built for; use fewer devices or another kind"
         )
     chosen = [gpu.uuid for gpu in gpus[: demand.workers_per_host]]
-    return local_arguments(len(chosen), certificates) | {"CUDA_VISIBLE_DEVICES": chosen, "rmm_pool_size": None}
+    return local_arguments(len(chosen), security) | {"CUDA_VISIBLE_DEVICES": chosen, "rmm_pool_size": None}
 
 
 @contextmanager
-def open_local(settings: Cluster, demand: Demand, certificates: Certificates | None) -> Iterator[str]:
+def open_local(settings: Cluster, demand: Demand, security: Security | None) -> Iterator[str]:
     """Start plain workers on loopback and yield the scheduler's address; end them afterwards."""
     from distributed import LocalCluster
 
     _quieten()
-    with LocalCluster(**local_arguments(num_local_workers(settings, demand), certificates)) as cluster:
+    with (
+        LocalCluster(**local_arguments(num_local_workers(settings, demand), security)) as cluster,
+        opened_with(cluster.scheduler_address, security),
+    ):
         yield cluster.scheduler_address
 
 
 @contextmanager
-def open_local_cuda(demand: Demand, certificates: Certificates | None) -> Iterator[str]:
+def open_local_cuda(demand: Demand, security: Security | None) -> Iterator[str]:
     """Start one worker per GPU and yield the scheduler's address; end them afterwards."""
     from dask_cuda import LocalCUDACluster
 
     _quieten()
-    with LocalCUDACluster(**local_cuda_arguments(describe().gpus, demand, certificates)) as cluster:
+    with (
+        LocalCUDACluster(**local_cuda_arguments(describe().gpus, demand, security)) as cluster,
+        opened_with(cluster.scheduler_address, security),
+    ):
         address: str = cluster.scheduler_address
         yield address
 

@@ -13,7 +13,7 @@ from tasks.cluster.lean import lean
 from tasks.cluster.local import open_local, open_local_cuda
 from tasks.cluster.slurm import open_slurm
 from tasks.cluster.ssh import open_ssh
-from tasks.cluster.tls import certificates
+from tasks.cluster.tls import certificates, local_security
 
 
 @contextmanager
@@ -40,16 +40,15 @@ def open_cluster(settings: Cluster, demand: Demand, site: Site | None = None) ->
 
 
 def _opened(settings: Cluster, demand: Demand, site: Site) -> AbstractContextManager[str]:
-    found = certificates(settings, site)
     match settings.kind:
         case "ssh":
-            return open_ssh(settings, demand, found)
+            return open_ssh(settings, demand, certificates(settings, site))
         case "slurm":
-            return open_slurm(settings, demand, found, slurm_logs(site))
+            return open_slurm(settings, demand, certificates(settings, site), slurm_logs(site))
         case "local_cuda":
-            return open_local_cuda(demand, found)
+            return open_local_cuda(demand, local_security(settings, site))
         case _:
-            return open_local(settings, demand, found)
+            return open_local(settings, demand, local_security(settings, site))
 
 
 def slurm_logs(site: Site) -> Path:

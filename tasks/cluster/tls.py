@@ -1,13 +1,17 @@
 """The certificates with which all Dask parts prove to each other that they belong together.
 
 One directory, made by `infra/certificates`, holds the authority's certificate, one certificate for all parts, and its
-key. Who has no certificate of that authority is refused by the scheduler and by every worker.
+key. Who has no certificate of that authority is refused by the scheduler and by every worker. A cluster of this host
+alone needs none: it gets a certificate of its own, which this process keeps in memory, for loopback is open
+to every user of the host, and Dask runs what it is sent.
 """
 
 from __future__ import annotations
 
 import ssl
-from datetime import UTC, datetime
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -23,11 +27,14 @@ if TYPE_CHECKING:
 SCHEME = "tls://"
 OTHERS = 0o077
 SECONDS_OF_A_DAY = 86_400
+OWN = "own"
+"""TLS with a certificate that is made for one cluster, and is gone with this process."""
+OWN_DAYS = 366
 LOOPBACK = ("localhost", "::1")
 
 
 class Certificates(Record):
-    """Paths of the three files, the same on every host."""
+    """Paths of the three files, the same on every host; or, of a cluster's own, what would be in them."""
 
     authority: str
     certificate: str
@@ -58,7 +65,9 @@ def choose_tls(settings: Cluster) -> Choice:
     if settings.tls != "auto":
         return Choice(value=settings.tls, reason="asked for")
     if settings.kind in ("local", "local_cuda"):
-        return Choice(value="off", reason="all parts listen on this host's loopback")
+        return Choice(
+            value=OWN, reason="other users of this host reach its loopback; the certificate is this run's alone"
+        )
     return Choice(value="on", reason=f"kind {settings.kind} reaches beyond this host")
 
 
@@ -95,6 +104,65 @@ def certificates(settings: Cluster, site: Site) -> Certificates | None:
         InputError: it needs them, and they are missing, wrong, or readable by others.
     """
     return find_certificates(site) if choose_tls(settings).value == "on" else None
+
+
+def local_security(settings: Cluster, site: Site) -> Security | None:
+    """What keeps others out of a cluster of this host; None where that is not wanted.
+
+    Raises:
+        InputError: certificates of this site are wanted, and they are missing, wrong, or readable by others.
+    """
+    if choose_tls(settings).value == OWN:
+        return _own_security()
+    found = certificates(settings, site)
+    return found.security() if found else None
+
+
+def _own_security() -> Security:
+    """One certificate that vouches for itself, with its key, in memory."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "paceline")])
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=OWN_DAYS))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    encoding = serialization.Encoding.PEM
+    secret = key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()).decode()
+    public = certificate.public_bytes(encoding).decode()
+    # Where a text has lines, Dask takes it for the certificate instead of its path.
+    return Certificates(authority=public, certificate=public, key=secret).security()
+
+
+_clusters: dict[str, Security] = {}
+
+
+@contextmanager
+def opened_with(address: str, security: Security | None) -> Iterator[None]:
+    """Have `security_of` know how a cluster of this process is joined, while the body lasts."""
+    if security is not None:
+        _clusters[address] = security
+    try:
+        yield
+    finally:
+        _clusters.pop(address, None)
+
+
+def security_of(address: str, site: Site) -> Security | None:
+    """With what a scheduler is joined: that of a cluster of this process, else this site's certificates; None for tcp.
+
+    Raises:
+        InputError: there are none.
+    """
+    if not address.startswith(SCHEME):
+        return None
+    return _clusters.get(address) or find_certificates(site).security()
 
 
 def certificate_paths(site: Site) -> Certificates:

@@ -13,11 +13,12 @@ import stat
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Annotated, Self
 
 import numpy
 import PIL
 import simplejpeg
-from pydantic import ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from conf.schema import Data
 from tasks.data import moments
@@ -30,6 +31,10 @@ MANIFEST = "manifest.json"
 REJECTED = "rejected.jsonl"
 
 
+MAX_SIDE, MAX_CHANNELS = 1024, 4
+Side = Annotated[int, Field(ge=1, le=MAX_SIDE)]
+
+
 class DamagedError(Exception):
     """A prepared set is not what its manifest says; the message says where."""
 
@@ -40,7 +45,7 @@ class Manifest(Record):
     format_version: int
     key: str
     fingerprint: str
-    image_shape: tuple[int, int, int]
+    image_shape: tuple[Side, Side, Annotated[int, Field(ge=1, le=MAX_CHANNELS)]]
     class_names: tuple[str, ...]
     target_names: tuple[str, ...]
     ignored: dict[str, int]
@@ -52,6 +57,16 @@ class Manifest(Record):
     shards: tuple[Shard, ...]
     """Ordered by split and number."""
     provenance: dict[str, str]
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        if not len(self.mean) == len(self.std) == self.image_shape[2]:
+            raise ValueError(f"{len(self.mean)} means and {len(self.std)} deviations of {self.image_shape[2]} channels")
+        for split in SPLITS:
+            counts = self.class_counts.get(split, ())
+            if len(counts) != len(self.class_names) or sum(counts) != self.num_samples(split):
+                raise ValueError(f"the classes of {split} do not add up to its {self.num_samples(split)} samples")
+        return self
 
     def of_split(self, split: SplitName) -> tuple[Shard, ...]:
         """The shards of one split that hold samples, in order."""
@@ -142,6 +157,10 @@ def read(path: Path) -> Manifest:
     Raises:
         DamagedError: The manifest is missing or inconsistent, or a file is missing, linked or of another size.
     """
+    # A link could lead anywhere, and the store never writes one.
+    for name in (MANIFEST, REJECTED, *SPLITS):
+        if (path / name).is_symlink():
+            raise DamagedError(f"{name} is a link")
     try:
         manifest = Manifest.model_validate_json((path / MANIFEST).read_bytes())
     except OSError as error:
@@ -165,7 +184,6 @@ def _check_size(path: Path, file: ShardFile) -> None:
         status = shard.lstat()
     except OSError as error:
         raise DamagedError(f"{file.name} is missing") from error
-    # A link could lead anywhere, and the store never writes one.
     if not stat.S_ISREG(status.st_mode):
         raise DamagedError(f"{file.name} is not a file")
     if status.st_size != file.num_bytes:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
+from pydantic import Field, NonNegativeInt
 
 from tasks.data import moments
 from tasks.data.listing import Origin, SplitName
@@ -50,7 +50,7 @@ class ShardFile(Record):
     """One file of a shard."""
 
     name: Annotated[str, Field(pattern=FILE_PATTERN)]
-    num_bytes: int
+    num_bytes: NonNegativeInt
     sha256: str
 
 
@@ -67,8 +67,8 @@ class Shard(Record):
     """One shard, as the manifest lists it. Of a chunk without a single good sample it has no files."""
 
     split: SplitName
-    number: int
-    num_samples: int
+    number: NonNegativeInt
+    num_samples: NonNegativeInt
     files: tuple[ShardFile, ...]
 
     def file(self, kind: str) -> ShardFile | None:

@@ -9,14 +9,15 @@ import mmap
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tasks.data import manifest
 from tasks.data.listing import SplitName
-from tasks.errors import RunError
+from tasks.data.shard import Shard
+from tasks.errors import RunError, one_line
 from tasks.records import PreparedSet
 
 # Shape suffixes: N samples, H height, W width, C channels, T targets.
@@ -141,16 +142,39 @@ def open_split(prepared: PreparedSet, split: SplitName) -> Split:
     except manifest.DamagedError as error:
         raise RunError(f"prepared set {path}: {error}; run again, and it will be prepared anew") from error
 
-    def load(kind: str, mode: Literal["r"] | None) -> list[Any]:
-        files = (shard.file(kind) for shard in facts.of_split(split))
-        return [np.load(path / file.name, mmap_mode=mode, allow_pickle=False) for file in files if file is not None]
+    def load(kind: str, dtype: type[np.generic], shape: tuple[int, ...]) -> list[Any]:
+        return [_load(path, shard, kind, dtype, shape) for shard in facts.of_split(split)]
 
     num_targets = len(facts.target_names)
     no_targets = np.empty((0, num_targets), dtype=np.float32)
-    return Split(
-        name=split,
-        images=load("images", "r"),
-        labels_N=np.concatenate([np.empty(0, dtype=np.int64), *load("labels", None)]),
-        targets_NT=np.concatenate([no_targets, *load("targets", None)]) if num_targets else None,
-        image_shape=facts.image_shape,
-    )
+    try:
+        labels_N = np.concatenate([np.empty(0, dtype=np.int64), *load("labels", np.int64, ())])
+        if labels_N.size and not 0 <= labels_N.min() <= labels_N.max() < len(facts.class_names):
+            raise manifest.DamagedError(f"a label of {split} is outside of its {len(facts.class_names)} classes")
+        return Split(
+            name=split,
+            images=load("images", np.uint8, facts.image_shape),
+            labels_N=labels_N,
+            targets_NT=np.concatenate([no_targets, *load("targets", np.float32, (num_targets,))])
+            if num_targets
+            else None,
+            image_shape=facts.image_shape,
+        )
+    except manifest.DamagedError as error:
+        raise RunError(f"prepared set {path}: {error}; remove the set, and it will be prepared anew") from error
+
+
+def _load(path: Path, shard: Shard, kind: str, dtype: type[np.generic], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """An array of a shard, as a memory map: numbers alone, and what the manifest says."""
+    file = shard.file(kind)
+    if file is None:
+        raise manifest.DamagedError(f"shard {shard.number} of {shard.split} has no {kind}")
+    try:
+        array: npt.NDArray[Any] = np.load(path / file.name, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise manifest.DamagedError(f"{file.name} is no array of numbers ({one_line(error)[:200]})") from error
+    if array.dtype != dtype or array.shape != (shard.num_samples, *shape):
+        raise manifest.DamagedError(
+            f"{file.name} holds {array.dtype} {array.shape}, not {np.dtype(dtype)} {(shard.num_samples, *shape)}"
+        )
+    return array

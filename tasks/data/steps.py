@@ -11,9 +11,11 @@ from conf.schema import Data
 from tasks.data import graph, source
 from tasks.display import progress_of_samples
 from tasks.records import PreparedSet
+from tasks.redact import discreet
 
 
 @task(name="prepare", cache_policy=NO_CACHE)
+@discreet
 def prepare(data: Data, home: str, address: str) -> PreparedSet:
     """Prepare the data on Dask, or find it prepared.
 

@@ -9,9 +9,11 @@ from prefect.cache_policies import NO_CACHE
 
 from tasks.evaluate.metrics import evaluate_predictions, read_test_split
 from tasks.records import EvaluateResult, PreparedSet, TrainResult
+from tasks.redact import discreet
 
 
 @task(name="evaluate", cache_policy=NO_CACHE)
+@discreet
 def evaluate(train: TrainResult, prepared: PreparedSet) -> EvaluateResult:
     """Measure the quality of the ranks' predictions on the test split.
 

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from tasks.bundle import WEIGHTS, read_facts
+from tasks.bundle import WEIGHTS, read_model
 from tasks.errors import InputError, one_line
 from tasks.model.networks import build_network
 from tasks.records import ModelFacts
 
 
-def open_trained(directory: Path) -> tuple[nn.Module, ModelFacts]:
+def open_trained(directory: Path, digest: str) -> tuple[nn.Module, ModelFacts]:
     """The network with its weights, on the CPU in float32 and in evaluation mode, and what it is.
 
+    Args:
+        directory: of the model.
+        digest: that it must have, see `tasks.bundle.digest_of`.
+
     Raises:
-        InputError: as `tasks.bundle.read_facts`, or the weights do not fit the description.
+        InputError: as `tasks.bundle.read_model`, or the weights do not fit the description.
     """
-    facts = read_facts(directory)
+    facts, weights = read_model(directory, digest)
     network = build_network(facts.model, facts.image_shape, len(facts.class_names), len(facts.target_names))
     try:
-        network.load_state_dict(torch.load(directory / WEIGHTS, map_location="cpu", weights_only=True))
-    except (RuntimeError, pickle.UnpicklingError, AttributeError, TypeError, EOFError, KeyError, ValueError) as error:
+        network.load_state_dict(torch.load(io.BytesIO(weights), map_location="cpu", weights_only=True))
+    except pickle.UnpicklingError:  # whose words advise to load it all the same
+        raise InputError(f"{directory / WEIGHTS}: holds more than tensors; nothing of it was executed") from None
+    except (RuntimeError, AttributeError, TypeError, EOFError, KeyError, ValueError) as error:
         reason = one_line(error)[:200]
         raise InputError(f"{directory / WEIGHTS}: not the weights of the model beside it ({reason})") from error
     return network.eval(), facts

@@ -6,6 +6,7 @@ Shapes: N samples, H height, W width, C channels, K classes, T regression target
 from __future__ import annotations
 
 import fcntl
+import os
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +22,7 @@ from tasks.data.loading.batch import Normalise, laid_out
 from tasks.model.fold import fold_batch_norm
 from tasks.model.trained import open_trained
 from tasks.predict.job import Parity, Settings
+from tasks.private import private_directory
 from tasks.train.precision import AUTOCAST_DTYPES, prepare_network
 
 Predicted = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32] | None]
@@ -53,7 +55,7 @@ class Predictor:
 
     def __init__(self, settings: Settings, *, plain: bool = False) -> None:
         torch.set_num_threads(settings.num_threads)
-        network, self.facts = open_trained(Path(settings.model_directory))
+        network, self.facts = open_trained(Path(settings.model_directory), settings.model_digest)
         self._device = torch.device("cuda", 0) if settings.gpu else torch.device("cpu")
         self._channels_last = not plain
         self._dtype = torch.float32 if plain else _dtype(settings)
@@ -106,8 +108,13 @@ def parity(settings: Settings, pixels_NHWC: npt.NDArray[np.uint8]) -> Parity:
 
 
 def _package(settings: Settings, directory: Path) -> Path:
-    """The compiled model for this kind of CPU; made by the first who asks, while others wait."""
-    directory.mkdir(parents=True, exist_ok=True)
+    """The compiled model for this kind of CPU; made by the first who asks, while others wait.
+
+    A package is a library that is loaded, so it lies where this user alone can write; so does what torch keeps while it
+    compiles, for which it would take a directory in /tmp of a name that anybody can guess.
+    """
+    directory = private_directory(directory)
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(directory / "compiler"))
     path = directory / f"{cpu_kind()}.pt2"
     with (directory / f"{cpu_kind()}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -13,6 +13,7 @@ from tasks.predict.graph import parity_on_worker, predict_parts
 from tasks.predict.job import Parity, Part, PartRecord, Settings
 from tasks.predict.part import finished
 from tasks.records import Record
+from tasks.redact import discreet
 
 MIN_AGREEMENT = 0.99
 NUM_PARITY = 256
@@ -32,6 +33,7 @@ class Predicted(Record):
 
 
 @task(name="predict", cache_policy=NO_CACHE)
+@discreet
 def predict(parts: list[Part], settings: Settings, address: str) -> Predicted:
     """Predict the parts that are not there yet, once the model as it is executed has been held against the plain one.
 

@@ -8,10 +8,12 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.records import SpeedupResult, TrainResult
+from tasks.redact import discreet
 from tasks.speedup.verdict import speedup_result
 
 
 @task(name="account", cache_policy=NO_CACHE)
+@discreet
 def account(train: TrainResult, num_cores: int | None = None) -> SpeedupResult:
     """Judge how much faster the run was than its baseline, and why.
 

@@ -20,6 +20,7 @@ from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 from mlflow.tracking import MlflowClient
 
 from tasks.records import KeptMetric
+from tasks.redact import redact
 
 MAX_BATCH = 500
 GATHER_SECONDS = 1.0
@@ -127,7 +128,7 @@ class MetricsWriter:
 
 def _say(sentence: str) -> None:
     with suppress(OSError):  # the log's disk may be full
-        print(sentence, file=sys.stderr)  # noqa: T201
+        print(redact(sentence), file=sys.stderr)  # noqa: T201
 
 
 class _LoadMonitor(SystemMetricsMonitor):

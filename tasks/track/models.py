@@ -19,7 +19,9 @@ from tasks.track.store import existing_client
 
 DIGEST_TAG = "paceline.model_digest"
 """Of a run: the digest of the model that it logged, description and weights."""
+RECORDED = ("runs:/", "models:/")
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def fetch_model(tracking_uri: str, reference: str, home: Path) -> tuple[Path, ModelFacts]:
@@ -27,17 +29,18 @@ def fetch_model(tracking_uri: str, reference: str, home: Path) -> tuple[Path, Mo
 
     Args:
         tracking_uri: the MLflow store.
-        reference: `runs:/RUN_ID/model`, `models:/NAME/VERSION`, `models:/NAME@ALIAS`, a run's id, or a directory.
+        reference: `runs:/RUN_ID/model`, `models:/NAME/VERSION`, `models:/NAME@ALIAS`, a run's id, or a directory. What
+            reads as a name is never a directory, or one that lies in the right place could pass for a recorded model.
         home: state directory; fetched models are kept below it, by the digest of the model.
 
     Raises:
         InputError: there is no such model, or it is not as its run recorded it.
     """
-    if (Path(reference) / FACTS).is_file():
-        directory = Path(reference).absolute()
-        return directory, read_facts(directory)
     uri = f"runs:/{reference}/model" if _RUN_ID.fullmatch(reference) else reference
-    if not uri.startswith(("runs:/", "models:/")):
+    if not uri.startswith(RECORDED):
+        if (Path(reference) / FACTS).is_file():
+            directory = Path(reference).absolute()
+            return directory, read_facts(directory)
         raise InputError(
             f"{reference} is no model; give a run's id, runs:/RUN_ID/model, models:/NAME@ALIAS, models:/NAME/VERSION "
             f"or a directory that holds {FACTS} and {WEIGHTS}"
@@ -46,20 +49,24 @@ def fetch_model(tracking_uri: str, reference: str, home: Path) -> tuple[Path, Mo
     models.mkdir(parents=True, exist_ok=True)
     try:
         place, recorded = _resolved(client, uri)
-        facts = _kept(models / recorded, recorded) if recorded is not None else None
-        facts = facts or _fetched(tracking_uri, place, recorded, models)
+        facts = _kept(models / recorded, recorded) or _fetched(tracking_uri, place, recorded, models)
     except (MlflowException, OSError) as error:
         reason = redact(one_line(error))[:200]
         raise InputError(f"{reference}: no such model in {redact(tracking_uri)} ({reason})") from error
     return models / digest_of(facts), facts
 
 
-def _fetched(tracking_uri: str, place: str, recorded: str | None, models: Path) -> ModelFacts:
+def is_recorded(reference: str) -> bool:
+    """Whether a model is held against what a run recorded of it; one in a directory is what its owner says it is."""
+    return reference.startswith(RECORDED) or _RUN_ID.fullmatch(reference) is not None
+
+
+def _fetched(tracking_uri: str, place: str, recorded: str, models: Path) -> ModelFacts:
     with tempfile.TemporaryDirectory(dir=models, prefix=".") as temporary:
         found = Path(mlflow.artifacts.download_artifacts(place, dst_path=temporary, tracking_uri=tracking_uri))
         facts = read_facts(found)
         digest = digest_of(facts)
-        if recorded is not None and recorded != digest:
+        if recorded != digest:
             raise InputError(
                 f"{place}: the model's digest is {digest[:12]}..., and its run recorded {recorded[:12]}...; "
                 "it was changed after the training"
@@ -82,11 +89,14 @@ def _kept(directory: Path, digest: str) -> ModelFacts | None:
     return facts if digest_of(facts) == digest else None
 
 
-def _resolved(client: MlflowClient, uri: str) -> tuple[str, str | None]:
-    """Where a model's files are, and the digest that its run recorded of them; None where no run did.
+def _resolved(client: MlflowClient, uri: str) -> tuple[str, str]:
+    """Where a model's files are, and the digest that its run recorded of them.
 
     The registry is asked here: MLflow's own download looks for models:/ in another store than the one it is given
     (3.18), unless the environment names it.
+
+    Raises:
+        InputError: no run of ours has made it.
     """
     if uri.startswith("runs:/"):
         place, run_id = uri, uri.removeprefix("runs:/").partition("/")[0]
@@ -98,5 +108,10 @@ def _resolved(client: MlflowClient, uri: str) -> tuple[str, str | None]:
             name, _, version = name.rpartition("/")
             found = client.get_model_version(name, version)
         place, run_id = client.get_model_version_download_uri(found.name, found.version), found.run_id or ""
-    digest: str | None = client.get_run(run_id).data.tags.get(DIGEST_TAG) if run_id else None
+    digest = client.get_run(run_id).data.tags.get(DIGEST_TAG, "") if run_id else ""
+    if not _DIGEST.fullmatch(digest):
+        raise InputError(
+            f"{uri}: no run has recorded what this model is, so that nothing tells whether it was changed; "
+            "predict with a model that paceline has trained, or fetch it and give its directory, if you trust it"
+        )
     return place, digest

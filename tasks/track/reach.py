@@ -6,10 +6,35 @@ import urllib.error
 import urllib.request
 from urllib.parse import urlparse
 
+from conf.credentials import holds_credential
 from tasks.errors import InputError
 from tasks.redact import redact
 
 REACH_SECONDS = 5
+
+
+def check_address(variable: str, address: str, remedy: str) -> None:
+    """Refuse a server's address that holds a password: it would be in every record that says where a run is kept.
+
+    Raises:
+        InputError: as it says.
+    """
+    if holds_credential(address):
+        raise InputError(
+            f"{variable}={redact(address)} holds a credential, and where a run is kept is stored and shown; {remedy}"
+        )
+
+
+def check_tracking_uri(tracking_uri: str) -> None:
+    """The same for a store's.
+
+    Raises:
+        InputError: as it says.
+    """
+    remedy = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead"
+    if not tracking_uri.startswith("http"):
+        remedy = "give the database's client the password by its own means, such as PGPASSWORD or ~/.pgpass"
+    check_address("MLFLOW_TRACKING_URI", tracking_uri, remedy)
 
 
 def check_reachable(tracking_uri: str) -> None:
@@ -18,6 +43,7 @@ def check_reachable(tracking_uri: str) -> None:
     Raises:
         InputError: as it says.
     """
+    check_tracking_uri(tracking_uri)
     scheme = urlparse(tracking_uri).scheme
     if scheme in ("", "file"):
         raise InputError(
@@ -33,6 +59,6 @@ def check_reachable(tracking_uri: str) -> None:
         return
     except (OSError, ValueError) as error:
         raise InputError(
-            f"MLFLOW_TRACKING_URI={redact(tracking_uri)} does not answer within {REACH_SECONDS} s ({error}); "
+            f"MLFLOW_TRACKING_URI={tracking_uri} does not answer within {REACH_SECONDS} s ({error}); "
             "start the server (mlflow server) or unset the variable"
         ) from error

@@ -21,7 +21,7 @@ from conf.load import flatten
 from conf.schema import Config
 from tasks.errors import InputError
 from tasks.records import PreparedSet, Record
-from tasks.redact import redact
+from tasks.redact import redact, redacted
 from tasks.track.reach import check_reachable
 from tasks.track.store import sqlite_path
 
@@ -40,6 +40,8 @@ DISTURBED_TAG = "paceline.disturbed"
 STUDY_ARTIFACT = "study_request.json"
 PARENT_TAG = "mlflow.parentRunId"
 MAX_PARAM_CHARACTERS = 6000
+TEXT_FILES = (".txt", ".jsonl")
+"""Suffixes of files that others have written: logs, reasons why samples were rejected."""
 
 
 class RunHandle(Record):
@@ -139,11 +141,13 @@ def log_facts(handle: RunHandle, metrics: dict[str, float | None], tags: dict[st
 def log_document(handle: RunHandle, name: str, content: dict[str, Any] | str | bytes | Path) -> None:
     """Store an artifact: JSON from a dict, text, bytes, or an existing file; `name` may hold folders.
 
-    Credentials are taken out of dicts and texts.
+    Credentials are taken out of dicts and texts, those in files of text included.
     """
+    if isinstance(content, Path) and content.suffix in TEXT_FILES:
+        content = content.read_text(encoding="utf-8", errors="replace")
     if isinstance(content, dict):
-        content = json.dumps(content, indent=2)
-    if isinstance(content, str):
+        content = json.dumps(redacted(content), indent=2).encode()
+    elif isinstance(content, str):
         content = redact(content).encode()
     with tempfile.TemporaryDirectory() as directory:
         target = Path(directory) / Path(name).name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,26 @@ import torch
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 
 from tasks.durable import write_durably
+from tasks.errors import RunError
 from tasks.train.checkpoint import digest_path
 
 NUM_KEPT = 2
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Read a checkpoint to the CPU; refuses anything but tensors and plain types."""
-    checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    """Read a checkpoint to the CPU.
+
+    Raises:
+        RunError: it holds anything but tensors and plain types, or is no checkpoint. None of it was executed.
+    """
+    try:
+        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, TypeError, AttributeError, KeyError, ValueError):
+        # Torch's own words advise to load it all the same.
+        raise RunError(
+            f"{path} is no checkpoint of tensors and plain types; nothing of it was executed; remove it, and training "
+            "goes on from the one before"
+        ) from None
     return checkpoint
 
 

@@ -5,6 +5,7 @@ Everything works on one rank too, where each collective is the identity.
 
 from __future__ import annotations
 
+import socket
 from datetime import timedelta
 from typing import Any
 
@@ -82,13 +83,29 @@ def join(spec: RankSpec, device: torch.device) -> None:
     """Join the process group; nothing to do for one rank."""
     if spec.world_size == 1:
         return
+    timeout = timedelta(seconds=GROUP_SECONDS)
+    store = distributed.TCPStore(  # type: ignore[attr-defined]  # stubs do not export it
+        spec.master_address,
+        spec.master_port,
+        spec.world_size,
+        is_master=spec.rank == 0,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=_listen(spec) if spec.rank == 0 else None,
+    )
     distributed.init_process_group(
         backend="gloo" if device.type == "cpu" else "nccl",
-        init_method=f"tcp://{spec.master_address}:{spec.master_port}",
+        store=store,
         rank=spec.rank,
         world_size=spec.world_size,
-        timeout=timedelta(seconds=GROUP_SECONDS),
+        timeout=timeout,
     )
+
+
+def _listen(spec: RankSpec) -> int:
+    """Descriptor of a socket on the group's own address: torch would listen on all of the host's."""
+    family = socket.AF_INET6 if ":" in spec.master_address else socket.AF_INET
+    return socket.create_server((spec.master_address, spec.master_port), family=family, backlog=1024).detach()
 
 
 def check_agreement(spec: RankSpec, facts: dict[str, Any], same: tuple[str, ...], unique: tuple[str, ...]) -> None:

@@ -3,6 +3,9 @@
 The supervisor takes the lock and the rank inherits it, so a device is not free while either of them lives, and needs
 nobody to free it. The file's content says to people who the owner is. Knows nothing of clusters: two that share a host
 respect each other.
+
+The directory is everybody's, so whatever lies in it may be a trap: links are not followed, and what is read there is
+only ever shown. Another user can keep a device by it, and nothing else.
 """
 
 from __future__ import annotations
@@ -12,20 +15,25 @@ import fcntl
 import os
 import re
 import socket
+import stat
 import time
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
+from tasks.errors import RunError
 from tasks.records import Record
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=255)]
 
 
 class Owner(Record):
     """Who uses a device."""
 
-    run_id: str
+    run_id: Name
     rank: int
-    host: str
+    host: Name
     pid: int
     """Of the Dask worker that supervises the rank."""
     since: float
@@ -41,9 +49,7 @@ class Lease:
     """
 
     def __init__(self, directory: Path, device: str) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(PermissionError):  # it is another user's, who has opened it already
-            directory.chmod(0o1777)
+        _make_for_all(directory)
         self._path = directory / (re.sub(r"[^\w.-]", "_", device) + ".lease")
         self._file: int | None = None
 
@@ -86,9 +92,8 @@ class Lease:
 
     def owner(self) -> Owner | None:
         """Who has the device now; None when it is free."""
-        try:
-            file = self._open()
-        except FileNotFoundError:
+        file = self._open_if_there()
+        if file is None:
             return None
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -101,18 +106,56 @@ class Lease:
         finally:
             os.close(file)
 
-    def _open(self) -> int:
-        """The file's descriptor.
+    def _open_if_there(self) -> int | None:
+        """The file's descriptor; None if nobody has the device.
 
         Raises:
-            FileNotFoundError: nobody has the device.
+            RunError: it is a trap, or kept from this user.
         """
-        # Without O_CREAT: in a directory for all, kernels refuse it for another user's file (fs.protected_regular).
-        return os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            # Without O_CREAT: in a directory for all, kernels refuse it for another user's file (fs.protected_regular).
+            file = os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._unusable(error.strerror) from error
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+            os.close(file)
+            raise self._unusable("it is a link to something else, or no file")
+        return file
 
     def _open_or_make(self) -> int:
-        with contextlib.suppress(FileNotFoundError):
-            return self._open()
-        file = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666)
+        found = self._open_if_there()
+        if found is not None:
+            return found
+        try:
+            file = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666)
+        except PermissionError as error:
+            raise self._unusable(error.strerror) from error
         os.fchmod(file, 0o666)  # whatever the umask: other users' trainings must see it
         return file
+
+    def _unusable(self, reason: str | None) -> RunError:
+        return RunError(
+            f"{self._path} is no lease that this user can take ({reason}); have its owner or an administrator remove it"
+        )
+
+
+def _make_for_all(directory: Path) -> None:
+    """Make the directory where all users of the host leave their leases, and none removes another's.
+
+    Raises:
+        RunError: what is there is no directory.
+    """
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir()
+    except FileExistsError:
+        if directory.is_symlink() or not directory.is_dir():
+            raise RunError(
+                f"PACELINE_LEASES={directory} is no directory of its own; remove what is there, or name another, "
+                "the same for all who share the devices"
+            ) from None
+    else:
+        directory.chmod(0o1777)

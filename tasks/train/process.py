@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from tasks.cluster.hardware import cpu_kind
+from tasks.private import private_directory
 from tasks.records import RankSpec
 from tasks.train.launch import rank_command, rank_environment
 from tasks.train.lease import Lease
@@ -47,7 +48,8 @@ def start_rank(spec: RankSpec, spec_path: Path, lease: Lease, pulse: PulseReader
     """Start a rank, in a process that was kept ready for it if there is one."""
     environment = rank_environment(os.environ, spec.plan.num_threads, spec.interface, spec.devices)
     own = {
-        "TORCHINDUCTOR_CACHE_DIR": f"{spec.compile_cache}/{cpu_kind()}",  # by which torch tells none apart
+        # Torch tells no CPUs apart.
+        "TORCHINDUCTOR_CACHE_DIR": str(private_directory(Path(spec.compile_cache)) / cpu_kind()),
         "PACELINE_SPAWNED_AT": repr(time.monotonic()),  # one clock for all processes of a host
         PARENT: str(os.getpid()),
     }

@@ -13,11 +13,13 @@ from prefect.cache_policies import NO_CACHE
 
 from tasks.display import progress_bar
 from tasks.records import Choice, MeasureResult, TrainResult
+from tasks.redact import discreet
 from tasks.train.checkpoint import newest_verified
 from tasks.train.coordinate import TrainJob, measure_group, train_group
 
 
 @task(name="train", cache_policy=NO_CACHE)
+@discreet
 def train(job: TrainJob, address: str) -> TrainResult:
     """Train on the cluster, one process per rank.
 
@@ -73,6 +75,7 @@ def _tell_choices(choices: Mapping[str, Choice]) -> None:
 
 
 @task(name="measure", cache_policy=NO_CACHE)
+@discreet
 def measure(job: TrainJob, address: str) -> MeasureResult:
     """Measure on the cluster, one process per rank, and train nothing.
 

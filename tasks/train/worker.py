@@ -47,6 +47,7 @@ from tasks.records import (  # noqa: E402
     Search,
     TrainResult,
 )
+from tasks.redact import redact, redact_logs  # noqa: E402
 from tasks.speedup.choice import choose  # noqa: E402
 from tasks.speedup.energy import EnergyMeter  # noqa: E402
 from tasks.speedup.validity import ValidityWatch  # noqa: E402
@@ -387,6 +388,7 @@ def main(spec_path: str) -> int:
     """Run the rank of a spec; 0 when it has written its result."""
     gc.freeze()  # nor will later looks go through it again
     gc.enable()
+    redact_logs()
     faulthandler.enable()  # a crash in a library's native code leaves the Python stack in the log
     die_with_supervisor()
     pulse = Pulse()
@@ -403,14 +405,14 @@ def main(spec_path: str) -> int:
     except BaseException as error:  # noqa: BLE001  whatever ends a rank is reported, with its traceback
         facts = {
             "rank": spec.rank,
-            "message": f"{type(error).__name__}: {error}",
-            "traceback": traceback.format_exc(),
+            "message": redact(f"{type(error).__name__}: {error}"),
+            "traceback": redact(traceback.format_exc()),
             "time": time.time(),
             "final": isinstance(error, PacelineError),
         }
         pulse.last_words(facts)
         with suppress(OSError):  # the log's disk may be what is full
-            traceback.print_exc()
+            print(facts["traceback"], file=sys.stderr)  # noqa: T201  the log of the rank
         return 1
     return 0
 

@@ -4,22 +4,27 @@ import json
 import pickle
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from PIL import Image
 
 from conf.site import Site
 from flows.predict import PredictRequest, clear_predict
-from tasks.bundle import read_facts
+from tasks.bundle import digest_of, read_facts
 from tasks.durable import sha256_of
 from tasks.errors import InputError
+from tasks.model.trained import open_trained
 from tasks.predict.job import Settings
 from tasks.predict.predictor import Predictor
+from tasks.track.models import fetch_model
+from tasks.track.store import local_path
 from tests.pictures import make_pictures
 
 SMALL = ["data.image_size=32", "model.width=8", "recipe.num_epochs=4", "speedup.baseline=none"]
@@ -170,6 +175,89 @@ def test_a_model_by_its_alias_and_one_that_was_changed(call, trained, tmp_path):
     assert "the file is damaged or was changed" in said
 
 
+@pytest.fixture
+def recorded(trained, tmp_path):
+    """The artifacts of the run as they lie in the store, put back afterwards; and where fetched models are kept."""
+    run = MlflowClient(Site().tracking_uri).get_run(trained[0])
+    place = local_path(run.info.artifact_uri)
+    shutil.copytree(place, tmp_path / "before")
+    yield place, tmp_path / "home"
+    shutil.rmtree(place)
+    shutil.copytree(tmp_path / "before", place)
+
+
+def _rename_a_class(model):
+    facts = json.loads((model / "model.json").read_text())
+    facts["class_names"] = facts["class_names"][::-1]
+    (model / "model.json").write_text(json.dumps(facts))
+
+
+def _other_weights(model):
+    """Of another network that fits, with a description that says so."""
+    weights = torch.load(model / "weights.pt", weights_only=True)
+    torch.save({name: tensor * 0 for name, tensor in weights.items()}, model / "weights.pt")
+    facts = json.loads((model / "model.json").read_text())
+    facts["weights_sha256"] = sha256_of(model / "weights.pt")
+    (model / "model.json").write_text(json.dumps(facts))
+
+
+@pytest.mark.parametrize(
+    ("tamper", "expected"),
+    [
+        (lambda model: (model / "weights.pt").write_bytes(b"x"), "weights.pt: sha256 is .* was changed"),
+        (_rename_a_class, "it was changed after the training"),
+        (_other_weights, "it was changed after the training"),
+        (lambda model: (model / "model.json").unlink(), "no model there"),
+    ],
+)
+def test_a_model_that_was_changed_in_the_store_is_refused_by_run_and_by_name(trained, recorded, tamper, expected):
+    place, home = recorded
+    registry = MlflowClient(Site().tracking_uri, Site().tracking_uri)
+    with suppress(MlflowException):
+        registry.create_registered_model("changed")
+    version = registry.create_model_version("changed", f"runs:/{trained[0]}/model", trained[0]).version
+    tamper(place / "model")
+    for reference in (trained[0], f"runs:/{trained[0]}/model", f"models:/changed/{version}"):
+        with pytest.raises(InputError, match=expected):
+            fetch_model(Site().tracking_uri, reference, home)
+        assert not [path for path in (home / "models").iterdir() if not path.name.startswith(".")]
+
+
+def test_what_lies_beside_a_model_is_not_executed(trained, recorded):
+    place, home = recorded
+    (place / "config.yaml").write_text("!!python/object/apply:os.mkdir [pwned]")
+    flavor = "flavors: {python_function: {loader_module: pwned}}\n"
+    (place / "model" / "MLmodel").write_text(flavor)
+    (place / "model" / "pwned.py").write_text(f"open({str(home / 'pwned')!r}, 'w')")
+    directory, facts = fetch_model(Site().tracking_uri, trained[0], home)
+    network, _ = open_trained(directory, digest_of(facts))
+    assert isinstance(network, torch.nn.Module)
+    with pytest.raises(InputError, match=r"expected is 0000"):
+        open_trained(directory, "0" * 64)
+    assert not (home / "pwned").exists()
+
+
+def test_a_version_that_no_run_vouches_for_is_refused_and_a_directory_does_not_pass_for_a_name(
+    trained, recorded, monkeypatch, tmp_path
+):
+    place, home = recorded
+    uri = Site().tracking_uri
+    registry = MlflowClient(uri, uri)
+    with suppress(MlflowException):
+        registry.create_registered_model("foreign")
+    foreign = registry.create_model_version("foreign", str(place / "model")).version
+    with pytest.raises(InputError, match="no run has recorded what this model is"):
+        fetch_model(uri, f"models:/foreign/{foreign}", home)
+    monkeypatch.chdir(tmp_path)
+    for name in (trained[0], "models:/foreign@champion"):
+        shutil.copytree(place / "model", tmp_path / name)
+        _other_weights(tmp_path / name)
+    directory, facts = fetch_model(uri, trained[0], home)
+    assert directory == home / "models" / digest_of(facts), "of the run, whatever lies here under its name"
+    with pytest.raises(InputError, match="no such model"):
+        fetch_model(uri, "models:/foreign@champion", home)
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -199,16 +287,15 @@ def test_code_in_a_file_of_weights_is_not_executed(trained, tmp_path):
     torch.save({"features.0.weight": Evil()}, directory / "weights.pt", pickle_module=pickle)
     facts["weights_sha256"] = sha256_of(directory / "weights.pt")
     (directory / "model.json").write_text(json.dumps(facts))
-    read_facts(directory)
     settings = Settings(
         model_directory=str(directory),
-        model_digest="",
+        model_digest=digest_of(read_facts(directory)),
         precision="32-true",
         gpu=False,
         num_threads=1,
         batch_size=8,
     )
-    with pytest.raises(InputError, match="not the weights of the model beside it"):
+    with pytest.raises(InputError, match="holds more than tensors; nothing of it was executed"):
         Predictor(settings)
     assert not (tmp_path / "pwned").exists()
 
@@ -218,7 +305,12 @@ def test_a_model_compiled_ahead_says_the_same_also_of_a_ragged_batch(trained, tm
     client = MlflowClient(Site().tracking_uri)
     directory = Path(client.download_artifacts(trained[0], "model", str(tmp_path)))
     settings = Settings(
-        model_directory=str(directory), model_digest="", precision="32-true", gpu=False, num_threads=1, batch_size=8
+        model_directory=str(directory),
+        model_digest=digest_of(read_facts(directory)),
+        precision="32-true",
+        gpu=False,
+        num_threads=1,
+        batch_size=8,
     )
     pixels_NHWC = np.random.default_rng(0).integers(0, 256, (19, 32, 32, 3), dtype=np.uint8)
     ours, _ = Predictor(settings.model_copy(update={"compiled": str(tmp_path / "compiled")}))(pixels_NHWC)

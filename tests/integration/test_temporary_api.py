@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 
 import psutil
@@ -53,6 +54,8 @@ def test_it_answers_until_its_command_ends(command):
     process, api = command("used")
     url = process.stdout.readline().strip()
     assert urllib.request.urlopen(f"{url}/health", timeout=10).read() == b"true"
+    with pytest.raises(urllib.error.HTTPError, match="401"):  # other users of the host reach its port
+        urllib.request.urlopen(f"{url}/admin/version", timeout=10)
     process.communicate()  # its stdin ends, and so does it
     assert process.returncode == 0
     assert ended(api)

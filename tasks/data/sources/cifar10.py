@@ -1,7 +1,8 @@
 """The official CIFAR-10 archives (Krizhevsky 2009), python or binary, packed or unpacked; or class-named folders.
 
-Source of the formats and checksums: https://www.cs.toronto.edu/~kriz/cifar.html. The python batches are pickles: they
-are checked against their checksums and read by an unpickler that can build nothing but plain types and arrays.
+Source of the formats and checksums: https://www.cs.toronto.edu/~kriz/cifar.html. The python batches are pickles: the
+very bytes that are read are checked against the official checksum, and then read by an unpickler that can build nothing
+but plain types and arrays. Neither alone would do: numpy's own pickles can be made to crash it, or worse.
 """
 
 from __future__ import annotations
@@ -112,13 +113,14 @@ def check_archive(root: str, place: str) -> None:
             raise InputError(f"data.root={root}: {name} is missing; unpack the archive again")
         if binary:
             _check_binary(root, name, filesystem.size(file), BINARY_BATCH_BYTES)
-        else:
-            _check_md5(root, name, filesystem, file)
 
 
 def _check_md5(root: str, name: str, filesystem: Any, path: str) -> None:
     with filesystem.open(path, "rb") as stream:
-        found = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        _compare(root, name, hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest())
+
+
+def _compare(root: str, name: str, found: str) -> None:
     if found != MD5[name]:
         raise InputError(
             f"data.root={root}: {name} has md5 {found}, the official file has {MD5[name]}; "
@@ -155,7 +157,8 @@ def read_batch(place: str, name: str) -> Batch:
     if filesystem.isfile(path):
         return _unpack(place)[name]
     binary = filesystem.exists(f"{path}/{name}.bin")
-    return _parse(place, name, filesystem.cat_file(f"{path}/{name}.bin" if binary else f"{path}/{name}"))
+    parse = _parse_records if binary else _parse_pickle
+    return _checked(place, name, parse(place, name, filesystem.cat_file(f"{path}/{name}{'.bin' if binary else ''}")))
 
 
 @functools.lru_cache(maxsize=1)
@@ -166,10 +169,12 @@ def _unpack(place: str) -> dict[str, Batch]:
     try:
         with filesystem.open(path, "rb") as stream, tarfile.open(fileobj=stream, mode="r:gz") as archive:
             for member in archive:
-                name = PurePosixPath(member.name).name.removesuffix(".bin")
-                content = archive.extractfile(member) if name in BATCHES else None
+                # By its last name alone, into memory alone: no member can lead anywhere.
+                name, _, suffix = PurePosixPath(member.name).name.partition(".")
+                content = archive.extractfile(member) if name in BATCHES and member.isfile() else None
                 if content is not None:
-                    batches[name] = _parse(place, name, content.read())
+                    parse = _parse_records if suffix == "bin" else _parse_pickle
+                    batches[name] = _checked(place, name, parse(place, name, content.read()))
     except (tarfile.TarError, EOFError, OSError) as error:
         raise InputError(f"data.root={place}: cannot be unpacked ({error}); download it again") from error
     missing = [name for name in BATCHES if name not in batches]
@@ -178,21 +183,23 @@ def _unpack(place: str) -> dict[str, Batch]:
     return batches
 
 
-def _parse(place: str, name: str, content: bytes) -> Batch:
-    if content[:1] == b"\x80":  # every pickle of protocol 2 and above; a binary batch starts with a class below 10
-        pixels, labels = _parse_pickle(place, name, content)
-    else:
-        records = np.frombuffer(content, dtype=np.uint8)
-        if records.size % 3_073:
-            raise InputError(f"data.root={place}: {name} is not a whole number of 3,073-byte records; unpack it again")
-        records = records.reshape(-1, 3_073)
-        pixels, labels = records[:, 1:], records[:, 0].astype(np.int64)
+def _parse_records(place: str, name: str, content: bytes) -> Batch:
+    records = np.frombuffer(content, dtype=np.uint8)
+    if records.size % 3_073:
+        raise InputError(f"data.root={place}: {name} is not a whole number of 3,073-byte records; unpack it again")
+    records = records.reshape(-1, 3_073)
+    return records[:, 1:], records[:, 0].astype(np.int64)
+
+
+def _checked(place: str, name: str, batch: Batch) -> Batch:
+    pixels, labels = batch
     if labels.size and not 0 <= int(labels.min()) <= int(labels.max()) < len(CLASS_NAMES):
         raise InputError(f"data.root={place}: {name} has a class outside 0 to 9; download it again")
     return pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
 
 
 def _parse_pickle(place: str, name: str, content: bytes) -> Batch:
+    _compare(place, name, hashlib.md5(content, usedforsecurity=False).hexdigest())
     try:
         batch = RestrictedUnpickler(io.BytesIO(content), encoding="bytes").load()
         pixels = np.asarray(batch[b"data"], dtype=np.uint8)

@@ -1,7 +1,8 @@
 """Loaded by every Python whose PYTHONPATH names this folder: makes ranks slow, as PLANT says.
 
 PLANT is `input`, `exchange` or a rank such as `rank-1`, and seconds, such as input=0.001: for each sample read, for
-each all-reduce of a step, or for each sample that this one rank trains on. BLIND makes them train on black images.
+each all-reduce of a step, or for each sample that this one rank trains on. BLIND makes them train on black images. LOUD
+makes them log what no library should, and fail with it.
 """
 
 import os
@@ -15,6 +16,21 @@ if "tasks.train.worker" in sys.orig_argv and "BLIND" in os.environ:
     objective.batch_loss = lambda network, batch, recipe: seeing(
         network, batch._replace(images_NCHW=batch.images_NCHW * 0), recipe
     )
+
+if "tasks.train.worker" in sys.orig_argv and "LOUD" in os.environ:
+    import logging
+
+    from tasks.model import objective
+
+    def fail(*_):
+        said = os.environ["LOUD"].format_map(os.environ)
+        logging.getLogger("loud").warning("trying %s", said)
+        try:
+            raise ConnectionRefusedError(said)
+        except ConnectionRefusedError as error:
+            raise ValueError(f"no answer from {said}") from error
+
+    objective.batch_loss = fail
 
 if "tasks.train.worker" in sys.orig_argv and "PLANT" in os.environ:
     where, _, delay = os.environ["PLANT"].partition("=")

@@ -1,9 +1,14 @@
 import pytest
+from distributed import Client
 
 from conf.schema import Cluster
+from conf.site import Site
+from tasks.cluster.address import connect, workers
 from tasks.cluster.demand import Demand
 from tasks.cluster.hardware import usable_cores
 from tasks.cluster.local import local_arguments, local_cuda_arguments, num_local_workers
+from tasks.cluster.open import open_cluster
+from tasks.cluster.tls import local_security
 from tasks.errors import InputError
 from tasks.records import Gpu
 
@@ -27,6 +32,21 @@ def test_dask_cuda_gets_one_worker_of_one_thread_per_gpu_and_no_pool(num_gpus):
         assert arguments["host"] == "127.0.0.1"
     with pytest.raises(InputError, match=f"num_devices={num_gpus + 1} .* has {num_gpus} GPUs"):
         local_cuda_arguments(gpus(num_gpus), demand(num_gpus + 1), None)
+
+
+def test_a_cluster_of_this_host_is_joined_by_this_process_alone():
+    with open_cluster(Cluster(num_workers=1), demand(1, on_gpus=False)) as address:
+        assert address.startswith("tls://127.0.0.1:")
+        with connect(address) as client:
+            assert client.submit(sum, [1, 2]).result(30) == 3
+            for place in (address, *workers(client)):
+                for strange in (None, local_security(Cluster(), Site())):
+                    scheme = place if strange else place.replace("tls://", "tcp://")
+                    with pytest.raises((OSError, TypeError, ValueError)):
+                        Client(scheme, security=strange, timeout=3, set_as_default=False).run(sum, [1])
+        again = address
+    with pytest.raises(InputError, match="PACELINE_TLS"):
+        connect(again).__enter__()
 
 
 def test_without_certificates_there_is_no_tls():

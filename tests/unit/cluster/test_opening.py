@@ -23,12 +23,12 @@ def test_it_ends_once_it_is_released_and_whatever_came_of_its_preparation():
     prepared, others = threading.Event(), workers()
 
     def prepare(address):
-        assert address.startswith("tcp://127.0.0.1:")
+        assert address.startswith("tls://127.0.0.1:")
         prepared.set()
         raise OSError("left to whoever needs it")
 
     opening = Opening(Cluster(num_workers=1), ONE, Site(), prepare)
-    assert opening.address().startswith("tcp://127.0.0.1:")
+    assert opening.address().startswith("tls://127.0.0.1:")
     assert prepared.wait(30)
     assert len(workers() - others) == 1
     opening.release()

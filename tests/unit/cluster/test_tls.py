@@ -31,8 +31,9 @@ def made(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "value"),
     [
-        ({}, "off"),
-        ({"kind": "local_cuda"}, "off"),
+        ({}, "own"),
+        ({"kind": "local_cuda"}, "own"),
+        ({"tls": "off"}, "off"),
         ({"tls": "on"}, "on"),
         ({"kind": "ssh", "hosts": ["a"]}, "on"),
         ({"kind": "ssh", "hosts": ["a"], "tls": "off"}, "off"),

@@ -58,7 +58,7 @@ def test_a_preset_may_be_a_file(tmp_path):
         (["execution.precision=fp8"], "execution.precision='fp8': input should be 'auto', '32-true'"),
         (["recipe.num_epochs"], "is not of the form key=value"),
         (["data.root=/x"], "has no use with source digits"),
-        (["data.source=folder", "data.root=s3://me:hunter2@bucket/x"], "data.root holds a user or password"),
+        (["data.source=folder", "data.root=s3://me:hunter2@bucket/x"], "data.root holds a credential"),
         (["model.name=twohead"], "does not fit data.source=digits"),
         (["recipe.batch_scaling=strong", "recipe.batch_size=100", "execution.num_devices=3"], "use a multiple of 3"),
         (["execution.accelerator=cpu", "execution.precision=16-mixed"], "16-mixed is for GPUs"),

@@ -199,9 +199,9 @@ def write_archive(path: Path, top: str, files: dict[str, bytes]) -> Path:
     return path
 
 
-def accept(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> None:
-    for path in paths:
-        monkeypatch.setitem(cifar10.MD5, path.name, hashlib.md5(path.read_bytes()).hexdigest())
+def accept(monkeypatch: pytest.MonkeyPatch, *paths: Path, **contents: bytes) -> None:
+    for name, content in {**{path.name: path.read_bytes() for path in paths}, **contents}.items():
+        monkeypatch.setitem(cifar10.MD5, name, hashlib.md5(content).hexdigest())
 
 
 @pytest.mark.parametrize("kind", ["python", "binary"])
@@ -215,7 +215,7 @@ def test_cifar10_archives(
     top = "cifar-10-batches-py" if kind == "python" else "cifar-10-batches-bin"
     if packed:
         place = write_archive(tmp_path / f"cifar-10-{kind}.tar.gz", top, files)
-        accept(monkeypatch, place)
+        accept(monkeypatch, place, **files)
     else:
         place = write_tree(tmp_path / top, files)
         monkeypatch.setattr(cifar10, "BINARY_BATCH_BYTES", 10 * 3_073)
@@ -262,6 +262,48 @@ def test_malicious_pickles_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(InputError, match="not allowed"):
         source.list_samples(Data(source="cifar10", root=str(place)))
     assert not (tmp_path / "malice-was-here").exists()
+
+
+def test_a_pickle_is_read_only_if_its_bytes_are_the_official_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(cifar10, "RestrictedUnpickler", lambda *_, **__: read.append("read"))
+    planted = pickle.dumps({b"data": np.zeros((10, 3_072), np.uint8), b"labels": [0] * 10}, protocol=2)
+    monkeypatch.setattr(cifar10, "BINARY_BATCH_BYTES", 10 * 3_073)
+    binary = binary_files(batches(np.random.default_rng(1)))
+    # Of the size of a binary batch, whose checksum nobody has published: a pickle ends where it says.
+    binary["test_batch.bin"] = planted[: 10 * 3_073].ljust(10 * 3_073, b"\0")
+    root = write_tree(tmp_path / "binary", binary)
+    with pytest.raises(InputError, match="class outside 0 to 9"):
+        source.list_samples(Data(source="cifar10", root=str(root)))
+    files = python_files(batches(np.random.default_rng(1)))
+    place = write_tree(tmp_path / "python", files)
+    accept(monkeypatch, *place.iterdir())
+    (place / "data_batch_1").write_bytes(planted)
+    with pytest.raises(InputError, match="data_batch_1 has md5"):
+        source.list_samples(Data(source="cifar10", root=str(place)))
+    assert not read
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
+def test_members_of_an_archive_lead_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: bytes) -> None:
+    place = tmp_path / "cifar-10-binary.tar.gz"
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"\1" * 3_073)
+    with tarfile.open(place, "w:gz") as archive:
+        for name, content in binary_files(batches(np.random.default_rng(1))).items():
+            entry = tarfile.TarInfo(f"../../../{name}")
+            if name == "test_batch.bin":
+                entry.type, entry.linkname = kind, str(secret)
+            else:
+                entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    accept(monkeypatch, place)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(InputError, match="test_batch missing in the archive"):
+        source.list_samples(Data(source="cifar10", root=str(place)))
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_cifar10_as_folders_and_other_files(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from conf.load import load
 from conf.site import Site
 from flows import abandoned, tracked
 from flows.abandoned import set_right
+from tasks.track.run import PARENT_TAG
+from tasks.track.search import FoundRun
 from tasks.track.store import check_store
 
 HOLD = "import sys, time; from pathlib import Path; from tasks.train.owner import own\n"
@@ -49,3 +51,9 @@ def test_a_run_whose_process_is_gone_is_killed_by_the_next_command_and_a_living_
     statuses = [[client.get_run(run_id).info.status for run_id in runs] for runs in (gone, living, elsewhere)]
     assert statuses == [["KILLED"] * 2, ["RUNNING"] * 2, ["RUNNING"] * 2]
     assert f"paceline study --resume {gone[0]}" in client.get_run(gone[0]).data.tags["paceline.error"]
+
+
+@pytest.mark.parametrize("tag", ["../../elsewhere", "/elsewhere", "a/b", ""])
+def test_a_tag_of_the_store_leads_nowhere(site, tag):
+    run = FoundRun(run_id="a" * 32, name="", status="RUNNING", start_time=0, tags={PARENT_TAG: tag})
+    assert abandoned._directory(site, run) == site.root / "runs" / run.run_id

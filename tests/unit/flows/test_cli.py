@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from flows.commands.terminal import say
+
 ENGINES = {
     "prefect", "dask", "distributed", "mlflow", "torch", "lightning", "sklearn", "scipy", "numpy", "pandas",
     "matplotlib", "sqlalchemy", "PIL", "fsspec", "psutil", "rich",
@@ -39,3 +41,8 @@ def test_it_leaves_after_what_libraries_do_at_exit(ending, status):
     assert done.returncode == status
     assert done.stdout == "put away"
     assert ("OSError: lost" in done.stderr) == (status == 1)
+
+
+def test_names_from_outside_cannot_steer_the_terminal(capsys):
+    say("class \x1b]0;title\x07\x1b[2J of\r\x9b1m\tfolder\nnext line")
+    assert capsys.readouterr().err == "class \\x1b]0;title\\x07\\x1b[2J of\\x0d\\x9b1m\tfolder\nnext line\n"

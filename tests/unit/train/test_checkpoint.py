@@ -1,9 +1,12 @@
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
 
-from tasks.train.checkpoint import checkpoint_path, newest_verified, verify
+from tasks.durable import sha256_of
+from tasks.errors import RunError
+from tasks.train.checkpoint import checkpoint_path, digest_path, newest_verified, verify
 from tasks.train.checkpoint_io import AtomicCheckpointIO, load
 
 
@@ -53,13 +56,24 @@ def test_a_failed_write_leaves_the_older_ones_valid(saved, monkeypatch):
 
 
 class Evil:
+    def __init__(self, place):
+        self.place = place
+
     def __reduce__(self):
-        return (print, ("executed",))
+        return Path.touch, (self.place,)
 
 
-def test_loading_executes_no_code(tmp_path, capsys):
-    path = tmp_path / "evil.ckpt"
-    torch.save({"x": Evil()}, path)
-    with pytest.raises(pickle.UnpicklingError):
+def test_a_planted_checkpoint_is_refused_and_nothing_of_it_is_executed(tmp_path):
+    path = checkpoint_path(tmp_path, 1)
+    for protocol, content in ((2, {"x": Evil(tmp_path / "pwned")}), (4, Evil(tmp_path / "pwned"))):
+        torch.save(content, path, pickle_protocol=protocol)
+        digest_path(path).write_text(sha256_of(path))
+        assert newest_verified(tmp_path) == path, "who can write it can write its digest"
+        for read in (load, AtomicCheckpointIO().load_checkpoint):
+            with pytest.raises(RunError, match=r"nothing of it was executed; remove it") as refused:
+                read(path)
+            assert "weights_only" not in str(refused.value), "torch advises to load it all the same"
+    path.write_bytes(pickle.dumps(Evil(tmp_path / "pwned")))
+    with pytest.raises(RunError, match="nothing of it was executed"):
         load(path)
-    assert "executed" not in capsys.readouterr().out
+    assert not (tmp_path / "pwned").exists()

@@ -1,6 +1,11 @@
+import os
+import stat
 import subprocess
 import sys
 
+import pytest
+
+from tasks.errors import RunError
 from tasks.train.lease import Lease
 
 HOLD = "import sys, time; from pathlib import Path; from tasks.train.lease import Lease\n"
@@ -51,3 +56,52 @@ def test_names_of_devices_make_files_and_lookers_do_not_disturb(tmp_path):
     assert Lease(tmp_path / "leases", "cpu tcp://10.0.0.1:4000").owner().run_id == "r1"
     lease.release()
     assert list((tmp_path / "leases").iterdir()) == []
+
+
+@pytest.mark.parametrize("trap", ["link", "hard link", "pipe", "directory"])
+def test_a_trap_in_the_directory_of_all_users_is_refused_and_harms_nothing(tmp_path, trap):
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    place = tmp_path / "leases" / "GPU-1.lease"
+    place.parent.mkdir()
+    if trap == "link":
+        place.symlink_to(precious)
+    elif trap == "hard link":
+        place.hardlink_to(precious)
+    elif trap == "pipe":
+        os.mkfifo(place)
+    else:
+        place.mkdir()
+    lease = Lease(place.parent, "GPU-1")
+    for look in (lambda: lease.take("r1", 0), lease.owner):
+        with pytest.raises(RunError, match="is no lease that this user can take"):
+            look()
+    assert precious.read_text() == "mine"
+
+
+def test_a_link_that_leads_to_nowhere_makes_no_file_there(tmp_path):
+    (tmp_path / "leases").mkdir()
+    (tmp_path / "leases" / "GPU-1.lease").symlink_to(tmp_path / "made")
+    with pytest.raises(RunError, match="is no lease"):
+        Lease(tmp_path / "leases", "GPU-1").take("r1", 0)
+    assert not (tmp_path / "made").exists()
+
+
+def test_only_a_directory_that_it_has_made_is_opened_to_all(tmp_path):
+    Lease(tmp_path / "leases", "GPU-1")
+    assert stat.S_IMODE((tmp_path / "leases").stat().st_mode) == 0o1777
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    Lease(home, "GPU-1")
+    (tmp_path / "link").symlink_to(home)
+    with pytest.raises(RunError, match="is no directory of its own"):
+        Lease(tmp_path / "link", "GPU-1")
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+
+
+def test_what_an_owner_says_of_itself_is_a_name_or_is_not_shown(tmp_path):
+    lease = Lease(tmp_path, "GPU-1")
+    assert lease.take("r1", 0)
+    os.pwrite(lease.fileno(), b'{"run_id":"\\u001b[2J x","rank":0,"host":"h","pid":1,"since":1}'.ljust(200), 0)
+    assert Lease(tmp_path, "GPU-1").owner().run_id == "unknown"
+    lease.release()

@@ -1,0 +1,105 @@
+"""What a credential looks like inside a text, and a type for texts that must hold none.
+
+Settings travel: to Prefect's database, MLflow's parameters, process lists and shell histories. So one that holds a
+credential is refused before anything starts, and by Prefect's own form. Pure patterns; what the environment holds is
+`tasks.redact`'s business.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
+
+MASK = "***"
+REMEDY = (
+    "give it through the environment, or through a profile or configuration file of the file system (AWS_PROFILE, "
+    "~/.config/fsspec)"
+)
+NAMES = (
+    *("password", "passwd", "passphrase", "secret", "token", "credential", "credentials", "signature"),
+    *("api_key", "access_key", "private_key", "account_key", "auth_string", "authorization"),
+)
+"""Of what is secret. Where `_` stands, there may be `-` or nothing."""
+SHORT_NAMES = ("sig", "pwd", "pass", "key")
+"""Likewise, where they are the whole name of a URI's parameter: words have these letters too."""
+
+
+def _any_case(name: str) -> str:
+    """As a pattern without flags, which JavaScript would not know: Prefect's form checks with it too."""
+    return "".join("[_-]?" if sign == "_" else f"[{sign}{sign.upper()}]" for sign in name)
+
+
+def _either(names: tuple[str, ...]) -> str:
+    return "|".join(map(_any_case, names))
+
+
+_NAME = rf"(?:{_either(NAMES)})(?:[_-][\w-]*|[Ii][Dd]|[Kk]ey)?"
+_END = r"\s<>\"'\\"
+_PASSWORD = rf"(?!\[)[^/@:{_END}]*:(?!\d{{1,5}}/)[^@{_END}]*"
+"""User, colon, password, in which a slash may stand; but host, port and a path with `@` are none."""
+_IN_ADDRESS = rf"://{_PASSWORD}@|[Hh][Tt][Tt][Pp][Ss]?://[^/@{_END}]+@"
+_SHORT = rf"[?&;](?:{_either(SHORT_NAMES)})"
+
+_ADDRESS = re.compile(rf"(?<=://)(?P<user>{_PASSWORD})@")
+_WEB_ADDRESS = re.compile(rf"(?:(?<=http://)|(?<=https://))[^/@{_END}]+@", re.IGNORECASE)
+_SHORT_PARAMETER = re.compile(rf"(?P<name>{_SHORT}=)[^&{_END}]+")
+_PARAMETER = re.compile(rf"(?P<name>{_NAME}=)[^&{_END}]+")
+_QUOTE = r"(?:\\?[\"']|&quot;|&#x27;|&#39;)"
+_ENTRY = re.compile(
+    rf"(?P<name>{_NAME}{_QUOTE}?[ \t]*[:=][ \t]*(?:[Bb]asic[ \t]+|[Bb]earer[ \t]+)?)"
+    rf"(?:(?P<quote>{_QUOTE})(?:(?!(?P=quote)).)+(?P=quote)|(?!{_QUOTE}|[{{\[(])[^&{_END},]+)"
+)
+"""As in YAML, JSON, a header or a program."""
+_KNOWN = re.compile(
+    r"\b(?:A[KS]IA[0-9A-Z]{16}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_[A-Za-z0-9]{20,}|pn[ub]_\w{20,}"
+    r"|sk-[\w-]{20,}|xox[abeprs]-[\w-]{10,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]+)"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)"
+)
+"""Tokens that say what they are, and keys."""
+
+
+def masked(text: str) -> str:
+    """A text with `***` in place of the credentials in addresses, parameters, entries, and of tokens."""
+    text = _SHORT_PARAMETER.sub(rf"\g<name>{MASK}", text)
+    text = _KNOWN.sub(MASK, _WEB_ADDRESS.sub(f"{MASK}@", _ADDRESS.sub(f"{MASK}@", text)))
+    if _may_name_a_secret(text):  # pages of half a megabyte rarely do
+        text = _ENTRY.sub(_masked_entry, _PARAMETER.sub(rf"\g<name>{MASK}", text))
+    return text
+
+
+def _may_name_a_secret(text: str) -> bool:
+    letters = text.lower().replace("_", "").replace("-", "")
+    return any(name.replace("_", "") in letters for name in NAMES)
+
+
+def _masked_entry(found: re.Match[str]) -> str:
+    quote = found["quote"] or ""
+    return f"{found['name']}{quote}{MASK}{quote}"
+
+
+def holds_credential(text: str) -> bool:
+    """Whether something in a text would be masked."""
+    return masked(text) != text
+
+
+def password_of(text: str) -> str | None:
+    """The password in the first address of a text that has one."""
+    found = _ADDRESS.search(text)
+    return found["user"].partition(":")[2] if found else None
+
+
+def _free(text: str) -> str:
+    if holds_credential(text):
+        raise PydanticCustomError("credential", f"holds a credential, and settings are logged; {REMEDY}")
+    return text
+
+
+Text = Annotated[
+    str,
+    AfterValidator(_free),
+    Field(json_schema_extra={"pattern": rf"^(?![\s\S]*(?:{_IN_ADDRESS}|(?:{_NAME}|{_SHORT})=[^&{_END}]))"}),
+]
+"""A text without credentials. Its schema refuses the usual ones, so that a form does, before they are stored."""

@@ -1,0 +1,172 @@
+"""Prepared sets that somebody else has made, or changed: they are data, and lead nowhere."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conf.schema import Data
+from tasks.data import manifest, source, store
+from tasks.data.chunks import Cutter
+from tasks.data.shard import write_shard
+from tasks.data.split import open_split
+from tasks.errors import RunError
+from tasks.records import PreparedSet
+
+KEY = "0" * 64
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> PreparedSet:
+    """The digits, as the workers would prepare them."""
+    data = Data(source="digits", image_size=8)
+    listing = source.list_samples(data)
+    with store.temporary(tmp_path, KEY) as directory:
+        records = [write_shard(chunk) for chunk in Cutter(listing, data, directory).chunks()]
+        facts = manifest.build(listing, data, KEY, records, 0)
+        path = store.publish(tmp_path, directory, facts, [])
+    return facts.prepared(path, reused=False, seconds=0.0)
+
+
+def forge(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change a manifest as somebody would who knows how fingerprints are made."""
+    place = path / manifest.MANIFEST
+    tree = json.loads(place.read_text())
+    change(tree)
+    content = [[shard["split"], file["name"], file["sha256"]] for shard in tree["shards"] for file in shard["files"]]
+    tree["fingerprint"] = hashlib.sha256(json.dumps([tree["class_names"], content]).encode()).hexdigest()[:8]
+    place.write_text(json.dumps(tree))
+
+
+def plant(path: Path, name: str, content: bytes) -> None:
+    """Replace a file of a set, with its size and its hash."""
+
+    def record(tree: dict[str, Any]) -> None:
+        (file,) = [file for shard in tree["shards"] for file in shard["files"] if file["name"] == name]
+        file |= {"num_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+    (path / name).write_bytes(content)
+    forge(path, record)
+
+
+def npy(array: np.ndarray) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, array, allow_pickle=True)
+    return stream.getvalue()
+
+
+class Evil:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+
+    def __reduce__(self) -> tuple[object, tuple[Path]]:
+        return Path.touch, (self.place,)
+
+
+def huge_header() -> bytes:
+    stream = io.BytesIO()
+    np.lib.format.write_array_header_1_0(stream, {"descr": "|u1", "fortran_order": False, "shape": (10**15, 8, 8, 1)})
+    return stream.getvalue()
+
+
+def test_a_sound_set_is_read(prepared: PreparedSet) -> None:
+    split = open_split(prepared, "train")
+    assert split.num_samples == prepared.num_train
+    forge(Path(prepared.path), lambda tree: None)
+    assert open_split(prepared, "train").num_samples == prepared.num_train
+    assert store.verify(Path(prepared.path)) == ()
+
+
+@pytest.mark.parametrize("kind", ["images", "labels"])
+def test_an_array_of_objects_is_refused_and_none_of_them_is_made(
+    prepared: PreparedSet, tmp_path: Path, kind: str
+) -> None:
+    evil = np.array([Evil(tmp_path / "pwned")] * 3, dtype=object)
+    plant(Path(prepared.path), f"train/00000.{kind}.npy", npy(evil))
+    with pytest.raises(RunError, match=rf"00000\.{kind}\.npy is no array of numbers .* remove the set"):
+        open_split(prepared, "train")
+    assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("train/00000.images.npy", huge_header(), "is no array of numbers"),
+        ("train/00000.images.npy", b"\x93NUMPY\x01\x00\xff\xff" + b"(" * 9_000, "is no array of numbers"),
+        ("train/00000.images.npy", b"", "is no array of numbers"),
+        ("train/00000.images.npy", npy(np.zeros((5, 8, 8, 1), np.uint8)), r"holds uint8 \(5, 8, 8, 1\), not uint8"),
+        ("train/00000.images.npy", npy(np.zeros((5, 8, 8, 1), np.float64)), "holds float64"),
+        ("train/00000.labels.npy", npy(np.zeros(5, np.int64)), r"holds int64 \(5,\), not int64"),
+    ],
+)
+def test_arrays_that_are_not_what_the_manifest_says_are_refused(
+    prepared: PreparedSet, name: str, content: bytes, message: str
+) -> None:
+    plant(Path(prepared.path), name, content)
+    with pytest.raises(RunError, match=message) as refused:
+        open_split(prepared, "train")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("label", [-1, -100, 10, 2**40])
+def test_labels_of_no_class_are_refused(prepared: PreparedSet, label: int) -> None:
+    path = Path(prepared.path)
+    labels = np.load(path / "test/00000.labels.npy")
+    labels[-1] = label
+    plant(path, "test/00000.labels.npy", npy(labels))
+    with pytest.raises(RunError, match="a label of test is outside of its 10 classes"):
+        open_split(prepared, "test")
+
+
+def rename(name: str) -> Callable[[dict[str, Any]], None]:
+    return lambda tree: tree["shards"][0]["files"][0].update(name=name)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(
+            rename(name)
+            for name in ("../x.npy", "/etc/passwd", "train/../../00000.images.npy", "train/00000.images.npy\n")
+        ),
+        lambda tree: tree.update(image_shape=[10**9, 10**9, 1]),
+        lambda tree: tree.update(image_shape=[8, 8, 10**9]),
+        lambda tree: tree.update(image_shape=[-8, 8, 1]),
+        lambda tree: tree.update(mean=[]),
+        lambda tree: tree["class_counts"].pop("test"),
+        lambda tree: tree["class_counts"]["test"].append(10**9),
+        lambda tree: tree["shards"][0].update(num_samples=-1),
+        lambda tree: tree["shards"][0].update(num_samples=10**12),
+        lambda tree: tree.update(surprise=1),
+    ],
+)
+def test_manifests_that_reach_out_or_do_not_add_up_are_set_aside(
+    prepared: PreparedSet, tmp_path: Path, change: Callable[[dict[str, Any]], None]
+) -> None:
+    forge(Path(prepared.path), change)
+    said: list[str] = []
+    assert store.find(tmp_path, KEY, said.append) is None
+    assert "is damaged" in said[0]
+    with pytest.raises(RunError):
+        open_split(prepared, "train")
+
+
+@pytest.mark.parametrize("name", ["train", "manifest.json", "rejected.jsonl", "test/00000.labels.npy"])
+def test_links_are_not_followed(prepared: PreparedSet, tmp_path: Path, name: str) -> None:
+    place = Path(prepared.path) / name
+    place.rename(tmp_path / "elsewhere")
+    place.symlink_to(tmp_path / "elsewhere")
+    said: list[str] = []
+    assert store.find(tmp_path, KEY, said.append) is None
+    assert "is a link" in said[0] or "is not a file" in said[0]
+    with pytest.raises(RunError):
+        open_split(prepared, "train")

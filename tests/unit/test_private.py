@@ -1,0 +1,40 @@
+import stat
+from pathlib import Path
+
+import pytest
+
+from tasks.errors import RunError
+from tasks.predict import predictor
+from tasks.predict.job import Settings
+from tasks.private import private_directory
+
+
+def test_it_is_this_users_alone(tmp_path):
+    directory = private_directory(tmp_path / "deep" / "compiled")
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert private_directory(tmp_path / "deep" / "compiled") == directory
+
+
+def planted(parent: Path, how: str) -> None:
+    place = private_directory(parent)
+    if how == "writable":
+        place.chmod(0o770)
+    elif how == "link":
+        place.rmdir()
+        (parent / "elsewhere").mkdir()
+        place.symlink_to(parent / "elsewhere")
+    else:
+        place.rmdir()
+        place.touch(mode=0o600)
+
+
+@pytest.mark.parametrize("how", ["writable", "link", "file"])
+def test_a_planted_one_is_refused_before_any_library_in_it_is_loaded(tmp_path, how):
+    planted(tmp_path, how)
+    with pytest.raises(RunError, match="is to hold code that is executed, and user"):
+        private_directory(tmp_path)
+    settings = Settings(
+        model_directory="", model_digest="", precision="32-true", gpu=False, num_threads=1, batch_size=1
+    )
+    with pytest.raises(RunError, match="is to hold code"):
+        predictor._package(settings, tmp_path)
