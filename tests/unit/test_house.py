@@ -16,7 +16,7 @@ BANNED_NAMES = {"utils", "helpers", "common", "base"}
 SCRIPTS = [ROOT / "infra" / name for name in ("install", "run", "test", "check", "certificates")] + [
     ROOT / ".ci" / "run"
 ]
-INSTALLED_EXTRAS = ("dev", "ssh", "slurm")  # `cuda` and `postgres` are not part of the lock
+INSTALLED_EXTRAS = ("dev", "ssh", "slurm", "postgres", "services")  # `cuda` is not part of the lock
 
 
 def requirements() -> list[Requirement]:
