@@ -73,7 +73,7 @@ class Services:
 
 
 @contextmanager
-def services():
+def started():
     """A set that runs while the body does."""
     with tempfile.TemporaryDirectory(prefix="paceline-services-", ignore_cleanup_errors=True) as place:
         Path(place).chmod(0o711)

@@ -1,7 +1,7 @@
 """A process that outlives the command which started it: recorded, recognised, ended with all that it has started.
 
 It is known by its number *and* the moment of its start, so that a number that was given away again is never mistaken
-for it; what it left behind, by its session and by a mark in the environment.
+for it; what it left behind, by a mark that it inherited in its environment, and nobody else has.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tasks.records import Record
 from tasks.redact import redact
 
 MARK = "PACELINE_SERVICES"
-"""Environment variable with the home of the set that a process belongs to."""
+"""Environment variable with the home and the service that a process belongs to."""
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 POLL_SECONDS = 0.1
 KILL_SECONDS = 10.0
@@ -45,7 +45,7 @@ class Daemon:
 
     Args:
         name: of the service.
-        home: that it is marked with.
+        home: of the set; the mark holds it.
         pids: directory of the records.
         logs: directory of the logs.
     """
@@ -53,7 +53,7 @@ class Daemon:
     def __init__(self, name: str, home: Path, pids: Path, logs: Path) -> None:
         self.name = name
         self.log = logs / f"{name}.log"
-        self._mark = str(home)
+        self._mark = f"{home}#{name}"
         self._file = pids / f"{name}.json"
 
     def pid(self) -> int | None:
@@ -127,10 +127,8 @@ class Daemon:
             first: how it is asked to end.
             seconds: that it is given for it, before it is killed.
         """
-        pid, family = self.pid(), self.family()
-        if pid is not None:
-            with suppress(ProcessLookupError):
-                os.kill(pid, first)
+        family = self.family()
+        if self.ask(first):
             _wait(family, seconds)
         for process in _living(family):
             with suppress(psutil.NoSuchProcess):
@@ -139,12 +137,17 @@ class Daemon:
         self._file.unlink(missing_ok=True)
         return bool(family)
 
+    def ask(self, number: signal.Signals) -> bool:
+        """Send it a signal; whether it runs."""
+        pid = self.pid()
+        if pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        return pid is not None
+
     def family(self) -> list[psutil.Process]:
-        """It, its descendants, and what is left of its session."""
-        recorded = self._recorded()
-        if recorded is None:
-            return []
-        found = set(self._left_behind(recorded.pid))
+        """It, its descendants, and what an earlier one has left behind."""
+        found = set(self._marked())
         if (pid := self.pid()) is not None:
             with suppress(psutil.NoSuchProcess):
                 leader = psutil.Process(pid)
@@ -164,11 +167,11 @@ class Daemon:
             return None
         return recorded if recorded.boot == BOOT.read_text(encoding="utf-8").strip() else None
 
-    def _left_behind(self, session: int) -> list[psutil.Process]:
+    def _marked(self) -> list[psutil.Process]:
         found = []
         for process in psutil.process_iter():
-            with suppress(psutil.Error, ProcessLookupError):
-                if os.getsid(process.pid) == session and process.environ().get(MARK) == self._mark:
+            with suppress(psutil.Error):  # ended meanwhile, or another user's
+                if process.environ().get(MARK) == self._mark:
                     found.append(process)
         return found
 

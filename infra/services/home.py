@@ -65,6 +65,8 @@ class Home:
             for directory in (self.secrets, self.artifacts, self.work, self.logs, self.pids):
                 directory.mkdir(exist_ok=True)
                 directory.chmod(PRIVATE)
+            if self.tls.exists():
+                self.tls.chmod(PRIVATE)
         except OSError as error:
             raise InputError(f"--home {self.root} cannot be written ({error}); name a directory of yours") from error
 

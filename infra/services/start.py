@@ -26,6 +26,8 @@ CERTIFICATES = Path(__file__).parents[1] / "certificates"
 NAMES = ("prefect", "mlflow", "scheduler", "workers")
 START_SECONDS = 180.0
 END_SECONDS = 20.0
+FREE_SECONDS = 5.0
+POLL_SECONDS = 0.1
 MIGRATED = ("prefect", "mlflow")
 """Packages with databases, which a new version may want changed."""
 MLFLOW_UPGRADE = "import os; from mlflow.db import upgrade; upgrade.callback(os.environ['MLFLOW_BACKEND_STORE_URI'])"
@@ -73,10 +75,12 @@ def up(home: Home, settings: Settings, site: Site, say: Say) -> Servers:
 def down(home: Home) -> list[str]:
     """End all that was started, the data left as it is; the names of what ran."""
     daemons = [Daemon(name, home.root, home.pids, home.logs) for name in reversed(NAMES)]
-    ended = [daemon.name for daemon in daemons if daemon.end(signal.SIGTERM, END_SECONDS)]
+    ran = [daemon.name for daemon in daemons if daemon.ask(signal.SIGTERM)]  # all at once: each takes seconds
+    for daemon in daemons:
+        daemon.end(signal.SIGTERM, END_SECONDS)
     if Postgres(home, home.settings().ports["postgres"], Vault(home.secrets)).end():
-        ended.append("postgres")
-    return ended
+        ran.append("postgres")
+    return ran
 
 
 def running(home: Home) -> list[str]:
@@ -110,13 +114,23 @@ def _start(daemon: Daemon, start: Callable[[], None], ports: tuple[tuple[str, in
         return False
     daemon.end(signal.SIGKILL, END_SECONDS)  # what it has left behind may hold its port
     for host, port in ports:
-        if not is_free(port, host):
+        if not _becomes_free(host, port):
             raise InputError(
                 f"port {port} on {host} cannot be listened on, and {daemon.name} needs it; end whoever has it, or "
                 f"choose another: infra/up --port {daemon.name}=NUMBER"
             )
     start()
     say(f"{daemon.name} started (process {daemon.pid()})")
+    return True
+
+
+def _becomes_free(host: str, port: int) -> bool:
+    """Whether a port can be listened on, soon: the threads of a process that was killed let go of it one by one."""
+    deadline = time.monotonic() + FREE_SECONDS
+    while not is_free(port, host):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_SECONDS)
     return True
 
 
