@@ -83,4 +83,6 @@ def started():
             assert begun.returncode == 0, begun.stderr
             yield made
         finally:
+            for name in NAMES:  # shown where a test has failed
+                sys.stderr.write(f"--- {name}\n{made.daemon(name).last_words()}\n")
             made.down()

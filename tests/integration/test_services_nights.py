@@ -40,11 +40,13 @@ def until(found, what):
 class Nights:
     """The deployment's runs, as Prefect has them."""
 
-    def __init__(self, known):
+    def __init__(self, known, process):
+        self._process = process
         self._url = known["PREFECT_API_URL"]
         self._user = tuple(known["PREFECT_API_AUTH_STRING"].split(":"))
 
     def ask(self, path, wanted):
+        assert self._process.poll() is None, self._process.communicate()[1]
         answer = httpx.post(f"{self._url}/{path}/filter", json=wanted, auth=self._user, timeout=30)
         answer.raise_for_status()
         return answer.json()
@@ -53,6 +55,12 @@ class Nights:
         """Those in these states, in the order of the schedule."""
         wanted = {"deployments": {"name": {"any_": ["nights"]}}, "sort": "EXPECTED_START_TIME_ASC"}
         return [run for run in self.ask("flow_runs", wanted) if run["state_type"] in states]
+
+    def artifact(self, run, key):
+        """The text of a run's artifact."""
+        wanted = {"artifacts": {"flow_run_id": {"any_": [run["id"]]}, "key": {"any_": [key]}}}
+        (found,) = self.ask("artifacts", wanted)
+        return found["data"]
 
     def state(self, run):
         """The state of a run now."""
@@ -73,7 +81,7 @@ def nights(known, program):
     cluster = ["cluster.kind=address", f"cluster.address={known['PACELINE_SCHEDULER']}"]
     schedule = ["--cron", "* * * * *", "--timezone", "Europe/Zurich", "--overlap", "skip", "--name", "nights"]
     process = program("serve", *NIGHT, *cluster, *schedule, **known, PREFECT_RUNNER_POLL_FREQUENCY="1")
-    yield Nights(known)
+    yield Nights(known, process)
     process.terminate()
     _, stderr = process.communicate(timeout=90)
     assert process.returncode == 0, stderr
@@ -87,53 +95,58 @@ def run_of(client, flow):
     return found[0] if found else None
 
 
+def set_alarm(address):
+    """Regressions are told to a web hook from now on."""
+    environment = os.environ | {"PACELINE_ALARM_URL": address, "PYTHON": sys.executable}
+    done = subprocess.run([ROOT / "infra" / "alarm"], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def three_nights(nights, client, known):
+    """A good run, a slow one and one that overlaps with it, as the schedule starts them."""
+    good = until(lambda: nights.runs(*DONE), "run that has ended")[0]
+    assert nights.state(good)["type"] == "COMPLETED", nights.state(good)["message"]
+    repeat(client, run_of(client, good).info.run_id, 7)
+    until(lambda: not nights.runs("RUNNING", "PENDING"), "moment without a run")
+    with planted(known["PACELINE_SCHEDULER"], SLOW, BLIND="yes"):
+        slow = until(lambda: nights.runs("RUNNING"), "run that is slow")[0]
+        skipped = until(lambda: nights.runs("CANCELLED"), "run that is skipped")[0]
+        assert nights.state(slow)["type"] == "RUNNING", "the other one has waited for it"
+        ended = until(lambda: (state := nights.state(slow))["type"] in DONE and state, "end of the slow run")
+    assert ended["type"] == "COMPLETED", ended["message"]
+    return good, slow, skipped
+
+
 @pytest.mark.timeout(900)
-def test_three_nights_an_alarm_a_comparison_and_the_end(services, known, nights, program):
+def test_three_nights_an_alarm_and_a_comparison(services, known, nights, program):
     client = MlflowClient(known["MLFLOW_TRACKING_URI"], known["MLFLOW_TRACKING_URI"])
     with web_hook() as (address, received):
-        alarm = subprocess.run(
-            [ROOT / "infra" / "alarm"],
-            env=os.environ | {"PACELINE_ALARM_URL": address, "PYTHON": sys.executable},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert alarm.returncode == 0, alarm.stderr
-
-        good = until(lambda: nights.runs(*DONE), "run that has ended")[0]
-        assert nights.state(good)["type"] == "COMPLETED", nights.state(good)["message"]
-        usual = run_of(client, good)
-        repeat(client, usual.info.run_id, 7)
-        until(lambda: not nights.runs("RUNNING", "PENDING"), "moment without a run")
-        with planted(known["PACELINE_SCHEDULER"], SLOW, BLIND="yes"):
-            slow = until(lambda: nights.runs("RUNNING"), "run that is slow")[0]
-            skipped = until(lambda: nights.runs("CANCELLED"), "run that is skipped")[0]
-            assert nights.state(skipped)["message"] == "Deployment concurrency limit reached."
-            assert nights.state(slow)["type"] == "RUNNING", "the other one has waited for it"
-            ended = until(lambda: (state := nights.state(slow))["type"] in DONE and state, "end of the slow run")
-        assert ended["type"] == "COMPLETED", ended["message"]
+        set_alarm(address)
+        good, slow, skipped = three_nights(nights, client, known)
         until(lambda: received, "message of the alarm")
-
     assert all(run["auto_scheduled"] for run in (good, slow, skipped))
     assert len({run["expected_start_time"][:16] for run in (good, slow, skipped)}) == 3, "each in a minute of its own"
-    assert received[0]["text"].startswith("nights is worse than before: throughput")
-    (artifact,) = nights.ask(
-        "artifacts", {"artifacts": {"flow_run_id": {"any_": [slow["id"]]}, "key": {"any_": ["regression"]}}}
-    )
-    assert "data wait" in artifact["data"]
-    worse = run_of(client, slow)
-    assert {"throughput", "accuracy", "data wait"} <= set(worse.data.tags["paceline.regression"].split(", "))
+    assert nights.state(skipped)["message"] == "Deployment concurrency limit reached."
     assert run_of(client, skipped) is None
-    assert client.get_model_version_by_alias("digits-nights", "champion").run_id == usual.info.run_id
 
-    compare = program("compare", usual.info.run_id, worse.info.run_id, "--json", **known)
+    assert received[0]["text"].startswith("nights is worse than before: throughput")
+    assert "data wait" in nights.artifact(slow, "regression")
+    usual, worse = run_of(client, good), run_of(client, slow)
+    assert {"throughput", "accuracy", "data wait"} <= set(worse.data.tags["paceline.regression"].split(", "))
+    assert client.get_model_version_by_alias("digits-nights", "champion").run_id == usual.info.run_id
+    check_comparison(client, known, program, usual, worse)
+
+
+def check_comparison(client, known, program, *runs):
+    """The page that `paceline compare` names is there, and holds the runs."""
+    compare = program("compare", *[run.info.run_id for run in runs], "--json", **known)
     stdout, stderr = compare.communicate(timeout=60)
     assert compare.returncode == 0, stderr
     page = json.loads(stdout.splitlines()[-1])["view"]
     assert page.startswith(f"{known['MLFLOW_TRACKING_URI']}/#/experiments/")
     key = re.search(r"viewStateShareKey=(\w+)", page)[1]
-    tags = client.get_experiment(usual.info.experiment_id).tags
-    assert all(run.info.run_id in tags[f"mlflow.sharedViewState.{key}"] for run in (usual, worse))
+    tags = client.get_experiment(runs[0].info.experiment_id).tags
+    assert all(run.info.run_id in tags[f"mlflow.sharedViewState.{key}"] for run in runs)
     user = (known["MLFLOW_TRACKING_USERNAME"], known["MLFLOW_TRACKING_PASSWORD"])
     assert "<title>MLflow</title>" in httpx.get(page.partition("#")[0], auth=user).text
 
