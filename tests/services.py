@@ -13,7 +13,7 @@ from infra.services.home import Home, free_port
 ROOT = Path(__file__).parents[1]
 NAMES = ("postgres", "prefect", "mlflow", "scheduler", "workers")
 PORTS = ("postgres", "prefect", "mlflow", "scheduler", "dashboard")
-COMMAND_SECONDS = 280
+COMMAND_SECONDS = 400
 
 
 class Services:

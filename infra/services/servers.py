@@ -104,6 +104,9 @@ class Servers:
             "PREFECT_SERVER_API_AUTH_STRING": self._prefect_user,
             "PREFECT_API_AUTH_STRING": self._prefect_user,
             "PREFECT_UI_API_URL": self.prefect_url,
+            # Defaults of 5 and 10 s: beside trainings that have all cores, that is too little for a start.
+            "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "60",
+            "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
         }
 
     def mlflow_environment(self) -> dict[str, str]:

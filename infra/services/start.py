@@ -24,7 +24,7 @@ from tasks.redact import redact
 
 CERTIFICATES = Path(__file__).parents[1] / "certificates"
 NAMES = ("prefect", "mlflow", "scheduler", "workers")
-START_SECONDS = 180.0
+START_SECONDS = 300.0
 END_SECONDS = 20.0
 FREE_SECONDS = 5.0
 POLL_SECONDS = 0.1
