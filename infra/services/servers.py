@@ -184,7 +184,7 @@ class Servers:
     def _workers(self) -> Service:
         arguments = [self.scheduler_address, *self._tls(), "--host", f"tls://{self._settings.host}", "--nthreads", "1"]
         arguments += ["--local-directory", str(self._home.work), "--no-dashboard", "--dashboard-address"]
-        arguments += [f"{LOOPBACK}:0", "--death-timeout", "60"]
+        arguments += [f"{LOOPBACK}:0", "--death-timeout", "60", "--preload", "tasks.train.seats"]
         gpus = [gpu.uuid for gpu in describe().gpus][: self.num_workers]
         environment = self._dask_environment()
         if gpus:
