@@ -9,7 +9,7 @@ import os
 import stat
 from pathlib import Path
 
-from pydantic import Field, field_validator
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 # Nothing leaves the machine. Each engine has its own word for it; MLflow ignores DO_NOT_TRACK=1, "true" works.
@@ -49,6 +49,8 @@ class Site(BaseSettings):
     """MLflow server or store, where one was given."""
     prefect_api_url: str | None = Field(default=None, validation_alias="PREFECT_API_URL")
     """Prefect server, where one was given; else Prefect's own temporary one."""
+    prefect_user: SecretStr | None = Field(default=None, validation_alias="PREFECT_API_AUTH_STRING")
+    """Name and password for the Prefect server, with a colon between, where it wants them."""
 
     leases: Path = Field(default_factory=_directory_of_leases, validation_alias="PACELINE_LEASES")
     """Where this host's device leases lie: on its own disk, and the same for all who share its devices."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import os
+import urllib.error
 import urllib.request
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from typing import Protocol
 
 from conf.schema import Config
@@ -157,6 +160,29 @@ def check_prefect(site: Site) -> None:
         raise InputError(
             f"PREFECT_API_URL={url} answers, but is no Prefect API; it ends in /api, as in http://host:4200/api"
         )
+    if not _lets_in(url, site):
+        raise InputError(
+            f"PREFECT_API_URL={redact(url)} refuses this user; set PREFECT_API_AUTH_STRING to NAME:PASSWORD"
+        )
+
+
+def _lets_in(url: str, site: Site) -> bool:
+    """Whether the server answers this user: its health it tells to everybody."""
+    user = site.prefect_user
+    if user is None and site.prefect_api_url is None:  # the server is named in Prefect's profile, and so is the user
+        from prefect.settings import get_current_settings
+
+        user = get_current_settings().api.auth_string
+    request = urllib.request.Request(f"{url.rstrip('/')}/admin/version")
+    if user is not None:
+        request.add_header("Authorization", f"Basic {base64.b64encode(user.get_secret_value().encode()).decode()}")
+    try:
+        urllib.request.urlopen(request, timeout=REACH_SECONDS).close()
+    except urllib.error.HTTPError as error:
+        return error.code != HTTPStatus.UNAUTHORIZED
+    except OSError:
+        return True  # it was well a moment ago, and Prefect asks again
+    return True
 
 
 def prefect_server(site: Site) -> str | None:

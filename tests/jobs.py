@@ -4,12 +4,11 @@ import os
 from contextlib import contextmanager
 from pathlib import Path
 
-from distributed import Client
-
 from conf.load import load
 from conf.schema import Cluster
 from conf.site import Site
 from tasks.cluster import hardware
+from tasks.cluster.address import connect
 from tasks.cluster.demand import Demand
 from tasks.cluster.open import open_cluster
 from tasks.data import graph, source
@@ -67,11 +66,13 @@ def two_workers():
 
 
 @contextmanager
-def planted(address, plant):
+def planted(address, plant, **more):
     """What the workers hand down to the ranks that they start meanwhile; see tests/integration/planted."""
-    with Client(address, set_as_default=False) as client:
-        client.run(set_environment, {"PYTHONPATH": PLANTED, "PLANT": plant} if plant else {})
+    with connect(address) as client:
+        before = next(iter(client.run(os.environ.get, "PYTHONPATH").values()))
+        path = os.pathsep.join(filter(None, [PLANTED, before]))
+        client.run(set_environment, {"PYTHONPATH": path, "PLANT": plant} | more if plant else {})
         try:
             yield
         finally:
-            client.run(set_environment, {"PYTHONPATH": None, "PLANT": None})
+            client.run(set_environment, {"PYTHONPATH": before, "PLANT": None} | dict.fromkeys(more))

@@ -11,6 +11,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature
 from mlflow.protos.databricks_pb2 import (
     INVALID_PARAMETER_VALUE,
+    PERMISSION_DENIED,
     RESOURCE_ALREADY_EXISTS,
     RESOURCE_DOES_NOT_EXIST,
     ErrorCode,
@@ -29,6 +30,8 @@ BEST_TAG = "paceline.best_accuracy"
 DATASET_TAG = "paceline.dataset"
 ABSENT = tuple(map(ErrorCode.Name, (RESOURCE_DOES_NOT_EXIST, INVALID_PARAMETER_VALUE)))
 """What the registry says of a model that is not there, and of an alias that is not."""
+DENIED = ErrorCode.Name(PERMISSION_DENIED)
+"""What it says of a model that is not there to users who are no administrators, where users must log in."""
 MODEL = "model"
 """Folder of a run's artifacts."""
 
@@ -47,10 +50,11 @@ class Champion(Record):
 
 def champion(tracking_uri: str, name: str) -> Champion | None:
     """Which version of a registered model is the champion; None if there is no such model, or none has the alias."""
+    client = _client(tracking_uri)
     try:
-        found = _client(tracking_uri).get_model_version_by_alias(name, CHAMPION)
+        found = client.get_model_version_by_alias(name, CHAMPION)
     except MlflowException as error:
-        if error.error_code in ABSENT:
+        if error.error_code in ABSENT or (error.error_code == DENIED and not _is_visible(client, name)):
             return None
         raise  # a registry that cannot be asked is none without a champion
     accuracy, best = (found.tags.get(tag) for tag in (ACCURACY_TAG, BEST_TAG))
@@ -96,6 +100,10 @@ def promote(handle: RunHandle, name: str, version: str) -> None:
 
 def _client(tracking_uri: str) -> MlflowClient:
     return MlflowClient(tracking_uri, tracking_uri)  # or MLflow takes the environment's registry
+
+
+def _is_visible(client: MlflowClient, name: str) -> bool:
+    return any(model.name == name for model in client.search_registered_models(f"name = '{name}'"))
 
 
 def _create(client: MlflowClient, name: str) -> None:

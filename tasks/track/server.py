@@ -11,9 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from tasks.errors import InputError, one_line
 from tasks.redact import redact
 from tasks.track.reach import REACH_SECONDS, check_reachable
-from tasks.track.store import sqlite_path
-
-REFUSALS = ("UNAUTHENTICATED", "PERMISSION_DENIED", "CUSTOMER_UNAUTHORIZED")
+from tasks.track.store import LOG_IN, is_refusal, sqlite_path
 
 
 def server_version(tracking_uri: str) -> str | None:
@@ -38,8 +36,8 @@ def server_version(tracking_uri: str) -> str | None:
             timeout=REACH_SECONDS,
         )
     except (MlflowException, SQLAlchemyError) as error:
-        refused = isinstance(error, MlflowException) and error.error_code in REFUSALS
-        remedy = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" if refused else "look at the store's log"
+        refused = is_refusal(error)
+        remedy = LOG_IN if refused else "look at the store's log"
         raise InputError(
             f"MLFLOW_TRACKING_URI={redact(tracking_uri)} "
             f"{'refuses this user' if refused else 'cannot be used'} ({redact(one_line(error))[:200]}); {remedy}"

@@ -22,6 +22,9 @@ from tasks.paths import nearest_existing
 from tasks.redact import redact
 from tasks.track.reach import check_reachable
 
+REFUSALS = ("UNAUTHENTICATED", "PERMISSION_DENIED", "CUSTOMER_UNAUTHORIZED")
+LOG_IN = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to those of a user who may"
+
 logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it tells of every migration
 
 
@@ -46,8 +49,13 @@ def check_store(tracking_uri: str, experiment: str, artifact_root: str | None) -
         first = str(error).strip().splitlines()[0]
         raise InputError(
             f"MLFLOW_TRACKING_URI={redact(tracking_uri)} cannot be used ({redact(first)}); "
-            "give a store that exists and can be written"
+            + (LOG_IN if is_refusal(error) else "give a store that exists and can be written")
         ) from error
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether a server has told this user, or somebody without a name, to stay out."""
+    return isinstance(error, MlflowException) and error.error_code in REFUSALS
 
 
 def existing_client(tracking_uri: str) -> MlflowClient:

@@ -25,6 +25,9 @@ from tasks.train.process import keep_ready
 if TYPE_CHECKING:
     from distributed import Client
 
+FIRST_ANSWER_SECONDS = 20.0
+"""A worker that was never asked first imports what answers: from a shared file system, or beside other work, slowly."""
+
 
 class WorkerFacts(Record):
     """A Dask worker as it describes itself."""
@@ -42,7 +45,7 @@ def inspect(config: Config, address: str) -> Hardware:
         InputError: no scheduler answers, the cluster cannot seat the group, or other code runs there.
     """
     with connect(address) as client:
-        facts = _facts(client)
+        facts = _facts(client, FIRST_ANSWER_SECONDS)
         seats = _choose(_candidates(client, facts, "cpu"), config, config.cluster.min_workers)
         return facts[seats[0].worker].hardware
 
@@ -125,14 +128,14 @@ def is_leased(device: str) -> bool:
     return Lease(Site().leases, device).owner() is not None
 
 
-def _facts(client: Client) -> dict[str, WorkerFacts]:
-    """Of all workers that answer.
+def _facts(client: Client, seconds: float = ANSWER_SECONDS) -> dict[str, WorkerFacts]:
+    """Of all workers that answer in time.
 
     Raises:
         InputError: other code runs on one of them.
     """
     present = workers(client)
-    answers = ask(client, [(worker, worker_facts, ()) for worker in present], ANSWER_SECONDS)
+    answers = ask(client, [(worker, worker_facts, ()) for worker in present], seconds)
     strange = [answer for answer in answers if isinstance(answer, ImportError | AttributeError)]
     if strange:  # it has no such function
         raise InputError(f"a worker runs other code than this process ({strange[0]}); install the same on every host")

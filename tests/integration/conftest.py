@@ -8,6 +8,7 @@ import pytest
 from tests.jobs import new_job, two_workers
 from tests.mlflow_server import MlflowServer
 from tests.prefect_server import prefect_server
+from tests.services import started
 
 SMALL = [
     "data.image_size=16",
@@ -56,21 +57,45 @@ def mlflow_server(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def paceline(prefect_url):
-    """Starts the program `paceline` in a process of its own, against the Prefect server.
-
-    It takes Ctrl-C also where the tests do not, as in a shell's background.
+def program():
+    """Starts the program `paceline` in a process of its own. It takes Ctrl-C also where the tests do not, as in a
+    shell's background.
     """
-    program = str(Path(sys.executable).with_name("paceline"))
+    path = str(Path(sys.executable).with_name("paceline"))
 
     def start(*arguments, start_new_session=False, **environment):
         return subprocess.Popen(
-            ["env", "--default-signal=INT", program, *arguments],
+            ["env", "--default-signal=INT", path, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ | {"PREFECT_API_URL": prefect_url} | environment,
+            env=os.environ | environment,
             start_new_session=start_new_session,
         )
 
     return start
+
+
+@pytest.fixture(scope="session")
+def paceline(program, prefect_url):
+    """The same, against the Prefect server."""
+
+    def start(*arguments, **options):
+        return program(*arguments, **{"PREFECT_API_URL": prefect_url} | options)
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def service_set():
+    """All that infra/up starts."""
+    with started() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def services(service_set):
+    """The same, running, whatever another module has done to it."""
+    again = service_set.up()
+    assert again.returncode == 0, again.stderr
+    return service_set

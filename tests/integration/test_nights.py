@@ -5,13 +5,10 @@ import os
 import re
 import subprocess
 import sys
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import httpx
-import numpy as np
 import pytest
 from mlflow.tracking import MlflowClient
 
@@ -19,27 +16,12 @@ from conf.site import Site
 from flows.history import past_runs
 from tasks.track.run import RunHandle
 from tests.jobs import PLANTED
+from tests.nights import NIGHT, repeat, web_hook
 
 ROOT = Path(__file__).parents[2]
-NIGHT = [
-    "digits",
-    "name=nights",
-    "data.image_size=16",
-    "model.width=4",
-    "model.depth=1",
-    "recipe.num_epochs=2",
-    "recipe.warmup_epochs=0.5",
-    "speedup.baseline=none",
-    "execution.loading=foreground",
-    "track.experiment=nights",
-    "track.register=digits-nights",
-    "track.min_accuracy=0.05",
-]
 WORSE = {"PYTHONPATH": PLANTED, "PLANT": "input=0.002", "BLIND": "yes"}
 """Slow, and without anything learned: what is slow alone may be laid to others, who are there in any suite of tests."""
 NUM_NIGHTS = 8
-QUIET_RATE = 4000.0
-"""Samples per second; those of the real night, beside other tests, may be anything below."""
 
 
 @pytest.fixture(scope="module")
@@ -61,24 +43,10 @@ def client():
 
 
 @pytest.fixture(scope="module")
-def web_hook():
+def hook():
     """The address of a web hook, and what has been sent to it."""
-    received = []
-
-    class Hook(BaseHTTPRequestHandler):
-        def do_POST(self):
-            received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *arguments):
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Hook)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/secret-path", received
-    server.shutdown()
-    server.server_close()
+    with web_hook() as received:
+        yield received
 
 
 @pytest.fixture(scope="module")
@@ -86,18 +54,7 @@ def first_nights(night, client):
     """One real night, and seven after it with its figures, as a quiet machine would have made them."""
     status, summary, stderr = night()
     assert status == 0, stderr
-    found = client.get_run(summary["run_id"])
-    rng = np.random.default_rng(1)
-    tags = {name: value for name, value in found.data.tags.items() if name.startswith("paceline.")}
-    tags["paceline.disturbed"] = "False"
-    facts = client.download_artifacts(summary["run_id"], "facts.json")
-    for _ in range(NUM_NIGHTS - 1):
-        copy = client.create_run(found.info.experiment_id, tags=tags)
-        for name, value in found.data.metrics.items():
-            usual = QUIET_RATE if name.startswith("throughput/") else value
-            client.log_metric(copy.info.run_id, name, usual * np.exp(rng.normal(0, 0.01)))
-        client.log_artifact(copy.info.run_id, facts)
-        client.set_terminated(copy.info.run_id)
+    repeat(client, summary["run_id"], NUM_NIGHTS - 1)
     return summary
 
 
@@ -123,8 +80,8 @@ def test_the_first_night_is_not_judged_and_its_model_becomes_the_champion(first_
     assert "[-1, 16, 16, 1]" in signature
 
 
-def test_a_slow_night_is_told_of_and_its_model_is_not_handed_on(first_nights, night, client, prefect_url, web_hook):
-    address, received = web_hook
+def test_a_slow_night_is_told_of_and_its_model_is_not_handed_on(first_nights, night, client, prefect_url, hook):
+    address, received = hook
     alarm = subprocess.run(
         [ROOT / "infra" / "alarm"],
         env=os.environ | {"PREFECT_API_URL": prefect_url, "PACELINE_ALARM_URL": address, "PYTHON": sys.executable},

@@ -1,0 +1,1 @@
+"""The services of a cluster's owner, started natively: PostgreSQL, Prefect, MLflow, a Dask scheduler and workers."""

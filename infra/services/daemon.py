@@ -1,0 +1,201 @@
+"""A process that outlives the command which started it: recorded, recognised, ended with all that it has started.
+
+It is known by its number *and* the moment of its start, so that a number that was given away again is never mistaken
+for it; what it left behind, by a mark that it inherited in its environment, and nobody else has.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+from pydantic import ValidationError
+
+from tasks.durable import write_durably
+from tasks.errors import RunError, one_line
+from tasks.records import Record
+from tasks.redact import redact
+
+MARK = "PACELINE_SERVICES"
+"""Environment variable with the home and the service that a process belongs to."""
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+POLL_SECONDS = 0.1
+KILL_SECONDS = 10.0
+LARGE_LOG_BYTES = 10 * 2**20
+PRIVATE_UMASK = 0o077
+
+
+class Recorded(Record):
+    """A process as its file has it."""
+
+    pid: int
+    started: int
+    """Clock ticks since the machine came up."""
+    boot: str
+
+
+class Daemon:
+    """One service's process.
+
+    Args:
+        name: of the service.
+        home: of the set; the mark holds it.
+        pids: directory of the records.
+        logs: directory of the logs.
+    """
+
+    def __init__(self, name: str, home: Path, pids: Path, logs: Path) -> None:
+        self.name = name
+        self.log = logs / f"{name}.log"
+        self._mark = f"{home}#{name}"
+        self._file = pids / f"{name}.json"
+
+    def pid(self) -> int | None:
+        """Its process id, while it runs."""
+        recorded = self._recorded()
+        return recorded.pid if recorded and _started(recorded.pid) == recorded.started else None
+
+    def start(
+        self, command: Sequence[str], environment: Mapping[str, str], directory: Path, user: str | None = None
+    ) -> None:
+        """Start it, in a session of its own, after having ended what an earlier one has left behind.
+
+        Args:
+            command: without any secret: everybody can read it.
+            environment: all of it.
+            directory: to work in.
+            user: to run as; None for the one who calls.
+        """
+        self.end(signal.SIGKILL, KILL_SECONDS)
+        if self.log.exists() and self.log.stat().st_size > LARGE_LOG_BYTES:
+            self.log.replace(self.log.with_suffix(".log.1"))
+        descriptor = os.open(self.log, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            process = subprocess.Popen(
+                command,
+                env=dict(environment) | {MARK: self._mark},
+                stdin=subprocess.DEVNULL,
+                stdout=descriptor,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                cwd=directory,
+                user=user,
+                group=user,
+                extra_groups=[] if user else None,
+                umask=PRIVATE_UMASK,
+            )
+        finally:
+            os.close(descriptor)
+        started = _started(process.pid) or 0
+        recorded = Recorded(pid=process.pid, started=started, boot=BOOT.read_text(encoding="utf-8").strip())
+        write_durably(self._file, recorded.model_dump_json().encode())
+
+    def wait(self, check: Callable[[], None], seconds: float) -> None:
+        """Wait until it is well.
+
+        Args:
+            check: raises an error while it is not.
+            seconds: at most.
+
+        Raises:
+            RunError: it ended, or was not well in time; its last words are in the message.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                check()
+            except Exception as error:
+                ended = self.pid() is None
+                if not ended and time.monotonic() < deadline:
+                    time.sleep(POLL_SECONDS)
+                    continue
+                what = "ended" if ended else f"is not well within {seconds:g} s ({redact(one_line(error))})"
+                raise RunError(f"{self.name} {what}; the end of {self.log}:\n{redact(self.last_words())}") from error
+            else:
+                return
+
+    def end(self, first: signal.Signals, seconds: float) -> bool:
+        """End it and all that it has started; whether there was anything to end.
+
+        Args:
+            first: how it is asked to end.
+            seconds: that it is given for it, before it is killed.
+        """
+        family = self.family()
+        if self.ask(first):
+            _wait(family, seconds)
+        for process in _living(family):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        _wait(family, KILL_SECONDS)
+        self._file.unlink(missing_ok=True)
+        return bool(family)
+
+    def ask(self, number: signal.Signals) -> bool:
+        """Send it a signal; whether it runs."""
+        pid = self.pid()
+        if pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        return pid is not None
+
+    def family(self) -> list[psutil.Process]:
+        """It, its descendants, and what an earlier one has left behind."""
+        found = set(self._marked())
+        if (pid := self.pid()) is not None:
+            with suppress(psutil.NoSuchProcess):
+                leader = psutil.Process(pid)
+                found |= {leader, *leader.children(recursive=True)}
+        return sorted(_living(found), key=lambda process: process.pid)
+
+    def last_words(self, num_lines: int = 15) -> str:
+        """The end of its log."""
+        if not self.log.exists():
+            return "its log is empty"
+        return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-num_lines:])
+
+    def _recorded(self) -> Recorded | None:
+        try:
+            recorded = Recorded.model_validate_json(self._file.read_bytes())
+        except (FileNotFoundError, ValidationError):
+            return None
+        return recorded if recorded.boot == BOOT.read_text(encoding="utf-8").strip() else None
+
+    def _marked(self) -> list[psutil.Process]:
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):  # ended meanwhile, or another user's
+                if process.environ().get(MARK) == self._mark:
+                    found.append(process)
+        return found
+
+
+def _started(pid: int) -> int | None:
+    """When a living process was started."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()  # the name before may hold anything
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def _living(processes: set[psutil.Process] | list[psutil.Process]) -> list[psutil.Process]:
+    living = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                living.append(process)
+    return living
+
+
+def _wait(processes: list[psutil.Process], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while _living(processes) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)

@@ -1,0 +1,163 @@
+"""Where a set of services keeps its state, and what it was told: addresses and ports, chosen once and kept.
+
+Knows nothing of what the services are.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from tasks.durable import write_durably
+from tasks.errors import InputError
+from tasks.records import Record
+
+LOOPBACK = "127.0.0.1"
+USUAL_PORTS = {"postgres": 5432, "prefect": 4200, "mlflow": 5000, "scheduler": 8786, "dashboard": 8787}
+"""Taken where they are free when a set is made."""
+TRAVERSABLE = 0o711
+PRIVATE = 0o700
+
+
+class Settings(Record):
+    """What a set was told."""
+
+    host: str = LOOPBACK
+    """Address that all but PostgreSQL and Dask's status pages listen on."""
+    ports: dict[str, int]
+    num_workers: int | None = None
+    """None: one per GPU, or per core where there is none."""
+    versions: dict[str, str] = Field(default_factory=dict)
+    """Of the packages whose databases these are; by them an upgrade is noticed."""
+
+
+class Home:
+    """The directory of one set.
+
+    Args:
+        root: absolute.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.secrets = root / "secrets"
+        self.tls = root / "tls"
+        self.database = root / "postgres"
+        self.artifacts = root / "artifacts"
+        self.work = root / "work"
+        self.logs = root / "logs"
+        self.pids = root / "pids"
+        self.environment = root / "environment"
+        self._settings = root / "settings.json"
+
+    def make(self) -> None:
+        """Make the directories that are not there yet; others may pass through the home, and read nothing in it."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            self.root.chmod(TRAVERSABLE)  # PostgreSQL does not run as root, and lives below
+            for directory in (self.secrets, self.artifacts, self.work, self.logs, self.pids):
+                directory.mkdir(exist_ok=True)
+                directory.chmod(PRIVATE)
+            if self.tls.exists():
+                self.tls.chmod(PRIVATE)
+        except OSError as error:
+            raise InputError(f"--home {self.root} cannot be written ({error}); name a directory of yours") from error
+
+    @property
+    def is_made(self) -> bool:
+        """Whether a set was ever started here."""
+        return self._settings.is_file()
+
+    def settings(self) -> Settings:
+        """What the set was told.
+
+        Raises:
+            InputError: there is none, or its file is damaged.
+        """
+        try:
+            return Settings.model_validate_json(self._settings.read_bytes())
+        except FileNotFoundError as error:
+            raise InputError(f"--home {self.root} holds no services; start them with infra/up") from error
+        except ValidationError as error:
+            raise InputError(f"{self._settings} is damaged; restore it with infra/restore, or mend it") from error
+
+    def keep(self, settings: Settings) -> None:
+        """Write what the set was told."""
+        write_durably(self._settings, settings.model_dump_json(indent=2).encode())
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other commands away from this set while the body lasts.
+
+        Raises:
+            InputError: another one is at work on it.
+        """
+        self.root.parent.mkdir(parents=True, exist_ok=True)
+        # Beside the home, which infra/restore replaces as a whole.
+        lock = os.open(self.root.with_name(f".{self.root.name}.lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError as error:
+            raise InputError(f"another command is at work on --home {self.root}; wait for its end") from error
+        finally:
+            os.close(lock)
+
+
+def told(old: Settings | None, host: str | None, ports: Mapping[str, int], num_workers: int | None) -> Settings:
+    """The settings of a set: what is said now, else what was said before, else what is usual and free.
+
+    Args:
+        old: of the last start; None the first time.
+        host: address to listen on.
+        ports: by service.
+        num_workers: of Dask; 0 for as many as fit.
+
+    Raises:
+        InputError: an unknown service, or an address that nobody could be told.
+    """
+    if unknown := sorted(set(ports) - set(USUAL_PORTS)):
+        raise InputError(f"--port {unknown[0]}=... names no service; use one of {', '.join(USUAL_PORTS)}")
+    if host is not None and _is_any(host):
+        raise InputError(f"--host {host} is no address that others could be told; name the one by which they reach it")
+    host = host or (old.host if old else LOOPBACK)
+    taken = dict(old.ports) if old else {}
+    chosen = taken | dict(ports)
+    for name, usual in USUAL_PORTS.items():
+        if not chosen.get(name):
+            chosen[name] = usual if usual not in chosen.values() and is_free(usual) else free_port()
+    workers = (old.num_workers if old else None) if num_workers is None else num_workers or None
+    return Settings(host=host, ports=chosen, num_workers=workers, versions=old.versions if old else {})
+
+
+def _is_any(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+def is_free(port: int, host: str = LOOPBACK) -> bool:
+    """Whether a port can be listened on."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+        return True
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+        return port

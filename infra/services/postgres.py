@@ -1,0 +1,245 @@
+"""PostgreSQL as one cluster of a set's own: made, opened for each service's role, dumped and filled.
+
+It listens on loopback alone, whatever the others listen on, and knows nobody without a password (SCRAM).
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from infra.services.daemon import Daemon
+from infra.services.home import LOOPBACK, Home
+from infra.services.vault import Vault
+from tasks.errors import InputError, RunError, one_line
+
+if TYPE_CHECKING:
+    from psycopg import Connection
+
+DEBIAN = Path("/usr/lib/postgresql")
+SUPERUSER = "postgres"
+UNPRIVILEGED = "postgres"
+"""The user of Debian's package, as which it runs where root calls: it refuses to be root."""
+DATABASES = {"prefect": "prefect", "mlflow": "mlflow", "mlflow_auth": "mlflow"}
+"""And the role that owns each."""
+END_SECONDS = 30.0
+LEFT_SECONDS = 20.0
+
+
+def user() -> str | None:
+    """As which user PostgreSQL runs; None for the one who calls.
+
+    Raises:
+        InputError: root calls, and there is no other.
+    """
+    if os.geteuid() != 0:
+        return None
+    try:
+        pwd.getpwnam(UNPRIVILEGED)
+    except KeyError as error:
+        raise InputError(
+            f"PostgreSQL does not run as root, and there is no user {UNPRIVILEGED}; "
+            "on Debian: apt-get install postgresql"
+        ) from error
+    return UNPRIVILEGED
+
+
+class Postgres:
+    """The cluster of a set.
+
+    Args:
+        home: of the set.
+        port: on loopback.
+        vault: with the passwords.
+    """
+
+    def __init__(self, home: Home, port: int, vault: Vault) -> None:
+        self._home = home
+        self._data = home.database / "data"
+        self._port = port
+        self._vault = vault
+        self.daemon = Daemon("postgres", home.root, home.pids, home.logs)
+
+    def start(self) -> None:
+        """Start it, making it first if need be."""
+        if not (self._data / "PG_VERSION").is_file():
+            self._make()
+        self._wait_for_leftovers()
+        # No socket file: whoever may connect is asked for a password.
+        options = ["-D", str(self._data), "-p", str(self._port)]
+        for setting in (f"listen_addresses={LOOPBACK}", "unix_socket_directories="):
+            options += ["-c", setting]
+        self.daemon.start([self._program("postgres"), *options], _environment(), self._home.database, user())
+
+    def end(self) -> bool:
+        """End it: sessions are rolled back, the data is left as it should be. Whether it ran."""
+        return self.daemon.end(signal.SIGINT, END_SECONDS)
+
+    def check(self) -> None:
+        """Raise an error unless it answers."""
+        self._connect("postgres").close()
+
+    def open_databases(self) -> None:
+        """Make roles and databases that are not there yet, and let each role's password be that of the vault."""
+        from psycopg import sql
+
+        with self._connect("postgres") as connection:
+            for role in sorted(set(DATABASES.values())):
+                name = sql.Identifier(role)
+                if not connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [role]).fetchone():
+                    connection.execute(sql.SQL("CREATE ROLE {} LOGIN").format(name))
+                # Its hash, made here: a password in a statement may end in the server's log.
+                hashed = connection.pgconn.encrypt_password(
+                    self._password(role).encode(), role.encode(), b"scram-sha-256"
+                ).decode()
+                connection.execute(sql.SQL("ALTER ROLE {} PASSWORD {}").format(name, sql.Literal(hashed)))
+            for database, role in DATABASES.items():
+                if not connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [database]).fetchone():
+                    statement = sql.SQL("CREATE DATABASE {} OWNER {}")
+                    connection.execute(statement.format(sql.Identifier(database), sql.Identifier(role)))
+
+    def uri(self, database: str, driver: str) -> str:
+        """Address of a database with its role's password; for environments and private files only."""
+        role = DATABASES[database]
+        return f"{driver}://{role}:{self._password(role)}@{LOOPBACK}:{self._port}/{database}"
+
+    def dump(self, database: str, path: Path) -> None:
+        """Write all of a database, as it is at one moment, in PostgreSQL's own compressed format."""
+        self._client("pg_dump", database, "--format=custom", "--no-owner", f"--file={path}")
+
+    def fill(self, database: str, path: Path) -> None:
+        """Fill an empty database with what was dumped."""
+        self._client("pg_restore", database, "--no-owner", "--exit-on-error", f"--dbname={database}", str(path))
+
+    def _client(self, program: str, database: str, *arguments: str) -> None:
+        role = DATABASES[database]
+        command = [self._program(program), f"--host={LOOPBACK}", f"--port={self._port}", f"--username={role}"]
+        command += [*arguments, *([database] if program == "pg_dump" else [])]
+        environment = _environment() | {"PGPASSWORD": self._password(role)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise RunError(f"{program} of database {database} failed: {one_line(Exception(done.stderr))[:500]}")
+
+    def _password(self, role: str) -> str:
+        return self._vault["postgres_password" if role == SUPERUSER else f"{role}_database_password"]
+
+    def _connect(self, database: str) -> Connection:
+        import psycopg
+
+        return psycopg.connect(
+            host=LOOPBACK,
+            port=self._port,
+            user=SUPERUSER,
+            dbname=database,
+            password=self._password(SUPERUSER),
+            connect_timeout=5,
+            autocommit=True,
+        )
+
+    def _make(self) -> None:
+        self._home.database.mkdir(exist_ok=True)
+        self._home.database.chmod(0o700)
+        if (owner := user()) is not None:
+            shutil.chown(self._home.database, owner, owner)
+            self._check_reachable(owner)
+        with self._password_file() as path:
+            command = [self._program("initdb"), "-D", str(self._data), f"--username={SUPERUSER}", f"--pwfile={path}"]
+            command += ["--auth-local=reject", "--auth-host=scram-sha-256", "--encoding=UTF8", "--locale=C.UTF-8"]
+            command += ["--data-checksums"]
+            done = subprocess.run(
+                command,
+                env=_environment(),
+                cwd="/",
+                user=owner,
+                group=owner,
+                extra_groups=[] if owner else None,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        if done.returncode != 0:
+            shutil.rmtree(self._data, ignore_errors=True)
+            raise RunError(f"initdb failed: {one_line(Exception(done.stderr))[:500]}")
+
+    @contextmanager
+    def _password_file(self) -> Iterator[Path]:
+        """A file that only the user who runs PostgreSQL can read, gone at once afterwards."""
+        with tempfile.TemporaryDirectory(dir=self._home.database) as place:
+            path = Path(place) / "password"
+            path.touch(0o600)
+            path.write_text(self._password(SUPERUSER), encoding="utf-8")
+            if (owner := user()) is not None:
+                for one in (path, path.parent):
+                    shutil.chown(one, owner, owner)
+            yield path
+
+    def _check_reachable(self, owner: str) -> None:
+        reached = subprocess.run(
+            ["test", "-w", self._home.database], user=owner, group=owner, extra_groups=[], cwd="/", check=False
+        )
+        if reached.returncode != 0:
+            raise InputError(
+                f"--home {self._home.root} lies where user {owner} cannot go, as whom PostgreSQL runs; "
+                "name another, such as /var/lib/paceline, or open the directories above for passing (chmod a+x)"
+            )
+
+    def _program(self, name: str) -> str:
+        """The path of a program, of the version that the data is of."""
+        version_file = self._data / "PG_VERSION"
+        with suppress(PermissionError):  # a directory of another user's
+            version = version_file.read_text(encoding="utf-8").strip() if version_file.is_file() else None
+            return find_program(name, version)
+        return find_program(name, None)
+
+    def _wait_for_leftovers(self) -> None:
+        """Wait for the children of a server that was killed: as long as they live, a new one refuses to start."""
+        deadline = time.monotonic() + LEFT_SECONDS
+        while time.monotonic() < deadline and any(_works_in(process, self._data) for process in psutil.process_iter()):
+            time.sleep(0.1)
+
+
+def _works_in(process: psutil.Process, directory: Path) -> bool:
+    try:
+        return Path(process.cwd()) == directory
+    except (psutil.Error, OSError):
+        return False
+
+
+def find_program(name: str, version: str | None) -> str:
+    """The path of one of PostgreSQL's programs; Debian does not put them on PATH.
+
+    Args:
+        name: of the program.
+        version: major, that it must be of; None for the newest.
+
+    Raises:
+        InputError: it is not there.
+    """
+    present = {path.name: path / "bin" / name for path in DEBIAN.glob("*") if (path / "bin" / name).is_file()}
+    if version is not None and present and version not in present:
+        raise InputError(
+            f"the data is of PostgreSQL {version}, and only {', '.join(sorted(present))} is installed; install "
+            f"postgresql-{version}, infra/backup with it, and infra/restore the archive into a new --home"
+        )
+    if present:
+        return str(present[version or max(present, key=float)])
+    found = shutil.which(name)
+    if found is None:
+        raise InputError(f"PostgreSQL's {name} is not installed; on Debian, as root: apt-get install postgresql")
+    return found
+
+
+def _environment() -> dict[str, str]:
+    """None of the caller's settings, and no secrets."""
+    return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8", "TZ": "UTC"}

@@ -1,0 +1,230 @@
+"""What each service of a set is: its command, its environment, and how it is known to be well.
+
+Commands hold no secrets, since everybody on a host can read them; those go by environments and private files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import urllib.error
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from conf.load import DASK_SETTINGS
+from conf.site import QUIET_ENVIRONMENT, Site
+from infra.services.daemon import Daemon
+from infra.services.home import LOOPBACK, Home, Settings
+from infra.services.postgres import Postgres
+from infra.services.vault import Vault, write_privately
+from infra.services.web import ask, status
+from tasks.cluster.hardware import describe, usable_cores
+
+USER, ADMIN = "paceline", "admin"
+REFUSED, UNKNOWN = 401, 404
+FOREIGN_PREFIXES = ("PREFECT_", "MLFLOW_")
+AUTH_CACHE_SECONDS = 60
+"""A password's hash takes MLflow 50 ms and more. With the one worker process that there is, its own changes show at
+once."""
+AUTH_CONFIG = f"""[mlflow]
+default_permission = READ
+database_uri = {{uri}}
+admin_username = {ADMIN}
+authorization_function = mlflow.server.auth:authenticate_request_basic_auth
+auth_cache_ttl_seconds = {AUTH_CACHE_SECONDS}
+"""
+
+
+@dataclass(frozen=True)
+class Service:
+    """One service of a set, PostgreSQL aside."""
+
+    daemon: Daemon
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    ports: tuple[tuple[str, int], ...]
+    """Address and port of each that it listens on."""
+    check: Callable[[], None]
+    """Raises while it is not well."""
+    address: str
+    """To be shown."""
+
+
+class Servers:
+    """All services of a set but PostgreSQL.
+
+    Args:
+        home: of the set.
+        settings: what the set was told.
+        vault: with the secrets.
+        postgres: behind Prefect and MLflow.
+        site: this machine's facts, which the workers share.
+    """
+
+    def __init__(self, home: Home, settings: Settings, vault: Vault, postgres: Postgres, site: Site) -> None:
+        self._home = home
+        self._settings = settings
+        self._vault = vault
+        self._postgres = postgres
+        self._site = site
+        host, ports = settings.host, settings.ports
+        self.prefect_url = f"http://{host}:{ports['prefect']}/api"
+        self.mlflow_url = f"http://{host}:{ports['mlflow']}"
+        self.scheduler_address = f"tls://{host}:{ports['scheduler']}"
+        self._dashboard = f"http://{LOOPBACK}:{ports['dashboard']}"
+
+    def all(self) -> list[Service]:
+        """In the order in which they start."""
+        return [self._prefect(), self._mlflow(), self._scheduler(), self._workers()]
+
+    @property
+    def num_workers(self) -> int:
+        """Dask workers: as told, else one per GPU, or per core where there is none."""
+        return self._settings.num_workers or len(describe().gpus) or usable_cores()
+
+    def client_environment(self) -> dict[str, str]:
+        """What a client of these services must know."""
+        return {
+            "PACELINE_HOME": str(self._site.root),
+            "PACELINE_TLS": str(self._home.tls),
+            "PACELINE_SCHEDULER": self.scheduler_address,
+            "PREFECT_API_URL": self.prefect_url,
+            "PREFECT_API_AUTH_STRING": self._prefect_user,
+            "MLFLOW_TRACKING_URI": self.mlflow_url,
+            "MLFLOW_TRACKING_USERNAME": USER,
+            "MLFLOW_TRACKING_PASSWORD": self._vault["mlflow_password"],
+        }
+
+    def prefect_environment(self) -> dict[str, str]:
+        """Of Prefect's server, and of the command that migrates its database."""
+        return _inherited() | {
+            "PREFECT_HOME": str(self._home.work / "prefect"),
+            "PREFECT_SERVER_DATABASE_CONNECTION_URL": self._postgres.uri("prefect", "postgresql+asyncpg"),
+            "PREFECT_SERVER_API_AUTH_STRING": self._prefect_user,
+            "PREFECT_API_AUTH_STRING": self._prefect_user,
+            "PREFECT_UI_API_URL": self.prefect_url,
+            # Defaults of 5 and 10 s: beside trainings that have all cores, that is too little for a start.
+            "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "60",
+            "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
+        }
+
+    def mlflow_environment(self) -> dict[str, str]:
+        """Of MLflow's server, and of the command that migrates its database."""
+        auth_config = self._home.secrets / "mlflow_auth.ini"
+        write_privately(auth_config, AUTH_CONFIG.format(uri=self._postgres.uri("mlflow_auth", "postgresql")))
+        environment = _inherited() | {
+            "MLFLOW_BACKEND_STORE_URI": self._postgres.uri("mlflow", "postgresql"),
+            "MLFLOW_ARTIFACTS_DESTINATION": str(self._home.artifacts),
+            "MLFLOW_AUTH_CONFIG_PATH": str(auth_config),
+            "MLFLOW_AUTH_ADMIN_PASSWORD": self._vault["mlflow_admin_password"],
+            "MLFLOW_FLASK_SERVER_SECRET_KEY": self._vault["mlflow_secret_key"],
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # 2 processes, not 10
+        }
+        if self._settings.host != LOOPBACK:
+            origin = f"{self._settings.host}:{self._settings.ports['mlflow']}"
+            environment["MLFLOW_SERVER_ALLOWED_HOSTS"] = f"{origin},localhost:*,{LOOPBACK}:*"
+            environment["MLFLOW_SERVER_CORS_ALLOWED_ORIGINS"] = f"http://{origin}"
+        return environment
+
+    @property
+    def _prefect_user(self) -> str:
+        return f"{USER}:{self._vault['prefect_password']}"
+
+    def _daemon(self, name: str) -> Daemon:
+        return Daemon(name, self._home.root, self._home.pids, self._home.logs)
+
+    def _prefect(self) -> Service:
+        host, port = self._settings.host, self._settings.ports["prefect"]
+        return Service(
+            daemon=self._daemon("prefect"),
+            command=_python("prefect", "server", "start", "--host", host, "--port", str(port)),
+            environment=self.prefect_environment(),
+            ports=((host, port),),
+            check=lambda: _require(ask(f"{self.prefect_url}/admin/version", self._prefect_user)),
+            address=self.prefect_url,
+        )
+
+    def _mlflow(self) -> Service:
+        host, port = self._settings.host, self._settings.ports["mlflow"]
+        command = _python("mlflow", "server", "--host", host, "--port", str(port), "--workers", "1")
+        return Service(
+            daemon=self._daemon("mlflow"),
+            command=(*command, "--app-name", "basic-auth"),
+            environment=self.mlflow_environment(),
+            ports=((host, port),),
+            check=self._check_mlflow,
+            address=self.mlflow_url,
+        )
+
+    def _check_mlflow(self) -> None:
+        """It lets its user in, who is made if need be: runs are not logged as the administrator."""
+        user = f"{USER}:{self._vault['mlflow_password']}"
+        experiments = f"{self.mlflow_url}/api/2.0/mlflow/experiments/search?max_results=1"
+        if status(experiments, user) == REFUSED:
+            admin = f"{ADMIN}:{self._vault['mlflow_admin_password']}"
+            users = f"{self.mlflow_url}/api/2.0/mlflow/users"
+            if status(f"{users}/get?username={USER}", admin) == UNKNOWN:
+                ask(f"{users}/create", admin, {"username": USER, "password": self._vault["mlflow_password"]})
+        _require(ask(experiments, user))
+
+    def _scheduler(self) -> Service:
+        host, port = self._settings.host, self._settings.ports["scheduler"]
+        status_port = self._settings.ports["dashboard"]
+        command = _python("distributed.cli.dask_scheduler", "--host", f"tls://{host}", "--port", str(port))
+        return Service(
+            daemon=self._daemon("scheduler"),
+            command=(*command, *self._tls(), "--no-dashboard", "--dashboard-address", f"{LOOPBACK}:{status_port}"),
+            environment=self._dask_environment(),
+            ports=((host, port), (LOOPBACK, status_port)),
+            check=lambda: _require(ask(f"{self._dashboard}/health")),
+            address=f"{self.scheduler_address}, status and metrics on {self._dashboard}",
+        )
+
+    def _workers(self) -> Service:
+        arguments = [self.scheduler_address, *self._tls(), "--host", f"tls://{self._settings.host}", "--nthreads", "1"]
+        arguments += ["--local-directory", str(self._home.work), "--no-dashboard", "--dashboard-address"]
+        arguments += [f"{LOOPBACK}:0", "--death-timeout", "60", "--preload", "tasks.train.seats"]
+        gpus = [gpu.uuid for gpu in describe().gpus][: self.num_workers]
+        environment = self._dask_environment()
+        if gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)  # dask-cuda starts one worker for each
+            command = _python("dask", "cuda", "worker", *arguments)
+        else:
+            command = _python("distributed.cli.dask_worker", *arguments, "--nworkers", str(self.num_workers))
+        return Service(
+            daemon=self._daemon("workers"),
+            command=command,
+            environment=environment,
+            ports=(),
+            check=self._check_workers,
+            address=f"{self.num_workers} of one {'GPU' if gpus else 'thread'} each",
+        )
+
+    def _check_workers(self) -> None:
+        counts = json.loads(ask(f"{self._dashboard}/json/counts.json"))
+        if counts["workers"] < self.num_workers:
+            raise OSError(f"{counts['workers']} of {self.num_workers} workers have come")
+
+    def _dask_environment(self) -> dict[str, str]:
+        """Workers have what their ranks need to log: they hand their environment on to them."""
+        return _inherited() | {"DASK_CONFIG": str(DASK_SETTINGS)} | self.client_environment()
+
+    def _tls(self) -> tuple[str, ...]:
+        tls = self._home.tls
+        return ("--tls-ca-file", f"{tls}/ca.pem", "--tls-cert", f"{tls}/cert.pem", "--tls-key", f"{tls}/key.pem")
+
+
+def _python(module: str, *arguments: str) -> tuple[str, ...]:
+    return (sys.executable, "-P", "-m", module, *arguments)
+
+
+def _inherited() -> dict[str, str]:
+    """The caller's environment, less what it says to other servers."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN_PREFIXES)}
+    return kept | QUIET_ENVIRONMENT
+
+
+def _require(answer: bytes) -> None:
+    if not answer:
+        raise urllib.error.URLError("an empty answer")

@@ -1,0 +1,168 @@
+"""Starts a set, or what of it does not run; and ends it. What runs and is well is left alone."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+
+from conf.site import Site
+from infra.services.archive import dump_databases
+from infra.services.daemon import Daemon
+from infra.services.home import LOOPBACK, Home, Settings, is_free
+from infra.services.postgres import Postgres
+from infra.services.servers import Servers, Service
+from infra.services.vault import Vault, write_privately
+from tasks.errors import InputError, RunError
+from tasks.redact import redact
+
+CERTIFICATES = Path(__file__).parents[1] / "certificates"
+NAMES = ("prefect", "mlflow", "scheduler", "workers")
+START_SECONDS = 300.0
+END_SECONDS = 20.0
+FREE_SECONDS = 5.0
+POLL_SECONDS = 0.1
+MIGRATED = ("prefect", "mlflow")
+"""Packages with databases, which a new version may want changed."""
+MLFLOW_UPGRADE = "import os; from mlflow.db import upgrade; upgrade.callback(os.environ['MLFLOW_BACKEND_STORE_URI'])"
+"""`mlflow db upgrade` takes the address, password included, on its command line only."""
+Say = Callable[[str], None]
+
+
+def up(home: Home, settings: Settings, site: Site, say: Say) -> Servers:
+    """Start what does not run, and wait until all are well.
+
+    Args:
+        home: of the set, locked.
+        settings: as told now.
+        site: this machine's facts.
+        say: hears what is done.
+
+    Raises:
+        InputError: settings do not fit what runs, or a port is taken.
+        RunError: a service did not come up; its last words are in the message.
+    """
+    _check_unchanged(home, settings)
+    home.make()
+    home.keep(settings)
+    vault = Vault(home.secrets)
+    vault.fill()
+    if not home.tls.exists():
+        subprocess.run([CERTIFICATES, home.tls], check=True, stdout=subprocess.DEVNULL)
+    postgres = Postgres(home, settings.ports["postgres"], vault)
+    _start(postgres.daemon, postgres.start, ((LOOPBACK, settings.ports["postgres"]),), say)
+    postgres.daemon.wait(postgres.check, START_SECONDS)
+    postgres.open_databases()
+    servers = Servers(home, settings, vault, postgres, site)
+    services = servers.all()
+    home.keep(settings.model_copy(update={"versions": _migrate(home, settings, servers, postgres, say)}))
+    started = {service.daemon.name for service in services if _start_service(service, say)}
+    for service in services:
+        if service.daemon.name == "workers" and "scheduler" in started and "workers" not in started:
+            service.daemon.end(signal.SIGTERM, END_SECONDS)  # they are another scheduler's
+            _start_service(service, say)
+        service.daemon.wait(service.check, START_SECONDS)
+    _write_environment(home, servers.client_environment())
+    return servers
+
+
+def down(home: Home) -> list[str]:
+    """End all that was started, the data left as it is; the names of what ran."""
+    daemons = [Daemon(name, home.root, home.pids, home.logs) for name in reversed(NAMES)]
+    ran = [daemon.name for daemon in daemons if daemon.ask(signal.SIGTERM)]  # all at once: each takes seconds
+    for daemon in daemons:
+        daemon.end(signal.SIGTERM, END_SECONDS)
+    if Postgres(home, home.settings().ports["postgres"], Vault(home.secrets)).end():
+        ran.append("postgres")
+    return ran
+
+
+def running(home: Home) -> list[str]:
+    """The names of the services that run."""
+    names = ("postgres", *NAMES)
+    return [name for name in names if Daemon(name, home.root, home.pids, home.logs).pid() is not None]
+
+
+def _check_unchanged(home: Home, settings: Settings) -> None:
+    if not home.is_made or not (present := running(home)):
+        return
+    old = home.settings()
+    if (old.host, old.ports, old.num_workers) != (settings.host, settings.ports, settings.num_workers):
+        raise InputError(
+            f"--host, --port or --workers is not what {', '.join(present)} of {home.root} run with; infra/down first"
+        )
+
+
+def _start_service(service: Service, say: Say) -> bool:
+    def start() -> None:
+        service.daemon.start(service.command, service.environment, Path("/"))
+
+    return _start(service.daemon, start, service.ports, say)
+
+
+def _start(daemon: Daemon, start: Callable[[], None], ports: tuple[tuple[str, int], ...], say: Say) -> bool:
+    """Start a service unless it runs; whether it was started."""
+    pid = daemon.pid()
+    if pid is not None:
+        say(f"{daemon.name} runs already (process {pid})")
+        return False
+    daemon.end(signal.SIGKILL, END_SECONDS)  # what it has left behind may hold its port
+    for host, port in ports:
+        if not _becomes_free(host, port):
+            raise InputError(
+                f"port {port} on {host} cannot be listened on, and {daemon.name} needs it; end whoever has it, or "
+                f"choose another: infra/up --port {daemon.name}=NUMBER"
+            )
+    start()
+    say(f"{daemon.name} started (process {daemon.pid()})")
+    return True
+
+
+def _becomes_free(host: str, port: int) -> bool:
+    """Whether a port can be listened on, soon: the threads of a process that was killed let go of it one by one."""
+    deadline = time.monotonic() + FREE_SECONDS
+    while not is_free(port, host):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_SECONDS)
+    return True
+
+
+def _migrate(home: Home, settings: Settings, servers: Servers, postgres: Postgres, say: Say) -> dict[str, str]:
+    """Bring the databases to the installed versions, where they are of others; those versions."""
+    now = {name: metadata.version(name) for name in MIGRATED}
+    if settings.versions == now:
+        return now
+    if settings.versions:
+        place = home.root / "backups"
+        place.mkdir(mode=0o700, exist_ok=True)
+        was = "-".join(f"{name}-{version}" for name, version in settings.versions.items())
+        dumps = place / f"{was}-{time.strftime('%Y%m%dT%H%M%S')}"
+        dump_databases(postgres, dumps)
+        say(f"the databases are of {was}, and are migrated; as they were, they are in {dumps}")
+        for name in MIGRATED:  # a server of the old version must not run meanwhile
+            Daemon(name, home.root, home.pids, home.logs).end(signal.SIGTERM, END_SECONDS)
+        _run("mlflow db upgrade", ["-c", MLFLOW_UPGRADE], servers.mlflow_environment())
+    arguments = ["-m", "prefect", "server", "database", "upgrade", "-y"]
+    _run("prefect server database upgrade", arguments, servers.prefect_environment())
+    return now
+
+
+def _run(name: str, arguments: list[str], environment: Mapping[str, str]) -> None:
+    command = [sys.executable, "-P", *arguments]
+    done = subprocess.run(command, env=dict(environment), cwd="/", capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RunError(
+            f"{name} failed; the databases are as they were before or half way:\n{redact(done.stderr[-2000:])}"
+        )
+
+
+def _write_environment(home: Home, environment: Mapping[str, str]) -> None:
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
+    write_privately(home.environment, "\n".join(lines) + os.linesep)

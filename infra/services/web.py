@@ -1,0 +1,45 @@
+"""What a server answers over HTTP, with or without a user."""
+
+from __future__ import annotations
+
+import base64
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+ANSWER_SECONDS = 5.0
+
+
+def ask(url: str, user: str | None = None, body: dict[str, Any] | None = None) -> bytes:
+    """GET, or POST where there is a body.
+
+    Args:
+        url: to be asked.
+        user: name and password, with a colon between.
+        body: JSON.
+
+    Raises:
+        OSError: no answer, or (`urllib.error.HTTPError`) one that refuses.
+    """
+    request = urllib.request.Request(url, json.dumps(body).encode() if body is not None else None)
+    request.add_header("Content-Type", "application/json")
+    if user is not None:
+        request.add_header("Authorization", "Basic " + base64.b64encode(user.encode()).decode())
+    with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
+        content: bytes = answer.read()
+        return content
+
+
+def status(url: str, user: str | None = None) -> int:
+    """The status of the answer to a GET.
+
+    Raises:
+        OSError: no answer.
+    """
+    try:
+        ask(url, user)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code
+    return 200

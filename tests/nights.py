@@ -1,0 +1,70 @@
+"""Nights that follow each other: what they run, and earlier ones made from one real night."""
+
+import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import numpy as np
+
+NIGHT = [
+    "digits",
+    "name=nights",
+    "data.image_size=16",
+    "model.width=4",
+    "model.depth=1",
+    "recipe.num_epochs=2",
+    "recipe.warmup_epochs=0.5",
+    "speedup.baseline=none",
+    "execution.loading=foreground",
+    "track.experiment=nights",
+    "track.register=digits-nights",
+    "track.min_accuracy=0.05",
+]
+QUIET_RATE = 4000.0
+"""Samples per second; those of the real night, beside other tests, may be anything below."""
+
+
+def repeat(client, run_id, num_nights):
+    """Nights with the figures of a real one, as a quiet machine would have made them.
+
+    Args:
+        client: of the MLflow store.
+        run_id: of the real night.
+        num_nights: to be made.
+    """
+    found = client.get_run(run_id)
+    rng = np.random.default_rng(1)
+    tags = {name: value for name, value in found.data.tags.items() if name.startswith("paceline.")}
+    tags["paceline.disturbed"] = "False"
+    facts = client.download_artifacts(run_id, "facts.json")
+    for _ in range(num_nights):
+        copy = client.create_run(found.info.experiment_id, tags=tags)
+        for name, value in found.data.metrics.items():
+            usual = QUIET_RATE if name.startswith("throughput/") else value
+            client.log_metric(copy.info.run_id, name, usual * np.exp(rng.normal(0, 0.01)))
+        client.log_artifact(copy.info.run_id, facts)
+        client.set_terminated(copy.info.run_id)
+
+
+@contextmanager
+def web_hook():
+    """The address of a web hook that answers while the body runs, and what has been sent to it."""
+    received = []
+
+    class Hook(BaseHTTPRequestHandler):
+        def do_POST(self):
+            received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *arguments):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Hook)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/secret-path", received
+    finally:
+        server.shutdown()
+        server.server_close()
