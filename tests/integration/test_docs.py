@@ -1,0 +1,252 @@
+"""The commands of the documents are run as they stand there; what makes them small is in tests/treatments.py."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.documents import ROOT
+from tests.pictures import make_pictures
+from tests.treatments import NO_PROBE, SMALL, of_story
+
+LINKED = ("infra", "conf", "flows", "tasks", "tests", "pyproject.toml")
+PLACES = ("RUN_ID RUN_ID", "RUN_ID", "DIR", "NAME", "SET", "PORT", "ID", "host:8786", "paceline serve ...")
+"""What the documents leave to the reader; the longer before what it contains."""
+SECONDS = 250
+UP_SECONDS = 60
+
+
+class Clone:
+    """A directory that looks like a clone with its environment, and keeps its own state.
+
+    Args:
+        directory: empty.
+        prefect_url: of a server that its commands use.
+    """
+
+    def __init__(self, directory, prefect_url):
+        self.directory = directory
+        self.places = {}
+        """What stands in place of which word of the documents."""
+        for name in LINKED:
+            (directory / name).symlink_to(ROOT / name)
+        (directory / ".venv").symlink_to(sys.prefix)
+        self.environment = {name: value for name, value in os.environ.items() if name != "PACELINE_HOME"} | {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "PREFECT_API_URL": prefect_url,
+        }
+
+    def filled_in(self, command):
+        """The command with everything in its place."""
+        for place in PLACES:
+            if place in self.places:
+                command = re.sub(rf"(?<!\w){re.escape(place)}(?!\w)", self._filling(place), command)
+        return command
+
+    def _filling(self, place):
+        return str(self.places[place]).replace("\\", r"\\")
+
+    def shell(self, commands):
+        """Run commands in a row, in one shell; what they said."""
+        script = "\n".join(["set -euo pipefail", *map(self.filled_in, commands)])
+        done = subprocess.run(
+            ["bash", "-c", script],
+            cwd=self.directory,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+        assert done.returncode == 0, (
+            f"{script}\nended with {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+        )
+        return done.stdout + done.stderr
+
+    @contextmanager
+    def running(self, command, is_up):
+        """A command that does not end by itself, from when it is up to the end of the body; SIGTERM ends it."""
+        with (self.directory / "said.txt").open("w+") as said:
+            script = f"set -euo pipefail\n{self.filled_in(command)}"
+            words = ["bash", "-c", script]
+            process = subprocess.Popen(
+                words, cwd=self.directory, env=self.environment, stdout=said, stderr=said, start_new_session=True
+            )
+            try:
+                deadline = time.monotonic() + UP_SECONDS
+                while not is_up():
+                    assert process.poll() is None, f"{script} ended:\n{(self.directory / 'said.txt').read_text()}"
+                    assert time.monotonic() < deadline, f"{script} is not up"
+                    time.sleep(0.2)
+                yield process
+            finally:
+                os.killpg(process.pid, signal.SIGTERM)
+                process.wait(UP_SECONDS)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def listens(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory, prefect_url):
+    """With images for DIR."""
+    made = Clone(tmp_path_factory.mktemp("clone"), prefect_url)
+    pictures = tmp_path_factory.mktemp("pictures")
+    for damaged in make_pictures(pictures):
+        (pictures / damaged).unlink()
+    made.places |= {"DIR": pictures, "NAME": "pictures"}
+    return made
+
+
+@pytest.fixture(scope="module")
+def trained(clone):
+    """The clone after the first run on one's own images: RUN_ID is that run, SET what it was trained on."""
+    clone.shell([f"{command} --json > summary.json" for command in of_story("trained")])
+    summary = json.loads((clone.directory / "summary.json").read_text().splitlines()[-1])
+    (prepared,) = (clone.directory / ".paceline" / "prepared").iterdir()
+    clone.places |= {"RUN_ID": summary["run_id"], "SET": prepared.relative_to(clone.directory)}
+    assert summary["registered"]["alias"] == "champion"
+    return clone
+
+
+def test_settings_of_the_shell(clone):
+    said = clone.shell([*of_story("settings"), "command -v paceline", "env"])
+    assert said.splitlines()[0] == f"{clone.directory}/.venv/bin/paceline"
+    assert {f"PACELINE_HOME={clone.directory}/.paceline", "PREFECT_API_URL=http://127.0.0.1:4200/api"} <= set(
+        said.splitlines()
+    )
+
+
+@pytest.mark.parametrize("command", of_story("help"))
+def test_help_and_show(clone, command):
+    said = clone.shell([command])
+    assert "recipe.num_epochs" in said
+    assert ("#SBATCH" in said) == ("slurm" in command)
+
+
+def test_a_model_predicts_pictures(trained):
+    said = trained.shell(of_story("predictions"))
+    assert said.count("predicted ") == 2
+    assert list((trained.directory / "predictions").glob("part-*.parquet"))
+
+
+def test_a_set_by_hand(trained):
+    said = trained.shell(of_story("a set by hand"))
+    assert "class_names=('dark', 'light')" in said
+    assert '"class_counts"' in said
+    assert "sound" in said.splitlines()
+    assert re.search(r"^\(\d+, 16, 16, 3\)$", said, re.MULTILINE)
+
+
+def test_a_rank_by_hand(trained):
+    before = {path: path.stat().st_mtime_ns for path in trained.directory.glob(".paceline/runs/*/*/**/*")}
+    trained.shell(of_story("a rank by hand"))
+    again = json.loads((trained.directory / "replay" / "result.json").read_text())
+    (first,) = trained.directory.glob(".paceline/runs/*/attempt-0/rank-0/result.json")
+    assert again["losses"] == json.loads(first.read_text())["losses"]
+    assert {path: path.stat().st_mtime_ns for path in trained.directory.glob(".paceline/runs/*/*/**/*")} == before
+
+
+def test_a_probe_by_hand(trained):
+    summary = json.loads((trained.directory / "summary.json").read_text().splitlines()[-1])
+    (said,) = trained.shell(of_story("a probe by hand")).splitlines()
+    assert said.split()[0] == summary["speedup"]["verdict"].split()[0]
+
+
+def test_the_doctor(clone):
+    assert "nothing wrong" in clone.shell(of_story("doctor"))
+
+
+@pytest.mark.slow
+def test_runs_are_compared(trained):
+    trained.shell([f"paceline run digits {SMALL} {NO_PROBE} --json > second.json"])
+    second = json.loads((trained.directory / "second.json").read_text().splitlines()[-1])["run_id"]
+    trained.places["RUN_ID RUN_ID"] = f"{trained.places['RUN_ID']} {second}"
+    commands = of_story("comparisons")
+    # A model predicts what it knows: the second run has learned the digits.
+    said = trained.shell([command.replace("RUN_ID digits", f"{second} digits") for command in commands])
+    assert "predicted  359 images" in said
+    assert "data" in said
+    assert "<html" in (trained.directory / "compared.html").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", of_story("studies"))
+def test_a_study(clone, command):
+    assert "in experiment paceline" in clone.shell([command])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", of_story("advice"))
+def test_advice(clone, command):
+    assert "8 devices" in clone.shell([command])
+
+
+@pytest.mark.slow
+def test_nights(clone):
+    server, serve, *asked, again = of_story("nights")
+    clone.places["PORT"] = port = free_port()
+    clone.places["paceline serve ..."] = clone.filled_in(serve)
+    clone.environment |= {
+        "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
+        "PREFECT_RUNNER_POLL_FREQUENCY": "600",  # nobody is to train for sixty epochs here
+    }
+    deployment = f"http://127.0.0.1:{port}/api/deployments/name/paceline-run/cifar10"
+
+    def schedule():
+        (found,) = httpx.get(deployment).json()["schedules"]
+        return found
+
+    with clone.running(f"PREFECT_API_URL= {server}", lambda: listens(port)):
+        with clone.running(serve, lambda: httpx.get(deployment).status_code == 200):
+            clone.places["ID"] = schedule()["id"]
+            assert schedule()["schedule"]["timezone"] == "Europe/Zurich"
+            said = clone.shell(asked)
+            assert "0 2 * * *" in said
+            assert not schedule()["active"]
+        with clone.running(again, lambda: schedule()["active"]):
+            pass
+        assert not httpx.get(deployment).json()["paused"], "what comes due meanwhile is to be caught up with"
+
+
+@pytest.mark.slow
+def test_a_scheduler_of_ones_own(clone, prefect_url):
+    certificates, run, *given, scheduler, worker = of_story("own scheduler")
+    port = free_port()
+    clone.places |= {"PORT": port, "host:8786": f"127.0.0.1:{port}"}
+    clone.environment |= {"PREFECT_API_URL": prefect_url, "PACELINE_TLS": f"{clone.directory}/tls"}
+    clone.shell([certificates])
+    settings = "\n".join(given)
+    with (
+        clone.running(f"{settings}\n{scheduler}", lambda: listens(port)),
+        clone.running(f"{settings}\n{worker}", lambda: "Registered to" in (clone.directory / "said.txt").read_text()),
+    ):
+        assert "in experiment paceline" in clone.shell([run])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    Path(sys.prefix) != ROOT / ".venv", reason="would install into .venv; run by infra/test, nothing is left to install"
+)
+def test_the_scripts_of_a_clone(clone):
+    said = clone.shell(of_story("clone"))
+    assert "in experiment paceline" in said
+    assert "test_house.py" in said
