@@ -29,8 +29,6 @@ Story = Literal[
     "nights",
     "own scheduler",
 ]
-SLOW: tuple[Story, ...] = ("clone", "comparisons", "studies", "advice", "nights", "own scheduler")
-"""They train more than once, or wait for servers."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The commands of the documents are run as they stand there; what makes them small is in tests/treatments.py."""
 
+import copy
 import json
 import os
 import re
@@ -8,8 +9,9 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import httpx
 import pytest
@@ -46,6 +48,13 @@ class Clone:
             "PREFECT_API_URL": prefect_url,
         }
 
+    def changed(self, places, **environment):
+        """The same directory with other places and another environment."""
+        other = copy.copy(self)
+        other.places = self.places | places
+        other.environment = self.environment | environment
+        return other
+
     def filled_in(self, command):
         """The command with everything in its place."""
         for place in PLACES:
@@ -68,30 +77,43 @@ class Clone:
             timeout=SECONDS,
             check=False,
         )
-        assert done.returncode == 0, (
-            f"{script}\nended with {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
-        )
-        return done.stdout + done.stderr
+        said = done.stdout + done.stderr
+        assert done.returncode == 0, f"{script}\nended with {done.returncode}:\n{said[-6000:]}"
+        return said
 
     @contextmanager
     def running(self, command, is_up):
-        """A command that does not end by itself, from when it is up to the end of the body; SIGTERM ends it."""
-        with (self.directory / "said.txt").open("w+") as said:
-            script = f"set -euo pipefail\n{self.filled_in(command)}"
-            words = ["bash", "-c", script]
+        """A command that does not end by itself, from when it is up to the end of the body; SIGTERM ends it.
+
+        Args:
+            command: one or more lines.
+            is_up: tells it from what was said so far.
+        """
+        script = f"set -euo pipefail\n{self.filled_in(command)}"
+        with TemporaryFile("w+") as said:
             process = subprocess.Popen(
-                words, cwd=self.directory, env=self.environment, stdout=said, stderr=said, start_new_session=True
+                ["bash", "-c", script],
+                cwd=self.directory,
+                env=self.environment,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
             )
             try:
                 deadline = time.monotonic() + UP_SECONDS
-                while not is_up():
-                    assert process.poll() is None, f"{script} ended:\n{(self.directory / 'said.txt').read_text()}"
-                    assert time.monotonic() < deadline, f"{script} is not up"
+                while not is_up(_all_of(said)):
+                    assert process.poll() is None, f"{script}\nended:\n{_all_of(said)}"
+                    assert time.monotonic() < deadline, f"{script}\nis not up:\n{_all_of(said)}"
                     time.sleep(0.2)
-                yield process
+                yield
             finally:
-                os.killpg(process.pid, signal.SIGTERM)
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGTERM)
                 process.wait(UP_SECONDS)
+
+
+def _all_of(said):
+    return os.pread(said.fileno(), 1_000_000, 0).decode()
 
 
 def free_port():
@@ -179,10 +201,10 @@ def test_the_doctor(clone):
 def test_runs_are_compared(trained):
     trained.shell([f"paceline run digits {SMALL} {NO_PROBE} --json > second.json"])
     second = json.loads((trained.directory / "second.json").read_text().splitlines()[-1])["run_id"]
-    trained.places["RUN_ID RUN_ID"] = f"{trained.places['RUN_ID']} {second}"
+    site = trained.changed({"RUN_ID RUN_ID": f"{trained.places['RUN_ID']} {second}"})
     commands = of_story("comparisons")
     # A model predicts what it knows: the second run has learned the digits.
-    said = trained.shell([command.replace("RUN_ID digits", f"{second} digits") for command in commands])
+    said = site.shell([command.replace("RUN_ID digits", f"{second} digits") for command in commands])
     assert "predicted  359 images" in said
     assert "data" in said
     assert "<html" in (trained.directory / "compared.html").read_text()
@@ -202,44 +224,43 @@ def test_advice(clone, command):
 
 @pytest.mark.slow
 def test_nights(clone):
-    server, serve, *asked, again = of_story("nights")
-    clone.places["PORT"] = port = free_port()
-    clone.places["paceline serve ..."] = clone.filled_in(serve)
-    clone.environment |= {
-        "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
-        "PREFECT_RUNNER_POLL_FREQUENCY": "600",  # nobody is to train for sixty epochs here
-    }
+    start, serve, *asked, again = of_story("nights")
+    port = free_port()
     deployment = f"http://127.0.0.1:{port}/api/deployments/name/paceline-run/cifar10"
+    site = clone.changed(
+        {"PORT": port, "paceline serve ...": clone.filled_in(serve)},
+        PREFECT_API_URL=f"http://127.0.0.1:{port}/api",
+        PREFECT_RUNNER_POLL_FREQUENCY="600",  # nobody is to train for sixty epochs here
+    )
 
     def schedule():
         (found,) = httpx.get(deployment).json()["schedules"]
         return found
 
-    with clone.running(f"PREFECT_API_URL= {server}", lambda: listens(port)):
-        with clone.running(serve, lambda: httpx.get(deployment).status_code == 200):
-            clone.places["ID"] = schedule()["id"]
+    with site.running(f"unset PREFECT_API_URL\n{start}", lambda said: listens(port)):
+        with site.running(serve, lambda said: httpx.get(deployment).status_code == httpx.codes.OK):
             assert schedule()["schedule"]["timezone"] == "Europe/Zurich"
-            said = clone.shell(asked)
-            assert "0 2 * * *" in said
+            assert schedule()["active"]
+            assert "0 2 * * *" in site.changed({"ID": schedule()["id"]}).shell(asked)
             assert not schedule()["active"]
-        with clone.running(again, lambda: schedule()["active"]):
+        with site.running(again, lambda said: schedule()["active"]):
             pass
         assert not httpx.get(deployment).json()["paused"], "what comes due meanwhile is to be caught up with"
 
 
 @pytest.mark.slow
-def test_a_scheduler_of_ones_own(clone, prefect_url):
-    certificates, run, *given, scheduler, worker = of_story("own scheduler")
+def test_a_scheduler_of_ones_own(clone):
+    certificates, run, *settings, scheduler, worker = of_story("own scheduler")
     port = free_port()
-    clone.places |= {"PORT": port, "host:8786": f"127.0.0.1:{port}"}
-    clone.environment |= {"PREFECT_API_URL": prefect_url, "PACELINE_TLS": f"{clone.directory}/tls"}
-    clone.shell([certificates])
-    settings = "\n".join(given)
+    site = clone.changed(
+        {"PORT": port, "host:8786": f"127.0.0.1:{port}"}, PACELINE_TLS=f"{clone.directory}/certificates"
+    )
+    site.shell([certificates])
     with (
-        clone.running(f"{settings}\n{scheduler}", lambda: listens(port)),
-        clone.running(f"{settings}\n{worker}", lambda: "Registered to" in (clone.directory / "said.txt").read_text()),
+        site.running("\n".join([*settings, scheduler]), lambda said: listens(port)),
+        site.running("\n".join([*settings, worker]), lambda said: "Registered to" in said),
     ):
-        assert "in experiment paceline" in clone.shell([run])
+        assert "in experiment paceline" in site.shell([run])
 
 
 @pytest.mark.slow
