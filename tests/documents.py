@@ -10,7 +10,7 @@ FOLDERS = (".github", "conf", "flows", "infra", "tasks", "tests")
 HISTORY = ROOT / "infra" / "LOG.md"
 """Says what was typed on its days, and is never rewritten."""
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<body>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
-INLINE = re.compile(r"`([^`\n]+)`")
+INLINE = re.compile(r"`([^`]+)`")
 LINK = re.compile(r"!?\[[^\]]*\]\((?!https?://)([^)\s]+)\)")
 COMMENT = re.compile(r"(^|\s+)# .*$")
 
@@ -63,7 +63,8 @@ def all_commands():
 
 def inline_codes():
     """(document, code) of what stands between backquotes in the text of living documents."""
-    return [(path, code) for path in living() for code in INLINE.findall(FENCE.sub("", path.read_text()))]
+    texts = [(path, FENCE.sub("", path.read_text())) for path in living()]
+    return [(path, " ".join(code.split())) for path, text in texts for code in INLINE.findall(text)]
 
 
 def links(path):

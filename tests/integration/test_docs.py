@@ -15,10 +15,11 @@ from tempfile import TemporaryFile
 
 import httpx
 import pytest
+from mlflow.tracking import MlflowClient
 
 from tests.documents import ROOT
 from tests.pictures import make_pictures
-from tests.treatments import NO_PROBE, SMALL, of_story
+from tests.treatments import LEARNS, NO_PROBE, SMALL, of_story
 
 LINKED = ("infra", "conf", "flows", "tasks", "tests", "pyproject.toml")
 PLACES = ("RUN_ID RUN_ID", "RUN_ID", "DIR", "NAME", "SET", "PORT", "ID", "host:8786", "paceline serve ...")
@@ -179,12 +180,19 @@ def test_a_set_by_hand(trained):
 
 
 def test_a_rank_by_hand(trained):
-    before = {path: path.stat().st_mtime_ns for path in trained.directory.glob(".paceline/runs/*/*/**/*")}
+    store = MlflowClient(f"sqlite:///{trained.directory}/.paceline/mlflow.db")
+
+    def left_by_the_run():
+        history = store.get_metric_history(trained.places["RUN_ID"], "train/loss")
+        files = trained.directory.glob(".paceline/runs/**/*")
+        return [(metric.step, metric.value) for metric in history], {path: path.stat().st_mtime_ns for path in files}
+
+    before = left_by_the_run()
     trained.shell(of_story("a rank by hand"))
     again = json.loads((trained.directory / "replay" / "result.json").read_text())
     (first,) = trained.directory.glob(".paceline/runs/*/attempt-0/rank-0/result.json")
     assert again["losses"] == json.loads(first.read_text())["losses"]
-    assert {path: path.stat().st_mtime_ns for path in trained.directory.glob(".paceline/runs/*/*/**/*")} == before
+    assert left_by_the_run() == before
 
 
 def test_a_probe_by_hand(trained):
@@ -199,7 +207,7 @@ def test_the_doctor(clone):
 
 @pytest.mark.slow
 def test_runs_are_compared(trained):
-    trained.shell([f"paceline run digits {SMALL} {NO_PROBE} --json > second.json"])
+    trained.shell([f"paceline run digits {SMALL} {LEARNS} {NO_PROBE} --json > second.json"])
     second = json.loads((trained.directory / "second.json").read_text().splitlines()[-1])["run_id"]
     site = trained.changed({"RUN_ID RUN_ID": f"{trained.places['RUN_ID']} {second}"})
     commands = of_story("comparisons")
