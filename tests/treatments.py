@@ -79,7 +79,7 @@ TREATMENTS: dict[str, Told | Checked] = {
     "export PREFECT_API_URL=http://127.0.0.1:4200/api": Told("settings"),
     'paceline serve cifar10 data.root=DIR --cron "0 2 * * *" --timezone Europe/Zurich --overlap skip '
     "track.register=cifar10 track.min_accuracy=0.85": Told("nights", "recipe.batch_size=32"),
-    "prefect deployment run paceline-run/cifar10": Told("nights"),
+    "prefect deployment run paceline-run/cifar10": Told("nights", '--start-in "in 1 day"'),
     "prefect deployment schedule ls paceline-run/cifar10": Told("nights"),
     "prefect deployment schedule pause paceline-run/cifar10 ID": Told("nights"),
     "paceline serve ... --catch-up": Told("nights"),

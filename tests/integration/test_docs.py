@@ -108,7 +108,11 @@ class Clone:
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGTERM)
-                process.wait(UP_SECONDS)
+                try:
+                    process.wait(UP_SECONDS)
+                finally:
+                    with suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _all_of(said):
