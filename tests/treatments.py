@@ -1,0 +1,134 @@
+"""What the tests do with each command of the documents. One that is not here fails `tests/unit/test_docs.py`.
+
+Every `paceline` command, whatever else is done with it, goes through the program's own parser and configuration there.
+The stories are told by `tests/integration/test_docs.py`: the commands of one run in a row in one shell, in a directory
+that looks like a clone, with real images for DIR, a run of the program for RUN_ID, and so on.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+SMALL = "data.image_size=16 model.width=4 model.depth=1 recipe.num_epochs=1 recipe.warmup_epochs=0"
+LEARNS = "model.width=8 recipe.num_epochs=4"
+"""Behind SMALL: a network that has learned nothing may tell other classes in bf16, and is then not predicted with."""
+NO_PROBE = "speedup.baseline=none"
+SHORT_PROBE = "speedup.max_seconds=2"
+ONE_HOST = "cluster.kind=local cluster.hosts=[] execution.num_nodes=1"
+
+Story = Literal[
+    "settings",
+    "help",
+    "trained",
+    "predictions",
+    "a set by hand",
+    "a rank by hand",
+    "a probe by hand",
+    "doctor",
+    "clone",
+    "comparisons",
+    "studies",
+    "advice",
+    "nights",
+    "own scheduler",
+]
+
+
+@dataclass(frozen=True)
+class Told:
+    """Run in a story."""
+
+    story: Story
+    add: str = ""
+    """Behind the command: what makes it small, or keeps it on this host and on free ports."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Only parsed, with its settings, as every command is."""
+
+    why: str
+
+
+NO_HOSTS = Checked("node1 and node2 are not there; tests/integration/test_clusters.py has real hosts over SSH")
+
+TREATMENTS: dict[str, Told | Checked] = {
+    # README.md
+    "infra/run": Told("clone", f"{SMALL} {NO_PROBE}"),
+    "infra/test": Told("clone", "--collect-only -q tests/unit/test_house.py"),
+    "export PATH=$PWD/.venv/bin:$PATH": Told("settings"),
+    "paceline run folder data.root=DIR data.image_size=64": Told(
+        "trained", f"{SMALL} {LEARNS} {SHORT_PROBE} track.register=pictures"
+    ),
+    "paceline run --help": Told("help"),
+    "paceline run cifar10 data.root=DIR --show": Told("help"),
+    "paceline predict RUN_ID DIR": Told("predictions"),
+    "paceline predict models:/NAME@champion DIR --out predictions": Told("predictions"),
+    "paceline predict RUN_ID digits": Told("comparisons"),
+    "paceline study digits --axis execution.precision=32-true,bf16-mixed --axis execution.loading=foreground,resident "
+    "--repeats 6": Told("studies", f"--repeats 1 {SMALL}"),
+    "paceline study digits --axis execution.num_devices=1,2 --axis execution.precision=32-true,bf16-mixed --ladder "
+    "--diagnose": Told("studies", f"--repeats 1 {SMALL} {SHORT_PROBE}"),
+    "paceline study --plan scaling data.root=DIR": Told("studies", f"--repeats 1 {SMALL} recipe.batch_size=16"),
+    "paceline advise digits --devices 2,4,8 recipe.batch_scaling=strong --deadline 60": Told(
+        "advice", f"{SMALL} {SHORT_PROBE}"
+    ),
+    "paceline compare RUN_ID RUN_ID": Told("comparisons"),
+    "paceline compare --experiment paceline --last 5 --html compared.html": Told("comparisons"),
+    "paceline doctor": Told("doctor"),
+    "prefect server start": Told("nights", "--host 127.0.0.1 --port PORT --no-ui"),
+    "export PREFECT_API_URL=http://127.0.0.1:4200/api": Told("settings"),
+    'paceline serve cifar10 data.root=DIR --cron "0 2 * * *" --timezone Europe/Zurich --overlap skip '
+    "track.register=cifar10 track.min_accuracy=0.85": Told("nights", "recipe.batch_size=32"),
+    "prefect deployment run paceline-run/cifar10": Told("nights", '--start-in "in 1 day"'),
+    "prefect deployment schedule ls paceline-run/cifar10": Told("nights"),
+    "prefect deployment schedule pause paceline-run/cifar10 ID": Told("nights"),
+    "paceline serve ... --catch-up": Told("nights"),
+    "infra/certificates": Told("own scheduler"),
+    "paceline run digits cluster.kind=ssh cluster.hosts=[node1,node2] execution.num_nodes=2 "
+    "execution.num_devices=4": NO_HOSTS,
+    "paceline run digits cluster.kind=slurm cluster.cores_per_host=16 cluster.memory_per_host=64G "
+    "execution.accelerator=gpu --show": Told("help"),
+    "paceline run digits cluster.kind=address cluster.address=tls://host:8786": Told(
+        "own scheduler", f"{SMALL} {NO_PROBE}"
+    ),
+    'T="--tls-ca-file $PACELINE_TLS/ca.pem --tls-cert $PACELINE_TLS/cert.pem --tls-key $PACELINE_TLS/key.pem"': Told(
+        "own scheduler"
+    ),
+    "export DASK_CONFIG=conf/cluster/dask.yaml": Told("own scheduler"),
+    "dask scheduler --host tls:// $T": Told("own scheduler", "--host tls://127.0.0.1 --port PORT --no-dashboard"),
+    "dask worker tls://host:8786 --nworkers 4 --nthreads 1 $T": Told("own scheduler", "--nworkers 1 --no-dashboard"),
+    "infra/install": Told("clone"),
+    "export PACELINE_HOME=$PWD/.paceline": Told("settings"),
+    "paceline doctor cluster.kind=ssh cluster.hosts=[node1,node2] execution.num_nodes=2": NO_HOSTS,
+    "paceline run cifar10 data.root=DIR cluster.kind=ssh cluster.hosts=[node1,node2] execution.num_nodes=2 "
+    "--show": Told("help", ONE_HOST),
+    # tasks/data/README.md
+    'python -c "from conf.load import load; from tasks.data.key import describe; '
+    "print(describe(load('folder', ['data.root=DIR']).data))\"": Told("a set by hand"),
+    "python -m json.tool SET/manifest.json": Told("a set by hand"),
+    'python -c "from pathlib import Path; from tasks.data.store import verify; '
+    "print(verify(Path('SET')) or 'sound')\"": Told("a set by hand"),
+    "python -c \"import numpy; print(numpy.load('SET/train/00000.images.npy', mmap_mode='r').shape)\"": Told(
+        "a set by hand"
+    ),
+    "head -n 5 SET/rejected.jsonl": Told("a set by hand"),
+    # tasks/speedup/README.md
+    'python -c "from pathlib import Path; from tasks.records import ProbeResult; from tasks.speedup.verdict import '
+    "speedup_result; print(speedup_result(ProbeResult.model_validate_json(Path("
+    "'.paceline/runs/RUN_ID/attempt-0/rank-0/probe.json').read_text())).verdict)\"": Told("a probe by hand"),
+    "paceline compare --experiment paceline --last 5": Told("comparisons"),
+    # tasks/train/README.md
+    "cat .paceline/runs/RUN_ID/attempt-0/rank-0/log.txt": Told("a rank by hand"),
+    'sed \'s#"directory":"[^"]*"#"directory":"replay"#; '
+    's#"checkpoint_directory":"[^"]*"#"checkpoint_directory":"replay"#\' '
+    ".paceline/runs/RUN_ID/attempt-0/rank-0/spec.json > spec.json": Told("a rank by hand"),
+    "python -m tasks.train.worker spec.json": Told("a rank by hand"),
+    "python -c \"from conf.site import Site; print(*(path.read_text() for path in Site().leases.glob('*.lease')), "
+    "sep='\\n')\"": Told("a rank by hand"),
+}
+
+
+def of_story(story):
+    """Its commands in their order, with what is added."""
+    found = [(command, how) for command, how in TREATMENTS.items() if isinstance(how, Told) and how.story == story]
+    return [f"{command} {how.add}".strip() for command, how in found]

@@ -1,0 +1,180 @@
+"""The documents say what is true: their commands, settings, presets, plans, files and links are those of the program.
+
+What commands do when they run is looked at in tests/integration/test_docs.py; see tests/treatments.py.
+"""
+
+import os
+import re
+import shlex
+import tomllib
+from typing import Annotated, get_args
+
+import pytest
+from pydantic import TypeAdapter
+
+from conf.load import apply, field_paths, load, preset_names
+from conf.plan import load_plan, plan_names
+from conf.schema import Cluster, Config
+from flows import cli
+from tasks.speedup.arms import parse_axes
+from tests.documents import ROOT, all_commands, anchors, documents, fences, inline_codes, links, living
+from tests.treatments import TREATMENTS, Checked, Story, Told, of_story
+
+PROGRAMS = ("paceline ", "prefect ", "dask ", "infra/", ".ci/", "python ", "pip ", "export ")
+SETTING = re.compile(r"(?<![\w.])(?P<key>[a-z_]+\.[a-z_]+)=(?P<value>[^\s`]+)")
+SECTIONS = {path.partition(".")[0] for path in field_paths() if "." in path}
+README = ROOT / "README.md"
+READMES = [path for path in living() if path.parent.name != "decisions"]
+
+
+def names(paths):
+    return [str(path.relative_to(ROOT)) for path in paths]
+
+
+def paceline_lines():
+    """What is typed behind `paceline` anywhere, with an ellipsis where something is left to the reader."""
+    served = next(
+        command for command in all_commands() if command.startswith("paceline serve ") and "..." not in command
+    )
+    found = [command for command in all_commands() if command.startswith("paceline ")]
+    for _, code in inline_codes():
+        words = code.removeprefix(".venv/bin/").split()
+        if words[0] == "paceline" and len(words) > 1:
+            found.append(" ".join(words))
+    return [line.replace("paceline serve ...", served) for line in dict.fromkeys(found)]
+
+
+def settings():
+    """(where, key, value) of each `section.field=value` in commands, blocks and text."""
+    texts = [(path, path.read_text()) for path in living()]
+    found = [(path, match["key"], match["value"]) for path, text in texts for match in SETTING.finditer(text)]
+    return [one for one in found if one[1].partition(".")[0] in SECTIONS]
+
+
+def first_columns(heading):
+    """What the rows of a table of the README are called, given the first cell of its head."""
+    rows = README.read_text().partition(f"| {heading} |")[2].partition("\n\n")[0].splitlines()[2:]
+    return [re.match(r"\| `([^`]+)`", row)[1] for row in rows]
+
+
+def test_there_are_documents_with_commands():
+    assert {"README.md", ".github/CONTRIBUTING.md", "tasks/data/README.md"} <= set(names(documents()))
+    assert len(all_commands()) > 30
+
+
+def test_every_command_has_its_treatment():
+    assert set(all_commands()) - set(TREATMENTS) == set(), "say in tests/treatments.py what is done with these"
+    assert set(TREATMENTS) - set(all_commands()) == set(), "no document has these any more"
+
+
+def test_every_treatment_is_carried_out():
+    assert all(treatment.why for treatment in TREATMENTS.values() if isinstance(treatment, Checked))
+    told = {treatment.story for treatment in TREATMENTS.values() if isinstance(treatment, Told)}
+    assert told == set(get_args(Story)), "every story has a command, and every command a story that is told"
+    assert all(of_story(story) for story in told)
+
+
+def test_no_command_hides_in_a_block_that_nobody_runs():
+    blocks = [fence for path in living() for fence in fences(path)]
+    assert {fence.language for fence in blocks} <= {"", "bash"}
+    lines = [line.strip() for fence in blocks if fence.language == "" for line in fence.body.splitlines()]
+    assert [line for line in lines if line.startswith(PROGRAMS)] == []
+
+
+@pytest.mark.parametrize("line", paceline_lines())
+def test_paceline_understands(line):
+    arguments = shlex.split(line)[1:]
+    if len(arguments) == 1 and not arguments[0].startswith("-"):
+        assert arguments[0] in cli.COMMANDS  # spoken of, not called
+        return
+    options = cli._parse(arguments)
+    assert options.command is cli.COMMANDS[arguments[0]].execute
+    overrides = list(getattr(options, "overrides", []))
+    preset = getattr(options, "preset", None)
+    if getattr(options, "plan", None):
+        overrides.insert(0, preset or "")
+        preset = load_plan(options.plan).preset
+    for axis in parse_axes(options.axis).items() if getattr(options, "axis", None) else ():
+        for value in axis[1]:
+            load(preset, [f"{axis[0]}={value}"])
+    if arguments[0] == "predict":
+        assert overrides == []
+    elif preset or arguments[0] == "doctor":
+        load(preset or "digits", [override for override in overrides if override])
+
+
+@pytest.mark.parametrize(("path", "key", "value"), [pytest.param(*one, id=f"{one[1]}={one[2]}") for one in settings()])
+def test_a_setting_exists_and_may_have_that_value(path, key, value):
+    assert key in field_paths(), names([path])
+    section, name = key.split(".")
+    field = Config.model_fields[section].annotation.model_fields[name]
+    axis = f"--axis {key}={value}" in path.read_text()
+    for one in value.rstrip(".,;:)").split(",") if axis else [value.rstrip(".,;:)")]:
+        tree = {}
+        apply(tree, f"{key}={one}")
+        TypeAdapter(Annotated[field.annotation, field]).validate_python(tree[section][name])
+
+
+def test_the_presets_of_the_readme_are_those_that_are_shipped():
+    assert sorted(first_columns("Preset")) == preset_names()
+
+
+def test_the_plans_of_the_readme_are_those_that_are_shipped():
+    assert sorted(first_columns("Plan")) == plan_names()
+
+
+def test_the_kinds_of_cluster_of_the_readme_are_all():
+    assert first_columns("`cluster.kind`") == list(get_args(Cluster.model_fields["kind"].annotation))
+
+
+def test_every_command_of_the_program_is_in_the_readme():
+    text = README.read_text()
+    assert [name for name in cli.COMMANDS if f"paceline {name}" not in text] == []
+
+
+@pytest.mark.parametrize("path", documents(), ids=names(documents()))
+def test_links_lead_somewhere(path):
+    for link in links(path):
+        file, _, anchor = link.partition("#")
+        target = (path.parent / file).resolve() if file else path
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_scripts_that_are_spoken_of_can_be_run():
+    words = {code.split()[0] for _, code in inline_codes()} | {command.split()[0] for command in all_commands()}
+    scripts = {word for word in words if word.startswith(("infra/", ".ci/")) and "NNNN" not in word}
+    assert {"infra/check", ".ci/run"} <= scripts
+    for script in scripts:
+        assert (ROOT / script).exists(), script
+        assert (ROOT / script).suffix or (ROOT / script).is_dir() or os.access(ROOT / script, os.X_OK), script
+
+
+def modules_spoken_of(path):
+    """Names of modules and presets in the text of a document, with their folders where they are given."""
+    codes = {code for document, code in inline_codes() if document == path}
+    return {code for code in codes if re.fullmatch(r"[\w./-]+\.(py|yaml)", code)} - {"utils.py"}
+
+
+@pytest.mark.parametrize("path", READMES, ids=names(READMES))
+def test_modules_that_are_spoken_of_are_there(path):
+    def is_there(module):
+        return (ROOT / module).exists() or any(path.parent.rglob(module)) or any((ROOT / "tests").rglob(module))
+
+    spoken_of = {module for module in modules_spoken_of(path) if "NAME" not in module}
+    assert {module for module in spoken_of if not is_there(module)} == set()
+
+
+@pytest.mark.parametrize("stage", ["data", "train", "speedup"])
+def test_the_readme_of_a_stage_leads_through_all_its_modules(stage):
+    folder = ROOT / "tasks" / stage
+    there = {path.name for path in folder.rglob("*.py")} - {"__init__.py"}
+    assert there - {module.rpartition("/")[2] for module in modules_spoken_of(folder / "README.md")} == set()
+    assert 40 <= len((folder / "README.md").read_text().splitlines()) <= 90
+
+
+def test_extras_that_are_spoken_of_exist():
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    found = {extra for _, code in inline_codes() for extra in re.findall(r"(?:paceline|\.)\[(\w+)\]", code)}
+    assert "cuda" in found
+    assert found <= extras
