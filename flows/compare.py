@@ -12,23 +12,10 @@ from tasks.speedup.compare_page import render_compare
 from tasks.speedup.match import match
 from tasks.track.run import FACTS_ARTIFACT
 from tasks.track.search import FoundRun, find_runs, get_runs, read_document
-from tasks.track.view import share_view
+from tasks.track.view import share_runs
 
 MIN_RUNS = 2
 LAST = 5
-COLUMNS = (
-    "metrics.`speedup/ratio`",
-    "metrics.`speedup/low`",
-    "metrics.`speedup/high`",
-    "metrics.`speedup/efficiency`",
-    "metrics.`throughput/samples_per_second`",
-    "metrics.`time/data_wait_fraction`",
-    "metrics.`test/accuracy`",
-    "params.`execution.num_devices`",
-    "params.`execution.precision`",
-    "tags.`paceline.workload`",
-    "tags.`paceline.contaminated`",
-)
 
 
 def compare_runs(site: Site, run_ids: list[str], experiment: str | None, last: int | None) -> Comparison:
@@ -71,7 +58,7 @@ def write_page(comparison: Comparison, path: Path) -> None:
 
 def view_url(site: Site, comparison: Comparison) -> str:
     """Address of the same runs in the MLflow UI with the columns that matter, below the server's own."""
-    return share_view(site.tracking_uri, [run.run_id for run in comparison.runs], list(COLUMNS))
+    return share_runs(site.tracking_uri, [run.run_id for run in comparison.runs])
 
 
 def _compared(site: Site, run: FoundRun) -> ComparedRun:

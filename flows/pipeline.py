@@ -10,7 +10,7 @@ from prefect.artifacts import create_markdown_artifact
 
 from conf.schema import Config
 from conf.site import Site, quieten
-from flows import handoff, history, preflight
+from flows import handoff, history, preflight, views
 from flows.ahead import clear, cluster_for
 from flows.markdown import table
 from flows.outcome import Outcome, Verdicts
@@ -77,7 +77,7 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
             speedup = account(trained, cleared.hardware.num_cores)
             outcome = Outcome(config, plan, prepared, trained, evaluated, speedup, workload, cleared.hardware)
             summary = _accounted(outcome, handle, started)
-    publish(summary_table(summary), "summary", "What the run achieved and how fast")
+    _show(summary)
     history.tell(outcome, summary)
     return summary
 
@@ -91,10 +91,16 @@ def _accounted(outcome: Outcome, handle: RunHandle, started: float) -> dict[str,
         judgement=judgement,
         registered=handoff.hand_over(outcome, judgement, handle),
     )
-    summary = summarise(outcome, verdicts, handle, time.monotonic() - started)
+    view = views.share_with_like(handle, outcome.series)
+    summary = summarise(outcome, verdicts, handle, view, time.monotonic() - started)
     record(outcome, verdicts, handle, summary)
     handoff.promote(outcome, verdicts.registered, handle)
     return summary
+
+
+def _show(summary: dict[str, Any]) -> None:
+    publish(summary_table(summary), "summary", "What the run achieved and how fast")
+    views.link(summary["view"], "This run among those like it")
 
 
 def publish(rows: list[tuple[str, str]], key: str, description: str) -> None:

@@ -47,7 +47,7 @@ DATASET_KEYS = (
 )
 
 
-def summarise(outcome: Outcome, verdicts: Verdicts, handle: RunHandle, seconds: float) -> dict[str, Any]:
+def summarise(outcome: Outcome, verdicts: Verdicts, handle: RunHandle, view: str, seconds: float) -> dict[str, Any]:
     """The JSON of `paceline run`; names and shape are the public contract."""
     return {
         "run_id": handle.run_id,
@@ -61,6 +61,7 @@ def summarise(outcome: Outcome, verdicts: Verdicts, handle: RunHandle, seconds: 
         "prediction": verdicts.prediction,
         "regression": verdicts.judgement and verdicts.judgement.model_dump(mode="json"),
         "registered": verdicts.registered,
+        "view": view,
         "time_budget": outcome.trained.time_budget,
         "execution": outcome.plan.model_dump(mode="json"),
         "seconds": seconds,

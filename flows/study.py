@@ -14,7 +14,7 @@ from conf.credentials import Text
 from conf.load import apply, validate
 from conf.schema import Config, Data
 from conf.site import Site, quieten
-from flows import preflight
+from flows import preflight, views
 from flows.interrupt import is_interruption
 from flows.pipeline import publish
 from flows.preflight import Cleared
@@ -155,6 +155,7 @@ def run_study(request: StudyRequest, resume: str | None = None) -> dict[str, Any
             )
             result, summary = log_study(outcome, parent)
     publish([("", note) for note in study_notes(result)], "study", "What the arms gave")
+    views.link(summary["view"], "The trainings of this study")
     return summary | {"result": result.model_dump(mode="json")}
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flows.record import compile_metrics
+from flows.views import share_study
 from tasks.evaluate.metrics import discordant
 from tasks.figures import png_bytes
 from tasks.records import EvaluateResult, Hardware, PreparedSet, SpeedupResult, TrainResult
@@ -133,7 +134,7 @@ def log_study(outcome: StudyOutcome, parent: RunHandle) -> tuple[StudyResult, di
         tracking.log_document(parent, f"pictures/{name}.png", png_bytes(figure))
     for arm in result.arms:
         _log_ratio(parent, result, arm)
-    summary = summarise_study(result, parent)
+    summary = summarise_study(result, parent) | {"view": share_study(parent)}
     tracking.log_document(parent, "summary.json", summary)
     tracking.log_facts(parent, _study_metrics(result), {"paceline.study_kind": result.kind})
     return result, summary

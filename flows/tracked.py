@@ -14,6 +14,7 @@ from conf.schema import Config
 from conf.site import Site
 from flows.abandoned import HOST_TAG, set_right
 from flows.interrupt import held, is_interruption
+from flows.views import deployment_tags
 from tasks.errors import InputError
 from tasks.track import run as tracking
 from tasks.track.run import Role, RunHandle
@@ -29,6 +30,7 @@ def begun(config: Config, site: Site, experiment_id: str, role: Role, workload: 
         "paceline.workload": workload,
         HOST_TAG: socket.gethostname(),
         "prefect.flow_run_id": str(flow_run.get_id() or ""),
+        **deployment_tags(),
     }
     name = config.name if role == "run" else f"{role} {config.name}"
     with ExitStack() as stack:

@@ -39,6 +39,12 @@ hypothesis.settings.register_profile("paceline", deadline=None, derandomize="CI"
 hypothesis.settings.load_profile("paceline")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--pictures", type=Path, metavar="DIR", help="keep pictures of the pages there (tests marked slow)"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Isolate before any test module imports an engine: Prefect reads its settings at import."""
     state = tempfile.TemporaryDirectory(prefix="paceline-tests-", ignore_cleanup_errors=True)

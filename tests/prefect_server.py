@@ -1,4 +1,4 @@
-"""A real Prefect server on a free port."""
+"""A real Prefect server on a free port, with its UI."""
 
 import os
 import socket
@@ -31,11 +31,12 @@ def prefect_server(directory):
         "127.0.0.1",
         "--port",
         str(port),
-        "--no-ui",
     ]
+    url = f"http://127.0.0.1:{port}/api"
+    # What the UI's own pages ask, and where they lie; else a fixed port, and a folder that all servers share.
+    pages = {"PREFECT_UI_API_URL": url, "PREFECT_UI_STATIC_DIRECTORY": str(directory / "ui")}
     with (directory / "server.log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"PREFECT_API_URL": ""})
-        url = f"http://127.0.0.1:{port}/api"
+        server = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"PREFECT_API_URL": ""} | pages)
         try:
             _wait_until_healthy(url, server)
             yield url

@@ -109,4 +109,4 @@ def _show(summary: dict[str, Any]) -> None:
     from tasks.speedup.summary import summary_table
 
     where = f"{summary['run_id']} in experiment {summary['experiment']}; see it with: {program()} ui"
-    say_pairs([*summary_table(summary), ("run", where)])
+    say_pairs([*summary_table(summary), ("run", where), ("view", summary["view"])])

@@ -114,4 +114,5 @@ def _show(summary: dict[str, Any]) -> None:
     say("")
     for note in study_notes(result):
         say(note)
-    say_pairs([("study", f"{result.run_id} in experiment {result.experiment}; see it with: {program()} ui")])
+    where = f"{result.run_id} in experiment {result.experiment}; see it with: {program()} ui"
+    say_pairs([("study", where), ("view", summary["view"])])

@@ -1,47 +1,188 @@
-"""A comparison in the MLflow UI that can be opened by its address.
+"""A selection of runs in the MLflow UI, with the columns and charts that matter, opened by its address.
 
-The UI keeps such views in tags of the experiment, in a form that is not documented (mlflow 3.17); a test opens one.
+The UI keeps such views in tags of the experiment, in a form that is not documented (read in the web bundle of mlflow
+3.17: `viewStateShareKey`, `compareRunCharts`); tests/pages open them in a browser. A view has one key for ever, so that
+writing it again replaces it.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
-from collections.abc import Sequence
+import time
+import zlib
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 from mlflow.tracking import MlflowClient
 
-from tasks.redact import redact
+from tasks.records import Record
 
 VIEW_TAG = "mlflow.sharedViewState."
 LOCAL_SERVER = "http://127.0.0.1:5000"
 """Where `paceline ui` serves a store that has no server, unless told otherwise."""
+AS_CHARTS = "&compareRunsMode=CHART"
+"""Behind a view's address, it opens the charts in place of the columns."""
+
+FIGURES = (
+    "metrics.`speedup/ratio`",
+    "metrics.`speedup/low`",
+    "metrics.`speedup/high`",
+    "metrics.`speedup/efficiency`",
+    "metrics.`test/accuracy`",
+    "metrics.`throughput/samples_per_second`",
+    "metrics.`time/data_wait_fraction`",
+)
+REGRESSION = "tags.`paceline.regression`"
+CONTAMINATED = "tags.`paceline.contaminated`"
+SETTINGS = ("params.`execution.num_devices`", "params.`execution.precision`", "tags.`paceline.workload`")
+
+LEADING_COLUMNS = ("0", "attributes.`Run Name`", "runDateAndNestInfo", "duration")
+"""Which the UI shows always: the checkbox, name, time and duration of a run."""
+WIDTHS = {
+    "attributes.`Run Name`": 200,
+    "metrics.`speedup/ratio`": 115,
+    "metrics.`speedup/low`": 115,
+    "metrics.`speedup/high`": 115,
+    "metrics.`throughput/samples_per_second`": 235,
+    "metrics.`time/data_wait_fraction`": 185,
+    REGRESSION: 260,
+}
+WIDTH = 150
+"""Of any other column, in pixels: room for a name such as speedup/efficiency."""
+
+MAX_BARS = 60
+CHARTS = (
+    ("speedup/ratio", "speedup/low", "speedup/high"),
+    ("speedup/efficiency",),
+    ("test/accuracy",),
+    ("throughput/samples_per_second",),
+    ("time/data_wait_fraction",),
+)
+SECTION = "paceline"
+OTHER_SECTIONS = (
+    *("compile", "cost", "data", "energy", "machine", "memory", "prediction", "recovery", "speedup", "study", "test"),
+    *("throughput", "time", "train", "validation", "Model metrics", "System metrics"),
+)
+"""Where the UI puts the charts of all other metrics, by the words before their slashes; closed until somebody looks."""
 
 
-def share_view(tracking_uri: str, run_ids: Sequence[str], columns: Sequence[str]) -> str:
-    """Store a view of runs in the first one's experiment and return its address.
+class View(Record):
+    """Which runs, and what to show of them."""
+
+    subject: str
+    """What it is a view of; the same words give the same view, so they tell it from all others."""
+    condition: str
+    """Which runs, in MLflow's search syntax."""
+    columns: tuple[str, ...]
+    name: str | None = None
+    """Under which the experiment's page lists it; a view without one is found by its address alone."""
+
+    @property
+    def key(self) -> str:
+        """16 hex digits that name it in its experiment."""
+        return hashlib.sha256(self.subject.encode()).hexdigest()[:16]
+
+
+def view_of_runs(run_ids: list[str]) -> View:
+    """A few runs side by side."""
+    quoted = ", ".join(f"'{run_id}'" for run_id in run_ids)
+    columns = (*FIGURES, *SETTINGS, REGRESSION, CONTAMINATED)
+    return View(subject=f"runs {quoted}", condition=f"attributes.run_id IN ({quoted})", columns=columns)
+
+
+def view_of_study(run_id: str) -> View:
+    """The trainings of a study; of one that was repeated because others disturbed it, the repetition."""
+    condition = f"tags.`paceline.study_run_id` = '{run_id}' AND tags.`paceline.superseded_by` IS NULL"
+    columns = (*FIGURES, REGRESSION, "tags.`paceline.parity`", CONTAMINATED)
+    return View(subject=f"study {run_id}", condition=condition, columns=columns)
+
+
+def view_of_series(tag: str, value: str, name: str | None = None) -> View:
+    """All runs that have a tag in common, night after night.
+
+    Args:
+        tag: Its name.
+        value: An identifier, without quotation marks.
+        name: For the list of views on the experiment's page, which holds 40.
+    """
+    columns = (*FIGURES, REGRESSION, "tags.`paceline.disturbed`", CONTAMINATED)
+    return View(subject=f"{tag} {value}", condition=f"tags.`{tag}` = '{value}'", columns=columns, name=name)
+
+
+def view_state(view: View) -> dict[str, Any]:
+    """What the UI keeps of a view: the newest run first, our charts above those that it makes itself."""
+    sections = [(SECTION, "Paceline", True), *((f"closed-{name}", name, False) for name in OTHER_SECTIONS)]
+    return {
+        "searchFilter": view.condition,
+        "orderByKey": "attributes.start_time",
+        "orderByAsc": False,
+        "selectedColumns": list(view.columns),
+        "columnOrder": [*LEADING_COLUMNS, *view.columns],  # else by name
+        "columnWidths": {name: WIDTH for name in view.columns} | WIDTHS,
+        "runsHiddenMode": "FIRST_20_RUNS",
+        "isAccordionReordered": True,  # else the UI sorts the sections by name
+        "compareRunSections": [
+            {"uuid": key, "name": name, "display": is_open, "isReordered": True} for key, name, is_open in sections
+        ],
+        "compareRunCharts": [_bars(metrics) for metrics in CHARTS],
+    }
+
+
+def _bars(metrics: tuple[str, ...]) -> dict[str, Any]:
+    return {
+        "type": "BAR",
+        "uuid": f"{SECTION}-{metrics[0]}",
+        "metricSectionId": SECTION,
+        "metricKey": metrics[0],
+        "selectedMetricKeys": list(metrics),
+        "runsCountToCompare": MAX_BARS,
+        "deleted": False,
+        "isGenerated": False,
+    }
+
+
+def view_text(view: View, now: float) -> str:
+    """The tag's value, as the UI itself writes it: compressed, and in an envelope where the view has a name.
+
+    Args:
+        view: the view.
+        now: Unix seconds.
+    """
+    packed = base64.b64encode(zlib.compress(json.dumps(view_state(view)).encode())).decode()
+    state = f"deflate;{packed}"
+    if view.name is None:
+        return state
+    milliseconds = int(now * 1000)
+    return json.dumps({"name": view.name, "createdAt": milliseconds, "updatedAt": milliseconds, "state": state})
+
+
+def share_view(tracking_uri: str, experiment_id: str, view: View) -> str:
+    """Store a view in an experiment, in place of what it was before, and return its address.
 
     Args:
         tracking_uri: Of the store; a view is stored in any, and shown by a server.
-        run_ids: The runs to show.
-        columns: Such as "metrics.`speedup/ratio`".
+        experiment_id: Whose runs it shows.
+        view: the view.
 
     Returns:
         An address; for a store without a server that of the UI which `paceline ui` opens.
     """
-    client = MlflowClient(tracking_uri)
-    experiment_id = client.get_run(run_ids[0]).info.experiment_id
-    quoted = ", ".join(f"'{run_id}'" for run_id in run_ids)
-    state = {
-        "searchFilter": f"attributes.run_id IN ({quoted})",
-        "orderByKey": "attributes.start_time",
-        "orderByAsc": True,
-        "selectedColumns": list(columns),
-        "compareRunCharts": None,
-    }
-    text = json.dumps(state)
-    key = hashlib.sha256(text.encode()).hexdigest()[:16]
-    client.set_experiment_tag(experiment_id, VIEW_TAG + key, text)
-    page = f"#/experiments/{experiment_id}/runs?workflowType=machine_learning&viewStateShareKey={key}"
-    server = redact(tracking_uri).rstrip("/") if tracking_uri.startswith("http") else LOCAL_SERVER
-    return f"{server}/{page}"
+    MlflowClient(tracking_uri).set_experiment_tag(experiment_id, VIEW_TAG + view.key, view_text(view, time.time()))
+    page = f"#/experiments/{experiment_id}/runs?workflowType=machine_learning&viewStateShareKey={view.key}"
+    return f"{server_address(tracking_uri)}/{page}"
+
+
+def share_runs(tracking_uri: str, run_ids: list[str]) -> str:
+    """Store a view of a few runs in the first one's experiment and return its address."""
+    experiment_id = MlflowClient(tracking_uri).get_run(run_ids[0]).info.experiment_id
+    return share_view(tracking_uri, experiment_id, view_of_runs(run_ids))
+
+
+def server_address(tracking_uri: str) -> str:
+    """Where a browser finds the store, without credentials."""
+    parts = urlsplit(tracking_uri)
+    if parts.scheme not in ("http", "https"):
+        return LOCAL_SERVER
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="")).rstrip("/")

@@ -34,7 +34,7 @@ ENDLESS = [
     "recipe.schedule=constant",
 ]
 SUMMARY = {
-    "run_id experiment tracking_uri workload dataset train evaluate speedup time_budget seconds",
+    "run_id experiment tracking_uri workload dataset train evaluate speedup time_budget seconds view",
     "dataset: fingerprint num_train num_validation num_test num_rejected reused seconds",
     "train: world_size num_epochs num_steps seconds samples_per_second final_loss checkpoint resumed_from",
     "evaluate: accuracy samples_per_second",

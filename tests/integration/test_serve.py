@@ -25,14 +25,14 @@ LONG = {
 SECONDS = 240
 
 
-def until(found, what):
+def until(found, what, seconds=SECONDS):
     """Wait for something to be found."""
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if value := found():
             return value
         time.sleep(0.5)
-    raise TimeoutError(f"no {what} within {SECONDS} s")
+    raise TimeoutError(f"no {what} within {seconds} s")
 
 
 class Served:
@@ -63,8 +63,9 @@ class Served:
     def state(self, run):
         return httpx.get(f"{self._url}/flow_runs/{run}").json()["state"]
 
-    def wait(self, run, *types):
-        return until(lambda: state if (state := self.state(run))["type"] in types else None, f"{types} of {run}")
+    def wait(self, run, *types, seconds=SECONDS):
+        ended = f"{types} of {run}"
+        return until(lambda: state if (state := self.state(run))["type"] in types else None, ended, seconds)
 
 
 @pytest.fixture

@@ -206,13 +206,13 @@ def test_a_named_link_needs_one_device_alone_and_claims_less(run):
 
 
 def test_the_views_columns_exist_in_the_store(run, predicted, mlflow_server):
-    from flows.compare import COLUMNS
+    from tasks.track.view import view_of_runs
 
     advice, measured, _ = predicted
     client = MlflowClient(mlflow_server.url)
     data = client.get_run(measured["run_id"]).data
     known = {"metrics": set(data.metrics), "params": set(data.params), "tags": set(data.tags)}
-    for column in COLUMNS:
+    for column in view_of_runs([measured["run_id"]]).columns:
         kind, _, name = column.partition(".")
         assert name.strip("`") in known[kind], column
     compared, _ = run("compare", measured["run_id"], advice["run_id"])

@@ -1,0 +1,271 @@
+"""What the owner of a cluster sees in the morning: the pages of real MLflow and Prefect servers in a real browser."""
+
+import json
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+from mlflow.tracking import MlflowClient
+
+from tasks.track.view import AS_CHARTS, FIGURES, REGRESSION
+from tests.browser import RunsPage, chromium, new_page, take
+from tests.integration.test_serve import Served, until
+
+TINY = [
+    "digits",
+    "data.image_size=12",
+    "model.width=4",
+    "model.depth=1",
+    "recipe.num_epochs=2",
+    "recipe.warmup_epochs=0.5",
+    "recipe.batch_scaling=strong",
+    "track.experiment=watched",
+]
+TWO_DEVICES = ["execution.num_devices=2", "speedup.num_blocks=6", "speedup.max_seconds=20"]
+AXIS = ["--axis", "execution.precision=32-true,bf16-mixed", "--repeats", "1"]
+CHART_TITLES = [
+    "speedup/ratio vs speedup/low vs speedup/high",
+    "speedup/efficiency",
+    "test/accuracy",
+    "throughput/samples_per_second",
+    "time/data_wait_fraction",
+]
+
+
+pytestmark = pytest.mark.timeout(900)  # the first test waits for five trainings
+
+
+class Watched(NamedTuple):
+    """Three runs, two of them of one deployment, and a study."""
+
+    nights: list[dict[str, Any]]
+    by_hand: dict[str, Any]
+    study: dict[str, Any]
+    told: str
+    deployment: dict[str, Any]
+    client: MlflowClient
+
+    def metrics(self, run_id):
+        return self.client.get_run(run_id).data.metrics
+
+    def tag(self, run, name):
+        return self.client.get_run(run["run_id"]).data.tags[name]
+
+
+@pytest.fixture(scope="module")
+def run(paceline, mlflow_server):
+    """Runs a command to its end: its JSON and what it told."""
+
+    def to_the_end(*arguments):
+        process = paceline(*arguments, "--json", MLFLOW_TRACKING_URI=mlflow_server.url)
+        stdout, stderr = process.communicate(timeout=280)
+        assert process.returncode == 0, stderr
+        return json.loads(stdout.splitlines()[-1]), stderr
+
+    return to_the_end
+
+
+@pytest.fixture(scope="module")
+def watched(request, run, paceline, mlflow_server, prefect_url, tmp_path_factory):
+    arguments = ["serve", *TINY, *TWO_DEVICES, "--name", "every-night", "--cron", "0 2 * * *"]
+    process = paceline(
+        *arguments,
+        MLFLOW_TRACKING_URI=mlflow_server.url,
+        PREFECT_RUNNER_POLL_FREQUENCY="1",
+        PREFECT_LOGGING_LEVEL="ERROR",
+    )
+    served = Served(prefect_url, "every-night", process)
+    client = MlflowClient(mlflow_server.url)
+    try:
+        until(lambda: served.deployment or process.poll() is not None, "deployment")
+        assert process.poll() is None, process.communicate()[1]
+        deployment, nights = served.deployment, []
+        for _ in range(6 if request.config.getoption("--pictures") else 2):
+            flow_run = served.begin()
+            state = served.wait(flow_run, "COMPLETED", "FAILED", "CRASHED", seconds=280)
+            assert state["type"] == "COMPLETED", state["message"]
+            nights.append(summary_of(client, flow_run, tmp_path_factory.mktemp("night")))
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+    by_hand, _ = run("run", *TINY, *TWO_DEVICES)
+    study, told = run("study", *TINY, *AXIS)
+    return Watched(nights, by_hand, study, told, deployment, client)
+
+
+def summary_of(client, flow_run, folder):
+    experiment = client.get_experiment_by_name("watched")
+    (found,) = client.search_runs([experiment.experiment_id], f"tags.`prefect.flow_run_id` = '{flow_run}'")
+    with open(client.download_artifacts(found.info.run_id, "summary.json", str(folder))) as file:  # noqa: PTH123
+        return json.load(file)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def page(browser):
+    with new_page(browser) as page:
+        yield page
+
+
+def check_figures(shown, watched, run_ids):
+    """Every figure stands in its column, and where a run has none, a dash."""
+    for run_id in run_ids:
+        metrics = watched.metrics(run_id)
+        for column in FIGURES:
+            text, name = shown.cell(run_id, column), column.split("`")[1]
+            if name in metrics:
+                assert float(text) == pytest.approx(metrics[name], rel=1e-6), name
+            else:
+                assert text == "-", name
+
+
+def test_a_comparison_shows_ratio_interval_efficiency_and_accuracy(watched, run, page):
+    run_ids = [summary["run_id"] for summary in (*watched.nights[-2:], watched.by_hand)]
+    compared, _ = run("compare", *run_ids)
+    shown = RunsPage(page, compared["view"])
+    assert shown.run_ids() == run_ids[::-1], "the newest is the first"
+    heads = shown.heads()
+    wanted = ["speedup/ratio", "speedup/low", "speedup/high", "speedup/efficiency", "test/accuracy"]
+    assert [head for head in heads if head in wanted] == wanted, heads
+    check_figures(shown, watched, run_ids)
+    assert {name for run_id in run_ids for name in watched.metrics(run_id)} >= set(wanted), "each column has a figure"
+
+
+def test_the_nights_of_a_deployment_share_a_view_with_columns_and_charts(watched, page):
+    *_, older, newer = watched.nights
+    assert older["view"] == newer["view"] == watched.tag(newer, "paceline.view")
+    assert watched.tag(newer, "prefect.deployment_id") == watched.deployment["id"]
+    experiment = watched.client.get_experiment_by_name("watched")
+    views = [json.loads(text) for text in experiment.tags.values() if text.startswith("{")]
+    assert [view["name"] for view in views if "state" in view] == ["every-night"], "a deployment has one view"
+
+    shown = RunsPage(page, newer["view"])
+    assert shown.run_ids() == [night["run_id"] for night in reversed(watched.nights)]
+    assert "paceline.regression" in shown.heads()
+    check_figures(shown, watched, shown.run_ids())
+    assert shown.cell(newer["run_id"], REGRESSION) == watched.tag(newer, "paceline.regression")
+    assert page.get_by_test_id("saved-views-trigger").inner_text() == "every-night", "it is in the page's list of views"
+
+    charts = RunsPage(page, newer["view"] + AS_CHARTS)
+    kept = [watched.metrics(run_id) for run_id in charts.run_ids()]
+    for title in CHART_TITLES:
+        assert charts.bars(title) >= sum(name in metrics for metrics in kept for name in title.split(" vs ")) > 0, title
+
+
+def test_a_run_by_hand_has_a_view_of_its_series(watched, page):
+    assert watched.by_hand["view"] != watched.nights[0]["view"]
+    series = watched.tag(watched.by_hand, "paceline.series")
+    alike = [run for run in (*watched.nights, watched.by_hand) if watched.tag(run, "paceline.series") == series]
+    shown = RunsPage(page, watched.by_hand["view"])
+    assert shown.run_ids() == [run["run_id"] for run in alike][::-1]
+
+
+def test_a_study_has_a_view_of_its_trainings(watched, page):
+    assert f"view   {watched.study['view']}" in watched.told
+    assert watched.tag(watched.study, "paceline.view") == watched.study["view"]
+    trained = {run_id for arm in watched.study["arms"] for run_id in arm["run_ids"]}
+    shown = RunsPage(page, watched.study["view"])
+    assert set(shown.run_ids()) == trained
+    check_figures(shown, watched, trained)
+    charts = RunsPage(page, watched.study["view"] + AS_CHARTS)
+    assert charts.bars("test/accuracy") == len(trained)
+
+
+def test_the_report_shows_among_the_artifacts_with_its_pictures(watched, mlflow_server, page):
+    newest = watched.nights[-1]["run_id"]
+    experiment = watched.client.get_run(newest).info.experiment_id
+    page.goto(f"{mlflow_server.url}/#/experiments/{experiment}/runs/{newest}/artifacts/report.html")
+    assert page.locator("iframe").get_attribute("sandbox") is not None
+    report = page.frame_locator("iframe[sandbox]")
+    report.locator("body").get_by_text(newest).first.wait_for()
+    pictures = report.locator("svg")
+    assert pictures.count() >= 3
+    for picture in pictures.all():
+        box = picture.bounding_box()
+        assert box["width"] > 100
+        assert box["height"] > 50
+        assert picture.locator("path, rect, line").count() > 5
+
+
+def test_prefect_shows_the_stages_the_summary_and_the_link(watched, prefect_url, page):
+    newest = watched.nights[-1]
+    flow_run = watched.tag(newest, "prefect.flow_run_id")
+    pages = prefect_url.removesuffix("/api") + "/v2"  # what Prefect opens at its server's address
+    page.goto(f"{pages}/runs/flow-run/{flow_run}?tab=TaskRuns")
+    for stage in ("prepare", "train", "evaluate", "account"):
+        page.get_by_text(f"{stage}-").first.wait_for()
+    assert page.get_by_text("Completed").count() >= 4
+
+    page.goto(f"{pages}/runs/flow-run/{flow_run}?tab=Artifacts")
+    page.get_by_text("This run among those like it").first.wait_for()
+    found = httpx.post(
+        f"{prefect_url}/artifacts/filter", json={"artifacts": {"flow_run_id": {"any_": [flow_run]}}}
+    ).json()
+    by_key = {artifact["key"]: artifact["id"] for artifact in found}
+    page.goto(f"{pages}/artifacts/artifact/{by_key['summary']}")
+    page.get_by_text(f"{newest['evaluate']['accuracy']:.2%}").first.wait_for()
+    page.get_by_text(newest["speedup"]["verdict"]).first.wait_for()
+    page.goto(f"{pages}/artifacts/artifact/{by_key['mlflow-view']}")
+    assert page.get_by_role("link", name="See it in MLflow").get_attribute("href") == newest["view"]
+
+
+def test_the_form_of_a_deployment_helps_and_refuses(watched, prefect_url, page):
+    def num_runs():
+        wanted = {
+            "deployments": {"id": {"any_": [watched.deployment["id"]]}},
+            "flow_runs": {"state": {"name": {"not_any_": ["Scheduled"]}}},
+        }
+        return httpx.post(f"{prefect_url}/flow_runs/count", json=wanted).json()
+
+    before = num_runs()
+    page.goto(f"{prefect_url.removesuffix('/api')}/v2/deployments/deployment/{watched.deployment['id']}/run")
+    batch = page.get_by_label("Batch Size (Optional)")
+    assert batch.input_value() == str(watched.deployment["parameters"]["config"]["recipe"]["batch_size"])
+    assert page.get_by_text("Samples per device and step under weak scaling").is_visible()
+    share = page.get_by_label("Test Fraction (Optional)")
+    share.fill("1.5")
+    page.get_by_role("button", name="Submit").click()
+    page.get_by_text("1.5 is greater than or equal to the maximum of 1", exact=True).wait_for()
+    page.get_by_text("Validation failed for field 'config.data.test_fraction'").wait_for()
+    share.fill("0.2")
+    batch.fill("0")
+    page.get_by_role("button", name="Submit").click()
+    assert batch.evaluate("field => field.validationMessage") == "Value must be greater than or equal to 1."
+    assert page.url.endswith("/run")
+    assert num_runs() == before
+
+
+@pytest.mark.slow
+def test_pictures_are_taken(watched, run, browser, prefect_url, request, tmp_path):
+    """With `-m slow --pictures infra/pictures` those of the README."""
+    folder = request.config.getoption("--pictures") or tmp_path
+    compared, _ = run("compare", *(summary["run_id"] for summary in (*watched.nights[-2:], watched.by_hand)))
+    pages, newest = prefect_url.removesuffix("/api") + "/v2", watched.nights[-1]
+    with new_page(browser, {"width": 1900, "height": 620}) as page:
+        RunsPage(page, compared["view"]).hide_banner()
+        take(page, folder / "compared.png")
+    with new_page(browser, {"width": 1900, "height": 1000}) as page:
+        nights = RunsPage(page, newest["view"] + AS_CHARTS)
+        nights.hide_banner()
+        for title in CHART_TITLES:
+            nights.bars(title)
+        page.get_by_text("Paceline", exact=True).last.scroll_into_view_if_needed()
+        take(page, folder / "nights.png")
+    with new_page(browser, {"width": 1400, "height": 900}) as page:
+        page.goto(f"{pages}/runs/flow-run/{watched.tag(newest, 'prefect.flow_run_id')}?tab=Artifacts")
+        page.get_by_text("This run among those like it").first.wait_for()
+        take(page, folder / "flow_run.png")
+        page.goto(f"{pages}/deployments/deployment/{watched.deployment['id']}/run")
+        share = page.get_by_label("Test Fraction (Optional)")
+        share.fill("1.5")
+        page.get_by_role("button", name="Submit").click()
+        page.get_by_text("Validation failed for field 'config.data.test_fraction'").wait_for()
+        share.scroll_into_view_if_needed()
+        take(page, folder / "form.png")
+    for name in ("compared", "nights", "flow_run", "form"):
+        assert 20_000 < (folder / f"{name}.png").stat().st_size < 300_000, name
