@@ -334,6 +334,32 @@ with warnings.catch_warnings():
         """The share of time spent waiting for data may rise by this; in a single run by twice as much."""
 
 
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class Limits(Section):
+    """How long a stage may take, and how often one that was failed from outside is tried.
+
+    Over its limit a stage ends all that it has started and the run is FAILED; what was finished is kept: shards of the
+    set, checkpoints, predicted parts. `paceline run --resume RUN_ID limits.train_seconds=...` goes on.
+    """
+
+    prepare_seconds: Seconds | None = None
+    """Time limit of listing and preparing the data, seconds, waits between tries left out; None for none."""
+    train_seconds: Seconds | None = None
+    """Time limit of the training, seconds; the wait for its devices, the probe and restarts count. A study's hold for
+    each of its trainings."""
+    evaluate_seconds: Seconds | None = None
+    """Time limit of the evaluation, seconds; predictions on the test split are part of the training."""
+    predict_seconds: Seconds | None = None
+    """Time limit of `paceline predict`, seconds."""
+    retries: Annotated[int, Field(ge=0, le=100)] = 2
+    """Further tries of preparation and prediction when a source, a file system or the cluster fails them. A training
+    has its own: `execution.max_restarts`."""
+    retry_delay_seconds: Annotated[float, Field(ge=0, le=3600)] = 10.0
+    """Wait before each further try, seconds."""
+
+
 class Config(Section):
     """Everything a run can be told."""
 
@@ -348,6 +374,7 @@ class Config(Section):
     cluster: Cluster = Cluster()
     speedup: Speedup = Speedup()
     track: Track = Track()
+    limits: Limits = Limits()
 
     @property
     def workload(self) -> Workload:

@@ -16,12 +16,16 @@ from flows.markdown import table
 from flows.outcome import Outcome, Verdicts
 from flows.overlap import cancel_older
 from flows.predictions import check_prediction
+from flows.preflight import Cleared
 from flows.record import log_model, record, summarise
 from flows.tracked import begun, reopened
+from flows.tried import tried
 from tasks.cluster.tls import choose_tls
 from tasks.data.steps import prepare
+from tasks.errors import RunError
 from tasks.evaluate.steps import evaluate
 from tasks.fingerprint import workload_fingerprint
+from tasks.records import PreparedSet
 from tasks.redact import discreet
 from tasks.speedup.steps import account
 from tasks.speedup.summary import summary_table
@@ -49,7 +53,7 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
     get_run_logger().info("cluster.tls=%s: %s", tls.value, tls.reason)
     with cluster_for(config, cleared.plan, site) as cluster:
         cleared = preflight.settle(config, cleared, cluster.address)
-        prepared = prepare(config.data, str(site.root), cluster.address)
+        prepared = _prepared(config, site, cleared, cluster.address, resume)
         workload = workload_fingerprint(config.workload, prepared.fingerprint)
         if resume is None:
             tracked = begun(config, site, cleared.experiment_id, "run", workload)
@@ -73,13 +77,24 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
             cluster.release()
             searches.keep(trained.search)
             plan = trained.plan or cleared.plan
-            evaluated = evaluate(trained, prepared)
+            evaluated = evaluate(trained, prepared, config.limits.evaluate_seconds, job.directory)
             speedup = account(trained, cleared.hardware.num_cores)
             outcome = Outcome(config, plan, prepared, trained, evaluated, speedup, workload, cleared.hardware)
             summary = _accounted(outcome, handle, started)
     _show(summary)
     history.tell(outcome, summary)
     return summary
+
+
+def _prepared(config: Config, site: Site, cleared: Cleared, address: str, resume: str | None) -> PreparedSet:
+    """The prepared set. Where the preparation fails, MLflow is told by a run, which has no part in wrong input."""
+    stage = tried(prepare, config.limits)
+    try:
+        return stage(config.data, str(site.root), address, config.limits.prepare_seconds)
+    except RunError:
+        unready = reopened(site, resume, "run") if resume else begun(config, site, cleared.experiment_id, "run")
+        with unready:
+            raise
 
 
 def _accounted(outcome: Outcome, handle: RunHandle, started: float) -> dict[str, Any]:

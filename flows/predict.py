@@ -12,6 +12,7 @@ from typing import Any
 
 from prefect import flow, get_run_logger
 from prefect.utilities.annotations import quote
+from pydantic import ConfigDict
 
 from conf.credentials import Text
 from conf.load import load, preset_names, validate
@@ -19,7 +20,9 @@ from conf.schema import Config
 from conf.site import Site, quieten
 from flows import preflight
 from flows.first_host import training_host
+from flows.overlap import cancel_older
 from flows.tracked import begun
+from flows.tried import tried
 from tasks.bundle import digest_of
 from tasks.cluster.demand import demand_of
 from tasks.cluster.open import open_cluster
@@ -47,11 +50,14 @@ SAID = "predictions.json"
 class PredictRequest(Record):
     """What is asked."""
 
+    model_config = ConfigDict(use_attribute_docstrings=True)  # the form's help
+
     model: Text
     """`runs:/RUN_ID/model`, `models:/NAME@ALIAS`, a run's id, or a directory."""
     source: Text
     """A folder or URL of images, or a preset, of which the test split is predicted."""
     overrides: tuple[Text, ...] = ()
+    """Settings of data, execution and cluster, as key=value."""
     out: Text | None = None
     """Directory for the Parquet files; None for one under PACELINE_HOME, by what is predicted."""
 
@@ -111,6 +117,7 @@ def run_predict(request: PredictRequest) -> dict[str, Any]:
     started = time.monotonic()
     site = Site()
     cleared = clear_predict(request, site)
+    cancel_older()
     origin, samples, class_names, channels = cleared.images
     size = cleared.facts.image_shape[0]
     parts = list(
@@ -139,7 +146,9 @@ def run_predict(request: PredictRequest) -> dict[str, Any]:
                 cleared.settings.model_digest,
             )
         # Quoted, or Prefect would look into every name.
-        found = predict(quote(parts), cleared.settings, address)  # type: ignore[call-overload]
+        stage = tried(predict, config.limits)
+        limit = config.limits.predict_seconds
+        found = stage(quote(parts), cleared.settings, address, limit)  # type: ignore[call-overload]
         summary = {
             "run_id": handle.run_id,
             "experiment": handle.experiment,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from prefect import flow, get_run_logger
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from conf.credentials import Text
 from conf.load import apply, validate
@@ -16,10 +16,12 @@ from conf.schema import Config, Data
 from conf.site import Site, quieten
 from flows import preflight, views
 from flows.interrupt import is_interruption
+from flows.overlap import cancel_older
 from flows.pipeline import publish
 from flows.preflight import Cleared
 from flows.study_record import StudyOutcome, log_arm, log_diagnosis, log_study
 from flows.tracked import begun, nested, reopened
+from flows.tried import tried
 from tasks.cluster.demand import Demand, demand_of
 from tasks.cluster.open import open_cluster
 from tasks.data.steps import prepare
@@ -58,9 +60,10 @@ class StudyRequest(BaseModel):
     """Setting -> its values, the baseline's first."""
     ladder: bool = False
     """Add one factor at a time instead of the full grid."""
-    repeats: int = 3
+    # The bounds are for the form, and refuse there; `clear_study` and the command say what is wrong in a sentence.
+    repeats: int = Field(default=3, json_schema_extra={"minimum": 1})
     """Trainings of each arm."""
-    target: float | None = None
+    target: float | None = Field(default=None, json_schema_extra={"exclusiveMinimum": 0, "maximum": 1})
     """Validation accuracy to which the time is measured; None for the lowest that a baseline run ends with."""
 
 
@@ -132,9 +135,15 @@ def run_study(request: StudyRequest, resume: str | None = None) -> dict[str, Any
     started = time.monotonic()
     site = Site()
     arms = clear_study(request, site)
+    cancel_older()
     with open_cluster(request.config.cluster, _demand(arms), site) as address:
         arms = [replace(arm, cleared=preflight.settle(arm.config, arm.cleared, address)) for arm in arms]
-        prepared = {data: prepare(data, str(site.root), address) for data in {arm.config.data: None for arm in arms}}
+        limits = request.config.limits
+        stage = tried(prepare, limits)
+        prepared = {
+            data: stage(data, str(site.root), address, limits.prepare_seconds)
+            for data in {arm.config.data: None for arm in arms}
+        }
         workload = workload_fingerprint(request.config.workload, prepared[arms[0].config.data].fingerprint)
         if resume is None:
             tracked = begun(request.config, site, arms[0].cleared.experiment_id, "study", workload)
@@ -213,7 +222,7 @@ def _run_one(work: _Work, arm: ReadyArm, repeat: int) -> ArmRun:
             prepared = work.prepared[config.data]
             tracking.log_dataset(handle, prepared, config.data.source)
             trained = train(_job(work, arm, config, prepared, handle), work.address)
-            evaluated = evaluate(trained, prepared)
+            evaluated = evaluate(trained, prepared, config.limits.evaluate_seconds)
             speedup = account(trained, arm.cleared.hardware.num_cores) if trained.probe else None
             run = arm_run(arm.arm, trained, evaluated).model_copy(
                 update={

@@ -78,7 +78,7 @@ def reopened(site: Site, run_id: str, role: Role, workload: str | None = None) -
     set_right(site, handle.experiment)
     with _kept(handle, site.root, f"paceline {role} --resume {run_id}"):
         tags = {"prefect.flow_run_id": str(flow_run.get_id() or ""), HOST_TAG: socket.gethostname()}
-        tracking.revive(handle, tags)
+        tracking.revive(handle, tags | ({"paceline.workload": workload} if workload else {}))
         yield handle
 
 
@@ -114,7 +114,7 @@ def _finish(handle: RunHandle, status: tracking.Status, error: str) -> None:
 
 def _check_same_workload(handle: RunHandle, workload: str) -> None:
     before = tracking.tag(handle, "paceline.workload")
-    if before != workload:
+    if before and before != workload:  # none is known of a run whose preparation failed
         raise InputError(
             f"--resume {handle.run_id}: its workload was {before} and is now {workload}; "
             "the data have changed since: start a new run"

@@ -2,7 +2,10 @@
 
     PacelineError
     ├── InputError      the input is wrong, nothing was started: exit status 2
+    │   └── SourceError      it names something that cannot be reached now; a later try may help
     └── RunError        the run failed while running: exit status 1
+        ├── OutsideError     a file system, a server or the cluster failed its work; a later try may help
+        ├── TimeLimitError   a stage took longer than its limit
         ├── RankError        a training rank failed; carries the rank and its own traceback
         ├── LostError        a rank, worker, host or the scheduler has gone; a restart may help
         └── RegressionError  it came to its end, worse than those before it, and was told to fail then
@@ -13,6 +16,11 @@ A message is value + rule + fix, on one line.
 from __future__ import annotations
 
 from typing import Any
+
+
+def is_transient(error: object) -> bool:
+    """Whether a stage that failed by this error may succeed if it is tried again."""
+    return isinstance(error, (SourceError, OutsideError))
 
 
 def one_line(error: BaseException) -> str:
@@ -28,8 +36,20 @@ class InputError(PacelineError):
     """The input is wrong and nothing was started."""
 
 
+class SourceError(InputError):
+    """The input names something that is there, or not, and cannot be reached now."""
+
+
 class RunError(PacelineError):
     """The run failed after it had started."""
+
+
+class OutsideError(RunError):
+    """Something outside of this process failed the work: a file system, a server, the cluster."""
+
+
+class TimeLimitError(RunError):
+    """A stage took longer than `limits` allows; all that it had started has been ended, what it finished is kept."""
 
 
 class RankError(RunError):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 HELP = "prepare data, train, evaluate, and account for the speed of it"
 # What may change when an unfinished run goes on: how it is run, never what is learned.
-RESUMABLE_SECTIONS = ("execution.", "cluster.")
+RESUMABLE_SECTIONS = ("execution.", "cluster.", "limits.")
 KEY_WIDTH = 30
 
 

@@ -7,8 +7,9 @@ from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tasks import deadline
 from tasks.cluster.address import connect
-from tasks.errors import InputError, PacelineError, RunError, one_line
+from tasks.errors import InputError, OutsideError, PacelineError, RunError, one_line
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -25,7 +26,8 @@ def connect_to_workers(address: str, purpose: str) -> Iterator[Client]:
     """A client of a cluster that has a worker, for a body that gives it tasks.
 
     Raises:
-        RunError: none answered, or a task failed by an error that is not ours; names the purpose.
+        RunError: none answered; names the purpose.
+        OutsideError: a task failed by an error that is not ours.
     """
     try:
         with _connected(address, purpose) as client:
@@ -33,7 +35,7 @@ def connect_to_workers(address: str, purpose: str) -> Iterator[Client]:
     except (PacelineError, OSError):
         raise
     except Exception as error:
-        raise RunError(
+        raise OutsideError(
             f"{purpose} failed on the workers at {address}: {one_line(error)}; see the workers' logs"
         ) from error
 
@@ -53,21 +55,29 @@ def _connected(address: str, purpose: str) -> Iterator[Client]:
 
 
 def completed(client: Client, tasks: Iterable[T], submit: Callable[[T], Future[Any]]) -> Generator[Any, None, None]:
-    """The results of all tasks as they come; to be closed, which cancels what is left at the scheduler."""
+    """The results of all tasks as they come; to be closed, which cancels what is left at the scheduler.
+
+    Raises:
+        TimeLimitError: the stage's time is over.
+    """
     from distributed import as_completed
 
     waiting = iter(tasks)
     window = PER_THREAD * max(1, sum(client.nthreads().values()))
     futures = {submit(task) for task in islice(waiting, window)}
-    ready = as_completed(futures, loop=client.loop)
+    ready = as_completed(futures, loop=client.loop, timeout=deadline.left())
     try:
         for future in ready:
             futures.discard(future)
             yield future.result()
+            deadline.check()
             for task in islice(waiting, 1):
                 following = submit(task)
                 futures.add(following)
                 ready.add(following)
+    except TimeoutError:
+        deadline.check()  # or it was a task's own
+        raise
     finally:
         if futures:
             client.cancel(list(futures))

@@ -54,6 +54,8 @@ class Cutter:
     data: Data
     directory: Path
     """The temporary set; shared by all workers and the caller."""
+    finished: frozenset[tuple[SplitName, int]] = frozenset()
+    """Shards that are there already."""
 
     @cached_property
     def num_chunks(self) -> dict[SplitName, int]:
@@ -67,7 +69,7 @@ class Cutter:
             yield from (self._chunk(split, number) for number in range(self.num_chunks[split]))
 
     def portions(self, num_readers: int, num_threads: int) -> Iterator[Portion]:
-        """Every chunk, in portions for the readers of their shards, by turns.
+        """Every chunk of which there is no shard yet, in portions for the readers of their shards, by turns.
 
         The last portions of a reader get smaller and smaller, so that all end at about the same time.
 
@@ -88,6 +90,8 @@ class Cutter:
         for split in SPLITS:
             num_chunks = self.num_chunks[split]
             for number in range(num_chunks):
+                if (split, number) in self.finished:
+                    continue
                 queues[first_reader(split, number, num_chunks, num_readers)].append((split, number))
         return queues
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
+
+from pydantic import ValidationError
 
 from conf.schema import Data
 from tasks.cluster.address import workers
@@ -25,7 +27,7 @@ from tasks.data.key import preparation_key
 from tasks.data.listing import SampleListing
 from tasks.data.rejected import RejectedSpool
 from tasks.data.shard import Rejected, ShardRecord, write_shards
-from tasks.errors import InputError, RunError
+from tasks.errors import InputError, OutsideError, RunError, one_line
 from tasks.records import PreparedSet
 
 if TYPE_CHECKING:
@@ -69,8 +71,11 @@ def prepare(
     try:
         path, facts = _make(listing, data, key, home, address, on_progress)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise RunError(f"{home}: preparation failed ({error}); check that every worker can write there") from error
+        if not _is_full(error):
+            raise OutsideError(
+                f"{home}: preparation failed ({one_line(error)}); "
+                "check that every worker can read the data and write there"
+            ) from error
         raise RunError(f"{home}: the disk is full; nothing was kept; free space or move PACELINE_HOME") from error
     return facts.prepared(path, reused=False, seconds=time.perf_counter() - started)
 
@@ -80,7 +85,15 @@ def _make(
 ) -> tuple[Path, manifest.Manifest]:
     store.remove_stale(home)
     with store.temporary(home, key) as directory, RejectedSpool(directory) as spool:
-        records = run_chunks(Cutter(listing, data, directory), address, spool, on_progress)
+        records = _finished(directory, spool)
+        cutter = Cutter(listing, data, directory, frozenset((record.split, record.number) for record in records))
+        try:
+            run_chunks(cutter, address, spool, on_progress, records)
+        except BaseException as error:
+            if records and not isinstance(error, InputError) and not _is_full(error):
+                lines = (spool.restored(record).model_dump_json() for record in records)
+                store.leave(home, key, directory, lines)
+            raise
         _check_rejected(
             data,
             listing,
@@ -94,17 +107,48 @@ def _make(
     return path, facts
 
 
-def run_chunks(cutter: Cutter, address: str, spool: RejectedSpool, on_progress: Progress | None) -> list[ShardRecord]:
+def _is_full(error: BaseException) -> bool:
+    """Whether the disk is what is wanting."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _finished(directory: Path, spool: RejectedSpool) -> list[ShardRecord]:
+    """Records of the shards that an earlier preparation of the same key has finished; what they reject is spooled."""
+    records = []
+    for line in store.left(directory):
+        with suppress(ValidationError, OSError):  # of another version, or gone: that shard is written again
+            record = ShardRecord.model_validate_json(line)
+            if all((directory / file.name).stat().st_size == file.num_bytes for file in record.files):
+                spool.add(record)
+                records.append(record.model_copy(update={"rejected": ()}))
+    return records
+
+
+def run_chunks(
+    cutter: Cutter,
+    address: str,
+    spool: RejectedSpool,
+    on_progress: Progress | None,
+    records: list[ShardRecord] | None = None,
+) -> list[ShardRecord]:
     """Have every chunk written by some worker; returns their records in order of completion.
 
     What is rejected goes to the spool, and is in no record. A portion of the work exists as an object while it is at
     the scheduler, and not before or after.
 
+    Args:
+        cutter: Cuts the chunks.
+        address: Of the Dask scheduler.
+        spool: Takes what is rejected.
+        on_progress: Called with (samples done, samples in all) after each chunk.
+        records: Of the shards that are there already; those of the others are added as they come.
+
     Raises:
         RunError: The cluster cannot be reached, has no workers, or lost a task for good.
+        TimeLimitError: The stage's time is over.
     """
-    records: list[ShardRecord] = []
-    done = 0
+    records = [] if records is None else records
+    done = sum(record.num_samples for record in records) + spool.num_rejected
     with connect_to_workers(address, "preparation") as client:
         readers = workers(client)
         num_threads = -(-sum(client.nthreads().values()) // len(readers))

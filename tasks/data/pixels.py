@@ -5,6 +5,7 @@ Knows nothing of splits, shards or models.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +29,9 @@ class Pixels(NamedTuple):
     """Positions of the samples that cannot be read, and why, on one line."""
 
 
-def read_pixels(origin: Origin, samples: Samples, image_size: int, channels: int) -> Pixels:
+def read_pixels(
+    origin: Origin, samples: Samples, image_size: int, channels: int, between: Callable[[], None] = lambda: None
+) -> Pixels:
     """Read and scale samples.
 
     Args:
@@ -36,22 +39,24 @@ def read_pixels(origin: Origin, samples: Samples, image_size: int, channels: int
         samples: Which.
         image_size: Height and width of the result, pixels.
         channels: Of the images; files give 3.
+        between: Called before each file; what it raises ends the reading.
 
     Raises:
         InputError: The source cannot be opened from here.
     """
     if origin.kind == "files":
-        return _of_files(origin, samples, image_size, channels)
+        return _of_files(origin, samples, image_size, channels, between)
     images_NHWC, targets_NT = source.read_arrays(origin, samples, image_size)
     images_NHWC = np.ascontiguousarray(transform.resize_arrays(images_NHWC, image_size))
     return Pixels(images_NHWC, targets_NT, list(range(len(samples))), {})
 
 
-def _of_files(origin: Origin, samples: Samples, image_size: int, channels: int) -> Pixels:
+def _of_files(origin: Origin, samples: Samples, image_size: int, channels: int, between: Callable[[], None]) -> Pixels:
     images_NHWC = np.empty((len(samples), image_size, image_size, channels), dtype=np.uint8)
     kept: list[int] = []
     reasons: dict[int, str] = {}
     for position, content in enumerate(source.read_files(origin, samples)):
+        between()
         try:
             images_NHWC[len(kept)] = _decode(content, image_size)
         except transform.DecodeError as error:

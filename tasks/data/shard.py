@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import socket
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from tasks.durable import write_pieces_durably
 from tasks.errors import RunError
 from tasks.records import Record
 
+LOOK_SECONDS = 1.0
+"""Between looks whether anybody still waits for a shard."""
 FILE_PATTERN = r"^(train|validation|test)/\d{5,}\.(images|labels|targets)\.npy$"
 """The only names a manifest may hold; none of them can lead out of its directory."""
 
@@ -113,12 +116,27 @@ def write_shard(chunk: Chunk) -> ShardRecord:
 
 
 def _decode(chunk: Chunk) -> Pixels:
-    if not Path(chunk.directory).is_dir():
-        raise RunError(
-            f"{chunk.directory} does not exist on worker host {socket.gethostname()}; all workers write into one "
-            "directory; put PACELINE_HOME on a file system that every host mounts under the same path"
-        )
-    return read_pixels(chunk.origin, chunk.samples, chunk.image_size, chunk.channels)
+    wanted = _Wanted(Path(chunk.directory))
+    wanted()
+    return read_pixels(chunk.origin, chunk.samples, chunk.image_size, chunk.channels, wanted)
+
+
+class _Wanted:
+    """Looks now and then whether the temporary set is there: with it goes the preparation that wanted the shard."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._next_look = 0.0
+
+    def __call__(self) -> None:
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + LOOK_SECONDS
+        if not self._directory.is_dir():
+            raise RunError(
+                f"{self._directory} does not exist on worker host {socket.gethostname()}; all workers write into one "
+                "directory; put PACELINE_HOME on a file system that every host mounts under the same path"
+            )
 
 
 def _write(chunk: Chunk, decoded: Pixels) -> ShardRecord:

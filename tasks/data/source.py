@@ -14,7 +14,7 @@ from conf.schema import SOURCES_WITHOUT_ROOT, Data
 from tasks.data.listing import Origin, SampleListing, check_classes
 from tasks.data.samples import Samples
 from tasks.data.sources import cifar10, digits, folder
-from tasks.errors import InputError, one_line
+from tasks.errors import InputError, SourceError, one_line
 
 FETCH_AT_ONCE = 64
 """Files asked of a remote file system together; bounds memory and hides latency."""
@@ -24,7 +24,7 @@ def list_samples(data: Data) -> SampleListing:
     """Every sample that the source offers, by split.
 
     Raises:
-        InputError: The source is missing, empty, or cannot be learned from.
+        InputError: The source is missing, empty, or cannot be learned from; as `SourceError` if it cannot be reached.
     """
     if data.root is None and data.source not in SOURCES_WITHOUT_ROOT:
         raise InputError(f"data.root is not set; source {data.source} needs one; add data.root=DIR")
@@ -40,7 +40,7 @@ def list_samples(data: Data) -> SampleListing:
         raise
     except Exception as error:  # each remote file system raises its own: no credentials, no route, forbidden
         reason = one_line(error)
-        raise InputError(
+        raise SourceError(
             f"data.root={data.root}: cannot be listed ({reason}); mend the address or the access"
         ) from error
     check_classes(listing.train, listing.class_names, f"data.source={data.source}")

@@ -8,6 +8,7 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from conf.schema import Data
+from tasks import deadline
 from tasks.data import graph, source
 from tasks.display import progress_of_samples
 from tasks.records import PreparedSet
@@ -16,21 +17,23 @@ from tasks.redact import discreet
 
 @task(name="prepare", cache_policy=NO_CACHE)
 @discreet
-def prepare(data: Data, home: str, address: str) -> PreparedSet:
+def prepare(data: Data, home: str, address: str, seconds: float | None = None) -> PreparedSet:
     """Prepare the data on Dask, or find it prepared.
 
     Args:
         data: What is learned from.
         home: State directory, seen by all workers under the same path.
         address: Of the Dask scheduler.
+        seconds: Time limit; None for none.
 
     Raises:
         InputError: The data cannot be used; nothing was published.
         RunError: The cluster or the disk failed.
+        TimeLimitError: It took longer than its limit.
     """
     logger = get_run_logger()
-    listing = source.list_samples(data)
-    with progress_of_samples("prepare", logger.info) as show:
+    with deadline.limited("limits.prepare_seconds", seconds), progress_of_samples("prepare", logger.info) as show:
+        listing = deadline.within(lambda: source.list_samples(data))
         prepared = graph.prepare(listing, data, Path(home), address, show, logger.warning)
     counts = f"{prepared.num_train} train, {prepared.num_validation} validation, {prepared.num_test} test"
     if prepared.reused:

@@ -1,7 +1,7 @@
 """Prepared sets on disk: find, publish, verify, set aside, clean up.
 
 A set lies in `<home>/prepared/<first 16 digits of its key>/` and appears there complete or not at all. Knows nothing of
-how shards are made.
+how shards are made. What a preparation that failed has finished is kept for the next one of the same key.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -28,7 +28,11 @@ from tasks.records import PreparedSet
 __all__ = ["Split", "find", "open_split", "publish", "remove_stale", "temporary", "touch", "verify", "write_rejected"]
 
 OWNER = "owner.json"
+FINISHED = "finished.jsonl"
+"""In the directory of an unfinished set: what is finished of it, one line for each shard."""
 STALE_SECONDS = 24 * 3600.0
+LEFT_SECONDS = 7 * STALE_SECONDS
+"""How long an unfinished set is kept."""
 
 Say = Callable[[str], None]
 
@@ -87,11 +91,17 @@ def _set_aside(path: Path, reason: str, say: Say) -> None:
 
 @contextmanager
 def temporary(home: Path, key: str) -> Iterator[Path]:
-    """A directory to prepare a set in; gone afterwards unless it was published."""
+    """A directory to prepare a set in, with what an earlier preparation has left in it.
+
+    Gone afterwards, unless it was published or left to the next one.
+    """
     name = f".tmp-{key[:16]}-{os.getpid()}-{uuid4().hex}"
     path = home / "prepared" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileNotFoundError):  # there is none, or another process was faster
+        _unfinished(home, key).rename(path)
     for split in SPLITS:
-        (path / split).mkdir(parents=True)
+        (path / split).mkdir(parents=True, exist_ok=True)
     owner = {"host": host_identity(), "pid": os.getpid(), "created": psutil.Process().create_time()}
     (path / OWNER).write_text(json.dumps(owner))
     try:
@@ -100,14 +110,42 @@ def temporary(home: Path, key: str) -> Iterator[Path]:
         _remove(path)
 
 
+def _unfinished(home: Path, key: str) -> Path:
+    return home / "prepared" / f".unfinished-{key[:16]}"
+
+
+def leave(home: Path, key: str, directory: Path, finished: Iterable[str]) -> None:
+    """Leave a temporary set to the next preparation of the same key.
+
+    Args:
+        home: State directory.
+        key: Of the set.
+        directory: The temporary set.
+        finished: What is to be known of each finished shard; lines without their ends.
+    """
+    with suppress(OSError):  # it would have been a help, no more; what ended the preparation is the error to tell
+        write_pieces_durably(directory / FINISHED, (f"{line}\n".encode() for line in finished))
+        _remove(_unfinished(home, key))
+        directory.rename(_unfinished(home, key))
+
+
+def left(directory: Path) -> list[str]:
+    """What is known of each finished shard that an earlier preparation has left in a temporary set."""
+    try:
+        return (directory / FINISHED).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+
+
 def touch(path: Path) -> None:
     """Say that a temporary directory is still in use."""
     os.utime(path / OWNER)
 
 
 def remove_stale(home: Path) -> int:
-    """Remove temporary directories whose owner is dead; returns how many there were."""
+    """Remove temporary directories whose owner is dead, and unfinished sets that are old; returns how many."""
     stale = [path for path in (home / "prepared").glob(".tmp-*") if _is_stale(path)]
+    stale += [path for path in (home / "prepared").glob(".unfinished-*") if _age_seconds(path) > LEFT_SECONDS]
     for path in stale:
         _remove(path)
     return len(stale)
@@ -163,6 +201,7 @@ def publish(home: Path, directory: Path, facts: Manifest, rejected: Iterable[byt
         leftover.unlink()
     write_pieces_durably(directory / REJECTED, rejected)
     (directory / OWNER).unlink()
+    (directory / FINISHED).unlink(missing_ok=True)
     write_durably(directory / MANIFEST, facts.model_dump_json(indent=1).encode())
     for folder in (*(directory / split for split in SPLITS), directory):
         _sync_directory(folder)

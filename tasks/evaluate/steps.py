@@ -7,23 +7,50 @@ from pathlib import Path
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
+from tasks import deadline
 from tasks.evaluate.metrics import evaluate_predictions, read_test_split
+from tasks.kept import find_kept, keep
 from tasks.records import EvaluateResult, PreparedSet, TrainResult
 from tasks.redact import discreet
 
 
 @task(name="evaluate", cache_policy=NO_CACHE)
 @discreet
-def evaluate(train: TrainResult, prepared: PreparedSet) -> EvaluateResult:
+def evaluate(
+    train: TrainResult, prepared: PreparedSet, seconds: float | None = None, directory: Path | None = None
+) -> EvaluateResult:
     """Measure the quality of the ranks' predictions on the test split.
 
     Args:
         train: Names the prediction files.
         prepared: Holds the labels.
+        seconds: Time limit; None for none.
+        directory: Of the run, where the result is kept, and not found out again for the same predictions.
+
+    Raises:
+        TimeLimitError: It took longer than its limit.
     """
     log = get_run_logger()
+    kept = directory and directory / "evaluated.json"
+    done = find_kept(kept, EvaluateResult, train.predictions) if kept else None
+    if done is not None:
+        log.info("The evaluation is finished already (%s)", kept)
+        return done
+    with deadline.limited("limits.evaluate_seconds", seconds):
+        result = deadline.within(lambda: _evaluate(train, prepared))
+    if kept:
+        keep(kept, result, train.predictions)
+    _tell(result)
+    return result
+
+
+def _evaluate(train: TrainResult, prepared: PreparedSet) -> EvaluateResult:
     truth = read_test_split(Path(prepared.path), prepared.class_names)
-    result = evaluate_predictions(train.predictions, truth, train.prediction_samples_per_second)
+    return evaluate_predictions(train.predictions, truth, train.prediction_samples_per_second)
+
+
+def _tell(result: EvaluateResult) -> None:
+    log = get_run_logger()
     top = "".join(f", top-{k} {value:.2%}" for k, value in result.top_k.items())
     log.info("Accuracy %.2f %% of %d test samples%s", 100 * result.accuracy, result.num_samples, top)
     if result.angle_rmse_degrees is not None:
@@ -31,4 +58,3 @@ def evaluate(train: TrainResult, prepared: PreparedSet) -> EvaluateResult:
     known = [(value, name) for name, value in result.per_class_accuracy.items() if value is not None]
     worst, name = min(known)
     log.info("Least accurate class: %s, %.2f %%", name, 100 * worst)
-    return result

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from tasks import deadline
 from tasks.cluster.window import completed, connect_to_workers
 from tasks.predict.job import Parity, Part, PartRecord, Settings
 from tasks.predict.part import check_parity, predict_part
@@ -27,9 +28,16 @@ def parity_on_worker(address: str, part: Part, settings: Settings) -> Parity | N
 
     Raises:
         RunError: the cluster has no workers, or the worker cannot do it.
+        TimeLimitError: the stage's time is over.
     """
     with connect_to_workers(address, "prediction") as client:
-        return client.submit(check_parity, part, settings, key=_key("parity"), pure=False).result()
+        checking = client.submit(check_parity, part, settings, key=_key("parity"), pure=False)
+        try:
+            return checking.result(timeout=deadline.left())
+        except TimeoutError:
+            checking.cancel()
+            deadline.check()  # or it was the worker's own
+            raise
 
 
 def predict_parts(

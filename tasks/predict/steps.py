@@ -7,6 +7,7 @@ import time
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
+from tasks import deadline
 from tasks.display import progress_of_samples
 from tasks.errors import RunError
 from tasks.predict.graph import parity_on_worker, predict_parts
@@ -34,17 +35,24 @@ class Predicted(Record):
 
 @task(name="predict", cache_policy=NO_CACHE)
 @discreet
-def predict(parts: list[Part], settings: Settings, address: str) -> Predicted:
+def predict(parts: list[Part], settings: Settings, address: str, seconds: float | None = None) -> Predicted:
     """Predict the parts that are not there yet, once the model as it is executed has been held against the plain one.
 
     Args:
         parts: All of them.
         settings: How to execute the model.
         address: Of the Dask scheduler.
+        seconds: Time limit; None for none.
 
     Raises:
         RunError: The executed model says other classes than the plain one, or the cluster failed.
+        TimeLimitError: It took longer than its limit.
     """
+    with deadline.limited("limits.predict_seconds", seconds):
+        return _predict(parts, settings, address)
+
+
+def _predict(parts: list[Part], settings: Settings, address: str) -> Predicted:
     logger = get_run_logger()
     found = {part.number: record for part in parts if (record := finished(part)) is not None}
     missing = [part for part in parts if part.number not in found]

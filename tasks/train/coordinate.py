@@ -72,6 +72,11 @@ class TrainJob(Record):
         return Path(self.home) / "runs" / self.run_id
 
     @property
+    def kept(self) -> Path:
+        """Where the result of the training is kept, once it is finished."""
+        return self.directory / "trained.json"
+
+    @property
     def checkpoints(self) -> Path:
         """Where the run's checkpoints lie."""
         return self.directory / "checkpoints"
@@ -93,6 +98,7 @@ def train_group(job: TrainJob, address: str, on_progress: Progress | None = None
         InputError: the cluster cannot seat the group, or other code runs there.
         RankError: a rank failed, and would again; all others have been ended.
         LostError: a worker, a host or the scheduler was lost, and did not come back.
+        TimeLimitError: the stage's time is over.
     """
     return _merge(*_group(job, address, on_progress, tell))
 

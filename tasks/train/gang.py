@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tasks import deadline
 from tasks.cluster.address import workers
 from tasks.errors import LostError, RankError
 from tasks.records import RankSpec
@@ -108,12 +109,14 @@ class Gang:
 
         Raises:
             LostError: a worker has gone.
+            TimeLimitError: the stage's time is over.
         """
         for seat in sorted(self._seats, key=lambda seat: (seat.host, seat.device)):
             claim = Claim(key=self._keys[seat.rank], run_id=self._run_id, rank=seat.rank, device=seat.device)
             self._futures[seat.rank] = self._submit(claim, seat.worker)
             self._heard[seat.rank] = time.monotonic()
             while self._reports()[seat.rank].state != "held":
+                deadline.check()
                 self._check_futures()
                 time.sleep(POLL_SECONDS / 5)
 
@@ -156,6 +159,7 @@ class Gang:
         Raises:
             RankError: a rank failed; of several, the one that was not pulled down by another.
             LostError: a rank, worker or host is gone or silent.
+            TimeLimitError: the stage's time is over.
         """
         next_ask = time.monotonic()
         while True:
@@ -164,6 +168,7 @@ class Gang:
                 raise self._root_cause()
             if len(outcomes) == len(self._seats):
                 return sorted(outcomes, key=lambda outcome: outcome.rank)
+            deadline.check()
             if time.monotonic() > next_ask:
                 next_ask = time.monotonic() + ASK_SECONDS
                 self._check_reports(self._reports())
@@ -179,9 +184,9 @@ class Gang:
             self._client.cancel(futures, force=True)
         except Exception:  # noqa: BLE001  the scheduler is gone, and supervisors notice; what ended the gang is the error
             return
-        deadline = time.monotonic() + ABORT_SECONDS
+        give_up = time.monotonic() + ABORT_SECONDS
         hosts = {seat.host: seat.worker for seat in self._seats}
-        while hosts and time.monotonic() < deadline:
+        while hosts and time.monotonic() < give_up:
             requests = [(worker, running_ranks, (self._run_id,)) for worker in hosts.values()]
             found = dict(zip(hosts, ask(self._client, requests, ANSWER_SECONDS), strict=True))
             hosts = {host: worker for host, worker in hosts.items() if isinstance(found[host], list) and found[host]}
@@ -247,11 +252,11 @@ class Gang:
             LostError: all are echoes: of a worker that has gone.
         """
         time.sleep(SETTLE_SECONDS)
-        deadline = time.monotonic() + ECHO_SECONDS
+        give_up = time.monotonic() + ECHO_SECONDS
         while True:
             failed = [outcome for outcome in self._finished() if outcome.error is not None]
             own = [outcome for outcome in failed if not _is_echo(outcome)]
-            if own or time.monotonic() > deadline:
+            if own or time.monotonic() > give_up:
                 break
             self._next_look = 0.0
             self._check_workers()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from tasks import deadline
 from tasks.errors import InputError, LostError, RankError
 from tasks.records import Restart
 from tasks.train.checkpoint import newest_verified, step_of
@@ -78,19 +79,20 @@ class Recovery:
             InputError: on the first attempt, what `find` raises.
             LostError: the cluster did not come back.
         """
-        deadline = time.monotonic() + WAIT_SECONDS
+        give_up = time.monotonic() + WAIT_SECONDS
         while True:
             try:
                 return find()
             except (InputError, OSError, TimeoutError) as error:
                 if self._last_end is None:
                     raise
-                if time.monotonic() > deadline:
+                if time.monotonic() > give_up:
                     cause = self._ended.cause if self._ended else "the group was ended"
                     raise LostError(
                         f"{cause}; and within {WAIT_SECONDS:.0f} s the cluster did not come back: {error}",
                         final=True,
                     ) from error
+                deadline.check()
                 time.sleep(RETRY_SECONDS)
 
     def begun(self, first_step: int) -> None:

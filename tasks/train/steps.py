@@ -11,7 +11,9 @@ from typing import Any
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
+from tasks import deadline
 from tasks.display import progress_bar
+from tasks.kept import find_kept, keep
 from tasks.records import Choice, MeasureResult, TrainResult
 from tasks.redact import discreet
 from tasks.train.checkpoint import newest_verified
@@ -21,7 +23,7 @@ from tasks.train.coordinate import TrainJob, measure_group, train_group
 @task(name="train", cache_policy=NO_CACHE)
 @discreet
 def train(job: TrainJob, address: str) -> TrainResult:
-    """Train on the cluster, one process per rank.
+    """Train on the cluster, one process per rank; a training that is finished is not done again.
 
     Args:
         job: What to train and how.
@@ -30,7 +32,21 @@ def train(job: TrainJob, address: str) -> TrainResult:
     Raises:
         RankError: A rank failed, and would again; no process of the run is left.
         LostError: A worker, a host or the scheduler was lost, and did not come back.
+        TimeLimitError: It took longer than its limit.
     """
+    logger = get_run_logger()
+    done = find_kept(job.kept, TrainResult) if job.resume else None
+    if done is not None:
+        logger.info("The training is finished already (%s)", job.kept)
+        return done
+    with deadline.limited("limits.train_seconds", job.config.limits.train_seconds):
+        result = _train(job, address)
+    files = (result.weights, *result.predictions)
+    keep(job.kept, result, [file for file in files if file])
+    return result
+
+
+def _train(job: TrainJob, address: str) -> TrainResult:
     logger = get_run_logger()
     _tell_choices(job.plan.reasons)
     last_epoch = -1

@@ -63,11 +63,11 @@ def program():
     """
     path = str(Path(sys.executable).with_name("paceline"))
 
-    def start(*arguments, start_new_session=False, **environment):
+    def start(*arguments, start_new_session=False, output=subprocess.PIPE, **environment):
         return subprocess.Popen(
             ["env", "--default-signal=INT", path, *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
             text=True,
             env=os.environ | environment,
             start_new_session=start_new_session,

@@ -1,0 +1,91 @@
+"""The time limit of a stage: an end that holds for all that is called inside, and is looked at where the stage waits.
+
+Looked at, not enforced by a signal: whoever waits ends what it has begun (ranks, tasks on Dask, temporary files) on
+its usual way out, whatever thread it is in. What cannot be looked into, such as a file system that does not answer, is
+called in a thread of its own (`within`), which is left to itself and does not keep the process alive.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
+from typing import NamedTuple, TypeVar
+
+from tasks.errors import TimeLimitError
+
+T = TypeVar("T")
+
+
+class _Limit(NamedTuple):
+    setting: str
+    seconds: float
+    at: float
+    """Monotonic time."""
+
+
+_limit: ContextVar[_Limit | None] = ContextVar("limit", default=None)
+
+
+@contextmanager
+def limited(setting: str, seconds: float | None) -> Iterator[None]:
+    """Give the body so many seconds.
+
+    Args:
+        setting: that says so, such as limits.train_seconds; for the message.
+        seconds: None for no limit.
+    """
+    token = _limit.set(None if seconds is None else _Limit(setting, seconds, time.monotonic() + seconds))
+    try:
+        yield
+    finally:
+        _limit.reset(token)
+
+
+def left() -> float | None:
+    """Seconds until the limit, at least 0; None where there is none."""
+    limit = _limit.get()
+    return None if limit is None else max(0.0, limit.at - time.monotonic())
+
+
+def check() -> None:
+    """Go on, if there is time.
+
+    Raises:
+        TimeLimitError: there is none.
+    """
+    limit = _limit.get()
+    if limit is not None and time.monotonic() >= limit.at:
+        raise TimeLimitError(
+            f"{limit.setting}={limit.seconds:g}: the stage has not ended within so many seconds and was ended; "
+            "what it had finished is kept; raise the limit, or find out what it waited for"
+        )
+
+
+def within(work: Callable[[], T]) -> T:
+    """What `work` returns; under a limit it is waited for no longer than that.
+
+    Raises:
+        TimeLimitError: it has not come back.
+    """
+    if _limit.get() is None:
+        return work()
+    found: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(work())
+        except BaseException as error:  # noqa: BLE001  raised again by whoever waits
+            errors.append(error)
+
+    thread = threading.Thread(target=copy_context().run, args=(run,), name="paceline-limited", daemon=True)
+    thread.start()
+    thread.join(left())
+    if thread.is_alive():
+        check()
+    if errors:
+        raise errors[0]
+    return found[0]

@@ -1,0 +1,266 @@
+"""Files for a site: each is read by the program that it is for, and each command in them by the program it starts."""
+
+import http.client
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from functools import cache
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+
+from tests.integration import test_clusters
+from tests.integration.test_clusters import free_port, listens, program, run, wait_until
+
+ROOT = Path(__file__).parents[2]
+INFRA = ROOT / "infra"
+UNITS = sorted((INFRA / "systemd").glob("*.service"))
+JOBS = sorted((INFRA / "slurm").glob("*.sbatch"))
+COMPOSE = INFRA / "compose.yaml"
+INSTALLED = "/opt/paceline/.venv/bin"
+UNCHECKED = {"dask cuda worker"}
+"""Not installed here; its options were read in its source (dask_cuda/cli.py of 26.x)."""
+slurm_conf = test_clusters.slurm_conf
+
+
+def commands_of_compose():
+    services = yaml.safe_load(COMPOSE.read_text())["services"]
+    return {f"compose {name}": one["command"] for name, one in services.items() if "command" in one}
+
+
+def commands_of_units():
+    starts = {unit.name: re.search(r"^ExecStart=(.*)$", unit.read_text(), re.MULTILINE)[1] for unit in UNITS}
+    return {name: shlex.split(start.removeprefix(f"{INSTALLED}/")) for name, start in starts.items()}
+
+
+COMMANDS = commands_of_compose() | commands_of_units()
+
+
+@cache
+def help_of(*words):
+    name = {"dask": "dask", "prefect": "prefect", "mlflow": "mlflow", "paceline": "flows.cli"}[words[0]]
+    done = subprocess.run(
+        [sys.executable, "-m", name, *words[1:], "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"COLUMNS": "200"},
+    )
+    return done.stdout
+
+
+@pytest.mark.parametrize("where", COMMANDS)
+def test_a_command_has_the_options_that_it_is_given(where):
+    command = COMMANDS[where]
+    words = [word for word in command if re.fullmatch(r"[a-z]+", word)]
+    words = words[: 3 if words[0] == "prefect" else 2]
+    if words[:2] == ["dask", "cuda"]:
+        assert " ".join(command[:3]) in UNCHECKED
+        words = ["dask", "worker"]  # those that both have
+    known = set(re.findall(r"--[a-z][\w-]*", help_of(*words)))
+    assert {option for option in command if option.startswith("--")} <= known
+
+
+def test_compose_reads_its_file():
+    compose = program("docker-compose")
+    run(compose, "-f", COMPOSE, "config", "--quiet")
+
+
+def test_only_the_proxy_listens_beyond_this_host_and_no_secret_stands_in_a_file():
+    tree = yaml.safe_load(COMPOSE.read_text())
+    for name, service in tree["services"].items():
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])) or name == "proxy"
+        image = service.get("image", "")
+        assert re.search(r":\d+\.\d+", image), f"{name}: {image} is not pinned"
+        for key, value in service.get("environment", {}).items():
+            if re.search(r"PASSWORD|SECRET|AUTH_STRING|_URI$|DATABASE", key) and not key.endswith("TRACKING_URI"):
+                assert value.startswith("/run/secrets/"), key
+                assert Path(value).name in service["secrets"], f"{name} is not given {value}"
+        if name != "workers":
+            assert "healthcheck" in service or name == "flows"
+    assert set(tree["secrets"]) == {secret for one in tree["services"].values() for secret in one.get("secrets", [])}
+    for path in (INFRA / "compose" / "Dockerfile").read_text().splitlines():
+        if path.startswith("COPY infra/") or path.startswith("COPY --chmod"):
+            for source in [word for word in path.split()[1:-1] if not word.startswith("--")]:
+                assert (ROOT / source).exists(), source
+
+
+def test_secrets_come_from_files(tmp_path):
+    (tmp_path / "one").write_text("opensesame\n")
+    script = INFRA / "compose" / "with-secrets"
+    environment = {"PATH": os.environ["PATH"], "WORD__FILE": str(tmp_path / "one")}
+    command = [script, "sh", "-c", 'echo "$WORD ${WORD__FILE-none}"']
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "opensesame none\n"
+    environment["WORD__FILE"] = str(tmp_path / "two")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "two cannot be read" in done.stderr
+
+
+def test_the_proxy_takes_its_file(tmp_path):
+    nginx = program("nginx")
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=x", "-days", "1"]
+    run(*made, "-keyout", key, "-out", certificate)
+    text = (INFRA / "compose" / "nginx.conf").read_text()
+    text = text.replace("/run/secrets/proxy_certificate", str(certificate)).replace("/run/secrets/proxy_key", str(key))
+    for name in ("prefect", "mlflow"):  # names that only resolve beside it
+        text = text.replace(f"http://{name}:", "http://127.0.0.1:")
+    (tmp_path / "nginx.conf").write_text(f"pid {tmp_path}/pid;\nerror_log stderr;\n{text}")
+    run(nginx, "-t", "-p", tmp_path, "-c", tmp_path / "nginx.conf")
+
+
+def test_systemd_takes_the_units(tmp_path):
+    analyze = program("systemd-analyze")
+    run(INFRA / "systemd" / "install", tmp_path)
+    for file in (tmp_path / "etc" / "paceline").iterdir():
+        assert file.stat().st_mode & 0o777 == 0o600
+    here = str(Path(sys.executable).parent)
+    units = []
+    for unit in UNITS:
+        installed = tmp_path / "etc" / "systemd" / "system" / unit.name.replace("@.", "@nightly.")
+        installed.write_text(unit.read_text().replace(INSTALLED, here))
+        units.append(installed)
+    done = subprocess.run([analyze, "verify", *units], capture_output=True, text=True, check=False)
+    told = [line for line in done.stderr.splitlines() if any(unit.name in line for unit in units)]
+    assert told == []
+
+
+def test_every_variable_of_a_unit_is_in_its_file(tmp_path):
+    run(INFRA / "systemd" / "install", tmp_path)
+    for unit in UNITS:
+        text = unit.read_text()
+        files = re.findall(r"^EnvironmentFile=(.*)$", text, re.MULTILINE)
+        given = "".join((tmp_path / file.lstrip("/").replace("%i", "nightly")).read_text() for file in files)
+        wanted = set(re.findall(r"\$\{?([A-Z_]+)\}?", re.search(r"^ExecStart=.*$", text, re.MULTILINE)[0]))
+        assert wanted <= set(re.findall(r"^([A-Z_]+)=", given, re.MULTILINE)), unit.name
+
+
+@pytest.fixture
+def slurm(slurm_conf, monkeypatch):
+    monkeypatch.setenv("SLURM_CONF", str(slurm_conf))
+    yield
+    wait_until(lambda: run("squeue", "-h", "--states=PENDING,RUNNING,COMPLETING") == "")
+
+
+FITTING = ["--nodes=1", "--gres=none", "--time=5"]
+"""What a node of the test's Slurm has."""
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
+def test_slurm_takes_the_jobs(slurm, job):
+    run("bash", "-n", job)
+    done = subprocess.run(["sbatch", "--test-only", *FITTING, job], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "to start at" in done.stderr
+
+
+def test_a_job_of_workers_joins_a_scheduler(slurm, tmp_path):
+    from distributed import Client, Security
+
+    tls, port = tmp_path / "tls", free_port()
+    run(INFRA / "certificates", tls)
+    files = {f"tls_{role}_{kind}": str(tls / f"{kind}.pem") for role in ("client",) for kind in ("cert", "key")}
+    options = ["--tls-ca-file", f"{tls}/ca.pem", "--tls-cert", f"{tls}/cert.pem", "--tls-key", f"{tls}/key.pem"]
+    address = f"tls://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "dask", "scheduler", "--host", address, "--no-dashboard"]
+    scheduler = subprocess.Popen([*command, "--dashboard-address", "127.0.0.1:0", *options], stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: listens(port), scheduler)
+        environment = {"PACELINE_SCHEDULER": address, "PACELINE_TLS": str(tls), "PACELINE_BIN": sys.prefix + "/bin"}
+        job = subprocess.run(
+            ["sbatch", "--parsable", *FITTING, f"--output={tmp_path}/log", INFRA / "slurm" / "workers.sbatch"],
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        security = Security(tls_ca_file=str(tls / "ca.pem"), require_encryption=True, **files)
+        with Client(address, security=security, set_as_default=False) as client:
+            client.wait_for_workers(1, timeout=120)
+            assert client.submit(sum, [1, 2]).result(timeout=60) == 3
+        run("scancel", job)
+    finally:
+        scheduler.terminate()
+        scheduler.wait(30)
+
+
+def shown(port):
+    """How a part of Dask shows its status as in the units."""
+    return ["--no-dashboard", "--dashboard-address", f"127.0.0.1:{port}"]
+
+
+def ask(url):
+    place = urlsplit(url)
+    connection = http.client.HTTPConnection(place.hostname, place.port, timeout=5)
+    try:
+        connection.request("GET", f"{place.path}?{place.query}" if place.query else place.path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    except OSError:
+        return 0, ""
+    finally:
+        connection.close()
+
+
+def test_prometheus_scrapes_a_scheduler_and_its_workers(tmp_path):
+    promtool, prometheus, port, status_port = program("promtool"), program("prometheus"), free_port(), free_port()
+    run(promtool, "check", "config", INFRA / "prometheus.yml")
+    scheduler_port = free_port()
+    dask = [sys.executable, "-m", "dask"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": tmp_path}
+    started = [
+        subprocess.Popen(
+            [*dask, "scheduler", "--host", "127.0.0.1", "--port", str(scheduler_port), *shown(status_port)],
+            **quiet,
+        ),
+        subprocess.Popen(
+            [*dask, "worker", f"tcp://127.0.0.1:{scheduler_port}", "--nworkers", "2", "--nthreads", "1", *shown(0)],
+            **quiet,
+        ),
+    ]
+    targets = tmp_path / "dask-workers.json"
+
+    def found():
+        done = subprocess.run(
+            [INFRA / "dask-targets", f"http://127.0.0.1:{status_port}"], capture_output=True, text=True, check=False
+        )
+        targets.write_text(done.stdout or "[]")
+        return len(json.loads(targets.read_text())) == 2
+
+    try:
+        patiently(found)
+        text = (INFRA / "prometheus.yml").read_text()
+        text = text.replace("127.0.0.1:8787", f"127.0.0.1:{status_port}").replace("interval: 15s", "interval: 1s")
+        (tmp_path / "prometheus.yml").write_text(text)
+        place = [f"--web.listen-address=127.0.0.1:{port}", f"--storage.tsdb.path={tmp_path}/data"]
+        command = [prometheus, f"--config.file={tmp_path}/prometheus.yml", *place]
+        started.append(subprocess.Popen(command, **quiet))
+        api = f"http://127.0.0.1:{port}/api/v1/query?query="
+
+        def value(query):
+            status, answer = ask(api + query)
+            return json.loads(answer)["data"]["result"] if status == 200 else []
+
+        patiently(lambda: len([one for one in value("up") if one["value"][1] == "1"]) == 3)
+        patiently(lambda: value("dask_worker_threads"))
+        workers = {one["metric"]["state"]: one["value"][1] for one in value("dask_scheduler_workers")}
+        assert sum(map(int, workers.values())) == 2, workers
+    finally:
+        for process in reversed(started):
+            process.terminate()
+            process.wait(30)
+
+
+def patiently(happened):
+    deadline = time.monotonic() + 90
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.5)

@@ -1,0 +1,187 @@
+"""Deployments of infra/prefect.yaml on a real Prefect server, and a real process worker that runs them."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+from mlflow.tracking import MlflowClient
+
+from conf.load import load
+from conf.schema import Config, Overlap
+from conf.site import Site
+from tests.integration.test_serve import SHORT, until
+
+ROOT = Path(__file__).parents[2]
+FILE = ROOT / "infra" / "prefect.yaml"
+DEPLOYMENTS = {"run": "paceline-run/nightly", "study": "paceline-study/weekly", "predict": "paceline-predict/incoming"}
+TINY = load("digits", [*SHORT, "speedup.baseline=none", "track.experiment=pool", "cluster.num_workers=1"])
+STRATEGY = {"queue": "ENQUEUE", "skip": "CANCEL_NEW", "cancel-oldest": None}
+
+
+class Pool:
+    """What was deployed, and its worker."""
+
+    def __init__(self, url, environment, directory):
+        self._url = url
+        self._environment = environment
+        self._directory = directory
+
+    def prefect(self, *arguments):
+        """Prefect's own command line."""
+        command = [sys.executable, "-m", "prefect", *arguments]
+        done = subprocess.run(
+            command, env=self._environment, cwd=self._directory, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def start_worker(self):
+        command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "paceline", "--type", "process"]
+        with (self._directory / "worker.log").open("wb") as log:
+            return subprocess.Popen(command, env=self._environment, cwd=self._directory, stdout=log, stderr=log)
+
+    def deployment(self, role):
+        answer = httpx.get(f"{self._url}/deployments/name/{DEPLOYMENTS[role]}")
+        answer.raise_for_status()
+        return answer.json()
+
+    def begin(self, role, **parameters):
+        place = f"{self._url}/deployments/{self.deployment(role)['id']}/create_flow_run"
+        body = {"parameters": parameters}
+        # 503: its sqlite is locked for the moment
+        answer = until(lambda: found if (found := httpx.post(place, json=body)).status_code != 503 else None, "answer")
+        answer.raise_for_status()
+        return answer.json()["id"]
+
+    def end_of(self, run):
+        ends = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+        state = until(
+            lambda: found if (found := self.flow_run(run)["state"])["type"] in ends else None, f"end of {run}"
+        )
+        return state["type"], state["message"]
+
+    def flow_run(self, run):
+        return httpx.get(f"{self._url}/flow_runs/{run}").json()
+
+    def runs(self, role, state):
+        body = {
+            "deployments": {"id": {"any_": [self.deployment(role)["id"]]}},
+            "flow_runs": {"state": {"type": {"any_": [state]}}},
+        }
+        return httpx.post(f"{self._url}/flow_runs/filter", json=body).json()
+
+
+@pytest.fixture(scope="module")
+def pool(prefect_url, tmp_path_factory):
+    """Everything of the file, deployed as its head says, from a folder that has nothing to do with the repository."""
+    directory = tmp_path_factory.mktemp("pool")
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    environment = os.environ | {"PREFECT_API_URL": prefect_url, "PYTHONPATH": path, "PREFECT_WORKER_QUERY_SECONDS": "1"}
+    found = Pool(prefect_url, environment, directory)
+    found.prefect("work-pool", "create", "paceline", "--type", "process")
+    found.prefect("--no-prompt", "deploy", "--all", "--prefect-file", str(FILE))
+    return found
+
+
+@pytest.fixture(scope="module")
+def worker(pool):
+    process = pool.start_worker()
+    yield process
+    process.terminate()
+    try:
+        process.wait(60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+
+
+def test_the_deployments_are_forms_with_help_and_refuse_what_is_wrong(pool):
+    fields = {"run": "Config", "study": "StudyRequest", "predict": "PredictRequest"}
+    for role, kind in fields.items():
+        found = pool.deployment(role)
+        assert found["work_pool_name"] == "paceline"
+        assert found["pull_steps"] == []
+        (schedule,) = found["schedules"]
+        assert not schedule["active"]
+        assert schedule["schedule"]["timezone"] == "Europe/Zurich"
+        helped = found["parameter_openapi_schema"]["definitions"][kind]["properties"]
+        unhelped = [name for name, field in helped.items() if not field.get("description") and "$ref" not in str(field)]
+        assert unhelped == []
+        (policy,) = [tag.removeprefix("overlap:") for tag in found["tags"] if tag.startswith("overlap:")]
+        options = found["concurrency_options"]
+        assert (options and options["collision_strategy"]) == STRATEGY[policy]
+        assert found["global_concurrency_limit"]["limit"] == 1
+    request = pool.deployment("study")["parameters"]["request"]
+    for wrong in ({"repeats": 0}, {"target": 2}, {"axes": {"execution.precision": "all"}}, {"arms": 3}):
+        with pytest.raises(httpx.HTTPStatusError) as refused:
+            pool.begin("study", request=request | wrong)
+        assert refused.value.response.status_code == 409, wrong
+
+
+def test_the_file_says_what_the_preset_says():
+    deployments = yaml.safe_load(FILE.read_text())["deployments"]
+    assert Config(**deployments[0]["parameters"]["config"]) == load("digits")
+    policies = {tag for one in deployments for tag in one["tags"]} - {"paceline"}
+    assert policies <= {f"overlap:{policy}" for policy in Overlap.__args__}
+
+
+def test_a_worker_runs_them_to_their_end(pool, worker):
+    tiny = TINY.model_dump(mode="json")
+    run = pool.begin("run", config=tiny)
+    assert pool.end_of(run) == ("COMPLETED", None)
+    client = MlflowClient(Site().tracking_uri)
+    experiment = client.get_experiment_by_name("pool").experiment_id
+
+    def found(role, flow_run):
+        tags = f"tags.`paceline.role` = '{role}' and tags.`prefect.flow_run_id` = '{flow_run}'"
+        (only,) = client.search_runs([experiment], tags)
+        return only
+
+    trained = found("run", run)
+    assert trained.info.status == "FINISHED"
+    request = {"model": trained.info.run_id, "source": "digits", "overrides": ["track.experiment=pool"]}
+    prediction = pool.begin("predict", request=request)
+    wrong = pool.begin("predict", request=request | {"model": "models:/none@champion"})
+    assert pool.end_of(prediction) == ("COMPLETED", None)
+    predicted = found("predict", prediction)
+    assert predicted.info.status == "FINISHED"
+    assert predicted.data.metrics["predict/num_samples"] == 359
+    kind, message = pool.end_of(wrong)
+    assert kind == "FAILED"
+    assert "models:/none@champion" in message
+
+
+@pytest.mark.slow
+def test_a_worker_runs_a_study(pool, worker):
+    request = {
+        "preset": "digits",
+        "config": TINY.model_dump(mode="json"),
+        "axes": {"execution.loading": ["foreground", "resident"]},
+        "repeats": 1,
+    }
+    study = pool.begin("study", request=request)
+    assert pool.end_of(study) == ("COMPLETED", None)
+    client = MlflowClient(Site().tracking_uri)
+    experiment = client.get_experiment_by_name("pool").experiment_id
+    runs = client.search_runs([experiment], f"tags.`prefect.flow_run_id` = '{study}'")
+    assert sorted(run.data.tags["paceline.role"] for run in runs) == ["arm", "arm", "study"]
+    assert {run.info.status for run in runs} == {"FINISHED"}
+
+
+def test_a_schedule_can_be_switched_on_and_off(pool):
+    name = DEPLOYMENTS["predict"]
+    (schedule,) = pool.deployment("predict")["schedules"]
+    pool.prefect("deployment", "schedule", "resume", name, schedule["id"])
+    assert pool.deployment("predict")["schedules"][0]["active"]
+    until(lambda: pool.runs("predict", "SCHEDULED"), "runs that are due")
+    pool.prefect("deployment", "schedule", "pause", name, schedule["id"])
+    assert not pool.deployment("predict")["schedules"][0]["active"]
+    deadline = time.monotonic() + 30
+    while pool.runs("predict", "SCHEDULED") and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert pool.runs("predict", "SCHEDULED") == [], "what had been planned goes with the pause"

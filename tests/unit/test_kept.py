@@ -1,0 +1,21 @@
+"""Results of stages that are not to be found out again."""
+
+from pathlib import Path
+
+from tasks.kept import find_kept, keep
+from tasks.records import Choice, Restart
+
+
+def test_a_result_counts_as_long_as_its_files_are_what_they_were(tmp_path):
+    result, place = Choice(value=2, reason="told"), tmp_path / "kept.json"
+    files = [str(tmp_path / name) for name in ("a", "b")]
+    for file in files:
+        Path(file).write_text(file)
+    assert find_kept(place, Choice) is None
+    keep(place, result, files)
+    assert find_kept(place, Choice) == result
+    assert find_kept(place, Choice, files[::-1]) == result
+    assert find_kept(place, Choice, files[:1]) is None, "it is of other files"
+    assert find_kept(place, Restart) is None, "it is of another version"
+    Path(files[0]).write_text("changed")
+    assert find_kept(place, Choice) is None
