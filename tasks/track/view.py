@@ -76,6 +76,8 @@ class View(Record):
     condition: str
     """Which runs, in MLflow's search syntax."""
     columns: tuple[str, ...]
+    order: str = "attributes.end_time"
+    """By what the newest is the first. By their start, the UI would fold the trainings of a study into its row."""
     name: str | None = None
     """Under which the experiment's page lists it; a view without one is found by its address alone."""
 
@@ -108,7 +110,8 @@ def view_of_series(tag: str, value: str, name: str | None = None) -> View:
         name: For the list of views on the experiment's page, which holds 40.
     """
     columns = (*FIGURES, REGRESSION, "tags.`paceline.disturbed`", CONTAMINATED)
-    return View(subject=f"{tag} {value}", condition=f"tags.`{tag}` = '{value}'", columns=columns, name=name)
+    condition, order = f"tags.`{tag}` = '{value}'", "attributes.start_time"  # a run that has not ended comes first too
+    return View(subject=f"{tag} {value}", condition=condition, columns=columns, order=order, name=name)
 
 
 def view_state(view: View) -> dict[str, Any]:
@@ -116,7 +119,7 @@ def view_state(view: View) -> dict[str, Any]:
     sections = [(SECTION, "Paceline", True), *((f"closed-{name}", name, False) for name in OTHER_SECTIONS)]
     return {
         "searchFilter": view.condition,
-        "orderByKey": "attributes.start_time",
+        "orderByKey": view.order,
         "orderByAsc": False,
         "selectedColumns": list(view.columns),
         "columnOrder": [*LEADING_COLUMNS, *view.columns],  # else by name
