@@ -161,9 +161,7 @@ def check_prefect(site: Site) -> None:
             f"PREFECT_API_URL={url} answers, but is no Prefect API; it ends in /api, as in http://host:4200/api"
         )
     if not _lets_in(url, site):
-        raise InputError(
-            f"PREFECT_API_URL={redact(url)} refuses this user; set PREFECT_API_AUTH_STRING to NAME:PASSWORD"
-        )
+        raise InputError(f"PREFECT_API_URL={url} refuses this user; set PREFECT_API_AUTH_STRING to NAME:PASSWORD")
 
 
 def _lets_in(url: str, site: Site) -> bool:
