@@ -63,6 +63,7 @@ class Evil:
         return Path.touch, (self.place,)
 
 
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 def test_a_planted_checkpoint_is_refused_and_nothing_of_it_is_executed(tmp_path):
     path = checkpoint_path(tmp_path, 1)
     for protocol, content in ((2, {"x": Evil(tmp_path / "pwned")}), (4, Evil(tmp_path / "pwned"))):
