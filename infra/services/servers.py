@@ -22,6 +22,7 @@ from infra.services.web import ask, status
 from tasks.cluster.hardware import describe, usable_cores
 
 USER, ADMIN = "paceline", "admin"
+MLFLOW_DRIVER = "postgresql+psycopg"  # psycopg 3, under any SQLAlchemy 2
 REFUSED, UNKNOWN = 401, 404
 FOREIGN_PREFIXES = ("PREFECT_", "MLFLOW_")
 AUTH_CACHE_SECONDS = 60
@@ -112,9 +113,9 @@ class Servers:
     def mlflow_environment(self) -> dict[str, str]:
         """Of MLflow's server, and of the command that migrates its database."""
         auth_config = self._home.secrets / "mlflow_auth.ini"
-        write_privately(auth_config, AUTH_CONFIG.format(uri=self._postgres.uri("mlflow_auth", "postgresql")))
+        write_privately(auth_config, AUTH_CONFIG.format(uri=self._postgres.uri("mlflow_auth", MLFLOW_DRIVER)))
         environment = _inherited() | {
-            "MLFLOW_BACKEND_STORE_URI": self._postgres.uri("mlflow", "postgresql"),
+            "MLFLOW_BACKEND_STORE_URI": self._postgres.uri("mlflow", MLFLOW_DRIVER),
             "MLFLOW_ARTIFACTS_DESTINATION": str(self._home.artifacts),
             "MLFLOW_AUTH_CONFIG_PATH": str(auth_config),
             "MLFLOW_AUTH_ADMIN_PASSWORD": self._vault["mlflow_admin_password"],

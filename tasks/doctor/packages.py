@@ -18,6 +18,7 @@ BAD_RELEASES = {
     "lightning": ("==2.6.2,==2.6.3", "was malware (GHSA-w37p-236h-pfx3)"),
     "pytorch-lightning": ("==2.6.2,==2.6.3", "was malware (GHSA-w37p-236h-pfx3)"),
     "fastapi": (">=0.151", "breaks Prefect's server at its import"),
+    "sqlalchemy": (">=2.1", "keeps Prefect's scheduler from making runs: nothing starts by schedule"),
 }
 """Alternatives, separated by commas, and why."""
 
