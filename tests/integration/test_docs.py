@@ -253,8 +253,10 @@ def test_nights(clone):
             assert schedule()["active"]
             assert "0 2 * * *" in site.changed({"ID": schedule()["id"]}).shell(asked)
             assert not schedule()["active"]
-        with site.running(again, lambda said: schedule()["active"]):
-            pass
+        before = httpx.get(deployment).json()["last_polled"]
+        # Ended before it looks for runs for the first time, it would not hear of it.
+        with site.running(again, lambda said: httpx.get(deployment).json()["last_polled"] != before):
+            assert schedule()["active"]
         assert not httpx.get(deployment).json()["paused"], "what comes due meanwhile is to be caught up with"
 
 
