@@ -6,9 +6,12 @@ import argparse
 import atexit
 import gc
 import os
+import select
+import signal
 import sys
+from contextlib import suppress
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from conf.load import ConfigError
 from conf.site import quieten
@@ -39,7 +42,8 @@ def program() -> NoReturn:
 
     def leave() -> None:
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+            with suppress(BrokenPipeError):
+                stream.flush()
         os._exit(status)
 
     # Called last, when all libraries have put away what they had; the interpreter would go on to take its thousands of
@@ -84,11 +88,25 @@ def _execute(arguments: list[str] | None) -> int:
     except PacelineError as error:
         say(f"paceline: {error}")
         return FAILED
+    except BrokenPipeError:
+        if not _reader_has_left():
+            raise
+        return SIGNALLED + signal.SIGPIPE
     return DONE
 
 
+def _reader_has_left() -> bool:
+    """Whether whoever read stdout has had enough of it, as `head` does; else another pipe broke."""
+    look = select.poll()
+    look.register(sys.stdout.fileno(), select.POLLOUT)
+    return any(events & select.POLLERR for _, events in look.poll(0))
+
+
 class _Parser(argparse.ArgumentParser):
-    """Tells a wrong command line like any other wrong input: on one line."""
+    """Tells a wrong command line like any other wrong input, on one line; no option has a shorter name."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         """Refuse."""

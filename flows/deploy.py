@@ -18,6 +18,8 @@ from flows.overlap import POLICY_TAG
 from flows.pipeline import run_pipeline
 from tasks.errors import InputError
 
+POLL_SECONDS = 0.1
+
 
 def schedule_of(cron: str, timezone: str) -> Schedule:
     """A schedule in a time zone, which follows its summer time.
@@ -92,11 +94,21 @@ async def _serve(deployment: RunnerDeployment, *, pause_at_end: bool) -> None:
     loop = asyncio.get_running_loop()
     stopping: set[asyncio.Task[None]] = set()
 
+    async def end() -> None:
+        while not runner.started:  # it cannot be stopped before, and would then go on
+            await asyncio.sleep(POLL_SECONDS)
+        await runner.astop()
+
+    def begin_end() -> None:
+        if not stopping:
+            stopping.add(loop.create_task(end()))
+
     def stop(*_: object) -> None:
-        loop.call_soon_threadsafe(lambda: stopping.add(loop.create_task(runner.astop())))
+        loop.call_soon_threadsafe(begin_end)
 
     # Prefect's own handler leaves the event loop at once, and what runs to itself, RUNNING for ever (3.8.8).
     runner.handle_sigterm = stop  # type: ignore[method-assign]
+    signal.signal(signal.SIGTERM, stop)  # the deployment can be seen, and somebody want its end, before Prefect does so
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, stop)
     await runner.aadd_deployment(deployment)

@@ -1,8 +1,8 @@
 """A selection of runs in the MLflow UI, with the columns and charts that matter, opened by its address.
 
 The UI keeps such views in tags of the experiment, in a form that is not documented (read in the web bundle of mlflow
-3.17: `viewStateShareKey`, `compareRunCharts`); tests/pages open them in a browser. A view has one key for ever, so that
-writing it again replaces it.
+3.17: `viewStateShareKey`, `compareRunCharts`); test_pages.py opens them in a browser. A view has one key for ever, so
+that writing it again replaces it.
 """
 
 from __future__ import annotations

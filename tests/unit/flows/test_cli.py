@@ -30,6 +30,27 @@ def test_the_exit_status_of_the_process(arguments, status):
     assert bool(done.stdout) == (status == 0)
 
 
+@pytest.mark.parametrize("arguments", [["run", "digits", "--show"], ["run", "--help"]])
+def test_a_reader_that_has_had_enough_is_no_error(arguments):
+    command = [sys.executable, "-m", "flows.cli", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.close()
+    _, stderr = process.communicate()
+    assert "Traceback" not in stderr
+    assert process.returncode in (0, 128 + 13), "what fits into the pipe's buffer is told at once"
+
+
+def test_an_option_has_one_name():
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli", "study", "digits", "--repeat", "2"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "--repeat" in done.stderr
+
+
 @pytest.mark.parametrize(("ending", "status"), [("raise OSError('lost')", 1), ("return 130", 130), ("sys.exit(3)", 3)])
 def test_it_leaves_after_what_libraries_do_at_exit(ending, status):
     program = (
