@@ -120,6 +120,7 @@ def test_tls_refuses_whoever_has_no_certificate(tls, monkeypatch):
         with pytest.raises(InputError, match="tls://"), connect(address.replace("tls://", "tcp://")):
             pass
         monkeypatch.setenv("PACELINE_TLS", str(tls / "others"))
+        monkeypatch.setattr("tasks.cluster.tls._clusters", {})  # as in a process that has not opened it
         with pytest.raises(InputError, match=f"authority in PACELINE_TLS={tls / 'others'}"), connect(address):
             pass
 
