@@ -59,9 +59,12 @@ def changed(job, **sections):
 
 
 @contextmanager
-def two_workers():
-    """The product's own cluster on this host, with two single-threaded workers; its scheduler's address."""
-    with open_cluster(Cluster(num_workers=2), Demand(num_hosts=1, workers_per_host=2, gpus=False)) as address:
+def two_workers(tls="auto"):
+    """The product's own cluster on this host, with two single-threaded workers; its scheduler's address.
+
+    With tls="off", other processes can join it too.
+    """
+    with open_cluster(Cluster(num_workers=2, tls=tls), Demand(num_hosts=1, workers_per_host=2, gpus=False)) as address:
         yield address
 
 

@@ -167,12 +167,14 @@ def test_help_and_show(clone, command):
     assert ("#SBATCH" in said) == ("slurm" in command)
 
 
+@pytest.mark.slow
 def test_a_model_predicts_pictures(trained):
     said = trained.shell(of_story("predictions"))
     assert said.count("predicted ") == 2
     assert list((trained.directory / "predictions").glob("part-*.parquet"))
 
 
+@pytest.mark.slow
 def test_a_set_by_hand(trained):
     said = trained.shell(of_story("a set by hand"))
     assert "class_names=('dark', 'light')" in said
@@ -181,6 +183,7 @@ def test_a_set_by_hand(trained):
     assert re.search(r"^\(\d+, 16, 16, 3\)$", said, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_a_rank_by_hand(trained):
     store = MlflowClient(f"sqlite:///{trained.directory}/.paceline/mlflow.db")
 
@@ -197,12 +200,14 @@ def test_a_rank_by_hand(trained):
     assert left_by_the_run() == before
 
 
+@pytest.mark.slow
 def test_a_probe_by_hand(trained):
     summary = json.loads((trained.directory / "summary.json").read_text().splitlines()[-1])
     (said,) = trained.shell(of_story("a probe by hand")).splitlines()
     assert said.split()[0] == summary["speedup"]["verdict"].split()[0]
 
 
+@pytest.mark.slow
 def test_the_doctor(clone):
     assert "nothing wrong" in clone.shell(of_story("doctor"))
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from distributed import Client
 
+from tests.jobs import two_workers
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -56,13 +58,10 @@ def test_what_is_wrong_is_named_with_its_remedy_and_the_rest_is_looked_at_all_th
     assert "secret" not in stderr + json.dumps(found)
 
 
-def test_a_worker_with_other_code_is_found(doctor, cluster_address):
-    with Client(cluster_address, set_as_default=False) as client:
+def test_a_worker_with_other_code_is_found(doctor):
+    with two_workers(tls="off") as address, Client(address, set_as_default=False) as client:
         client.run(_pretend_other_code)
-        try:
-            status, found, _ = doctor("cluster.kind=address", f"cluster.address={cluster_address}")
-        finally:
-            client.run(_own_code)
+        status, found, _ = doctor("cluster.kind=address", f"cluster.address={address}")
     assert status == 1
     assert "2 workers run other code" in found["code"]["found"]
 
@@ -71,10 +70,3 @@ def _pretend_other_code():
     from tasks.doctor import workers
 
     workers.code_fingerprint = lambda: "0123456789ab"
-
-
-def _own_code():
-    from tasks import fingerprint
-    from tasks.doctor import workers
-
-    workers.code_fingerprint = fingerprint.code_fingerprint

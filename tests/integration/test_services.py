@@ -175,6 +175,7 @@ def test_what_does_not_fit_a_running_set_is_refused(services, command, arguments
     assert pids(services) == before
 
 
+@pytest.mark.slow
 def test_what_cannot_be_started_or_restored_leaves_nothing_running(services, tmp_path):
     other = Services(tmp_path / "other")
     taken = other.command("up", "--port", f"postgres={services.home.settings().ports['postgres']}")
@@ -193,6 +194,7 @@ def test_what_cannot_be_started_or_restored_leaves_nothing_running(services, tmp
     assert not nothing.home.root.with_name("nothing.restoring").exists()
 
 
+@pytest.mark.slow
 def test_what_was_backed_up_is_back_after_a_restore(services, mlflow, tmp_path):
     experiment = mlflow.create_experiment("kept")
     run = mlflow.create_run(experiment)

@@ -55,6 +55,7 @@ def help_of(*words):
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", COMMANDS)
 def test_a_command_has_the_options_that_it_is_given(where):
     command = COMMANDS[where]
@@ -162,6 +163,7 @@ def test_slurm_takes_the_jobs(slurm, job):
     assert "to start at" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_job_of_workers_joins_a_scheduler(slurm, tmp_path):
     from distributed import Client, Security
 
@@ -210,6 +212,7 @@ def ask(url):
         connection.close()
 
 
+@pytest.mark.slow
 def test_prometheus_scrapes_a_scheduler_and_its_workers(tmp_path):
     promtool, prometheus, port, status_port = program("promtool"), program("prometheus"), free_port(), free_port()
     run(promtool, "check", "config", INFRA / "prometheus.yml")

@@ -56,7 +56,7 @@ def set_reader(delay=0.0, failing=None, tries=None, times=0):
 
 @pytest.fixture(scope="module")
 def workers():
-    with two_workers() as address, Client(address, set_as_default=False) as client:
+    with two_workers(tls="off") as address, Client(address, set_as_default=False) as client:
         yield address, client
 
 
@@ -192,6 +192,7 @@ class Night:
         return httpx.get(f"{self._url}/flow_runs/{run.data.tags['prefect.flow_run_id']}").json()["state"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # three runs of the program
 def test_a_run_over_its_limits_tells_it_and_what_is_done_is_not_done_again(paceline, prefect_url):
     night = Night(paceline, prefect_url)
