@@ -59,7 +59,7 @@ class Daemon:
     def pid(self) -> int | None:
         """Its process id, while it runs."""
         recorded = self._recorded()
-        return recorded.pid if recorded and _started(recorded.pid) == recorded.started else None
+        return recorded.pid if recorded and started_at(recorded.pid) == recorded.started else None
 
     def start(
         self, command: Sequence[str], environment: Mapping[str, str], directory: Path, user: str | None = None
@@ -92,7 +92,7 @@ class Daemon:
             )
         finally:
             os.close(descriptor)
-        started = _started(process.pid) or 0
+        started = started_at(process.pid) or 0
         recorded = Recorded(pid=process.pid, started=started, boot=BOOT.read_text(encoding="utf-8").strip())
         write_durably(self._file, recorded.model_dump_json().encode())
 
@@ -176,8 +176,8 @@ class Daemon:
         return found
 
 
-def _started(pid: int) -> int | None:
-    """When a living process was started."""
+def started_at(pid: int) -> int | None:
+    """When a process was started, in clock ticks since the machine came up; None if it does not live, as a zombie."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

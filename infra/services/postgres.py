@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from infra.services.daemon import Daemon
+from infra.services.daemon import Daemon, started_at
 from infra.services.home import LOOPBACK, Home
 from infra.services.vault import Vault
 from tasks.errors import InputError, RunError, one_line
@@ -75,7 +75,7 @@ class Postgres:
         """Start it, making it first if need be."""
         if not (self._data / "PG_VERSION").is_file():
             self._make()
-        self._wait_for_leftovers()
+        self._put_away_leftovers()
         # No socket file: whoever may connect is asked for a password.
         options = ["-D", str(self._data), "-p", str(self._port)]
         for setting in (f"listen_addresses={LOOPBACK}", "unix_socket_directories="):
@@ -202,11 +202,21 @@ class Postgres:
             return find_program(name, version)
         return find_program(name, None)
 
-    def _wait_for_leftovers(self) -> None:
-        """Wait for the children of a server that was killed: as long as they live, a new one refuses to start."""
+    def _put_away_leftovers(self) -> None:
+        """Wait for the children of a server that was killed, and take away its lock: a new one would not start.
+
+        PostgreSQL takes a lock for a dead server's own only when nothing at all has its process id; a zombie, which
+        stays where the first process does not collect it, as in many containers, is something.
+        """
         deadline = time.monotonic() + LEFT_SECONDS
-        while time.monotonic() < deadline and any(_works_in(process, self._data) for process in psutil.process_iter()):
+        while any(_works_in(process, self._data) for process in psutil.process_iter()):
+            if time.monotonic() > deadline:
+                return
             time.sleep(0.1)
+        lock = self._data / "postmaster.pid"
+        with suppress(FileNotFoundError, ValueError, IndexError):
+            if started_at(int(lock.read_text(encoding="utf-8").splitlines()[0])) is None:
+                lock.unlink()
 
 
 def _works_in(process: psutil.Process, directory: Path) -> bool:
