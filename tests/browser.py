@@ -69,13 +69,13 @@ class RunsPage:
         self._page.get_by_label("Hide banner").click()
 
     def run_ids(self):
-        """Of the rows from above."""
-        self._page.locator(".ag-center-cols-container .ag-row").first.wait_for()
-        rows = self._page.locator(".ag-center-cols-container .ag-row")
+        """Of the table's rows, from above."""
+        self._page.locator(".ag-row [col-id='attributes.`Run Name`']").first.wait_for()
+        rows = self._page.locator(".ag-row[row-id]")  # each twice: what is pinned at the left, and the rest
         found = rows.evaluate_all(
             "rows => rows.map(row => [+row.getAttribute('row-index'), row.getAttribute('row-id')])"
         )
-        return [run_id for _, run_id in sorted(found)]
+        return [run_id for _, run_id in sorted({tuple(row) for row in found})]
 
     def heads(self):
         """Names of the columns that are in sight, from the left."""
