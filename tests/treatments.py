@@ -49,6 +49,8 @@ class Checked:
     why: str
 
 
+AS_SERVICES = Checked("tests/integration/test_services.py and test_services_nights.py run it, in a home of its own")
+AS_POOL = Checked("tests/integration/test_work_pool.py runs it")
 NO_HOSTS = Checked("node1 and node2 are not there; tests/integration/test_clusters.py has real hosts over SSH")
 
 TREATMENTS: dict[str, Told | Checked] = {
@@ -102,6 +104,17 @@ TREATMENTS: dict[str, Told | Checked] = {
     "paceline doctor cluster.kind=ssh cluster.hosts=[node1,node2] execution.num_nodes=2": NO_HOSTS,
     "paceline run cifar10 data.root=DIR cluster.kind=ssh cluster.hosts=[node1,node2] execution.num_nodes=2 "
     "--show": Told("help", ONE_HOST),
+    "infra/up": AS_SERVICES,
+    ". .paceline/services/environment": AS_SERVICES,
+    "paceline doctor cluster.kind=address cluster.address=$PACELINE_SCHEDULER": AS_SERVICES,
+    'paceline serve digits cluster.kind=address cluster.address=$PACELINE_SCHEDULER --cron "0 2 * * *" --overlap '
+    "skip": AS_SERVICES,
+    "infra/backup nightly.tar": AS_SERVICES,
+    "infra/down": AS_SERVICES,
+    "infra/restore --overwrite nightly.tar": AS_SERVICES,
+    "prefect work-pool create paceline --type process": AS_POOL,
+    "prefect --no-prompt deploy --all --prefect-file infra/prefect.yaml": AS_POOL,
+    "prefect worker start --pool paceline --type process": AS_POOL,
     # tasks/data/README.md
     'python -c "from conf.load import load; from tasks.data.key import describe; '
     "print(describe(load('folder', ['data.root=DIR']).data))\"": Told("a set by hand"),

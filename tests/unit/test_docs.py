@@ -16,6 +16,7 @@ from conf.load import apply, field_paths, load, preset_names
 from conf.plan import load_plan, plan_names
 from conf.schema import Cluster, Config
 from flows import cli
+from flows.commands import run
 from tasks.speedup.arms import parse_axes
 from tests.documents import ROOT, all_commands, anchors, documents, fences, inline_codes, links, living
 from tests.treatments import TREATMENTS, Checked, Story, Told, of_story
@@ -94,6 +95,11 @@ def test_paceline_understands(line):
     if getattr(options, "plan", None):
         overrides.insert(0, preset or "")
         preset = load_plan(options.plan).preset
+    if getattr(options, "resume", None) and preset:
+        overrides.insert(0, preset)
+        preset = None
+        load("digits", overrides)  # whatever was run; only some sections may change, see RESUMABLE_SECTIONS
+        assert all(override.startswith(run.RESUMABLE_SECTIONS) for override in overrides)
     for axis in parse_axes(options.axis).items() if getattr(options, "axis", None) else ():
         for value in axis[1]:
             load(preset, [f"{axis[0]}={value}"])
