@@ -80,6 +80,7 @@ def test_the_first_night_is_not_judged_and_its_model_becomes_the_champion(first_
     assert "[-1, 16, 16, 1]" in signature
 
 
+@pytest.mark.slow  # test_services_nights.py has one by schedule
 def test_a_slow_night_is_told_of_and_its_model_is_not_handed_on(first_nights, night, client, prefect_url, hook):
     address, received = hook
     alarm = subprocess.run(

@@ -36,12 +36,10 @@ pytestmark = pytest.mark.timeout(1200)  # the first test waits for five training
 
 
 class Watched(NamedTuple):
-    """Three runs, two of them of one deployment, and a study."""
+    """Three runs, two of them of one deployment."""
 
     nights: list[dict[str, Any]]
     by_hand: dict[str, Any]
-    study: dict[str, Any]
-    told: str
     deployment: dict[str, Any]
     client: MlflowClient
 
@@ -89,8 +87,7 @@ def watched(request, run, paceline, mlflow_server, prefect_url, tmp_path_factory
         process.terminate()
         process.communicate(timeout=60)
     by_hand, _ = run("run", *TINY, *TWO_DEVICES)
-    study, told = run("study", *TINY, *AXIS)
-    return Watched(nights, by_hand, study, told, deployment, client)
+    return Watched(nights, by_hand, deployment, client)
 
 
 def summary_of(client, flow_run, folder):
@@ -166,14 +163,16 @@ def test_a_run_by_hand_has_a_view_of_its_series(watched, page):
     assert shown.run_ids() == [run["run_id"] for run in alike][::-1]
 
 
-def test_a_study_has_a_view_of_its_trainings(watched, page):
-    assert f"view   {watched.study['view']}" in watched.told
-    assert watched.tag(watched.study, "paceline.view") == watched.study["view"]
-    trained = {run_id for arm in watched.study["arms"] for run_id in arm["run_ids"]}
-    shown = RunsPage(page, watched.study["view"])
+@pytest.mark.slow
+def test_a_study_has_a_view_of_its_trainings(watched, run, page):
+    study, told = run("study", *TINY, *AXIS)
+    assert f"view   {study['view']}" in told
+    assert watched.tag(study, "paceline.view") == study["view"]
+    trained = {run_id for arm in study["arms"] for run_id in arm["run_ids"]}
+    shown = RunsPage(page, study["view"])
     assert set(shown.run_ids()) == trained
     check_figures(shown, watched, trained)
-    charts = RunsPage(page, watched.study["view"] + AS_CHARTS)
+    charts = RunsPage(page, study["view"] + AS_CHARTS)
     assert charts.bars("test/accuracy") == len(trained)
 
 

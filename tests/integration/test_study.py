@@ -138,6 +138,7 @@ def predicted(run):
     return advice, *run("run", "digits", *common, "execution.num_devices=2")
 
 
+@pytest.mark.slow
 def test_an_advice_predicts_and_ranks(predicted):
     advice, _, _ = predicted
     assert [(p["num_devices"], p["scaling"]) for p in advice["predictions"]] == [
@@ -155,6 +156,7 @@ def test_an_advice_predicts_and_ranks(predicted):
     assert "faster input" in settings
 
 
+@pytest.mark.slow
 def test_a_prediction_is_held_against_the_first_run_that_tries_it(predicted, mlflow_server, tmp_path):
     advice, measured, told = predicted
     if measured["speedup"]["cause"] == "contaminated machine":
@@ -171,6 +173,7 @@ def test_a_prediction_is_held_against_the_first_run_that_tries_it(predicted, mlf
     assert "Predicted before" in artifact(client, measured["run_id"], "report.html", tmp_path)
 
 
+@pytest.mark.slow
 def test_runs_are_compared_where_they_did_the_same_work(run, studied, predicted, mlflow_server, tmp_path):
     summary = studied.summary
     advice, measured, _ = predicted
@@ -205,6 +208,7 @@ def test_a_named_link_needs_one_device_alone_and_claims_less(run):
     assert found["high"] / found["low"] > 1.15
 
 
+@pytest.mark.slow
 def test_the_views_columns_exist_in_the_store(run, predicted, mlflow_server):
     from tasks.track.view import view_of_runs
 
