@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from conf.load import load
 from conf.site import Site
 from flows.commands.engines import quiet_flow
-from flows.commands.terminal import add_preset, json_stream, program, say_pairs, write_json
+from flows.commands.terminal import add_preset, json_stream, say_pairs, whereabouts, write_json
 from tasks.errors import InputError
 
 HELP = "predict the speedup on N devices, and rank what to do next"
@@ -49,7 +49,7 @@ def execute(options: Namespace) -> None:
         from flows.advise import run_advise
 
         outcome = run_advise(request)
-        where = f"{outcome['run_id']} in experiment {outcome['experiment']}; see it with: {program()} ui"
+        where = whereabouts(outcome["run_id"], outcome["experiment"])
         say_pairs([*((name, value) for name, value in outcome.pop("table")), ("prediction", where)])
         write_json(stream, outcome)
 

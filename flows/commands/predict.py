@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from conf.load import checked
 from conf.site import Site
 from flows.commands.engines import quiet_flow
-from flows.commands.terminal import add_json, json_stream, program, say_pairs, write_json
+from flows.commands.terminal import add_json, json_stream, say_pairs, whereabouts, write_json
 
 HELP = "predict a folder of images, or a preset's test split, with a trained model"
 
@@ -48,7 +48,7 @@ def execute(options: Namespace) -> None:
                 ("accuracy", "the source tells no classes" if accuracy is None else f"{accuracy:.4f}"),
                 ("throughput", "nothing was left to do" if rate is None else f"{rate:,.0f} images/s"),
                 ("files", summary["out"]),
-                ("run", f"{summary['run_id']} in experiment {summary['experiment']}; see it with: {program()} ui"),
+                ("run", whereabouts(summary["run_id"], summary["experiment"])),
             ]
         )
         write_json(stream, summary)

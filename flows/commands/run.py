@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from conf.load import apply, load, preset_names, validate
 from conf.site import Site
 from flows.commands.engines import quiet_flow
-from flows.commands.terminal import add_preset, json_stream, program, say_pairs, write_json
+from flows.commands.terminal import add_preset, json_stream, say_pairs, whereabouts, write_json
 from tasks.errors import InputError, RegressionError
 
 if TYPE_CHECKING:
@@ -108,5 +108,5 @@ def _describe(config: Config) -> str:
 def _show(summary: dict[str, Any]) -> None:
     from tasks.speedup.summary import summary_table
 
-    where = f"{summary['run_id']} in experiment {summary['experiment']}; see it with: {program()} ui"
+    where = whereabouts(summary["run_id"], summary["experiment"])
     say_pairs([*summary_table(summary), ("run", where), ("view", summary["view"])])

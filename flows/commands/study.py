@@ -9,7 +9,7 @@ from conf.load import checked, load
 from conf.plan import StudyPlan, load_plan, plan_names
 from conf.site import Site
 from flows.commands.engines import quiet_flow
-from flows.commands.terminal import add_preset, json_stream, program, say, say_pairs, say_table, write_json
+from flows.commands.terminal import add_preset, json_stream, say, say_pairs, say_table, whereabouts, write_json
 from tasks.errors import InputError
 
 if TYPE_CHECKING:
@@ -114,5 +114,5 @@ def _show(summary: dict[str, Any]) -> None:
     say("")
     for note in study_notes(result):
         say(note)
-    where = f"{result.run_id} in experiment {result.experiment}; see it with: {program()} ui"
+    where = whereabouts(result.run_id, result.experiment)
     say_pairs([("study", where), ("view", summary["view"])])

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from conf.load import preset_names
+from conf.site import Site
 from tasks.redact import redact, redacted
 
 CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
@@ -50,6 +51,13 @@ def say_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     say("")
     for row in (head, *rows):
         say("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def whereabouts(run_id: str, experiment: str) -> str:
+    """Where a run of MLflow is, and how it is looked at."""
+    uri = Site().tracking_uri
+    way = f"it is on {uri}" if uri.startswith("http") else f"see it with: {program()} ui"
+    return f"{run_id} in experiment {experiment}; {way}"
 
 
 def program() -> str:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from flows.commands.terminal import say
+from flows.commands.terminal import say, whereabouts
 
 ENGINES = {
     "prefect", "dask", "distributed", "mlflow", "torch", "lightning", "sklearn", "scipy", "numpy", "pandas",
@@ -38,6 +38,16 @@ def test_a_reader_that_has_had_enough_is_no_error(arguments):
     _, stderr = process.communicate()
     assert "Traceback" not in stderr
     assert process.returncode in (0, 128 + 13), "what fits into the pipe's buffer is told at once"
+
+
+@pytest.mark.parametrize(
+    ("uri", "expected"), [("http://mlflow:5000", "; it is on http://mlflow:5000"), ("sqlite:///runs.db", " ui")]
+)
+def test_a_run_is_found_where_it_is(uri, expected, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    told = whereabouts("0123", "nightly")
+    assert told.startswith("0123 in experiment nightly")
+    assert told.endswith(expected)
 
 
 def test_an_option_has_one_name():
