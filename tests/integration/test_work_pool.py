@@ -94,9 +94,10 @@ def worker(pool):
     yield process
     process.terminate()
     try:
-        process.wait(60)
+        process.wait(150)  # it asks its server on the way out
     except subprocess.TimeoutExpired:
         process.kill()
+        process.wait()
         raise
 
 
