@@ -127,6 +127,8 @@ def leave(home: Path, key: str, directory: Path, finished: Iterable[str]) -> Non
         write_pieces_durably(directory / FINISHED, (f"{line}\n".encode() for line in finished))
         _remove(_unfinished(home, key))
         directory.rename(_unfinished(home, key))
+        for part in _unfinished(home, key).rglob("*.tmp"):  # of a worker that was writing; it finds its place gone
+            part.unlink(missing_ok=True)
 
 
 def left(directory: Path) -> list[str]:
