@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import os
-import urllib.error
-import urllib.request
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Protocol
@@ -19,9 +16,10 @@ from tasks.data.key import describe
 from tasks.errors import InputError
 from tasks.paths import nearest_existing
 from tasks.records import Hardware, Plan
-from tasks.track.reach import REACH_SECONDS, check_address, check_reachable
+from tasks.track.reach import check_address, check_reachable
 from tasks.train.plan import resolve
 from tasks.train.seats import inspect
+from tasks.web import ANSWER_SECONDS, ask, status
 
 
 @dataclass(frozen=True)
@@ -149,11 +147,10 @@ def check_prefect(site: Site) -> None:
         return
     check_address("PREFECT_API_URL", url, "set PREFECT_API_AUTH_STRING instead")
     try:
-        with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=REACH_SECONDS) as answer:
-            healthy = answer.read(16).strip() == b"true"
+        healthy = ask(f"{url.rstrip('/')}/health").strip() == b"true"
     except (OSError, ValueError) as error:
         raise InputError(
-            f"PREFECT_API_URL={url} does not answer within {REACH_SECONDS} s ({error}); "
+            f"PREFECT_API_URL={url} does not answer within {ANSWER_SECONDS:g} s ({error}); "
             "start the server (prefect server start) or unset the variable"
         ) from error
     if not healthy:
@@ -171,16 +168,11 @@ def _lets_in(url: str, site: Site) -> bool:
         from prefect.settings import get_current_settings
 
         user = get_current_settings().api.auth_string
-    request = urllib.request.Request(f"{url.rstrip('/')}/admin/version")
-    if user is not None:
-        request.add_header("Authorization", f"Basic {base64.b64encode(user.get_secret_value().encode()).decode()}")
     try:
-        urllib.request.urlopen(request, timeout=REACH_SECONDS).close()
-    except urllib.error.HTTPError as error:
-        return error.code != HTTPStatus.UNAUTHORIZED
+        answer = status(f"{url.rstrip('/')}/admin/version", user.get_secret_value() if user is not None else None)
     except OSError:
         return True  # it was well a moment ago, and Prefect asks again
-    return True
+    return answer != HTTPStatus.UNAUTHORIZED
 
 
 def prefect_server(site: Site) -> str | None:

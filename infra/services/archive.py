@@ -50,11 +50,12 @@ def back_up(home: Home, path: Path) -> int:
             dump_databases(postgres, Path(place) / DUMPS)
             (Path(place) / ABOUT).write_text(json.dumps(about), encoding="utf-8")
             descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, OWN_ONLY)
-            with os.fdopen(descriptor, "wb") as stream, tarfile.open(fileobj=stream, mode="w|") as archive:
-                for name in (ABOUT, DUMPS):
-                    archive.add(Path(place) / name, name)
-                for name in KEPT:
-                    archive.add(home.root / name, name)
+            with os.fdopen(descriptor, "wb") as stream:
+                with tarfile.open(fileobj=stream, mode="w|") as archive:
+                    for name in (ABOUT, DUMPS):
+                        archive.add(Path(place) / name, name)
+                    for name in KEPT:
+                        archive.add(home.root / name, name)
                 stream.flush()
                 os.fsync(stream.fileno())
         temporary.rename(path)

@@ -19,12 +19,12 @@ from pydantic import ValidationError
 
 from tasks.durable import write_durably
 from tasks.errors import RunError, one_line
+from tasks.host import BOOT_ID
 from tasks.records import Record
 from tasks.redact import redact
 
 MARK = "PACELINE_SERVICES"
 """Environment variable with the home and the service that a process belongs to."""
-BOOT = Path("/proc/sys/kernel/random/boot_id")
 POLL_SECONDS = 0.1
 KILL_SECONDS = 10.0
 LARGE_LOG_BYTES = 10 * 2**20
@@ -93,7 +93,7 @@ class Daemon:
         finally:
             os.close(descriptor)
         started = started_at(process.pid) or 0
-        recorded = Recorded(pid=process.pid, started=started, boot=BOOT.read_text(encoding="utf-8").strip())
+        recorded = Recorded(pid=process.pid, started=started, boot=_boot())
         write_durably(self._file, recorded.model_dump_json().encode())
 
     def wait(self, check: Callable[[], None], seconds: float) -> None:
@@ -165,7 +165,7 @@ class Daemon:
             recorded = Recorded.model_validate_json(self._file.read_bytes())
         except (FileNotFoundError, ValidationError):
             return None
-        return recorded if recorded.boot == BOOT.read_text(encoding="utf-8").strip() else None
+        return recorded if recorded.boot == _boot() else None
 
     def _marked(self) -> list[psutil.Process]:
         found = []
@@ -184,6 +184,10 @@ def started_at(pid: int) -> int | None:
         return None
     fields = text.rpartition(")")[2].split()  # the name before may hold anything
     return None if fields[0] in "ZX" else int(fields[19])
+
+
+def _boot() -> str:
+    return BOOT_ID.read_text(encoding="utf-8").strip()
 
 
 def _living(processes: set[psutil.Process] | list[psutil.Process]) -> list[psutil.Process]:

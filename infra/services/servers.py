@@ -18,8 +18,8 @@ from infra.services.daemon import Daemon
 from infra.services.home import LOOPBACK, Home, Settings
 from infra.services.postgres import Postgres
 from infra.services.vault import Vault, write_privately
-from infra.services.web import ask, status
 from tasks.cluster.hardware import describe, usable_cores
+from tasks.web import ask, status
 
 USER, ADMIN = "paceline", "admin"
 MLFLOW_DRIVER = "postgresql+psycopg"  # psycopg 3, under any SQLAlchemy 2

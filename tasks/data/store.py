@@ -127,7 +127,8 @@ def leave(home: Path, key: str, directory: Path, finished: Iterable[str]) -> Non
         write_pieces_durably(directory / FINISHED, (f"{line}\n".encode() for line in finished))
         _remove(_unfinished(home, key))
         directory.rename(_unfinished(home, key))
-        for part in _unfinished(home, key).rglob("*.tmp"):  # of a worker that was writing; it finds its place gone
+        # A worker that was writing finds its place gone, and its part stays.
+        for part in _unfinished(home, key).rglob(f"*{TEMPORARY_SUFFIX}"):
             part.unlink(missing_ok=True)
 
 

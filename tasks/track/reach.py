@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import urllib.error
-import urllib.request
 from urllib.parse import urlparse
 
 from conf.credentials import holds_credential
 from tasks.errors import InputError
 from tasks.redact import redact
-
-REACH_SECONDS = 5
+from tasks.web import ANSWER_SECONDS, status
 
 
 def check_address(variable: str, address: str, remedy: str) -> None:
@@ -54,11 +51,9 @@ def check_reachable(tracking_uri: str) -> None:
         return
     # MLflow's client retries for minutes; any HTTP answer at all within seconds shows that the server is there.
     try:
-        urllib.request.urlopen(f"{tracking_uri.rstrip('/')}/health", timeout=REACH_SECONDS).close()
-    except urllib.error.HTTPError:
-        return
+        status(f"{tracking_uri.rstrip('/')}/health")
     except (OSError, ValueError) as error:
         raise InputError(
-            f"MLFLOW_TRACKING_URI={tracking_uri} does not answer within {REACH_SECONDS} s ({error}); "
+            f"MLFLOW_TRACKING_URI={tracking_uri} does not answer within {ANSWER_SECONDS:g} s ({error}); "
             "start the server (mlflow server) or unset the variable"
         ) from error

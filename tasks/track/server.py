@@ -10,8 +10,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from tasks.errors import InputError, one_line
 from tasks.redact import redact
-from tasks.track.reach import REACH_SECONDS, check_reachable
+from tasks.track.reach import check_reachable
 from tasks.track.store import LOG_IN, is_refusal, sqlite_path
+from tasks.web import ANSWER_SECONDS
 
 
 def server_version(tracking_uri: str) -> str | None:
@@ -33,7 +34,7 @@ def server_version(tracking_uri: str) -> str | None:
             "/version",
             "GET",
             max_retries=0,
-            timeout=REACH_SECONDS,
+            timeout=ANSWER_SECONDS,
         )
     except (MlflowException, SQLAlchemyError) as error:
         refused = is_refusal(error)

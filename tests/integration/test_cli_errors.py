@@ -1,6 +1,5 @@
 """Wrong input: exit status 2, one line with value, rule and fix, and nothing left behind."""
 
-import socket
 from pathlib import Path
 
 import psutil
@@ -10,6 +9,7 @@ from PIL import Image
 
 from conf.site import Site
 from flows.cli import main
+from infra.services.home import free_port
 from tasks.cluster.hardware import torch_has_cuda
 
 
@@ -51,12 +51,6 @@ def make_folder(root: Path, classes: dict[str, int], damaged: int = 0) -> Path:
         for index in range(damaged):
             (root / name / f"damaged{index}.png").write_bytes(b"no picture")
     return root
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -22,6 +21,7 @@ from conf.schema import Cluster
 from conf.site import Site
 from flows.first_host import training_host
 from flows.preflight import check, settle
+from infra.services.home import free_port
 from tasks.cluster.address import connect
 from tasks.cluster.demand import Demand, demand_of
 from tasks.cluster.lean import lean
@@ -31,6 +31,7 @@ from tasks.errors import InputError, RunError
 from tasks.train.coordinate import train_group
 from tests.integration.conftest import SMALL
 from tests.jobs import new_job
+from tests.patience import listens, until
 
 ROOT = Path(__file__).parents[2]
 ONE = Demand(num_hosts=1, workers_per_host=1, gpus=False)
@@ -46,28 +47,9 @@ def program(name):
     return found
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def check_lean(client):
     for name, value in lean().items():
         assert set(client.run(dask.config.get, name).values()) == {value}, name
-
-
-def wait_until(happened, process=None):
-    deadline = time.monotonic() + UP_SECONDS
-    while not happened():
-        assert process is None or process.poll() is None, f"{process.args} ended"
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def listens(port):
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def run(*command):
@@ -167,7 +149,7 @@ def sshd(tmp_path_factory):
     separation.mkdir(mode=0o755, exist_ok=True)
     process = subprocess.Popen([server, "-D", "-e", "-f", str(home / "sshd_config")], stderr=subprocess.DEVNULL)
     try:
-        wait_until(lambda: listens(port), process)
+        until(lambda: listens(port), "SSH server", process=process)
         yield home
     finally:
         for child in psutil.Process(process.pid).children(recursive=True):
@@ -189,7 +171,7 @@ def test_a_cluster_over_ssh_trains_with_tls(tls, ssh_home):
     assert result.losses[-1] < result.losses[0]
     assert len(parts) == 2
     assert all(part.startswith("tls://127.0.0.1:") for part in parts)
-    wait_until(lambda: processes_with(tls) == [])
+    until(lambda: processes_with(tls) == [], "end of the workers")
 
 
 def test_ssh_starts_as_many_workers_as_devices_and_ends_them(tls, ssh_home):
@@ -199,7 +181,7 @@ def test_ssh_starts_as_many_workers_as_devices_and_ends_them(tls, ssh_home):
         with connect(address) as client:
             assert list(client.nthreads().values()) == [1, 1]
             check_lean(client)
-    wait_until(lambda: processes_with(tls) == [])
+    until(lambda: processes_with(tls) == [], "end of the workers")
 
 
 def test_hosts_that_cannot_serve_are_named(tls, ssh_home, monkeypatch):
@@ -220,7 +202,7 @@ def test_workers_that_cannot_start_are_heard_and_leave_nothing(tls, ssh_home):
         open_cluster(settings, on_gpus),
     ):
         pass
-    wait_until(lambda: processes_with(tls) == [])
+    until(lambda: processes_with(tls) == [], "end of the workers")
 
 
 def write_slurm_conf(root, port):
@@ -282,10 +264,10 @@ def slurm_conf(tmp_path_factory):
             return process
 
         process = start(munged, "--foreground", "--force", f"--socket={root}/munge.socket", *files)
-        wait_until((root / "munge.socket").exists, process)
+        until((root / "munge.socket").exists, "munge", process=process)
         process = start(slurmctld, "-D", "-f", conf)
-        wait_until(lambda: listens(port), process)
-        wait_until(is_idle, start(slurmd, "-D", "-f", conf))
+        until(lambda: listens(port), "Slurm", process=process)
+        until(is_idle, "idle node", process=start(slurmd, "-D", "-f", conf))
         yield conf
 
 
@@ -293,7 +275,11 @@ def slurm_conf(tmp_path_factory):
 def slurm(slurm_conf, monkeypatch):
     monkeypatch.setenv("SLURM_CONF", str(slurm_conf))
     yield
-    wait_until(lambda: run("squeue", "-h", "--states=PENDING,RUNNING,COMPLETING") == "")
+    until(no_job, "end of the jobs")
+
+
+def no_job():
+    return run("squeue", "-h", "--states=PENDING,RUNNING,COMPLETING") == ""
 
 
 SLURM = ["cluster.kind=slurm", "cluster.cores_per_host=1", "cluster.memory_per_host=1G", "cluster.interface=lo"]

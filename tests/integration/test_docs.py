@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,7 +16,9 @@ import httpx
 import pytest
 from mlflow.tracking import MlflowClient
 
+from infra.services.home import free_port
 from tests.documents import ROOT
+from tests.patience import listens
 from tests.pictures import make_pictures
 from tests.treatments import LEARNS, NO_PROBE, SMALL, of_story
 
@@ -117,17 +118,6 @@ class Clone:
 
 def _all_of(said):
     return os.pread(said.fileno(), 1_000_000, 0).decode()
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def listens(port):
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx
@@ -17,6 +16,7 @@ from flows.history import past_runs
 from tasks.track.run import RunHandle
 from tests.jobs import PLANTED
 from tests.nights import NIGHT, repeat, web_hook
+from tests.patience import until
 
 ROOT = Path(__file__).parents[2]
 WORSE = {"PYTHONPATH": PLANTED, "PLANT": "input=0.002", "BLIND": "yes"}
@@ -116,9 +116,7 @@ def check_told(url, flow, received):
     wanted = {"artifacts": {"flow_run_id": {"any_": [flow["id"]]}, "key": {"any_": ["regression"]}}}
     (artifact,) = httpx.post(f"{url}/artifacts/filter", json=wanted).json()
     assert "data wait" in artifact["data"]
-    deadline = time.monotonic() + 60
-    while not received and time.monotonic() < deadline:
-        time.sleep(0.2)
+    until(lambda: received, "message of the alarm", seconds=60)
     assert len(received) == 1
     assert received[0]["text"].startswith("nights is worse than before: throughput")
 

@@ -276,6 +276,18 @@ def test_what_is_wrong_is_said_before_anything_starts(trained, unseen, tmp_path,
         clear_predict(request, Site())
 
 
+def settings_of(directory):
+    """How a model is predicted with here."""
+    return Settings(
+        model_directory=str(directory),
+        model_digest=digest_of(read_facts(directory)),
+        precision="32-true",
+        gpu=False,
+        num_threads=1,
+        batch_size=8,
+    )
+
+
 def test_code_in_a_file_of_weights_is_not_executed(trained, tmp_path):
     class Evil:
         def __reduce__(self):
@@ -287,14 +299,7 @@ def test_code_in_a_file_of_weights_is_not_executed(trained, tmp_path):
     torch.save({"features.0.weight": Evil()}, directory / "weights.pt", pickle_module=pickle)
     facts["weights_sha256"] = sha256_of(directory / "weights.pt")
     (directory / "model.json").write_text(json.dumps(facts))
-    settings = Settings(
-        model_directory=str(directory),
-        model_digest=digest_of(read_facts(directory)),
-        precision="32-true",
-        gpu=False,
-        num_threads=1,
-        batch_size=8,
-    )
+    settings = settings_of(directory)
     with pytest.raises(InputError, match="holds more than tensors; nothing of it was executed"):
         Predictor(settings)
     assert not (tmp_path / "pwned").exists()
@@ -304,14 +309,7 @@ def test_code_in_a_file_of_weights_is_not_executed(trained, tmp_path):
 def test_a_model_compiled_ahead_says_the_same_also_of_a_ragged_batch(trained, tmp_path):
     client = MlflowClient(Site().tracking_uri)
     directory = Path(client.download_artifacts(trained[0], "model", str(tmp_path)))
-    settings = Settings(
-        model_directory=str(directory),
-        model_digest=digest_of(read_facts(directory)),
-        precision="32-true",
-        gpu=False,
-        num_threads=1,
-        batch_size=8,
-    )
+    settings = settings_of(directory)
     pixels_NHWC = np.random.default_rng(0).integers(0, 256, (19, 32, 32, 3), dtype=np.uint8)
     ours, _ = Predictor(settings.model_copy(update={"compiled": str(tmp_path / "compiled")}))(pixels_NHWC)
     plain, _ = Predictor(settings, plain=True)(pixels_NHWC)

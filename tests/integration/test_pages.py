@@ -9,7 +9,7 @@ from mlflow.tracking import MlflowClient
 
 from tasks.track.view import AS_CHARTS, FIGURES, REGRESSION
 from tests.browser import RunsPage, chromium, new_page, take
-from tests.integration.test_serve import Served, until
+from tests.deployments import Served
 
 TINY = [
     "digits",
@@ -72,15 +72,13 @@ def watched(request, run, paceline, mlflow_server, prefect_url, tmp_path_factory
         PREFECT_RUNNER_POLL_FREQUENCY="1",
         PREFECT_LOGGING_LEVEL="ERROR",
     )
-    served = Served(prefect_url, "every-night", process)
     client = MlflowClient(mlflow_server.url)
     try:
-        until(lambda: served.deployment or process.poll() is not None, "deployment")
-        assert process.poll() is None, process.communicate()[1]
+        served = Served(prefect_url, "every-night", process)
         deployment, nights = served.deployment, []
         for _ in range(6 if request.config.getoption("--pictures") else 2):
-            flow_run = served.begin()
-            state = served.wait(flow_run, "COMPLETED", "FAILED", "CRASHED", seconds=280)
+            flow_run = served.begin_with()
+            state = served.end_of(flow_run, seconds=280)
             assert state["type"] == "COMPLETED", state["message"]
             nights.append(summary_of(client, flow_run, tmp_path_factory.mktemp("night")))
     finally:

@@ -15,6 +15,7 @@ from mlflow.tracking import MlflowClient
 
 from conf.site import Site
 from tasks.train.process import running_ranks
+from tests.patience import until
 
 QUICK = [
     "data.image_size=16",
@@ -251,7 +252,7 @@ def test_a_run_that_is_interrupted_while_it_starts_leaves_no_process(start, tmp_
     mark = uuid.uuid4().hex
     environment = {"PREFECT_API_URL": "", "PACELINE_HOME": str(tmp_path / "home")}
     process, end = start("run", "digits", *ENDLESS, start_new_session=True, mark=mark, **environment)
-    wait_until(lambda: begun(mark) or process.poll() is not None)
+    until(lambda: begun(mark) or process.poll() is not None, "start", seconds=60, every=0.05)
     os.killpg(process.pid, number)
     finished = end()
     assert finished.status == 128 + number, finished.stderr
@@ -264,29 +265,20 @@ def test_a_run_that_is_killed_while_it_starts_leaves_no_process(start, tmp_path,
     mark = uuid.uuid4().hex
     environment = {"PREFECT_API_URL": "", "PACELINE_HOME": str(tmp_path / "home")}
     process, end = start("run", "digits", *ENDLESS, mark=mark, **environment)
-    wait_until(lambda: begun(mark))
+    until(lambda: begun(mark), "start", seconds=60, every=0.05)
     process.kill()
     _, alive = psutil.wait_procs(end().left, timeout=15)
     assert alive == []
 
 
-def wait_until(holds):
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def wait_for_checkpoint(process):
     """Until the newest run has saved one."""
     begun = time.time()
-    while time.time() - begun < 120:
-        assert process.poll() is None, process.stderr.read()
-        found = [path for path in Site().root.glob("runs/*/checkpoints/*.ckpt") if path.stat().st_mtime > begun]
-        if found:
-            return
-        time.sleep(0.1)
-    raise TimeoutError("no checkpoint within 120 s")
+    until(
+        lambda: [path for path in Site().root.glob("runs/*/checkpoints/*.ckpt") if path.stat().st_mtime > begun],
+        "checkpoint",
+        process=process,
+    )
 
 
 def test_a_run_whose_rank_raises_ends_with_its_traceback(run, prefect_url):

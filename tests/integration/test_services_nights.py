@@ -10,7 +10,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 import zlib
 
 import httpx
@@ -21,22 +20,12 @@ from mlflow.tracking import MlflowClient
 from infra.services.daemon import MARK
 from tests.jobs import planted
 from tests.nights import NIGHT, repeat, web_hook
+from tests.patience import until
 from tests.services import NAMES, ROOT
 
-SECONDS = 240
 SLOW = "input=0.03"
 """Seconds for each of 1,293 samples in two epochs: longer than a minute."""
 ENDED = ("COMPLETED", "FAILED", "CRASHED")
-
-
-def until(found, what):
-    """Wait for something to be found."""
-    deadline = time.monotonic() + SECONDS
-    while time.monotonic() < deadline:
-        if value := found():
-            return value
-        time.sleep(0.5)
-    raise TimeoutError(f"no {what} within {SECONDS} s")
 
 
 class Nights:

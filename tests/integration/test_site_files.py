@@ -7,7 +7,6 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -15,8 +14,10 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
+from infra.services.home import free_port
 from tests.integration import test_clusters
-from tests.integration.test_clusters import free_port, listens, program, run, wait_until
+from tests.integration.test_clusters import no_job, program, run
+from tests.patience import listens, until
 
 ROOT = Path(__file__).parents[2]
 INFRA = ROOT / "infra"
@@ -148,7 +149,7 @@ def test_every_variable_of_a_unit_is_in_its_file(tmp_path):
 def slurm(slurm_conf, monkeypatch):
     monkeypatch.setenv("SLURM_CONF", str(slurm_conf))
     yield
-    wait_until(lambda: run("squeue", "-h", "--states=PENDING,RUNNING,COMPLETING") == "")
+    until(no_job, "end of the jobs")
 
 
 FITTING = ["--nodes=1", "--gres=none", "--time=5"]
@@ -175,7 +176,7 @@ def test_a_job_of_workers_joins_a_scheduler(slurm, tmp_path):
     command = [sys.executable, "-m", "dask", "scheduler", "--host", address, "--no-dashboard"]
     scheduler = subprocess.Popen([*command, "--dashboard-address", "127.0.0.1:0", *options], stderr=subprocess.DEVNULL)
     try:
-        wait_until(lambda: listens(port), scheduler)
+        until(lambda: listens(port), "scheduler", process=scheduler)
         environment = {"PACELINE_SCHEDULER": address, "PACELINE_TLS": str(tls), "PACELINE_BIN": sys.prefix + "/bin"}
         job = subprocess.run(
             ["sbatch", "--parsable", *FITTING, f"--output={tmp_path}/log", INFRA / "slurm" / "workers.sbatch"],
@@ -239,7 +240,7 @@ def test_prometheus_scrapes_a_scheduler_and_its_workers(tmp_path):
         return len(json.loads(targets.read_text())) == 2
 
     try:
-        patiently(found)
+        until(found, "two workers")
         text = (INFRA / "prometheus.yml").read_text()
         text = text.replace("127.0.0.1:8787", f"127.0.0.1:{status_port}").replace("interval: 15s", "interval: 1s")
         (tmp_path / "prometheus.yml").write_text(text)
@@ -252,18 +253,11 @@ def test_prometheus_scrapes_a_scheduler_and_its_workers(tmp_path):
             status, answer = ask(api + query)
             return json.loads(answer)["data"]["result"] if status == 200 else []
 
-        patiently(lambda: len([one for one in value("up") if one["value"][1] == "1"]) == 3)
-        patiently(lambda: value("dask_worker_threads"))
+        until(lambda: len([one for one in value("up") if one["value"][1] == "1"]) == 3, "three that are up")
+        until(lambda: value("dask_worker_threads"), "workers' figures")
         workers = {one["metric"]["state"]: one["value"][1] for one in value("dask_scheduler_workers")}
         assert sum(map(int, workers.values())) == 2, workers
     finally:
         for process in reversed(started):
             process.terminate()
             process.wait(30)
-
-
-def patiently(happened):
-    deadline = time.monotonic() + 90
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.5)

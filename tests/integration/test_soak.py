@@ -19,7 +19,7 @@ from scipy import stats
 
 from conf.site import Site
 from tasks.train.lease import Lease
-from tests.integration.test_serve import Served, until
+from tests.deployments import Served
 
 NUM_RUNS = int(os.environ.get("SOAK_RUNS", "50"))
 NUM_FIRST = 3
@@ -81,7 +81,6 @@ def growth(values):
 @pytest.mark.slow
 @pytest.mark.timeout(NUM_RUNS * SECONDS_PER_RUN + 600)
 def test_nothing_grows_over_many_runs(paceline, prefect_url, tmp_path, monkeypatch):
-    monkeypatch.setattr("tests.integration.test_serve.SECONDS", SECONDS_PER_RUN)
     log = (tmp_path / "serve.log").open("w")
     arguments = ["serve", *RUN, "--name", "soak", "--cron", "0 2 * * *", "--timezone", "UTC"]
     temporary = tmp_path / "temporary"
@@ -91,13 +90,12 @@ def test_nothing_grows_over_many_runs(paceline, prefect_url, tmp_path, monkeypat
     served = Served(prefect_url, "soak", paceline(*arguments, output=log, **environment))
     processes = {"serve": psutil.Process(served.process.pid)}
     try:
-        until(lambda: served.deployment or served.process.poll() is not None, "deployment")
         processes["prefect"] = server_of(prefect_url)
         rows, ids = [], []
         for number in range(NUM_RUNS):
-            ids.append(served.begin())
-            kind = served.wait(ids[-1], "COMPLETED", "FAILED", "CRASHED", "CANCELLED")["type"]
-            assert kind == "COMPLETED", (tmp_path / "serve.log").read_text()[-3000:]
+            ids.append(served.begin_with())
+            state = served.end_of(ids[-1], SECONDS_PER_RUN)
+            assert state["type"] == "COMPLETED", (tmp_path / "serve.log").read_text()[-3000:]
             row = {
                 name: settled(process) if name == "serve" else counted(process) for name, process in processes.items()
             }

@@ -26,6 +26,7 @@ from tasks.train.lease import Lease
 from tasks.train.process import running_ranks
 from tests.integration.conftest import SMALL
 from tests.jobs import planted, two_workers
+from tests.patience import until
 
 NUM_FILES = 40
 
@@ -80,10 +81,7 @@ def unfinished(home):
 
 def wait_until_idle(client):
     """Until no worker has a task."""
-    until = time.monotonic() + 20
-    while any(client.processing().values()):
-        assert time.monotonic() < until, client.processing()
-        time.sleep(0.1)
+    until(lambda: not any(client.processing().values()), "idle workers", seconds=20)
 
 
 def test_a_preparation_over_its_limit_ends_and_the_next_one_does_only_the_rest(workers, images, tmp_path):

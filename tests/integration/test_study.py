@@ -2,7 +2,6 @@
 
 import json
 import signal
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +10,7 @@ from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
 from conf.site import Site
+from tests.patience import until
 
 TINY = [
     "data.image_size=12",
@@ -61,16 +61,16 @@ def studied(paceline, run, mlflow_server):
 
 def wait_for_first_arm(client, process, experiment):
     """Until the study has noted its first training as done; the study's id."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        assert process.poll() is None, process.stderr.read()
+
+    def noted():
         found = client.get_experiment_by_name(experiment)
         for study in client.search_runs([found.experiment_id], "tags.`paceline.role` = 'study'") if found else []:
             notes = Site().root / "runs" / study.info.run_id / "arms.jsonl"
             if notes.exists() and notes.read_text().endswith("\n"):
                 return study.info.run_id
-        time.sleep(0.1)
-    raise TimeoutError("no training within 120 s")
+        return None
+
+    return until(noted, "first training", process=process)
 
 
 def children(client, run_id):

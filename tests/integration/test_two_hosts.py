@@ -17,6 +17,7 @@ from tasks.evaluate.metrics import evaluate_predictions, read_test_split
 from tasks.train.coordinate import train_group
 from tasks.train.process import running_ranks
 from tests.hosts import ROOT, skip_unless_permitted, two_hosts
+from tests.patience import until
 
 CHECKPOINT_STEPS = 10  # an epoch has 21
 ALIKE = ["recipe.augment=shift", "execution.num_threads=1"]
@@ -38,13 +39,6 @@ def across(hosts, make_job):
 def ranks_on(hosts, letter, job):
     """Process ids of a job's ranks on a host."""
     return sorted({process.pid for process in hosts.processes(letter)} & set(running_ranks(job.run_id)))
-
-
-def wait_until(true):
-    deadline = time.monotonic() + 120
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def num_executed(hosts):
@@ -115,11 +109,12 @@ def test_a_cut_link_costs_a_few_steps_and_no_accuracy(hosts, make_job):
     job = make_job(*settings, address=hosts.address)
     with ThreadPoolExecutor(1) as pool:
         training = pool.submit(train_group, job, hosts.address)
-        wait_until(lambda: len(list(job.directory.glob("checkpoints/step-*.ckpt"))) >= 2 or training.done())
+        saved = job.directory / "checkpoints"
+        until(lambda: len(list(saved.glob("step-*.ckpt"))) >= 2 or training.done(), "checkpoints", every=0.05)
         hosts.cut("b")
         assert not training.done(), "it was cut too late"
         # Nobody can reach the rank on `b` to end it: its worker, which has lost the scheduler, must.
-        wait_until(lambda: not ranks_on(hosts, "b", job) and not hosts.worker_runs("b"))
+        until(lambda: not ranks_on(hosts, "b", job) and not hosts.worker_runs("b"), "end of host b", every=0.05)
         hosts.mend("b")
         hosts.restart_worker("b")
         result = training.result(timeout=240)

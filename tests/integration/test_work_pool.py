@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx
@@ -14,7 +13,8 @@ from mlflow.tracking import MlflowClient
 from conf.load import load
 from conf.schema import Config, Overlap
 from conf.site import Site
-from tests.integration.test_serve import SHORT, until
+from tests.deployments import SHORT, Deployments
+from tests.patience import until
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "infra" / "prefect.yaml"
@@ -23,11 +23,11 @@ TINY = load("digits", [*SHORT, "speedup.baseline=none", "track.experiment=pool",
 STRATEGY = {"queue": "ENQUEUE", "skip": "CANCEL_NEW", "cancel-oldest": None}
 
 
-class Pool:
+class Pool(Deployments):
     """What was deployed, and its worker."""
 
     def __init__(self, url, environment, directory):
-        self._url = url
+        super().__init__(url)
         self._environment = environment
         self._directory = directory
 
@@ -46,34 +46,10 @@ class Pool:
             return subprocess.Popen(command, env=self._environment, cwd=self._directory, stdout=log, stderr=log)
 
     def deployment(self, role):
-        answer = httpx.get(f"{self._url}/deployments/name/{DEPLOYMENTS[role]}")
-        answer.raise_for_status()
-        return answer.json()
+        return self.find(DEPLOYMENTS[role])
 
-    def begin(self, role, **parameters):
-        place = f"{self._url}/deployments/{self.deployment(role)['id']}/create_flow_run"
-        body = {"parameters": parameters}
-        # 503: its sqlite is locked for the moment
-        answer = until(lambda: found if (found := httpx.post(place, json=body)).status_code != 503 else None, "answer")
-        answer.raise_for_status()
-        return answer.json()["id"]
-
-    def end_of(self, run):
-        ends = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
-        state = until(
-            lambda: found if (found := self.flow_run(run)["state"])["type"] in ends else None, f"end of {run}"
-        )
-        return state["type"], state["message"]
-
-    def flow_run(self, run):
-        return httpx.get(f"{self._url}/flow_runs/{run}").json()
-
-    def runs(self, role, state):
-        body = {
-            "deployments": {"id": {"any_": [self.deployment(role)["id"]]}},
-            "flow_runs": {"state": {"type": {"any_": [state]}}},
-        }
-        return httpx.post(f"{self._url}/flow_runs/filter", json=body).json()
+    def begin_role(self, role, **parameters):
+        return self.begin(self.deployment(role), parameters)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +96,7 @@ def test_the_deployments_are_forms_with_help_and_refuse_what_is_wrong(pool):
     request = pool.deployment("study")["parameters"]["request"]
     for wrong in ({"repeats": 0}, {"target": 2}, {"axes": {"execution.precision": "all"}}, {"arms": 3}):
         with pytest.raises(httpx.HTTPStatusError) as refused:
-            pool.begin("study", request=request | wrong)
+            pool.begin_role("study", request=request | wrong)
         assert refused.value.response.status_code == 409, wrong
 
 
@@ -134,8 +110,8 @@ def test_the_file_says_what_the_preset_says():
 @pytest.mark.slow
 def test_a_worker_runs_them_to_their_end(pool, worker):
     tiny = TINY.model_dump(mode="json")
-    run = pool.begin("run", config=tiny)
-    assert pool.end_of(run) == ("COMPLETED", None)
+    run = pool.begin_role("run", config=tiny)
+    assert pool.end_of(run)["type"] == "COMPLETED"
     client = MlflowClient(Site().tracking_uri)
     experiment = client.get_experiment_by_name("pool").experiment_id
 
@@ -149,15 +125,15 @@ def test_a_worker_runs_them_to_their_end(pool, worker):
     # A network that has learned nothing may tell other classes in bf16, and is then not predicted with.
     overrides = ["track.experiment=pool", "execution.precision=32-true"]
     request = {"model": trained.info.run_id, "source": "digits", "overrides": overrides}
-    prediction = pool.begin("predict", request=request)
-    wrong = pool.begin("predict", request=request | {"model": "models:/none@champion"})
-    assert pool.end_of(prediction) == ("COMPLETED", None)
+    prediction = pool.begin_role("predict", request=request)
+    wrong = pool.begin_role("predict", request=request | {"model": "models:/none@champion"})
+    assert pool.end_of(prediction)["type"] == "COMPLETED"
     predicted = found("predict", prediction)
     assert predicted.info.status == "FINISHED"
     assert predicted.data.metrics["predict/num_samples"] == 359
-    kind, message = pool.end_of(wrong)
-    assert kind == "FAILED"
-    assert "models:/none@champion" in message
+    state = pool.end_of(wrong)
+    assert state["type"] == "FAILED"
+    assert "models:/none@champion" in state["message"]
 
 
 @pytest.mark.slow
@@ -168,8 +144,8 @@ def test_a_worker_runs_a_study(pool, worker):
         "axes": {"execution.loading": ["foreground", "resident"]},
         "repeats": 1,
     }
-    study = pool.begin("study", request=request)
-    assert pool.end_of(study) == ("COMPLETED", None)
+    study = pool.begin_role("study", request=request)
+    assert pool.end_of(study)["type"] == "COMPLETED"
     client = MlflowClient(Site().tracking_uri)
     experiment = client.get_experiment_by_name("pool").experiment_id
     runs = client.search_runs([experiment], f"tags.`prefect.flow_run_id` = '{study}'")
@@ -182,10 +158,8 @@ def test_a_schedule_can_be_switched_on_and_off(pool):
     (schedule,) = pool.deployment("predict")["schedules"]
     pool.prefect("deployment", "schedule", "resume", name, schedule["id"])
     assert pool.deployment("predict")["schedules"][0]["active"]
-    until(lambda: pool.runs("predict", "SCHEDULED"), "runs that are due")
+    predict = pool.deployment("predict")
+    until(lambda: pool.runs(predict, "SCHEDULED"), "runs that are due")
     pool.prefect("deployment", "schedule", "pause", name, schedule["id"])
     assert not pool.deployment("predict")["schedules"][0]["active"]
-    deadline = time.monotonic() + 30
-    while pool.runs("predict", "SCHEDULED") and time.monotonic() < deadline:
-        time.sleep(0.5)
-    assert pool.runs("predict", "SCHEDULED") == [], "what had been planned goes with the pause"
+    until(lambda: not pool.runs(predict, "SCHEDULED"), "end of what had been planned", seconds=30)

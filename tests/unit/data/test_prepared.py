@@ -17,6 +17,7 @@ from tasks.data import manifest, source, store
 from tasks.data.chunks import Cutter
 from tasks.data.shard import write_shard
 from tasks.data.split import open_split
+from tasks.durable import TEMPORARY_SUFFIX
 from tasks.errors import RunError
 from tasks.records import PreparedSet
 
@@ -170,3 +171,15 @@ def test_links_are_not_followed(prepared: PreparedSet, tmp_path: Path, name: str
     assert "is a link" in said[0] or "is not a file" in said[0]
     with pytest.raises(RunError):
         open_split(prepared, "train")
+
+
+def test_what_is_left_of_a_set_holds_no_part_of_a_file(tmp_path: Path) -> None:
+    """A worker may be writing while its set is left to the next preparation."""
+    with store.temporary(tmp_path, KEY) as directory:
+        part = directory / "train" / f"00000.images.npy.0{TEMPORARY_SUFFIX}"
+        part.write_bytes(b"half")
+        (directory / "train" / "00001.images.npy").write_bytes(b"whole")
+        store.leave(tmp_path, KEY, directory, ["{}"])
+    with store.temporary(tmp_path, KEY) as directory:
+        assert store.left(directory) == ["{}"]
+        assert [path.name for path in (directory / "train").iterdir()] == ["00001.images.npy"]
