@@ -208,8 +208,10 @@ class Servers:
             raise OSError(f"{counts['workers']} of {self.num_workers} workers have come")
 
     def _dask_environment(self) -> dict[str, str]:
-        """Workers have what their ranks need to log: they hand their environment on to them."""
-        return _inherited() | {"DASK_CONFIG": str(DASK_SETTINGS)} | self.client_environment()
+        """No password: a rank gets that of the run's own user with its order."""
+        known = self.client_environment()
+        shared = {name: known[name] for name in ("PACELINE_HOME", "PACELINE_TLS")}
+        return _inherited() | {"DASK_CONFIG": str(DASK_SETTINGS)} | shared
 
     def _tls(self) -> tuple[str, ...]:
         tls = self._home.tls

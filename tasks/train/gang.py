@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from conf.site import tracking_user
 from tasks import deadline
 from tasks.cluster.address import workers
+from tasks.cluster.tls import is_private
 from tasks.errors import LostError, RankError
 from tasks.records import RankSpec
 from tasks.train.launch import Seat
@@ -142,8 +144,10 @@ class Gang:
         """
         self._is_started = True
         self._heard = [time.monotonic()] * len(self._seats)
+        # Workers need not know the user who trains; the first rank does, which writes to MLflow, and no stranger may.
+        user = tracking_user() if is_private(self._client.scheduler.address) else {}
         requests = [
-            (seat.worker, order, (self._keys[seat.rank], spec.model_dump_json()))
+            (seat.worker, order, (self._keys[seat.rank], spec.model_dump_json(), {} if spec.rank else user))
             for seat, spec in zip(self._seats, specs, strict=True)
         ]
         for seat, answer in zip(self._seats, ask(self._client, requests, ANSWER_SECONDS), strict=True):

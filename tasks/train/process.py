@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -44,7 +45,9 @@ def keep_ready(num_threads: int, host: str, devices: tuple[str, ...], writes: bo
     _ready.append(Standby(standby_command(*modules), environment))
 
 
-def start_rank(spec: RankSpec, spec_path: Path, lease: Lease, pulse: PulseReader) -> subprocess.Popen[bytes]:
+def start_rank(
+    spec: RankSpec, spec_path: Path, lease: Lease, pulse: PulseReader, user: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
     """Start a rank, in a process that was kept ready for it if there is one."""
     environment = rank_environment(os.environ, spec.plan.num_threads, spec.interface, spec.devices)
     own = {
@@ -52,6 +55,7 @@ def start_rank(spec: RankSpec, spec_path: Path, lease: Lease, pulse: PulseReader
         "TORCHINDUCTOR_CACHE_DIR": str(private_directory(Path(spec.compile_cache)) / cpu_kind()),
         "PACELINE_SPAWNED_AT": repr(time.monotonic()),  # one clock for all processes of a host
         PARENT: str(os.getpid()),
+        **user,
     }
     try:
         with (spec_path.parent / "log.txt").open("ab") as log:

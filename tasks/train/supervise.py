@@ -92,6 +92,7 @@ class _Watch:
         self.owner: Owner | None = None
         self.held = False
         self.spec_json: str | None = None
+        self.user: dict[str, str] = {}
         self.started: float | None = None
         self.pulse: PulseReader | None = None
         self.pid: int | None = None
@@ -137,9 +138,16 @@ def report(key: str) -> Report:
     return Report(state="queued") if watch is None else watch.report()
 
 
-def order(key: str, spec_json: str) -> None:
-    """Have the holder of a claim run a rank; to be run on its worker."""
+def order(key: str, spec_json: str, user: dict[str, str]) -> None:
+    """Have the holder of a claim run a rank; to be run on its worker.
+
+    Args:
+        key: of the claim.
+        spec_json: a `RankSpec` as JSON.
+        user: whom the rank logs in to MLflow as (`conf.site.tracking_user`); it is written nowhere.
+    """
     _watches[key].asked = time.monotonic()
+    _watches[key].user = user
     _watches[key].spec_json = spec_json
 
 
@@ -183,7 +191,7 @@ def _run(spec_json: str, lease: Lease, watch: _Watch) -> RankOutcome:
     started = time.monotonic()
     pulse = watch.pulse = PulseReader()
     try:
-        process = start_rank(spec, spec_path, lease, pulse)
+        process = start_rank(spec, spec_path, lease, pulse, watch.user)
         watch.pid, watch.started = process.pid, started
         try:
             _stay_with(process, spec, lease, watch)

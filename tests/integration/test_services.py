@@ -136,6 +136,15 @@ def test_no_secret_is_in_a_log_or_on_a_command_line(services):
     assert [(place, name) for place, text in texts.items() for name, secret in secrets.items() if secret in text] == []
 
 
+def test_dask_is_given_no_secret(services):
+    """Its workers run whatever a client sends; a rank gets the password of its run's own user with its order."""
+    secrets = services.secrets().values()
+    for name in ("scheduler", "workers"):
+        for process in services.daemon(name).family():
+            given = process.environ()
+            assert [variable for variable, value in given.items() if any(secret in value for secret in secrets)] == []
+
+
 def test_what_runs_is_left_alone_and_what_was_killed_comes_back(services, mlflow):
     before = pids(services)
     again = services.up()
