@@ -30,10 +30,12 @@ class Deployments:
         answer = httpx.get(f"{self._url}/deployments/name/{name}")
         return answer.json() if answer.status_code == 200 else None
 
-    def begin(self, deployment, parameters):
-        """A run now; its id."""
+    def begin(self, deployment, parameters, due=None):
+        """A run now, or due at a moment; its id."""
         place = f"{self._url}/deployments/{deployment['id']}/create_flow_run"
         body = {"parameters": parameters}
+        if due is not None:
+            body["state"] = {"type": "SCHEDULED", "state_details": {"scheduled_time": due.isoformat()}}
         # 503: its sqlite is locked for the moment; Prefect's own client asks again too.
         answer = until(lambda: found if (found := httpx.post(place, json=body)).status_code != 503 else None, "answer")
         answer.raise_for_status()

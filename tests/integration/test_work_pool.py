@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
@@ -48,8 +49,8 @@ class Pool(Deployments):
     def deployment(self, role):
         return self.find(DEPLOYMENTS[role])
 
-    def begin_role(self, role, **parameters):
-        return self.begin(self.deployment(role), parameters)
+    def begin_role(self, role, due=None, **parameters):
+        return self.begin(self.deployment(role), parameters, due)
 
 
 @pytest.fixture(scope="module")
@@ -108,9 +109,11 @@ def test_the_file_says_what_the_preset_says():
 
 
 @pytest.mark.slow
-def test_a_worker_runs_them_to_their_end(pool, worker):
+def test_a_worker_runs_them_to_their_end_and_what_came_due_while_there_was_none(pool, request):
     tiny = TINY.model_dump(mode="json")
-    run = pool.begin_role("run", config=tiny)
+    run = pool.begin_role("run", due=datetime.now(UTC) - timedelta(hours=1), config=tiny)
+    until(lambda: pool.state(run)["name"] == "Late", "late run", seconds=60)
+    request.getfixturevalue("worker")
     assert pool.end_of(run)["type"] == "COMPLETED"
     client = MlflowClient(Site().tracking_uri)
     experiment = client.get_experiment_by_name("pool").experiment_id
