@@ -145,7 +145,8 @@ class Gang:
         self._is_started = True
         self._heard = [time.monotonic()] * len(self._seats)
         # Workers need not know the user who trains; the first rank does, which writes to MLflow, and no stranger may.
-        user = tracking_user() if is_private(self._client.scheduler.address) else {}
+        scheduler = self._client.scheduler
+        user = tracking_user() if scheduler is not None and is_private(str(scheduler.address)) else {}
         requests = [
             (seat.worker, order, (self._keys[seat.rank], spec.model_dump_json(), {} if spec.rank else user))
             for seat, spec in zip(self._seats, specs, strict=True)
