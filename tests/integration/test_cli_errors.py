@@ -83,7 +83,7 @@ def test_a_price_that_is_none(refused, price):
 
 
 def test_a_table_of_nothing(refused):
-    assert "there is no run at all" in refused("hardware", "--experiment", "never")
+    assert "there are no runs yet" in refused("hardware", "--experiment", "never")
 
 
 def test_an_empty_root(refused, tmp_path):
