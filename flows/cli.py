@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from conf.load import ConfigError
 from conf.site import quieten
 from flows import interrupt
-from flows.commands import advise, compare, doctor, predict, run, serve, study, ui
+from flows.commands import advise, compare, doctor, hardware, predict, run, serve, study, ui
 from flows.commands.terminal import say
 from tasks.errors import InputError, PacelineError, RankError
 from tasks.redact import redact_logs
@@ -28,6 +28,7 @@ COMMANDS: dict[str, ModuleType] = {
     "predict": predict,
     "advise": advise,
     "compare": compare,
+    "hardware": hardware,
     "serve": serve,
     "doctor": doctor,
     "ui": ui,

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from conf.site import Site
 from tasks.errors import InputError
 from tasks.speedup.compare import ComparedRun, Comparison, compare
-from tasks.speedup.compare_page import render_compare
 from tasks.speedup.match import match
 from tasks.track.run import FACTS_ARTIFACT
 from tasks.track.search import FoundRun, find_runs, get_runs, read_document
@@ -40,20 +38,6 @@ def compare_runs(site: Site, run_ids: list[str], experiment: str | None, last: i
     if len({run.run_id for run in found}) < len(found):
         raise InputError("a run is named twice; name each once")
     return compare([_compared(site, run) for run in found], match)
-
-
-def write_page(comparison: Comparison, path: Path) -> None:
-    """Write the comparison as one HTML page.
-
-    Raises:
-        InputError: it cannot be written.
-    """
-    try:
-        path.write_text(render_compare(comparison), encoding="utf-8")
-    except OSError as error:
-        raise InputError(
-            f"--html {path} cannot be written ({error.strerror}); name a file in a directory of yours"
-        ) from error
 
 
 def view_url(site: Site, comparison: Comparison) -> str:

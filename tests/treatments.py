@@ -76,6 +76,9 @@ TREATMENTS: dict[str, Told | Checked] = {
     ),
     "paceline compare RUN_ID RUN_ID": Told("comparisons"),
     "paceline compare --experiment paceline --last 5 --html compared.html": Told("comparisons"),
+    "paceline hardware --price H200=4.5 --html hardware.html": Checked(
+        "tests/integration/test_nights.py asks for the table of its nights, of which some are undisturbed for certain"
+    ),
     "paceline doctor": Told("doctor"),
     "prefect server start": Told("nights", "--host 127.0.0.1 --port PORT --no-ui"),
     "export PREFECT_API_URL=http://127.0.0.1:4200/api": Told("settings"),

@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from conf.site import Site
-from flows.commands.terminal import add_json, json_stream, say, say_table, write_json
+from flows.commands.terminal import add_json, json_stream, say, say_table, write_json, write_page
 from tasks.errors import InputError
 
 HELP = "compare runs of the store, the first one being the base"
@@ -25,14 +25,15 @@ def execute(options: Namespace) -> None:
     """Carry it out."""
     if options.last is not None and options.last < 2:  # noqa: PLR2004  a comparison is of two
         raise InputError(f"--last {options.last} is below 2; a comparison needs at least two runs")
-    from flows.compare import compare_runs, view_url, write_page
+    from flows.compare import compare_runs, view_url
     from tasks.speedup.compare import compare_notes, compare_table
+    from tasks.speedup.compare_page import render_compare
 
     site = Site()
     with json_stream(options.json) as stream:
         comparison = compare_runs(site, options.runs, options.experiment, options.last)
         if options.html:
-            write_page(comparison, options.html)
+            write_page(options.html, render_compare(comparison))
         say_table(*compare_table(comparison))
         say("")
         for note in compare_notes(comparison):

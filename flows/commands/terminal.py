@@ -9,10 +9,12 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TextIO
 
 from conf.load import preset_names
 from conf.site import Site
+from tasks.errors import InputError
 from tasks.redact import redact, redacted
 
 CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
@@ -81,6 +83,20 @@ def json_stream(wanted: bool) -> Iterator[TextIO | None]:
         sys.stdout.flush()
         os.dup2(real, 1)
         os.close(real)
+
+
+def write_page(path: Path, html: str) -> None:
+    """Write a page where `--html` says.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    try:
+        path.write_text(html, encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            f"--html {path} cannot be written ({error.strerror}); name a file in a directory of yours"
+        ) from error
 
 
 def write_json(stream: TextIO | None, outcome: dict[str, Any]) -> None:

@@ -77,6 +77,15 @@ def test_wrong_settings(refused, arguments, told):
     assert told in refused("run", *arguments)
 
 
+@pytest.mark.parametrize("price", ["4.5", "=4.5", "H200=", "H200=-1", "H200=nan", "H200=inf"])
+def test_a_price_that_is_none(refused, price):
+    assert f"--price {price} is no DEVICE=PRICE" in refused("hardware", "--price", price)
+
+
+def test_a_table_of_nothing(refused):
+    assert "there are no runs yet" in refused("hardware", "--experiment", "never")
+
+
 def test_an_empty_root(refused, tmp_path):
     (tmp_path / "empty").mkdir()
     assert str(tmp_path / "empty") in refused("run", "folder", f"data.root={tmp_path / 'empty'}")

@@ -15,7 +15,7 @@ from conf.site import Site
 from flows.history import past_runs
 from tasks.track.run import RunHandle
 from tests.jobs import PLANTED
-from tests.nights import NIGHT, repeat, web_hook
+from tests.nights import NIGHT, QUIET_RATE, repeat, web_hook
 from tests.patience import until
 
 ROOT = Path(__file__).parents[2]
@@ -78,6 +78,23 @@ def test_the_first_night_is_not_judged_and_its_model_becomes_the_champion(first_
     signature = Path(client.download_artifacts(first_nights["run_id"], "model/MLmodel")).read_text()
     assert "probabilities" in signature
     assert "[-1, 16, 16, 1]" in signature
+
+
+def test_the_table_of_the_hardware_is_made_of_undisturbed_nights(first_nights, paceline, tmp_path):
+    page = tmp_path / "hardware.html"
+    device = first_nights["execution"]["device_name"][:5].upper()
+    arguments = ["hardware", "--experiment", "nights", "--html", str(page), "--json", "--price"]
+    process = paceline(*arguments, f"{device}=0.5")
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0, stderr
+    found = json.loads(stdout.splitlines()[-1])
+    row = found["tables"][0]["rows"][0]
+    assert row["num_runs"] >= NUM_NIGHTS - 1
+    assert row["samples_per_second"] == pytest.approx(QUIET_RATE, rel=0.05)
+    assert row["fixed_seconds"] > 0
+    assert row["price_per_million_samples"] == pytest.approx(0.5 / 3600 / row["samples_per_second"] * 1e6)
+    assert "<svg" not in page.read_text(), "of one kind of hardware there is nothing to draw"
+    assert row["execution"] in stderr
 
 
 @pytest.mark.slow  # test_services_nights.py has one by schedule

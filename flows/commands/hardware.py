@@ -1,0 +1,58 @@
+"""`paceline hardware`: what each model of device made of the same work."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from conf.site import Site
+from flows.commands.terminal import add_json, json_stream, say, say_table, write_json, write_page
+from tasks.errors import InputError
+
+HELP = "a table of all hardware that did the same work: throughput, memory, energy, price, break-even"
+
+
+def add(parser: ArgumentParser) -> None:
+    """Its options."""
+    parser.add_argument("--experiment", default="paceline", help="whose runs are looked at (default: paceline)")
+    parser.add_argument(
+        "--price",
+        action="append",
+        default=[],
+        metavar="DEVICE=PRICE",
+        help='of one device for an hour, by a part of its name, as in "H200=4.5"; may be given several times',
+    )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the table as a page too")
+    add_json(parser)
+
+
+def execute(options: Namespace) -> None:
+    """Carry it out."""
+    prices = dict(_price(text) for text in options.price)
+    from flows.hardware import hardware_table
+    from tasks.speedup.hardware_page import HEAD, notes_of, render_hardware, rows_of
+
+    with json_stream(options.json) as stream:
+        found = hardware_table(Site(), options.experiment, prices)
+        if options.html:
+            write_page(options.html, render_hardware(found))
+        for work in found.tables:
+            say(f"\n{work.work}")
+            say_table(HEAD, rows_of(work))
+            for one in work.break_evens:
+                say(one.sentence)
+        say("")
+        for note in notes_of(found):
+            say(note)
+        write_json(stream, found.model_dump(mode="json"))
+
+
+def _price(text: str) -> tuple[str, float]:
+    device, _, price = text.rpartition("=")
+    try:
+        value = float(price)
+    except ValueError:
+        value = -1.0
+    if not device or not 0 <= value < float("inf"):
+        raise InputError(f"--price {text} is no DEVICE=PRICE with a price of 0 or more; give such as H200=4.5")
+    return device, value
