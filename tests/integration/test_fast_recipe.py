@@ -47,6 +47,7 @@ def test_it_learns_in_a_few_epochs(trained):
     assert evaluate_predictions(result.predictions, truth, 1.0).accuracy > 0.93
 
 
+@pytest.mark.slow
 def test_a_resume_goes_on_bit_for_bit(trained, cluster_address):
     job, first = trained
     expected = torch.load(first.weights, weights_only=True)

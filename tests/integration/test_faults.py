@@ -110,6 +110,7 @@ def test_a_group_goes_on_with_fewer_and_grows_back(cluster, monkeypatch, scaling
     assert result.validation_accuracy[-1] > 0.8
 
 
+@pytest.mark.slow
 def test_a_killed_flow_leaves_no_rank_and_no_lease_and_its_training_goes_on(whole, job, cluster, tmp_path):
     path = tmp_path / "job.json"
     path.write_text(job.model_dump_json())
@@ -128,6 +129,7 @@ def test_a_killed_flow_leaves_no_rank_and_no_lease_and_its_training_goes_on(whol
     assert result.restarts == ()
 
 
+@pytest.mark.slow
 def test_two_trainings_and_a_preparation_share_a_cluster_without_sharing_a_device(cluster, tmp_path):
     short = [*SMALL, *LONG, "recipe.num_epochs=4"]
     jobs = [new_job(cluster.address, "digits", [*short, f"seed={seed}"]) for seed in (1, 2)]

@@ -66,11 +66,13 @@ def limited(measured):
     return check
 
 
+@pytest.mark.slow
 def test_a_slowed_source_is_data_bound(limited):
     result = limited("data-bound", "input", *LARGE, "execution.loading=foreground", plant="input=0.0005")
     assert result.diagnosis[0].startswith("Waiting for input takes")
 
 
+@pytest.mark.slow
 def test_a_slowed_all_reduce_is_communication_bound(limited):
     limited("communication-bound", "communication", *LARGE, "execution.num_devices=2", plant="exchange=0.04")
 

@@ -136,6 +136,7 @@ def test_every_image_gets_a_row(predicted, unseen):
     assert found.data.metrics["predict/num_samples"] == NUM_MORE + 2
 
 
+@pytest.mark.slow
 def test_what_is_predicted_is_not_predicted_again(call, predicted, trained, unseen):
     summary, out = predicted
     rows = rows_of(out)

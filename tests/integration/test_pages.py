@@ -1,15 +1,20 @@
 """What the owner of a cluster sees in the morning: the pages of real MLflow and Prefect servers in a real browser."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import httpx
 import pytest
 from mlflow.tracking import MlflowClient
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from conf.load import load
+from flows.deploy import deployment_of, schedule_of
 from tasks.track.view import AS_CHARTS, FIGURES, REGRESSION
 from tests.browser import RunsPage, chromium, new_page, take
-from tests.deployments import Served
+from tests.deployments import Deployments, Served
+from tests.nights import repeat
 
 TINY = [
     "digits",
@@ -32,7 +37,7 @@ CHART_TITLES = [
 ]
 
 
-pytestmark = pytest.mark.timeout(1200)  # the first test waits for five trainings
+pytestmark = pytest.mark.timeout(1200)  # the first slow test waits for five trainings
 
 
 class Watched(NamedTuple):
@@ -41,13 +46,30 @@ class Watched(NamedTuple):
     nights: list[dict[str, Any]]
     by_hand: dict[str, Any]
     deployment: dict[str, Any]
-    client: MlflowClient
 
-    def metrics(self, run_id):
-        return self.client.get_run(run_id).data.metrics
 
-    def tag(self, run, name):
-        return self.client.get_run(run["run_id"]).data.tags[name]
+@pytest.fixture(scope="module")
+def client(mlflow_server):
+    return MlflowClient(mlflow_server.url)
+
+
+@pytest.fixture(scope="module")
+def metrics(client):
+    """Of a run, by its id."""
+    return lambda run_id: client.get_run(run_id).data.metrics
+
+
+@pytest.fixture(scope="module")
+def tag(client):
+    """Of a run, by its summary."""
+    return lambda run, name: client.get_run(run["run_id"]).data.tags[name]
+
+
+@pytest.fixture(scope="module")
+def trained(run):
+    """A run on two devices, in an experiment of its own."""
+    summary, _ = run("run", *TINY, *TWO_DEVICES, "track.experiment=compared")
+    return summary
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +87,7 @@ def run(paceline, mlflow_server):
 
 @pytest.fixture(scope="module")
 def watched(request, run, paceline, mlflow_server, prefect_url, tmp_path_factory):
+    client = MlflowClient(mlflow_server.url)
     arguments = ["serve", *TINY, *TWO_DEVICES, "--name", "every-night", "--cron", "0 2 * * *"]
     process = paceline(
         *arguments,
@@ -72,7 +95,6 @@ def watched(request, run, paceline, mlflow_server, prefect_url, tmp_path_factory
         PREFECT_RUNNER_POLL_FREQUENCY="1",
         PREFECT_LOGGING_LEVEL="ERROR",
     )
-    client = MlflowClient(mlflow_server.url)
     try:
         served = Served(prefect_url, "every-night", process)
         deployment, nights = served.deployment, []
@@ -85,7 +107,7 @@ def watched(request, run, paceline, mlflow_server, prefect_url, tmp_path_factory
         process.terminate()
         process.communicate(timeout=60)
     by_hand, _ = run("run", *TINY, *TWO_DEVICES)
-    return Watched(nights, by_hand, deployment, client)
+    return Watched(nights, by_hand, deployment)
 
 
 def summary_of(client, flow_run, folder):
@@ -107,76 +129,80 @@ def page(browser):
         yield page
 
 
-def check_figures(shown, watched, run_ids):
+def check_figures(shown, metrics):
     """Every figure stands in its column, and where a run has none, a dash; what no run has is no column."""
-    metrics = {run_id: watched.metrics(run_id) for run_id in run_ids}
     known = {name for found in metrics.values() for name in found}
     heads = shown.heads()
     for column in FIGURES:
         name = column.split("`")[1]
         assert (name in heads) == (name in known), name
-        for run_id in run_ids if name in known else ():
+        for run_id, found in metrics.items() if name in known else ():
             text = shown.cell(run_id, column)
-            assert text == "-" if name not in metrics[run_id] else float(text) == pytest.approx(metrics[run_id][name])
+            assert text == "-" if name not in found else float(text) == pytest.approx(found[name])
 
 
-def test_a_comparison_shows_ratio_interval_efficiency_and_accuracy(watched, run, page):
-    run_ids = [summary["run_id"] for summary in (*watched.nights[-2:], watched.by_hand)]
+def test_a_comparison_shows_ratio_interval_efficiency_and_accuracy(trained, run, client, metrics, page):
+    repeat(client, trained["run_id"], 2)
+    experiment = client.get_experiment_by_name("compared").experiment_id
+    run_ids = [found.info.run_id for found in client.search_runs([experiment], order_by=["start_time ASC"])]
+    assert run_ids[0] == trained["run_id"]
     compared, _ = run("compare", *run_ids)
     shown = RunsPage(page, compared["view"])
     assert shown.run_ids() == run_ids[::-1], "the newest is the first"
     heads = shown.heads()
     wanted = ["speedup/ratio", "speedup/low", "speedup/high", "speedup/efficiency", "test/accuracy"]
     assert [head for head in heads if head in wanted] == wanted, heads
-    check_figures(shown, watched, run_ids)
-    assert {name for run_id in run_ids for name in watched.metrics(run_id)} >= set(wanted), "each column has a figure"
+    check_figures(shown, {run_id: metrics(run_id) for run_id in run_ids})
+    assert {name for run_id in run_ids for name in metrics(run_id)} >= set(wanted), "each column has a figure"
 
 
-def test_the_nights_of_a_deployment_share_a_view_with_columns_and_charts(watched, page):
+@pytest.mark.slow
+def test_the_nights_of_a_deployment_share_a_view_with_columns_and_charts(watched, client, metrics, tag, page):
     *_, older, newer = watched.nights
-    assert older["view"] == newer["view"] == watched.tag(newer, "paceline.view")
-    assert watched.tag(newer, "prefect.deployment_id") == watched.deployment["id"]
-    experiment = watched.client.get_experiment_by_name("watched")
+    assert older["view"] == newer["view"] == tag(newer, "paceline.view")
+    assert tag(newer, "prefect.deployment_id") == watched.deployment["id"]
+    experiment = client.get_experiment_by_name("watched")
     views = [json.loads(text) for text in experiment.tags.values() if text.startswith("{")]
     assert [view["name"] for view in views if "state" in view] == ["every-night"], "a deployment has one view"
 
     shown = RunsPage(page, newer["view"])
     assert shown.run_ids() == [night["run_id"] for night in reversed(watched.nights)]
     assert "paceline.regression" in shown.heads()
-    check_figures(shown, watched, shown.run_ids())
-    assert shown.cell(newer["run_id"], REGRESSION) == watched.tag(newer, "paceline.regression")
+    check_figures(shown, {run_id: metrics(run_id) for run_id in shown.run_ids()})
+    assert shown.cell(newer["run_id"], REGRESSION) == tag(newer, "paceline.regression")
     assert page.get_by_test_id("saved-views-trigger").inner_text() == "every-night", "it is in the page's list of views"
 
     charts = RunsPage(page, newer["view"] + AS_CHARTS)
-    kept = [watched.metrics(night["run_id"]) for night in watched.nights]
+    kept = [metrics(night["run_id"]) for night in watched.nights]
     for title in CHART_TITLES:
-        assert charts.bars(title) == sum(name in metrics for metrics in kept for name in title.split(" vs ")), title
+        assert charts.bars(title) == sum(name in found for found in kept for name in title.split(" vs ")), title
 
 
-def test_a_run_by_hand_has_a_view_of_its_series(watched, page):
+@pytest.mark.slow
+def test_a_run_by_hand_has_a_view_of_its_series(watched, tag, page):
     assert watched.by_hand["view"] != watched.nights[0]["view"]
-    series = watched.tag(watched.by_hand, "paceline.series")
-    alike = [run for run in (*watched.nights, watched.by_hand) if watched.tag(run, "paceline.series") == series]
+    series = tag(watched.by_hand, "paceline.series")
+    alike = [run for run in (*watched.nights, watched.by_hand) if tag(run, "paceline.series") == series]
     shown = RunsPage(page, watched.by_hand["view"])
     assert shown.run_ids() == [run["run_id"] for run in alike][::-1]
 
 
 @pytest.mark.slow
-def test_a_study_has_a_view_of_its_trainings(watched, run, page):
+def test_a_study_has_a_view_of_its_trainings(run, metrics, tag, page):
     study, told = run("study", *TINY, *AXIS)
     assert f"view   {study['view']}" in told
-    assert watched.tag(study, "paceline.view") == study["view"]
+    assert tag(study, "paceline.view") == study["view"]
     trained = {run_id for arm in study["arms"] for run_id in arm["run_ids"]}
     shown = RunsPage(page, study["view"])
     assert set(shown.run_ids()) == trained
-    check_figures(shown, watched, trained)
+    check_figures(shown, {run_id: metrics(run_id) for run_id in trained})
     charts = RunsPage(page, study["view"] + AS_CHARTS)
     assert charts.bars("test/accuracy") == len(trained)
 
 
-def test_the_report_shows_among_the_artifacts_with_its_pictures(watched, mlflow_server, page):
-    newest = watched.nights[-1]["run_id"]
-    experiment = watched.client.get_run(newest).info.experiment_id
+def test_the_report_shows_among_the_artifacts_with_its_pictures(trained, client, mlflow_server, page):
+    newest = trained["run_id"]
+    experiment = client.get_run(newest).info.experiment_id
     page.goto(f"{mlflow_server.url}/#/experiments/{experiment}/runs/{newest}/artifacts/report.html")
     assert page.locator("iframe").get_attribute("sandbox") is not None
     report = page.frame_locator("iframe[sandbox]")
@@ -190,9 +216,8 @@ def test_the_report_shows_among_the_artifacts_with_its_pictures(watched, mlflow_
         assert picture.locator("path, rect, line").count() > 5
 
 
-def test_prefect_shows_the_stages_the_summary_and_the_link(watched, prefect_url, page):
-    newest = watched.nights[-1]
-    flow_run = watched.tag(newest, "prefect.flow_run_id")
+def test_prefect_shows_the_stages_the_summary_and_the_link(trained, tag, prefect_url, page):
+    flow_run = tag(trained, "prefect.flow_run_id")
     pages = prefect_url.removesuffix("/api") + "/v2"  # what Prefect opens at its server's address
     page.goto(f"{pages}/runs/flow-run/{flow_run}?tab=TaskRuns")
     for stage in ("prepare", "train", "evaluate", "account"):
@@ -206,24 +231,38 @@ def test_prefect_shows_the_stages_the_summary_and_the_link(watched, prefect_url,
     ).json()
     by_key = {artifact["key"]: artifact["id"] for artifact in found}
     page.goto(f"{pages}/artifacts/artifact/{by_key['summary']}")
-    page.get_by_text(f"{newest['evaluate']['accuracy']:.2%}").first.wait_for()
-    page.get_by_text(newest["speedup"]["verdict"]).first.wait_for()
+    page.get_by_text(f"{trained['evaluate']['accuracy']:.2%}").first.wait_for()
+    page.get_by_text(trained["speedup"]["verdict"]).first.wait_for()
     page.goto(f"{pages}/artifacts/artifact/{by_key['mlflow-view']}")
-    assert page.get_by_role("link", name="See it in MLflow").get_attribute("href") == newest["view"]
+    assert page.get_by_role("link", name="See it in MLflow").get_attribute("href") == trained["view"]
 
 
-def test_the_form_of_a_deployment_helps_and_refuses(watched, prefect_url, page):
+@pytest.fixture
+def deployment(prefect_url):
+    """One that nobody serves."""
+    config = load("digits", ["recipe.batch_size=96"])
+
+    def deploy():
+        with temporary_settings({PREFECT_API_URL: prefect_url}):
+            deployment_of(config, "form", schedule_of("0 2 * * *", "Europe/Zurich"), "queue").apply()
+
+    with ThreadPoolExecutor() as beside:  # where the browser's event loop does not run
+        beside.submit(deploy).result()
+    return Deployments(prefect_url).find("paceline-run/form")
+
+
+def test_the_form_of_a_deployment_helps_and_refuses(deployment, prefect_url, page):
     def num_runs():
         wanted = {
-            "deployments": {"id": {"any_": [watched.deployment["id"]]}},
+            "deployments": {"id": {"any_": [deployment["id"]]}},
             "flow_runs": {"state": {"name": {"not_any_": ["Scheduled"]}}},
         }
         return httpx.post(f"{prefect_url}/flow_runs/count", json=wanted).json()
 
     before = num_runs()
-    page.goto(f"{prefect_url.removesuffix('/api')}/v2/deployments/deployment/{watched.deployment['id']}/run")
+    page.goto(f"{prefect_url.removesuffix('/api')}/v2/deployments/deployment/{deployment['id']}/run")
     batch = page.get_by_label("Batch Size (Optional)")
-    assert batch.input_value() == str(watched.deployment["parameters"]["config"]["recipe"]["batch_size"])
+    assert batch.input_value() == "96"
     assert page.get_by_text("Samples per device and step under weak scaling").is_visible()
     share = page.get_by_label("Test Fraction (Optional)")
     share.fill("1.5")
@@ -239,9 +278,9 @@ def test_the_form_of_a_deployment_helps_and_refuses(watched, prefect_url, page):
 
 
 @pytest.mark.slow
-def test_pictures_are_taken(watched, run, browser, prefect_url, request, tmp_path):
+def test_pictures_are_taken(watched, tag, run, browser, prefect_url, request):
     """With `-m slow --pictures infra/pictures` those of the README."""
-    folder = request.config.getoption("--pictures") or tmp_path
+    folder = request.config.getoption("--pictures") or request.getfixturevalue("tmp_path")
     compared, _ = run("compare", *(summary["run_id"] for summary in (*watched.nights[-2:], watched.by_hand)))
     pages, newest = prefect_url.removesuffix("/api") + "/v2", watched.nights[-1]
     with new_page(browser, {"width": 1900, "height": 620}) as page:
@@ -255,7 +294,7 @@ def test_pictures_are_taken(watched, run, browser, prefect_url, request, tmp_pat
         page.get_by_text("Paceline", exact=True).last.scroll_into_view_if_needed()
         take(page, folder / "nights.png")
     with new_page(browser, {"width": 1400, "height": 900}) as page:
-        page.goto(f"{pages}/runs/flow-run/{watched.tag(watched.nights[0], 'prefect.flow_run_id')}?tab=Artifacts")
+        page.goto(f"{pages}/runs/flow-run/{tag(watched.nights[0], 'prefect.flow_run_id')}?tab=Artifacts")
         page.get_by_text("This run among those like it").first.wait_for()
         take(page, folder / "flow_run.png")
         page.goto(f"{pages}/deployments/deployment/{watched.deployment['id']}/run")

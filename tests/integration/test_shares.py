@@ -74,6 +74,7 @@ def test_given_loads_train_the_same_batches(even, make_job, cluster_address):
     np.testing.assert_allclose(uneven.losses[:3], even.losses[:3], rtol=0.1)
 
 
+@pytest.mark.slow
 def test_a_training_compresses_its_gradients(even, make_job, cluster_address):
     compressed = train_group(make_job(*TWO, "execution.gradient_compression=bf16"), cluster_address)
     assert compressed.losses[0] == even.losses[0], "nothing has been exchanged before the first loss"

@@ -90,6 +90,7 @@ def test_a_resume_inside_an_epoch_continues_bit_for_bit(uninterrupted, cluster_a
     assert steps == sorted(set(steps)), "no step is logged twice"
 
 
+@pytest.mark.slow
 def test_a_rank_can_be_replayed_by_hand(uninterrupted, tmp_path):
     job, first, _ = uninterrupted
     spec = json.loads((job.directory / "attempt-0" / "rank-0" / "spec.json").read_text())
@@ -129,6 +130,7 @@ def test_two_ranks_of_half_the_batch_take_the_same_steps_as_one(uninterrupted, m
     np.testing.assert_allclose(two.losses[:3], one.losses[:3], rtol=0.1)
 
 
+@pytest.mark.slow
 def test_double_precision_and_streaming_train_too(make_job, cluster_address):
     job = make_job("execution.precision=64-true", "recipe.num_epochs=1", "execution.loading=streaming")
     assert np.isfinite(train_group(job, cluster_address).final_loss)

@@ -156,6 +156,7 @@ def test_a_worker_runs_a_study(pool, worker):
     assert {run.info.status for run in runs} == {"FINISHED"}
 
 
+@pytest.mark.slow
 def test_a_schedule_can_be_switched_on_and_off(pool):
     name = DEPLOYMENTS["predict"]
     (schedule,) = pool.deployment("predict")["schedules"]
