@@ -14,7 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from conf.credentials import Text
 
-Source = Literal["digits", "rotated_digits", "folder", "cifar10"]
+Source = Literal["digits", "rotated_digits", "folder", "cifar10", "pairs", "shapes", "textures"]
+Task = Literal["classify", "segment", "denoise"]
+"""What a network is to tell: the class of an image, that of each of its pixels, or the image without its noise."""
 Precision = Literal["32-true", "64-true", "bf16-mixed", "16-mixed"]
 MemoryFormat = Literal["contiguous", "channels_last"]
 Loading = Literal["resident", "streaming", "foreground"]
@@ -25,9 +27,15 @@ Overlap = Literal["queue", "skip", "cancel-oldest"]
 """What becomes of a scheduled run whose predecessor has not ended."""
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
-SOURCES_WITHOUT_ROOT: frozenset[str] = frozenset({"digits", "rotated_digits"})
+SOURCES_WITHOUT_ROOT: frozenset[str] = frozenset({"digits", "rotated_digits", "shapes", "textures"})
+GREY_SOURCES: frozenset[str] = frozenset({"digits", "rotated_digits", "textures"})
+SOURCES_WITH_MASKS: frozenset[str] = frozenset({"pairs", "shapes"})
+TASK_OF_MODEL: dict[str, Task] = {"unet": "segment", "dncnn": "denoise"}
+"""All others classify."""
 WHITENED_MIN_SIZE = 9
 """Of an image, pixels: whitening takes one away, and what is left is halved three times."""
+MIN_DNCNN_DEPTH = 2
+"""Convolutions: into the features, and out of them."""
 FLIPPING: frozenset[Augment] = frozenset({"flip_shift", "alternating_flip_shift"})
 """Augmentations that mirror."""
 
@@ -43,7 +51,9 @@ class Data(Section):
 
     source: Source = "digits"
     """Kind of data: `digits` (1,797 handwritten digits), `rotated_digits` (with the angle as second target),
-    `folder` (class-named folders of images) or `cifar10` (the official archives or class-named folders)."""
+    `folder` (class-named folders of images), `cifar10` (the official archives or class-named folders), `pairs` (folders
+    `images` and `masks` and a file `classes.txt`), `shapes` (2,000 generated scenes with their masks) or `textures`
+    (1,200 generated grey textures)."""
     root: Text | None = None
     """Where the data lies: a path or any URL that fsspec reads. Not used by the embedded sources."""
     image_size: Annotated[int, Field(ge=8, le=1024)] = 28
@@ -68,17 +78,23 @@ class Data(Section):
 class Model(Section):
     """The network."""
 
-    name: Literal["convblocks", "twohead", "whitened"] = "convblocks"
+    name: Literal["convblocks", "twohead", "whitened", "unet", "dncnn"] = "convblocks"
     """`convblocks`: three blocks of convolutions; `twohead`: a small residual net with a class and an angle head;
-    `whitened`: three blocks of two convolutions behind a fixed layer that whitens patches, which learns fastest."""
+    `whitened`: three blocks of two convolutions behind a fixed layer that whitens patches, which learns fastest;
+    `unet`: the class of each pixel, from data with masks; `dncnn`: the image without its noise, from any images."""
     width: Annotated[int, Field(ge=1, le=1024)] = 32
     """Filters of the first block; the following blocks have twice as many each. `twohead`: of its first
-    convolution. `whitened`: the second and the third block have four times as many."""
+    convolution. `whitened`: the second and the third block have four times as many. `dncnn`: of all convolutions."""
     depth: Annotated[int, Field(ge=1, le=32)] = 4
-    """Convolutions per block (`convblocks` only)."""
+    """`convblocks`: convolutions per block; `unet`: times that it halves an image; `dncnn`: convolutions, 2 or more."""
     test_views: Literal[1, 2, 6] = 1
     """Views of an image over which evaluation and prediction take the mean. 1: the image itself; 2: with its mirror
     image; 6: both, also shifted by a pixel up and left, and down and right. They cost so many times the work."""
+
+    @property
+    def task(self) -> Task:
+        """What it is to tell."""
+        return TASK_OF_MODEL.get(self.name, "classify")
 
 
 class Recipe(Section):
@@ -116,6 +132,8 @@ class Recipe(Section):
     augment: Augment = "none"
     """`shift`: random translations by up to `shift_pixels`; `flip_shift`: with random left-right flips too;
     `alternating_flip_shift`: with each sample flipped in every second epoch, by a coin in odd or in even ones."""
+    noise: Annotated[float, Field(gt=0, le=255)] = 25.0
+    """`dncnn`: standard deviation of the Gaussian noise that each image gets anew in each epoch, of 255."""
     shift_pixels: Annotated[int, Field(ge=0, le=64)] = 4
     """Largest random translation in each direction, pixels."""
     shuffle_mib: Annotated[int, Field(ge=1)] = 256
@@ -383,11 +401,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
-        if (self.model.name == "twohead") != (self.data.source == "rotated_digits"):
-            raise ValueError(
-                f"model.name={self.model.name} does not fit data.source={self.data.source}; "
-                "the twohead model needs the angles of rotated_digits, and only it uses them"
-            )
+        self._check_task()
         world_size = self.execution.world_size
         if self.recipe.batch_scaling == "strong" and self.recipe.batch_size % world_size:
             raise ValueError(
@@ -413,6 +427,25 @@ class Config(Section):
                 "use smaller shifts"
             )
         return self
+
+    def _check_task(self) -> None:
+        """What the network is to tell must be in the data."""
+        name, source = self.model.name, self.data.source
+        wrong = f"model.name={name} does not fit data.source={source}"
+        if (name == "twohead") != (source == "rotated_digits"):
+            raise ValueError(f"{wrong}; the twohead model needs the angles of rotated_digits, and only it uses them")
+        if (self.model.task == "segment") != (source in SOURCES_WITH_MASKS):
+            raise ValueError(f"{wrong}; unet needs the masks of pairs or shapes, and only it uses them")
+        views, side = self.model.test_views, self.data.image_size
+        if self.model.task != "classify" and views > 1:
+            raise ValueError(f"model.test_views={views} is for classes of whole images; use test_views=1 with {name}")
+        if name == "unet" and side % 2**self.model.depth:
+            raise ValueError(
+                f"data.image_size={side} cannot be halved model.depth={self.model.depth} times; "
+                f"use a multiple of {2**self.model.depth}, or a smaller depth"
+            )
+        if name == "dncnn" and self.model.depth < MIN_DNCNN_DEPTH:
+            raise ValueError(f"model.depth={self.model.depth} is too small for dncnn; use {MIN_DNCNN_DEPTH} or more")
 
     def _check_network(self) -> None:
         name, side, views = self.model.name, self.data.image_size, self.model.test_views

@@ -54,11 +54,11 @@ def _bar(present: Champion | None, outcome: Outcome) -> tuple[float, str] | None
 
 
 def _tags(outcome: Outcome, asked: Gate, present: Champion | None) -> dict[str, str]:
-    speedup, accuracy = outcome.speedup, outcome.evaluated.accuracy
+    speedup, score = outcome.speedup, outcome.evaluated.score
     is_same = present is not None and present.dataset == outcome.prepared.fingerprint
-    best = max(accuracy, present.best_accuracy or 0.0) if present is not None and is_same else accuracy
+    best = max(score, present.best_accuracy or 0.0) if present is not None and is_same else score
     tags = {
-        registry.ACCURACY_TAG: repr(accuracy),
+        registry.ACCURACY_TAG: repr(score),
         registry.BEST_TAG: repr(best),
         registry.DATASET_TAG: outcome.prepared.fingerprint,
         "paceline.workload": outcome.workload,
@@ -82,7 +82,7 @@ def promote(outcome: Outcome, registered: dict[str, Any] | None, handle: RunHand
     tracking.set_tags(handle, {"paceline.registered": f"{name} version {version}"})
     present = registry.champion(handle.tracking_uri, name)
     is_new = present is not None and present.version not in (version, registered["champion_before"])
-    if present is not None and is_new and (present.accuracy or 0.0) > outcome.evaluated.accuracy:
+    if present is not None and is_new and (present.accuracy or 0.0) > outcome.evaluated.score:
         log.warning("Version %s of %s has become champion meanwhile and is better: it stays", present.version, name)
         return
     registry.promote(handle, name, version)

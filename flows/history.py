@@ -81,7 +81,7 @@ def figures(
     return Figures(
         run_id=run_id,
         throughput=metrics.get("throughput/steady_samples_per_second"),
-        accuracy=metrics.get("test/accuracy"),
+        accuracy=metrics.get("test/score", metrics.get("test/accuracy")),
         data_wait=metrics.get("time/data_wait_fraction"),
         baseline_throughput=metrics.get("throughput/baseline_samples_per_second"),
         item_seconds=items,

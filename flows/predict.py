@@ -83,6 +83,11 @@ def clear_predict(request: PredictRequest, site: Site) -> Cleared:
         InputError: one line with the value, the rule and the fix.
     """
     directory, facts = fetch_model(site.tracking_uri, request.model, site.root)
+    if facts.model.task != "classify":
+        raise InputError(
+            f"{request.model} is a {facts.model.name}, and what is predicted are the classes of images; "
+            "give a model that classifies"
+        )
     config, images = _source(request, facts)
     config, hardware = _workers(config, request, site)
     plan = resolve(config, hardware, 0)

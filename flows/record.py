@@ -97,9 +97,17 @@ def log_model(outcome: Outcome, handle: RunHandle) -> None:
     """Log the trained model: what it is, its weights, and its signature for MLflow."""
     assert outcome.trained.weights is not None
     weights = Path(outcome.trained.weights)
-    kept = {"image_shape", "class_names", "target_names", "mean", "std", "fingerprint"}
+    prepared = outcome.prepared
+    channels = prepared.picture_shape[2]
     facts = ModelFacts(
-        model=outcome.config.model, weights_sha256=sha256_of(weights), **outcome.prepared.model_dump(include=kept)
+        model=outcome.config.model,
+        image_shape=prepared.picture_shape,
+        class_names=prepared.class_names,
+        target_names=prepared.target_names,
+        mean=prepared.mean[:channels],
+        std=prepared.std[:channels],
+        fingerprint=prepared.fingerprint,
+        weights_sha256=sha256_of(weights),
     )
     tracking.log_document(handle, f"{MODEL}/{FACTS}", facts.model_dump_json(indent=2).encode())
     tracking.log_document(handle, f"{MODEL}/{WEIGHTS}", weights)
@@ -122,6 +130,8 @@ def _metrics(outcome: Outcome, summary: dict[str, Any]) -> dict[str, float | Non
         "time/prepare_seconds": outcome.prepared.seconds,
         "time/wall_seconds": summary["seconds"],
         "test/angle_rmse_degrees": evaluated.angle_rmse_degrees,
+        "test/psnr_db": evaluated.psnr_db,
+        "test/noisy_psnr_db": evaluated.noisy_psnr_db,
         "train/final_loss": trained.final_loss,
         "data/num_rejected": outcome.prepared.num_rejected,
         "recovery/num_restarts": len(trained.restarts),
@@ -141,6 +151,8 @@ def judged_metrics(outcome: Outcome) -> dict[str, float | None]:
         "throughput/baseline_samples_per_second": outcome.speedup.baseline_samples_per_second,
         "time/data_wait_fraction": trained.data_wait_fraction,
         "test/accuracy": outcome.evaluated.accuracy,
+        f"test/{outcome.evaluated.score_name}": outcome.evaluated.score,
+        "test/score": outcome.evaluated.score,
         "machine/foreign_cores": trained.validity.foreign_load if trained.validity else None,
     }
     return metrics | {f"time/{item}_seconds": seconds for item, seconds in trained.time_budget.items()}

@@ -73,6 +73,8 @@ class StudyOutcome:
 
     def _paired(self, run: ArmRun, base: ArmRun | None) -> ArmRun:
         prepared = self.prepared.get(run.facts.get("data", ""))
+        if self.request.config.model.task != "classify":  # nothing is right or wrong as a whole
+            return run
         if base is None or run.status != "done" or prepared is None or base.facts.get("data") != run.facts["data"]:
             return run
         gained, lost = discordant(base.predictions, run.predictions, prepared)
@@ -99,7 +101,8 @@ def log_arm(handle: RunHandle, arm: StudyArm, run: ArmRun, trained: TrainResult,
         "time/wall_seconds": trained.wall_seconds,
         "memory/peak_bytes": run.peak_memory_bytes,
         "energy/joules": run.energy_joules,
-        "test/accuracy": run.accuracy,
+        "test/accuracy": evaluated.accuracy,
+        f"test/{evaluated.score_name}": evaluated.score,
         "train/final_loss": trained.final_loss,
     }
     metrics |= {f"time/{item}_seconds": seconds for item, seconds in trained.time_budget.items()}

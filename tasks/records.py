@@ -48,17 +48,19 @@ class PreparedSet(Record):
     fingerprint: str
     """8 hex digits over the content (every shard's sha256, class names): equal for equal data on any machine."""
     image_shape: tuple[int, int, int]
-    """Height, width, channels."""
+    """Height, width, channels, masks among them."""
     class_names: tuple[str, ...]
     target_names: tuple[str, ...] = ()
     """Names of regression targets beside the class, such as ("angle",)."""
+    num_planes: int = 0
+    """Of the channels, the last so many are masks: 0 for no class, 1 and up for the classes."""
     num_train: int
     num_validation: int
     num_test: int
     num_rejected: int
     ignored: dict[str, int] = {}
     class_counts: dict[str, tuple[int, ...]]
-    """Samples per class for each split."""
+    """Samples per class for each split; pixels, where these have one."""
     mean: tuple[float, ...]
     """Per-channel mean of the training split in units of full scale (0 to 1)."""
     std: tuple[float, ...]
@@ -67,6 +69,12 @@ class PreparedSet(Record):
     reused: bool
     seconds: float
     """Wall time of this call; of looking the set up when it was reused."""
+
+    @property
+    def picture_shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of what a network sees."""
+        height, width, channels = self.image_shape
+        return height, width, channels - self.num_planes
 
 
 class ModelFacts(Record):
@@ -322,6 +330,10 @@ STEP_ITEMS = ("forward", "backward", "optimizer", "graph", "loop")
 """Items of the time budget that are training steps; with `data_wait` they are what the throughput is taken over."""
 
 
+ScoreName = Literal["accuracy", "mean_iou", "ssim"]
+"""A measure of quality from 0 to 1, one for each task."""
+
+
 class TrainResult(Record):
     """What training left behind."""
 
@@ -339,7 +351,9 @@ class TrainResult(Record):
     """Training loss of every step from step 0 on (mean over the global batch), those before a resume included."""
     first_step: int
     """The step this process started at; above 0 after a resume."""
-    validation_accuracy: tuple[float, ...]
+    score_name: ScoreName = "accuracy"
+    """Of the measure of quality that the task has."""
+    validation_scores: tuple[float, ...]
     """After each epoch; empty without a validation split."""
     time_budget: dict[str, float]
     """Seconds per item on rank 0, from process start to process end; the items add up to `wall_seconds`."""
@@ -351,7 +365,7 @@ class TrainResult(Record):
     """One .npz per rank: `index`, `logits`, and `targets` where the model predicts them."""
     prediction_samples_per_second: float
     """Over the test split, after a warm-up that compiles and autotunes."""
-    plain_accuracy: float | None = None
+    plain_score: float | None = None
     """On the test split, of the same weights in 32-true and without folding; measured where the model is to be
     registered."""
     compile: CompileStats | None = None
@@ -426,16 +440,36 @@ class EvaluateResult(Record):
     """Quality on the test split."""
 
     num_samples: int
-    accuracy: float
-    top_k: dict[str, float]
+    score_name: ScoreName = "accuracy"
+    """The measure that models of this task are judged by."""
+    accuracy: float | None = None
+    """Share of right classes: of samples, or of the pixels that have one; None where nothing has a class."""
+    top_k: dict[str, float] = {}
     """Top-k accuracy, keyed "2", "3", "5" where there are enough classes."""
-    per_class_accuracy: dict[str, float | None]
-    """None for a class without test samples."""
-    confusion: tuple[tuple[int, ...], ...]
-    """Rows: true class; columns: predicted class."""
-    angle_rmse_degrees: float | None
+    per_class_accuracy: dict[str, float | None] = {}
+    """None for a class without test samples, or pixels."""
+    confusion: tuple[tuple[int, ...], ...] = ()
+    """Rows: true class; columns: predicted class. Empty where pixels are classified."""
+    angle_rmse_degrees: float | None = None
+    mean_iou: float | None = None
+    """Mean over the classes of intersection over union, all test pixels together."""
+    per_class_iou: dict[str, float | None] = {}
+    """None for a class that is neither told nor there."""
+    ssim: float | None = None
+    """Mean structural similarity to the clean images (Wang et al. 2004: windows of 11 pixels, sigma 1.5)."""
+    psnr_db: float | None = None
+    """Mean peak signal-to-noise ratio to the clean images, decibels."""
+    noisy_psnr_db: float | None = None
+    """The same of the images as the network saw them."""
     samples_per_second: float
     seconds: float
+
+    @property
+    def score(self) -> float:
+        """From 0 to 1; what models of this task are judged by."""
+        found = {"accuracy": self.accuracy, "mean_iou": self.mean_iou, "ssim": self.ssim}[self.score_name]
+        assert found is not None
+        return found
 
 
 class RankSpec(Record):

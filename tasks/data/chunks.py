@@ -105,7 +105,7 @@ class Cutter:
 
     @property
     def _decoded_bytes(self) -> int:
-        return self.data.image_size**2 * self.listing.channels
+        return self.data.image_size**2 * (self.listing.channels + self.listing.num_planes)
 
     def _chunk(self, split: SplitName, number: int) -> Chunk:
         """Training samples are dealt out like cards, so that each shard has a share of every class; others in order.
@@ -122,13 +122,14 @@ class Cutter:
             class_names=self.listing.class_names,
             image_size=self.data.image_size,
             channels=self.listing.channels,
+            num_planes=self.listing.num_planes,
             directory=str(self.directory),
         )
 
 
 def chunks_of(samples: Samples, origin: Origin, num_bytes: int) -> int:
     """How many chunks samples are cut into, of `num_bytes` each when decoded."""
-    most = MAX_FILES if origin.kind == "files" else MAX_ROWS
+    most = MAX_FILES if origin.kind in ("files", "pairs") else MAX_ROWS
     most = max(1, min(most, MAX_DECODED_BYTES // num_bytes))
     encoded = int(samples.sizes.sum())
     return min(len(samples), max(-(-len(samples) // most), -(-encoded // MAX_ENCODED_BYTES)))

@@ -32,7 +32,7 @@ def preparation_key(listing: SampleListing, data: Data) -> str:
         "transform": TRANSFORM_VERSION,
         "listing": listing.sha256,
         "image_size": data.image_size,
-        "channels": listing.channels,
+        "channels": listing.channels + listing.num_planes,
         "test_fraction": data.test_fraction,
         "validation_fraction": data.validation_fraction,
         "versions": {library: metadata.version(library) for library in libraries},

@@ -26,8 +26,10 @@ SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
 class Origin:
     """Where a worker reads samples from, as data."""
 
-    kind: Literal["files", "digits", "rotated_digits", "cifar10"]
+    kind: Literal["files", "digits", "rotated_digits", "cifar10", "pairs", "shapes", "textures"]
     root: str = ""
+    mask_suffix: str = ""
+    """Of `pairs`."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,11 @@ class SampleListing:
     validation: Samples
     test: Samples
     channels: int
+    """Of a picture."""
     target_names: tuple[str, ...] = ()
+    num_planes: int = 0
+    """1 where each picture has a mask behind its channels, and the classes are those of its pixels: 1 and up, in the
+    order of the names; 0 is no class, and what is learned does not depend on what it covers."""
     ignored: dict[str, int] = field(default_factory=dict)
     """Files that are not samples, counted by suffix."""
 

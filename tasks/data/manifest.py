@@ -31,7 +31,7 @@ MANIFEST = "manifest.json"
 REJECTED = "rejected.jsonl"
 
 
-MAX_SIDE, MAX_CHANNELS = 1024, 4
+MAX_SIDE, MAX_CHANNELS = 1024, 5
 Side = Annotated[int, Field(ge=1, le=MAX_SIDE)]
 
 
@@ -48,12 +48,14 @@ class Manifest(Record):
     image_shape: tuple[Side, Side, Annotated[int, Field(ge=1, le=MAX_CHANNELS)]]
     class_names: tuple[str, ...]
     target_names: tuple[str, ...]
+    num_planes: Annotated[int, Field(ge=0, le=1)] = 0
+    """Of the channels, the last so many are masks."""
     ignored: dict[str, int]
     num_rejected: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
     class_counts: dict[SplitName, tuple[int, ...]]
-    """Samples of each class."""
+    """Samples of each class; pixels, where these have one."""
     shards: tuple[Shard, ...]
     """Ordered by split and number."""
     provenance: dict[str, str]
@@ -64,7 +66,8 @@ class Manifest(Record):
             raise ValueError(f"{len(self.mean)} means and {len(self.std)} deviations of {self.image_shape[2]} channels")
         for split in SPLITS:
             counts = self.class_counts.get(split, ())
-            if len(counts) != len(self.class_names) or sum(counts) != self.num_samples(split):
+            adds_up = self.num_planes or sum(counts) == self.num_samples(split)
+            if len(counts) != len(self.class_names) or not adds_up:
                 raise ValueError(f"the classes of {split} do not add up to its {self.num_samples(split)} samples")
         return self
 
@@ -90,6 +93,7 @@ class Manifest(Record):
             image_shape=self.image_shape,
             class_names=self.class_names,
             target_names=self.target_names,
+            num_planes=self.num_planes,
             num_train=self.num_samples("train"),
             num_validation=self.num_samples("validation"),
             num_test=self.num_samples("test"),
@@ -116,13 +120,15 @@ def build(listing: SampleListing, data: Data, key: str, records: Sequence[ShardR
         format_version=FORMAT_VERSION,
         key=key,
         fingerprint=fingerprint(shards, listing.class_names),
-        image_shape=(data.image_size, data.image_size, listing.channels),
+        image_shape=(data.image_size, data.image_size, listing.channels + listing.num_planes),
         class_names=listing.class_names,
         target_names=listing.target_names,
+        num_planes=listing.num_planes,
         ignored=listing.ignored,
         num_rejected=num_rejected,
-        mean=training.scaled_mean(),
-        std=training.scaled_std(),
+        mean=training.scaled_mean()[: listing.channels] + (0.0,) * listing.num_planes,
+        # What is divided by 255 of them comes out as it is: a mask is not normalised.
+        std=training.scaled_std()[: listing.channels] + (1.0 / moments.FULL_SCALE,) * listing.num_planes,
         class_counts={split: class_counts(records, split, len(listing.class_names)) for split in SPLITS},
         shards=shards,
         provenance={

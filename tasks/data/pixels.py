@@ -6,6 +6,7 @@ Knows nothing of splits, shards or models.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -38,13 +39,13 @@ def read_pixels(
         origin: Where they lie.
         samples: Which.
         image_size: Height and width of the result, pixels.
-        channels: Of the images; files give 3.
+        channels: Of the images, their mask included; files give 3.
         between: Called before each file; what it raises ends the reading.
 
     Raises:
         InputError: The source cannot be opened from here.
     """
-    if origin.kind == "files":
+    if origin.kind in ("files", "pairs"):
         return _of_files(origin, samples, image_size, channels, between)
     images_NHWC, targets_NT = source.read_arrays(origin, samples, image_size)
     images_NHWC = np.ascontiguousarray(transform.resize_arrays(images_NHWC, image_size))
@@ -55,10 +56,13 @@ def _of_files(origin: Origin, samples: Samples, image_size: int, channels: int, 
     images_NHWC = np.empty((len(samples), image_size, image_size, channels), dtype=np.uint8)
     kept: list[int] = []
     reasons: dict[int, str] = {}
-    for position, content in enumerate(source.read_files(origin, samples)):
+    masks = source.read_masks(origin, samples) if origin.kind == "pairs" else repeat(None)
+    for position, (content, mask) in enumerate(zip(source.read_files(origin, samples), masks, strict=False)):
         between()
         try:
-            images_NHWC[len(kept)] = _decode(content, image_size)
+            images_NHWC[len(kept), ..., :3] = _decode(content, image_size)
+            if mask is not None:
+                images_NHWC[len(kept), ..., 3] = transform.decode_mask(_found(mask), _found(content), image_size)
         except transform.DecodeError as error:
             reasons[position] = str(error)
         else:
@@ -67,6 +71,10 @@ def _of_files(origin: Origin, samples: Samples, image_size: int, channels: int, 
 
 
 def _decode(content: bytes | OSError, image_size: int) -> npt.NDArray[np.uint8]:
+    return transform.decode(_found(content), image_size)
+
+
+def _found(content: bytes | OSError) -> bytes:
     if isinstance(content, OSError):
         raise transform.DecodeError(content.strerror or "file not found")
-    return transform.decode(content, image_size)
+    return content

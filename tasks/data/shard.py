@@ -45,6 +45,8 @@ class Chunk:
     class_names: tuple[str, ...]
     image_size: int
     channels: int
+    """Of a picture."""
+    num_planes: int
     directory: str
     """The temporary set; shared by all workers and the caller."""
 
@@ -118,7 +120,23 @@ def write_shard(chunk: Chunk) -> ShardRecord:
 def _decode(chunk: Chunk) -> Pixels:
     wanted = _Wanted(Path(chunk.directory))
     wanted()
-    return read_pixels(chunk.origin, chunk.samples, chunk.image_size, chunk.channels, wanted)
+    num_channels = chunk.channels + chunk.num_planes
+    decoded = read_pixels(chunk.origin, chunk.samples, chunk.image_size, num_channels, wanted)
+    return _with_known_classes(decoded, len(chunk.class_names)) if chunk.num_planes else decoded
+
+
+def _with_known_classes(decoded: Pixels, num_classes: int) -> Pixels:
+    """Without the images whose mask holds a value that has no name."""
+    largest_N = decoded.images_NHWC[..., -1].max(axis=(1, 2), initial=0)
+    known = np.flatnonzero(largest_N <= num_classes)
+    if len(known) == len(largest_N):
+        return decoded
+    reasons = {
+        decoded.kept[place]: f"its mask holds {largest_N[place] - 1}, and there are {num_classes} classes from 0"
+        for place in np.flatnonzero(largest_N > num_classes)
+    }
+    kept = [decoded.kept[place] for place in known]
+    return Pixels(decoded.images_NHWC[known], None, kept, decoded.reasons | reasons)
 
 
 class _Wanted:
@@ -150,7 +168,7 @@ def _write(chunk: Chunk, decoded: Pixels) -> ShardRecord:
         for kind, array in arrays.items()
         if len(labels_N)
     )
-    counts = np.bincount(labels_N, minlength=len(chunk.class_names))
+    counts = _class_counts(images_NHWC, labels_N, chunk)
     return ShardRecord(
         split=chunk.split,
         number=chunk.number,
@@ -160,6 +178,13 @@ def _write(chunk: Chunk, decoded: Pixels) -> ShardRecord:
         moments=moments.of_images(images_NHWC),
         rejected=tuple(_reject(chunk, chunk.samples[position], reason) for position, reason in reasons.items()),
     )
+
+
+def _class_counts(images_NHWC: npt.NDArray[np.uint8], labels_N: npt.NDArray[np.int64], chunk: Chunk) -> Any:
+    """Samples of each class; pixels, where these have one."""
+    if not chunk.num_planes:
+        return np.bincount(labels_N, minlength=len(chunk.class_names))
+    return np.bincount(images_NHWC[..., -1].ravel(), minlength=1 + len(chunk.class_names))[1:]
 
 
 def _reject(chunk: Chunk, sample: Sample, reason: str) -> Rejected:

@@ -5,7 +5,8 @@ Lists in the caller's process and reads on the workers; what a source looks like
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from conf.schema import SOURCES_WITHOUT_ROOT, Data
 from tasks.data.listing import Origin, SampleListing, check_classes
 from tasks.data.samples import Samples
-from tasks.data.sources import cifar10, digits, folder
+from tasks.data.sources import cifar10, digits, folder, generated, pairs
 from tasks.errors import InputError, SourceError, one_line
 
 FETCH_AT_ONCE = 64
@@ -33,6 +34,9 @@ def list_samples(data: Data) -> SampleListing:
         "rotated_digits": digits.list_rotated_digits,
         "folder": folder.list_samples,
         "cifar10": cifar10.list_samples,
+        "pairs": pairs.list_samples,
+        "shapes": generated.list_shapes,
+        "textures": generated.list_textures,
     }
     try:
         listing = listings[data.source](data)
@@ -43,7 +47,8 @@ def list_samples(data: Data) -> SampleListing:
         raise SourceError(
             f"data.root={data.root}: cannot be listed ({reason}); mend the address or the access"
         ) from error
-    check_classes(listing.train, listing.class_names, f"data.source={data.source}")
+    if not listing.num_planes:
+        check_classes(listing.train, listing.class_names, f"data.source={data.source}")
     return listing
 
 
@@ -59,6 +64,10 @@ def read_arrays(
         return digits.read_digits(samples, image_size), None
     if origin.kind == "rotated_digits":
         return digits.read_rotated_digits(samples, image_size)
+    if origin.kind == "shapes":
+        return generated.read_shapes(samples, image_size), None
+    if origin.kind == "textures":
+        return generated.read_textures(samples, image_size), None
     return cifar10.read_samples(origin.root, samples), None
 
 
@@ -68,13 +77,22 @@ def read_files(origin: Origin, samples: Samples) -> Iterator[bytes | OSError]:
     Raises:
         InputError: The root cannot be opened from this process.
     """
-    filesystem, base = folder.open_root(origin.root)
+    return _read_paths(origin.root, samples.paths)
+
+
+def read_masks(origin: Origin, samples: Samples) -> Iterator[bytes | OSError]:
+    """The same of the masks of `pairs`."""
+    return _read_paths(origin.root, (pairs.mask_path(path, origin.mask_suffix) for path in samples.paths))
+
+
+def _read_paths(root: str, relative: Iterable[str]) -> Iterator[bytes | OSError]:
+    filesystem, base = folder.open_root(root)
     if folder.is_local(filesystem):
-        for path in samples.paths:
+        for path in relative:
             yield _read_local(f"{base}/{path}")
         return
-    for start in range(0, len(samples), FETCH_AT_ONCE):
-        paths = [f"{base.rstrip('/')}/{path}" for path in samples[start : start + FETCH_AT_ONCE].paths]
+    rest = iter(relative)
+    while paths := [f"{base.rstrip('/')}/{path}" for path in islice(rest, FETCH_AT_ONCE)]:
         contents = filesystem.cat(paths, on_error="return")
         for path in paths:
             content = contents.get(path, FileNotFoundError(path))

@@ -137,6 +137,44 @@ def _from_sixteen_bit(image: Image.Image) -> Image.Image:
     return Image.fromarray(((values + 128) // 257).astype(np.uint8)).convert("RGB")
 
 
+def decode_mask(content: bytes, image: bytes, image_size: int) -> npt.NDArray[np.uint8]:
+    """Decode the mask of an image: cropped as the image is, each pixel the value of the nearest one, plus 1.
+
+    Args:
+        content: The mask's whole file.
+        image: The image's.
+        image_size: Height and width of the result, pixels.
+
+    Returns:
+        Pixels (image_size, image_size): 1 for the first class, 0 for 255, which is no class.
+
+    Raises:
+        DecodeError: It is no picture of single values, or not of its image's size.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(io.BytesIO(content)) as mask, Image.open(io.BytesIO(image)) as picture:
+                # As its image lies in its file, or as that is shown.
+                upright = ImageOps.exif_transpose(picture)
+                if mask.size not in (picture.size, upright.size):
+                    raise DecodeError(f"its mask has {mask.size} pixels, and the image {picture.size}")
+                if mask.mode not in ("L", "P", "1"):
+                    raise DecodeError(f"its mask is of mode {mask.mode}; give 8 bits of grey or of a palette")
+                if mask.size != upright.size:
+                    mask.getexif().update(picture.getexif())
+                    ImageOps.exif_transpose(mask, in_place=True)
+                values = np.asarray(mask, dtype=np.uint8)
+    except DecodeError:
+        raise
+    except Exception as error:
+        raise DecodeError(f"its mask: {one_line(error)}") from error
+    if values.shape != (image_size, image_size):
+        size = (image_size, image_size)
+        values = np.asarray(ImageOps.fit(Image.fromarray(values), size, method=Image.Resampling.NEAREST))
+    return values + np.uint8(1)  # 255 becomes 0
+
+
 def resize_arrays(images_NHWC: npt.NDArray[np.uint8], image_size: int) -> npt.NDArray[np.uint8]:
     """Scale and centre-crop RGB or grey images that come as arrays; returned as they are where the size fits."""
     if images_NHWC.shape[1:3] == (image_size, image_size):

@@ -40,7 +40,8 @@ class TestSplit:
 class Predictions:
     """What all ranks predicted, in the order of the split."""
 
-    logits_NK: Floats
+    kept: Floats
+    """Logits (N, K), or statistics (N, S)."""
     targets_NT: Floats | None
 
 
@@ -67,11 +68,11 @@ def read_predictions(files: Sequence[str], num_samples: int) -> Predictions:
     """Merge the ranks' files and put them into the order of the split.
 
     Args:
-        files: One .npz per rank: `index` (int), `logits` (N x K) and, where predicted, `targets` (N x T).
+        files: One .npz per rank: `index` (int), `kept` (N x K) and, where predicted, `targets` (N x T).
         num_samples: Samples of the test split.
 
     Raises:
-        RunError: A file is unreadable, a sample is missing, repeated or unknown, or a logit is not finite.
+        RunError: A file is unreadable, a sample is missing, repeated or unknown, or a number is not finite.
     """
     parts = [_read_file(Path(name)) for name in files]
     if not parts:
@@ -79,8 +80,8 @@ def read_predictions(files: Sequence[str], num_samples: int) -> Predictions:
     index_N = np.concatenate([part["index"] for part in parts]).astype(np.int64)
     _check_once(index_N, num_samples)
     order = np.argsort(index_N)
-    logits_NK = np.concatenate([part["logits"] for part in parts])[order].astype(np.float64)
-    num_bad = int((~np.isfinite(logits_NK)).any(axis=1).sum())
+    kept = np.concatenate([part["kept"] for part in parts])[order].astype(np.float64)
+    num_bad = int((~np.isfinite(kept)).any(axis=1).sum())
     if num_bad:
         raise RunError(
             f"{num_bad} of {num_samples} predictions are not finite; the model has diverged; "
@@ -88,7 +89,7 @@ def read_predictions(files: Sequence[str], num_samples: int) -> Predictions:
         )
     has_targets = all("targets" in part for part in parts)
     targets = np.concatenate([part["targets"] for part in parts])[order] if has_targets else None
-    return Predictions(logits_NK, None if targets is None else _as_columns(targets))
+    return Predictions(kept, None if targets is None else _as_columns(targets))
 
 
 def _read_file(path: Path) -> dict[str, npt.NDArray[np.generic]]:
@@ -98,8 +99,8 @@ def _read_file(path: Path) -> dict[str, npt.NDArray[np.generic]]:
             part = {name: archive[name] for name in archive.files}
     except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise RunError(f"{path} cannot be read ({error}); ranks write .npz files; look into the ranks' logs") from error
-    if not {"index", "logits"} <= part.keys() or len(part["index"]) != len(part["logits"]):
-        raise RunError(f"{path} has {sorted(part)}; it needs index and logits of equal length; predict again")
+    if not {"index", "kept"} <= part.keys() or len(part["index"]) != len(part["kept"]):
+        raise RunError(f"{path} has {sorted(part)}; it needs index and kept of equal length; predict again")
     return part
 
 
@@ -132,17 +133,17 @@ def evaluate_predictions(files: Sequence[str], truth: TestSplit, samples_per_sec
     if num_samples == 0:
         raise RunError("num_test=0; quality needs test samples; raise data.test_fraction")
     predictions = read_predictions(files, num_samples)
-    if predictions.logits_NK.shape[1] != num_classes:
+    if predictions.kept.shape[1] != num_classes:
         raise RunError(
-            f"the predictions have {predictions.logits_NK.shape[1]} classes and the set {num_classes}; "
+            f"the predictions have {predictions.kept.shape[1]} classes and the set {num_classes}; "
             "they must be equal; train on this set"
         )
-    predicted_N = predictions.logits_NK.argmax(axis=1)
+    predicted_N = predictions.kept.argmax(axis=1)
     confusion_KK = metrics.confusion_matrix(truth.labels_N, predicted_N, labels=np.arange(num_classes))
     return EvaluateResult(
         num_samples=num_samples,
         accuracy=float(metrics.accuracy_score(truth.labels_N, predicted_N)),
-        top_k=_top_k(truth.labels_N, predictions.logits_NK),
+        top_k=_top_k(truth.labels_N, predictions.kept),
         per_class_accuracy=_per_class(confusion_KK, truth.class_names),
         confusion=tuple(tuple(int(count) for count in row) for row in confusion_KK),
         angle_rmse_degrees=_angle_rmse(truth.targets_NT, predictions.targets_NT),
@@ -198,7 +199,6 @@ def discordant(first: Sequence[str], second: Sequence[str], prepared: PreparedSe
     """
     truth = read_test_split(Path(prepared.path), prepared.class_names)
     right = [
-        read_predictions(files, len(truth.labels_N)).logits_NK.argmax(axis=1) == truth.labels_N
-        for files in (first, second)
+        read_predictions(files, len(truth.labels_N)).kept.argmax(axis=1) == truth.labels_N for files in (first, second)
     ]
     return int((~right[0] & right[1]).sum()), int((right[0] & ~right[1]).sum())

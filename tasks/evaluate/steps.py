@@ -8,8 +8,10 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from tasks import deadline
+from tasks.evaluate.dense import evaluate_statistics
 from tasks.evaluate.metrics import evaluate_predictions, read_test_split
 from tasks.kept import find_kept, keep
+from tasks.quality import quality_facts
 from tasks.records import EvaluateResult, PreparedSet, TrainResult
 from tasks.redact import discreet
 
@@ -45,16 +47,16 @@ def evaluate(
 
 
 def _evaluate(train: TrainResult, prepared: PreparedSet) -> EvaluateResult:
+    if train.score_name != "accuracy":
+        return evaluate_statistics(train, prepared)
     truth = read_test_split(Path(prepared.path), prepared.class_names)
     return evaluate_predictions(train.predictions, truth, train.prediction_samples_per_second)
 
 
 def _tell(result: EvaluateResult) -> None:
     log = get_run_logger()
-    top = "".join(f", top-{k} {value:.2%}" for k, value in result.top_k.items())
-    log.info("Accuracy %.2f %% of %d test samples%s", 100 * result.accuracy, result.num_samples, top)
-    if result.angle_rmse_degrees is not None:
-        log.info("Angle error %.1f degrees (RMS)", result.angle_rmse_degrees)
+    log.info("On %d test samples: %s", result.num_samples, ", ".join(map(" ".join, quality_facts(result))))
     known = [(value, name) for name, value in result.per_class_accuracy.items() if value is not None]
-    worst, name = min(known)
-    log.info("Least accurate class: %s, %.2f %%", name, 100 * worst)
+    if known:
+        worst, name = min(known)
+        log.info("Least accurate class: %s, %.2f %%", name, 100 * worst)

@@ -1,6 +1,6 @@
 """Forward passes over a split without gradients: validation and prediction are the same loop.
 
-Shapes: N samples, K classes, T regression targets.
+Shapes: N samples, T regression targets.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from tasks.model.objective import LabelledBatch
+from tasks.model.task import Outputs, Task
 
 Int64s = np.ndarray[tuple[int], np.dtype[np.int64]]
 
@@ -22,13 +23,15 @@ def predictions(
     network: nn.Module,
     batches: Iterable[tuple[Int64s, LabelledBatch]],
     context: AbstractContextManager[object],
-) -> Iterator[tuple[Int64s, LabelledBatch, torch.Tensor, torch.Tensor | None]]:
-    """Yield `(indices_N, batch, logits_NK, targets_NT)` in float32 for each batch.
+    task: Task,
+) -> Iterator[tuple[Int64s, LabelledBatch, Outputs]]:
+    """Yield `(indices_N, batch, outputs)`, these in float32, for each batch.
 
     Args:
         network: is put into evaluation mode, and back as it was when the iteration ends.
         batches: of a split, with the indices of their samples.
         context: autocast region; must be re-enterable.
+        task: says what of a batch the network sees.
     """
     was_training = network.training
     network.eval()
@@ -36,7 +39,7 @@ def predictions(
     try:
         for indices_N, batch in batches:
             with context:
-                logits_NK, targets_NT = network(batch.images_NCHW.to(dtype))
-            yield indices_N, batch, logits_NK.float(), None if targets_NT is None else targets_NT.float()
+                found, targets_NT = network(task.inputs(batch).to(dtype))
+            yield indices_N, batch, (found.float(), None if targets_NT is None else targets_NT.float())
     finally:
         network.train(was_training)

@@ -15,6 +15,7 @@ from conf.schema import Recipe
 from tasks.model.muon import RATE_FACTOR
 from tasks.model.objective import Course, LabelledBatch, batch_loss, build_optimizer
 from tasks.model.schedule import learning_rate_factor
+from tasks.model.task import Task
 
 STATE_KEY = "paceline"
 
@@ -23,21 +24,26 @@ class Learner(LightningModule):
     """Trains `network` by `recipe`.
 
     Args:
-        network: maps images_NCHW to `(logits_NK, targets_NT or None)`.
+        network: maps what the task shows it to a pair, see `tasks.model.networks`.
+        task: what the network is to tell.
         recipe: optimizer, schedule and loss.
         peak_learning_rate: after batch scaling.
         course: of the training loader.
     """
 
-    def __init__(self, network: nn.Module, recipe: Recipe, peak_learning_rate: float, course: Course) -> None:
+    def __init__(
+        self, network: nn.Module, task: Task, recipe: Recipe, peak_learning_rate: float, course: Course
+    ) -> None:
         super().__init__()
         self.network = network
+        self.task = task
         self.recipe = recipe
         self.peak_learning_rate = peak_learning_rate
         self.course = course
         self.losses: list[float] = []
         """Loss of every step whose value has been read from the device; filled by the progress callback."""
-        self.validation_accuracy: list[float] = []
+        self.validation_scores: list[float] = []
+        """Of the task, after each epoch."""
         self.epoch_ends: list[int] = []
         """Steps done at the end of each epoch that is over."""
         self.pending: list[torch.Tensor] = []
@@ -59,7 +65,7 @@ class Learner(LightningModule):
 
     def forward(self, batch: LabelledBatch) -> torch.Tensor:
         """Loss of one batch of this rank."""
-        return batch_loss(self.network, batch, self.recipe)
+        return batch_loss(self.network, batch, self.recipe, self.task)
 
     def training_step(self, batch: LabelledBatch, batch_idx: int) -> torch.Tensor:
         """What Lightning asks a module to have; the loop that trains calls `forward`, by way of the strategy's wrap."""
@@ -78,7 +84,7 @@ class Learner(LightningModule):
             "first_sample": first_sample,
             "epoch_ends": list(self.epoch_ends),
             "losses": torch.tensor(self.losses, dtype=torch.float64),
-            "validation_accuracy": torch.tensor(self.validation_accuracy, dtype=torch.float64),
+            "validation_scores": torch.tensor(self.validation_scores, dtype=torch.float64),
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -86,7 +92,7 @@ class Learner(LightningModule):
         state = checkpoint[STATE_KEY]
         self.epoch_ends = list(state["epoch_ends"])
         self.losses = state["losses"].tolist()
-        self.validation_accuracy = state["validation_accuracy"].tolist()
+        self.validation_scores = state.get("validation_scores", state.get("validation_accuracy")).tolist()
         # Its loop ends an epoch by this count, which the group before had in batches of its own size.
         counts = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]
         shift = self.course.num_passed - counts["ready"]

@@ -1,7 +1,8 @@
 """The networks. Plain torch modules that know nothing of training.
 
 Shapes: N samples, C channels, H height, W width, K classes, T regression targets.
-Every network maps images_NCHW to `(logits_NK, targets_NT)`; the second is None without regression targets.
+Networks that classify map images_NCHW to `(logits_NK, targets_NT)`; the second is None without regression targets.
+Those of `tasks.model.dense` give something for each pixel, and None.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from conf.schema import Model
+from tasks.model.dense import DnCnn, UNet
 from tasks.model.views import ViewMean
 from tasks.model.whitened import Whitened
 
@@ -28,6 +30,10 @@ def _single_view(model: Model, image_shape: tuple[int, int, int], num_classes: i
         return TwoHead(channels, height, width, num_classes, num_targets, model.width)
     if model.name == "whitened":
         return Whitened(image_shape, num_classes, model.width)
+    if model.name == "unet":
+        return UNet(channels, num_classes, model.width, model.depth)
+    if model.name == "dncnn":
+        return DnCnn(channels, model.width, model.depth)
     return ConvBlocks(channels, num_classes, model.width, model.depth)
 
 

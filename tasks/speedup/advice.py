@@ -72,7 +72,7 @@ def _on_compute(plan: Plan) -> Iterator[str]:
 
 
 def _on_epochs(train: TrainResult) -> Iterator[str]:
-    accuracy = train.validation_accuracy
+    accuracy = train.validation_scores
     if len(accuracy) < MIN_EPOCHS:
         return
     last = max(1, len(accuracy) // 4)

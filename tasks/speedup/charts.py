@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from tasks.figures import BLUE, FAINT, FONT_POINTS, GREEN, GREY, INK, ORANGE, PAPER, new_figure, set_title, shorten
-from tasks.records import SpeedupResult, TrainResult
+from tasks.quality import SCORE_WORDS
+from tasks.records import ScoreName, SpeedupResult, TrainResult
 from tasks.speedup.statistics import round_ratios
 
 LONG_SECONDS = 99.95
@@ -59,20 +60,23 @@ def _right_edge(result: SpeedupResult, rounds: Sequence[float]) -> float:
     return 1.1 * max(1.0, result.ratio or 0.0, result.high or 0.0, seen)
 
 
-def draw_training(losses: Sequence[float], first_step: int, validation_accuracy: Sequence[float]) -> Figure | None:
-    """Loss of every step, smoothed over it, and below it the accuracy after each epoch; None without steps.
+def draw_training(
+    losses: Sequence[float], first_step: int, validation_scores: Sequence[float], score_name: ScoreName = "accuracy"
+) -> Figure | None:
+    """Loss of every step, smoothed over it, and below it the score after each epoch; None without steps.
 
     Args:
         losses: Training loss of every step.
         first_step: Number of the first of them.
-        validation_accuracy: After each epoch, 0 to 1; may be empty.
+        validation_scores: After each epoch, 0 to 1; may be empty.
+        score_name: What they are.
     """
     if not losses:
         return None
-    figure, axes = new_figure(4.2 if validation_accuracy else 2.5, num_rows=2 if validation_accuracy else 1)
+    figure, axes = new_figure(4.2 if validation_scores else 2.5, num_rows=2 if validation_scores else 1)
     _draw_loss(axes[0], np.asarray(losses, dtype=np.float64), first_step)
-    if validation_accuracy:
-        _draw_accuracy(axes[1], validation_accuracy)
+    if validation_scores:
+        _draw_scores(axes[1], validation_scores, SCORE_WORDS[score_name])
     return figure
 
 
@@ -91,17 +95,14 @@ def _draw_loss(axis: Axes, losses: npt.NDArray[np.float64], first_step: int) -> 
     set_title(axis, "Training loss")
 
 
-def _draw_accuracy(axis: Axes, accuracy: Sequence[float]) -> None:
-    epochs = np.arange(1, len(accuracy) + 1)
-    axis.plot(
-        epochs, accuracy, color=GREEN, linewidth=1.8, marker="o", markersize=4 * (len(accuracy) <= MAX_MARKED_EPOCHS)
-    )
+def _draw_scores(axis: Axes, scores: Sequence[float], name: str) -> None:
+    epochs = np.arange(1, len(scores) + 1)
+    axis.plot(epochs, scores, color=GREEN, linewidth=1.8, marker="o", markersize=4 * (len(scores) <= MAX_MARKED_EPOCHS))
     axis.grid(axis="y", color=FAINT, linewidth=0.7)
     axis.yaxis.set_major_formatter(PercentFormatter(1.0))
     axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axis.set_xlabel("epoch", fontsize=FONT_POINTS, color=INK)
-    best = max(accuracy)
-    set_title(axis, f"Validation accuracy (best {best:.2%})")
+    set_title(axis, f"Validation {name} (best {max(scores):.2%})")
 
 
 def budget_items(time_budget: Mapping[str, float]) -> list[tuple[str, float, float]]:
@@ -152,7 +153,7 @@ def draw_speed(speedup: SpeedupResult, train: TrainResult, time_budget: Mapping[
     rounds = round_ratios(train.probe.rounds) if train.probe else ()
     figures = {
         "speedup": draw_speedup(speedup, rounds),
-        "training": draw_training(train.losses, train.first_step, train.validation_accuracy),
+        "training": draw_training(train.losses, train.first_step, train.validation_scores, train.score_name),
         "time_budget": draw_time_budget(time_budget),
     }
     return {name: figure for name, figure in figures.items() if figure is not None}

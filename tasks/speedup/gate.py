@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from conf.schema import Track
+from tasks.quality import SCORE_WORDS
 from tasks.records import EvaluateResult, Record, TrainResult
 from tasks.speedup.regression import Judgement
 
@@ -27,7 +28,7 @@ def gate(
     judgement: Judgement | None,
     champion: tuple[float, str] | None,
 ) -> Gate:
-    """Ask of a model its accuracy, its parity, and whether its run was worse than those before it.
+    """Ask of a model its score, its parity, and whether its run was worse than those before it.
 
     Args:
         track: the bars.
@@ -37,15 +38,16 @@ def gate(
         champion: the test accuracy that the present champion sets as a bar, and of what it is; None when there is no
             champion, or it is not known.
     """
-    accuracy, margin, plain = evaluated.accuracy, track.max_accuracy_loss, trained.plain_accuracy
+    score, margin, plain = evaluated.score, track.max_accuracy_loss, trained.plain_score
+    name = SCORE_WORDS[evaluated.score_name]
     asked = []
     if track.min_accuracy is not None:
-        asked.append((accuracy >= track.min_accuracy, f"accuracy {accuracy:.4f}, at least {track.min_accuracy:g}"))
+        asked.append((score >= track.min_accuracy, f"{name} {score:.4f}, at least {track.min_accuracy:g}"))
     if champion is not None:
         bar, whose = champion
-        asked.append((accuracy >= bar - margin, f"accuracy {accuracy:.4f}, {whose} {bar:.4f}"))
+        asked.append((score >= bar - margin, f"{name} {score:.4f}, {whose} {bar:.4f}"))
     if plain is not None:
-        asked.append((accuracy >= plain - margin, f"accuracy {accuracy:.4f}, in 32-true unfolded {plain:.4f}"))
+        asked.append((score >= plain - margin, f"{name} {score:.4f}, in 32-true unfolded {plain:.4f}"))
     if judgement is not None:
         asked.append((judgement.verdict != "regression", f"against the runs before it: {judgement.verdict}"))
     return Gate(

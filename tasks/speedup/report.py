@@ -7,6 +7,7 @@ since the stages do not import each other.
 from __future__ import annotations
 
 from tasks.figures import svg_text
+from tasks.quality import quality_facts
 from tasks.records import Arm, SpeedupResult
 from tasks.redact import redact
 from tasks.speedup.advice import next_steps
@@ -91,7 +92,8 @@ def _badge(speedup: SpeedupResult) -> Html:
 def _tiles(report: ReportInput) -> list[tuple[str, str]]:
     items = []
     if report.evaluate:
-        items.append(("test accuracy", f"{report.evaluate.accuracy:.2%}"))
+        name, value = quality_facts(report.evaluate)[0]
+        items.append((f"test {name}", value))
     if report.train.samples_per_second is not None:
         items.append(("samples per second in training", f"{report.train.samples_per_second:,.0f}"))
     if report.speedup.efficiency is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from conf.schema import Config
+from tasks.quality import quality_facts
 from tasks.records import EvaluateResult, Plan, PreparedSet, SpeedupResult, TrainResult, Validity
 from tasks.speedup.charts import format_seconds
 from tasks.speedup.page import Html, bars, columns, folded, join, paragraph, table, tag, text
@@ -63,15 +64,14 @@ def quality(report: ReportInput, training: Html) -> Html:
     if evaluate is None:
         return columns(paragraph("Not evaluated."), training)
     facts: list[tuple[object, object]] = [
-        ("Accuracy", f"{evaluate.accuracy:.2%} of {evaluate.num_samples:,} test samples"),
-        *((f"Top-{k} accuracy", f"{value:.2%}") for k, value in evaluate.top_k.items()),
+        ("Test samples", f"{evaluate.num_samples:,}"),
+        *((f"{name[0].upper()}{name[1:]}", value) for name, value in quality_facts(evaluate)),
         ("Final training loss", f"{report.train.final_loss:.4g}"),
         ("Prediction", f"{evaluate.samples_per_second:,.0f} samples/s"),
     ]
-    if evaluate.angle_rmse_degrees is not None:
-        facts.append(("Angle error (RMS)", f"{evaluate.angle_rmse_degrees:.1f} degrees"))
-    confusion = Html(report.quality_svgs.get("confusion", ""))
-    return join([columns(table(("", ""), facts), training), columns(_classes(evaluate), confusion)])
+    pictures = [Html(report.quality_svgs[name]) for name in ("confusion", "examples") if name in report.quality_svgs]
+    classes = [_classes(evaluate)] if evaluate.per_class_accuracy else []
+    return join([columns(table(("", ""), facts), training), columns(*classes, *pictures)])
 
 
 def _classes(evaluate: EvaluateResult) -> Html:
@@ -91,7 +91,8 @@ def _classes(evaluate: EvaluateResult) -> Html:
 def data(report: ReportInput) -> Html:
     """What was learned from."""
     prepared = report.prepared
-    height, width, channels = prepared.image_shape
+    height, width, channels = prepared.picture_shape
+    masks = " of pixels" if prepared.num_planes else ""
     ignored = ", ".join(f"{count:,} {suffix or 'without suffix'}" for suffix, count in prepared.ignored.items())
     origin = "reused, unchanged since it was prepared" if prepared.reused else "prepared in this run"
     counts = (prepared.num_train, prepared.num_validation, prepared.num_test)
@@ -100,7 +101,7 @@ def data(report: ReportInput) -> Html:
         ("Samples", "{:,} train, {:,} validation, {:,} test".format(*counts)),
         ("Rejected", f"{prepared.num_rejected:,} could not be used"),
         ("Ignored files", ignored or "none"),
-        ("Images", f"{height} x {width} x {channels}, {len(prepared.class_names)} classes"),
+        ("Images", f"{height} x {width} x {channels}, {len(prepared.class_names)} classes{masks}"),
         ("Fingerprint", f"{prepared.fingerprint} ({origin}, {format_seconds(prepared.seconds)})"),
     ]
     return table(("", ""), rows)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tasks.quality import quality_facts
+from tasks.records import EvaluateResult
 from tasks.speedup.charts import budget_items, format_seconds
 
 NUM_BUDGET_ITEMS = 4
@@ -18,7 +20,7 @@ def summary_table(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """
     rows = [
         ("data", _data(summary.get("dataset"))),
-        ("accuracy", _accuracy(summary.get("evaluate"))),
+        ("quality", _quality(summary.get("evaluate"))),
         ("speedup", _speedup(summary.get("speedup"))),
         ("efficiency", _efficiency(summary.get("speedup"), summary.get("train"))),
         ("prediction", prediction_text(summary.get("prediction"))),
@@ -41,13 +43,10 @@ def _data(dataset: Mapping[str, Any] | None) -> str:
     return f"{counts} train / validation / test{rejected}; {dataset['fingerprint']}, {origin}"
 
 
-def _accuracy(evaluate: Mapping[str, Any] | None) -> str:
-    if not evaluate or evaluate.get("accuracy") is None:
+def _quality(evaluate: Mapping[str, Any] | None) -> str:
+    if not evaluate:
         return ""
-    top = "".join(f", top-{k} {value:.2%}" for k, value in (evaluate.get("top_k") or {}).items())
-    angle = evaluate.get("angle_rmse_degrees")
-    degrees = f", angle error {angle:.1f} degrees (RMS)" if angle is not None else ""
-    return f"{evaluate['accuracy']:.2%}{top}{degrees}"
+    return ", ".join(f"{name} {value}" for name, value in quality_facts(EvaluateResult.model_validate(evaluate)))
 
 
 def _speedup(speedup: Mapping[str, Any] | None) -> str:

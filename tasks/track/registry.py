@@ -19,6 +19,7 @@ from mlflow.protos.databricks_pb2 import (
 from mlflow.tracking import MlflowClient
 from mlflow.types import ColSpec, Schema, TensorSpec
 
+from conf.schema import Task
 from tasks.bundle import FACTS, WEIGHTS
 from tasks.records import ModelFacts, Record
 from tasks.redact import redact
@@ -70,9 +71,14 @@ def champion(tracking_uri: str, name: str) -> Champion | None:
 def describe_model(handle: RunHandle, facts: ModelFacts) -> str:
     """MLflow's own description of a model (`MLmodel`, YAML): its signature and where it comes from."""
     images = Schema([TensorSpec(np.dtype(np.uint8), (-1, *facts.image_shape), "images")])
-    outputs: list[ColSpec | TensorSpec] = [
-        TensorSpec(np.dtype(np.float32), (-1, len(facts.class_names)), "probabilities")
-    ]
+    height, width, channels = facts.image_shape
+    told: dict[Task, tuple[str, tuple[int, ...]]] = {
+        "classify": ("probabilities", (len(facts.class_names),)),
+        "segment": ("probabilities", (height, width, len(facts.class_names))),
+        "denoise": ("images", (height, width, channels)),
+    }
+    name, shape = told[facts.model.task]
+    outputs: list[ColSpec | TensorSpec] = [TensorSpec(np.dtype(np.float32), (-1, *shape), name)]
     outputs += [TensorSpec(np.dtype(np.float32), (-1, 1), name) for name in facts.target_names]
     model = Model(
         artifact_path=MODEL, run_id=handle.run_id, signature=ModelSignature(inputs=images, outputs=Schema(outputs))

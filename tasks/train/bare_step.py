@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from conf.schema import Recipe
 from tasks.model.objective import BatchSource, LabelledBatch, batch_loss, build_optimizer, settle
+from tasks.model.task import Task
 from tasks.records import Arm
 from tasks.train.captured import NUM_EAGER, make_step
 from tasks.train.compiled import compile_network
@@ -34,6 +35,7 @@ class StepInputs:
     """What every arm of a probe has in common."""
 
     network: nn.Module
+    task: Task
     recipe: Recipe
     learning_rate: float
     device: torch.device
@@ -63,7 +65,7 @@ class BareStep:
         optimizer = build_optimizer(network, inputs.recipe, inputs.learning_rate)
         settle(optimizer, network, is_captured=arm.compile == "graph")
         step = TrainStep(
-            lambda batch: batch_loss(self._network, batch, inputs.recipe),
+            lambda batch: batch_loss(self._network, batch, inputs.recipe, inputs.task),
             optimizer,
             make_scaler(arm.precision, inputs.device),
             arm,

@@ -20,6 +20,7 @@ from lightning.pytorch import Callback, Trainer
 from tasks.errors import RunError
 from tasks.model.module import Learner
 from tasks.model.objective import BatchSource, LabelledBatch
+from tasks.model.task import Task
 from tasks.records import KeptMetric
 from tasks.train.checkpoint import checkpoint_path
 from tasks.train.exposure import communication_fraction
@@ -175,14 +176,15 @@ class ProgressCallback(Callback):
         """Replace the progress file."""
         if self._progress_path is None:
             return
-        accuracy = learner.validation_accuracy[-1] if learner.validation_accuracy else None
+        score = learner.validation_scores[-1] if learner.validation_scores else None
         facts = {
             "step": trainer.global_step,
             "num_steps": learner.course.num_steps(learner.recipe.num_epochs),
             "epoch": trainer.current_epoch,
             "num_epochs": learner.recipe.num_epochs,
             "epochs_kept": len(learner.epoch_ends),
-            "validation_accuracy": accuracy,
+            "validation_score": score,
+            "score_name": learner.task.score_name,
             **self._newest,
         }
         with suppress(OSError):  # what people watch is not worth a training
@@ -190,28 +192,34 @@ class ProgressCallback(Callback):
 
 
 class ValidationCallback(Callback):
-    """Measures accuracy on the validation split at each epoch's end, every sample once on any number of ranks.
+    """Measures the score on the validation split at each epoch's end, every sample once on any number of ranks.
 
     Args:
         stopwatch: for the item `validation`.
-        count: returns [correct, samples, summed cross-entropy] of this rank's share, float64.
+        count: returns [samples, sums of the task's statistics] of all ranks, float64; empty without a split.
+        task: gives the score its name.
         log_metrics: takes metrics and the step; None on ranks that do not write.
     """
 
-    def __init__(self, stopwatch: Stopwatch, count: Callable[[], torch.Tensor], log_metrics: LogMetrics | None) -> None:
+    def __init__(
+        self, stopwatch: Stopwatch, count: Callable[[], list[float]], task: Task, log_metrics: LogMetrics | None
+    ) -> None:
         self._stopwatch = stopwatch
         self._count = count
+        self._task = task
         self._log_metrics = log_metrics
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Count, add up over the ranks, report."""
         with self._stopwatch.during("validation"):
-            correct, num_samples, loss = reduced(self._count(), "sum").tolist()
-        if not num_samples:
+            counts = self._count()
+        if not counts:
             return
-        pl_module.validation_accuracy.append(correct / num_samples)
+        num_samples, *totals = counts
+        score = self._task.score(totals, num_samples)
+        pl_module.validation_scores.append(score)
         if self._log_metrics is not None:
-            metrics = {"validation/accuracy": correct / num_samples, "validation/loss": loss / num_samples}
+            metrics = {f"validation/{self._task.score_name}": score, "validation/loss": totals[0] / num_samples}
             self._log_metrics(metrics, trainer.global_step)
 
 

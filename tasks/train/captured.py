@@ -75,7 +75,7 @@ class CapturedStep:
         with torch.cuda.stream(self._stream):
             loss = self._step(batch)
         current.wait_stream(self._stream)
-        for tensor in (batch.images_NCHW, batch.labels_N, batch.targets_NT):
+        for tensor in (batch.images_NCHW, batch.labels_N, batch.targets_NT, batch.draws_N):
             if tensor is not None:
                 tensor.record_stream(self._stream)
         loss.record_stream(current)
@@ -89,6 +89,7 @@ class CapturedStep:
             images_NCHW=batch.images_NCHW.clone(),
             labels_N=batch.labels_N.clone(),
             targets_NT=None if batch.targets_NT is None else batch.targets_NT.clone(),
+            draws_N=None if batch.draws_N is None else batch.draws_N.clone(),
         )
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self._stream):
@@ -106,6 +107,8 @@ class CapturedStep:
         self._input.labels_N.copy_(batch.labels_N)
         if self._input.targets_NT is not None and batch.targets_NT is not None:
             self._input.targets_NT.copy_(batch.targets_NT)
+        if self._input.draws_N is not None and batch.draws_N is not None:
+            self._input.draws_N.copy_(batch.draws_N)
         self._graph.replay()
         self._num_replays += 1
         self._enter("loop")

@@ -77,7 +77,7 @@ class Bench:
     def __init__(self, place: Place) -> None:
         self._place = place
         recipe = place.config.recipe
-        self._inputs = StepInputs(place.network, recipe, recipe.learning_rate, place.device)
+        self._inputs = StepInputs(place.network, place.task, recipe, recipe.learning_rate, place.device)
 
     def probe(self, arms: Mapping[str, Arm], ready: Mapping[str, TrainLoader]) -> ProbeResult:
         """Measure arms in alternating blocks; the same result on every rank.

@@ -23,6 +23,7 @@ from tasks.fingerprint import code_fingerprint
 from tasks.host import host_identity
 from tasks.model.infer import Int64s
 from tasks.model.networks import build_network
+from tasks.model.task import task_of
 from tasks.model.whitened import Whitening
 from tasks.records import Arm, Plan, RankSpec
 from tasks.train import group
@@ -75,9 +76,10 @@ class Place:
         )
         self._check_group()
         torch.manual_seed(self.config.seed)
+        self.task = task_of(self.config, spec.prepared)
         self.network = build_network(
             self.config.model,
-            spec.prepared.image_shape,
+            spec.prepared.picture_shape,
             len(spec.prepared.class_names),
             len(spec.prepared.target_names),
         )
@@ -120,6 +122,7 @@ class Place:
             shuffle_mib=recipe.shuffle_mib,
             device=self.device,
             channels_last=arm.memory_format == "channels_last",
+            draws=self.task.draws,
         )
 
     def evaluation(self, split: Split) -> Iterator[tuple[Int64s, Batch]]:
@@ -136,6 +139,7 @@ class Place:
             self.spec.world_size,
             self.device,
             self.evaluates_channels_last,
+            self.task.draws,
         )
 
     @property

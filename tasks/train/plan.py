@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from typing import Literal
 
-from conf.schema import FLIPPING, Compile, Config, Loading, MemoryFormat, Precision
+from conf.schema import (
+    FLIPPING,
+    GREY_SOURCES,
+    SOURCES_WITH_MASKS,
+    Compile,
+    Config,
+    Loading,
+    MemoryFormat,
+    Precision,
+)
 from tasks.errors import InputError
 from tasks.records import Arm, Choice, Hardware, Plan
 
@@ -206,7 +215,7 @@ def resident_bytes(config: Config, num_train: int) -> int:
     augment = config.recipe.augment
     side = config.data.image_size + (2 * config.recipe.shift_pixels if augment != "none" else 0)
     copies = 2 if augment in FLIPPING else 1
-    channels = 1 if config.data.source in ("digits", "rotated_digits") else 3
+    channels = (1 if config.data.source in GREY_SOURCES else 3) + (config.data.source in SOURCES_WITH_MASKS)
     return num_train * side * side * channels * copies
 
 

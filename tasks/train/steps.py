@@ -60,8 +60,8 @@ def _train(job: TrainJob, address: str) -> TrainResult:
     def on_progress(facts: dict[str, Any]) -> None:
         nonlocal last_epoch
         note = f"loss {facts['train/loss']:.3f}  {facts['train/samples_per_second']:,.0f} samples/s"
-        if facts["validation_accuracy"] is not None:
-            note += f"  validation accuracy {facts['validation_accuracy']:.3f}"
+        if facts["validation_score"] is not None:
+            note += f"  validation {facts['score_name'].replace('_', ' ')} {facts['validation_score']:.3f}"
         advance(facts["step"], facts["num_steps"], note)
         if facts["epoch"] > last_epoch:
             last_epoch = facts["epoch"]

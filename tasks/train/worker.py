@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 LOADED_AT = time.monotonic()
 if __name__ == "__main__":
@@ -31,6 +31,7 @@ import torch  # noqa: E402
 from lightning.pytorch import Trainer  # noqa: E402
 from torch import nn  # noqa: E402
 
+from conf.schema import Precision  # noqa: E402
 from tasks.data.loading.course import Course  # noqa: E402
 from tasks.data.loading.loader import TrainLoader  # noqa: E402
 from tasks.data.split import open_split  # noqa: E402
@@ -126,14 +127,14 @@ class Rank:
                 network = self._whole(learner.network)
                 predictions_path, rate = self._predict(self._folded(network))
                 weights = self._save_weights(network)
-                plain_accuracy = self._plain_accuracy(network) if self.config.track.register else None
+                plain_score = self._plain_score(network) if self.config.track.register else None
             self.stopwatch.switch("teardown")
         facts = self._result(learner, course) | fit_facts
         facts |= {
             "probe": probe,
             "predictions": (predictions_path,),
             "prediction_samples_per_second": rate,
-            "plain_accuracy": plain_accuracy,
+            "plain_score": plain_score,
             "weights": weights,
             "worker_load": place.loads,
             "plan": self.spec.plan,
@@ -195,14 +196,14 @@ class Rank:
         watch.switch("setup")
         kind = ShardedLearner if spec.plan.strategy == "fsdp" else Learner
         rate = self.config.learning_rate_over(spec.world_size)
-        learner = kind(self._prepared_network(), self.config.recipe, rate, course)
+        learner = kind(self._prepared_network(), place.task, self.config.recipe, rate, course)
         log = writer.log if writer else None
         budget = BudgetCallback(watch)
         progress = ProgressCallback(watch, log, place.directory / "progress.json" if place.writes else None)
         checkpoints = CheckpointCallback(
             watch, Path(spec.checkpoint_directory), self.config.execution.checkpoint_steps, progress, writer
         )
-        validation = ValidationCallback(watch, lambda: self._count(learner.network), log)
+        validation = ValidationCallback(watch, lambda: self._validate(learner.network), place.task, log)
         trainer = self._trainer([budget, progress, validation, checkpoints])
         loop = StepLoop.install(trainer, spec.plan, watch)
         energy = EnergyMeter(place.gpu_uuids()) if spec.local_rank == 0 else None
@@ -314,36 +315,38 @@ class Rank:
         plan, place = self.spec.plan, self.place
         return prepare_network(fold_batch_norm(network), plan.precision, place.evaluates_channels_last, place.device)
 
-    def _count(self, network: nn.Module) -> torch.Tensor:
-        """[correct, samples, summed cross-entropy] of this rank's share of the validation split."""
-        place = self.place
+    def _validate(self, network: nn.Module) -> list[float]:
+        """[samples, sums of the task's statistics] of the validation split, over all ranks; empty without one."""
         if not self.spec.prepared.num_validation:
-            return torch.zeros(3, dtype=torch.float64, device=place.device)
+            return []
         group.average_buffers(network)
-        network = self._folded(self._whole(network))
-        batches = place.evaluation(open_split(self.spec.prepared, "validation"))
-        return count(network, batches, forward_context(self.spec.plan.precision, place.device), place.device)
+        return self._counts(self._folded(self._whole(network)), "validation", self.spec.plan.precision)
+
+    def _counts(self, network: nn.Module, split: Literal["validation", "test"], precision: Precision) -> list[float]:
+        """[samples, sums of the task's statistics] of a split, over all ranks."""
+        place = self.place
+        batches = place.evaluation(open_split(self.spec.prepared, split))
+        counts = count(network, batches, forward_context(precision, place.device), place.task, place.device)
+        totals: list[float] = group.reduced(counts, "sum").tolist()
+        return totals
 
     def _predict(self, network: nn.Module) -> tuple[str, float]:
         """Predict this rank's share of the test split; the file's path and the group's samples per second."""
         place, prepared = self.place, self.spec.prepared
         split = open_split(prepared, "test")
         context = forward_context(self.spec.plan.precision, place.device)
-        warm_up(network, place.evaluation(split), context)
+        warm_up(network, place.evaluation(split), context, place.task)
         started = time.perf_counter()
-        arrays = predict(network, place.evaluation(split), context)
+        arrays = predict(network, place.evaluation(split), context, place.task)
         seconds = torch.tensor(time.perf_counter() - started, dtype=torch.float64, device=place.device)
         path = place.directory / "predictions.npz"
-        save_predictions(path, arrays, len(prepared.class_names), len(prepared.target_names))
+        save_predictions(path, arrays, place.task, len(prepared.target_names))
         return str(path), split.num_samples / float(group.reduced(seconds, "max").item())
 
-    def _plain_accuracy(self, network: nn.Module) -> float:
+    def _plain_score(self, network: nn.Module) -> float:
         """On the test split, without anything that makes prediction faster."""
-        place = self.place
-        batches = place.evaluation(open_split(self.spec.prepared, "test"))
-        counts = count(network, batches, forward_context("32-true", place.device), place.device)
-        correct, samples, _ = group.reduced(counts, "sum").tolist()
-        return float(correct / samples)
+        num_samples, *totals = self._counts(network, "test", "32-true")
+        return self.place.task.score(totals, num_samples)
 
     def _save_weights(self, network: nn.Module) -> str | None:
         if not self.place.writes:
@@ -370,7 +373,8 @@ class Rank:
             "resumed_from": self.spec.resume_from,
             "losses": learner.losses,
             "first_step": course.first_step,
-            "validation_accuracy": learner.validation_accuracy,
+            "validation_scores": learner.validation_scores,
+            "score_name": self.place.task.score_name,
             "time_budget": items,
             "wall_seconds": sum(items.values()),
             "data_wait_fraction": waiting / (steps + waiting) if samples else None,

@@ -109,7 +109,7 @@ def loop(place):
     """The same steps: a loop by hand, and Lightning with a run's own callbacks, between its log points; no tracking."""
     arm = chosen(place)
     recipe = place.config.recipe
-    inputs = StepInputs(place.network, recipe, recipe.learning_rate, place.device)
+    inputs = StepInputs(place.network, place.task, recipe, recipe.learning_rate, place.device)
     full = place.batches.num_full_steps
     by_hand = BareStep(inputs, arm, place.loader(arm, place.batches, 0), full)
 

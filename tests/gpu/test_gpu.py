@@ -9,6 +9,7 @@ from conf.schema import Model, Recipe
 from tasks.data.loading.batch import Batch
 from tasks.model.networks import build_network
 from tasks.model.objective import batch_loss, build_optimizer, settle
+from tasks.model.task import Classification
 from tasks.records import Arm
 from tasks.train.captured import NUM_EAGER, make_step
 from tasks.train.precision import make_scaler, prepare_network
@@ -104,7 +105,7 @@ def test_a_captured_step_trains_like_the_eager_one(optimizer, precision):
     recipe = Recipe(optimizer=optimizer, learning_rate=0.01)
     torch.manual_seed(0)
     batches = [
-        Batch(torch.randn(n, 3, 16, 16, device=device), torch.randint(0, 10, (n,), device=device), None, 1.0)
+        Batch(torch.randn(n, 3, 16, 16, device=device), torch.randint(0, 10, (n,), device=device), None, None, 1.0)
         for n in (64, 64, 24) * 8
     ]
     losses = {}
@@ -118,7 +119,7 @@ def test_a_captured_step_trains_like_the_eager_one(optimizer, precision):
             num_devices=1, precision=precision, compile=compile_, memory_format="channels_last", loading="resident"
         )
         eager = TrainStep(
-            lambda batch, network=network: batch_loss(network, batch, recipe),
+            lambda batch, network=network: batch_loss(network, batch, recipe, Classification(10)),
             built,
             make_scaler(precision, device),
             arm,

@@ -15,6 +15,7 @@ from conf.schema import Recipe
 from tasks.data.loading.loader import make_loader
 from tasks.data.loading.order import BatchPlan
 from tasks.data.split import Split
+from tasks.model.task import Classification
 from tasks.records import Arm
 from tasks.train.bare_step import BareStep, StepInputs
 
@@ -66,7 +67,9 @@ def main(directory, rank, arm_json):
         channels_last=False,
     )
     network = Classifier()
-    step = BareStep(StepInputs(network, Recipe(), 0.1, torch.device("cpu")), arm, loader, len(loader))
+    step = BareStep(
+        StepInputs(network, Classification(10), Recipe(), 0.1, torch.device("cpu")), arm, loader, len(loader)
+    )
     step.run(2 * len(loader))
     trained = getattr(step._network, "module", step._network)
     torch.save(

@@ -66,7 +66,7 @@ def test_weak_scaling_keeps_each_ranks_batch_and_follows_with_the_learning_rate(
     one = train_group(short, cluster_address)
     of_one = Course(BatchPlan(num, 64), step, epoch, position)
     assert (one.first_step, one.num_steps) == (step, of_one.num_steps(epoch + 3))
-    assert len(one.validation_accuracy) == epoch + 3
+    assert len(one.validation_scores) == epoch + 3
     assert learning_rate(job) == rate / 2
 
     # Two ranks go on from there.
@@ -74,8 +74,8 @@ def test_weak_scaling_keeps_each_ranks_batch_and_follows_with_the_learning_rate(
     assert two.first_step == one.num_steps
     assert two.num_steps == one.num_steps + (EPOCHS - epoch - 3) * two.steps_per_epoch
     assert two.losses[: one.num_steps] == one.losses
-    assert len(two.validation_accuracy) == EPOCHS
-    assert two.validation_accuracy[-1] > 0.8
+    assert len(two.validation_scores) == EPOCHS
+    assert two.validation_scores[-1] > 0.8
     assert learning_rate(job) == rate
 
 
@@ -86,8 +86,8 @@ def test_more_ranks_take_up_an_epoch_that_one_has_begun(make_job, cluster_addres
     result = train_group(taken_up(job, 2), cluster_address)
     course = Course(BatchPlan(job.prepared.num_train, 128, 2), *done)
     assert (result.first_step, result.num_steps) == (done[0], course.num_steps(EPOCHS))
-    assert len(result.validation_accuracy) == EPOCHS
-    assert result.validation_accuracy[-1] > 0.8
+    assert len(result.validation_scores) == EPOCHS
+    assert result.validation_scores[-1] > 0.8
 
 
 @pytest.mark.slow
@@ -99,4 +99,4 @@ def test_strong_scaling_keeps_the_batches(make_job, cluster_address):
     assert (one.first_step, one.num_steps) == (step, EPOCHS * one.steps_per_epoch)
     assert one.steps_per_epoch == BatchPlan(job.prepared.num_train, 64, 2).steps_per_epoch
     assert learning_rate(job) == rate
-    assert one.validation_accuracy[-1] > 0.8
+    assert one.validation_scores[-1] > 0.8

@@ -106,8 +106,8 @@ def test_a_group_goes_on_with_fewer_and_grows_back(cluster, monkeypatch, scaling
         assert result.num_steps == 150 * 21, "the batches are the same"
     else:
         assert 150 * 11 < result.num_steps < 150 * 21, "smaller ones for a while"
-    assert len(result.validation_accuracy) == 150
-    assert result.validation_accuracy[-1] > 0.8
+    assert len(result.validation_scores) == 150
+    assert result.validation_scores[-1] > 0.8
 
 
 @pytest.mark.slow

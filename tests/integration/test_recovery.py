@@ -70,7 +70,7 @@ def rank_pid(job, rank):
 
 def check_nothing_is_lost(job, result, whole):
     assert result.losses == whole.losses
-    assert result.validation_accuracy == whole.validation_accuracy
+    assert result.validation_scores == whole.validation_scores
     for name, tensor in weights(whole).items():
         assert torch.equal(tensor, weights(result)[name]), name
     (restart,) = result.restarts

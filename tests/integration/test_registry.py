@@ -33,7 +33,7 @@ def finished(experiment):
         outcome = SimpleNamespace(
             config=config,
             evaluated=EvaluateResult.model_construct(accuracy=accuracy),
-            trained=TrainResult.model_construct(plain_accuracy=accuracy),
+            trained=TrainResult.model_construct(plain_score=accuracy),
             speedup=SpeedupResult(ratio=2.0, low=1.9, high=2.1),
             prepared=SimpleNamespace(fingerprint=data),
             workload="w",

@@ -25,7 +25,7 @@ def test_sharded_training_is_data_parallel_training(sharded, make_job, cluster_a
     _, one = sharded
     other = train_group(make_job(*TWO, "execution.strategy=ddp"), cluster_address)
     np.testing.assert_allclose(one.losses, other.losses, rtol=1e-3)
-    np.testing.assert_allclose(one.validation_accuracy, other.validation_accuracy, atol=0.02)
+    np.testing.assert_allclose(one.validation_scores, other.validation_scores, atol=0.02)
     for name, tensor in weights(other).items():
         torch.testing.assert_close(weights(one)[name], tensor, rtol=1e-2, atol=1e-3)
     assert one.communication_fraction is None, "not timed, which is not nought"

@@ -44,7 +44,7 @@ def test_training_learns_and_reports(uninterrupted):
     job, result, events = uninterrupted
     assert result.num_steps == len(result.losses) == 42
     assert np.mean(result.losses[-10:]) < 0.9 * np.mean(result.losses[:5])
-    assert len(result.validation_accuracy) == 2
+    assert len(result.validation_scores) == 2
     assert Path(result.checkpoint).name == "step-0000000042.ckpt"
     assert events[-1]["step"] == 42
     curve = MlflowClient(job.tracking_uri).get_metric_history(job.run_id, "train/loss")
@@ -68,7 +68,7 @@ def test_the_same_seed_gives_the_same_run_bit_for_bit(uninterrupted, make_job, c
     job = make_job("execution.checkpoint_steps=15", "recipe.augment=shift")
     again = train_group(job, cluster_address)
     assert again.losses == first.losses
-    assert again.validation_accuracy == first.validation_accuracy
+    assert again.validation_scores == first.validation_scores
     for name, tensor in weights(first).items():
         assert torch.equal(tensor, weights(again)[name]), name
 
@@ -82,7 +82,7 @@ def test_a_resume_inside_an_epoch_continues_bit_for_bit(uninterrupted, cluster_a
     resumed = train_group(job.model_copy(update={"resume": True}), cluster_address)
     assert resumed.first_step == 30
     assert resumed.losses == first.losses
-    assert resumed.validation_accuracy == first.validation_accuracy
+    assert resumed.validation_scores == first.validation_scores
     for name, tensor in expected.items():
         assert torch.equal(tensor, weights(resumed)[name]), name
     curve = MlflowClient(job.tracking_uri).get_metric_history(job.run_id, "train/loss")

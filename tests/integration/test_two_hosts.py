@@ -75,7 +75,7 @@ def test_two_hosts_train_bit_for_bit_as_one_does(across, make_job, cluster_addre
     one = train_group(make_job(*ALIKE, "execution.num_devices=2"), cluster_address)
     assert len(set(one.hosts)) == 1
     assert two.losses == one.losses
-    assert two.validation_accuracy == one.validation_accuracy
+    assert two.validation_scores == one.validation_scores
     weights = [torch.load(result.weights, weights_only=True) for result in (one, two)]
     for name, tensor in weights[0].items():
         assert torch.equal(tensor, weights[1][name]), name
@@ -119,7 +119,7 @@ def test_a_cut_link_costs_a_few_steps_and_no_accuracy(hosts, make_job):
         hosts.restart_worker("b")
         result = training.result(timeout=240)
     assert result.losses == uninterrupted.losses
-    assert result.validation_accuracy == uninterrupted.validation_accuracy
+    assert result.validation_scores == uninterrupted.validation_scores
     assert result.first_step > 0
     assert len(result.restarts) == 1
     assert result.restarts[0].cause

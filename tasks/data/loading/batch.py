@@ -25,6 +25,8 @@ class Batch(NamedTuple):
     """int64."""
     targets_NT: Tensor | None
     """float32 regression targets, where the data has them."""
+    draws_N: Tensor | None
+    """int64, another for each sample and epoch: what is added at random follows from them. None where nothing is."""
     weight: float
     """local samples x ranks / global samples: a rank's mean loss times this, averaged over the ranks as DDP does with
     gradients, is the exact mean over the global batch even when the ranks' parts differ in size."""

@@ -25,6 +25,7 @@ def evaluation_batches(  # noqa: PLR0913, PLR0917 - the feed of a rank, flat bec
     world_size: int,
     device: torch.device,
     channels_last: bool,
+    draws: bool = False,
 ) -> Iterator[tuple[npt.NDArray[np.int64], Batch]]:
     """Yield (sample numbers (N,), batch) over a rank's contiguous share of a split.
 
@@ -39,6 +40,7 @@ def evaluation_batches(  # noqa: PLR0913, PLR0917 - the feed of a rank, flat bec
         world_size: Number of shares.
         device: Where batches are delivered.
         channels_last: Memory format of the images.
+        draws: Whether something is added to the images at random; the same whenever a split is evaluated.
     """
     normalise = Normalise(mean, std, split.image_shape).to(device)
     first, last = share(0, split.num_samples, rank, world_size)
@@ -49,4 +51,6 @@ def evaluation_batches(  # noqa: PLR0913, PLR0917 - the feed of a rank, flat bec
             pixels = pixels.pin_memory().to(device, non_blocking=True)
         targets = None if split.targets_NT is None else split.targets_NT[indices_N]
         labels_N, targets_NT = on_device(split.labels_N[indices_N], targets, device)
-        yield indices_N, Batch(normalise(pixels, channels_last=channels_last), labels_N, targets_NT, 1.0)
+        # Below those of training, whatever its length.
+        draws_N = torch.from_numpy(-1 - indices_N).to(device, non_blocking=True) if draws else None
+        yield indices_N, Batch(normalise(pixels, channels_last=channels_last), labels_N, targets_NT, draws_N, 1.0)

@@ -65,6 +65,7 @@ class ForegroundLoader(TrainLoader):
                 laid_out(images.to(device), channels_last=self.feed.channels_last),
                 labels.to(device),
                 None if self.feed.split.targets_NT is None else targets.to(device),
+                self.draws_N(request),
                 request.weight,
             )
 

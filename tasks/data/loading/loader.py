@@ -38,6 +38,7 @@ def make_loader(  # noqa: PLR0913 - keywords; it is the stage's public name for 
     shuffle_mib: int,
     device: torch.device,
     channels_last: bool,
+    draws: bool = False,
     first_step: int = 0,
 ) -> TrainLoader:
     """Make a training loader; all kinds deliver the same batches in the same order, bit for bit on one device.
@@ -55,6 +56,7 @@ def make_loader(  # noqa: PLR0913 - keywords; it is the stage's public name for 
         shuffle_mib: Size of the windows that are shuffled as one, MiB.
         device: Where batches are delivered.
         channels_last: Memory format of the images.
+        draws: Whether something is added to the images at random.
         first_step: Step, counted over all epochs, to begin with.
 
     Raises:
@@ -74,5 +76,6 @@ def make_loader(  # noqa: PLR0913 - keywords; it is the stage's public name for 
         shuffle=Shuffle.of(math.prod(split.image_shape), shuffle_mib),
         device=device,
         channels_last=channels_last,
+        draws=draws,
     )
     return _LOADERS[loading](feed, first_step)

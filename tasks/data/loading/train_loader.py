@@ -35,6 +35,8 @@ class Feed:
     shuffle: Shuffle
     device: torch.device
     channels_last: bool
+    draws: bool = False
+    """Whether batches have `draws_N`."""
 
     @property
     def padding(self) -> int:
@@ -55,6 +57,7 @@ class Request:
     flip_N: npt.NDArray[np.bool_]
     dy_N: npt.NDArray[np.int64]
     dx_N: npt.NDArray[np.int64]
+    draw_N: npt.NDArray[np.int64]
     weight: float
 
 
@@ -109,7 +112,14 @@ class TrainLoader(ABC):
         flip, dy, dx = epoch_augmentation(order, feed.seed, epoch, feed.augment, feed.shift_pixels)
         for step in range(first_local_step, plan.steps_per_epoch):
             here = plan.local(step, feed.rank, order, feed.split.shards_of)
-            yield Request(order[here], flip[here], dy[here], dx[here], plan.weight(step, feed.rank))
+            draw_N = epoch * plan.num_samples + here
+            yield Request(order[here], flip[here], dy[here], dx[here], draw_N, plan.weight(step, feed.rank))
+
+    def draws_N(self, request: Request) -> torch.Tensor | None:
+        """Of a request, on the device, where they are wanted."""
+        if not self.feed.draws:
+            return None
+        return torch.from_numpy(request.draw_N).to(self.feed.device, non_blocking=True)
 
     @abstractmethod
     def _batches(self, requests: Iterator[Request]) -> Iterator[Batch]:

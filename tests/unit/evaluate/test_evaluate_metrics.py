@@ -24,7 +24,7 @@ def _write(folder, index_N, logits_NK, num_ranks=2, targets_NT=None):
     files = []
     for rank in range(num_ranks):
         mine = slice(rank, None, num_ranks)
-        arrays = {"index": index_N[mine], "logits": logits_NK[mine].astype(np.float32)}
+        arrays = {"index": index_N[mine], "kept": logits_NK[mine].astype(np.float32)}
         if targets_NT is not None:
             arrays["targets"] = targets_NT[mine].astype(np.float32)
         path = folder / f"predictions{rank}.npz"
@@ -135,7 +135,7 @@ def test_wrong_files_are_refused(tmp_path):
     with pytest.raises(RunError, match="cannot be read"):
         evaluate_predictions([str(tmp_path / "lone.npy")], truth, 1.0)
     np.savez(tmp_path / "other.npz", index=np.arange(3))
-    with pytest.raises(RunError, match="needs index and logits"):
+    with pytest.raises(RunError, match="needs index and kept"):
         evaluate_predictions([str(tmp_path / "other.npz")], truth, 1.0)
     with pytest.raises(RunError, match="have 3 classes and the set 4"):
         evaluate_predictions(_write(tmp_path, np.arange(40), np.zeros((40, 3))), truth, 1.0)

@@ -9,7 +9,7 @@ def test_evaluate_reads_a_prepared_set_and_predictions(tmp_path):
     (tmp_path / "test").mkdir()
     labels = np.arange(20) % 10
     np.save(tmp_path / "test" / "00000.labels.npy", labels)
-    np.savez(tmp_path / "rank0.npz", index=np.arange(20), logits=np.eye(10, dtype=np.float32)[labels])
+    np.savez(tmp_path / "rank0.npz", index=np.arange(20), kept=np.eye(10, dtype=np.float32)[labels])
     prepared = make_report(None).prepared.model_copy(update={"path": str(tmp_path)})
     train = make_train(None, predictions=(str(tmp_path / "rank0.npz"),), prediction_samples_per_second=9.0)
     with disable_run_logger():

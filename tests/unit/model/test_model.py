@@ -15,6 +15,9 @@ from tasks.model.module import Learner
 from tasks.model.networks import build_network
 from tasks.model.objective import batch_loss, build_optimizer, settle
 from tasks.model.schedule import learning_rate_factor
+from tasks.model.task import Classification
+
+TASK = Classification(10)
 
 
 class Sample:
@@ -57,15 +60,15 @@ def test_weighted_rank_losses_average_to_the_mean_over_all_samples():
         sum(losses).backward()
         return torch.cat([parameter.grad.flatten() for parameter in network.parameters()])
 
-    expected = gradient([batch_loss(network, whole, recipe)])
-    found = gradient([batch_loss(network, part, recipe) / 2 for part in parts])
+    expected = gradient([batch_loss(network, whole, recipe, TASK)])
+    found = gradient([batch_loss(network, part, recipe, TASK) / 2 for part in parts])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_the_angle_enters_the_loss_with_its_weight():
     network = build_network(Model(name="twohead", width=4), (28, 28, 1), 10, 1).eval()
     batch = Sample(6, targets=torch.full((6, 1), 3.0))
-    loss = {weight: batch_loss(network, batch, Recipe(angle_weight=weight)).item() for weight in (0.0, 0.1, 0.2)}
+    loss = {weight: batch_loss(network, batch, Recipe(angle_weight=weight), TASK).item() for weight in (0.0, 0.1, 0.2)}
     assert loss[0.2] - loss[0.1] == pytest.approx(loss[0.1] - loss[0.0], rel=1e-4)
     assert loss[0.1] > loss[0.0]
 
@@ -108,9 +111,9 @@ def test_prediction_leaves_the_network_as_it_was():
     network = build_network(Model(width=4, depth=1), (28, 28, 1), 10, 0)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     batches = [(np.arange(4), Sample(4)), (np.arange(4, 7), Sample(3))]
-    found = list(predictions(network, batches, torch.autocast("cpu", dtype=torch.bfloat16)))
-    assert [len(logits) for _, _, logits, _ in found] == [4, 3]
-    assert all(logits.dtype == torch.float32 for _, _, logits, _ in found)
+    found = list(predictions(network, batches, torch.autocast("cpu", dtype=torch.bfloat16), TASK))
+    assert [len(logits) for _, _, (logits, _) in found] == [4, 3]
+    assert all(logits.dtype == torch.float32 for _, _, (logits, _) in found)
     assert network.training
     for name, tensor in network.state_dict().items():
         torch.testing.assert_close(tensor, before[name], rtol=0, atol=0)
@@ -143,7 +146,7 @@ def test_a_graph_reads_its_rate_from_a_tensor_and_leaves_no_trace_of_that(optimi
     """What a captured training has left is taken up by an eager one; rates follow the schedule in both."""
     recipe = Recipe(optimizer=optimizer, learning_rate=0.01, schedule="constant", num_epochs=1, warmup_epochs=0)
     network = nn.Linear(3, 2)
-    learner = Learner(network, recipe, 0.02, Course(BatchPlan(100, 10, 1)))
+    learner = Learner(network, TASK, recipe, 0.02, Course(BatchPlan(100, 10, 1)))
     captured, eager = (build_optimizer(network, recipe, 0.01) for _ in range(2))
     settle(captured, network, is_captured=True)
     address = captured.param_groups[0]["lr"].data_ptr()

@@ -7,7 +7,9 @@ from conf.schema import Model, Recipe
 from tasks.model.muon import Muon, orthogonalised
 from tasks.model.networks import build_network
 from tasks.model.objective import batch_loss, build_optimizer, settle
+from tasks.model.task import Classification
 
+TASK = Classification(10)
 RECIPE = Recipe(optimizer="muon", learning_rate=0.1, momentum=0.6, weight_decay=0.1)
 
 
@@ -30,7 +32,7 @@ def train(network, optimizer, seeds):
     losses = []
     for seed in seeds:
         optimizer.zero_grad()
-        loss = batch_loss(network, Batch(seed), RECIPE)
+        loss = batch_loss(network, Batch(seed), RECIPE, TASK)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -135,13 +137,13 @@ def test_scaled_gradients_are_unscaled_before_the_step():
     train(plain, build_optimizer(plain, RECIPE, 0.1), [1])
     optimizer = build_optimizer(scaled, RECIPE, 0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    scaler.scale(batch_loss(scaled, Batch(1), RECIPE)).backward()
+    scaler.scale(batch_loss(scaled, Batch(1), RECIPE, TASK)).backward()
     scaler.step(optimizer)
     scaler.update()
     for found, wanted in zip(scaled.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
     before = [weight.detach().clone() for weight in scaled.parameters()]
     optimizer.zero_grad()
-    scaler.scale(batch_loss(scaled, Batch(2), RECIPE) * float("inf")).backward()
+    scaler.scale(batch_loss(scaled, Batch(2), RECIPE, TASK) * float("inf")).backward()
     scaler.step(optimizer)
     assert all(torch.equal(now, then) for now, then in zip(scaled.parameters(), before, strict=True))

@@ -76,7 +76,7 @@ def make_train(probe: ProbeResult | None, **fields: Any) -> TrainResult:
             "resumed_from": None,
             "losses": tuple(2.2 * np.exp(-steps / 150) + 0.3 + rng.normal(0, 0.08, 400)),
             "first_step": 0,
-            "validation_accuracy": (0.49, 0.59, 0.62, 0.69, 0.71, 0.735, 0.75, 0.762),
+            "validation_scores": (0.49, 0.59, 0.62, 0.69, 0.71, 0.735, 0.75, 0.762),
             "time_budget": {"training_steps": 110.0},
             "wall_seconds": 150.0,
             "data_wait_fraction": 0.013,

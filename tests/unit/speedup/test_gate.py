@@ -12,7 +12,7 @@ def asked(accuracy=0.95, plain=0.95, champion=None, verdict="normal", **bars):
     return gate(
         Track(register="digits", **bars),
         EvaluateResult.model_construct(accuracy=accuracy),
-        TrainResult.model_construct(plain_accuracy=plain),
+        TrainResult.model_construct(plain_score=plain),
         Judgement(verdict=verdict, text=""),
         champion and (champion, "the champions' best"),
     )
@@ -42,7 +42,7 @@ def test_what_is_not_known_is_not_asked():
     found = gate(
         Track(register="digits", on_regression="off"),
         EvaluateResult.model_construct(accuracy=0.5),
-        TrainResult.model_construct(plain_accuracy=None),
+        TrainResult.model_construct(plain_score=None),
         None,
         None,
     )

@@ -109,7 +109,7 @@ def test_same_input_same_page(report):
 
 def test_summary_table(report):
     rows = dict(summary_table(report.summary))
-    assert list(rows) == ["data", "accuracy", "speedup", "efficiency", "throughput", "time"]
+    assert list(rows) == ["data", "quality", "speedup", "efficiency", "throughput", "time"]
     assert rows["data"].startswith("45,000 / 5,000 / 10,000")
     assert rows["speedup"] == report.speedup.verdict
     assert "training steps 1 min 50 s (77%)" in rows["time"]

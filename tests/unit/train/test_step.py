@@ -3,6 +3,7 @@ import torch
 from conf.schema import Model, Recipe
 from tasks.data.loading.order import BatchPlan
 from tasks.model.networks import build_network
+from tasks.model.task import Classification
 from tasks.records import Arm
 from tasks.train.bare_step import BareStep, StepInputs
 
@@ -43,7 +44,9 @@ def test_a_probe_runs_only_full_batches_and_leaves_the_network_alone():
     network = build_network(Model(width=2, depth=1), (12, 12, 1), 10, 0)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     source = Source(plan)
-    step = BareStep(StepInputs(network, Recipe(), 0.1, torch.device("cpu")), ARM, source, plan.num_full_steps)
+    step = BareStep(
+        StepInputs(network, Classification(10), Recipe(), 0.1, torch.device("cpu")), ARM, source, plan.num_full_steps
+    )
     seconds = step.run(5)
     step.close()
     assert len(seconds) == 5

@@ -1,0 +1,107 @@
+"""Generated sets, whose right answer is known: scenes of shapes with their masks, and textures.
+
+Need no root and no network. Each image is a pure function of its row and its size.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from conf.schema import Data
+from tasks.data.listing import Origin, SampleListing, hold_out
+from tasks.data.samples import Sample, Samples
+
+NUM_SCENES, NUM_TEXTURES = 2_000, 1_200
+SCENE_CLASSES = ("background", "disc", "square", "triangle")
+TEXTURE_CLASSES = ("stripes", "checks", "rings")
+MAX_SHAPES = 4
+_SHAPES_SEED, _TEXTURES_SEED = 20_261, 20_262
+
+Plane = npt.NDArray[np.float64]
+
+
+def list_shapes(data: Data) -> SampleListing:
+    """Scenes, split by `test_fraction` and `validation_fraction`; the last channel of an image is its mask."""
+    return _listing(data, Samples.of(Sample("shapes", 0, row=row) for row in range(NUM_SCENES)), SCENE_CLASSES, 3, 1)
+
+
+def list_textures(data: Data) -> SampleListing:
+    """Grey textures of three classes, split in the same way."""
+    kinds = len(TEXTURE_CLASSES)
+    samples = Samples.of(Sample("textures", row % kinds, row=row) for row in range(NUM_TEXTURES))
+    return _listing(data, samples, TEXTURE_CLASSES, 1, 0)
+
+
+def _listing(
+    data: Data, samples: Samples, class_names: tuple[str, ...], channels: int, num_planes: int
+) -> SampleListing:
+    train, test = hold_out(samples, data.test_fraction)
+    train, validation = hold_out(train, data.validation_fraction)
+    origin = Origin("shapes" if num_planes else "textures")
+    return SampleListing(origin, class_names, train, validation, test, channels, num_planes=num_planes)
+
+
+def read_shapes(samples: Samples, image_size: int) -> npt.NDArray[np.uint8]:
+    """Scenes (N, S, S, 3 + 1): red, green, blue, and the mask, as `tasks.data.listing` has masks."""
+    return np.stack([_scene(sample.row, image_size) for sample in samples])
+
+
+def read_textures(samples: Samples, image_size: int) -> npt.NDArray[np.uint8]:
+    """Grey textures (N, S, S, 1)."""
+    return np.stack([_texture(sample.row, sample.label, image_size) for sample in samples])
+
+
+def _grid(size: int) -> tuple[Plane, Plane]:
+    """Height and breadth of each pixel, from 0 to 1."""
+    y, x = np.mgrid[0:size, 0:size] / size
+    return y, x
+
+
+def _scene(row: int, size: int) -> npt.NDArray[np.uint8]:
+    """Discs, squares and triangles of any colour on a slope of another one, the later ones in front, in some noise."""
+    rng = np.random.default_rng((_SHAPES_SEED, row))
+    y, x = _grid(size)
+    slope = np.outer((y * rng.uniform(-1, 1) + x * rng.uniform(-1, 1)).ravel(), rng.uniform(-60, 60, 3))
+    picture = rng.uniform(60, 196, 3) + slope.reshape(size, size, 3)
+    mask = np.ones((size, size), dtype=np.uint8)
+    for _ in range(rng.integers(1, MAX_SHAPES + 1)):
+        kind = int(rng.integers(1, len(SCENE_CLASSES)))
+        middle_y, middle_x = rng.uniform(0.2, 0.8, 2)
+        inside = _inside(kind, y - middle_y, x - middle_x, rng.uniform(0.12, 0.26), rng.uniform(0, 2 * np.pi))
+        picture[inside] = rng.uniform(0, 255, 3)
+        mask[inside] = kind + 1
+    picture += rng.normal(0, 8, picture.shape)
+    return np.dstack([picture.clip(0, 255).astype(np.uint8), mask])
+
+
+def _inside(kind: int, y: Plane, x: Plane, radius: float, angle: float) -> npt.NDArray[np.bool_]:
+    """Pixels of a shape around the origin: a disc, or a turned square or triangle in it."""
+    if kind == 1:
+        return y * y + x * x < radius * radius
+    corners = 4 if kind == 2 else 3  # noqa: PLR2004  as in SCENE_CLASSES
+    inner = radius * np.cos(np.pi / corners)  # from the middle to a side
+    turned = [angle + 2 * np.pi * side / corners for side in range(corners)]
+    inside: npt.NDArray[np.bool_] = np.logical_and.reduce(
+        [y * np.sin(side) + x * np.cos(side) < inner for side in turned]
+    )
+    return inside
+
+
+def _texture(row: int, label: int, size: int) -> npt.NDArray[np.uint8]:
+    """Stripes, checks or rings of any direction, width and contrast."""
+    rng = np.random.default_rng((_TEXTURES_SEED, row))
+    y, x = _grid(size)
+    angle, waves = rng.uniform(0, np.pi), rng.uniform(2, 6)
+    along, across = y * np.sin(angle) + x * np.cos(angle), y * np.cos(angle) - x * np.sin(angle)
+    phases = rng.uniform(0, 2 * np.pi, 2)
+    stripes = np.sin(2 * np.pi * waves * along + phases[0])
+    if label == TEXTURE_CLASSES.index("checks"):
+        stripes *= np.sin(2 * np.pi * waves * across + phases[1])
+    elif label == TEXTURE_CLASSES.index("rings"):
+        middle_y, middle_x = rng.uniform(0, 1, 2)
+        stripes = np.sin(2 * np.pi * waves * np.hypot(y - middle_y, x - middle_x) + phases[0])
+    if rng.integers(2):
+        stripes = np.sign(stripes)  # sharp edges
+    grey = (128 + rng.uniform(40, 110) * stripes).clip(0, 255)
+    return np.asarray(grey, dtype=np.uint8)[..., np.newaxis]
