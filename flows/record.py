@@ -8,7 +8,7 @@ from typing import Any
 from flows.outcome import Outcome, Verdicts
 from tasks.bundle import FACTS, WEIGHTS, digest_of
 from tasks.durable import sha256_of
-from tasks.evaluate.charts import draw_quality, quality_svgs
+from tasks.evaluate.charts import quality_figures, quality_svgs
 from tasks.figures import png_bytes
 from tasks.records import ModelFacts, TrainResult
 from tasks.redact import redact
@@ -72,6 +72,7 @@ def record(outcome: Outcome, verdicts: Verdicts, handle: RunHandle, summary: dic
     """Log metrics, tags, the report, its pictures and the files behind them to the MLflow run."""
     tracking.log_facts(handle, _metrics(outcome, summary), _tags(outcome, verdicts, handle))
     environment = describe_environment(outcome.trained.hosts, outcome.trained.devices)
+    quality = quality_figures(outcome.evaluated, outcome.trained, outcome.prepared)
     report = ReportInput(
         summary=summary,
         config=outcome.config,
@@ -80,7 +81,7 @@ def record(outcome: Outcome, verdicts: Verdicts, handle: RunHandle, summary: dic
         train=outcome.trained,
         speedup=outcome.speedup,
         evaluate=outcome.evaluated,
-        quality_svgs=quality_svgs(outcome.evaluated),
+        quality_svgs=quality_svgs(quality),
         environment=environment,
     )
     tracking.log_document(handle, "report.html", render_report(report))
@@ -88,7 +89,7 @@ def record(outcome: Outcome, verdicts: Verdicts, handle: RunHandle, summary: dic
     tracking.log_document(handle, "environment.json", environment)
     tracking.log_document(handle, tracking.FACTS_ARTIFACT, outcome.facts)
     figures = draw_speed(outcome.speedup, outcome.trained, outcome.trained.time_budget)
-    for name, figure in (figures | draw_quality(outcome.evaluated)).items():
+    for name, figure in (figures | quality).items():
         tracking.log_document(handle, f"pictures/{name}.png", png_bytes(figure))
     _log_files(outcome, handle)
 

@@ -48,6 +48,19 @@ def new_figure(height_inches: float, num_rows: int = 1) -> tuple[Figure, list[Ax
     return figure, axes
 
 
+def new_grid(num_rows: int, num_columns: int, inches: float = 1.1) -> tuple[Figure, list[list[Axes]]]:
+    """An empty figure of square axes for pictures, by row and column."""
+    figure = Figure(figsize=(num_columns * inches, 0.25 + num_rows * inches), layout="constrained", facecolor=PAPER)
+    FigureCanvasAgg(figure)
+    axes = [
+        [figure.add_subplot(num_rows, num_columns, row * num_columns + column + 1) for column in range(num_columns)]
+        for row in range(num_rows)
+    ]
+    for axis in (axis for row in axes for axis in row):
+        axis.set_axis_off()
+    return figure, axes
+
+
 def set_title(axis: Axes, text: str) -> None:
     """A left-aligned heading; of a figure's only axes it begins at the figure's edge, whatever the labels' width."""
     looks: dict[str, Any] = {"fontsize": FONT_POINTS + 1, "fontweight": "bold", "color": INK, "parse_math": False}

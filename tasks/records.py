@@ -363,6 +363,8 @@ class TrainResult(Record):
     """Share of the training steps' time spent waiting for data."""
     predictions: tuple[str, ...]
     """One .npz per rank: `index`, `logits`, and `targets` where the model predicts them."""
+    examples: str | None = None
+    """.npz of some test samples, `seen`, `told` and `there`, where something of each pixel is told."""
     prediction_samples_per_second: float
     """Over the test split, after a warm-up that compiles and autotunes."""
     plain_score: float | None = None

@@ -6,6 +6,7 @@ Each function returns a matplotlib Figure; `tasks.figures` turns it into bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +14,14 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from tasks.figures import BLUE, FONT_POINTS, INK, WHITE, new_figure, set_title, shorten, svg_text
-from tasks.records import EvaluateResult
+from tasks.figures import BLUE, FONT_POINTS, INK, WHITE, new_figure, new_grid, set_title, shorten, svg_text
+from tasks.records import EvaluateResult, PreparedSet, TrainResult
 
+CLASS_COLOURS = np.array(
+    [to_rgb("black"), to_rgb("lightgrey"), *(to_rgb(f"C{number}") for number in range(10)), to_rgb("white")]
+)
+"""Of no class, of the first one, which is mostly the background, of the next ten, and of all others."""
+MAX_COLOUR = len(CLASS_COLOURS) - 1
 MAX_NAMED_CLASSES = 40
 """More classes than these are numbered on some ticks instead of named on all."""
 MAX_COUNTED_CLASSES = 15
@@ -106,11 +112,47 @@ def draw_class_accuracy(per_class_accuracy: Mapping[str, float | None]) -> Figur
 
 def draw_quality(result: EvaluateResult) -> dict[str, Figure]:
     """All pictures of quality by name."""
-    figures = {"confusion": draw_confusion(result.confusion, tuple(result.per_class_accuracy))}
+    figures = {}
+    if result.confusion:
+        figures["confusion"] = draw_confusion(result.confusion, tuple(result.per_class_accuracy))
     bars = draw_class_accuracy(result.per_class_accuracy)
     return figures if bars is None else figures | {"class_accuracy": bars}
 
 
-def quality_svgs(result: EvaluateResult) -> dict[str, str]:
-    """The pictures as <svg> elements for a page, by name."""
-    return {name: svg_text(figure, name.replace("_", " ")) for name, figure in draw_quality(result).items()}
+def draw_examples(train: TrainResult, prepared: PreparedSet) -> Figure | None:
+    """Some test samples, each in a row: what the network saw, what it told, what is there; None without any."""
+    if train.examples is None:
+        return None
+    with np.load(train.examples, allow_pickle=False) as arrays:
+        seen, told, there = (arrays[name] for name in ("seen", "told", "there"))
+    channels = prepared.picture_shape[2]
+    shown = [_pictures(values, prepared.mean[:channels], prepared.std[:channels]) for values in (seen, told, there)]
+    if len(seen) == 0:
+        return None
+    figure, axes = new_grid(len(seen), len(shown))
+    for column, (title, pictures) in enumerate(zip(("seen", "told", "there"), shown, strict=True)):
+        for row, picture in enumerate(pictures):
+            axes[row][column].imshow(picture, interpolation="nearest")
+        axes[0][column].set_title(title, fontsize=FONT_POINTS, color=INK)
+    return figure
+
+
+def _pictures(values: npt.NDArray[Any], mean: Sequence[float], std: Sequence[float]) -> npt.NDArray[np.float64]:
+    """As red, green and blue from 0 to 1: images (n, C, H, W) that were normalised, or classes (n, H, W)."""
+    if values.ndim == 3:  # noqa: PLR2004
+        colours: npt.NDArray[np.float64] = CLASS_COLOURS[np.minimum(np.round(values).astype(int), MAX_COLOUR)]
+        return colours
+    scale, offset = (np.asarray(moments).reshape(1, -1, 1, 1) for moments in (std, mean))
+    pixels = np.moveaxis(values * np.where(scale > 0, scale, 1.0) + offset, 1, -1).clip(0, 1)
+    return np.broadcast_to(pixels, (*pixels.shape[:3], 3)) if pixels.shape[-1] == 1 else pixels
+
+
+def quality_figures(result: EvaluateResult, train: TrainResult, prepared: PreparedSet) -> dict[str, Figure]:
+    """All pictures of quality by name, examples among them."""
+    examples = draw_examples(train, prepared)
+    return draw_quality(result) | ({} if examples is None else {"examples": examples})
+
+
+def quality_svgs(figures: Mapping[str, Figure]) -> dict[str, str]:
+    """Pictures as <svg> elements for a page, by name."""
+    return {name: svg_text(figure, name.replace("_", " ")) for name, figure in figures.items()}

@@ -60,6 +60,9 @@ class Task(Protocol):
     def kept(self, outputs: Outputs, batch: LabelledBatch) -> torch.Tensor:
         """What is kept of a test split, for the evaluation: logits (N, K), or the statistics."""
 
+    def shown(self, outputs: Outputs, batch: LabelledBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """What is told and what is there: classes (N, H, W) from 1, 0 for none, or images (N, C, H, W)."""
+
 
 class Classification:
     """The class of an image, and regression targets beside it where the network has them.
@@ -101,6 +104,10 @@ class Classification:
     def kept(self, outputs: Outputs, batch: LabelledBatch) -> torch.Tensor:
         """Logits."""
         return outputs[0]
+
+    def shown(self, outputs: Outputs, batch: LabelledBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of the whole images."""
+        return outputs[0].argmax(1) + 1, batch.labels_N + 1
 
 
 class Segmentation:
@@ -155,6 +162,10 @@ class Segmentation:
     def kept(self, outputs: Outputs, batch: LabelledBatch) -> torch.Tensor:
         """Statistics."""
         return self.statistics(outputs, batch)
+
+    def shown(self, outputs: Outputs, batch: LabelledBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Classes."""
+        return outputs[0].argmax(1) + 1, batch.images_NCHW[:, -1]
 
 
 class Denoising:
@@ -214,6 +225,10 @@ class Denoising:
     def kept(self, outputs: Outputs, batch: LabelledBatch) -> torch.Tensor:
         """Statistics."""
         return self.statistics(outputs, batch)
+
+    def shown(self, outputs: Outputs, batch: LabelledBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Images."""
+        return outputs[0], batch.images_NCHW
 
 
 def task_of(config: Config, prepared: PreparedSet) -> Task:

@@ -20,6 +20,8 @@ from tasks.model.infer import Int64s, predictions
 from tasks.model.objective import LabelledBatch
 from tasks.model.task import Task
 
+NUM_WORST, NUM_OTHERS = 4, 2
+"""Examples in the report."""
 Context = AbstractContextManager[object]
 Batches = Iterable[tuple[Int64s, LabelledBatch]]
 Prediction = tuple[Int64s, npt.NDArray[np.floating], npt.NDArray[np.float32] | None]
@@ -65,6 +67,23 @@ class _Images(NamedTuple):
     targets_NT: torch.Tensor | None
     draws_N: torch.Tensor | None
     weight: float
+
+
+def choose_examples(found: list[Prediction]) -> Int64s:
+    """Indices of the samples with the largest loss, the worst first, and of the first ones; of tasks that keep it."""
+    index_N = np.concatenate([indices for indices, _, _ in found])
+    loss_N = np.concatenate([kept[:, 0] for _, kept, _ in found])
+    worst = index_N[np.argsort(-loss_N, kind="stable")[:NUM_WORST]]
+    others = index_N[~np.isin(index_N, worst)][:NUM_OTHERS]
+    return np.concatenate([worst, others])
+
+
+def save_examples(path: Path, network: nn.Module, batch: LabelledBatch, context: Context, task: Task) -> None:
+    """Write what the network saw (n, C, H, W), what it told and what is there (`Task.shown`); images normalised."""
+    ((_, _, outputs),) = predictions(network, [(np.arange(len(batch.labels_N)), batch)], context, task)
+    shown = (task.inputs(batch), *task.shown(outputs, batch))
+    seen, told, there = (values.float().cpu().numpy() for values in shown)
+    np.savez(path, seen=seen, told=told, there=there)
 
 
 def save_predictions(path: Path, found: list[Prediction], task: Task, num_targets: int) -> None:

@@ -40,6 +40,8 @@ PROBE_FILE = "probe.json"
 """In rank 0's directory: what it has measured before training."""
 SEARCH_FILE = "search.json"
 """Likewise: what it has searched for."""
+EXAMPLES_FILE = "examples.npz"
+"""Likewise: pictures of what was told of some test samples."""
 
 
 class Candidate(Record):

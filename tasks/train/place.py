@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from tasks.data.loading.batch import Batch, Normalise
-from tasks.data.loading.evaluation import evaluation_batches
+from tasks.data.loading.evaluation import evaluation_batch, evaluation_batches
 from tasks.data.loading.loader import TrainLoader, make_loader
 from tasks.data.loading.order import BatchPlan
 from tasks.data.split import Split, open_split
@@ -141,6 +141,12 @@ class Place:
             self.evaluates_channels_last,
             self.task.draws,
         )
+
+    def samples(self, split: Split, indices_N: Int64s) -> Batch:
+        """Some samples of a split, as they are evaluated."""
+        prepared = self.spec.prepared
+        normalise = Normalise(prepared.mean, prepared.std, split.image_shape).to(self.device)
+        return evaluation_batch(split, indices_N, normalise, self.device, self.evaluates_channels_last, self.task.draws)
 
     @property
     def evaluates_channels_last(self) -> bool:

@@ -53,7 +53,14 @@ from tasks.speedup.choice import choose  # noqa: E402
 from tasks.speedup.energy import EnergyMeter  # noqa: E402
 from tasks.speedup.validity import ValidityWatch  # noqa: E402
 from tasks.train import group  # noqa: E402
-from tasks.train.appraise import count, predict, save_predictions, warm_up  # noqa: E402
+from tasks.train.appraise import (  # noqa: E402
+    choose_examples,
+    count,
+    predict,
+    save_examples,
+    save_predictions,
+    warm_up,
+)
 from tasks.train.callbacks import (  # noqa: E402
     BudgetCallback,
     CheckpointCallback,
@@ -64,7 +71,7 @@ from tasks.train.callbacks import (  # noqa: E402
 )
 from tasks.train.checkpoint_io import AtomicCheckpointIO, load  # noqa: E402
 from tasks.train.compiled import CompileWatch, compile_network  # noqa: E402
-from tasks.train.launch import PROBE_FILE, SEARCH_FILE  # noqa: E402
+from tasks.train.launch import EXAMPLES_FILE, PROBE_FILE, SEARCH_FILE  # noqa: E402
 from tasks.train.loop import StepLoop  # noqa: E402
 from tasks.train.measure import Bench, diagnostic_arms, measure, measured_loads  # noqa: E402
 from tasks.train.place import Place  # noqa: E402
@@ -130,9 +137,11 @@ class Rank:
                 plain_score = self._plain_score(network) if self.config.track.register else None
             self.stopwatch.switch("teardown")
         facts = self._result(learner, course) | fit_facts
+        examples = place.directory / EXAMPLES_FILE
         facts |= {
             "probe": probe,
             "predictions": (predictions_path,),
+            "examples": str(examples) if examples.exists() else None,
             "prediction_samples_per_second": rate,
             "plain_score": plain_score,
             "weights": weights,
@@ -341,6 +350,9 @@ class Rank:
         seconds = torch.tensor(time.perf_counter() - started, dtype=torch.float64, device=place.device)
         path = place.directory / "predictions.npz"
         save_predictions(path, arrays, place.task, len(prepared.target_names))
+        if place.writes and place.task.score_name != "accuracy" and arrays:
+            batch = place.samples(split, choose_examples(arrays))
+            save_examples(path.with_name(EXAMPLES_FILE), network, batch, context, place.task)
         return str(path), split.num_samples / float(group.reduced(seconds, "max").item())
 
     def _plain_score(self, network: nn.Module) -> float:

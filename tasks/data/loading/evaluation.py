@@ -46,11 +46,23 @@ def evaluation_batches(  # noqa: PLR0913, PLR0917 - the feed of a rank, flat bec
     first, last = share(0, split.num_samples, rank, world_size)
     for start in range(first, last, batch_size):
         indices_N = np.arange(start, min(start + batch_size, last), dtype=np.int64)
-        pixels = torch.from_numpy(split.gather(indices_N))
-        if device.type == "cuda":
-            pixels = pixels.pin_memory().to(device, non_blocking=True)
-        targets = None if split.targets_NT is None else split.targets_NT[indices_N]
-        labels_N, targets_NT = on_device(split.labels_N[indices_N], targets, device)
-        # Below those of training, whatever its length.
-        draws_N = torch.from_numpy(-1 - indices_N).to(device, non_blocking=True) if draws else None
-        yield indices_N, Batch(normalise(pixels, channels_last=channels_last), labels_N, targets_NT, draws_N, 1.0)
+        yield indices_N, evaluation_batch(split, indices_N, normalise, device, channels_last, draws)
+
+
+def evaluation_batch(
+    split: Split,
+    indices_N: npt.NDArray[np.int64],
+    normalise: Normalise,
+    device: torch.device,
+    channels_last: bool,
+    draws: bool,
+) -> Batch:
+    """Some samples of a split as they are evaluated; the arguments as those of `evaluation_batches`."""
+    pixels = torch.from_numpy(split.gather(indices_N))
+    if device.type == "cuda":
+        pixels = pixels.pin_memory().to(device, non_blocking=True)
+    targets = None if split.targets_NT is None else split.targets_NT[indices_N]
+    labels_N, targets_NT = on_device(split.labels_N[indices_N], targets, device)
+    # Below those of training, whatever its length.
+    draws_N = torch.from_numpy(-1 - indices_N).to(device, non_blocking=True) if draws else None
+    return Batch(normalise(pixels, channels_last=channels_last), labels_N, targets_NT, draws_N, 1.0)

@@ -37,4 +37,5 @@ def test_pictures_by_name():
         seconds=0.1,
     )
     assert list(draw_quality(result)) == ["confusion", "class_accuracy"]
-    assert all("<b>" not in svg and svg.startswith("<svg ") for svg in quality_svgs(result).values())
+    svgs = quality_svgs(draw_quality(result))
+    assert all("<b>" not in svg and svg.startswith("<svg ") for svg in svgs.values())
