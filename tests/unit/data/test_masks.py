@@ -7,11 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from conf.schema import Data
 from tasks.data import manifest, source, store
 from tasks.data.chunks import Cutter
+from tasks.data.loading.loader import make_loader
+from tasks.data.loading.order import BatchPlan
 from tasks.data.pixels import read_pixels
 from tasks.data.shard import write_shard
 from tasks.data.split import open_split
@@ -165,3 +168,47 @@ def test_generated_sets_are_always_the_same_and_hold_every_class() -> None:
             shares = np.bincount(first[..., 3].ravel(), minlength=5) / first[..., 3].size
             assert shares[0] == 0
             assert (shares[1:] > 0.02).all(), shares
+
+
+@pytest.mark.parametrize("loading", ["resident", "streaming", "foreground"])
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_a_mask_moves_with_its_picture_and_keeps_its_values(tmp_path: Path, loading: str, channels_last: bool) -> None:
+    """Pictures that say what their masks do."""
+    rng, root = np.random.default_rng(0), tmp_path / "pairs"
+    for number in range(12):
+        mask = rng.integers(0, 3, (16, 16), dtype=np.uint8)
+        for kind, array in (("images", np.repeat((mask * 100)[..., None], 3, axis=2)), ("masks", mask)):
+            (root / kind).mkdir(parents=True, exist_ok=True)
+            (root / kind / f"{number}.png").write_bytes(png(array))
+    (root / "classes.txt").write_text("\n".join(CLASSES))
+    data = Data(source="pairs", root=str(root), image_size=16, test_fraction=0.1, validation_fraction=0)
+    prepared = prepare(data, tmp_path)
+    split = open_split(prepared, "train")
+    loader = make_loader(
+        split,
+        prepared.mean,
+        prepared.std,
+        loading=loading,
+        plan=BatchPlan(split.num_samples, 4),
+        rank=0,
+        seed=1,
+        augment="flip_shift",
+        shift_pixels=3,
+        shuffle_mib=1,
+        device=torch.device("cpu"),
+        channels_last=channels_last,
+        draws=True,
+    )
+    draws = []
+    for batch in loader:
+        mask = batch.images_NCHW[:, 3]
+        assert set(mask.unique().tolist()) <= {0.0, 1.0, 2.0, 3.0}, "exactly"
+        assert (mask == 0).any(), "what shifts bring in is no class"
+        picture = (batch.images_NCHW[:, 0] * prepared.std[0] + prepared.mean[0]) * 255
+        inside = mask > 0
+        torch.testing.assert_close(picture[inside], (mask[inside] - 1) * 100, atol=1e-3, rtol=0)
+        draws += batch.draws_N.tolist()
+    loader.close()
+    assert sorted(draws) == list(range(split.num_samples)), "each another, and the next epoch's go on"
+    assert next(iter(loader)).draws_N.min() >= split.num_samples
+    loader.close()
