@@ -12,6 +12,7 @@ from conf.credentials import Text
 from conf.schema import Config
 from conf.site import Site, quieten
 from flows import preflight
+from flows.interrupt import heard
 from flows.pipeline import publish
 from flows.predictions import execution_of, past_checks
 from flows.study import make_config
@@ -102,6 +103,7 @@ def clear_advise(request: AdviseRequest, site: Site) -> tuple[Config, preflight.
 
 
 @flow(name="paceline-advise", flow_run_name="advise {request.config.name}", persist_result=False)
+@heard
 @discreet
 def run_advise(request: AdviseRequest) -> dict[str, Any]:
     """Predict what more devices would give, and rank what to do next.

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
+from inspect import signature
 from types import FrameType
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
+Arguments = ParamSpec("Arguments")
+Found = TypeVar("Found")
+
+AGAIN_SECONDS = 0.1
+"""After a signal whose exception was lost, until it is sent again: what lost it has come to its end."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _received: list[int] = []
 _holding: list[_Hold] = []
@@ -41,16 +53,75 @@ def is_interruption(error: BaseException) -> bool:
     Libraries wrap what is raised inside of their callbacks, and then an interrupted run looks like a failed one. In a
     deployment's process the signals are Prefect's, and only what it raised tells of them.
     """
+    return received() is not None or _origin(error) is not None
+
+
+def _origin(error: BaseException) -> BaseException | None:
+    """What a signal has raised, of which an error is the consequence; None where it is none's."""
     from prefect.exceptions import TerminationSignal  # where there is an error to judge, Prefect has been imported
 
-    if received() is not None:
-        return True
     found: BaseException | None = error
-    while found is not None:
+    seen: set[int] = set()
+    while found is not None and id(found) not in seen:
         if isinstance(found, KeyboardInterrupt | SystemExit | TerminationSignal):
-            return True
+            return found
+        seen.add(id(found))
         found = found.__cause__ or found.__context__
-    return False
+    return None
+
+
+def heard(function: Callable[Arguments, Found]) -> Callable[Arguments, Found]:
+    """Have a flow end by a signal that comes while it runs, whatever becomes of the exception that tells of it.
+
+    A handler's exception comes up wherever Python is. In a callback of the garbage collector it is printed, and lost:
+    the signal is sent again; where a library makes an error of its own of it, what the signal has raised goes on in its
+    place, or Prefect would call the run FAILED.
+    """
+
+    @wraps(function)
+    def call(*arguments: Arguments.args, **options: Arguments.kwargs) -> Found:
+        with _sent_again_when_lost():
+            try:
+                return function(*arguments, **options)
+            except Exception as error:
+                origin = _origin(error)
+                if origin is None:
+                    raise
+                raise _like(origin) from error
+
+    # Prefect would look for the names in annotations where `call` is defined.
+    call.__signature__ = signature(function, eval_str=True)  # type: ignore[attr-defined]
+    return call
+
+
+def _like(origin: BaseException) -> BaseException:
+    """Another one of its kind: the chain of the first leads to the error that it is to replace."""
+    from prefect.exceptions import TerminationSignal
+
+    if isinstance(origin, TerminationSignal):
+        return TerminationSignal(signal=origin.signal)
+    return type(origin)(*origin.args)
+
+
+@contextmanager
+def _sent_again_when_lost() -> Iterator[None]:
+    before = sys.unraisablehook
+
+    def hook(lost: UnraisableHookArgs, /) -> None:
+        origin = _origin(lost.exc_value) if lost.exc_value is not None else None
+        if origin is None:
+            before(lost)
+            return
+        number = signal.SIGINT if isinstance(origin, KeyboardInterrupt) else signal.SIGTERM
+        again = threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), number))
+        again.daemon = True
+        again.start()
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 @contextmanager

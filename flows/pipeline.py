@@ -12,6 +12,7 @@ from conf.schema import Config
 from conf.site import Site, quieten
 from flows import handoff, history, preflight, views
 from flows.ahead import clear, cluster_for
+from flows.interrupt import heard
 from flows.markdown import table
 from flows.outcome import Outcome, Verdicts
 from flows.overlap import cancel_older
@@ -36,6 +37,7 @@ from tasks.train.steps import train
 
 
 @flow(name="paceline-run", flow_run_name="{config.name}", persist_result=False)
+@heard
 @discreet
 def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
     """Prepare data, train, evaluate, and account for the speed of it.

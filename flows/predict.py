@@ -20,6 +20,7 @@ from conf.schema import Config
 from conf.site import Site, quieten
 from flows import preflight
 from flows.first_host import training_host
+from flows.interrupt import heard
 from flows.overlap import cancel_older
 from flows.tracked import begun
 from flows.tried import tried
@@ -111,6 +112,7 @@ def clear_predict(request: PredictRequest, site: Site) -> Cleared:
 
 
 @flow(name="paceline-predict", flow_run_name="predict {request.source}", persist_result=False)
+@heard
 @discreet
 def run_predict(request: PredictRequest) -> dict[str, Any]:
     """Predict every image of a source with a trained model.

@@ -15,7 +15,7 @@ from conf.load import apply, validate
 from conf.schema import Config, Data
 from conf.site import Site, quieten
 from flows import preflight, views
-from flows.interrupt import is_interruption
+from flows.interrupt import heard, is_interruption
 from flows.overlap import cancel_older
 from flows.pipeline import publish
 from flows.preflight import Cleared
@@ -123,6 +123,7 @@ def clear_study(request: StudyRequest, site: Site) -> list[ReadyArm]:
 
 
 @flow(name="paceline-study", flow_run_name="study {request.config.name}", persist_result=False)
+@heard
 @discreet
 def run_study(request: StudyRequest, resume: str | None = None) -> dict[str, Any]:
     """Train every arm several times in a balanced order, and say what each factor is worth.

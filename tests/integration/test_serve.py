@@ -56,10 +56,10 @@ def test_a_deployment_has_its_schedule_its_form_and_runs_now_and_then(serve, pre
     assert (state["type"], state["message"]) == ("CANCELLED", "Deployment concurrency limit reached.")
     running = until(lambda: client.search_runs([experiment], f"tags.`prefect.flow_run_id` = '{endless}'"), "MLflow run")
     served.process.send_signal(signal.SIGTERM)
-    served.process.communicate(timeout=90)
-    assert served.process.returncode == 0
+    _, told = served.process.communicate(timeout=90)
+    assert served.process.returncode == 0, told
     assert served.deployment["paused"]
-    assert client.get_run(running[0].info.run_id).info.status == "KILLED"
+    assert client.get_run(running[0].info.run_id).info.status == "KILLED", told
 
 
 @pytest.mark.slow

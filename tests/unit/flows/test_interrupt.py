@@ -1,8 +1,11 @@
 """A signal ends the program as what it is, whatever the libraries in between make of it."""
 
 import asyncio
+import gc
 import os
 import signal
+import sys
+import time
 
 import pytest
 from mlflow import MlflowClient
@@ -212,3 +215,65 @@ def test_a_run_never_stays_running(when, tmp_path, monkeypatch):
         whole()
     (run,) = MlflowClient(site.tracking_uri).search_runs([experiment_id])
     assert run.info.status == ("KILLED" if when == "while it is created" else "FINISHED")
+
+
+def test_a_signal_whose_exception_is_lost_is_sent_again():
+    """Once a run trained on for half a minute, and was killed then: the collector of garbage had the floor."""
+
+    def collect(phase, facts):
+        if not lost:
+            lost.append(phase)
+            killed(signal.SIGTERM)
+
+    lost = []
+
+    @interrupt.heard
+    def body():
+        gc.callbacks.append(collect)
+        try:
+            gc.collect()
+            time.sleep(20)
+        finally:
+            gc.callbacks.remove(collect)
+        return "not interrupted"
+
+    interrupt.listen()
+    before = sys.unraisablehook
+    with pytest.raises(interrupt.Terminated):
+        body()
+    assert lost
+    assert sys.unraisablehook is before
+
+
+def test_what_is_lost_and_no_signal_is_told_as_ever(monkeypatch):
+    told = []
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+
+    class Broken:
+        def __del__(self):
+            raise ValueError("a defect")
+
+    @interrupt.heard
+    def body():
+        Broken()
+        gc.collect()
+
+    body()
+    assert [str(lost.exc_value) for lost in told] == ["a defect"]
+
+
+@pytest.mark.parametrize("body", [wrapped, failed])
+def test_a_flow_raises_what_the_signal_has_raised_and_not_what_was_made_of_it(body):
+    with capture_sigterm(), pytest.raises(TerminationSignal) as raised:
+        interrupt.heard(body)(signal.SIGTERM)
+    assert raised.value.signal == signal.SIGTERM
+    assert isinstance(raised.value.__cause__, ValueError | RunError)
+
+
+def test_an_error_of_a_flow_stays_what_it_is():
+    @interrupt.heard
+    def body():
+        raise RunError("broken")
+
+    with pytest.raises(RunError, match="broken"):
+        body()
