@@ -9,6 +9,12 @@ from contextlib import contextmanager
 from conf.site import Site
 
 
+def collect_again() -> None:
+    """Have garbage looked for from now on, but not among what is imported; until then a command starts faster."""
+    gc.freeze()
+    gc.enable()
+
+
 @contextmanager
 def quiet_flow(site: Site) -> Iterator[None]:
     """Prefect's settings for a flow started here: those of the temporary API, where there is no server.
@@ -21,8 +27,7 @@ def quiet_flow(site: Site) -> Iterator[None]:
     api = preflight.begin_api(site)
     from prefect import settings
 
-    gc.freeze()  # what is imported stays
-    gc.enable()
+    collect_again()
     if api is None:
         yield
         return

@@ -9,6 +9,7 @@ from typing import get_args
 from conf.load import load
 from conf.schema import Config, Overlap
 from conf.site import Site
+from flows.commands.engines import collect_again
 from flows.commands.terminal import add_preset, say_pairs
 from tasks.errors import InputError
 
@@ -72,4 +73,5 @@ def execute(options: Namespace) -> None:
             ("now and then", f"prefect deployment run paceline-run/{name}"),
         ]
     )
+    collect_again()  # this process lives for months
     serve(deployment, catch_up=options.catch_up)

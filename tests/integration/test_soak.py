@@ -24,8 +24,9 @@ from tests.deployments import Served
 NUM_RUNS = int(os.environ.get("SOAK_RUNS", "50"))
 NUM_FIRST = 3
 """Runs in which caches fill, connections are made and modules are imported."""
-MAX_GROWTH_BYTES = 2**20
-"""Of each process per run: at one run a night 365 MiB a year."""
+MAX_GROWTH_BYTES = {"serve": 2**17, "prefect": 2**20}
+"""Of each process per run. Ours polls all day long: without a collector of garbage it grew by 2**18.4 in a run of half a
+minute, which would have been 60 MiB a day at Prefect's own pace."""
 SECONDS_PER_RUN = 240
 RUN = ["digits", "data.image_size=16", "model.width=4", "model.depth=1", "recipe.num_epochs=1"]
 RUN += ["speedup.baseline=none", "track.experiment=soak", "cluster.num_workers=1"]
@@ -128,6 +129,6 @@ def check_counts(name, rows):
             f"{name} {what}: {values[0]:,} to {values[-1]:,}, {slope:+,.1f} per run (at least {low:+,.1f})\n"
         )
         if what == "memory":
-            assert low < MAX_GROWTH_BYTES, f"{name} grows by at least {low / 2**20:.2f} MiB per run"
+            assert low < MAX_GROWTH_BYTES[name], f"{name} grows by at least {low / 2**20:.2f} MiB per run"
         else:  # pools of connections and threads breathe; what is lost with each run does not come back
             assert low <= 0 or values[-1] <= max(values[: max(1, len(values) // 2)]), f"{name} {what}: {values}"
