@@ -25,8 +25,8 @@ NUM_RUNS = int(os.environ.get("SOAK_RUNS", "50"))
 NUM_FIRST = 3
 """Runs in which caches fill, connections are made and modules are imported."""
 MAX_GROWTH_BYTES = {"serve": 2**17, "prefect": 2**20}
-"""Of each process per run. Ours polls all day long: without a collector of garbage it grew by 2**18.4 in a run of half a
-minute, which would have been 60 MiB a day at Prefect's own pace."""
+"""Of each process per run. Ours looks for runs all day long: without a collector of garbage it grew by 2**18.4 in half
+a minute of looks each second, which is 60 MiB a day at the pace that Prefect has."""
 SECONDS_PER_RUN = 240
 RUN = ["digits", "data.image_size=16", "model.width=4", "model.depth=1", "recipe.num_epochs=1"]
 RUN += ["speedup.baseline=none", "track.experiment=soak", "cluster.num_workers=1"]
