@@ -13,8 +13,8 @@ if "tasks.train.worker" in sys.orig_argv and "BLIND" in os.environ:
     from tasks.model import objective
 
     seeing = objective.batch_loss
-    objective.batch_loss = lambda network, batch, recipe: seeing(
-        network, batch._replace(images_NCHW=batch.images_NCHW * 0), recipe
+    objective.batch_loss = lambda network, batch, *more: seeing(
+        network, batch._replace(images_NCHW=batch.images_NCHW * 0), *more
     )
 
 if "tasks.train.worker" in sys.orig_argv and "LOUD" in os.environ:
@@ -44,9 +44,9 @@ if "tasks.train.worker" in sys.orig_argv and "PLANT" in os.environ:
             from tasks.model import objective
 
             compute = objective.batch_loss
-            objective.batch_loss = lambda network, batch, recipe: (
+            objective.batch_loss = lambda network, batch, *more: (
                 time.sleep(float(delay) * len(batch.labels_N)),
-                compute(network, batch, recipe),
+                compute(network, batch, *more),
             )[1]
     else:
         from torch import distributed
