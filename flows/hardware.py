@@ -9,7 +9,9 @@ from typing import Any
 from conf.site import Site
 from tasks.errors import InputError
 from tasks.records import STEP_ITEMS
-from tasks.speedup.hardware import RATES, HardwareRun, HardwareTable, tabulate
+from tasks.speedup.compare import RATES
+from tasks.speedup.hardware import HardwareRun, HardwareTable, tabulate
+from tasks.speedup.match import world_of
 from tasks.track.run import DISTURBED_TAG, FACTS_ARTIFACT
 from tasks.track.search import FoundRun, find_runs, read_document
 
@@ -18,7 +20,6 @@ TRAINED = ("run", "arm")
 FIXED_ITEMS = ("startup", "setup", "prediction", "teardown")
 """Items of the time budget that do not grow with the length of a training."""
 EXECUTION = ("precision", "memory_format", "compile", "loading")
-WORLD = ("num_nodes", "num_devices")
 
 
 def hardware_table(site: Site, experiment: str, prices: Mapping[str, float]) -> HardwareTable:
@@ -39,10 +40,11 @@ def hardware_table(site: Site, experiment: str, prices: Mapping[str, float]) -> 
             continue
         why = _why_left_out(run)
         facts = {} if why else read_document(site.tracking_uri, run.run_id, FACTS_ARTIFACT) or {}
-        if why or not facts:
+        num_devices = world_of(facts)
+        if why or num_devices is None:
             left_out[why or "without their facts"] += 1
         else:
-            runs.append(_hardware_run(run, facts))
+            runs.append(_hardware_run(run, facts, num_devices))
     if not runs:
         reasons = ", ".join(f"{number} {reason}" for reason, number in left_out.items()) or "there is no run at all"
         raise InputError(
@@ -60,13 +62,12 @@ def _why_left_out(run: FoundRun) -> str:
     return "" if any(run.metrics.get(name) for name in RATES) else "without a throughput"
 
 
-def _hardware_run(run: FoundRun, facts: Mapping[str, Any]) -> HardwareRun:
+def _hardware_run(run: FoundRun, facts: Mapping[str, Any], num_devices: int) -> HardwareRun:
     price = run.params.get("speedup.price_per_device_hour", "None")
-    num_nodes, num_devices = (int(facts[f"execution.{name}"]) for name in WORLD)
     return HardwareRun(
         run_id=run.run_id,
         facts={name: str(value) for name, value in facts.items()},
-        num_devices=num_nodes * num_devices,
+        num_devices=num_devices,
         execution=", ".join(str(facts[f"execution.{name}"]) for name in EXECUTION),
         samples_per_second=next(run.metrics[name] for name in RATES if run.metrics.get(name)),
         fixed_seconds=sum(_seconds(run, item) for item in FIXED_ITEMS) or None,

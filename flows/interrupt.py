@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from inspect import signature
 from types import FrameType
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -75,7 +74,7 @@ def heard(function: Callable[Arguments, Found]) -> Callable[Arguments, Found]:
 
     A handler's exception comes up wherever Python is. In a callback of the garbage collector it is printed, and lost:
     the signal is sent again; where a library makes an error of its own of it, what the signal has raised goes on in its
-    place, or Prefect would call the run FAILED.
+    place, or Prefect would call the run FAILED. It stands around `discreet`, whose signature Prefect reads.
     """
 
     @wraps(function)
@@ -89,8 +88,6 @@ def heard(function: Callable[Arguments, Found]) -> Callable[Arguments, Found]:
                     raise
                 raise _like(origin) from error
 
-    # Prefect would look for the names in annotations where `call` is defined.
-    call.__signature__ = signature(function, eval_str=True)  # type: ignore[attr-defined]
     return call
 
 

@@ -362,7 +362,7 @@ class TrainResult(Record):
     data_wait_fraction: float | None
     """Share of the training steps' time spent waiting for data."""
     predictions: tuple[str, ...]
-    """One .npz per rank: `index`, `logits`, and `targets` where the model predicts them."""
+    """One .npz per rank: `index`, `kept` (logits, or statistics of each sample), and `targets` where there are any."""
     examples: str | None = None
     """.npz of some test samples, `seen`, `told` and `there`, where something of each pixel is told."""
     prediction_samples_per_second: float

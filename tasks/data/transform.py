@@ -101,10 +101,12 @@ def _decode(content: bytes, image_size: int) -> npt.NDArray[np.uint8]:
     return _fit(picture, image_size)
 
 
-def _fit(picture: Image.Image, image_size: int) -> npt.NDArray[np.uint8]:
+def _fit(
+    picture: Image.Image, image_size: int, method: Image.Resampling = Image.Resampling.BICUBIC
+) -> npt.NDArray[np.uint8]:
     """Scaled and centre-cropped where the size is another."""
     if picture.size != (image_size, image_size):
-        picture = ImageOps.fit(picture, (image_size, image_size), method=Image.Resampling.BICUBIC)
+        picture = ImageOps.fit(picture, (image_size, image_size), method=method)
     return np.asarray(picture)
 
 
@@ -169,10 +171,7 @@ def decode_mask(content: bytes, image: bytes, image_size: int) -> npt.NDArray[np
         raise
     except Exception as error:
         raise DecodeError(f"its mask: {one_line(error)}") from error
-    if values.shape != (image_size, image_size):
-        size = (image_size, image_size)
-        values = np.asarray(ImageOps.fit(Image.fromarray(values), size, method=Image.Resampling.NEAREST))
-    return values + np.uint8(1)  # 255 becomes 0
+    return _fit(Image.fromarray(values), image_size, Image.Resampling.NEAREST) + np.uint8(1)  # 255 becomes 0
 
 
 def resize_arrays(images_NHWC: npt.NDArray[np.uint8], image_size: int) -> npt.NDArray[np.uint8]:

@@ -6,6 +6,8 @@ score over any split and any number of ranks. Shapes: N samples, C channels, H h
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -21,7 +23,7 @@ from tasks.records import PreparedSet, ScoreName
 Outputs = tuple[torch.Tensor, torch.Tensor | None]
 # The weight of the recipe's source is for degrees. With 0.1 for radians the angle hardly counts: 16.5 degrees RMS
 # instead of 2.9 after 20 epochs of the twohead preset (accuracy 0.985 instead of 0.973; 2026-11-21).
-DEGREES_PER_RADIAN = 57.29577951308232
+DEGREES_PER_RADIAN = 180.0 / math.pi
 NO_CLASS = -1
 FULL_SCALE = 255.0
 
@@ -60,8 +62,24 @@ class Task(Protocol):
     def kept(self, outputs: Outputs, batch: LabelledBatch) -> torch.Tensor:
         """What is kept of a test split, for the evaluation: logits (N, K), or the statistics."""
 
-    def shown(self, outputs: Outputs, batch: LabelledBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """What is told and what is there: classes (N, H, W) from 1, 0 for none, or images (N, C, H, W)."""
+
+class _StatisticsKept(ABC):
+    """Of those that tell something of each pixel, which is too much to be kept."""
+
+    num_statistics: int
+
+    @property
+    def num_kept(self) -> int:
+        """The statistics'."""
+        return self.num_statistics
+
+    def kept(self, outputs: Outputs, batch: LabelledBatch) -> torch.Tensor:
+        """Statistics."""
+        return self.statistics(outputs, batch)
+
+    @abstractmethod
+    def statistics(self, outputs: Outputs, batch: LabelledBatch) -> torch.Tensor:
+        """As `Task` has it."""
 
 
 class Classification:
@@ -105,12 +123,8 @@ class Classification:
         """Logits."""
         return outputs[0]
 
-    def shown(self, outputs: Outputs, batch: LabelledBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of the whole images."""
-        return outputs[0].argmax(1) + 1, batch.labels_N + 1
 
-
-class Segmentation:
+class Segmentation(_StatisticsKept):
     """The class of each pixel. The mask is the batch's last channel, as prepared sets have it.
 
     Args:
@@ -122,7 +136,7 @@ class Segmentation:
 
     def __init__(self, num_classes: int) -> None:
         self._num_classes = num_classes
-        self.num_statistics = self.num_kept = 1 + 3 * num_classes
+        self.num_statistics = 1 + 3 * num_classes
 
     def inputs(self, batch: LabelledBatch) -> torch.Tensor:
         """The picture."""
@@ -159,16 +173,12 @@ class Segmentation:
         """Intersection over union of each class that there is or that is told, and their mean."""
         return mean_iou(totals_S[1:])
 
-    def kept(self, outputs: Outputs, batch: LabelledBatch) -> torch.Tensor:
-        """Statistics."""
-        return self.statistics(outputs, batch)
-
     def shown(self, outputs: Outputs, batch: LabelledBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Classes."""
+        """Classes (N, H, W) that are told and that are there, from 1; 0 for none."""
         return outputs[0].argmax(1) + 1, batch.images_NCHW[:, -1]
 
 
-class Denoising:
+class Denoising(_StatisticsKept):
     """The image without the noise that is added to it.
 
     Args:
@@ -179,7 +189,7 @@ class Denoising:
 
     score_name: ScoreName = "ssim"
     draws = True
-    num_statistics = num_kept = 4
+    num_statistics = 4
 
     def __init__(self, noise: float, std_C: Sequence[float], seed: int) -> None:
         self._noise = noise / FULL_SCALE
@@ -222,13 +232,13 @@ class Denoising:
         """Mean structural similarity."""
         return totals_S[1] / num_samples
 
-    def kept(self, outputs: Outputs, batch: LabelledBatch) -> torch.Tensor:
-        """Statistics."""
-        return self.statistics(outputs, batch)
-
     def shown(self, outputs: Outputs, batch: LabelledBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Images."""
+        """Images (N, C, H, W) that are told and that are there, normalised."""
         return outputs[0], batch.images_NCHW
+
+
+PixelTask = Segmentation | Denoising
+"""Those that can show what is told and what is there (`shown`)."""
 
 
 def task_of(config: Config, prepared: PreparedSet) -> Task:

@@ -51,7 +51,7 @@ def _summary(trainings: Trainings, arm: StudyArm, target: float | None, price: f
     predicting, _ = (None, 0) if arm.is_baseline else trainings.ratio(arm, baseline, predicted)
     whole, _ = (None, 0) if arm.is_baseline else trainings.ratio(arm, baseline, end_to_end)
     difference, verdict = _parity(trainings, arm, baseline)
-    epoch = _median([run.epoch_seconds for run in runs])
+    epoch = median_known([run.epoch_seconds for run in runs])
     devices = runs[0].world_size if runs else _asked_devices(arm)
     return ArmSummary(
         arm=arm,
@@ -62,9 +62,9 @@ def _summary(trainings: Trainings, arm: StudyArm, target: float | None, price: f
         error=failed[-1].error if failed else None,
         match=trainings.verdict(arm, baseline),
         run_ids=tuple(run.run_id for run in [*runs, *failed] if run.run_id),
-        samples_per_second=_median([run.samples_per_second for run in runs]),
+        samples_per_second=median_known([run.samples_per_second for run in runs]),
         epoch_seconds=epoch,
-        end_to_end_seconds=_median([run.end_to_end_seconds for run in runs]),
+        end_to_end_seconds=median_known([run.end_to_end_seconds for run in runs]),
         ratio=as_interval(ratio),
         num_pairs=num_pairs,
         significant=ratio.significant if ratio else None,
@@ -75,16 +75,16 @@ def _summary(trainings: Trainings, arm: StudyArm, target: float | None, price: f
         accuracy_difference=difference,
         parity=verdict,
         seconds_to_target=_time_to(runs, target_accuracy(trainings, arm.group) if target is None else target),
-        data_wait_fraction=_median([run.data_wait_fraction for run in runs]),
-        communication_fraction=_median([run.communication_fraction for run in runs]),
-        idle_fraction=_median([run.idle_fraction for run in runs]),
+        data_wait_fraction=median_known([run.data_wait_fraction for run in runs]),
+        communication_fraction=median_known([run.communication_fraction for run in runs]),
+        idle_fraction=median_known([run.idle_fraction for run in runs]),
         peak_memory_bytes=max((run.peak_memory_bytes for run in runs if run.peak_memory_bytes), default=None),
         energy_joules_per_epoch=_mean([run.energy_joules / run.num_epochs for run in runs if run.energy_joules]),
         cost_per_epoch=None if price is None or epoch is None else price * devices * epoch / SECONDS_PER_HOUR,
         contaminated=sum(bool(run.contaminated) for run in runs),
         prediction_ratio=as_interval(predicting),
         hit_rate=min((run.compile.hit_rate for run in runs if run.compile), default=None),
-        compile_seconds=_median([run.compile.seconds for run in runs if run.compile]),
+        compile_seconds=median_known([run.compile.seconds for run in runs if run.compile]),
         cause=next((run.cause for run in runs if run.cause), None),
         shares=next((run.shares for run in runs if run.shares), {}),
     )
@@ -138,8 +138,8 @@ def break_even(baseline: Sequence[ArmRun], runs: Sequence[ArmRun]) -> float | No
 
     The fixed cost of a training is its start-up and what its first epoch takes above the others (compile, warm-up).
     """
-    fixed = [_median([_fixed_seconds(run) for run in side]) for side in (baseline, runs)]
-    epoch = [_median([run.epoch_seconds for run in side]) for side in (baseline, runs)]
+    fixed = [median_known([_fixed_seconds(run) for run in side]) for side in (baseline, runs)]
+    epoch = [median_known([run.epoch_seconds for run in side]) for side in (baseline, runs)]
     if fixed[0] is None or fixed[1] is None or epoch[0] is None or epoch[1] is None:
         return None
     if fixed[1] <= fixed[0]:
@@ -254,7 +254,8 @@ def scalings(trainings: Trainings) -> tuple[Scaling, ...]:
     return tuple(found)
 
 
-def _median(values: Sequence[float | None]) -> float | None:
+def median_known(values: Sequence[float | None]) -> float | None:
+    """The median of those that are known; None without any."""
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
 

@@ -13,11 +13,26 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from tasks.figures import BLUE, FAINT, FONT_POINTS, GREEN, GREY, INK, ORANGE, PAPER, new_figure, set_title, shorten
+from tasks.figures import (
+    BLUE,
+    FAINT,
+    FONT_POINTS,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PAPER,
+    break_name,
+    new_figure,
+    set_title,
+    shorten,
+)
 from tasks.quality import SCORE_WORDS
 from tasks.records import ScoreName, SpeedupResult, TrainResult
 from tasks.speedup.statistics import round_ratios
 
+MAX_NAME = 30
+"""Characters of a line of a name."""
 LONG_SECONDS = 99.95
 """From here on times are written in minutes and seconds."""
 SHORT_SECONDS = 0.1
@@ -58,6 +73,40 @@ def _right_edge(result: SpeedupResult, rounds: Sequence[float]) -> float:
     """Room for the interval and for all but outrageous rounds."""
     seen = float(np.quantile(rounds, 0.95)) if rounds else 0.0
     return 1.1 * max(1.0, result.ratio or 0.0, result.high or 0.0, seen)
+
+
+def draw_ratios(
+    ratios: Mapping[str, tuple[float, float | None, float | None]], base: str, unit: str, title: str
+) -> Figure:
+    """Bars from the top down, each with its number and, where it is known, its interval; a line at 1.
+
+    Args:
+        ratios: By name, (ratio, low, high).
+        base: Name of what the others were divided by.
+        unit: What the numbers are.
+        title: Of the picture.
+    """
+    names = [break_name(name, MAX_NAME) for name in ratios]
+    lines = max(name.count("\n") + 1 for name in names)
+    figure, (axis,) = new_figure(0.9 + (0.2 + 0.17 * lines) * len(ratios))
+    places = range(len(ratios))[::-1]
+    ends = [max(ratio, high or ratio) for ratio, _, high in ratios.values()]
+    axis.barh(
+        places,
+        [ratio for ratio, _, _ in ratios.values()],
+        height=0.55,
+        color=[GREY if name == base else BLUE for name in ratios],
+    )
+    for place, end, (ratio, low, high) in zip(places, ends, ratios.values(), strict=True):
+        if low is not None and high is not None:
+            axis.plot([low, high], [place, place], color=INK, linewidth=1.0)
+        axis.text(end, place, f" {ratio:.2f}", va="center", fontsize=FONT_POINTS - 1, color=INK)
+    axis.axvline(1.0, color=INK, linewidth=0.8, linestyle=(0, (3, 3)))
+    axis.set_yticks(places, names, parse_math=False)
+    axis.set_xlim(0, 1.12 * max(ends))
+    axis.set_xlabel(unit, fontsize=FONT_POINTS, color=INK, loc="right")
+    set_title(axis, title)
+    return figure
 
 
 def draw_training(

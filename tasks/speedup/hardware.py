@@ -18,15 +18,14 @@ from pydantic import Field
 from scipy import stats
 
 from tasks.records import Record
+from tasks.speedup.analysis import SECONDS_PER_HOUR, median_known
 from tasks.speedup.match import UNKNOWN
 
-RATES = ("throughput/steady_samples_per_second", "throughput/samples_per_second")
 FREE = ("execution.", "data.root", "device")
 """Facts that may differ; names that begin so."""
 CONFIDENCE = 0.95
 MIN_REPEATS = 2
 """Runs of each side, for an interval."""
-SECONDS_PER_HOUR = 3600.0
 MAX_CODE = 12
 """Characters of a commit that are shown."""
 BUILD = re.compile(r"\+[\w.]+")
@@ -185,7 +184,7 @@ def _row(
     low, high = (None, None) if runs is base else ratio_interval(runs, base)
     price = next((found for name, found in prices.items() if name.lower() in device.lower()), None)
     if price is None:
-        price = _middle([run.price_per_device_hour for run in runs])
+        price = median_known([run.price_per_device_hour for run in runs])
     return HardwareRow(
         device=device,
         num_devices=number,
@@ -195,16 +194,11 @@ def _row(
         speedup=rate / _rate(base),
         low=low,
         high=high,
-        fixed_seconds=_middle([run.fixed_seconds for run in runs]),
-        peak_memory_bytes=_middle([run.peak_memory_bytes for run in runs]),
-        joules_per_sample=_middle([run.joules_per_sample for run in runs]),
+        fixed_seconds=median_known([run.fixed_seconds for run in runs]),
+        peak_memory_bytes=median_known([run.peak_memory_bytes for run in runs]),
+        joules_per_sample=median_known([run.joules_per_sample for run in runs]),
         price_per_million_samples=None if price is None else price * number / SECONDS_PER_HOUR / rate * 1e6,
     )
-
-
-def _middle(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
 
 
 def ratio_interval(runs: Sequence[HardwareRun], base: Sequence[HardwareRun]) -> tuple[float | None, float | None]:

@@ -6,15 +6,14 @@ from collections.abc import Iterator
 
 from matplotlib.figure import Figure
 
-from tasks.figures import BLUE, FONT_POINTS, GREY, INK, break_name, new_figure, set_title, svg_text
+from tasks.figures import svg_text
 from tasks.redact import redact
-from tasks.speedup.charts import format_seconds
+from tasks.speedup.charts import draw_ratios, format_seconds
+from tasks.speedup.compare import DASH
 from tasks.speedup.hardware import HardwareRow, HardwareTable, WorkTable
 from tasks.speedup.page import Html, bullets, columns, join, page, paragraph, section, table, tag, text
 
 HEAD = ("hardware", "samples/s", "speedup", "runs", "fixed", "memory", "energy", "price", "execution")
-DASH = "\N{EN DASH}"
-MAX_NAME = 34
 
 
 def rows_of(work: WorkTable) -> list[list[str]]:
@@ -81,20 +80,5 @@ def draw_hardware(work: WorkTable) -> dict[str, Figure]:
     """Pictures by name; none of one row."""
     if len(work.rows) < 2:  # noqa: PLR2004  there is nothing to hold it against
         return {}
-    names = [break_name(row.label, MAX_NAME) for row in work.rows]
-    lines = max(name.count("\n") + 1 for name in names)
-    figure, (axis,) = new_figure(0.9 + (0.2 + 0.17 * lines) * len(work.rows))
-    places = range(len(work.rows))[::-1]
-    values = [row.speedup for row in work.rows]
-    axis.barh(places, values, height=0.55, color=[GREY, *[BLUE] * (len(values) - 1)])
-    for place, row in zip(places, work.rows, strict=True):
-        end = row.speedup
-        if row.low is not None and row.high is not None:
-            axis.plot([row.low, row.high], [place, place], color=INK, linewidth=1.0)
-            end = max(end, row.high)
-        axis.text(end, place, f" {row.speedup:.2f}", va="center", fontsize=FONT_POINTS - 1, color=INK)
-    axis.set_yticks(places, names, parse_math=False)
-    axis.set_xlim(0, 1.14 * max(row.high or row.speedup for row in work.rows))
-    axis.set_xlabel("times the slowest", fontsize=FONT_POINTS, color=INK, loc="right")
-    set_title(axis, "Throughput of the same work")
-    return {"speedups": figure}
+    ratios = {row.label: (row.speedup, row.low, row.high) for row in work.rows}
+    return {"speedups": draw_ratios(ratios, work.rows[0].label, "times the slowest", "Throughput of the same work")}

@@ -94,14 +94,15 @@ def _verdict(
 
 
 def _scaling(first: Mapping[str, str], second: Mapping[str, str]) -> Literal["none", "strong", "weak"]:
-    if _world(first) == _world(second):
+    if world_of(first) == world_of(second):
         return "none"
     weak = all(facts.get("recipe.batch_scaling") == "weak" for facts in (first, second))
     same_share = first.get("recipe.batch_size") == second.get("recipe.batch_size")
     return "weak" if weak and same_share else "strong"
 
 
-def _world(facts: Mapping[str, str]) -> int | None:
+def world_of(facts: Mapping[str, str]) -> int | None:
+    """The number of devices over all hosts; None where it is not known."""
     try:
         nodes, devices = (int(facts[name]) for name in WORLD)
     except (KeyError, ValueError):

@@ -18,7 +18,7 @@ from torch import nn
 
 from tasks.model.infer import Int64s, predictions
 from tasks.model.objective import LabelledBatch
-from tasks.model.task import Task
+from tasks.model.task import PixelTask, Task
 
 NUM_WORST, NUM_OTHERS = 4, 2
 """Examples in the report."""
@@ -78,8 +78,8 @@ def choose_examples(found: list[Prediction]) -> Int64s:
     return np.concatenate([worst, others])
 
 
-def save_examples(path: Path, network: nn.Module, batch: LabelledBatch, context: Context, task: Task) -> None:
-    """Write what the network saw (n, C, H, W), what it told and what is there (`Task.shown`); images normalised."""
+def save_examples(path: Path, network: nn.Module, batch: LabelledBatch, context: Context, task: PixelTask) -> None:
+    """Write what the network saw (n, C, H, W), what it told and what is there, as its task shows it."""
     ((_, _, outputs),) = predictions(network, [(np.arange(len(batch.labels_N)), batch)], context, task)
     shown = (task.inputs(batch), *task.shown(outputs, batch))
     seen, told, there = (values.float().cpu().numpy() for values in shown)

@@ -38,6 +38,7 @@ from tasks.data.split import open_split  # noqa: E402
 from tasks.errors import PacelineError, RunError  # noqa: E402
 from tasks.model.fold import fold_batch_norm  # noqa: E402
 from tasks.model.module import STATE_KEY, Learner  # noqa: E402
+from tasks.model.task import PixelTask  # noqa: E402
 from tasks.records import (  # noqa: E402
     STEP_ITEMS,
     Arm,
@@ -350,7 +351,7 @@ class Rank:
         seconds = torch.tensor(time.perf_counter() - started, dtype=torch.float64, device=place.device)
         path = place.directory / "predictions.npz"
         save_predictions(path, arrays, place.task, len(prepared.target_names))
-        if place.writes and place.task.score_name != "accuracy" and arrays:
+        if place.writes and arrays and isinstance(place.task, PixelTask):
             batch = place.samples(split, choose_examples(arrays))
             save_examples(path.with_name(EXAMPLES_FILE), network, batch, context, place.task)
         return str(path), split.num_samples / float(group.reduced(seconds, "max").item())
