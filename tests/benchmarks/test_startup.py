@@ -184,15 +184,17 @@ class Launchers:
         self._root = root
         self._directory = directory
         self._precision = precision
+        self._home = directory / "paceline"
         self.accuracy = {}
 
     def paceline(self):
-        home = self._directory / "paceline"
-        shutil.rmtree(home, ignore_errors=True)
+        shutil.rmtree(self._home, ignore_errors=True)
+        # Another name each time: MLflow's client keeps the database of an address open, also one that is gone.
+        self._home = self._directory / f"paceline-{len(self.accuracy.get('paceline', ()))}"
         recipe = [f"recipe.{name}={JOB[name]}" for name in ("batch_size", "learning_rate", "momentum", "weight_decay")]
         model = [f"model.{name}={JOB[name]}" for name in ("width", "depth")]
         summary, began, _ = run_paceline(
-            home,
+            self._home,
             "cifar10",
             f"data.root={self._root}",
             "data.validation_fraction=0",
