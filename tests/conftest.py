@@ -28,6 +28,8 @@ NUM_SUBSET = {"train": 200, "test": 50}  # of each of the 10 classes
 RANK_MODULE = "tasks.train.worker"
 SESSION_VARIABLE = "PACELINE_TEST_SESSION"  # inherited by all that the tests start, orphans included
 STATE = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
+SLOW_SECONDS = 900
+"""Until a slow test is given up: several runs of the program, on a machine that does other work too."""
 MARKER_OF_FOLDER = {"gpu": pytest.mark.gpu, "benchmarks": pytest.mark.benchmark}
 
 # What a developer's shell or a batch system may have set, and would change what the tests see.
@@ -71,6 +73,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if marker := MARKER_OF_FOLDER.get(_folder(item)):
             item.add_marker(marker)
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
