@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from tasks.evaluate.charts import draw_class_accuracy, draw_confusion, draw_quality, quality_svgs
+from tasks.evaluate.charts import draw_classes, draw_confusion, draw_quality, quality_svgs
 from tasks.figures import png_bytes
 from tasks.records import EvaluateResult
 
@@ -17,12 +17,12 @@ def test_confusion_of_any_size(num_classes):
 @pytest.mark.parametrize("name", ["$x^", "猫", "<b>", "_hidden", "a" * 200, ""])
 def test_odd_class_names(name):
     assert png_bytes(draw_confusion([[1, 0], [0, 1]], [name, "other"]), 60)
-    assert png_bytes(draw_class_accuracy({name: 0.5, "other": None}), 60)
+    assert png_bytes(draw_classes({name: 0.5, "other": None}), 60)
 
 
 def test_nothing_known_is_not_drawn():
-    assert draw_class_accuracy({"a": None}) is None
-    assert draw_class_accuracy({}) is None
+    assert draw_classes({"a": None}) is None
+    assert draw_classes({}) is None
 
 
 def test_pictures_by_name():

@@ -145,7 +145,7 @@ def test_faster_but_worse_is_marked():
     ]
     result = result_of(arms, runs)
     assert study_table(result)[1][1][1] == "faster but worse"
-    assert "Less accurate than the baseline" in " ".join(study_notes(result))
+    assert "Learned less than the baseline (accuracy)" in " ".join(study_notes(result))
 
 
 # Advice
