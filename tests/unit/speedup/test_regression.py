@@ -123,6 +123,13 @@ def test_the_item_that_grew_is_named_and_so_is_the_machine():
     assert "the baseline changed by -28% as well: look at the machine first" in judged.text
 
 
+def test_a_score_has_its_own_name():
+    runs = nights([RATE] * 8, score=0.95)
+    judged = judge([*runs, Figures(run_id="now", throughput=RATE, score=0.9)], score_name="mean_iou")
+    assert judged.tag == "mean IoU"
+    assert judged.text.startswith("mean IoU 90.0%, 5.0 points below the 95.0% of the 8 runs before")
+
+
 def test_a_disturbed_run_is_judged_by_its_accuracy_alone():
     runs = nights([RATE] * 8, score=0.95)
     judged = judge([*runs, Figures(run_id="now", throughput=400.0, score=0.9, contaminated=True)])
