@@ -143,7 +143,7 @@ def test_what_a_model_of_pixels_cannot_predict_is_told_before_anything_starts(sm
             Image.fromarray(np.zeros((9, 9), np.uint8)).save(tmp_path / place / f"{number}.png")
     (tmp_path / "classes.txt").write_text("ground\nsky\n")
     overrides = ("data.source=pairs", f"data.root={tmp_path}")
-    with pytest.raises(InputError, match="its masks have the classes ground, sky, and the model .* without masks"):
+    with pytest.raises(InputError, match=r"its masks have the classes ground, sky, and the model .* without masks"):
         clear_predict(PredictRequest(model=summary["run_id"], source="shapes", overrides=overrides), Site())
     found = clear_predict(PredictRequest(model=summary["run_id"], source=str(tmp_path)), Site())
     assert list(found.images.samples.names()) == sorted(f"images/{number}.png" for number in range(12))
