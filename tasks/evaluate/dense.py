@@ -80,15 +80,11 @@ def score_difference(
         RunError: The statistics do not fit the split.
     """
     num = prepared.num_test
-    both = [read_predictions(files, num).kept for files in (first, second)]
-    whole, without_N = (
-        np.subtract(*(_scores(totals_MS, samples, score_name) for totals_MS in found))
-        for found, samples in (
-            ([kept_NS.sum(0, keepdims=True) for kept_NS in reversed(both)], num),
-            ([kept_NS.sum(0) - kept_NS for kept_NS in reversed(both)], num - 1),
-        )
-    )
-    return float(whole[0]), float(np.sqrt((num - 1) * without_N.var()))
+    before_NS, after_NS = (read_predictions(files, num).kept for files in (first, second))
+    before, after = before_NS.sum(axis=0), after_NS.sum(axis=0)
+    (difference,) = _scores(after[None], num, score_name) - _scores(before[None], num, score_name)
+    without_N = _scores(after - after_NS, num - 1, score_name) - _scores(before - before_NS, num - 1, score_name)
+    return float(difference), float(np.sqrt((num - 1) * without_N.var()))
 
 
 def _scores(totals_MS: Floats, num_samples: int, score_name: ScoreName) -> Floats:

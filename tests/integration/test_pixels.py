@@ -186,6 +186,29 @@ def test_a_resume_inside_an_epoch_continues_bit_for_bit(job, cluster_address, pr
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize(("preset", "word"), [("shapes", "mean IoU"), ("textures", "SSIM")])
+def test_a_study_says_whether_an_arm_learns_as_well(preset, word, paceline, tmp_path):
+    axis = ("--axis", "execution.precision=32-true,bf16-mixed", "--repeats", "2")
+    process = paceline("study", preset, *SMALL[preset], *PLAIN, *axis, "track.experiment=pixels", "--json")
+    stdout, stderr = process.communicate(timeout=800)
+    assert process.returncode == 0, stderr
+    found = json.loads(stdout.splitlines()[-1])
+    base, reduced = found["arms"]
+    assert base["score_name"] == reduced["score_name"] == {"shapes": "mean_iou", "textures": "ssim"}[preset]
+    assert base["score"] == pytest.approx(reduced["score"], abs=0.1)
+    assert (base["parity"], base["accuracy"]) == ("unknown", None)
+    assert reduced["parity"] in ("on par", "better", "worse", "undecided")
+    client = MlflowClient(Site().tracking_uri)
+    result = json.loads(Path(client.download_artifacts(found["run_id"], "study.json", str(tmp_path))).read_text())
+    difference = result["arms"][1]["accuracy_difference"]
+    assert difference["low"] < reduced["score"] - base["score"] < difference["high"]
+    report = Path(client.download_artifacts(found["run_id"], "report.html", str(tmp_path))).read_text()
+    assert f"{word[0].upper()}{word[1:]} on the test split" in report
+    assert "accura" not in report.partition("<details")[0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_scenes_are_told_apart_as_they_are(run):
     summary, _ = run("shapes", "speedup.baseline=none")
     assert summary["evaluate"]["mean_iou"] > 0.85, "0.870 on 2026-11-22; it is meant for 0.9"

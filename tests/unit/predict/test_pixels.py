@@ -18,6 +18,7 @@ from tasks.predict.heads import compared
 from tasks.predict.images import in_folder, of_test_split
 from tasks.predict.job import Settings, cut, key_of
 from tasks.predict.part import METADATA, check_parity, finished, predict_part
+from tasks.predict.predictor import Predictor
 from tasks.records import ModelFacts
 
 SIZE = 16
@@ -170,6 +171,18 @@ def test_what_is_written_is_not_predicted_again_and_of_another_model_it_is(name,
     assert parity.unit == {"unet": "pixels", "dncnn": "values"}[name]
     assert 0.9 < parity.agreement <= 1
     assert check_parity(first, settings).agreement == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["unet", "dncnn"])
+def test_compiled_ahead_it_says_the_same_also_of_a_ragged_batch(name, tmp_path):
+    settings = save_model(tmp_path / "model", Model(name=name, width=4, depth=2), SCENES)
+    pixels_NHWC = np.random.default_rng(0).integers(0, 256, (19, SIZE, SIZE, 3), dtype=np.uint8)
+    ours = Predictor(settings.model_copy(update={"compiled": str(tmp_path / "compiled")}))(pixels_NHWC)
+    plain = Predictor(settings, plain=True)(pixels_NHWC)
+    assert [values.shape for values in ours] == [values.shape for values in plain]
+    parity = compared({"unet": "segment", "dncnn": "denoise"}[name], ours, plain)
+    assert (parity.num_samples, parity.agreement) == (19, pytest.approx(1, abs=1e-3))
 
 
 def test_how_far_two_executions_lie_apart():
