@@ -174,10 +174,8 @@ def _source(request: PredictRequest, facts: ModelFacts) -> tuple[Config, Images]
     config = load(request.source if is_preset else "folder", list(request.overrides))
     if not is_preset and config.data.root is not None:
         raise InputError(f"data.root={config.data.root} beside the source {request.source}; name one of them")
-    data = config.data.model_dump(mode="json") | {"image_size": facts.image_shape[0]}
-    if not is_preset:
-        data["root"] = request.source
-    data = checked(Data, data)
+    changes = {"image_size": facts.image_shape[0]} | ({} if is_preset else {"root": request.source})
+    data = checked(Data, config.data.model_dump(mode="json") | changes)
     task = facts.model.task
     if is_preset:
         images = of_test_split(data)

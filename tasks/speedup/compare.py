@@ -112,10 +112,11 @@ def _row(run: ComparedRun, base: ComparedRun, verdict: MatchVerdict | None) -> C
     rate = _rate(run, base)
     wall = base.metrics.get("time/wall_seconds"), metrics.get("time/wall_seconds")
     divided = not why and verdict is not None
-    name, score = score_of(metrics) or (None, None)
-    base_name, base_score = score_of(base.metrics) or (None, None)
-    is_known = divided and name == base_name and score is not None and base_score is not None
-    difference = score - base_score if is_known else None
+    scored, base_scored = score_of(metrics), score_of(base.metrics)
+    difference = None
+    if divided and scored and base_scored and scored[0] == base_scored[0]:
+        difference = scored[1] - base_scored[1]
+    name = scored[0] if scored else None
     return ComparedRow(
         run_id=run.run_id,
         label=run.label,
@@ -126,7 +127,7 @@ def _row(run: ComparedRun, base: ComparedRun, verdict: MatchVerdict | None) -> C
         ratio=metrics[rate] / base.metrics[rate] if divided and rate else None,
         wall_ratio=wall[0] / wall[1] if divided and wall[0] and wall[1] else None,
         score_name=name,
-        score=score,
+        score=scored[1] if scored else None,
         score_difference=difference,
         accuracy_difference=difference if name == "accuracy" else None,
         samples_per_second=metrics.get(RATES[0], metrics.get(RATES[1])),
