@@ -339,7 +339,8 @@ with warnings.catch_warnings():
         `champion`: at least `min_accuracy`, no worse than the champion nor than itself in 32-true without folding (by
         more than `max_accuracy_loss`), and no regression. None: nothing is registered."""
         min_accuracy: Annotated[float, Field(ge=0, le=1)] | None = None
-        """Test accuracy that a model needs to be registered; None: whatever the champion has."""
+        """Test score (accuracy, mean IoU or SSIM) that a model needs to be registered; None: whatever the champion
+        has."""
         on_regression: Literal["mark", "fail", "off"] = "mark"
         """What happens when the run is worse than the runs of the same settings before it. `mark`: tags, a Prefect
         artifact and an event tell it; `fail`: the flow and the command fail as well, with everything recorded; `off`:
@@ -347,7 +348,7 @@ with warnings.catch_warnings():
         max_throughput_loss: Annotated[float, Field(gt=0, lt=1)] = 0.05
         """A loss of training throughput up to this share is no regression; of a single run up to twice as much."""
         max_accuracy_loss: Annotated[float, Field(gt=0, lt=1)] = 0.01
-        """A loss of test accuracy up to this is no regression; of a single run up to twice as much."""
+        """A loss of the test score up to this is no regression; of a single run up to twice as much."""
         max_data_wait_rise: Annotated[float, Field(gt=0, lt=1)] = 0.05
         """The share of time spent waiting for data may rise by this; in a single run by twice as much."""
 

@@ -10,7 +10,7 @@ from tasks.speedup.compare import ComparedRun, Comparison, compare
 from tasks.speedup.match import match
 from tasks.track.run import FACTS_ARTIFACT
 from tasks.track.search import FoundRun, find_runs, get_runs, read_document
-from tasks.track.view import share_runs
+from tasks.track.view import ACCURACY, share_runs
 
 MIN_RUNS = 2
 LAST = 5
@@ -42,7 +42,8 @@ def compare_runs(site: Site, run_ids: list[str], experiment: str | None, last: i
 
 def view_url(site: Site, comparison: Comparison) -> str:
     """Address of the same runs in the MLflow UI with the columns that matter, below the server's own."""
-    return share_runs(site.tracking_uri, [run.run_id for run in comparison.runs])
+    scores = list(dict.fromkeys(run.score_name for run in comparison.runs if run.score_name)) or ACCURACY
+    return share_runs(site.tracking_uri, [run.run_id for run in comparison.runs], scores)
 
 
 def _compared(site: Site, run: FoundRun) -> ComparedRun:

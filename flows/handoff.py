@@ -29,7 +29,9 @@ def hand_over(outcome: Outcome, judgement: Judgement | None, handle: RunHandle) 
     present = registry.champion(handle.tracking_uri, track.register)
     if present is not None and present.run_id == handle.run_id:  # a run that goes on does not beat itself
         present = None
-    asked = gate(track, outcome.evaluated, outcome.trained, judgement, _bar(present, outcome))
+    is_other = present is not None and present.score_name != outcome.evaluated.score_name
+    other_score = present.score_name if present is not None and is_other else None
+    asked = gate(track, outcome.evaluated, outcome.trained, judgement, _bar(present, outcome), other_score)
     tags = _tags(outcome, asked, present)
     version = registry.register(handle, track.register, tags) if asked.passed else None
     return {
@@ -42,29 +44,32 @@ def hand_over(outcome: Outcome, judgement: Judgement | None, handle: RunHandle) 
 
 
 def _bar(present: Champion | None, outcome: Outcome) -> tuple[float, str] | None:
-    """The accuracy that a champion sets, and of what it is.
+    """The score that a champion sets, and of what it is.
 
     On the same data the best that any champion had, or each could be a little worse than the one before.
     """
-    if present is None or present.accuracy is None:
+    if present is None or present.score is None:
         return None
     if present.dataset != outcome.prepared.fingerprint:
-        return present.accuracy, "the champion's, on other data,"
-    return max(present.accuracy, present.best_accuracy or 0.0), "the champions' best"
+        return present.score, "the champion's, on other data,"
+    return max(present.score, present.best_score or 0.0), "the champions' best"
 
 
 def _tags(outcome: Outcome, asked: Gate, present: Champion | None) -> dict[str, str]:
-    speedup, score = outcome.speedup, outcome.evaluated.score
+    speedup, score, name = outcome.speedup, outcome.evaluated.score, outcome.evaluated.score_name
     is_same = present is not None and present.dataset == outcome.prepared.fingerprint
-    best = max(score, present.best_accuracy or 0.0) if present is not None and is_same else score
+    best = max(score, present.best_score or 0.0) if present is not None and is_same else score
     tags = {
-        registry.ACCURACY_TAG: repr(score),
+        registry.SCORE_NAME_TAG: name,
+        registry.SCORE_TAG: repr(score),
         registry.BEST_TAG: repr(best),
         registry.DATASET_TAG: outcome.prepared.fingerprint,
         "paceline.workload": outcome.workload,
         "paceline.gate": asked.text,
         "paceline.verdict": speedup.verdict,
     }
+    if name == "accuracy":
+        tags |= dict(zip(registry.ACCURACY_TAGS, (repr(score), repr(best)), strict=True))
     if speedup.ratio is not None and speedup.low is not None and speedup.high is not None:
         tags["paceline.speedup"] = f"{speedup.ratio:.3f} ({speedup.low:.3f} to {speedup.high:.3f})"
     return tags
@@ -82,7 +87,7 @@ def promote(outcome: Outcome, registered: dict[str, Any] | None, handle: RunHand
     tracking.set_tags(handle, {"paceline.registered": f"{name} version {version}"})
     present = registry.champion(handle.tracking_uri, name)
     is_new = present is not None and present.version not in (version, registered["champion_before"])
-    if present is not None and is_new and (present.accuracy or 0.0) > outcome.evaluated.score:
+    if present is not None and is_new and (present.score or 0.0) > outcome.evaluated.score:
         log.warning("Version %s of %s has become champion meanwhile and is better: it stays", present.version, name)
         return
     registry.promote(handle, name, version)

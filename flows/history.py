@@ -39,11 +39,11 @@ def judge_run(outcome: Outcome, handle: RunHandle) -> Judgement | None:
     now = figures(handle.run_id, known, contaminated=outcome.disturbed)
     margins = Margins(
         throughput=track.max_throughput_loss,
-        accuracy=track.max_accuracy_loss,
+        score=track.max_accuracy_loss,
         data_wait=track.max_data_wait_rise,
         foreign_cores=most_foreign(outcome.hardware.num_cores),
     )
-    judgement = judge([*past, now], margins)
+    judgement = judge([*past, now], margins, outcome.evaluated.score_name)
     if judgement.verdict in ("regression", "disturbed"):
         judgement = judgement.model_copy(update={"text": f"{judgement.text}; {_changed(handle, past, outcome.facts)}"})
         get_run_logger().warning("Worse than before: %s", judgement.text)
@@ -81,7 +81,7 @@ def figures(
     return Figures(
         run_id=run_id,
         throughput=metrics.get("throughput/steady_samples_per_second"),
-        accuracy=metrics.get("test/score", metrics.get("test/accuracy")),
+        score=metrics.get("test/score", metrics.get("test/accuracy")),
         data_wait=metrics.get("time/data_wait_fraction"),
         baseline_throughput=metrics.get("throughput/baseline_samples_per_second"),
         item_seconds=items,
@@ -117,7 +117,7 @@ def tell(outcome: Outcome, summary: dict[str, Any]) -> None:
         return
     rows = [
         (
-            change["measure"],
+            change["name"],
             *(f"{change[figure]:.4g}" for figure in ("value", "expected", "limit")),
             change["num_runs"],
             change["num_before"],
@@ -135,7 +135,7 @@ def tell(outcome: Outcome, summary: dict[str, Any]) -> None:
         resource={"prefect.resource.id": f"paceline.series.{outcome.series}", "prefect.resource.name": config.name},
         payload={
             "text": judged["text"],
-            "measures": [change["measure"] for change in judged["changes"]],
+            "measures": [change["name"] for change in judged["changes"]],
             "grew": judged["grew"],
             "run_id": summary["run_id"],
             "experiment": summary["experiment"],

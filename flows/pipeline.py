@@ -108,7 +108,7 @@ def _accounted(outcome: Outcome, handle: RunHandle, started: float) -> dict[str,
         judgement=judgement,
         registered=handoff.hand_over(outcome, judgement, handle),
     )
-    view = views.share_with_like(handle, outcome.series)
+    view = views.share_with_like(handle, outcome.series, outcome.evaluated.score_name)
     summary = summarise(outcome, verdicts, handle, view, time.monotonic() - started)
     record(outcome, verdicts, handle, summary)
     handoff.promote(outcome, verdicts.registered, handle)

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from prefect import flow, get_run_logger
 from prefect.utilities.annotations import quote
 from pydantic import ConfigDict
 
 from conf.credentials import Text
-from conf.load import load, preset_names, validate
-from conf.schema import Config
+from conf.load import checked, load, preset_names
+from conf.schema import Config, Data
 from conf.site import Site, quieten
 from flows import preflight
 from flows.first_host import training_host
@@ -33,6 +34,7 @@ from tasks.errors import InputError
 from tasks.predict.images import Images, in_folder, of_test_split
 from tasks.predict.job import Settings, cut, key_of
 from tasks.predict.steps import Predicted, predict
+from tasks.quality import mean_iou
 from tasks.records import Hardware, ModelFacts, Plan, Record
 from tasks.redact import discreet
 from tasks.track import run as tracking
@@ -44,6 +46,7 @@ BATCH_PIXELS = 256 * 32 * 32
 MAX_BATCH = 256
 EXECUTION = {"accelerator", "device_name", "world_size", "num_threads", "precision", "compile"}
 """Of a plan, what concerns prediction."""
+PNG_CHANNELS = (1, 3)
 SAID = "predictions.json"
 """Beside the parts: what they are."""
 
@@ -84,11 +87,6 @@ def clear_predict(request: PredictRequest, site: Site) -> Cleared:
         InputError: one line with the value, the rule and the fix.
     """
     directory, facts = fetch_model(site.tracking_uri, request.model, site.root)
-    if facts.model.task != "classify":
-        raise InputError(
-            f"{request.model} is a {facts.model.name}, and what is predicted are the classes of images; "
-            "give a model that classifies"
-        )
     config, images = _source(request, facts)
     config, hardware = _workers(config, request, site)
     plan = resolve(config, hardware, 0)
@@ -104,7 +102,7 @@ def clear_predict(request: PredictRequest, site: Site) -> Cleared:
     )
     if plan.compile == "step":
         settings = settings.model_copy(update={"compiled": str(_packages(settings, site.root))})
-    key = key_of(settings, images[1], images[0])
+    key = key_of(settings, images)
     out = Path(request.out).expanduser().absolute() if request.out else site.root / "predictions" / key[:16]
     _check_out(request, out, key)
     experiment_id = preflight.check_servers(config, site)
@@ -125,11 +123,9 @@ def run_predict(request: PredictRequest) -> dict[str, Any]:
     site = Site()
     cleared = clear_predict(request, site)
     cancel_older()
-    origin, samples, class_names, channels = cleared.images
-    size = cleared.facts.image_shape[0]
-    parts = list(
-        cut(samples, origin, class_names, cleared.out, cleared.key, chunks_of(samples, origin, size * size * channels))
-    )
+    images, size = cleared.images, cleared.facts.image_shape[0]
+    num_bytes = size * size * (images.channels + images.num_planes)
+    parts = list(cut(images, cleared.out, cleared.key, chunks_of(images.samples, images.origin, num_bytes)))
     config = cleared.config
     with (
         open_cluster(config.cluster, demand_of([config.execution], cleared.plan.accelerator), site) as address,
@@ -144,7 +140,8 @@ def run_predict(request: PredictRequest) -> dict[str, Any]:
             "model_digest": cleared.settings.model_digest,
             "model_recorded": is_recorded(request.model),
         }
-        said |= {"source": request.source, "class_names": list(cleared.facts.class_names)}
+        task = cleared.facts.model.task
+        said |= {"source": request.source, "task": task, "class_names": list(cleared.facts.class_names)}
         _say(cleared.out, said)
         if not said["model_recorded"]:
             get_run_logger().warning(
@@ -177,21 +174,40 @@ def _source(request: PredictRequest, facts: ModelFacts) -> tuple[Config, Images]
     config = load(request.source if is_preset else "folder", list(request.overrides))
     if not is_preset and config.data.root is not None:
         raise InputError(f"data.root={config.data.root} beside the source {request.source}; name one of them")
-    data = config.data.model_copy(update={"image_size": facts.image_shape[0]})
-    if not is_preset:
-        data = data.model_copy(update={"root": request.source})
-    images = of_test_split(data) if is_preset else in_folder(request.source, facts.class_names)
+    changes = {"image_size": facts.image_shape[0]} | ({} if is_preset else {"root": request.source})
+    data = checked(Data, config.data.model_dump(mode="json") | changes)
+    task = facts.model.task
+    if is_preset:
+        images = of_test_split(data)
+    else:
+        class_names = facts.class_names if task == "classify" else ()
+        images = in_folder(request.source, class_names, leave_masks=task == "segment")
     _check_fits(request, facts, images)
-    changes = {"data": data.model_dump(mode="json"), "model": facts.model.model_dump(mode="json")}
-    return validate(config.model_dump(mode="json") | changes), images
+    # Not validated together: a network may only be trained on data of its task, and predicts any pictures.
+    return config.model_copy(update={"data": data, "model": facts.model}), images
 
 
 def _check_fits(request: PredictRequest, facts: ModelFacts, images: Images) -> None:
-    channels = images[3]
+    channels, task = images.channels, facts.model.task
     if channels != facts.image_shape[2]:
         raise InputError(
             f"{request.source}: images of {channels} channels, and the model {request.model} takes "
             f"{facts.image_shape[2]}; predict what it was trained for"
+        )
+    if task == "denoise" and channels not in PNG_CHANNELS:
+        raise InputError(
+            f"{request.model}: takes images of {channels} channels, and what it makes of them is written as PNG, which "
+            "has 1 or 3; train on grey or on colours"
+        )
+    if images.num_planes and task == "classify":
+        raise InputError(
+            f"{request.source}: has classes of pixels, and the model {request.model} tells those of whole images; "
+            "predict a folder of images"
+        )
+    if images.num_planes and task == "segment" and images.class_names != facts.class_names:
+        raise InputError(
+            f"{request.source}: its masks have the classes {', '.join(images.class_names)}, and the model "
+            f"{request.model} those of {', '.join(facts.class_names)}; give the folder of the images, without masks"
         )
 
 
@@ -239,19 +255,22 @@ def _numbers(found: Predicted) -> dict[str, Any]:
     counts: Counter[str] = Counter()
     for record in found.records:
         counts.update(record.model_dump(include={"num_samples", "num_rejected", "num_known", "num_correct"}))
+    pixels = np.sum([record.class_pixels for record in found.records if record.class_pixels], axis=0)
     predicted_now = counts["num_samples"] + counts["num_rejected"] - found.num_reused
     return {
         "num_samples": counts["num_samples"],
         "num_rejected": counts["num_rejected"],
         "num_reused": found.num_reused,
         "accuracy": counts["num_correct"] / counts["num_known"] if counts["num_known"] else None,
+        "mean_iou": mean_iou(pixels.tolist()) if pixels.any() else None,
         "samples_per_second": predicted_now / found.seconds if predicted_now else None,
         "parity": found.parity.model_dump(mode="json") if found.parity else None,
     }
 
 
 def _metrics(summary: dict[str, Any], found: Predicted) -> dict[str, float | None]:
-    metrics = {f"predict/{name}": summary[name] for name in ("num_samples", "num_rejected", "num_reused", "accuracy")}
+    names = ("num_samples", "num_rejected", "num_reused", "accuracy", "mean_iou")
+    metrics = {f"predict/{name}": summary[name] for name in names}
     metrics["throughput/prediction_samples_per_second"] = summary["samples_per_second"]
     metrics["time/wall_seconds"] = summary["seconds"]
     if found.parity is not None:

@@ -64,7 +64,8 @@ class StudyRequest(BaseModel):
     repeats: int = Field(default=3, json_schema_extra={"minimum": 1})
     """Trainings of each arm."""
     target: float | None = Field(default=None, json_schema_extra={"exclusiveMinimum": 0, "maximum": 1})
-    """Validation accuracy to which the time is measured; None for the lowest that a baseline run ends with."""
+    """Validation score (accuracy, mean IoU or SSIM) to which the time is measured; None for the lowest that a baseline
+    run ends with."""
 
 
 @dataclass(frozen=True)
@@ -287,6 +288,7 @@ def arm_run(arm: StudyArm, trained: TrainResult, evaluated: EvaluateResult) -> A
         first_epoch_seconds=ends[0] - startup if ends and startup is not None else None,
         startup_seconds=startup,
         end_to_end_seconds=ends[-1] if ends else None,
+        score_name=evaluated.score_name,
         accuracy=evaluated.score,
         num_test=evaluated.num_samples,
         validation=tuple(zip(ends, trained.validation_scores[-len(ends) :], strict=False)),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.record import compile_metrics
 from flows.views import share_study
+from tasks.evaluate.dense import score_difference
 from tasks.evaluate.metrics import discordant
 from tasks.figures import png_bytes
 from tasks.records import EvaluateResult, Hardware, PreparedSet, SpeedupResult, TrainResult
@@ -62,7 +63,7 @@ class StudyOutcome:
         )
 
     def _with_parity(self) -> list[ArmRun]:
-        """The trainings with their gained and lost test samples against the baseline of their group and repeat."""
+        """The trainings with what they gained and lost against the baseline of their group and repeat."""
         groups = {arm.name: arm.group for arm in self.arms}
         baselines = {
             (groups[run.arm], run.repeat): run
@@ -73,10 +74,13 @@ class StudyOutcome:
 
     def _paired(self, run: ArmRun, base: ArmRun | None) -> ArmRun:
         prepared = self.prepared.get(run.facts.get("data", ""))
-        if self.request.config.model.task != "classify":  # nothing is right or wrong as a whole
-            return run
         if base is None or run.status != "done" or prepared is None or base.facts.get("data") != run.facts["data"]:
             return run
+        if run.score_name != base.score_name:
+            return run
+        if run.score_name != "accuracy":  # nothing is right or wrong as a whole
+            value, error = score_difference(base.predictions, run.predictions, prepared, run.score_name)
+            return run.model_copy(update={"score_difference": value, "score_error": error})
         gained, lost = discordant(base.predictions, run.predictions, prepared)
         return run.model_copy(update={"num_gained": gained, "num_lost": lost})
 
@@ -103,6 +107,7 @@ def log_arm(handle: RunHandle, arm: StudyArm, run: ArmRun, trained: TrainResult,
         "energy/joules": run.energy_joules,
         "test/accuracy": evaluated.accuracy,
         f"test/{evaluated.score_name}": evaluated.score,
+        "test/score": evaluated.score,
         "train/final_loss": trained.final_loss,
     }
     metrics |= {f"time/{item}_seconds": seconds for item, seconds in trained.time_budget.items()}
@@ -137,7 +142,7 @@ def log_study(outcome: StudyOutcome, parent: RunHandle) -> tuple[StudyResult, di
         tracking.log_document(parent, f"pictures/{name}.png", png_bytes(figure))
     for arm in result.arms:
         _log_ratio(parent, result, arm)
-    summary = summarise_study(result, parent) | {"view": share_study(parent)}
+    summary = summarise_study(result, parent) | {"view": share_study(parent, [arm.score_name for arm in result.arms])}
     tracking.log_document(parent, "summary.json", summary)
     tracking.log_facts(parent, _study_metrics(result), {"paceline.study_kind": result.kind})
     return result, summary
@@ -193,7 +198,9 @@ def summarise_study(result: StudyResult, parent: RunHandle) -> dict[str, Any]:
             "efficiency": arm.efficiency.value if arm.efficiency else None,
             "prediction_ratio": arm.prediction_ratio.value if arm.prediction_ratio else None,
             "hit_rate": arm.hit_rate,
-            "accuracy": arm.accuracy,
+            "score_name": arm.score_name,
+            "score": arm.accuracy,
+            "accuracy": arm.accuracy if arm.score_name == "accuracy" else None,
             "parity": arm.parity,
             "break_even_epochs": arm.break_even_epochs,
             "matches": None if arm.match is None else arm.match.matches,

@@ -6,12 +6,15 @@ share that of their series, and the trainings of a study its own: found by their
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from prefect.artifacts import create_link_artifact
 from prefect.runtime import deployment
 
+from tasks.records import ScoreName
 from tasks.track import run as tracking
 from tasks.track.run import RunHandle
-from tasks.track.view import View, share_view, view_of_series, view_of_study
+from tasks.track.view import ACCURACY, View, share_view, view_of_series, view_of_study
 
 DEPLOYMENT_TAG = "prefect.deployment_id"
 DEPLOYMENT_NAME_TAG = "prefect.deployment_name"
@@ -26,17 +29,19 @@ def deployment_tags() -> dict[str, str]:
     return {DEPLOYMENT_TAG: identifier, DEPLOYMENT_NAME_TAG: deployment.get_name() or identifier}
 
 
-def share_with_like(handle: RunHandle, series: str) -> str:
+def share_with_like(handle: RunHandle, series: str, score_name: ScoreName) -> str:
     """Bring the view of a run's deployment, or else of its series, up to date; its address."""
     identifier = tracking.tag(handle, DEPLOYMENT_TAG)  # a run that goes on may do so outside of its deployment
     if identifier is None:
-        return _share(handle, view_of_series(tracking.SERIES_TAG, series))
-    return _share(handle, view_of_series(DEPLOYMENT_TAG, identifier, tracking.tag(handle, DEPLOYMENT_NAME_TAG)))
+        return _share(handle, view_of_series(tracking.SERIES_TAG, series, scores=[score_name]))
+    name = tracking.tag(handle, DEPLOYMENT_NAME_TAG)
+    return _share(handle, view_of_series(DEPLOYMENT_TAG, identifier, name, [score_name]))
 
 
-def share_study(parent: RunHandle) -> str:
+def share_study(parent: RunHandle, scores: Iterable[ScoreName | None]) -> str:
     """Bring the view of a study's trainings up to date; its address."""
-    return _share(parent, view_of_study(parent.run_id))
+    known = [name for name in dict.fromkeys(scores) if name is not None]
+    return _share(parent, view_of_study(parent.run_id, known or ACCURACY))
 
 
 def _share(handle: RunHandle, view: View) -> str:

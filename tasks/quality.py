@@ -5,11 +5,28 @@ Intersection over union (Jaccard 1912): of the pixels that are told or there, th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tasks.records import EvaluateResult, ScoreName
 
 SCORE_WORDS: dict[ScoreName, str] = {"accuracy": "accuracy", "mean_iou": "mean IoU", "ssim": "SSIM"}
+SCORE = "score"
+"""What the scores of different tasks have in common."""
+
+
+def score_word(names: Iterable[ScoreName | None]) -> str:
+    """The word for the scores of several models, as in the head of a column."""
+    known = {name for name in names if name is not None}
+    return SCORE_WORDS[known.pop()] if len(known) == 1 else SCORE if known else SCORE_WORDS["accuracy"]
+
+
+def score_of(metrics: Mapping[str, float]) -> tuple[ScoreName, float] | None:
+    """Which score the metrics of a run have, and what it is; None where it was not evaluated.
+
+    The accuracy comes last: a segmentation has one of its pixels.
+    """
+    names: tuple[ScoreName, ...] = ("mean_iou", "ssim", "accuracy")
+    return next(((name, metrics[f"test/{name}"]) for name in names if f"test/{name}" in metrics), None)
 
 
 def ious(counts_3K: Sequence[float]) -> list[float | None]:
@@ -43,6 +60,13 @@ def quality_facts(result: EvaluateResult) -> list[tuple[str, str]]:
         gain = result.psnr_db - result.noisy_psnr_db
         facts["PSNR"] = f"{result.psnr_db:.2f} dB ({gain:+.2f} dB over the noisy image)"
     return [(name, value) for name, value in facts.items() if value is not None]
+
+
+def class_scores(result: EvaluateResult) -> tuple[str, dict[str, float | None]]:
+    """What is known of each class, and the word for it: where pixels have classes, it counts what is told in excess."""
+    if result.per_class_iou:
+        return "IoU", result.per_class_iou
+    return "accuracy", result.per_class_accuracy
 
 
 def _share(value: float | None) -> str | None:

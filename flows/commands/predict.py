@@ -1,8 +1,12 @@
-"""`paceline predict`: a trained model over many images, into Parquet."""
+"""`paceline predict`: a trained model over many images, into Parquet.
+
+Classes of images are columns of numbers; masks, and images without their noise, are columns of PNG files.
+"""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from typing import Any
 
 from conf.load import checked
 from conf.site import Site
@@ -40,15 +44,25 @@ def execute(options: Namespace) -> None:
         from flows.predict import run_predict
 
         summary = run_predict(request)
-        accuracy, rate = summary["accuracy"], summary["samples_per_second"]
+        rate = summary["samples_per_second"]
         say_pairs(
             [
                 ("predicted", f"{summary['num_samples']:,} images, {summary['num_reused']:,} of them before"),
                 ("rejected", f"{summary['num_rejected']:,}"),
-                ("accuracy", "the source tells no classes" if accuracy is None else f"{accuracy:.4f}"),
+                _quality(summary),
                 ("throughput", "nothing was left to do" if rate is None else f"{rate:,.0f} images/s"),
                 ("files", summary["out"]),
                 ("run", whereabouts(summary["run_id"], summary["experiment"])),
             ]
         )
         write_json(stream, summary)
+
+
+def _quality(summary: dict[str, Any]) -> tuple[str, str]:
+    """How right it is, as far as the source tells."""
+    accuracy, mean_iou = summary["accuracy"], summary["mean_iou"]
+    if summary["task"] == "segment":
+        return "mean IoU", "the source has no masks" if mean_iou is None else f"{mean_iou:.4f}"
+    if summary["task"] == "denoise":
+        return "images", "taken as they are: no noise was added, so there is nothing to measure it by"
+    return "accuracy", "the source tells no classes" if accuracy is None else f"{accuracy:.4f}"

@@ -30,7 +30,7 @@ def add(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--ladder", action="store_true", help="add one factor at a time instead of the full grid")
     parser.add_argument("--repeats", type=int, metavar="K", help=f"trainings of each arm (default: {REPEATS})")
-    parser.add_argument("--target", type=float, metavar="A", help="validation accuracy to which the time is measured")
+    parser.add_argument("--target", type=float, metavar="A", help="validation score to which the time is measured")
     parser.add_argument("--diagnose", action="store_true", help="measure what limits each arm's step, once")
     parser.add_argument("--resume", metavar="RUN_ID", help="go on with a study that was cut short")
 
@@ -62,7 +62,7 @@ def _request(options: Namespace) -> StudyRequest:
             "paceline study needs a preset, such as paceline study digits --axis execution.num_devices=1,2"
         )
     if options.target is not None and not 0 < options.target <= 1:
-        raise InputError(f"--target {options.target} is no accuracy; give a share between 0 and 1")
+        raise InputError(f"--target {options.target} is no score; give a share between 0 and 1")
     if options.diagnose:
         options.overrides.append("speedup.diagnose=true")
     asked = {

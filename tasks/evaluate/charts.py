@@ -1,4 +1,4 @@
-"""Pictures of quality: the confusion matrix and the accuracy of each class.
+"""Pictures of quality: the confusion matrix, the score of each class, and what is told of some pictures.
 
 Each function returns a matplotlib Figure; `tasks.figures` turns it into bytes.
 """
@@ -13,8 +13,10 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
-from tasks.figures import BLUE, FONT_POINTS, INK, WHITE, new_figure, new_grid, set_title, shorten, svg_text
+from tasks.figures import BLUE, FONT_POINTS, GREY, INK, WHITE, new_figure, new_grid, set_title, shorten, svg_text
+from tasks.quality import class_scores
 from tasks.records import EvaluateResult, PreparedSet, TrainResult
 
 CLASS_COLOURS = np.array(
@@ -22,6 +24,8 @@ CLASS_COLOURS = np.array(
 )
 """Of no class, of the first one, which is mostly the background, of the next ten, and of all others."""
 MAX_COLOUR = len(CLASS_COLOURS) - 1
+MAX_LEGEND_NAME = 10
+"""Of longer names three do not stand side by side below the pictures."""
 MAX_NAMED_CLASSES = 40
 """More classes than these are numbered on some ticks instead of named on all."""
 MAX_COUNTED_CLASSES = 15
@@ -35,7 +39,7 @@ MAX_LEVEL_NAME = 2
 DARK_SHARE = 0.5
 """Cells of a larger share are dark and take light numbers."""
 MAX_BARS = 30
-"""More classes than these: only the least accurate are drawn."""
+"""More classes than these: only the worst are drawn."""
 
 
 def draw_confusion(confusion: Sequence[Sequence[int]], class_names: Sequence[str]) -> Figure:
@@ -86,11 +90,9 @@ def _name_classes(axis: Axes, class_names: Sequence[str]) -> None:
     axis.set_yticks(places, names, fontsize=size, parse_math=False)
 
 
-def draw_class_accuracy(per_class_accuracy: Mapping[str, float | None]) -> Figure | None:
-    """Bars, least accurate first; classes without samples are left out; None if there is no class."""
-    known = sorted(
-        ((name, value) for name, value in per_class_accuracy.items() if value is not None), key=lambda it: it[1]
-    )
+def draw_classes(scores: Mapping[str, float | None], word: str = "accuracy") -> Figure | None:
+    """Bars, the worst first; classes without samples are left out; None if there is no class."""
+    known = sorted(((name, value) for name, value in scores.items() if value is not None), key=lambda it: it[1])
     if not known:
         return None
     shown = known[:MAX_BARS]
@@ -106,7 +108,7 @@ def draw_class_accuracy(per_class_accuracy: Mapping[str, float | None]) -> Figur
     axis.spines[["bottom"]].set_visible(False)
     axis.set_ylim(-0.7, len(shown) - 0.3)
     fewer = f", worst {len(shown)} of {len(known)}" if len(shown) < len(known) else ""
-    set_title(axis, f"Accuracy per class (mean {mean:.1%}{fewer})")
+    set_title(axis, f"{word[0].upper()}{word[1:]} per class (mean {mean:.1%}{fewer})")
     return figure
 
 
@@ -115,8 +117,9 @@ def draw_quality(result: EvaluateResult) -> dict[str, Figure]:
     figures = {}
     if result.confusion:
         figures["confusion"] = draw_confusion(result.confusion, tuple(result.per_class_accuracy))
-    bars = draw_class_accuracy(result.per_class_accuracy)
-    return figures if bars is None else figures | {"class_accuracy": bars}
+    word, scores = class_scores(result)
+    bars = draw_classes(scores, word)
+    return figures if bars is None else figures | {f"class_{word.lower()}": bars}
 
 
 def draw_examples(train: TrainResult, prepared: PreparedSet) -> Figure | None:
@@ -134,7 +137,34 @@ def draw_examples(train: TrainResult, prepared: PreparedSet) -> Figure | None:
         for row, picture in enumerate(pictures):
             axes[row][column].imshow(picture, interpolation="nearest")
         axes[0][column].set_title(title, fontsize=FONT_POINTS, color=INK)
+    if told.ndim == 3:  # noqa: PLR2004  classes, not pictures
+        _name_colours(figure, np.union1d(told, there).round().astype(int).tolist(), prepared.class_names)
     return figure
+
+
+def _name_colours(figure: Figure, classes: Sequence[int], class_names: Sequence[str]) -> None:
+    """Below the pictures, the colours that are in them."""
+    names = {0: "no class"} | dict(enumerate(class_names, start=1))
+    shown = {min(number, MAX_COLOUR): shorten(names[number], 14) for number in classes if number in names}
+    if MAX_COLOUR in shown:
+        shown[MAX_COLOUR] = "any other"
+    patches = [
+        Patch(facecolor=CLASS_COLOURS[colour], edgecolor=GREY, linewidth=0.5, label=name)
+        for colour, name in sorted(shown.items())
+    ]
+    legend = figure.legend(
+        handles=patches,
+        loc="outside lower center",
+        ncols=2 if any(len(name) > MAX_LEGEND_NAME for name in shown.values()) else 3,
+        fontsize=FONT_POINTS - 1,
+        frameon=False,
+        handlelength=1.0,
+        handletextpad=0.4,
+        columnspacing=1.0,
+    )
+    for text in legend.get_texts():
+        text.set_color(INK)
+        text.set_parse_math(False)
 
 
 def _pictures(values: npt.NDArray[Any], mean: Sequence[float], std: Sequence[float]) -> npt.NDArray[np.float64]:

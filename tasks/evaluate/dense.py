@@ -9,10 +9,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from tasks.errors import RunError
-from tasks.evaluate.metrics import read_predictions
+from tasks.evaluate.metrics import Floats, read_predictions
 from tasks.quality import ious, mean_iou
-from tasks.records import EvaluateResult, PreparedSet, TrainResult
+from tasks.records import EvaluateResult, PreparedSet, ScoreName, TrainResult
 
 
 def evaluate_statistics(train: TrainResult, prepared: PreparedSet) -> EvaluateResult:
@@ -57,3 +59,36 @@ def _of_classes(counts: Sequence[float], class_names: Sequence[str]) -> dict[str
         "mean_iou": mean_iou(counts),
         "per_class_iou": dict(zip(class_names, ious(counts), strict=True)),
     }
+
+
+def score_difference(
+    first: Sequence[str], second: Sequence[str], prepared: PreparedSet, score_name: ScoreName
+) -> tuple[float, float]:
+    """The score of the second set of predictions less that of the first, and its standard error.
+
+    The samples are the same in both, so they are left out one by one in both: the jackknife (Tukey 1958; Efron and
+    Stein, "The Jackknife Estimate of Variance", 1981), which needs no more of a score than that it is smooth. Of a mean
+    it is the standard error of the mean.
+
+    Args:
+        first: Files of one run's statistics, see `tasks.evaluate.metrics.read_predictions`.
+        second: Those of another run on the same prepared set.
+        prepared: The set.
+        score_name: What is told of the pixels.
+
+    Raises:
+        RunError: The statistics do not fit the split.
+    """
+    num = prepared.num_test
+    before_NS, after_NS = (read_predictions(files, num).kept for files in (first, second))
+    before, after = before_NS.sum(axis=0), after_NS.sum(axis=0)
+    (difference,) = _scores(after[None], num, score_name) - _scores(before[None], num, score_name)
+    without_N = _scores(after - after_NS, num - 1, score_name) - _scores(before - before_NS, num - 1, score_name)
+    return float(difference), float(np.sqrt((num - 1) * without_N.var()))
+
+
+def _scores(totals_MS: Floats, num_samples: int, score_name: ScoreName) -> Floats:
+    """Of sums of statistics, each over so many samples."""
+    if score_name == "ssim":
+        return totals_MS[:, 1] / max(1, num_samples)
+    return np.array([mean_iou(totals) for totals in totals_MS[:, 1:].tolist()])

@@ -11,7 +11,7 @@ from tasks import deadline
 from tasks.evaluate.dense import evaluate_statistics
 from tasks.evaluate.metrics import evaluate_predictions, read_test_split
 from tasks.kept import find_kept, keep
-from tasks.quality import quality_facts
+from tasks.quality import class_scores, quality_facts
 from tasks.records import EvaluateResult, PreparedSet, TrainResult
 from tasks.redact import discreet
 
@@ -56,7 +56,8 @@ def _evaluate(train: TrainResult, prepared: PreparedSet) -> EvaluateResult:
 def _tell(result: EvaluateResult) -> None:
     log = get_run_logger()
     log.info("On %d test samples: %s", result.num_samples, ", ".join(map(" ".join, quality_facts(result))))
-    known = [(value, name) for name, value in result.per_class_accuracy.items() if value is not None]
+    word, scores = class_scores(result)
+    known = [(value, name) for name, value in scores.items() if value is not None]
     if known:
         worst, name = min(known)
-        log.info("Least accurate class: %s, %.2f %%", name, 100 * worst)
+        log.info("Class of the least %s: %s, %.2f %%", word, name, 100 * worst)

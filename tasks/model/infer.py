@@ -1,12 +1,13 @@
 """Forward passes over a split without gradients: validation and prediction are the same loop.
 
-Shapes: N samples, T regression targets.
+Shapes: N samples, C channels, H height, W width, T regression targets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,14 +19,25 @@ from tasks.model.task import Outputs, Task
 Int64s = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
+class Prediction(NamedTuple):
+    """Of one batch."""
+
+    indices_N: Int64s
+    """Of its samples in the split."""
+    batch: LabelledBatch
+    inputs_NCHW: torch.Tensor
+    """What the network saw."""
+    outputs: Outputs
+
+
 @torch.no_grad()
 def predictions(
     network: nn.Module,
     batches: Iterable[tuple[Int64s, LabelledBatch]],
     context: AbstractContextManager[object],
     task: Task,
-) -> Iterator[tuple[Int64s, LabelledBatch, Outputs]]:
-    """Yield `(indices_N, batch, outputs)`, these in float32, for each batch.
+) -> Iterator[Prediction]:
+    """Predict each batch, in float32.
 
     Args:
         network: is put into evaluation mode, and back as it was when the iteration ends.
@@ -39,7 +51,9 @@ def predictions(
     try:
         for indices_N, batch in batches:
             with context:
-                found, targets_NT = network(task.inputs(batch).to(dtype))
-            yield indices_N, batch, (found.float(), None if targets_NT is None else targets_NT.float())
+                inputs_NCHW = task.inputs(batch)
+                found, targets_NT = network(inputs_NCHW.to(dtype))
+            outputs = found.float(), None if targets_NT is None else targets_NT.float()
+            yield Prediction(indices_N, batch, inputs_NCHW, outputs)
     finally:
         network.train(was_training)

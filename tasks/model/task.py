@@ -53,13 +53,13 @@ class Task(Protocol):
     def loss(self, outputs: Outputs, batch: LabelledBatch, recipe: Recipe) -> torch.Tensor:
         """Scalar: the mean over the samples."""
 
-    def statistics(self, outputs: Outputs, batch: LabelledBatch) -> torch.Tensor:
+    def statistics(self, outputs: Outputs, batch: LabelledBatch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
         """For each sample, float64 (N, S): first its loss, then what the score is made of."""
 
     def score(self, totals_S: Sequence[float], num_samples: float) -> float:
         """Of the statistics' sums over samples."""
 
-    def kept(self, outputs: Outputs, batch: LabelledBatch) -> torch.Tensor:
+    def kept(self, outputs: Outputs, batch: LabelledBatch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
         """What is kept of a test split, for the evaluation: logits (N, K), or the statistics."""
 
 
@@ -73,12 +73,12 @@ class _StatisticsKept(ABC):
         """The statistics'."""
         return self.num_statistics
 
-    def kept(self, outputs: Outputs, batch: LabelledBatch) -> torch.Tensor:
+    def kept(self, outputs: Outputs, batch: LabelledBatch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
         """Statistics."""
-        return self.statistics(outputs, batch)
+        return self.statistics(outputs, batch, inputs_NCHW)
 
     @abstractmethod
-    def statistics(self, outputs: Outputs, batch: LabelledBatch) -> torch.Tensor:
+    def statistics(self, outputs: Outputs, batch: LabelledBatch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
         """As `Task` has it."""
 
 
@@ -109,7 +109,7 @@ class Classification:
             loss = loss + recipe.angle_weight * DEGREES_PER_RADIAN**2 * squared
         return loss
 
-    def statistics(self, outputs: Outputs, batch: LabelledBatch) -> torch.Tensor:
+    def statistics(self, outputs: Outputs, batch: LabelledBatch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
         """Cross-entropy, and whether the class is right."""
         logits_NK, _ = outputs
         loss_N = functional.cross_entropy(logits_NK, batch.labels_N, reduction="none")
@@ -119,7 +119,7 @@ class Classification:
         """The share of right ones."""
         return totals_S[1] / num_samples
 
-    def kept(self, outputs: Outputs, batch: LabelledBatch) -> torch.Tensor:
+    def kept(self, outputs: Outputs, batch: LabelledBatch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
         """Logits."""
         return outputs[0]
 
@@ -156,7 +156,7 @@ class Segmentation(_StatisticsKept):
     def _classes(self, batch: LabelledBatch) -> torch.Tensor:
         return batch.images_NCHW[:, -1].round().long() - 1
 
-    def statistics(self, outputs: Outputs, batch: LabelledBatch) -> torch.Tensor:
+    def statistics(self, outputs: Outputs, batch: LabelledBatch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
         """Cross-entropy; then of each class its pixels that are rightly told, those that are told, and those there."""
         logits_NKHW, classes_NHW = outputs[0], self._classes(batch)
         known_NHW = classes_NHW != NO_CLASS
@@ -210,12 +210,12 @@ class Denoising(_StatisticsKept):
         """Mean squared error of the pixels, where images are divided by their channels' deviation."""
         return functional.mse_loss(outputs[0], batch.images_NCHW.to(outputs[0].dtype))
 
-    def statistics(self, outputs: Outputs, batch: LabelledBatch) -> torch.Tensor:
+    def statistics(self, outputs: Outputs, batch: LabelledBatch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
         """Mean squared error as in the loss; structural similarity; PSNR with and without the network, in dB."""
         from torchmetrics.functional.image import structural_similarity_index_measure  # half a second
 
         clean_NCHW = batch.images_NCHW.float()
-        found_NCHW, noisy_NCHW = outputs[0].float(), self.inputs(batch).float()
+        found_NCHW, noisy_NCHW = outputs[0].float(), inputs_NCHW.float()
         scale = self._scale(clean_NCHW)
         loss_N = (found_NCHW - clean_NCHW).square().mean(dim=(1, 2, 3))
         psnr, noisy_psnr = (

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from conf.schema import Data
 from tasks.data import source
 from tasks.data.listing import Origin
 from tasks.data.samples import Samples
-from tasks.data.sources import folder
+from tasks.data.sources import folder, pairs
 from tasks.errors import InputError
 
 UNKNOWN = -1
-Images = tuple[Origin, Samples, tuple[str, ...], int]
-"""Where they lie, which they are, the names of their labels, channels."""
 
 
-def in_folder(root: str, class_names: tuple[str, ...]) -> Images:
+class Images(NamedTuple):
+    """What is to be predicted."""
+
+    origin: Origin
+    """Where they lie."""
+    samples: Samples
+    class_names: tuple[str, ...]
+    """Of the samples' labels, or of their masks' values."""
+    channels: int
+    """Of a picture."""
+    num_planes: int = 0
+    """1 where each has a mask behind its channels."""
+
+
+def in_folder(root: str, class_names: tuple[str, ...], *, leave_masks: bool = False) -> Images:
     """All images below a root, in order of their names. One that lies in a folder named like a class is of that class.
+
+    Args:
+        root: a path, or any URL that fsspec reads.
+        class_names: of whole images; none where it is not these that are told.
+        leave_masks: leave out what lies in `masks` beside `images`, as `data.source=pairs` has it.
 
     Raises:
         InputError: the root is missing or holds no image.
@@ -26,11 +45,15 @@ def in_folder(root: str, class_names: tuple[str, ...]) -> Images:
     tree = folder.read_tree(root)
     label_of = np.array([_label(name, labels) for name in tree.folders], dtype=np.int32)
     samples = tree.images.labelled(label_of[tree.images.labels])
+    if leave_masks:
+        folders = set(tree.folders)
+        is_image = np.array([not _holds_masks(name, folders) for name in tree.folders])
+        samples = samples.take(np.flatnonzero(is_image[tree.images.labels]))
     if not samples:
         raise InputError(
             f"{root}: holds no image; recognised are files named {' '.join(sorted(folder.IMAGE_SUFFIXES))}"
         )
-    return Origin("files", folder.absolute(root)), samples, class_names, 3
+    return Images(Origin("files", folder.absolute(root)), samples, class_names, 3)
 
 
 def of_test_split(data: Data) -> Images:
@@ -42,8 +65,15 @@ def of_test_split(data: Data) -> Images:
     listing = source.list_samples(data)
     if not listing.test:
         raise InputError(f"data.source={data.source}: no test split; give the folder of the images instead")
-    return listing.origin, listing.test, listing.class_names, listing.channels
+    return Images(listing.origin, listing.test, listing.class_names, listing.channels, listing.num_planes)
 
 
 def _label(folder: str, labels: dict[str, int]) -> int:
     return next((labels[name] for name in reversed(folder.split("/")) if name in labels), UNKNOWN)
+
+
+def _holds_masks(folder: str, folders: set[str]) -> bool:
+    parts = folder.split("/")
+    return any(
+        part == pairs.MASKS and "/".join([*parts[:place], pairs.IMAGES]) in folders for place, part in enumerate(parts)
+    )

@@ -7,13 +7,15 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from conf.schema import Precision
 from tasks.data.listing import Origin
 from tasks.data.samples import Samples
+from tasks.predict.images import Images
 from tasks.records import Record
 
-VERSION = 1
+VERSION = 2
 """Grows when a file of predictions gets another content."""
 
 
@@ -47,6 +49,8 @@ class Part:
     path: str
     key: str
     """Of the whole prediction."""
+    num_planes: int = 0
+    """1 where each picture has a mask behind its channels."""
 
 
 class PartRecord(Record):
@@ -57,8 +61,10 @@ class PartRecord(Record):
     """Predicted; those that could not be read are not among them."""
     num_rejected: int
     num_known: int
-    """Samples whose class the source tells."""
+    """Samples whose class the source tells; of a segmentation, pixels."""
     num_correct: int
+    class_pixels: tuple[int, ...] = ()
+    """Of a segmentation whose masks the source has: pixels rightly told, told, and there, each of all classes."""
     read_seconds: float
     predict_seconds: float
     """Of the worker that did it."""
@@ -68,27 +74,31 @@ class Parity(Record):
     """The model as it is executed against the same one in float32, eager, contiguous, unfolded."""
 
     num_samples: int
+    unit: Literal["samples", "pixels", "values"] = "samples"
+    """What the agreement is a share of; values are those of denoised images."""
     agreement: float
-    """Share of the samples that get the same class."""
+    """Share of the samples, or of their pixels, that get the same class; of the values that are the same but for what
+    nobody sees (`tasks.predict.heads.MAX_LEVELS`)."""
     max_difference: float
-    """Largest difference of a probability."""
+    """Largest difference of a probability; of a segmentation, of the confidence in an image; of a denoised image, of a
+    value, of 255."""
     max_target_difference: float | None = None
     """Of any regression target."""
 
 
-def key_of(settings: Settings, samples: Samples, origin: Origin) -> str:
+def key_of(settings: Settings, images: Images) -> str:
     """64 hex digits over everything that the predictions depend on."""
-    facts = [VERSION, settings.model_digest, settings.precision, origin.kind, origin.root]
+    facts = [VERSION, settings.model_digest, settings.precision, images.origin.kind, images.origin.root]
     digest = hashlib.sha256(json.dumps(facts).encode())
-    for line in samples.lines():
+    for line in images.samples.lines():
         digest.update(line)
     return digest.hexdigest()
 
 
-def cut(
-    samples: Samples, origin: Origin, class_names: tuple[str, ...], out: Path, key: str, num_parts: int
-) -> Iterator[Part]:
+def cut(images: Images, out: Path, key: str, num_parts: int) -> Iterator[Part]:
     """The samples in order, in so many parts of nearly equal size."""
+    samples = images.samples
     for number in range(num_parts):
         bounds = slice(len(samples) * number // num_parts, len(samples) * (number + 1) // num_parts)
-        yield Part(number, origin, samples[bounds], class_names, str(out / f"part-{number:05d}.parquet"), key)
+        path = str(out / f"part-{number:05d}.parquet")
+        yield Part(number, images.origin, samples[bounds], images.class_names, path, key, images.num_planes)

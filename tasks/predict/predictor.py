@@ -1,6 +1,6 @@
 """A model as prediction executes it: batch norm folded, reduced precision, channels last, perhaps compiled ahead.
 
-Shapes: N samples, H height, W width, C channels, K classes, T regression targets.
+Shapes: N samples, H height, W width, C channels.
 """
 
 from __future__ import annotations
@@ -15,31 +15,15 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
 
 from tasks.cluster.hardware import cpu_kind
 from tasks.data.loading.batch import Normalise, laid_out
 from tasks.model.fold import fold_batch_norm
 from tasks.model.trained import open_trained
+from tasks.predict.heads import Arrays, compared, with_head
 from tasks.predict.job import Parity, Settings
 from tasks.private import private_directory
 from tasks.train.precision import AUTOCAST_DTYPES, prepare_network
-
-Predicted = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32] | None]
-"""Probabilities (N, K), targets (N, T)."""
-
-
-class _Probabilities(nn.Module):
-    """Images to a tuple of tensors: probabilities, and targets where there are any; float32 whatever it computes in."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, images_NCHW: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        logits_NK, targets_NT = self.network(images_NCHW)
-        probabilities_NK = torch.softmax(logits_NK.float(), 1)
-        return (probabilities_NK,) if targets_NT is None else (probabilities_NK, targets_NT.float())
 
 
 class Predictor:
@@ -68,11 +52,11 @@ class Predictor:
         else:
             ready = network if plain else fold_batch_norm(network)
             ready = prepare_network(ready, "32-true", self._channels_last, self._device).to(self._dtype)
-            self._call = self.module = _Probabilities(ready).eval()
+            self._call = self.module = with_head(ready, self.facts)
 
     @torch.no_grad()
-    def __call__(self, pixels_NHWC: npt.NDArray[np.uint8]) -> Predicted:
-        """Probabilities, and targets where the model has any."""
+    def __call__(self, pixels_NHWC: npt.NDArray[np.uint8]) -> Arrays:
+        """What the model says of at least one image."""
         found: list[tuple[torch.Tensor, ...]] = []
         for start in range(0, len(pixels_NHWC), self._batch_size):
             pixels = torch.from_numpy(pixels_NHWC[start : start + self._batch_size])
@@ -82,8 +66,7 @@ class Predictor:
                 pixels = torch.cat([pixels, blank])
             images = self._normalise(pixels.to(self._device), channels_last=self._channels_last).to(self._dtype)
             found.append(tuple(output[:number].cpu() for output in self._call(images)))
-        columns = [torch.cat(column).numpy() for column in zip(*found, strict=True)]
-        return columns[0], columns[1] if len(columns) > 1 else None
+        return tuple(torch.cat(column).numpy() for column in zip(*found, strict=True))
 
 
 @lru_cache(maxsize=2)
@@ -94,17 +77,8 @@ def predictor(settings: Settings) -> Predictor:
 
 def parity(settings: Settings, pixels_NHWC: npt.NDArray[np.uint8]) -> Parity:
     """The model as it is executed, against the plain one."""
-    ours, our_targets = predictor(settings)(pixels_NHWC)
-    plain, plain_targets = Predictor(settings, plain=True)(pixels_NHWC)
-    targets = None
-    if our_targets is not None and plain_targets is not None:
-        targets = float(np.abs(our_targets - plain_targets).max())
-    return Parity(
-        max_target_difference=targets,
-        num_samples=len(pixels_NHWC),
-        agreement=float((ours.argmax(1) == plain.argmax(1)).mean()),
-        max_difference=float(np.abs(ours - plain).max()),
-    )
+    ours, plain = predictor(settings), Predictor(settings, plain=True)
+    return compared(ours.facts.model.task, ours(pixels_NHWC), plain(pixels_NHWC))
 
 
 def _package(settings: Settings, directory: Path) -> Path:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from conf.schema import Config
+from tasks.quality import SCORE_WORDS
 from tasks.records import EvaluateResult, Plan, PreparedSet, SpeedupResult, TrainResult
 
 MIN_GAIN = 0.005
-"""An accuracy that still rose by this much over the last quarter of the epochs has not settled."""
+"""A score that still rose by this much over the last quarter of the epochs has not settled."""
 MIN_EPOCHS = 4
 
 
@@ -72,14 +73,14 @@ def _on_compute(plan: Plan) -> Iterator[str]:
 
 
 def _on_epochs(train: TrainResult) -> Iterator[str]:
-    accuracy = train.validation_scores
-    if len(accuracy) < MIN_EPOCHS:
+    scores = train.validation_scores
+    if len(scores) < MIN_EPOCHS:
         return
-    last = max(1, len(accuracy) // 4)
-    gain = max(accuracy[-last:]) - max(accuracy[:-last])
+    last = max(1, len(scores) // 4)
+    gain = max(scores[-last:]) - max(scores[:-last])
     if gain > MIN_GAIN:
         yield (
-            f"Validation accuracy still rose by {gain:.1%} in the last {last} epochs: "
+            f"Validation {SCORE_WORDS[train.score_name]} still rose by {gain:.1%} in the last {last} epochs: "
             f"`recipe.num_epochs={train.num_epochs * 2}` may give a better model."
         )
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tasks.speedup.parity import parity
+from tasks.speedup.parity import parity, score_parity
 from tasks.speedup.scaling import scaling
 from tasks.speedup.statistics import FIXED_CONFIDENCE, estimate_ratio
 from tasks.speedup.study import (
@@ -38,7 +38,7 @@ def summarise_arms(
 
     Args:
         trainings: All of the study.
-        target: Validation accuracy whose time is wanted; None for the lowest final one of the group's baseline.
+        target: Validation score whose time is wanted; None for the lowest final one of the group's baseline.
         price: Of one device for one hour.
     """
     return tuple(_summary(trainings, arm, target, price) for arm in trainings.arms)
@@ -87,6 +87,7 @@ def _summary(trainings: Trainings, arm: StudyArm, target: float | None, price: f
         compile_seconds=median_known([run.compile.seconds for run in runs if run.compile]),
         cause=next((run.cause for run in runs if run.cause), None),
         shares=next((run.shares for run in runs if run.shares), {}),
+        score_name=runs[0].score_name if runs else None,
     )
 
 
@@ -99,6 +100,13 @@ def _parity(trainings: Trainings, arm: StudyArm, baseline: StudyArm) -> tuple[In
     verdict = trainings.verdict(arm, baseline)
     if arm.is_baseline or verdict is None or not verdict.matches:
         return None, "unknown"
+    scored = [
+        (run.score_difference, run.score_error)
+        for run in trainings.of(arm)
+        if run.score_difference is not None and run.score_error is not None
+    ]
+    if scored:
+        return score_parity(scored)
     counted = [
         (run.num_gained, run.num_lost, run.num_test)
         for run in trainings.of(arm)
@@ -154,7 +162,7 @@ def _fixed_seconds(run: ArmRun) -> float | None:
 
 
 def target_accuracy(trainings: Trainings, group: str) -> float | None:
-    """The lowest validation accuracy with which a baseline run of the group ended; None without validation."""
+    """The lowest validation score with which a baseline run of the group ended; None without validation."""
     baseline = next((arm for arm in trainings.arms if arm.is_baseline and arm.group == group), None)
     finals = [run.validation[-1][1] for run in (trainings.of(baseline) if baseline else []) if run.validation]
     return min(finals, default=None)

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from pydantic import Field
 
-from tasks.records import Record
+from tasks.quality import SCORE, score_of, score_word
+from tasks.records import Record, ScoreName
 from tasks.speedup.match import list_facts
 from tasks.speedup.study import MatchVerdict
 
@@ -61,8 +62,13 @@ class ComparedRow(Record):
     """Which metric was divided."""
     wall_ratio: float | None = None
     """The base's wall time over this run's; above 1 is faster."""
+    score_name: ScoreName | None = None
+    score: float | None = None
+    """On the test split."""
+    score_difference: float | None = None
+    """As a fraction; above 0 is better."""
     accuracy_difference: float | None = None
-    """On the test split, as a fraction; above 0 is better."""
+    """The same where the score is the accuracy."""
     samples_per_second: float | None
     own_ratio: float | None
     """Speedup that the run measured against its own baseline."""
@@ -105,8 +111,12 @@ def _row(run: ComparedRun, base: ComparedRun, verdict: MatchVerdict | None) -> C
     why = _why_no_ratio(run, base, verdict)
     rate = _rate(run, base)
     wall = base.metrics.get("time/wall_seconds"), metrics.get("time/wall_seconds")
-    accuracy = metrics.get("test/accuracy"), base.metrics.get("test/accuracy")
     divided = not why and verdict is not None
+    scored, base_scored = score_of(metrics), score_of(base.metrics)
+    difference = None
+    if divided and scored and base_scored and scored[0] == base_scored[0]:
+        difference = scored[1] - base_scored[1]
+    name = scored[0] if scored else None
     return ComparedRow(
         run_id=run.run_id,
         label=run.label,
@@ -116,9 +126,10 @@ def _row(run: ComparedRun, base: ComparedRun, verdict: MatchVerdict | None) -> C
         rate=rate if divided else None,
         ratio=metrics[rate] / base.metrics[rate] if divided and rate else None,
         wall_ratio=wall[0] / wall[1] if divided and wall[0] and wall[1] else None,
-        accuracy_difference=accuracy[0] - accuracy[1]
-        if divided and accuracy[0] is not None and accuracy[1] is not None
-        else None,
+        score_name=name,
+        score=scored[1] if scored else None,
+        score_difference=difference,
+        accuracy_difference=difference if name == "accuracy" else None,
         samples_per_second=metrics.get(RATES[0], metrics.get(RATES[1])),
         own_ratio=metrics.get("speedup/ratio"),
         own_low=metrics.get("speedup/low"),
@@ -156,23 +167,23 @@ def _which(verdict: MatchVerdict) -> str:
     return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-HEAD = ("run", "against the first", "wall time", "accuracy", "samples/s", "own speedup", "efficiency", "data wait")
-
-
 def compare_table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     """Head and rows, for the terminal and the page."""
-    return list(HEAD), [_cells(row) for row in comparison.runs]
+    word = score_word(row.score_name for row in comparison.runs)
+    head = ["run", "against the first", "wall time", word, "samples/s", "own speedup", "efficiency", "data wait"]
+    return head, [_cells(row, word) for row in comparison.runs]
 
 
-def _cells(row: ComparedRow) -> list[str]:
-    accuracy = _format(row.accuracy, ".2%")
-    if row.accuracy_difference is not None:
-        accuracy += f" ({100 * row.accuracy_difference:+.2f} points)"
+def _cells(row: ComparedRow, word: str) -> list[str]:
+    name = f"{score_word([row.score_name])} " if word == SCORE and row.score_name else ""
+    score = name + _format(row.score, ".2%")
+    if row.score_difference is not None:
+        score += f" ({100 * row.score_difference:+.2f} points)"
     return [
         row.label,
         _format(row.ratio, ".2f", " x") if row.ratio is not None else row.why_no_ratio,
         _format(row.wall_ratio, ".2f", " x"),
-        accuracy,
+        score,
         _format(row.samples_per_second, ",.0f"),
         own_speedup(row),
         _format(row.efficiency, ".2f"),

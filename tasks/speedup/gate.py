@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conf.schema import Track
 from tasks.quality import SCORE_WORDS
-from tasks.records import EvaluateResult, Record, TrainResult
+from tasks.records import EvaluateResult, Record, ScoreName, TrainResult
 from tasks.speedup.regression import Judgement
 
 
@@ -27,23 +27,27 @@ def gate(
     trained: TrainResult,
     judgement: Judgement | None,
     champion: tuple[float, str] | None,
+    other_score: ScoreName | None = None,
 ) -> Gate:
     """Ask of a model its score, its parity, and whether its run was worse than those before it.
 
     Args:
         track: the bars.
         evaluated: its quality as it is delivered: folded, in the precision of the plan.
-        trained: has its accuracy as it was trained.
+        trained: has its score as it was trained.
         judgement: of its run; None where nobody looked.
-        champion: the test accuracy that the present champion sets as a bar, and of what it is; None when there is no
+        champion: the test score that the present champion sets as a bar, and of what it is; None when there is no
             champion, or it is not known.
+        other_score: what that champion is judged by, where it is not what this model is.
     """
     score, margin, plain = evaluated.score, track.max_accuracy_loss, trained.plain_score
     name = SCORE_WORDS[evaluated.score_name]
     asked = []
     if track.min_accuracy is not None:
         asked.append((score >= track.min_accuracy, f"{name} {score:.4f}, at least {track.min_accuracy:g}"))
-    if champion is not None:
+    if other_score is not None:
+        asked.append((False, f"judged by its {name}, the champion by its {SCORE_WORDS[other_score]}: use another name"))
+    elif champion is not None:
         bar, whose = champion
         asked.append((score >= bar - margin, f"{name} {score:.4f}, {whose} {bar:.4f}"))
     if plain is not None:

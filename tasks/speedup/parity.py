@@ -1,4 +1,4 @@
-"""Whether an arm learns as well as its baseline: accuracy over repeats that share seeds and test samples."""
+"""Whether an arm learns as well as its baseline: its score over repeats that share seeds and test samples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scipy import stats
 from tasks.speedup.study import Interval, Parity
 
 MARGIN = 0.01
-"""A loss of accuracy below one point is not held against an arm: seeds alone move a small network by as much."""
+"""A loss of score below one point is not held against an arm: seeds alone move a small network by as much."""
 MIN_REPEATS = 2
 
 Pair = tuple[int, int, int]
@@ -29,7 +29,7 @@ def parity(pairs: Sequence[Pair], margin: float = MARGIN) -> tuple[Interval | No
 
     Args:
         pairs: One per repeat.
-        margin: Largest loss of accuracy that still counts as on par.
+        margin: Largest loss that still counts as on par.
     """
     known = [pair for pair in pairs if pair[2]]
     if not known:
@@ -37,6 +37,27 @@ def parity(pairs: Sequence[Pair], margin: float = MARGIN) -> tuple[Interval | No
     differences = np.array([(gained - lost) / total for gained, lost, total in known])
     value = float(differences.mean())
     reach = max(_sampling_reach(known), _repeat_reach(differences))
+    return _judged(value, reach, margin)
+
+
+def score_parity(pairs: Sequence[tuple[float, float]], margin: float = MARGIN) -> tuple[Interval | None, Parity]:
+    """The same of a score that is not a share of right samples, such as mean IoU or SSIM.
+
+    Each repeat brings its difference with the standard error that the choice of test samples gives it. That choice is
+    the same in all repeats, so more of them do not make it smaller.
+
+    Args:
+        pairs: (difference, standard error) of each repeat.
+        margin: as in `parity`.
+    """
+    if not pairs:
+        return None, "unknown"
+    differences, errors = np.array(pairs, dtype=np.float64).T
+    sampling = float(stats.norm.ppf(0.975) * np.sqrt(np.square(errors).mean()))
+    return _judged(float(differences.mean()), max(sampling, _repeat_reach(differences)), margin)
+
+
+def _judged(value: float, reach: float, margin: float) -> tuple[Interval, Parity]:
     interval = Interval(value=value, low=value - reach, high=value + reach)
     return interval, _verdict(value, value - reach, value + reach, margin)
 

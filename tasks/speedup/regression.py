@@ -1,4 +1,4 @@
-"""Whether a run is worse than those before it: its throughput, its accuracy, its share of time spent waiting for data.
+"""Whether a run is worse than those before it: its throughput, its score, its share of time spent waiting for data.
 
 Knows numbers only: which runs belong together, and what is done about a regression, is the flow's business.
 
@@ -25,10 +25,11 @@ import numpy as np
 from pydantic import Field
 from scipy import stats
 
-from tasks.records import Record
+from tasks.quality import SCORE_WORDS
+from tasks.records import Record, ScoreName
 from tasks.speedup.validity import MAX_FOREIGN_CORES
 
-Measure = Literal["throughput", "accuracy", "data wait"]
+Measure = Literal["throughput", "score", "data wait"]
 WINDOW = 30
 """Runs that the level before is taken from, at most."""
 MIN_BEFORE = 6
@@ -50,7 +51,7 @@ class Figures(Record):
     run_id: str
     throughput: float | None = None
     """Training samples per second, steady state."""
-    accuracy: float | None = None
+    score: float | None = None
     """On the test split."""
     data_wait: float | None = None
     """Share of the training steps' time spent waiting for data."""
@@ -61,7 +62,7 @@ class Figures(Record):
     foreign_cores: float | None = None
     """Cores that other processes kept busy during the training."""
     contaminated: bool = False
-    """Others used the machine in another way: no measure for later runs, and itself judged by its accuracy alone.
+    """Others used the machine in another way: no measure for later runs, and itself judged by its score alone.
     `judge` adds those with more foreign cores than usual."""
     regressed: bool = False
     """Was found worse than those before it, or was not comparable: no measure for later runs either."""
@@ -72,7 +73,7 @@ class Margins(Record):
 
     throughput: float = 0.05
     """Loss, as a share of the throughput before."""
-    accuracy: float = 0.01
+    score: float = 0.01
     """Loss, in absolute terms."""
     data_wait: float = 0.05
     """Rise, in absolute terms."""
@@ -84,6 +85,8 @@ class Change(Record):
     """One measure that has become worse."""
 
     measure: Measure
+    name: str
+    """Of the measure in words: of a score its own, such as accuracy."""
     value: float
     """Median of the newest runs."""
     expected: float
@@ -111,7 +114,7 @@ class Judgement(Record):
     def tag(self) -> str:
         """What the run is marked with: the measures that have become worse, `none`, or why it was not judged."""
         if self.verdict == "regression":
-            return ", ".join(change.measure for change in self.changes)
+            return ", ".join(change.name for change in self.changes)
         return self.verdict if self.verdict in ("disturbed", "not comparable") else "none"
 
 
@@ -121,6 +124,7 @@ class _Scale:
 
     measure: Measure
     margin: float
+    name: str
 
     def badness(self, value: float) -> float:
         """On a scale where noise is even."""
@@ -135,22 +139,23 @@ class _Scale:
         return badness if self.measure == "data wait" else -badness
 
 
-def judge(runs: Sequence[Figures], margins: Margins | None = None) -> Judgement:
+def judge(runs: Sequence[Figures], margins: Margins | None = None, score_name: ScoreName = "accuracy") -> Judgement:
     """Compare the newest run with those before it.
 
     Args:
         runs: of one series, the oldest first, the newest included.
         margins: changes that matter; the defaults of `Margins` if None.
+        score_name: what the models of the series are judged by.
     """
     margins = margins or Margins()
     runs = _with_others(runs, margins.foreign_cores)
     scales = (
-        _Scale("throughput", -math.log1p(-margins.throughput)),
-        _Scale("accuracy", margins.accuracy),
-        _Scale("data wait", margins.data_wait),
+        _Scale("throughput", -math.log1p(-margins.throughput), "throughput"),
+        _Scale("score", margins.score, SCORE_WORDS[score_name]),
+        _Scale("data wait", margins.data_wait, "data wait"),
     )
     newest, before = runs[-1], [run for run in runs[:-1] if is_measure(run)]
-    judged = [scale.measure for scale in scales if _is_known(scale.measure, newest, before)]
+    judged = [scale.name for scale in scales if _is_known(scale.measure, newest, before)]
     if not judged:
         text = f"{len(before)} comparable runs before it; from {MIN_BEFORE} on it is judged"
         return Judgement(verdict="too few runs", text=text)
@@ -159,9 +164,9 @@ def judge(runs: Sequence[Figures], margins: Margins | None = None) -> Judgement:
         text = f"{_listed(judged)} as in the {min(len(before), WINDOW)} runs before it"
         return Judgement(verdict="normal", text=text)
     before = before[-WINDOW:]
-    grew = _grew(newest, before) if changes[0].measure != "accuracy" else None
+    grew = _grew(newest, before) if changes[0].measure != "score" else None
     text = "; ".join([*(_told(change) for change in changes), *_causes(changes, newest, before, grew)])
-    certain = tuple(change for change in changes if change.measure == "accuracy" or not newest.contaminated)
+    certain = tuple(change for change in changes if change.measure == "score" or not newest.contaminated)
     return Judgement(
         verdict="regression" if certain else "disturbed",
         changes=certain or changes,
@@ -210,7 +215,7 @@ def is_measure(run: Figures) -> bool:
 
 
 def _value(run: Figures, measure: Measure) -> float | None:
-    found = {"throughput": run.throughput, "accuracy": run.accuracy, "data wait": run.data_wait}[measure]
+    found = {"throughput": run.throughput, "score": run.score, "data wait": run.data_wait}[measure]
     usable = found is not None and math.isfinite(found) and (found > 0 or measure != "throughput")
     return found if usable else None
 
@@ -241,6 +246,7 @@ def _compared(scale: _Scale, before: list[float], newest: list[float]) -> Change
         return None
     return Change(
         measure=scale.measure,
+        name=scale.name,
         value=scale.back(value),
         expected=scale.back(expected),
         limit=scale.back(limit),
@@ -272,9 +278,9 @@ def _told(change: Change) -> str:
             f"throughput{newest} {_rounded(change.value)} samples/s, {loss:.0%} below the {_rounded(change.expected)} "
             f"{against} (alarm below {_rounded(change.limit)})"
         )
-    direction = "below" if change.measure == "accuracy" else "above"
+    direction = "below" if change.measure == "score" else "above"
     return (
-        f"{change.measure}{newest} {change.value:.1%}, {abs(change.value - change.expected) * 100:.1f} points "
+        f"{change.name}{newest} {change.value:.1%}, {abs(change.value - change.expected) * 100:.1f} points "
         f"{direction} the {change.expected:.1%} {against} (alarm {direction} {change.limit:.1%})"
     )
 

@@ -34,7 +34,7 @@ from tasks.speedup.verdict import format_ratio
 def render_report(report: ReportInput) -> str:
     """The page as HTML."""
     figures = draw_speed(report.speedup, report.train, {})
-    labels = {"speedup": "speedup with its interval and rounds", "training": "loss and accuracy over training"}
+    labels = {"speedup": "speedup with its interval and rounds", "training": "loss and score over training"}
     svgs = {name: Html(svg_text(figure, labels[name])) for name, figure in figures.items()}
     body = join(
         [

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from conf.schema import Config
-from tasks.quality import quality_facts
+from tasks.quality import class_scores, quality_facts
 from tasks.records import EvaluateResult, Plan, PreparedSet, SpeedupResult, TrainResult, Validity
 from tasks.speedup.charts import format_seconds
 from tasks.speedup.page import Html, bars, columns, folded, join, paragraph, table, tag, text
 from tasks.speedup.payback import break_even_steps
 
 MAX_CLASSES = 20
-"""Classes whose accuracy is listed; of more, the least accurate."""
+"""Classes that are listed; of more, the worst."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def validity_rows(validity: Validity, num_repeats: int) -> list[tuple[str, objec
 
 
 def quality(report: ReportInput, training: Html) -> Html:
-    """Accuracy, confusion, and the course of training."""
+    """The score, confusion, and the course of training."""
     evaluate = report.evaluate
     if evaluate is None:
         return columns(paragraph("Not evaluated."), training)
@@ -70,21 +70,22 @@ def quality(report: ReportInput, training: Html) -> Html:
         ("Prediction", f"{evaluate.samples_per_second:,.0f} samples/s"),
     ]
     pictures = [Html(report.quality_svgs[name]) for name in ("confusion", "examples") if name in report.quality_svgs]
-    classes = [_classes(evaluate)] if evaluate.per_class_accuracy else []
+    classes = [_classes(evaluate)] if class_scores(evaluate)[1] else []
     return join([columns(table(("", ""), facts), training), columns(*classes, *pictures)])
 
 
 def _classes(evaluate: EvaluateResult) -> Html:
-    known = [(name, value) for name, value in evaluate.per_class_accuracy.items() if value is not None]
+    word, scores = class_scores(evaluate)
+    known = [(name, value) for name, value in scores.items() if value is not None]
     shown = sorted(known, key=lambda item: item[1])[:MAX_CLASSES]
-    num_unknown = len(evaluate.per_class_accuracy) - len(known)
+    num_unknown = len(scores) - len(known)
     notes = []
     if len(shown) < len(known):
-        notes.append(f"The {len(shown)} least accurate of {len(known)} classes.")
+        notes.append(f"The {len(shown)} worst of {len(known)} classes.")
     if num_unknown:
         notes.append(f"{num_unknown} classes have no test sample.")
     rows = [(name, value, (f"{value:.1%}",)) for name, value in shown]
-    title = tag("p", tag("b", text("Accuracy per class, least first")))
+    title = tag("p", tag("b", text(f"{word[0].upper()}{word[1:]} per class, least first")))
     return join([title, bars(rows), paragraph(" ".join(notes), "note") if notes else Html("")])
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from tasks.records import CompileStats, Record
+from tasks.records import CompileStats, Record, ScoreName
 
 Parity = Literal["on par", "better", "worse", "undecided", "unknown"]
 
@@ -88,15 +88,20 @@ class ArmRun(Record):
     """Process start to the first training step, probe excluded."""
     end_to_end_seconds: float | None = None
     """Process start to the end of training, probe excluded."""
+    score_name: ScoreName = "accuracy"
     accuracy: float | None = None
-    """On the test split."""
+    """The score on the test split, whatever its name; it has this one where studies are stored."""
     num_test: int = 0
     num_gained: int | None = None
     """Test samples that are right here and wrong in the baseline's run of the same repeat."""
     num_lost: int | None = None
     """The reverse."""
+    score_difference: float | None = None
+    """Where no sample is right or wrong as a whole: the score less that of the baseline's run of the same repeat."""
+    score_error: float | None = None
+    """Its standard error, the test samples being a sample."""
     validation: tuple[tuple[float, float], ...] = ()
-    """(seconds since process start, validation accuracy) after each epoch."""
+    """(seconds since process start, score on the validation split) after each epoch."""
     time_budget: dict[str, float] = Field(default_factory=dict)
     """Seconds per item, adding up to the wall time of rank 0."""
     data_wait_fraction: float | None = None
@@ -148,12 +153,12 @@ class ArmSummary(Record):
     efficiency: Interval | None
     """`ratio` divided by the arm's number of devices over the baseline's, for arms that differ in that number."""
     accuracy: float | None
-    """Mean over repeats, test split."""
+    """The score, mean over repeats, test split."""
     accuracy_difference: Interval | None
     """Arm minus baseline, mean over repeats of the same seed."""
     parity: Parity
     seconds_to_target: float | None
-    """Median over repeats that reached the study's target accuracy; None when fewer than half did."""
+    """Median over repeats that reached the study's target; None when fewer than half did."""
     data_wait_fraction: float | None
     communication_fraction: float | None
     idle_fraction: float | None
@@ -172,6 +177,8 @@ class ArmSummary(Record):
     cause: str | None = None
     """What limits its step, with `--diagnose`."""
     shares: dict[str, tuple[float, float | None, float | None]] = Field(default_factory=dict)
+    score_name: ScoreName | None = None
+    """Of what `accuracy` holds; None without a run."""
 
 
 class Rung(Record):
@@ -255,6 +262,7 @@ class StudyResult(Record):
     differences: tuple[BudgetDifference, ...] = ()
     scalings: tuple[Scaling, ...] = ()
     target_accuracy: float | None = None
+    """Score on the validation split."""
     price_per_device_hour: float | None = None
     contaminated: int = 0
     seconds: float = 0.0

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tasks.figures import svg_text
+from tasks.quality import SCORE, score_word
 from tasks.redact import redact
 from tasks.speedup.charts import format_seconds
 from tasks.speedup.match import explain
@@ -113,14 +114,21 @@ def _verdict(arm: ArmSummary) -> str:
     return "faster but worse" if arm.parity == "worse" else "faster"
 
 
-def _accuracy(arm: ArmSummary) -> str:
+def _score(arm: ArmSummary, word: str) -> str:
     if arm.accuracy is None:
         return DASH
-    return f"{arm.accuracy:.2%}" + ("" if arm.arm.is_baseline else f", {arm.parity}")
+    name = f"{score_word([arm.score_name])} " if word == SCORE else ""
+    return f"{name}{arm.accuracy:.2%}" + ("" if arm.arm.is_baseline else f", {arm.parity}")
+
+
+def _score_word(result: StudyResult) -> str:
+    """Of what all arms are judged by."""
+    return score_word(arm.score_name for arm in result.arms)
 
 
 def _answer(result: StudyResult, svgs: Mapping[str, Html]) -> Html:
-    head = ("", "verdict", "steady state", "end to end", "pays after", "efficiency", "accuracy", "to target")
+    word = _score_word(result)
+    head = ("", "verdict", "steady state", "end to end", "pays after", "efficiency", word, "to target")
     rows = [
         (
             arm.arm.name,
@@ -129,7 +137,7 @@ def _answer(result: StudyResult, svgs: Mapping[str, Html]) -> Html:
             ratio_text(arm.end_to_end_ratio),
             DASH if arm.break_even_epochs is None else f"{arm.break_even_epochs:.1f} epochs",
             ratio_text(arm.efficiency),
-            _accuracy(arm),
+            _score(arm, word),
             _seconds(arm.seconds_to_target),
         )
         for arm in result.arms
@@ -138,8 +146,8 @@ def _answer(result: StudyResult, svgs: Mapping[str, Html]) -> Html:
     note = paragraph(
         "Steady state: samples per second after warm-up; end to end: process start to the end of training. Ratios are "
         "taken between trainings of the same repeat, with the same seed; 95 % intervals over the repeats. Efficiency: "
-        "against the same execution on the fewest devices. Accuracy on the test split, judged against the baseline. "
-        f"Target: validation accuracy of {target}.",
+        f"against the same execution on the fewest devices. {word[0].upper()}{word[1:]} on the test split, judged "
+        f"against the baseline. Target: validation {word} of {target}.",
         "note",
     )
     names = [
@@ -302,7 +310,8 @@ def _runs(result: StudyResult) -> Html:
 
 def study_table(result: StudyResult) -> tuple[list[str], list[list[str]]]:
     """Head and rows for the terminal."""
-    head = ["arm", "verdict", "steady state", "end to end", "efficiency", "samples/s", "accuracy"]
+    word = _score_word(result)
+    head = ["arm", "verdict", "steady state", "end to end", "efficiency", "samples/s", word]
     rows = [
         [
             arm.arm.name,
@@ -311,7 +320,7 @@ def study_table(result: StudyResult) -> tuple[list[str], list[list[str]]]:
             ratio_text(arm.end_to_end_ratio),
             ratio_text(arm.efficiency),
             _number(arm.samples_per_second),
-            _accuracy(arm),
+            _score(arm, word),
         ]
         for arm in result.arms
     ]
@@ -333,8 +342,9 @@ def _winners(result: StudyResult) -> Iterator[str]:
         elif best.arm.is_baseline:
             yield f"{where}no arm is certainly faster than the baseline, {execution_name(best)}: keep it."
         else:
+            word = score_word([best.score_name])
             settings = " ".join(f"`{key}={value}`" for key, value in best.execution.items() if "execution." in key)
-            yield f"{where}take {settings}: {ratio_text(best.ratio)} x its baseline, accuracy {best.parity}."
+            yield f"{where}take {settings}: {ratio_text(best.ratio)} x its baseline, {word} {best.parity}."
 
 
 def _losers(result: StudyResult) -> Iterator[str]:
@@ -346,7 +356,7 @@ def _losers(result: StudyResult) -> Iterator[str]:
     if undecided:
         yield f"No certain difference: {'; '.join(undecided)}."
     if worse:
-        yield f"Less accurate than the baseline: {'; '.join(worse)}."
+        yield f"Learned less than the baseline ({_score_word(result)}): {'; '.join(worse)}."
 
 
 def _ladder_notes(result: StudyResult) -> Iterator[str]:

@@ -21,13 +21,15 @@ from mlflow.types import ColSpec, Schema, TensorSpec
 
 from conf.schema import Task
 from tasks.bundle import FACTS, WEIGHTS
-from tasks.records import ModelFacts, Record
+from tasks.quality import SCORE_WORDS
+from tasks.records import ModelFacts, Record, ScoreName
 from tasks.redact import redact
 from tasks.track.run import RunHandle
 
 CHAMPION = "champion"
-ACCURACY_TAG = "paceline.accuracy"
-BEST_TAG = "paceline.best_accuracy"
+SCORE_NAME_TAG, SCORE_TAG, BEST_TAG = "paceline.score_name", "paceline.score", "paceline.best_score"
+ACCURACY_TAGS = ("paceline.accuracy", "paceline.best_accuracy")
+"""The same two of models that are judged by their accuracy; older versions have no others."""
 DATASET_TAG = "paceline.dataset"
 ABSENT = tuple(map(ErrorCode.Name, (RESOURCE_DOES_NOT_EXIST, INVALID_PARAMETER_VALUE)))
 """What the registry says of a model that is not there, and of an alias that is not."""
@@ -42,8 +44,9 @@ class Champion(Record):
 
     version: str
     run_id: str
-    accuracy: float | None
-    best_accuracy: float | None
+    score_name: ScoreName
+    score: float | None
+    best_score: float | None
     """Of it and the champions before it, as far as they were tested on the same data."""
     dataset: str | None
     """Fingerprint of the prepared set that it was trained and tested on."""
@@ -58,14 +61,22 @@ def champion(tracking_uri: str, name: str) -> Champion | None:
         if error.error_code in ABSENT or (error.error_code == DENIED and not _is_visible(client, name)):
             return None
         raise  # a registry that cannot be asked is none without a champion
-    accuracy, best = (found.tags.get(tag) for tag in (ACCURACY_TAG, BEST_TAG))
+    known = (
+        found.tags.get(tag, found.tags.get(old)) for tag, old in zip((SCORE_TAG, BEST_TAG), ACCURACY_TAGS, strict=True)
+    )
+    score, best = (float(value) if value else None for value in known)
     return Champion(
         version=str(found.version),
         run_id=found.run_id or "",
-        accuracy=float(accuracy) if accuracy else None,
-        best_accuracy=float(best) if best else None,
+        score_name=_score_name(found.tags.get(SCORE_NAME_TAG)),
+        score=score,
+        best_score=best,
         dataset=found.tags.get(DATASET_TAG),
     )
+
+
+def _score_name(text: str | None) -> ScoreName:
+    return next((name for name in SCORE_WORDS if name == text), "accuracy")
 
 
 def describe_model(handle: RunHandle, facts: ModelFacts) -> str:

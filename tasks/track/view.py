@@ -12,12 +12,13 @@ import hashlib
 import json
 import time
 import zlib
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from mlflow.tracking import MlflowClient
 
-from tasks.records import Record
+from tasks.records import Record, ScoreName
 
 VIEW_TAG = "mlflow.sharedViewState."
 LOCAL_SERVER = "http://127.0.0.1:5000"
@@ -25,15 +26,7 @@ LOCAL_SERVER = "http://127.0.0.1:5000"
 AS_CHARTS = "&compareRunsMode=CHART"
 """Behind a view's address, it opens the charts in place of the columns."""
 
-FIGURES = (
-    "metrics.`speedup/ratio`",
-    "metrics.`speedup/low`",
-    "metrics.`speedup/high`",
-    "metrics.`speedup/efficiency`",
-    "metrics.`test/accuracy`",
-    "metrics.`throughput/samples_per_second`",
-    "metrics.`time/data_wait_fraction`",
-)
+ACCURACY: tuple[ScoreName, ...] = ("accuracy",)
 REGRESSION = "tags.`paceline.regression`"
 CONTAMINATED = "tags.`paceline.contaminated`"
 SETTINGS = ("params.`execution.num_devices`", "params.`execution.precision`", "tags.`paceline.workload`")
@@ -53,13 +46,6 @@ WIDTH = 150
 """Of any other column, in pixels: room for a name such as speedup/efficiency."""
 
 MAX_BARS = 60
-CHARTS = (
-    ("speedup/ratio", "speedup/low", "speedup/high"),
-    ("speedup/efficiency",),
-    ("test/accuracy",),
-    ("throughput/samples_per_second",),
-    ("time/data_wait_fraction",),
-)
 SECTION = "paceline"
 OTHER_SECTIONS = (
     *("compile", "cost", "data", "energy", "machine", "memory", "prediction", "recovery", "speedup", "study", "test"),
@@ -78,6 +64,8 @@ class View(Record):
     columns: tuple[str, ...]
     order: str = "attributes.end_time"
     """By what the newest is the first. By their start, the UI would fold the trainings of a study into its row."""
+    scores: tuple[ScoreName, ...] = ACCURACY
+    """What the models are judged by."""
     name: str | None = None
     """Under which the experiment's page lists it; a view without one is found by its address alone."""
 
@@ -87,31 +75,57 @@ class View(Record):
         return hashlib.sha256(self.subject.encode()).hexdigest()[:16]
 
 
-def view_of_runs(run_ids: list[str]) -> View:
+def charts_of(scores: Sequence[ScoreName]) -> list[tuple[str, ...]]:
+    """The metrics that matter, those of one chart together; each is a column as well."""
+    return [
+        ("speedup/ratio", "speedup/low", "speedup/high"),
+        ("speedup/efficiency",),
+        *((f"test/{name}",) for name in scores),
+        ("throughput/samples_per_second",),
+        ("time/data_wait_fraction",),
+    ]
+
+
+def figures_of(scores: Sequence[ScoreName] = ACCURACY) -> tuple[str, ...]:
+    """Their columns."""
+    return tuple(f"metrics.`{metric}`" for chart in charts_of(scores) for metric in chart)
+
+
+def view_of_runs(run_ids: list[str], scores: Sequence[ScoreName] = ACCURACY) -> View:
     """A few runs side by side."""
     quoted = ", ".join(f"'{run_id}'" for run_id in run_ids)
-    columns = (*FIGURES, *SETTINGS, REGRESSION, CONTAMINATED)
-    return View(subject=f"runs {quoted}", condition=f"attributes.run_id IN ({quoted})", columns=columns)
+    return View(
+        subject=f"runs {quoted}",
+        condition=f"attributes.run_id IN ({quoted})",
+        columns=(*figures_of(scores), *SETTINGS, REGRESSION, CONTAMINATED),
+        scores=tuple(scores),
+    )
 
 
-def view_of_study(run_id: str) -> View:
+def view_of_study(run_id: str, scores: Sequence[ScoreName] = ACCURACY) -> View:
     """The trainings of a study; of one that was repeated because others disturbed it, the repetition."""
     condition = f"tags.`paceline.study_run_id` = '{run_id}' AND tags.`paceline.superseded_by` IS NULL"
-    columns = (*FIGURES, REGRESSION, "tags.`paceline.parity`", CONTAMINATED)
-    return View(subject=f"study {run_id}", condition=condition, columns=columns)
+    columns = (*figures_of(scores), REGRESSION, "tags.`paceline.parity`", CONTAMINATED)
+    return View(subject=f"study {run_id}", condition=condition, columns=columns, scores=tuple(scores))
 
 
-def view_of_series(tag: str, value: str, name: str | None = None) -> View:
+def view_of_series(tag: str, value: str, name: str | None = None, scores: Sequence[ScoreName] = ACCURACY) -> View:
     """All runs that have a tag in common, night after night.
 
     Args:
         tag: Its name.
         value: An identifier, without quotation marks.
         name: For the list of views on the experiment's page, which holds 40.
+        scores: What the models are judged by.
     """
-    columns = (*FIGURES, REGRESSION, "tags.`paceline.disturbed`", CONTAMINATED)
-    condition, order = f"tags.`{tag}` = '{value}'", "attributes.start_time"  # a run that has not ended comes first too
-    return View(subject=f"{tag} {value}", condition=condition, columns=columns, order=order, name=name)
+    return View(
+        subject=f"{tag} {value}",
+        condition=f"tags.`{tag}` = '{value}'",
+        columns=(*figures_of(scores), REGRESSION, "tags.`paceline.disturbed`", CONTAMINATED),
+        order="attributes.start_time",  # a run that has not ended comes first too
+        scores=tuple(scores),
+        name=name,
+    )
 
 
 def view_state(view: View) -> dict[str, Any]:
@@ -129,7 +143,7 @@ def view_state(view: View) -> dict[str, Any]:
         "compareRunSections": [
             {"uuid": key, "name": name, "display": is_open, "isReordered": True} for key, name, is_open in sections
         ],
-        "compareRunCharts": [_bars(metrics) for metrics in CHARTS],
+        "compareRunCharts": [_bars(metrics) for metrics in charts_of(view.scores)],
     }
 
 
@@ -177,10 +191,10 @@ def share_view(tracking_uri: str, experiment_id: str, view: View) -> str:
     return f"{server_address(tracking_uri)}/{page}"
 
 
-def share_runs(tracking_uri: str, run_ids: list[str]) -> str:
+def share_runs(tracking_uri: str, run_ids: list[str], scores: Sequence[ScoreName] = ACCURACY) -> str:
     """Store a view of a few runs in the first one's experiment and return its address."""
     experiment_id = MlflowClient(tracking_uri).get_run(run_ids[0]).info.experiment_id
-    return share_view(tracking_uri, experiment_id, view_of_runs(run_ids))
+    return share_view(tracking_uri, experiment_id, view_of_runs(run_ids, scores))
 
 
 def server_address(tracking_uri: str) -> str:

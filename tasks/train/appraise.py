@@ -24,26 +24,27 @@ NUM_WORST, NUM_OTHERS = 4, 2
 """Examples in the report."""
 Context = AbstractContextManager[object]
 Batches = Iterable[tuple[Int64s, LabelledBatch]]
-Prediction = tuple[Int64s, npt.NDArray[np.floating], npt.NDArray[np.float32] | None]
+Kept = tuple[Int64s, npt.NDArray[np.floating], npt.NDArray[np.float32] | None]
 
 
 def count(network: nn.Module, batches: Batches, context: Context, task: Task, device: torch.device) -> torch.Tensor:
     """[samples, sums of the task's statistics] over the batches, float64 on the device."""
     counts = torch.zeros(1 + task.num_statistics, dtype=torch.float64, device=device)
-    for _, batch, outputs in predictions(network, batches, context, task):
-        statistics_NS = task.statistics(outputs, batch)
+    for found in predictions(network, batches, context, task):
+        statistics_NS = task.statistics(found.outputs, found.batch, found.inputs_NCHW)
         counts[0] += len(statistics_NS)
         counts[1:] += statistics_NS.sum(0)
     return counts
 
 
-def predict(network: nn.Module, batches: Batches, context: Context, task: Task) -> list[Prediction]:
+def predict(network: nn.Module, batches: Batches, context: Context, task: Task) -> list[Kept]:
     """Indices, what the task keeps, and regression targets of every batch, on the host."""
-    found = []
-    for indices_N, batch, outputs in predictions(network, batches, context, task):
-        targets_NT = None if outputs[1] is None else outputs[1].cpu().numpy()
-        found.append((indices_N, task.kept(outputs, batch).cpu().numpy(), targets_NT))
-    return found
+    kept = []
+    for found in predictions(network, batches, context, task):
+        targets_NT = None if found.outputs[1] is None else found.outputs[1].cpu().numpy()
+        kept_N = task.kept(found.outputs, found.batch, found.inputs_NCHW)
+        kept.append((found.indices_N, kept_N.cpu().numpy(), targets_NT))
+    return kept
 
 
 def warm_up(network: nn.Module, batches: Batches, context: Context, task: Task) -> None:
@@ -69,7 +70,7 @@ class _Images(NamedTuple):
     weight: float
 
 
-def choose_examples(found: list[Prediction]) -> Int64s:
+def choose_examples(found: list[Kept]) -> Int64s:
     """Indices of the samples with the largest loss, the worst first, and of the first ones; of tasks that keep it."""
     index_N = np.concatenate([indices for indices, _, _ in found])
     loss_N = np.concatenate([kept[:, 0] for _, kept, _ in found])
@@ -80,13 +81,13 @@ def choose_examples(found: list[Prediction]) -> Int64s:
 
 def save_examples(path: Path, network: nn.Module, batch: LabelledBatch, context: Context, task: PixelTask) -> None:
     """Write what the network saw (n, C, H, W), what it told and what is there, as its task shows it."""
-    ((_, _, outputs),) = predictions(network, [(np.arange(len(batch.labels_N)), batch)], context, task)
-    shown = (task.inputs(batch), *task.shown(outputs, batch))
+    (found,) = predictions(network, [(np.arange(len(batch.labels_N)), batch)], context, task)
+    shown = (found.inputs_NCHW, *task.shown(found.outputs, batch))
     seen, told, there = (values.float().cpu().numpy() for values in shown)
     np.savez(path, seen=seen, told=told, there=there)
 
 
-def save_predictions(path: Path, found: list[Prediction], task: Task, num_targets: int) -> None:
+def save_predictions(path: Path, found: list[Kept], task: Task, num_targets: int) -> None:
     """Write `index` (N), `kept` (N x K or N x S) and, where there are any, `targets` (N x T); N may be 0."""
     index_N = np.concatenate([np.zeros(0, np.int64), *(indices for indices, _, _ in found)])
     kept = np.concatenate([np.zeros((0, task.num_kept), np.float32), *(kept for _, kept, _ in found)])

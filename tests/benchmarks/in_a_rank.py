@@ -93,7 +93,7 @@ def prediction(place):
 
     def endless(network, context, one):
         while True:
-            yield from predictions(network, [(None, one)], context)
+            yield from predictions(network, [(None, one)], context, place.task)
 
     return {
         "baseline": ArmRunner(

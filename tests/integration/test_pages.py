@@ -11,7 +11,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from conf.load import load
 from flows.deploy import deployment_of, schedule_of
-from tasks.track.view import AS_CHARTS, FIGURES, REGRESSION
+from tasks.track.view import AS_CHARTS, REGRESSION, figures_of
 from tests.browser import RunsPage, chromium, new_page, take
 from tests.deployments import Deployments, Served
 from tests.nights import repeat
@@ -133,7 +133,7 @@ def check_figures(shown, metrics):
     """Every figure stands in its column, and where a run has none, a dash; what no run has is no column."""
     known = {name for found in metrics.values() for name in found}
     heads = shown.heads()
-    for column in FIGURES:
+    for column in figures_of():
         name = column.split("`")[1]
         assert (name in heads) == (name in known), name
         for run_id, found in metrics.items() if name in known else ():

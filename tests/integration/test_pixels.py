@@ -1,14 +1,22 @@
 """Something of every pixel: classes and images without noise, trained, evaluated and accounted for like all else."""
 
+import io
 import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from mlflow.tracking import MlflowClient
+from PIL import Image
 
 from conf.site import Site
+from flows.predict import PredictRequest, clear_predict
+from tasks.errors import InputError
 from tasks.evaluate.dense import evaluate_statistics
+from tasks.predict.job import cut
+from tasks.predict.part import check_parity, finished, predict_part
+from tasks.quality import mean_iou
 from tasks.train.coordinate import TrainJob, train_group
 
 SMALL = {
@@ -60,12 +68,85 @@ def test_a_run_tells_its_score_everywhere(small, tmp_path):
     assert report.count("<svg") >= 2
 
 
-def test_its_model_is_recorded_and_not_predicted_with(small, paceline):
-    _, summary, _ = small
-    process = paceline("predict", summary["run_id"], "digits")
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 2, stderr
-    assert "give a model that classifies" in stderr
+def test_a_model_says_of_the_test_split_what_its_evaluation_has_said(small, tmp_path):
+    """In the reduced precision of the run as well, and in float32."""
+    preset, summary, _ = small
+    for precision in (summary["execution"]["precision"], "32-true"):
+        overrides = (*SMALL[preset], f"execution.precision={precision}")
+        request = PredictRequest(model=summary["run_id"], source=preset, overrides=overrides, out=str(tmp_path / "out"))
+        cleared = clear_predict(request, Site())
+        (part,) = cut(cleared.images, tmp_path, cleared.key, 1)
+        record = predict_part(part, cleared.settings)
+        assert record.num_samples == summary["dataset"]["num_test"]
+        parity = check_parity(part, cleared.settings)
+        assert parity.agreement > 0.99
+        if preset == "shapes":
+            assert mean_iou(record.class_pixels) == pytest.approx(summary["evaluate"]["mean_iou"], abs=0.01)
+            assert record.num_correct / record.num_known == pytest.approx(summary["evaluate"]["accuracy"], abs=0.01)
+        else:
+            rows = pq.read_table(part.path).to_pylist()
+            assert all(Image.open(io.BytesIO(row["image"])).size == (16, 16) for row in rows)
+            assert np.mean([row["change"] for row in rows]) > 1, "something is taken off even where no noise was added"
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """Pictures of any size and without masks, one of them damaged."""
+    root, rng = tmp_path_factory.mktemp("plain"), np.random.default_rng(0)
+    for number in range(5):
+        (root / f"day-{number % 2}").mkdir(exist_ok=True)
+        pixels = rng.integers(0, 255, (20 + number, 30, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(root / f"day-{number % 2}" / f"{number}.png")
+    (root / "broken.png").write_bytes(b"no picture")
+    return root
+
+
+def test_plain_pictures_are_predicted_and_what_is_done_is_not_done_again(small, plain, paceline, tmp_path):
+    preset, summary, _ = small
+    arguments = ("predict", summary["run_id"], str(plain), "--out", str(tmp_path / "out"), "track.experiment=pixels")
+    process = paceline(*arguments, "--json")
+    stdout, stderr = process.communicate(timeout=120)
+    if preset == "textures":
+        assert process.returncode == 2, stderr
+        assert "images of 3 channels, and the model" in stderr
+        return
+    assert process.returncode == 0, stderr
+    found = json.loads(stdout.splitlines()[-1])
+    assert (found["num_samples"], found["num_rejected"], found["mean_iou"], found["accuracy"]) == (5, 1, None, None)
+    assert found["class_names"] == ["background", "disc", "square", "triangle"]
+    assert "the pixels of 5 images get the same class" in stderr
+    assert "the source has no masks" in stderr
+    (part,) = sorted((tmp_path / "out").glob("part-*.parquet"))
+    rows = pq.read_table(part).to_pylist()
+    assert [row["path"] for row in rows if row["error"]] == ["broken.png"]
+    for row in rows[1:]:
+        mask = np.asarray(Image.open(io.BytesIO(row["mask"])))
+        assert mask.shape == (16, 16)
+        np.testing.assert_allclose(row["shares"], np.bincount(mask.ravel(), minlength=4) / 256, atol=1e-6)
+        assert 0.25 < row["confidence"] <= 1
+    request = PredictRequest(model=summary["run_id"], source=str(plain), out=str(tmp_path / "out"))
+    cleared = clear_predict(request, Site())
+    (again,) = cut(cleared.images, cleared.out, cleared.key, 1)
+    assert finished(again).num_samples == 5
+    metrics = MlflowClient(Site().tracking_uri).get_run(found["run_id"]).data.metrics
+    assert metrics["predict/num_samples"] == 5
+    assert metrics["predict/parity_agreement"] > 0.99
+
+
+def test_what_a_model_of_pixels_cannot_predict_is_told_before_anything_starts(small, tmp_path):
+    preset, summary, _ = small
+    if preset == "textures":
+        return
+    for place in ("images", "masks"):
+        (tmp_path / place).mkdir()
+        for number in range(12):
+            Image.fromarray(np.zeros((9, 9), np.uint8)).save(tmp_path / place / f"{number}.png")
+    (tmp_path / "classes.txt").write_text("ground\nsky\n")
+    overrides = ("data.source=pairs", f"data.root={tmp_path}")
+    with pytest.raises(InputError, match=r"its masks have the classes ground, sky, and the model .* without masks"):
+        clear_predict(PredictRequest(model=summary["run_id"], source="shapes", overrides=overrides), Site())
+    found = clear_predict(PredictRequest(model=summary["run_id"], source=str(tmp_path)), Site())
+    assert list(found.images.samples.names()) == sorted(f"images/{number}.png" for number in range(12))
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +182,29 @@ def test_a_resume_inside_an_epoch_continues_bit_for_bit(job, cluster_address, pr
     assert 0 < resumed.first_step < whole.num_steps
     assert resumed.losses == whole.losses
     assert resumed.validation_scores == whole.validation_scores
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("preset", "word"), [("shapes", "mean IoU"), ("textures", "SSIM")])
+def test_a_study_says_whether_an_arm_learns_as_well(preset, word, paceline, tmp_path):
+    axis = ("--axis", "execution.precision=32-true,bf16-mixed", "--repeats", "2")
+    process = paceline("study", preset, *SMALL[preset], *PLAIN, *axis, "track.experiment=pixels", "--json")
+    stdout, stderr = process.communicate(timeout=800)
+    assert process.returncode == 0, stderr
+    found = json.loads(stdout.splitlines()[-1])
+    base, reduced = found["arms"]
+    assert base["score_name"] == reduced["score_name"] == {"shapes": "mean_iou", "textures": "ssim"}[preset]
+    assert base["score"] == pytest.approx(reduced["score"], abs=0.1)
+    assert (base["parity"], base["accuracy"]) == ("unknown", None)
+    assert reduced["parity"] in ("on par", "better", "worse", "undecided")
+    client = MlflowClient(Site().tracking_uri)
+    result = json.loads(Path(client.download_artifacts(found["run_id"], "study.json", str(tmp_path))).read_text())
+    difference = result["arms"][1]["accuracy_difference"]
+    assert difference["low"] < reduced["score"] - base["score"] < difference["high"]
+    report = Path(client.download_artifacts(found["run_id"], "report.html", str(tmp_path))).read_text()
+    assert f"{word[0].upper()}{word[1:]} on the test split" in report
+    assert "accura" not in report.partition("<details")[0]
 
 
 @pytest.mark.slow

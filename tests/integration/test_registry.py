@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from mlflow.tracking import MlflowClient
 from prefect.logging import disable_run_logger
 
 from conf.load import load
@@ -62,15 +63,22 @@ def test_models_are_handed_on_from_champion_to_champion(finished):
 
     slightly_worse = hand_on(*finished(0.945))
     assert champion().version == slightly_worse["version"] == "2"
-    assert (champion().accuracy, champion().best_accuracy) == (0.945, 0.95)
+    assert (champion().score, champion().best_score) == (0.945, 0.95)
     worse_again = hand_on(*finished(0.937))
     assert worse_again["version"] is None, "a little worse each night is not let through"
     assert "the champions' best 0.9500" in worse_again["gate"]
 
+    version = registry.champion(Site().tracking_uri, NAME).version
+    tags = MlflowClient(Site().tracking_uri, Site().tracking_uri).get_model_version(NAME, version).tags
+    assert tags["paceline.accuracy"] == tags["paceline.score"] == "0.945"
+    other, handle = finished(0.99)
+    other.evaluated = EvaluateResult.model_construct(score_name="ssim", ssim=0.99)
+    assert "by its accuracy: use another name" in hand_on(other, handle)["gate"]
+
     on_other_data = hand_on(*finished(0.94, data="d1"))
     assert "on other data" in on_other_data["gate"]
     assert champion().version == on_other_data["version"]
-    assert champion().best_accuracy == 0.94, "a best on other data says nothing here"
+    assert champion().best_score == 0.94, "a best on other data says nothing here"
     assert hand_on(*finished(0.94, data="d1", min_accuracy=0.96))["version"] is None
 
 

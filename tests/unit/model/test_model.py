@@ -112,8 +112,8 @@ def test_prediction_leaves_the_network_as_it_was():
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     batches = [(np.arange(4), Sample(4)), (np.arange(4, 7), Sample(3))]
     found = list(predictions(network, batches, torch.autocast("cpu", dtype=torch.bfloat16), TASK))
-    assert [len(logits) for _, _, (logits, _) in found] == [4, 3]
-    assert all(logits.dtype == torch.float32 for _, _, (logits, _) in found)
+    assert [len(one.outputs[0]) for one in found] == [4, 3]
+    assert all(one.outputs[0].dtype == torch.float32 for one in found)
     assert network.training
     for name, tensor in network.state_dict().items():
         torch.testing.assert_close(tensor, before[name], rtol=0, atol=0)

@@ -30,6 +30,20 @@ def test_runs_of_the_same_work_are_divided_by_the_first():
     assert row.rate == "throughput/steady_samples_per_second"
 
 
+def test_runs_are_compared_by_the_score_that_they_have():
+    def segmented(run_id, score, **fields):
+        found = run(run_id, **fields)
+        return found.model_copy(update={"metrics": found.metrics | {"test/accuracy": 0.99, "test/mean_iou": score}})
+
+    first, second = segmented("a", 0.9), segmented("b", 0.88, facts={"execution.precision": "bf16-mixed"})
+    comparison = compare([first, second], match)
+    head, (_, cells) = compare_table(comparison)
+    assert (head[3], cells[3]) == ("mean IoU", "88.00% (-2.00 points)")
+    assert comparison.runs[1].accuracy_difference is None
+    head, (cells, _) = compare_table(compare([first, run("b")], match))
+    assert (head[3], cells[3]) == ("score", "mean IoU 90.00%")
+
+
 @pytest.mark.parametrize(
     ("second", "reason"),
     [

@@ -38,6 +38,19 @@ def test_each_question_can_stop_a_model(facts, missed):
     assert len(found.missed) == (missed is not None)
 
 
+def test_a_champion_of_another_task_is_not_replaced():
+    found = gate(
+        Track(register="digits"),
+        EvaluateResult.model_construct(score_name="mean_iou", mean_iou=0.99),
+        TrainResult.model_construct(plain_score=None),
+        None,
+        (0.5, "the champions' best"),
+        "accuracy",
+    )
+    assert not found.passed
+    assert found.missed == ("judged by its mean IoU, the champion by its accuracy: use another name",)
+
+
 def test_what_is_not_known_is_not_asked():
     found = gate(
         Track(register="digits", on_regression="off"),

@@ -99,16 +99,16 @@ def test_a_regression_lasts_until_it_is_mended(rng):
 
 def test_accuracy_and_waiting_are_judged_too():
     def run(accuracy, wait):
-        return Figures(run_id="", throughput=RATE, accuracy=accuracy, data_wait=wait)
+        return Figures(run_id="", throughput=RATE, score=accuracy, data_wait=wait)
 
     runs = [run(0.95, 0.02)] * 8
     judged = judge([*runs, run(0.90, 0.30)])
-    assert [change.measure for change in judged.changes] == ["accuracy", "data wait"]
+    assert [change.name for change in judged.changes] == ["accuracy", "data wait"]
     assert "5.0 points below the 95.0%" in judged.text
     assert "28.0 points above the 2.0%" in judged.text
     assert judge([*runs, run(0.97, 0.0)]).verdict == "normal", "better is no regression"
     assert judge([*runs, run(0.95 - 0.015, 0.02)]).verdict == "normal"
-    assert judge([*runs, run(0.95 - 0.015, 0.02)], Margins(accuracy=0.005)).verdict == "regression"
+    assert judge([*runs, run(0.95 - 0.015, 0.02)], Margins(score=0.005)).verdict == "regression"
 
 
 def test_the_item_that_grew_is_named_and_so_is_the_machine():
@@ -123,9 +123,16 @@ def test_the_item_that_grew_is_named_and_so_is_the_machine():
     assert "the baseline changed by -28% as well: look at the machine first" in judged.text
 
 
+def test_a_score_has_its_own_name():
+    runs = nights([RATE] * 8, score=0.95)
+    judged = judge([*runs, Figures(run_id="now", throughput=RATE, score=0.9)], score_name="mean_iou")
+    assert judged.tag == "mean IoU"
+    assert judged.text.startswith("mean IoU 90.0%, 5.0 points below the 95.0% of the 8 runs before")
+
+
 def test_a_disturbed_run_is_judged_by_its_accuracy_alone():
-    runs = nights([RATE] * 8, accuracy=0.95)
-    judged = judge([*runs, Figures(run_id="now", throughput=400.0, accuracy=0.9, contaminated=True)])
+    runs = nights([RATE] * 8, score=0.95)
+    judged = judge([*runs, Figures(run_id="now", throughput=400.0, score=0.9, contaminated=True)])
     assert (judged.verdict, judged.tag) == ("regression", "accuracy")
 
 
@@ -141,5 +148,5 @@ def test_what_is_not_known_is_not_called_normal():
     runs = nights([RATE] * 8)
     assert judge([*runs, Figures(run_id="now")]).verdict == "too few runs"
     assert judge([*runs, Figures(run_id="now", throughput=float("nan"))]).verdict == "too few runs"
-    judged = judge([*runs, Figures(run_id="now", throughput=RATE, accuracy=0.5)])
+    judged = judge([*runs, Figures(run_id="now", throughput=RATE, score=0.5)])
     assert judged.text == "throughput as in the 8 runs before it"

@@ -99,7 +99,7 @@ def test_report_without_evaluation_and_with_bare_summary(report):
 def test_report_of_many_classes_and_few_rounds():
     names = tuple(f"class {number}" for number in range(100))
     page = render_report(make_report(make_probe(num_rounds=2), class_names=names))
-    assert "The 20 least accurate of 100 classes" in page
+    assert "The 20 worst of 100 classes" in page
     assert "too few rounds" in page
 
 

@@ -145,7 +145,26 @@ def test_faster_but_worse_is_marked():
     ]
     result = result_of(arms, runs)
     assert study_table(result)[1][1][1] == "faster but worse"
-    assert "Less accurate than the baseline" in " ".join(study_notes(result))
+    assert "Learned less than the baseline (accuracy)" in " ".join(study_notes(result))
+
+
+def test_pixels_are_judged_by_their_own_score():
+    arms, runs = study([PRECISION], faster_in_bf16)
+    scored = {"score_name": "mean_iou", "num_gained": None, "num_lost": None}
+    runs = [run.model_copy(update=scored) for run in runs]
+    assert [arm.parity for arm in result_of(arms, runs).arms] == ["unknown", "unknown"]
+    for difference, expected in ((0.001, "on par"), (-0.1, "worse")):
+        compared = {"score_difference": difference, "score_error": 0.002}
+        result = result_of(arms, [run.model_copy(update=compared if run.arm == arms[1].name else {}) for run in runs])
+        head, (_, row) = study_table(result)
+        assert (head[-1], row[-1]) == ("mean IoU", f"90.00%, {expected}")
+        assert result.arms[1].accuracy_difference.value == pytest.approx(difference)
+        page = render_study(result, {})
+        assert "Mean IoU on the test split" in page
+        assert "accura" not in page
+    mixed = [run.model_copy(update={"score_name": "accuracy"} if run.arm == arms[0].name else {}) for run in runs]
+    head, (base, row) = study_table(result_of(arms, mixed))
+    assert (head[-1], base[-1], row[-1]) == ("score", "accuracy 90.00%", "mean IoU 90.00%, unknown")
 
 
 # Advice

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from tasks.speedup.parity import parity
+from tasks.speedup.parity import parity, score_parity
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,30 @@ def test_the_interval_covers_the_true_difference():
         interval, _ = parity(pairs)
         covered += interval.low <= -0.01 <= interval.high
     assert covered >= 0.93 * trials
+
+
+@pytest.mark.parametrize(
+    ("pairs", "expected"),
+    [
+        ([], "unknown"),
+        ([(0.001, 0.002)] * 3, "on par"),
+        ([(-0.05, 0.004)] * 3, "worse"),
+        ([(0.05, 0.004)] * 3, "better"),
+        ([(-0.004, 0.01)], "undecided"),
+        ([(-0.005, 0.001)] * 3, "on par"),  # a certain loss, but below one point
+        ([(0.03, 0.001), (-0.03, 0.001), (0.0, 0.001)], "undecided"),  # the repeats disagree
+    ],
+)
+def test_verdicts_on_other_scores(pairs, expected):
+    assert score_parity(pairs)[1] == expected
+
+
+def test_the_interval_of_a_score_holds_the_choice_of_samples_which_repeats_share():
+    """Each trial has one test split, which moves all its repeats alike, and a little noise of each training."""
+    rng = np.random.default_rng(5)
+    covered = 0
+    for _ in range(400):
+        shared = rng.normal(-0.01, 0.004)
+        interval, _ = score_parity([(shared + rng.normal(0, 0.001), 0.004) for _ in range(3)])
+        covered += interval.low <= -0.01 <= interval.high
+    assert covered >= 0.93 * 400

@@ -61,6 +61,15 @@ def test_a_view_has_the_columns_that_matter_the_newest_run_first_and_charts(view
     assert len({chart["uuid"] for chart in state["compareRunCharts"]}) == len(state["compareRunCharts"])
 
 
+def test_a_view_shows_the_scores_that_its_runs_have():
+    view = view_of_study(RUN, ["mean_iou", "ssim"])
+    state = view_state(view)
+    shown = {metric for chart in state["compareRunCharts"] for metric in chart["selectedMetricKeys"]}
+    for metric, is_there in (("test/mean_iou", True), ("test/ssim", True), ("test/accuracy", False)):
+        assert (metric in shown) == (f"metrics.`{metric}`" in view.columns) == is_there
+    assert view.key == VIEWS[1].key, "the same view, brought up to date"
+
+
 def test_the_key_is_the_subjects_alone():
     assert len({view.key for view in VIEWS}) == len(VIEWS)
     renamed = view_of_series("prefect.deployment_id", "1a2b3c4d", "every night")
