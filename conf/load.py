@@ -56,7 +56,21 @@ def validate(tree: dict[str, Any]) -> Config:
     Raises:
         ConfigError: with the first problem on one line.
     """
-    return checked(Config, tree)
+    config = checked(Config, tree)
+    check_own(config)
+    return config
+
+
+def check_own(config: Config) -> None:
+    """Look for the packages of the user's own source and model, and ask them whether they fit.
+
+    Raises:
+        ConfigError: one is not installed, or they do not fit; with what there is.
+    """
+    try:
+        config.check_own()
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def checked(kind: type[M], tree: dict[str, Any]) -> M:
@@ -152,7 +166,8 @@ def _check_known(key: str) -> None:
 
 
 def _one_line(error: ValidationError) -> str:
-    first = error.errors()[0]
+    errors = error.errors()
+    first = next((one for one in errors if one["type"] == "credential"), errors[0])  # whose value is not to be told
     key = ".".join(str(part) for part in first["loc"] if "literal" not in str(part) and "constrained" not in str(part))
     key = _trim_union(key)
     message = first["msg"].removeprefix("Value error, ")

@@ -7,16 +7,29 @@ This module knows nothing of machines: URIs and roots come from the environment 
 
 from __future__ import annotations
 
+import re
 import warnings
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from conf import plugins
 from conf.credentials import Text
+from conf.plugins import Plugin, Task
 
 Source = Literal["digits", "rotated_digits", "folder", "cifar10", "pairs", "shapes", "textures"]
-Task = Literal["classify", "segment", "denoise"]
-"""What a network is to tell: the class of an image, that of each of its pixels, or the image without its noise."""
+ModelName = Literal["convblocks", "twohead", "whitened", "unet", "dncnn"]
+_NAME = r"^[A-Za-z][\w.-]{0,63}$"
+
+
+def _is_name(text: str) -> str:
+    if re.match(_NAME, text) is None:
+        raise ValueError("no name")
+    return text
+
+
+OwnName = Annotated[Text, AfterValidator(_is_name), Field(json_schema_extra={"pattern": _NAME})]
+"""Of a source or a model that an installed package offers, see `conf.plugins`."""
 Precision = Literal["32-true", "64-true", "bf16-mixed", "16-mixed"]
 MemoryFormat = Literal["contiguous", "channels_last"]
 Loading = Literal["resident", "streaming", "foreground"]
@@ -27,11 +40,6 @@ Overlap = Literal["queue", "skip", "cancel-oldest"]
 """What becomes of a scheduled run whose predecessor has not ended."""
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
-SOURCES_WITHOUT_ROOT: frozenset[str] = frozenset({"digits", "rotated_digits", "shapes", "textures"})
-GREY_SOURCES: frozenset[str] = frozenset({"digits", "rotated_digits", "textures"})
-SOURCES_WITH_MASKS: frozenset[str] = frozenset({"pairs", "shapes"})
-TASK_OF_MODEL: dict[str, Task] = {"unet": "segment", "dncnn": "denoise"}
-"""All others classify."""
 WHITENED_MIN_SIZE = 9
 """Of an image, pixels: whitening takes one away, and what is left is halved three times."""
 MIN_DNCNN_DEPTH = 2
@@ -49,11 +57,11 @@ class Section(BaseModel):
 class Data(Section):
     """What is learned from."""
 
-    source: Source = "digits"
+    source: Source | OwnName = "digits"
     """Kind of data: `digits` (1,797 handwritten digits), `rotated_digits` (with the angle as second target),
     `folder` (class-named folders of images), `cifar10` (the official archives or class-named folders), `pairs` (folders
-    `images` and `masks` and a file `classes.txt`), `shapes` (2,000 generated scenes with their masks) or `textures`
-    (1,200 generated grey textures)."""
+    `images` and `masks` and a file `classes.txt`), `shapes` (2,000 generated scenes with their masks), `textures`
+    (1,200 generated grey textures), or the name of a source that an installed package offers."""
     root: Text | None = None
     """Where the data lies: a path or any URL that fsspec reads. Not used by the embedded sources."""
     image_size: Annotated[int, Field(ge=8, le=1024)] = 28
@@ -65,23 +73,38 @@ class Data(Section):
     max_rejected_fraction: Fraction = 0.01
     """Largest tolerated share of samples that cannot be decoded; above it the run stops with their list."""
 
+    @property
+    def plugin(self) -> Plugin | None:
+        """The user's package that offers the source; None for one of Paceline's."""
+        return None if self.source in plugins.EMBEDDED_SOURCES else plugins.find("source", self.source)
+
     @model_validator(mode="after")
     def _root_fits(self) -> Self:
-        if self.root is not None and self.source in SOURCES_WITHOUT_ROOT:
+        if self.source in plugins.EMBEDDED_SOURCES:
+            self.check_root()
+        return self
+
+    def check_root(self) -> None:
+        """Refuse a root that is not read.
+
+        Raises:
+            ValueError: there is one.
+        """
+        if self.root is not None and not plugins.source_facts(self.source).needs_root:
             raise ValueError(
-                f"data.root={self.root} has no use with source {self.source}, which is embedded; "
+                f"data.root={self.root} has no use with source {self.source}, which reads none; "
                 "drop it or choose data.source=folder"
             )
-        return self
 
 
 class Model(Section):
     """The network."""
 
-    name: Literal["convblocks", "twohead", "whitened", "unet", "dncnn"] = "convblocks"
+    name: ModelName | OwnName = "convblocks"
     """`convblocks`: three blocks of convolutions; `twohead`: a small residual net with a class and an angle head;
     `whitened`: three blocks of two convolutions behind a fixed layer that whitens patches, which learns fastest;
-    `unet`: the class of each pixel, from data with masks; `dncnn`: the image without its noise, from any images."""
+    `unet`: the class of each pixel, from data with masks; `dncnn`: the image without its noise, from any images;
+    or the name of a model that an installed package offers, which does with `width` and `depth` as it likes."""
     width: Annotated[int, Field(ge=1, le=1024)] = 32
     """Filters of the first block; the following blocks have twice as many each. `twohead`: of its first
     convolution. `whitened`: the second and the third block have four times as many. `dncnn`: of all convolutions."""
@@ -94,7 +117,12 @@ class Model(Section):
     @property
     def task(self) -> Task:
         """What it is to tell."""
-        return TASK_OF_MODEL.get(self.name, "classify")
+        return plugins.model_facts(self.name).task
+
+    @property
+    def plugin(self) -> Plugin | None:
+        """The user's package that offers the model; None for one of Paceline's."""
+        return None if self.name in plugins.EMBEDDED_MODELS else plugins.find("model", self.name)
 
 
 class Recipe(Section):
@@ -402,7 +430,8 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
-        self._check_task()
+        if not self._names_own:
+            self._check_task()
         world_size = self.execution.world_size
         if self.recipe.batch_scaling == "strong" and self.recipe.batch_size % world_size:
             raise ValueError(
@@ -429,17 +458,51 @@ class Config(Section):
             )
         return self
 
+    @property
+    def packages(self) -> tuple[Plugin, ...]:
+        """The user's packages that it names; each process that prepares or trains needs them.
+
+        Raises:
+            PluginError: nobody offers one.
+        """
+        return tuple(plugin for plugin in (self.data.plugin, self.model.plugin) if plugin is not None)
+
+    @property
+    def _names_own(self) -> bool:
+        return not (self.data.source in plugins.EMBEDDED_SOURCES and self.model.name in plugins.EMBEDDED_MODELS)
+
+    def check_own(self) -> None:
+        """Check what the packages of the user's own source and model alone can tell; imports them.
+
+        No validator does it: a configuration is also read by processes that have no use for the packages, such as the
+        Dask worker that starts a rank.
+
+        Raises:
+            ValueError: nobody offers one, or they do not fit each other; one line.
+        """
+        if self._names_own:
+            self.data.check_root()
+            self._check_task()
+
     def _check_task(self) -> None:
         """What the network is to tell must be in the data."""
         name, source = self.model.name, self.data.source
+        model, data = plugins.model_facts(name), plugins.source_facts(source)
         wrong = f"model.name={name} does not fit data.source={source}"
-        if (name == "twohead") != (source == "rotated_digits"):
-            raise ValueError(f"{wrong}; the twohead model needs the angles of rotated_digits, and only it uses them")
-        if (self.model.task == "segment") != (source in SOURCES_WITH_MASKS):
-            raise ValueError(f"{wrong}; unet needs the masks of pairs or shapes, and only it uses them")
+        if model.takes_targets != bool(data.target_names):
+            lack = "needs angles, and the source has none" if model.takes_targets else "has no use for the angles there"
+            raise ValueError(f"{wrong}: it {lack}; twohead and rotated_digits go together")
+        if (model.task == "segment") != data.has_masks:
+            lack = "has no use for the masks there" if data.has_masks else "needs masks, and the source has none"
+            raise ValueError(f"{wrong}: it {lack}; unet goes with pairs or shapes")
         views, side = self.model.test_views, self.data.image_size
-        if self.model.task != "classify" and views > 1:
+        if model.task != "classify" and views > 1:
             raise ValueError(f"model.test_views={views} is for classes of whole images; use test_views=1 with {name}")
+        if model.takes_targets and views > 1:
+            raise ValueError(
+                f"model.test_views={views} does not go with model.name={name}: a mirror image has another angle; "
+                "use test_views=1"
+            )
         if name == "unet" and side % 2**self.model.depth:
             raise ValueError(
                 f"data.image_size={side} cannot be halved model.depth={self.model.depth} times; "
@@ -449,16 +512,11 @@ class Config(Section):
             raise ValueError(f"model.depth={self.model.depth} is too small for dncnn; use {MIN_DNCNN_DEPTH} or more")
 
     def _check_network(self) -> None:
-        name, side, views = self.model.name, self.data.image_size, self.model.test_views
+        name, side = self.model.name, self.data.image_size
         if name == "whitened" and side < WHITENED_MIN_SIZE:
             raise ValueError(
                 f"data.image_size={side} is too small for model.name=whitened, which halves images three times; "
                 f"use at least {WHITENED_MIN_SIZE}, or convblocks"
-            )
-        if name == "twohead" and views > 1:
-            raise ValueError(
-                f"model.test_views={views} does not go with model.name=twohead: a mirror image has another angle; "
-                "use test_views=1"
             )
         if self.recipe.optimizer == "muon" and self.execution.strategy == "fsdp":
             raise ValueError(

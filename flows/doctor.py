@@ -12,6 +12,7 @@ from tasks.cluster.open import open_cluster
 from tasks.cluster.tls import choose_tls, days_left, find_certificates
 from tasks.doctor.finding import Finding, bad, doubtful, good
 from tasks.doctor.host import examine_host
+from tasks.doctor.own import examine_own, own_packages
 from tasks.doctor.packages import examine_packages
 from tasks.doctor.workers import examine_workers
 from tasks.errors import PacelineError, one_line
@@ -33,6 +34,7 @@ def examine(config: Config, site: Site, told: Callable[[Finding], None]) -> list
     """
     stages: dict[str, Callable[[], list[Finding]]] = {
         "packages": examine_packages,
+        "own packages": examine_own,
         "this host": lambda: examine_host(site.root, site.leases),
         "mlflow": lambda: [_mlflow(site)],
         "prefect": lambda: [_prefect(site)],
@@ -109,4 +111,4 @@ def _cluster(config: Config, site: Site) -> list[Finding]:
     with open_cluster(
         config.cluster, demand_of([execution], "gpu" if execution.accelerator == "gpu" else "cpu"), site
     ) as address:
-        return examine_workers(address, site.root, site.leases, execution.world_size)
+        return examine_workers(address, site.root, site.leases, execution.world_size, own_packages(), config.packages)

@@ -6,6 +6,8 @@ import hashlib
 import json
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,9 +30,11 @@ from flows.tried import tried
 from tasks.bundle import digest_of
 from tasks.cluster.demand import demand_of
 from tasks.cluster.open import open_cluster
+from tasks.cluster.packages import require_packages
 from tasks.data.chunks import chunks_of
 from tasks.durable import write_durably
 from tasks.errors import InputError
+from tasks.model.packages import check_package
 from tasks.predict.images import Images, in_folder, of_test_split
 from tasks.predict.job import Settings, cut, key_of
 from tasks.predict.steps import Predicted, predict
@@ -78,6 +82,8 @@ class Cleared:
     experiment_id: str
     out: Path
     key: str
+    other_package: str | None
+    """What is to be said of the user's package that offers the model, if it is not what it was."""
 
 
 def clear_predict(request: PredictRequest, site: Site) -> Cleared:
@@ -87,6 +93,7 @@ def clear_predict(request: PredictRequest, site: Site) -> Cleared:
         InputError: one line with the value, the rule and the fix.
     """
     directory, facts = fetch_model(site.tracking_uri, request.model, site.root)
+    other_package = check_package(facts.model, facts.package)
     config, images = _source(request, facts)
     config, hardware = _workers(config, request, site)
     plan = resolve(config, hardware, 0)
@@ -99,6 +106,7 @@ def clear_predict(request: PredictRequest, site: Site) -> Cleared:
         gpu=plan.accelerator == "gpu",
         num_threads=plan.num_threads,
         batch_size=max(1, min(MAX_BATCH, BATCH_PIXELS // num_pixels)),
+        package=facts.model.plugin.identity if facts.model.plugin else None,
     )
     if plan.compile == "step":
         settings = settings.model_copy(update={"compiled": str(_packages(settings, site.root))})
@@ -106,7 +114,7 @@ def clear_predict(request: PredictRequest, site: Site) -> Cleared:
     out = Path(request.out).expanduser().absolute() if request.out else site.root / "predictions" / key[:16]
     _check_out(request, out, key)
     experiment_id = preflight.check_servers(config, site)
-    return Cleared(config, facts, images, plan, settings, experiment_id, out, key)
+    return Cleared(config, facts, images, plan, settings, experiment_id, out, key, other_package)
 
 
 @flow(name="paceline-predict", flow_run_name="predict {request.source}", persist_result=False)
@@ -128,11 +136,13 @@ def run_predict(request: PredictRequest) -> dict[str, Any]:
     parts = list(cut(images, cleared.out, cleared.key, chunks_of(images.samples, images.origin, num_bytes)))
     config = cleared.config
     with (
-        open_cluster(config.cluster, demand_of([config.execution], cleared.plan.accelerator), site) as address,
+        _cluster(cleared, site) as address,
         begun(config, site, cleared.experiment_id, "predict") as handle,
     ):
         tags = {"paceline.model": request.model, DIGEST_TAG: cleared.settings.model_digest}
         tracking.set_tags(handle, tags | {"paceline.predictions": str(cleared.out)})
+        if cleared.other_package is not None:
+            get_run_logger().warning("%s: what it predicts may be other than it was", cleared.other_package)
         cleared.out.mkdir(parents=True, exist_ok=True)
         said: dict[str, Any] = {
             "key": cleared.key,
@@ -167,6 +177,15 @@ def run_predict(request: PredictRequest) -> dict[str, Any]:
         tracking.log_document(handle, "summary.json", summary)
         tracking.log_facts(handle, _metrics(summary, found), {})
     return summary
+
+
+@contextmanager
+def _cluster(cleared: Cleared, site: Site) -> Iterator[str]:
+    """The address of a cluster whose workers have what the model and the source need."""
+    config = cleared.config
+    with open_cluster(config.cluster, demand_of([config.execution], cleared.plan.accelerator), site) as address:
+        require_packages(address, config.packages)
+        yield address
 
 
 def _source(request: PredictRequest, facts: ModelFacts) -> tuple[Config, Images]:

@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Protocol
 
+from conf.load import check_own
 from conf.schema import Config
 from conf.site import Site
 from flows import temporary_api
 from flows.first_host import training_host
 from flows.temporary_api import TemporaryApi
+from tasks.cluster.packages import require_packages
 from tasks.data.key import describe
 from tasks.errors import InputError
 from tasks.paths import nearest_existing
@@ -50,9 +52,13 @@ def check(config: Config, site: Site, beginner: Beginner | None = None) -> Clear
         beginner: is told how far the checks are.
 
     Raises:
+        ConfigError: the package of a source or a model is not installed here, or they do not fit.
         InputError: one line with the value, the rule and the fix.
     """
+    check_own(config)  # of a form nobody has done so yet
     found = training_host(config, site)
+    if config.cluster.address is not None:
+        require_packages(config.cluster.address, config.packages)
     resolve(config, found, 0)  # what devices cannot do needs no data to be told
     check_prefect(site)
     _check_home(site)
@@ -108,11 +114,13 @@ def begin_api(site: Site) -> TemporaryApi | None:
 
 
 def settle(config: Config, cleared: Cleared, address: str) -> Cleared:
-    """What was cleared, once the cluster is there: which hardware Slurm gives is not known before.
+    """What was cleared, once the cluster is there: which hardware Slurm gives is not known before, nor its packages.
 
     Raises:
-        InputError: the hosts that came cannot do what is asked.
+        InputError: the hosts that came cannot do what is asked, or lack a package of the user's.
     """
+    if address != config.cluster.address:  # whose workers have been asked
+        require_packages(address, config.packages)
     if config.cluster.kind != "slurm":
         return cleared
     found = inspect(config, address)

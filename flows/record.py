@@ -72,6 +72,7 @@ def record(outcome: Outcome, verdicts: Verdicts, handle: RunHandle, summary: dic
     """Log metrics, tags, the report, its pictures and the files behind them to the MLflow run."""
     tracking.log_facts(handle, _metrics(outcome, summary), _tags(outcome, verdicts, handle))
     environment = describe_environment(outcome.trained.hosts, outcome.trained.devices)
+    environment["packages"] = [package.identity for package in outcome.config.packages]
     quality = quality_figures(outcome.evaluated, outcome.trained, outcome.prepared)
     report = ReportInput(
         summary=summary,
@@ -109,6 +110,7 @@ def log_model(outcome: Outcome, handle: RunHandle) -> None:
         std=prepared.std[:channels],
         fingerprint=prepared.fingerprint,
         weights_sha256=sha256_of(weights),
+        package=outcome.config.model.plugin,
     )
     tracking.log_document(handle, f"{MODEL}/{FACTS}", facts.model_dump_json(indent=2).encode())
     tracking.log_document(handle, f"{MODEL}/{WEIGHTS}", weights)

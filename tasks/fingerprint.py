@@ -1,4 +1,4 @@
-"""Fingerprints of what is learned and of the code that runs. Pure; knows no engine."""
+"""Fingerprints of what is learned and of the code that runs. Knows no engine."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from conf.plugins import code_digest
 from conf.schema import Config, Workload
 
 
 def workload_fingerprint(workload: Workload, dataset_fingerprint: str) -> str:
     """8 hex digits over data content, model, recipe and seed.
 
-    The data enter by their content, not by their root: the same images elsewhere are the same workload.
+    The data enter by their content, not by their root: the same images elsewhere are the same workload. A model of the
+    user's enters with its package, by version and code.
     """
     facts = workload.model_dump(mode="json") | {"data": dataset_fingerprint}
+    if workload.model.plugin is not None:
+        facts["package"] = workload.model.plugin.identity
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -35,9 +39,4 @@ def series_fingerprint(config: Config, devices: str, class_names: Sequence[str])
 def code_fingerprint() -> str:
     """12 hex digits over the source of `conf` and `tasks`, which is what ranks and workers run."""
     root = Path(__file__).parent.parent
-    digest = hashlib.sha256()
-    for package in ("conf", "tasks"):
-        for path in sorted((root / package).rglob("*.py")):
-            digest.update(str(path.relative_to(root)).encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
+    return code_digest((root / "conf", root / "tasks"))

@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, PositiveInt
 
+from conf.plugins import Plugin
 from conf.schema import Compile, Compression, Config, Loading, MemoryFormat, Model, Precision
 
 
@@ -92,6 +93,8 @@ class ModelFacts(Record):
     """Of the prepared set that it was trained on."""
     weights_sha256: str
     """Of the file of weights."""
+    package: Plugin | None = None
+    """The user's package that offered the model when it was trained; None for one of Paceline's."""
 
 
 class Gpu(Record):

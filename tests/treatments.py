@@ -51,6 +51,7 @@ class Checked:
 
 AS_SERVICES = Checked("tests/integration/test_services.py and test_services_nights.py run it, in a home of its own")
 AS_POOL = Checked("tests/integration/test_work_pool.py runs it")
+AS_OWN = Checked("tests/integration/test_own.py installs the package of the README and runs it")
 NO_HOSTS = Checked("node1 and node2 are not there; tests/integration/test_clusters.py has real hosts over SSH")
 
 TREATMENTS: dict[str, Told | Checked] = {
@@ -61,6 +62,8 @@ TREATMENTS: dict[str, Told | Checked] = {
     "paceline run folder data.root=DIR data.image_size=64": Told(
         "trained", f"{SMALL} {LEARNS} {SHORT_PROBE} track.register=pictures"
     ),
+    "pip install ./acme": AS_OWN,
+    "paceline run folder data.source=table data.root=DIR model.name=mixer": AS_OWN,
     "paceline run --help": Told("help"),
     "paceline run cifar10 data.root=DIR --show": Told("help"),
     "paceline predict RUN_ID DIR": Told("predictions"),

@@ -18,6 +18,8 @@ from tasks.data.samples import Indices, Sample, Samples
 from tasks.errors import InputError
 
 SplitName = Literal["train", "validation", "test"]
+Kind = Literal["files", "pairs", "digits", "rotated_digits", "cifar10", "shapes", "textures", "own"]
+"""Of what is read: `own` is what a source of the user's yields."""
 MIN_CLASSES = 2
 SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
 
@@ -26,10 +28,16 @@ SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
 class Origin:
     """Where a worker reads samples from, as data."""
 
-    kind: Literal["files", "digits", "rotated_digits", "cifar10", "pairs", "shapes", "textures"]
+    kind: Kind
     root: str = ""
     mask_suffix: str = ""
     """Of `pairs`."""
+    name: str = ""
+    """Of `own`: what the configuration calls the source."""
+    identity: str = ""
+    """Of `own`: the package that reads, and what the source says of its content."""
+    listed: str = ""
+    """Of `own`: which listing this is of; workers that live for many nights open the source anew for each."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +69,12 @@ class SampleListing:
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of names, sizes, stamps, labels and splits: it changes when any file is added, removed or changed."""
+        """Hash of names, sizes, stamps, labels and splits: it changes when any file is added, removed or changed.
+
+        Of a source of the user's also when its package changes.
+        """
         digest = hashlib.sha256(repr((self.origin.kind, self.class_names, self.target_names)).encode())
+        digest.update(self.origin.identity.encode())
         for split in SPLITS:
             digest.update(f"\n[{split}]\n".encode())
             for line in self.split(split).lines():

@@ -6,15 +6,16 @@ Knows nothing of splits, shards or models.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tasks.data import source, transform
+from tasks.data.item import Item, Picture
 from tasks.data.listing import Origin
 from tasks.data.samples import Samples
+from tasks.errors import one_line
 
 # Shape suffixes: N samples that could be read, H height, W width, C channels, T targets.
 
@@ -40,41 +41,51 @@ def read_pixels(
         samples: Which.
         image_size: Height and width of the result, pixels.
         channels: Of the images, their mask included; files give 3.
-        between: Called before each file; what it raises ends the reading.
+        between: Called before each is decoded; what it raises ends the reading.
 
     Raises:
         InputError: The source cannot be opened from here.
+        RunError: The user's source fails, or yields something else.
     """
-    if origin.kind in ("files", "pairs"):
-        return _of_files(origin, samples, image_size, channels, between)
-    images_NHWC, targets_NT = source.read_arrays(origin, samples, image_size)
-    images_NHWC = np.ascontiguousarray(transform.resize_arrays(images_NHWC, image_size))
-    return Pixels(images_NHWC, targets_NT, list(range(len(samples))), {})
-
-
-def _of_files(origin: Origin, samples: Samples, image_size: int, channels: int, between: Callable[[], None]) -> Pixels:
     images_NHWC = np.empty((len(samples), image_size, image_size, channels), dtype=np.uint8)
+    targets: list[npt.NDArray[np.float32]] = []
     kept: list[int] = []
     reasons: dict[int, str] = {}
-    masks = source.read_masks(origin, samples) if origin.kind == "pairs" else repeat(None)
-    for position, (content, mask) in enumerate(zip(source.read_files(origin, samples), masks, strict=False)):
+    for position, item in enumerate(source.read_items(origin, samples, image_size)):
         between()
         try:
-            images_NHWC[len(kept), ..., :3] = _decode(content, image_size)
-            if mask is not None:
-                images_NHWC[len(kept), ..., 3] = transform.decode_mask(_found(mask), _found(content), image_size)
+            _place(item, images_NHWC[len(kept)], image_size)
         except transform.DecodeError as error:
             reasons[position] = str(error)
         else:
             kept.append(position)
-    return Pixels(images_NHWC[: len(kept)], None, kept, reasons)
+            if item.targets_T is not None:
+                targets.append(item.targets_T)
+    return Pixels(images_NHWC[: len(kept)], np.stack(targets) if targets else None, kept, reasons)
 
 
-def _decode(content: bytes | OSError, image_size: int) -> npt.NDArray[np.uint8]:
-    return transform.decode(_found(content), image_size)
+def _place(item: Item, image_HWC: npt.NDArray[np.uint8], image_size: int) -> None:
+    """Put a sample where it belongs; its mask into the last channel, if it has one."""
+    picture = _found(item.picture)
+    colours_HWC = image_HWC if item.mask is None else image_HWC[..., :-1]
+    if isinstance(picture, bytes):
+        colours_HWC[:] = transform.decode(picture, image_size)
+    else:
+        colours_HWC[:] = transform.resize(picture, image_size)
+    if item.mask is None:
+        return
+    mask = _found(item.mask)
+    if not isinstance(mask, bytes):
+        image_HWC[..., -1] = transform.resize_mask(mask, image_size)
+    elif isinstance(picture, bytes):
+        image_HWC[..., -1] = transform.decode_mask(mask, picture, image_size)
+    else:
+        raise transform.DecodeError("its mask is a file, and the image pixels; give both in one form")
 
 
-def _found(content: bytes | OSError) -> bytes:
+def _found(content: Picture | Exception) -> Picture:
     if isinstance(content, OSError):
         raise transform.DecodeError(content.strerror or "file not found")
+    if isinstance(content, Exception):
+        raise transform.DecodeError(one_line(content))
     return content

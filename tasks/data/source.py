@@ -1,21 +1,21 @@
-"""Chooses the source that a configuration names.
+"""Chooses the source that a configuration names, one of Paceline's or of the user's: all are listed and read alike.
 
 Lists in the caller's process and reads on the workers; what a source looks like inside is known only to its module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
-import numpy as np
-import numpy.typing as npt
-
-from conf.schema import SOURCES_WITHOUT_ROOT, Data
-from tasks.data.listing import Origin, SampleListing, check_classes
+from conf.plugins import source_facts
+from conf.schema import Data
+from tasks.data.item import Item
+from tasks.data.listing import Kind, Origin, SampleListing, check_classes
 from tasks.data.samples import Samples
-from tasks.data.sources import cifar10, digits, folder, generated, pairs
+from tasks.data.sources import cifar10, digits, folder, generated, own, pairs
 from tasks.errors import InputError, SourceError, one_line
+from tasks.plugged import needed
 
 FETCH_AT_ONCE = 64
 """Files asked of a remote file system together; bounds memory and hides latency."""
@@ -27,19 +27,12 @@ def list_samples(data: Data) -> SampleListing:
     Raises:
         InputError: The source is missing, empty, or cannot be learned from; as `SourceError` if it cannot be reached.
     """
-    if data.root is None and data.source not in SOURCES_WITHOUT_ROOT:
+    with needed():
+        needs_root = source_facts(data.source).needs_root
+    if data.root is None and needs_root:
         raise InputError(f"data.root is not set; source {data.source} needs one; add data.root=DIR")
-    listings = {
-        "digits": digits.list_digits,
-        "rotated_digits": digits.list_rotated_digits,
-        "folder": folder.list_samples,
-        "cifar10": cifar10.list_samples,
-        "pairs": pairs.list_samples,
-        "shapes": generated.list_shapes,
-        "textures": generated.list_textures,
-    }
     try:
-        listing = listings[data.source](data)
+        listing = LISTERS.get(data.source, own.list_samples)(data)
     except InputError:
         raise
     except Exception as error:  # each remote file system raises its own: no credentials, no route, forbidden
@@ -52,37 +45,55 @@ def list_samples(data: Data) -> SampleListing:
     return listing
 
 
-def read_arrays(
-    origin: Origin, samples: Samples, image_size: int
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32] | None]:
-    """Images (N, H, W, C) of a source that is made of arrays, and its targets (N, T) if it has any.
+def read_items(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
+    """What the source has of each sample, in their order.
+
+    Args:
+        origin: Where they lie.
+        samples: Which.
+        image_size: What the pictures will be scaled to; a source that draws them can draw that size.
 
     Raises:
-        InputError: The arrays are damaged.
+        InputError: The root cannot be opened from this process, or what lies there is damaged.
+        RunError: The user's source fails, or yields something else.
     """
-    if origin.kind == "digits":
-        return digits.read_digits(samples, image_size), None
-    if origin.kind == "rotated_digits":
-        return digits.read_rotated_digits(samples, image_size)
-    if origin.kind == "shapes":
-        return generated.read_shapes(samples, image_size), None
-    if origin.kind == "textures":
-        return generated.read_textures(samples, image_size), None
-    return cifar10.read_samples(origin.root, samples), None
+    return iter(READERS[origin.kind](origin, samples, image_size))
 
 
-def read_files(origin: Origin, samples: Samples) -> Iterator[bytes | OSError]:
-    """The content of each file, or the error that reading it gave.
-
-    Raises:
-        InputError: The root cannot be opened from this process.
-    """
-    return _read_paths(origin.root, samples.paths)
+def _items_of_files(origin: Origin, samples: Samples, image_size: int) -> Iterable[Item]:
+    return map(Item, _read_paths(origin.root, samples.paths))
 
 
-def read_masks(origin: Origin, samples: Samples) -> Iterator[bytes | OSError]:
-    """The same of the masks of `pairs`."""
-    return _read_paths(origin.root, (pairs.mask_path(path, origin.mask_suffix) for path in samples.paths))
+def _items_of_pairs(origin: Origin, samples: Samples, image_size: int) -> Iterable[Item]:
+    masks = _read_paths(origin.root, (pairs.mask_path(path, origin.mask_suffix) for path in samples.paths))
+    return map(Item, _read_paths(origin.root, samples.paths), masks)
+
+
+def _items_of_rotated_digits(origin: Origin, samples: Samples, image_size: int) -> Iterable[Item]:
+    images_NHWC, angles_NT = digits.read_rotated_digits(samples, image_size)
+    return (Item(image, None, angles) for image, angles in zip(images_NHWC, angles_NT, strict=True))
+
+
+LISTERS: dict[str, Callable[[Data], SampleListing]] = {
+    "digits": digits.list_digits,
+    "rotated_digits": digits.list_rotated_digits,
+    "folder": folder.list_samples,
+    "cifar10": cifar10.list_samples,
+    "pairs": pairs.list_samples,
+    "shapes": generated.list_shapes,
+    "textures": generated.list_textures,
+}
+"""By the name of the source; all others are the user's."""
+READERS: dict[Kind, Callable[[Origin, Samples, int], Iterable[Item]]] = {
+    "files": _items_of_files,
+    "pairs": _items_of_pairs,
+    "digits": lambda origin, samples, image_size: map(Item, digits.read_digits(samples, image_size)),
+    "rotated_digits": _items_of_rotated_digits,
+    "cifar10": lambda origin, samples, image_size: map(Item, cifar10.read_samples(origin.root, samples)),
+    "shapes": lambda origin, samples, image_size: map(Item, *generated.read_shapes(samples, image_size)),
+    "textures": lambda origin, samples, image_size: map(Item, generated.read_textures(samples, image_size)),
+    "own": own.read,
+}
 
 
 def _read_paths(root: str, relative: Iterable[str]) -> Iterator[bytes | OSError]:

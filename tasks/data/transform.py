@@ -171,13 +171,21 @@ def decode_mask(content: bytes, image: bytes, image_size: int) -> npt.NDArray[np
         raise
     except Exception as error:
         raise DecodeError(f"its mask: {one_line(error)}") from error
-    return _fit(Image.fromarray(values), image_size, Image.Resampling.NEAREST) + np.uint8(1)  # 255 becomes 0
+    return resize_mask(values, image_size)
 
 
-def resize_arrays(images_NHWC: npt.NDArray[np.uint8], image_size: int) -> npt.NDArray[np.uint8]:
-    """Scale and centre-crop RGB or grey images that come as arrays; returned as they are where the size fits."""
-    if images_NHWC.shape[1:3] == (image_size, image_size):
-        return images_NHWC
-    channels = images_NHWC.shape[3]
-    resized = [_fit(Image.fromarray(image[..., 0] if channels == 1 else image), image_size) for image in images_NHWC]
-    return np.stack(resized).reshape(-1, image_size, image_size, channels)
+def resize_mask(values_HW: npt.NDArray[np.uint8], image_size: int) -> npt.NDArray[np.uint8]:
+    """Scale and centre-crop a mask by nearest pixels; 1 for the first class, 0 for 255, which is no class."""
+    if values_HW.shape != (image_size, image_size):
+        values_HW = _fit(Image.fromarray(values_HW), image_size, Image.Resampling.NEAREST)
+    return values_HW + np.uint8(1)  # 255 becomes 0
+
+
+def resize(image: npt.NDArray[np.uint8], image_size: int) -> npt.NDArray[np.uint8]:
+    """Scale and centre-crop the pixels (H, W, C), or (H, W), of an RGB or grey image; those of the size stay."""
+    pixels_HWC = image if image.ndim > 2 else image[..., np.newaxis]  # noqa: PLR2004
+    if pixels_HWC.shape[:2] == (image_size, image_size):
+        return pixels_HWC
+    channels = pixels_HWC.shape[2]
+    fitted = _fit(Image.fromarray(pixels_HWC[..., 0] if channels == 1 else pixels_HWC), image_size)
+    return fitted.reshape(image_size, image_size, channels)

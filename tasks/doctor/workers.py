@@ -7,12 +7,17 @@ import shutil
 import socket
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from conf.plugins import Plugin
 from tasks.cluster.address import connect, workers
 from tasks.cluster.hardware import describe
+from tasks.cluster.packages import Asked, wanting
+from tasks.cluster.packages import Seen as Packages
+from tasks.cluster.packages import look as look_for_packages
 from tasks.doctor.finding import Finding, bad, doubtful, good
 from tasks.errors import one_line
 from tasks.fingerprint import code_fingerprint
@@ -45,9 +50,18 @@ class Seen(Record):
     free_bytes: int
     writes_leases: bool
     num_gpus: int
+    own: Packages
+    """What it has of the user's packages that were asked for."""
 
 
-def examine_workers(address: str, home: Path, leases: Path, num_expected: int) -> list[Finding]:
+def examine_workers(
+    address: str,
+    home: Path,
+    leases: Path,
+    num_expected: int,
+    packages: Sequence[Plugin] = (),
+    named: Sequence[Plugin] = (),
+) -> list[Finding]:
     """Ask all workers of a cluster.
 
     Args:
@@ -55,6 +69,8 @@ def examine_workers(address: str, home: Path, leases: Path, num_expected: int) -
         home: state directory, the same path everywhere.
         leases: where each host's device leases lie.
         num_expected: workers that the execution needs.
+        packages: of the user's, that this process has.
+        named: those of them that the configuration needs.
     """
     home.mkdir(parents=True, exist_ok=True)
     marker = home / f".doctor-{uuid4().hex}"
@@ -62,7 +78,9 @@ def examine_workers(address: str, home: Path, leases: Path, num_expected: int) -
     try:
         with connect(address) as client:
             present = workers(client)
-            answers, skews = _ask(client, present, marker, leases)
+            answers, skews = _ask(
+                client, present, (str(marker), str(leases), tuple((one.kind, one.name) for one in packages))
+            )
     finally:
         marker.unlink(missing_ok=True)
     silent = {worker: answer for worker, answer in answers.items() if not isinstance(answer, Seen)}
@@ -70,12 +88,13 @@ def examine_workers(address: str, home: Path, leases: Path, num_expected: int) -
     found = [_number(seen, silent, num_expected)]
     return (
         [*found, _code(seen), _versions(seen), _skew(skews), _home(seen, home), _leases(seen, leases)]
+        + ([_packages(seen, packages, named)] if packages else [])
         if seen
         else found
     )
 
 
-def look(marker: str, leases: str) -> Seen:
+def look(marker: str, leases: str, asked: tuple[Asked, ...]) -> Seen:
     """What the worker that this runs on sees."""
     there = Path(marker)
     own = there.with_name(f"{there.name}-{uuid4().hex}")
@@ -100,18 +119,19 @@ def look(marker: str, leases: str) -> Seen:
         free_bytes=shutil.disk_usage(there.parent).free if there.parent.is_dir() else 0,
         writes_leases=os.access(place, os.W_OK) and place == Path(leases),
         num_gpus=len(describe().gpus),
+        own=look_for_packages(asked),
     )
 
 
 def _ask(
-    client: Client, present: list[str], marker: Path, leases: Path
+    client: Client, present: list[str], arguments: tuple[str, str, tuple[Asked, ...]]
 ) -> tuple[dict[str, object], dict[str, tuple[float, float]]]:
     """What each worker answers; how far its clock is ahead, and how sure that is, in seconds."""
     answers: dict[str, object] = {}
     skews: dict[str, tuple[float, float]] = {}
     for worker in present:  # one by one: the time that the question takes is the uncertainty of its clock
         before = time.time()
-        (answer,) = ask(client, [(worker, look, (str(marker), str(leases)))], ANSWER_SECONDS)
+        (answer,) = ask(client, [(worker, look, arguments)], ANSWER_SECONDS)
         after = time.time()
         answers[worker] = answer
         if isinstance(answer, Seen):
@@ -159,6 +179,20 @@ def _versions(seen: dict[str, Seen]) -> Finding:
             "install the lock everywhere",
         )
     return good("versions", "the same everywhere")
+
+
+def _packages(seen: dict[str, Seen], packages: Sequence[Plugin], named: Sequence[Plugin]) -> Finding:
+    lacks = [
+        (package in named, f"{worker} {lack}")
+        for worker, found in seen.items()
+        for package, lack in wanting(packages, found.own)
+    ]
+    if not lacks:
+        return good("own on workers", ", ".join(one.identity for one in packages))
+    is_needed, first = max(lacks, key=lambda lack: lack[0])
+    text = first + (f" and {len(lacks) - 1} more" if lacks[1:] else "")
+    remedy = "install the same everywhere and restart the workers"
+    return (bad if is_needed else doubtful)("own on workers", text, remedy)
 
 
 def _skew(skews: dict[str, tuple[float, float]]) -> Finding:

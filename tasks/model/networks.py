@@ -7,10 +7,13 @@ Those of `tasks.model.dense` give something for each pixel, and None.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
 from conf.schema import Model
+from tasks.model import own
 from tasks.model.dense import DnCnn, UNet
 from tasks.model.views import ViewMean
 from tasks.model.whitened import Whitened
@@ -19,22 +22,14 @@ Outputs = tuple[torch.Tensor, torch.Tensor | None]
 
 
 def build_network(model: Model, image_shape: tuple[int, int, int], num_classes: int, num_targets: int) -> nn.Module:
-    """Build the network for images of `image_shape` (height, width, channels)."""
-    network = _single_view(model, image_shape, num_classes, num_targets)
+    """Build the network for images of `image_shape` (height, width, channels).
+
+    Raises:
+        InputError: it is the user's, and its package is not installed here.
+        RunError: the user's cannot be built, or gives something else than its task has.
+    """
+    network = BUILDERS.get(model.name, own.build)(model, image_shape, num_classes, num_targets)
     return network if model.test_views == 1 else ViewMean(network, model.test_views)
-
-
-def _single_view(model: Model, image_shape: tuple[int, int, int], num_classes: int, num_targets: int) -> nn.Module:
-    height, width, channels = image_shape
-    if model.name == "twohead":
-        return TwoHead(channels, height, width, num_classes, num_targets, model.width)
-    if model.name == "whitened":
-        return Whitened(image_shape, num_classes, model.width)
-    if model.name == "unet":
-        return UNet(channels, num_classes, model.width, model.depth)
-    if model.name == "dncnn":
-        return DnCnn(channels, model.width, model.depth)
-    return ConvBlocks(channels, num_classes, model.width, model.depth)
 
 
 class ConvBlocks(nn.Module):
@@ -70,10 +65,9 @@ class TwoHead(nn.Module):
     Source: the model of MathWorks' "Evaluate Performance of Accelerated Deep Learning Function" (width 16).
     """
 
-    def __init__(
-        self, channels: int, height: int, width: int, num_classes: int, num_targets: int, filters: int
-    ) -> None:
+    def __init__(self, image_shape: tuple[int, int, int], num_classes: int, num_targets: int, filters: int) -> None:
         super().__init__()
+        height, width, channels = image_shape
         wide = 2 * filters
         self.stem = nn.Sequential(
             nn.Conv2d(channels, filters, 5, padding=2, bias=False), nn.BatchNorm2d(filters), nn.ReLU()
@@ -97,3 +91,13 @@ class TwoHead(nn.Module):
         # its buffers with two threads and few channels (SIGSEGV, heap corruption; torch 2.13 on Zen 5, 2026-11-21).
         features = torch.relu(self.branch(stem) + self.skip(stem[:, :, ::2, ::2])).flatten(1)
         return self.classify(features), self.regress(features)
+
+
+BUILDERS: dict[str, Callable[[Model, tuple[int, int, int], int, int], nn.Module]] = {
+    "convblocks": lambda model, shape, classes, _: ConvBlocks(shape[2], classes, model.width, model.depth),
+    "twohead": lambda model, shape, classes, targets: TwoHead(shape, classes, targets, model.width),
+    "whitened": lambda model, shape, classes, _: Whitened(shape, classes, model.width),
+    "unet": lambda model, shape, classes, _: UNet(shape[2], classes, model.width, model.depth),
+    "dncnn": lambda model, shape, classes, _: DnCnn(shape[2], model.width, model.depth),
+}
+"""By name; all others are the user's."""

@@ -17,6 +17,7 @@ from torch.nn import functional
 from conf.schema import Config, Recipe
 from tasks.model.noise import gaussian
 from tasks.model.objective import LabelledBatch
+from tasks.plugged import needed
 from tasks.quality import mean_iou
 from tasks.records import PreparedSet, ScoreName
 
@@ -242,9 +243,15 @@ PixelTask = Segmentation | Denoising
 
 
 def task_of(config: Config, prepared: PreparedSet) -> Task:
-    """The task of a configuration on a set."""
-    if config.model.task == "segment":
+    """The task of a configuration on a set.
+
+    Raises:
+        InputError: the package of the user's model is not installed here.
+    """
+    with needed():
+        kind = config.model.task
+    if kind == "segment":
         return Segmentation(len(prepared.class_names))
-    if config.model.task == "denoise":
+    if kind == "denoise":
         return Denoising(config.recipe.noise, prepared.std, config.seed)
     return Classification(len(prepared.class_names))

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from conf.schema import Task
+from conf.plugins import Task
 from tasks.predict.job import Parity
 from tasks.records import ModelFacts
 

@@ -32,6 +32,8 @@ class Settings(Record):
     """CPU threads of one worker."""
     batch_size: int
     """Images of one forward pass."""
+    package: str | None = None
+    """What the user's package that offers the model is now; None for a model of Paceline's."""
     compiled: str | None = None
     """Directory of AOTInductor's packages for exactly these settings, one for each kind of CPU; None for eager
     execution."""
@@ -89,6 +91,7 @@ class Parity(Record):
 def key_of(settings: Settings, images: Images) -> str:
     """64 hex digits over everything that the predictions depend on."""
     facts = [VERSION, settings.model_digest, settings.precision, images.origin.kind, images.origin.root]
+    facts += [own for own in (settings.package, images.origin.identity) if own]
     digest = hashlib.sha256(json.dumps(facts).encode())
     for line in images.samples.lines():
         digest.update(line)

@@ -37,6 +37,8 @@ def facts_of(config: Config, data: str, code: str, versions: Mapping[str, str | 
         for key, value in flatten(config).items()
         if key.startswith(("data.", "model.", "recipe.", "execution.")) or key == "seed"
     }
+    if config.model.plugin is not None:
+        settings["model.package"] = config.model.plugin.identity
     resolved = {f"execution.{name}": str(getattr(plan, name)) for name in RESOLVED}
     return (
         settings

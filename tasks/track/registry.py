@@ -19,7 +19,7 @@ from mlflow.protos.databricks_pb2 import (
 from mlflow.tracking import MlflowClient
 from mlflow.types import ColSpec, Schema, TensorSpec
 
-from conf.schema import Task
+from conf.plugins import Task
 from tasks.bundle import FACTS, WEIGHTS
 from tasks.quality import SCORE_WORDS
 from tasks.records import ModelFacts, Record, ScoreName

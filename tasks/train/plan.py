@@ -8,16 +8,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from conf.schema import (
-    FLIPPING,
-    GREY_SOURCES,
-    SOURCES_WITH_MASKS,
-    Compile,
-    Config,
-    Loading,
-    MemoryFormat,
-    Precision,
-)
+from conf.plugins import source_facts
+from conf.schema import FLIPPING, Compile, Config, Loading, MemoryFormat, Precision
 from tasks.errors import InputError
 from tasks.records import Arm, Choice, Hardware, Plan
 
@@ -215,8 +207,8 @@ def resident_bytes(config: Config, num_train: int) -> int:
     augment = config.recipe.augment
     side = config.data.image_size + (2 * config.recipe.shift_pixels if augment != "none" else 0)
     copies = 2 if augment in FLIPPING else 1
-    channels = (1 if config.data.source in GREY_SOURCES else 3) + (config.data.source in SOURCES_WITH_MASKS)
-    return num_train * side * side * channels * copies
+    source = source_facts(config.data.source)
+    return num_train * side * side * (source.channels + source.has_masks) * copies
 
 
 def _num_threads(

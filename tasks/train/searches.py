@@ -40,7 +40,7 @@ class SearchStore:
             "num_train": prepared.num_train,
             "hardware": hardware.model_dump(mode="json", exclude={"host": True, "gpus": {"__all__": {"uuid"}}}),
             "versions": {name: version(name) for name in ("torch", "lightning", "numpy")},
-            "code": code_fingerprint(),
+            "code": [code_fingerprint(), *(package.identity for package in config.packages)],
         }
         key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
         self._path = self._directory / f"{key}.json"

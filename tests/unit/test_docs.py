@@ -19,6 +19,7 @@ from flows import cli
 from flows.commands import run
 from tasks.speedup.arms import parse_axes
 from tests.documents import ROOT, all_commands, anchors, documents, fences, inline_codes, links, living
+from tests.own_package import install_readme_package, on_path
 from tests.treatments import TREATMENTS, Checked, Story, Told, of_story
 
 PROGRAMS = ("paceline ", "prefect ", "dask ", "infra/", ".ci/", "python ", "pip ", "export ")
@@ -77,13 +78,24 @@ def test_every_treatment_is_carried_out():
 
 def test_no_command_hides_in_a_block_that_nobody_runs():
     blocks = [fence for path in living() for fence in fences(path)]
-    assert {fence.language for fence in blocks} <= {"", "bash"}
+    examples = {fence.language for fence in blocks if fence.document == README}  # tests/integration/test_own.py
+    assert examples == {"", "bash", "python", "toml"}
+    assert {fence.language for fence in blocks if fence.document != README} <= {"", "bash"}
     lines = [line.strip() for fence in blocks if fence.language == "" for line in fence.body.splitlines()]
     assert [line for line in lines if line.startswith(PROGRAMS)] == []
 
 
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory):
+    """The README's own source and model."""
+    directory = tmp_path_factory.mktemp("examples")
+    install_readme_package(directory)
+    with on_path(directory):
+        yield
+
+
 @pytest.mark.parametrize("line", paceline_lines())
-def test_paceline_understands(line):
+def test_paceline_understands(line, examples):
     arguments = shlex.split(line)[1:]
     if len(arguments) == 1 and not arguments[0].startswith("-"):
         assert arguments[0] in cli.COMMANDS  # spoken of, not called

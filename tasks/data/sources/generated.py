@@ -42,9 +42,10 @@ def _listing(
     return SampleListing(origin, class_names, train, validation, test, channels, num_planes=num_planes)
 
 
-def read_shapes(samples: Samples, image_size: int) -> npt.NDArray[np.uint8]:
-    """Scenes (N, S, S, 3 + 1): red, green, blue, and the mask, as `tasks.data.listing` has masks."""
-    return np.stack([_scene(sample.row, image_size) for sample in samples])
+def read_shapes(samples: Samples, image_size: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+    """Scenes (N, S, S, 3), and the class of each of their pixels (N, S, S)."""
+    scenes, masks = zip(*(_scene(sample.row, image_size) for sample in samples), strict=True)
+    return np.stack(scenes), np.stack(masks)
 
 
 def read_textures(samples: Samples, image_size: int) -> npt.NDArray[np.uint8]:
@@ -58,21 +59,21 @@ def _grid(size: int) -> tuple[Plane, Plane]:
     return y, x
 
 
-def _scene(row: int, size: int) -> npt.NDArray[np.uint8]:
+def _scene(row: int, size: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
     """Discs, squares and triangles of any colour on a slope of another one, the later ones in front, in some noise."""
     rng = np.random.default_rng((_SHAPES_SEED, row))
     y, x = _grid(size)
     slope = np.outer((y * rng.uniform(-1, 1) + x * rng.uniform(-1, 1)).ravel(), rng.uniform(-60, 60, 3))
     picture = rng.uniform(60, 196, 3) + slope.reshape(size, size, 3)
-    mask = np.ones((size, size), dtype=np.uint8)
+    mask = np.zeros((size, size), dtype=np.uint8)
     for _ in range(rng.integers(1, MAX_SHAPES + 1)):
         kind = int(rng.integers(1, len(SCENE_CLASSES)))
         middle_y, middle_x = rng.uniform(0.2, 0.8, 2)
         inside = _inside(kind, y - middle_y, x - middle_x, rng.uniform(0.12, 0.26), rng.uniform(0, 2 * np.pi))
         picture[inside] = rng.uniform(0, 255, 3)
-        mask[inside] = kind + 1
+        mask[inside] = kind
     picture += rng.normal(0, 8, picture.shape)
-    return np.dstack([picture.clip(0, 255).astype(np.uint8), mask])
+    return picture.clip(0, 255).astype(np.uint8), mask
 
 
 def _inside(kind: int, y: Plane, x: Plane, radius: float, angle: float) -> npt.NDArray[np.bool_]:

@@ -18,6 +18,7 @@ import pytest
 from conf.schema import Data
 from tasks.data import key, source
 from tasks.data.listing import hold_out
+from tasks.data.pixels import read_pixels
 from tasks.data.samples import Sample
 from tasks.data.sources import cifar10, digits
 from tasks.errors import InputError
@@ -117,7 +118,8 @@ def test_every_url_works(tmp_path: Path) -> None:
     memory.pipe({f"/listing/{name}/{n}.png": b"x" * n for name in "ab" for n in (1, 2)})
     listing = source.list_samples(folder("memory://listing", test_fraction=0.0))
     assert [(sample.path, sample.size) for sample in listing.train][:2] == [("a/1.png", 1), ("a/2.png", 2)]
-    assert list(source.read_files(listing.origin, listing.train)) == [b"x", b"xx", b"x", b"xx"]
+    found = source.read_items(listing.origin, listing.train, 8)
+    assert [item.picture for item in found] == [b"x", b"xx", b"x", b"xx"]
     fill(tmp_path, "a/1.png", "b/1.png")
     by_url = source.list_samples(folder(f"file://{tmp_path}", test_fraction=0.0))
     assert by_url.train == source.list_samples(folder(tmp_path, test_fraction=0.0)).train
@@ -142,7 +144,7 @@ def test_digits_are_split_by_class() -> None:
     listing = source.list_samples(Data(source="digits"))
     assert listing.num_samples == 1_797
     assert len(listing.test) == pytest.approx(0.2 * 1_797, abs=5)
-    images, targets = source.read_arrays(listing.origin, listing.train[:50], 28)
+    images, targets, *_ = read_pixels(listing.origin, listing.train[:50], 28, 1)
     assert images.shape == (50, 28, 28, 1)
     assert images.max() > 230
     assert targets is None
@@ -157,7 +159,7 @@ def test_rotated_digits_share_no_source() -> None:
     assert len(listing.validation) == pytest.approx(500, abs=30)
     assert np.abs(angles).max() <= np.pi / 4
     assert angles.std() == pytest.approx(np.pi / 4 / np.sqrt(3), rel=0.02)
-    images, targets = source.read_arrays(listing.origin, listing.test[:9], 28)
+    images, targets, *_ = read_pixels(listing.origin, listing.test[:9], 28, 1)
     assert images.shape == (9, 28, 28, 1)
     assert targets is not None
     assert targets.dtype == np.float32
@@ -224,7 +226,7 @@ def test_cifar10_archives(
     root = place if direct else tmp_path
     listing = source.list_samples(Data(source="cifar10", root=str(root), image_size=32, validation_fraction=0.2))
     assert (len(listing.train), len(listing.validation), len(listing.test)) == (40, 10, 10)
-    images, _ = source.read_arrays(listing.origin, listing.test, 32)
+    images = read_pixels(listing.origin, listing.test, 32, 3).images_NHWC
     data, labels = content["test_batch"]
     assert np.array_equal(images, data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
     assert [sample.label for sample in listing.test] == labels.tolist()

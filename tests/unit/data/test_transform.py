@@ -110,10 +110,11 @@ def test_pillows_warnings_do_not_leak(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_arrays_are_resized(channels: int) -> None:
-    images = np.full((3, 8, 8, channels), 77, dtype=np.uint8)
-    assert transform.resize_arrays(images, 8) is images
-    assert (transform.resize_arrays(images, 12) == 77).all()
-    assert transform.resize_arrays(images, 12).shape == (3, 12, 12, channels)
+    image = np.full((8, 6, channels), 77, dtype=np.uint8)
+    assert transform.resize(image[:6], 6).base is image
+    assert (transform.resize(image, 12) == 77).all()
+    assert transform.resize(image, 12).shape == (12, 12, channels)
+    assert transform.resize(image[..., 0], 12).shape == (12, 12, 1)
 
 
 def decode_by_pillow(content: bytes, image_size: int) -> Any:

@@ -1,0 +1,232 @@
+"""The sources and models that a configuration may name: those of Paceline, and those of packages that users install.
+
+A package offers its own by entry points, in the groups `paceline.sources` and `paceline.models`. They are looked up
+only where a name is none of Paceline's, and imported only where a configuration names them. What a source yields and
+what a model computes is none of this module's business: see `tasks.data.sources.own` and `tasks.model.own`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+
+Kind = Literal["source", "model"]
+Task = Literal["classify", "segment", "denoise"]
+"""What a network is to tell: the class of an image, that of each of its pixels, or the image without its noise."""
+TASKS: tuple[Task, ...] = ("classify", "segment", "denoise")
+ANGLE = "angle"
+"""The one target beside the class that is learned today, in radians."""
+GROUPS: dict[Kind, str] = {"source": "paceline.sources", "model": "paceline.models"}
+MISSING = "missing"
+"""In place of the code of a package that is registered and not there."""
+SETTINGS: dict[Kind, str] = {"source": "data.source", "model": "model.name"}
+
+
+class PluginError(ValueError):
+    """A name that nobody offers, or a package that offers something else; one line: value, rule, fix."""
+
+
+class SourceFacts(NamedTuple):
+    """What must be known of a source before it is opened. One of the user's says it by attributes of these names."""
+
+    needs_root: bool = True
+    """Whether it reads from `data.root`; without, none may be given."""
+    channels: int = 3
+    """Of an image: 1 for grey, 3 for colours."""
+    has_masks: bool = False
+    """Each image comes with the class of each of its pixels."""
+    target_names: tuple[str, ...] = ()
+    """What is told of each image beside its class."""
+
+
+class NetworkFacts(NamedTuple):
+    """What must be known of a model before it is built; said in the same way."""
+
+    task: Task = "classify"
+    takes_targets: bool = False
+    """It also tells the targets that a source has beside the class."""
+
+
+_GREY = SourceFacts(needs_root=False, channels=1)
+EMBEDDED_SOURCES: dict[str, SourceFacts] = {
+    "digits": _GREY,
+    "rotated_digits": _GREY._replace(target_names=(ANGLE,)),
+    "folder": SourceFacts(),
+    "cifar10": SourceFacts(),
+    "pairs": SourceFacts(has_masks=True),
+    "shapes": SourceFacts(needs_root=False, has_masks=True),
+    "textures": _GREY,
+}
+EMBEDDED_MODELS: dict[str, NetworkFacts] = {
+    "convblocks": NetworkFacts(),
+    "twohead": NetworkFacts(takes_targets=True),
+    "whitened": NetworkFacts(),
+    "unet": NetworkFacts("segment"),
+    "dncnn": NetworkFacts("denoise"),
+}
+
+
+class Plugin(BaseModel):
+    """A source or a model of the user's, as its package offers it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Kind
+    name: str
+    entry: str
+    """Module and attribute, such as acme.table:Table."""
+    package: str
+    version: str
+    code: str
+    """12 hex digits over the Python files of the package: a version is not raised with every change."""
+
+    @property
+    def identity(self) -> str:
+        """What another host, or another day, must have as well."""
+        return f"{self.package} {self.version} ({self.entry}, code {self.code})"
+
+    def __str__(self) -> str:
+        return f"{SETTINGS[self.kind]}={self.name} (package {self.package} {self.version})"
+
+
+def embedded(kind: Kind) -> tuple[str, ...]:
+    """The names that come with Paceline; no package can take one of them."""
+    return tuple(EMBEDDED_SOURCES if kind == "source" else EMBEDDED_MODELS)
+
+
+def source_facts(name: str) -> SourceFacts:
+    """Of a source; imports its package if it is the user's.
+
+    Raises:
+        PluginError: nobody offers it, or what it says of itself cannot be.
+    """
+    if name in EMBEDDED_SOURCES:
+        return EMBEDDED_SOURCES[name]
+    plugin, offered = load("source", name)
+    facts = SourceFacts(**_said_by(offered, SourceFacts._field_defaults))
+    if facts.channels not in (1, 3):
+        raise PluginError(f"{plugin} has channels={facts.channels!r}; use 1 for grey or 3 for colours")
+    if tuple(facts.target_names) not in ((), (ANGLE,)):
+        raise PluginError(f'{plugin} has target_names={facts.target_names!r}; use ("{ANGLE}",), in radians, or none')
+    if facts.has_masks and facts.target_names:
+        raise PluginError(f"{plugin} has masks and targets; nothing learns both; leave one out")
+    return facts._replace(target_names=tuple(facts.target_names))
+
+
+def model_facts(name: str) -> NetworkFacts:
+    """Of a model; imports its package if it is the user's.
+
+    Raises:
+        PluginError: nobody offers it, or what it says of itself cannot be.
+    """
+    if name in EMBEDDED_MODELS:
+        return EMBEDDED_MODELS[name]
+    plugin, offered = load("model", name)
+    facts = NetworkFacts(**_said_by(offered, NetworkFacts._field_defaults))
+    if facts.task not in TASKS:
+        raise PluginError(f"{plugin} has task={facts.task!r}; use {', '.join(TASKS[:-1])} or {TASKS[-1]}")
+    return facts
+
+
+def _said_by(offered: Any, defaults: dict[str, Any]) -> dict[str, Any]:
+    return {field: getattr(offered, field, default) for field, default in defaults.items()}
+
+
+_loaded: dict[tuple[Kind, str], tuple[Plugin, Any]] = {}
+"""With what they were when they were imported: an upgrade of the package changes nothing of a process that runs."""
+
+
+def load(kind: Kind, name: str) -> tuple[Plugin, Any]:
+    """What a package offers under a name, imported.
+
+    Raises:
+        PluginError: no package offers it, several do, or it cannot be imported.
+    """
+    found = _loaded.get((kind, name))
+    if found is not None:
+        return found
+    plugin = find(kind, name)
+    entry = next(one for one in _entries(kind) if (one.name, one.value) == (name, plugin.entry))
+    try:
+        offered = entry.load()
+    except Exception as error:  # whatever a module raises at its import
+        raise PluginError(
+            f"{plugin} cannot be imported from {entry.value} ({_said(error)}); mend the package"
+        ) from error
+    if not callable(offered):
+        raise PluginError(f"{plugin}: {entry.value} is {type(offered).__name__}; name a class or a function there")
+    return _loaded.setdefault((kind, name), (plugin, offered))
+
+
+def find(kind: Kind, name: str) -> Plugin:
+    """The package that offers a name which is not one of Paceline's. Imports nothing of it.
+
+    Raises:
+        PluginError: none does, or several do.
+    """
+    found = _loaded.get((kind, name))
+    if found is not None:
+        return found[0]
+    offers = [one for one in installed(kind) if one.name == name]
+    if not offers:
+        others = [one.name for one in installed(kind)]
+        raise PluginError(
+            f"{SETTINGS[kind]}={name} is none of {', '.join([*embedded(kind), *others])}; "
+            f"install the package that offers it by an entry point {name} in the group {GROUPS[kind]}, or use another"
+        )
+    if len(offers) > 1:
+        packages = " and ".join(f"{one.package} ({one.entry})" for one in offers)
+        raise PluginError(f"{SETTINGS[kind]}={name} is offered by {packages}; uninstall one or rename its entry point")
+    return offers[0]
+
+
+def installed(kind: Kind) -> list[Plugin]:
+    """What the packages of this process offer, in order of the names. Takes some 20 ms, and imports nothing of them."""
+    return sorted(
+        (
+            Plugin(
+                kind=kind,
+                name=entry.name,
+                entry=entry.value,
+                package=entry.dist.name if entry.dist else "",
+                version=entry.dist.version if entry.dist else "",
+                code=_code_of(entry.module),
+            )
+            for entry in _entries(kind)
+        ),
+        key=lambda one: (one.name, one.package),
+    )
+
+
+def _entries(kind: Kind) -> metadata.EntryPoints:
+    return metadata.entry_points(group=GROUPS[kind])
+
+
+def _code_of(module: str) -> str:
+    """Of the package that a module belongs to; `MISSING` where there is none, which its import will tell."""
+    try:
+        spec = util.find_spec(module.partition(".")[0])
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or (spec.submodule_search_locations is None and not spec.origin):
+        return MISSING
+    return code_digest(map(Path, sorted(spec.submodule_search_locations or [str(spec.origin)])))
+
+
+def code_digest(places: Iterable[Path]) -> str:
+    """12 hex digits over the Python files in folders, or single ones: what they are called, and what they hold."""
+    digest = hashlib.sha256()
+    for place in places:
+        for path in sorted(place.rglob("*.py")) if place.is_dir() else (place,):
+            digest.update(str(path.relative_to(place.parent)).encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _said(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

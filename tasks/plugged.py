@@ -1,0 +1,64 @@
+"""Code of the user's, from an installed package: loaded where it is needed, and named where it fails.
+
+Knows neither sources nor models.
+"""
+
+from __future__ import annotations
+
+import socket
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from conf import plugins
+from conf.plugins import Kind, Plugin, PluginError
+from tasks.errors import InputError, PacelineError, one_line
+
+
+@contextmanager
+def needed() -> Iterator[None]:
+    """Tell, with the host, that a package which the body needs is not there.
+
+    Raises:
+        InputError: it is not installed here, or cannot be imported.
+    """
+    try:
+        yield
+    except PluginError as error:
+        raise InputError(f"on host {socket.gethostname()}: {error}") from error
+
+
+def load_own(kind: Kind, name: str) -> tuple[Plugin, Any]:
+    """What a package of the user's offers under a name, and which package that is.
+
+    Raises:
+        InputError: the package is not installed here, or cannot be imported.
+    """
+    with needed():
+        return plugins.load(kind, name)
+
+
+@contextmanager
+def blamed(plugin: Plugin, doing: str, kind: type[PacelineError], outside: type[PacelineError]) -> Iterator[None]:
+    """Name the package, and the line in it, in whatever its code raises in the body.
+
+    Args:
+        plugin: whose code runs.
+        doing: what it was asked for, such as `read`.
+        kind: of the error that is raised instead.
+        outside: the same for an `OSError`: a file system or a server, which may be well at the next try.
+    """
+    try:
+        yield
+    except PacelineError:
+        raise
+    except Exception as error:
+        raised = outside if isinstance(error, OSError) else kind
+        raise raised(f"{plugin}: {doing} raised {type(error).__name__} ({one_line(error)}){_place(error)}") from error
+
+
+def _place(error: BaseException) -> str:
+    """Where it was raised, as far as that is Python."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" in {frames[-1].filename}, line {frames[-1].lineno}" if len(frames) > 1 else ""
