@@ -12,6 +12,7 @@ import hashlib
 import json
 import time
 import zlib
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -35,6 +36,9 @@ FIGURES = (
     "metrics.`time/data_wait_fraction`",
 )
 REGRESSION = "tags.`paceline.regression`"
+SCORE = "metrics.`sweep/score`"
+TRIAL_SECONDS = "metrics.`sweep/seconds`"
+PRUNED = "tags.`paceline.pruned`"
 CONTAMINATED = "tags.`paceline.contaminated`"
 SETTINGS = ("params.`execution.num_devices`", "params.`execution.precision`", "tags.`paceline.workload`")
 
@@ -99,6 +103,18 @@ def view_of_study(run_id: str) -> View:
     condition = f"tags.`paceline.study_run_id` = '{run_id}' AND tags.`paceline.superseded_by` IS NULL"
     columns = (*FIGURES, REGRESSION, "tags.`paceline.parity`", CONTAMINATED)
     return View(subject=f"study {run_id}", condition=condition, columns=columns)
+
+
+def view_of_sweep(run_id: str, settings: Sequence[str]) -> View:
+    """The trials of a sweep, the best first.
+
+    Args:
+        run_id: The sweep's.
+        settings: What it varied.
+    """
+    columns = (SCORE, TRIAL_SECONDS, *(f"params.`{setting}`" for setting in settings), PRUNED, *FIGURES[4:6])
+    condition = f"tags.`paceline.sweep_run_id` = '{run_id}'"
+    return View(subject=f"sweep {run_id}", condition=condition, columns=columns, order=SCORE)
 
 
 def view_of_series(tag: str, value: str, name: str | None = None) -> View:
