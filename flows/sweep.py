@@ -161,7 +161,7 @@ def run_sweep(request: SweepRequest, resume: str | None = None) -> dict[str, Any
         _check_validation(prepared)
         workload = workload_fingerprint(config.workload, prepared.fingerprint)
         with _tracked(ready, site, resume, workload) as parent:
-            get_run_logger().info("%d trials, %s at once: %s", ready.num_trials, *_words(room))
+            _tell_choices(ready, cleared)
             work = SweepWork(
                 config=config,
                 parameters=ready.parameters,
@@ -196,8 +196,12 @@ def _tracked(ready: Ready, site: Site, resume: str | None, workload: str) -> Ite
         yield parent
 
 
-def _words(room: Room) -> tuple[str, str]:
-    return str(room.at_once.value), room.at_once.reason
+def _tell_choices(ready: Ready, cleared: Cleared) -> None:
+    """Once for all trials."""
+    log, room = get_run_logger(), ready.room
+    log.info("%d trials, %s at once: %s", ready.num_trials, room.at_once.value, room.at_once.reason)
+    for name, choice in preflight.plan_like(ready.config, cleared, room.share).reasons.items():
+        log.info("Each has execution.%s=%s: %s", name, choice.value, choice.reason)
 
 
 def _search(ready: Ready) -> Search:
@@ -237,7 +241,7 @@ def _run_all(work: SweepWork, num_trials: int) -> None:
                     return
                 ended, running = wait(running, LOOK_SECONDS, FIRST_COMPLETED)
                 for future in ended:
-                    _tell(future.result(), num_trials)
+                    _tell(future.result(), len(work.proposer.trials()), num_trials)
         except BaseException:
             work.stopped.set()  # the pool waits for its threads
             raise
@@ -247,7 +251,7 @@ def _next(work: SweepWork, waiting: deque[Proposal]) -> Proposal | None:
     return waiting.popleft() if waiting else work.proposer.propose()
 
 
-def _tell(trial: Trial | None, num_trials: int) -> None:
+def _tell(trial: Trial | None, num_ended: int, num_trials: int) -> None:
     if trial is not None:
         say = get_run_logger().warning if trial.status == "failed" else get_run_logger().info
-        say("Trial %d of %d: %s", trial.number, num_trials, trial_line(trial))
+        say("%d of %d trials: trial %d, %s", num_ended, num_trials, trial.number, trial_line(trial))

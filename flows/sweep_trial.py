@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from prefect.states import State
+from prefect.client.schemas.objects import State
 
 from conf.load import ConfigError
 from conf.schema import Config
@@ -66,7 +66,8 @@ class SweepWork:
         """
         config = make_config(self.config, list(self.overrides(proposal)))
         config = config.model_copy(update={"name": f"trial {proposal.number}"})
-        return config, preflight.plan_like(config, self.cleared, self.room.share)
+        plan = preflight.plan_like(config, self.cleared, self.room.share)
+        return config, plan.model_copy(update={"reasons": {}})  # which the sweep has told for all
 
     def overrides(self, proposal: Proposal) -> tuple[str, ...]:
         """`key=value` for each of its settings."""
@@ -187,7 +188,8 @@ def _train(work: SweepWork, begun: _Begun, config: Config, plan: Plan, handle: R
             _log_pruned(handle, begun.ended("pruned"), trained.message or "")
         raise StoppedError(trained.message or "")
     watch.take(trained.validation_scores)  # too late for the pruner, but it judges others by them
-    evaluated = evaluate(trained, work.prepared, config.limits.evaluate_seconds)
+    with_name = evaluate.with_options(task_run_name=f"evaluate {config.name}")
+    evaluated = with_name(trained, work.prepared, config.limits.evaluate_seconds)
     trial = begun.ended("done").model_copy(
         update={
             "test_score": evaluated.score,

@@ -162,6 +162,13 @@ class Proposer:
         return optuna.trial.Trial(self._study, self._all()[number]._trial_id)
 
 
+class _Grid(optuna.samplers.GridSampler):
+    """A grid whose end is known beforehand: Optuna's stops the loop of `optimize`, and raises where there is none."""
+
+    def after_trial(self, *_: object) -> None:
+        """Nothing is to be stopped."""
+
+
 def _distribution(parameter: Parameter) -> BaseDistribution:
     match parameter.kind:
         case "list":
@@ -178,7 +185,7 @@ def _sampler(search: Search, seed: int) -> optuna.samplers.BaseSampler:
             return optuna.samplers.RandomSampler(seed=seed)
         case "grid":
             grid = {found.setting: found.all_values() for found in search.parameters}
-            return optuna.samplers.GridSampler(grid, seed=search.seed)  # its order is to be the same in each process
+            return _Grid(grid, seed=search.seed)  # its order is to be the same in each process
         case _:
             # Trials that run count as bad ones, or those proposed at the same time would be alike.
             return optuna.samplers.TPESampler(seed=seed, constant_liar=True)

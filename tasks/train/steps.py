@@ -10,7 +10,8 @@ from typing import Any
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
-from prefect.states import Cancelled, State
+from prefect.client.schemas.objects import State
+from prefect.states import Cancelled
 
 from tasks import deadline
 from tasks.display import progress_bar

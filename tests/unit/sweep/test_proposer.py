@@ -47,7 +47,8 @@ def run_all(proposer, score_of):
 
 def test_a_grid_has_every_combination_once(open_sweep):
     proposer = open_sweep("model.width=int(8,32,8)", "recipe.optimizer=[sgd,adamw]", sampler="grid")
-    found = {tuple(proposal.values.values()) for proposal in iter(proposer.propose, None)}
+    found = {tuple(proposal.values.values()) for proposal in run_all(proposer, lambda values: 0.5)}
+    assert len(proposer.trials()) == 8
     assert found == {(width, name) for width in (8, 16, 24, 32) for name in ("sgd", "adamw")}
 
 
