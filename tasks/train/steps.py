@@ -11,7 +11,7 @@ from typing import Any
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
-from prefect.states import Cancelled
+from prefect.states import Completed
 
 from tasks import deadline
 from tasks.display import progress_bar
@@ -50,7 +50,7 @@ def train_trial(job: TrainJob, address: str) -> TrainResult | State[None]:
         address: Of the Dask scheduler.
 
     Returns:
-        The result; of a training that was stopped, its state in Prefect, Cancelled, with the reason.
+        The result; of a training that was stopped, its state in Prefect, with the reason.
 
     Raises:
         RankError: A rank failed, and would again; no process of the run is left.
@@ -60,7 +60,7 @@ def train_trial(job: TrainJob, address: str) -> TrainResult | State[None]:
     try:
         return _train_once(job, address)
     except StoppedError as stopped:
-        return Cancelled(message=str(stopped))
+        return Completed(name="Stopped", message=str(stopped))  # no failure: Cancelled is told as an error
 
 
 def _train_once(job: TrainJob, address: str) -> TrainResult:
