@@ -22,7 +22,7 @@ class Room:
     demand: Demand
     """Workers for all that run at once."""
     share: Hardware
-    """What one trial may take to be its host: on CPUs its part of the cores and of the memory."""
+    """What one trial may take to be its host: its part of the cores and of the memory, and all GPUs to choose from."""
 
     @property
     def num_at_once(self) -> int:
@@ -60,7 +60,7 @@ def find_room(
         choice = Choice(value=by_memory, reason=f"{hardware.memory_bytes / 2**30:.0f} GiB of memory on each host")
     per_host = -(-int(choice.value) * across // hosts)
     demand = Demand(num_hosts=max(hosts, across), workers_per_host=per_host * each, gpus=accelerator == "gpu")
-    return Room(choice, demand, _share(hardware, accelerator, per_host))
+    return Room(choice, demand, _share(hardware, per_host))
 
 
 def _devices(
@@ -70,7 +70,7 @@ def _devices(
     devices = len(hardware.gpus) if accelerator == "gpu" else hardware.num_cores
     unit = "GPUs" if accelerator == "gpu" else "cores"
     if workers_by_host is not None:
-        return len(workers_by_host), min(workers_by_host.values(), default=0), "workers"
+        return max(1, len(workers_by_host)), min(workers_by_host.values(), default=0), "workers"
     match config.cluster.kind:
         case "ssh":
             return len(config.cluster.hosts), devices, unit
@@ -90,8 +90,6 @@ def _choice(fits: int, num_trials: int, asked: int | None, why: str) -> Choice:
     return Choice(value=min(asked, num_trials), reason="as asked for")
 
 
-def _share(hardware: Hardware, accelerator: Literal["cpu", "gpu"], per_host: int) -> Hardware:
-    if accelerator == "gpu":
-        return hardware
+def _share(hardware: Hardware, per_host: int) -> Hardware:
     cores, memory = max(1, hardware.num_cores // per_host), hardware.memory_bytes // per_host
     return hardware.model_copy(update={"num_cores": cores, "memory_bytes": memory})

@@ -47,7 +47,8 @@ def test_a_gpu_for_each():
     found = room(hardware=HOST.model_copy(update={"gpus": GPUS}), accelerator="gpu")
     assert found.num_at_once == 4
     assert found.demand.gpus
-    assert found.share.num_cores == 8, "cores are not what they share"
+    assert found.share.num_cores == 2, "threads that feed four GPUs share the cores"
+    assert found.share.gpus == GPUS
 
 
 def test_hosts_and_workers_that_are_there_count():
@@ -59,6 +60,7 @@ def test_hosts_and_workers_that_are_there_count():
     joined = room("cluster.kind=address", "cluster.address=tcp://h:1", workers={"a": 2, "b": 2})
     assert joined.num_at_once == 4
     assert joined.share.num_cores == 4
+    assert room("cluster.kind=address", "cluster.address=tcp://h:1", workers={}).num_at_once == 1
 
 
 def test_more_than_fit_are_refused():
