@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from conf.load import ConfigError
 from conf.site import quieten
 from flows import interrupt
-from flows.commands import advise, compare, doctor, hardware, predict, run, serve, study, ui
+from flows.commands import advise, compare, doctor, hardware, predict, run, serve, study, sweep, ui
 from flows.commands.terminal import say
 from tasks.errors import InputError, PacelineError, RankError
 from tasks.redact import redact_logs
@@ -25,6 +25,7 @@ DONE, FAILED, WRONG_INPUT, SIGNALLED = 0, 1, 2, 128
 COMMANDS: dict[str, ModuleType] = {
     "run": run,
     "study": study,
+    "sweep": sweep,
     "predict": predict,
     "advise": advise,
     "compare": compare,

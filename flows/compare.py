@@ -27,7 +27,7 @@ def compare_runs(site: Site, run_ids: list[str], experiment: str | None, last: i
     if run_ids:
         found = get_runs(site.tracking_uri, run_ids)
     else:
-        others = [f"tags.`paceline.role` != '{role}'" for role in ("study", "advise", "predict")]
+        others = [f"tags.`paceline.role` != '{role}'" for role in ("study", "sweep", "advise", "predict")]
         condition = " and ".join([*others, "attributes.status = 'FINISHED'"])
         found = find_runs(site.tracking_uri, experiment or "paceline", condition, last or LAST)[::-1]
     if len(found) < MIN_RUNS:

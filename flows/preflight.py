@@ -31,6 +31,8 @@ class Cleared:
     plan: Plan
     hardware: Hardware
     experiment_id: str
+    num_train: int
+    """Samples of the training split, as listed."""
 
 
 class Beginner(Protocol):
@@ -71,7 +73,7 @@ def check(config: Config, site: Site, beginner: Beginner | None = None) -> Clear
     _check_test(config, listing.num_test)
     if beginner is not None:
         beginner.begin_cluster(plan)
-    return Cleared(plan, found, _check_store(config, site))
+    return Cleared(plan, found, _check_store(config, site), listing.num_train)
 
 
 def check_servers(config: Config, site: Site) -> str:
@@ -124,7 +126,18 @@ def settle(config: Config, cleared: Cleared, address: str) -> Cleared:
     if config.cluster.kind != "slurm":
         return cleared
     found = inspect(config, address)
-    return replace(cleared, plan=resolve(config, found, describe(config.data).num_train), hardware=found)
+    return replace(cleared, plan=resolve(config, found, cleared.num_train), hardware=found)
+
+
+def plan_like(config: Config, cleared: Cleared, hardware: Hardware) -> Plan:
+    """The plan of a configuration with another recipe or model than the one that was cleared, on the same data.
+
+    Raises:
+        InputError: the hardware or the data cannot do what is asked.
+    """
+    plan = resolve(config, hardware, cleared.num_train)
+    _check_batch(config, cleared.num_train)
+    return plan
 
 
 def _check_batch(config: Config, num_train: int) -> None:

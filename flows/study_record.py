@@ -58,7 +58,7 @@ class StudyOutcome:
             price_per_device_hour=speedup.price_per_device_hour,
             contaminated=sum(bool(run.contaminated) for run in self.runs),
             seconds=self.seconds,
-            hardware=f"{self.hardware.host}: {_devices(self.hardware)}",
+            hardware=f"{self.hardware.host}: {describe_devices(self.hardware)}",
             versions={name: version for name, version in package_versions().items() if version},
         )
 
@@ -85,14 +85,15 @@ class StudyOutcome:
         return run.model_copy(update={"num_gained": gained, "num_lost": lost})
 
 
-def _devices(hardware: Hardware) -> str:
+def describe_devices(hardware: Hardware) -> str:
+    """A host's devices in words."""
     if hardware.gpus:
         return f"{len(hardware.gpus)} x {hardware.gpus[0].name}"
     return f"{hardware.num_cores} cores of {hardware.cpu_name}"
 
 
-def log_arm(handle: RunHandle, arm: StudyArm, run: ArmRun, trained: TrainResult, evaluated: EvaluateResult) -> None:
-    """What is known of an arm's run before the study has ended."""
+def training_metrics(run: ArmRun, trained: TrainResult, evaluated: EvaluateResult) -> dict[str, float | None]:
+    """Of a training inside a study or a sweep."""
     metrics: dict[str, float | None] = {
         "throughput/steady_samples_per_second": run.samples_per_second,
         "throughput/samples_per_second": trained.samples_per_second,
@@ -111,7 +112,12 @@ def log_arm(handle: RunHandle, arm: StudyArm, run: ArmRun, trained: TrainResult,
         "train/final_loss": trained.final_loss,
     }
     metrics |= {f"time/{item}_seconds": seconds for item, seconds in trained.time_budget.items()}
-    metrics |= compile_metrics(trained)
+    return metrics | compile_metrics(trained)
+
+
+def log_arm(handle: RunHandle, arm: StudyArm, run: ArmRun, trained: TrainResult, evaluated: EvaluateResult) -> None:
+    """What is known of an arm's run before the study has ended."""
+    metrics = training_metrics(run, trained, evaluated)
     tags = {
         "paceline.arm": arm.name,
         "paceline.group": arm.group,
@@ -134,7 +140,7 @@ def log_diagnosis(handle: RunHandle, speedup: SpeedupResult) -> None:
 def log_study(outcome: StudyOutcome, parent: RunHandle) -> tuple[StudyResult, dict[str, Any]]:
     """Record the study in its parent run, and each arm's ratio in the arm's runs; the JSON of `paceline study`."""
     result = outcome.result(parent)
-    environment = describe_environment((outcome.hardware.host,), (_devices(outcome.hardware),))
+    environment = describe_environment((outcome.hardware.host,), (describe_devices(outcome.hardware),))
     tracking.log_document(parent, "report.html", render_study(result, environment))
     tracking.log_document(parent, "study.json", result.model_dump(mode="json"))
     tracking.log_document(parent, "environment.json", environment)

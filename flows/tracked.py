@@ -12,10 +12,10 @@ from prefect.runtime import flow_run
 
 from conf.schema import Config
 from conf.site import Site
-from flows.abandoned import HOST_TAG, set_right
+from flows.abandoned import HOST_TAG, RESUMABLE, set_right
 from flows.interrupt import held, is_interruption
 from flows.views import deployment_tags
-from tasks.errors import InputError
+from tasks.errors import InputError, StoppedError
 from tasks.track import run as tracking
 from tasks.track.run import Role, RunHandle
 from tasks.train.owner import own
@@ -36,27 +36,42 @@ def begun(config: Config, site: Site, experiment_id: str, role: Role, workload: 
     with ExitStack() as stack:
         with held():
             handle = tracking.begin(site.tracking_uri, experiment_id, config, tags, name=name)
-            way_on = f"paceline {role} --resume {handle.run_id}" if role in ("run", "study") else None
+            way_on = f"paceline {role} --resume {handle.run_id}" if role in RESUMABLE else None
             stack.enter_context(_kept(handle, site.root, way_on))
         tracking.log_config(handle, config)
         yield handle
 
 
 @contextmanager
-def nested(parent: RunHandle, config: Config, name: str) -> Iterator[RunHandle]:
-    """A run inside another one, such as one arm of a study. Interrupted with its parent; failing alone."""
+def nested(
+    parent: RunHandle, config: Config, name: str, role: tracking.NestedRole = "arm", run_id: str | None = None
+) -> Iterator[RunHandle]:
+    """A run inside another one. Interrupted with its parent; failing, or being stopped, alone.
+
+    Args:
+        parent: The study or sweep.
+        config: Its own.
+        name: Its own.
+        role: What it is of its parent: one arm of a study, or one trial of a sweep.
+        run_id: Of the run that goes on; None for a new one.
+    """
     tags = {
-        "paceline.role": "arm",
-        "paceline.study_run_id": parent.run_id,
+        "paceline.role": role,
+        tracking.PARENT_ID_TAGS[role]: parent.run_id,
         HOST_TAG: socket.gethostname(),
         tracking.PARENT_TAG: parent.run_id,
         "prefect.flow_run_id": str(flow_run.get_id() or ""),
     }
     with ExitStack() as stack:
         with held():
-            handle = tracking.begin(parent.tracking_uri, parent.experiment_id, config, tags, name=name)
+            if run_id is None:
+                handle = tracking.begin(parent.tracking_uri, parent.experiment_id, config, tags, name=name)
+            else:
+                handle = parent.model_copy(update={"run_id": run_id})
+                tracking.revive(handle, tags)
             stack.enter_context(_truthful(handle, None))
-        tracking.log_config(handle, config)
+        if run_id is None:
+            tracking.log_config(handle, config)
         yield handle
 
 
@@ -95,9 +110,10 @@ def _truthful(handle: RunHandle, way_on: str | None) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        failed = isinstance(error, Exception) and not is_interruption(error)
+        stopped = isinstance(error, StoppedError)
+        failed = isinstance(error, Exception) and not stopped and not is_interruption(error)
         interrupted = "interrupted" + (f"; go on with: {way_on}" if way_on else "")  # or a cancelled flow
-        _finish(handle, "FAILED" if failed else "KILLED", str(error) if failed else interrupted)
+        _finish(handle, "FAILED" if failed else "KILLED", str(error) if failed or stopped else interrupted)
         raise
     with held():
         tracking.finish(handle, "FINISHED")

@@ -1,12 +1,13 @@
 """Where a run is looked at among those like it: a view in the MLflow UI, linked from Prefect and from the run itself.
 
 The runs of a Prefect deployment share one view, which the experiment's page lists by the deployment's name. Other runs
-share that of their series, and the trainings of a study its own: found by their addresses alone, for the list is short.
+share that of their series; the trainings of a study and the trials of a sweep have their own: found by their addresses
+alone, for the list is short.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from prefect.artifacts import create_link_artifact
 from prefect.runtime import deployment
@@ -14,7 +15,7 @@ from prefect.runtime import deployment
 from tasks.records import ScoreName
 from tasks.track import run as tracking
 from tasks.track.run import RunHandle
-from tasks.track.view import ACCURACY, View, share_view, view_of_series, view_of_study
+from tasks.track.view import ACCURACY, View, share_view, view_of_series, view_of_study, view_of_sweep
 
 DEPLOYMENT_TAG = "prefect.deployment_id"
 DEPLOYMENT_NAME_TAG = "prefect.deployment_name"
@@ -42,6 +43,11 @@ def share_study(parent: RunHandle, scores: Iterable[ScoreName | None]) -> str:
     """Bring the view of a study's trainings up to date; its address."""
     known = [name for name in dict.fromkeys(scores) if name is not None]
     return _share(parent, view_of_study(parent.run_id, known or ACCURACY))
+
+
+def share_sweep(parent: RunHandle, settings: Sequence[str]) -> str:
+    """Bring the view of a sweep's trials up to date; its address."""
+    return _share(parent, view_of_sweep(parent.run_id, settings))
 
 
 def _share(handle: RunHandle, view: View) -> str:

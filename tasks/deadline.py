@@ -1,5 +1,7 @@
 """The time limit of a stage: an end that holds for all that is called inside, and is looked at where the stage waits.
 
+So is the wish of whoever asked for the work to have it ended before (`stoppable`).
+
 Looked at, not enforced by a signal: whoever waits ends what it has begun (ranks, tasks on Dask, temporary files) on
 its usual way out, whatever thread it is in. What cannot be looked into, such as a file system that does not answer, is
 called in a thread of its own (`within`), which is left to itself and does not keep the process alive.
@@ -14,7 +16,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from typing import NamedTuple, TypeVar
 
-from tasks.errors import TimeLimitError
+from tasks.errors import StoppedError, TimeLimitError
 
 T = TypeVar("T")
 
@@ -27,6 +29,7 @@ class _Limit(NamedTuple):
 
 
 _limit: ContextVar[_Limit | None] = ContextVar("limit", default=None)
+_wish: ContextVar[Callable[[], str | None] | None] = ContextVar("wish", default=None)
 
 
 @contextmanager
@@ -44,6 +47,20 @@ def limited(setting: str, seconds: float | None) -> Iterator[None]:
         _limit.reset(token)
 
 
+@contextmanager
+def stoppable(why: Callable[[], str | None]) -> Iterator[None]:
+    """Let the body be ended by somebody else.
+
+    Args:
+        why: says why it is to end, None while it is not; asked a few times a second, by the thread that waits.
+    """
+    token = _wish.set(why)
+    try:
+        yield
+    finally:
+        _wish.reset(token)
+
+
 def left() -> float | None:
     """Seconds until the limit, at least 0; None where there is none."""
     limit = _limit.get()
@@ -51,11 +68,16 @@ def left() -> float | None:
 
 
 def check() -> None:
-    """Go on, if there is time.
+    """Go on, if there is time and somebody wants it.
 
     Raises:
         TimeLimitError: there is none.
+        StoppedError: nobody does.
     """
+    wish = _wish.get()
+    reason = wish() if wish is not None else None
+    if reason is not None:
+        raise StoppedError(reason)
     limit = _limit.get()
     if limit is not None and time.monotonic() >= limit.at:
         raise TimeLimitError(

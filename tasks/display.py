@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import timedelta
 
 from rich.console import Console
@@ -21,11 +22,23 @@ LINE_SECONDS_BESIDE_A_BAR = 60.0
 RECENT_SECONDS = 30.0
 """Over which a rate is taken: a cluster that has lost workers shows it, and one slow moment does not."""
 
+_hidden: ContextVar[bool] = ContextVar("hidden", default=False)
+
+
+@contextmanager
+def hidden_bars() -> Iterator[None]:
+    """Show no bars in the body: several at once would write over each other."""
+    token = _hidden.set(True)
+    try:
+        yield
+    finally:
+        _hidden.reset(token)
+
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Advance]:
-    """Yield a function that moves a bar; it does nothing where stderr is no terminal."""
-    if not sys.stderr.isatty():
+    """Yield a function that moves a bar; it does nothing where stderr is no terminal, or bars are hidden."""
+    if _hidden.get() or not sys.stderr.isatty():
         yield lambda done, total, note: None
         return
     columns = (

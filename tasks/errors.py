@@ -6,6 +6,7 @@
     └── RunError        the run failed while running: exit status 1
         ├── OutsideError     a file system, a server or the cluster failed its work; a later try may help
         ├── TimeLimitError   a stage took longer than its limit
+        ├── StoppedError     whoever had asked for it wants it no more
         ├── RankError        a training rank failed; carries the rank and its own traceback
         ├── LostError        a rank, worker, host or the scheduler has gone; a restart may help
         └── RegressionError  it came to its end, worse than those before it, and was told to fail then
@@ -50,6 +51,10 @@ class OutsideError(RunError):
 
 class TimeLimitError(RunError):
     """A stage took longer than `limits` allows; all that it had started has been ended, what it finished is kept."""
+
+
+class StoppedError(RunError):
+    """Whoever had asked for the work wants it no more, as of a sweep's trial that is pruned; it has been ended."""
 
 
 class RankError(RunError):

@@ -27,6 +27,7 @@ Story = Literal[
     "clone",
     "comparisons",
     "studies",
+    "sweeps",
     "advice",
     "nights",
     "own scheduler",
@@ -74,6 +75,13 @@ TREATMENTS: dict[str, Told | Checked] = {
     "paceline study digits --axis execution.num_devices=1,2 --axis execution.precision=32-true,bf16-mixed --ladder "
     "--diagnose": Told("studies", f"--repeats 1 {SMALL} {SHORT_PROBE}"),
     "paceline study --plan scaling data.root=DIR": Told("studies", f"--repeats 1 {SMALL} recipe.batch_size=16"),
+    'paceline sweep digits --param "recipe.learning_rate=log(1e-3,1)" --trials 20': Told(
+        "sweeps", f"--trials 2 {SMALL} {NO_PROBE}"
+    ),
+    'paceline sweep digits --param "recipe.learning_rate=log(1e-3,1)" --param "model.width=int(16,64,16)" '
+    "--pruner asha": Told("sweeps", f"--trials 2 {SMALL} {NO_PROBE}"),
+    'paceline sweep digits --param "recipe.optimizer=[sgd,adamw]" --param "recipe.batch_size=[64,128]" --sampler grid '
+    "--at-once 2": Told("sweeps", f"{SMALL} {SHORT_PROBE}"),
     "paceline advise digits --devices 2,4,8 recipe.batch_scaling=strong --deadline 60": Told(
         "advice", f"{SMALL} {SHORT_PROBE}"
     ),

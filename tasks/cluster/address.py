@@ -61,6 +61,16 @@ def workers(client: Client) -> list[str]:
     return sorted(present, key=lambda address: (present[address]["host"], str(present[address]["name"]), address))
 
 
+def count_workers(address: str) -> dict[str, int]:
+    """Workers of a scheduler by their hosts' addresses.
+
+    Raises:
+        InputError: no scheduler answers there.
+    """
+    with connect(address) as client:
+        return dict(Counter(urlsplit(worker).hostname or worker for worker in workers(client)))
+
+
 def wait_for_workers(address: str, demand: Demand, seconds: float, check: Callable[[], str]) -> None:
     """Wait until the scheduler has the workers that a run needs.
 

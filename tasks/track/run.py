@@ -26,7 +26,10 @@ from tasks.track.reach import check_reachable
 from tasks.track.store import sqlite_path
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
-Role = Literal["run", "study", "advise", "predict"]
+Role = Literal["run", "study", "sweep", "advise", "predict"]
+NestedRole = Literal["arm", "trial"]
+PARENT_ID_TAGS: dict[NestedRole, str] = {"arm": "paceline.study_run_id", "trial": "paceline.sweep_run_id"}
+"""Of a run inside another one: the tag with the other one's id."""
 CONFIG_ARTIFACT = "config.yaml"
 FACTS_ARTIFACT = "facts.json"
 """What the match verdict of a later comparison reads."""
@@ -38,6 +41,7 @@ of a new history."""
 DISTURBED_TAG = "paceline.disturbed"
 """Whether something disturbed its training, such as heat or a hypervisor; busy cores are a metric."""
 STUDY_ARTIFACT = "study_request.json"
+SWEEP_ARTIFACT = "sweep_request.json"
 PARENT_TAG = "mlflow.parentRunId"
 MAX_PARAM_CHARACTERS = 6000
 TEXT_FILES = (".txt", ".jsonl")

@@ -28,6 +28,10 @@ AS_CHARTS = "&compareRunsMode=CHART"
 
 ACCURACY: tuple[ScoreName, ...] = ("accuracy",)
 REGRESSION = "tags.`paceline.regression`"
+SCORE = "metrics.`sweep/score`"
+TRIAL_SECONDS = "metrics.`sweep/seconds`"
+THROUGHPUT = "metrics.`throughput/samples_per_second`"
+PRUNED = "tags.`paceline.pruned`"
 CONTAMINATED = "tags.`paceline.contaminated`"
 SETTINGS = ("params.`execution.num_devices`", "params.`execution.precision`", "tags.`paceline.workload`")
 
@@ -107,6 +111,18 @@ def view_of_study(run_id: str, scores: Sequence[ScoreName] = ACCURACY) -> View:
     condition = f"tags.`paceline.study_run_id` = '{run_id}' AND tags.`paceline.superseded_by` IS NULL"
     columns = (*figures_of(scores), REGRESSION, "tags.`paceline.parity`", CONTAMINATED)
     return View(subject=f"study {run_id}", condition=condition, columns=columns, scores=tuple(scores))
+
+
+def view_of_sweep(run_id: str, settings: Sequence[str]) -> View:
+    """The trials of a sweep, the best first.
+
+    Args:
+        run_id: The sweep's.
+        settings: What it varied.
+    """
+    columns = (SCORE, TRIAL_SECONDS, *(f"params.`{setting}`" for setting in settings), PRUNED, THROUGHPUT)
+    condition = f"tags.`paceline.sweep_run_id` = '{run_id}'"
+    return View(subject=f"sweep {run_id}", condition=condition, columns=columns, order=SCORE)
 
 
 def view_of_series(tag: str, value: str, name: str | None = None, scores: Sequence[ScoreName] = ACCURACY) -> View:

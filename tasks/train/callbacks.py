@@ -184,6 +184,7 @@ class ProgressCallback(Callback):
             "num_epochs": learner.recipe.num_epochs,
             "epochs_kept": len(learner.epoch_ends),
             "validation_score": score,
+            "validation_scores": learner.validation_scores,
             "score_name": learner.task.score_name,
             **self._newest,
         }

@@ -34,7 +34,8 @@ from tasks.train.gang import ANSWER_SECONDS, Gang, Told, ask
 from tasks.train.launch import PROBE_FILE, SEARCH_FILE, Seat, devices_beside
 from tasks.train.process import interface_of
 from tasks.train.recovery import Recovery
-from tasks.train.seats import can_grow, find_seats
+from tasks.train.reserved import chosen
+from tasks.train.seats import are_free, can_grow, find_seats
 from tasks.train.supervise import RankOutcome, free_port, progress_topic
 
 if TYPE_CHECKING:
@@ -129,10 +130,16 @@ def _group(job: TrainJob, address: str, on_progress: Progress | None, tell: Told
             recovery.judge(error, attempts.num_ranks, attempts.steps_done)
         except _RegroupError as reason:
             recovery.regroup(str(reason), attempts.num_ranks, attempts.steps_done)
+        except _ReseatError:
+            tell("Another device is free now: taking that one")
 
 
 class _RegroupError(Exception):
     """More workers are there than the group has."""
+
+
+class _ReseatError(Exception):
+    """A group waits for a device that is another's, and others are free."""
 
 
 class _Attempts:
@@ -161,7 +168,8 @@ class _Attempts:
         with ExitStack() as connection:
             client = connection.enter_context(connect(address))
             fewest = None if self._recovery.waits_for_all() else self._job.config.cluster.min_workers
-            seats = find_seats(client, self._job.config, self._job.plan.accelerator, fewest)
+            find = partial(find_seats, client, self._job.config, self._job.plan.accelerator, fewest)
+            seats = connection.enter_context(chosen(find))
             stack.push(connection.pop_all())
         return client, seats
 
@@ -174,7 +182,7 @@ class _Attempts:
         gang = Gang(client, job.run_id, seats, self._tell)
         try:
             resume_from = newest_verified(job.checkpoints) if self._resume else None
-            gang.claim()
+            gang.claim(partial(self._look_for_free, client, seats))
             specs = _specs(client, job, seats, self._number, resume_from)
             known = {
                 "probe": self._left_by(ProbeResult, PROBE_FILE),
@@ -193,6 +201,19 @@ class _Attempts:
     def note(self, facts: dict[str, Any]) -> None:
         """Rank 0's progress."""
         self._epochs_kept = facts["epochs_kept"]
+
+    def _look_for_free(self, client: Client, seats: list[Seat], held: list[Seat]) -> None:
+        """Give up waiting for a device once there are as many as the group has that nobody uses.
+
+        Such as where a worker that was lost has come back, while its training waits in line at another one's.
+
+        Raises:
+            _ReseatError: there are.
+        """
+        devices = {(seat.host, seat.device) for seat in held}
+        is_whole = len(seats) == self._job.config.execution.world_size
+        if is_whole and are_free(client, self._job.config, self._job.plan.accelerator, devices):
+            raise _ReseatError
 
     def _regroup_with_more(self, client: Client) -> None:
         """End a group that is smaller than asked for, once more workers are there and an epoch has ended since.

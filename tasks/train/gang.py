@@ -106,21 +106,31 @@ class Gang:
         self.steps_done = 0
         """Largest number of steps that a rank has told."""
 
-    def claim(self) -> None:
+    def claim(self, waiting: Callable[[list[Seat]], None] = lambda held: None) -> None:
         """Hold all devices, waiting for those that are another's.
+
+        Args:
+            waiting: called every few seconds while a device is another's, with the seats whose devices are held; what
+                it raises ends the claim.
 
         Raises:
             LostError: a worker has gone.
             TimeLimitError: the stage's time is over.
         """
+        held: list[Seat] = []
+        next_look = time.monotonic() + ASK_SECONDS
         for seat in sorted(self._seats, key=lambda seat: (seat.host, seat.device)):
             claim = Claim(key=self._keys[seat.rank], run_id=self._run_id, rank=seat.rank, device=seat.device)
             self._futures[seat.rank] = self._submit(claim, seat.worker)
             self._heard[seat.rank] = time.monotonic()
-            while self._reports()[seat.rank].state != "held":
+            while (state := self._reports()[seat.rank].state) != "held":
                 deadline.check()
                 self._check_futures()
+                if state == "waiting" and time.monotonic() > next_look:
+                    next_look = time.monotonic() + ASK_SECONDS
+                    waiting(held)
                 time.sleep(POLL_SECONDS / 5)
+            held.append(seat)
 
     def _submit(self, claim: Claim, worker: str) -> Future[RankOutcome]:
         try:

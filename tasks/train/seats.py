@@ -6,6 +6,7 @@ Knows workers and devices, not what is trained on them.
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from contextlib import suppress
 from typing import TYPE_CHECKING
 from urllib.parse import urlparse
@@ -21,6 +22,7 @@ from tasks.train.gang import ANSWER_SECONDS, ask
 from tasks.train.launch import Candidate, Seat, devices_beside, gpus_of_workers, layouts, seat_ranks
 from tasks.train.lease import Lease
 from tasks.train.process import keep_ready
+from tasks.train.reserved import Device, devices_spoken_for
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -50,13 +52,36 @@ def inspect(config: Config, address: str) -> Hardware:
         return facts[seats[0].worker].hardware
 
 
-def find_seats(client: Client, config: Config, accelerator: str, fewest: int | None) -> list[Seat]:
-    """As many as asked for, or as few as will do.
+def find_seats(
+    client: Client,
+    config: Config,
+    accelerator: str,
+    fewest: int | None,
+    spoken_for: Collection[Device] = (),
+) -> list[Seat]:
+    """As many as asked for, or as few as will do; on devices that are free and not spoken for, as far as there are any.
 
     Raises:
         InputError: there are fewer, or other code runs on one of them.
     """
-    return _choose(_candidates(client, _facts(client), accelerator), config, fewest)
+    return _choose(_candidates(client, _facts(client), accelerator, spoken_for), config, fewest)
+
+
+def are_free(client: Client, config: Config, accelerator: str, held: Collection[Device]) -> bool:
+    """Whether a group that waits for a device could have free ones.
+
+    Args:
+        client: of the scheduler.
+        config: of the training.
+        accelerator: kind of device.
+        held: devices that the group has already.
+    """
+    try:
+        candidates = _candidates(client, _facts(client), accelerator, devices_spoken_for())
+        free = [found for found in candidates if not found.busy or (found.host, found.device) in held]
+        return bool(_choose(free, config, None))
+    except (PacelineError, OSError, TimeoutError):  # a look must not end what goes well
+        return False
 
 
 def prepare_seats(address: str, config: Config, plan: Plan) -> None:
@@ -94,7 +119,9 @@ def _choose(candidates: list[Candidate], config: Config, fewest: int | None) -> 
         raise
 
 
-def _candidates(client: Client, facts: dict[str, WorkerFacts], accelerator: str) -> list[Candidate]:
+def _candidates(
+    client: Client, facts: dict[str, WorkerFacts], accelerator: str, spoken_for: Collection[Device] = ()
+) -> list[Candidate]:
     """All workers that have a device."""
     by_host: dict[str, list[str]] = {}
     for worker in facts:
@@ -110,7 +137,12 @@ def _candidates(client: Client, facts: dict[str, WorkerFacts], accelerator: str)
     owners = ask(client, [(worker, is_leased, (device,)) for worker, device in devices.items()], ANSWER_SECONDS)
     busy = dict(zip(devices, owners, strict=True))
     return [
-        Candidate(worker=worker, host=host, device=devices[worker], busy=busy[worker] is True)
+        Candidate(
+            worker=worker,
+            host=host,
+            device=devices[worker],
+            busy=busy[worker] is True or (host, devices[worker]) in spoken_for,
+        )
         for host, present in by_host.items()
         for worker in _in_device_order(present, devices, facts)
     ]

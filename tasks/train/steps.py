@@ -10,9 +10,12 @@ from typing import Any
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
 
 from tasks import deadline
 from tasks.display import progress_bar
+from tasks.errors import StoppedError
 from tasks.kept import find_kept, keep
 from tasks.records import Choice, MeasureResult, TrainResult
 from tasks.redact import discreet
@@ -34,6 +37,33 @@ def train(job: TrainJob, address: str) -> TrainResult:
         LostError: A worker, a host or the scheduler was lost, and did not come back.
         TimeLimitError: It took longer than its limit.
     """
+    return _train_once(job, address)
+
+
+@task(name="trial", cache_policy=NO_CACHE)
+@discreet
+def train_trial(job: TrainJob, address: str) -> TrainResult | State[None]:
+    """Train as `train` does, for a caller that may have it stopped (`tasks.deadline.stoppable`).
+
+    Args:
+        job: What to train and how.
+        address: Of the Dask scheduler.
+
+    Returns:
+        The result; of a training that was stopped, its state in Prefect, with the reason.
+
+    Raises:
+        RankError: A rank failed, and would again; no process of the run is left.
+        LostError: A worker, a host or the scheduler was lost, and did not come back.
+        TimeLimitError: It took longer than its limit.
+    """
+    try:
+        return _train_once(job, address)
+    except StoppedError as stopped:
+        return Completed(name="Stopped", message=str(stopped))  # no failure: Cancelled is told as an error
+
+
+def _train_once(job: TrainJob, address: str) -> TrainResult:
     logger = get_run_logger()
     done = find_kept(job.kept, TrainResult) if job.resume else None
     if done is not None:

@@ -77,6 +77,34 @@ def test_wrong_settings(refused, arguments, told):
     assert told in refused("run", *arguments)
 
 
+RATES = ("--param", "recipe.learning_rate=log(1e-3,1)")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["digits"], "a sweep varies nothing"),
+        ([*RATES], "needs a preset"),
+        (["digits", "--param", "recipe.learning_rat=log(1,2)"], "did you mean recipe.learning_rate?"),
+        (["digits", "--param", "recipe.learning_rate=log(1,2"], "is not understood; write log(a,b)"),
+        (["digits", "--param", "recipe.momentum=lin(0.5,2)"], "--param recipe.momentum: recipe.momentum=2"),
+        (["digits", "--param", "recipe.batch_size=log(16,64)"], "--param recipe.batch_size: recipe.batch_size="),
+        (["digits", "--param", "recipe.batch_size=int(64,4096,64)"], "exceeds the 1293 training samples"),
+        (["digits", "--param", "recipe.optimizer=[sgd,adagrad]"], "recipe.optimizer='adagrad'"),
+        (["digits", "--param", "execution.num_devices=[1,2]"], "compare executions with paceline study"),
+        (["digits", *RATES, "--sampler", "grid"], "--sampler grid tries them all"),
+        (["digits", *RATES, "--sampler", "cmaes"], "invalid choice"),
+        (["digits", *RATES, "--trials", "0"], "--trials 0 is not above 0"),
+        (["digits", *RATES, "--at-once", "999"], "--at-once 999 exceeds"),
+        (["digits", *RATES, "data.validation_fraction=0"], "leaves nothing to judge trials by"),
+        (["--resume", "0123456789abcdef"], "no such run"),
+        (["digits", "--resume", "0123456789abcdef"], "give nothing else"),
+    ],
+)
+def test_wrong_sweeps(refused, arguments, told):
+    assert told in refused("sweep", *arguments)
+
+
 @pytest.mark.parametrize("price", ["4.5", "=4.5", "H200=", "H200=-1", "H200=nan", "H200=inf"])
 def test_a_price_that_is_none(refused, price):
     assert f"--price {price} is no DEVICE=PRICE" in refused("hardware", "--price", price)

@@ -222,6 +222,12 @@ def test_a_study(clone, command):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("command", of_story("sweeps"))
+def test_a_sweep(clone, command):
+    assert "Best: `paceline run digits" in clone.shell([command])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("command", of_story("advice"))
 def test_advice(clone, command):
     assert "8 devices" in clone.shell([command])

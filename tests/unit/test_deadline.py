@@ -6,7 +6,7 @@ import time
 import pytest
 
 from tasks import deadline
-from tasks.errors import TimeLimitError
+from tasks.errors import StoppedError, TimeLimitError
 
 
 def test_without_a_limit_nothing_ends():
@@ -33,3 +33,13 @@ def test_what_hangs_is_left_behind_and_what_comes_back_is_handed_on():
         assert deadline.within(lambda: deadline.left() is not None), "the limit holds in there too"
         with pytest.raises(ZeroDivisionError):
             deadline.within(lambda: 1 // 0)
+
+
+def test_whoever_asked_for_the_work_may_end_it():
+    wishes = [None, None, "pruned"]
+    with deadline.stoppable(lambda: wishes.pop(0)):
+        deadline.check()
+        deadline.check()
+        with pytest.raises(StoppedError, match=r"^pruned$"):
+            deadline.check()
+    deadline.check()

@@ -18,12 +18,13 @@ from conf.schema import Cluster, Config
 from flows import cli
 from flows.commands import run
 from tasks.speedup.arms import parse_axes
+from tasks.sweep.space import parse_parameters
 from tests.documents import ROOT, all_commands, anchors, documents, fences, inline_codes, links, living
 from tests.own_package import install_readme_package, on_path
 from tests.treatments import TREATMENTS, Checked, Story, Told, of_story
 
 PROGRAMS = ("paceline ", "prefect ", "dask ", "infra/", ".ci/", "python ", "pip ", "export ")
-SETTING = re.compile(r"(?<![\w.])(?P<key>[a-z_]+\.[a-z_]+)=(?P<value>[^\s`]+)")
+SETTING = re.compile(r"(?<![\w.])(?<!--param \")(?P<key>[a-z_]+\.[a-z_]+)=(?P<value>[^\s`]+)")
 SECTIONS = {path.partition(".")[0] for path in field_paths() if "." in path}
 README = ROOT / "README.md"
 READMES = [path for path in living() if path.parent.name != "decisions"]
@@ -115,6 +116,7 @@ def test_paceline_understands(line, examples):
     for axis in parse_axes(options.axis).items() if getattr(options, "axis", None) else ():
         for value in axis[1]:
             load(preset, [f"{axis[0]}={value}"])
+    parse_parameters(options.param) if arguments[0] == "sweep" and not options.resume else None
     if arguments[0] == "predict":
         assert overrides == []
     elif preset or arguments[0] == "doctor":

@@ -2,10 +2,13 @@
 
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 
+from flows.commands import sweep
 from flows.commands.terminal import say, whereabouts
+from tasks.sweep.trial import Pruner, Sampler
 
 ENGINES = {
     "prefect", "dask", "distributed", "mlflow", "torch", "lightning", "sklearn", "scipy", "numpy", "pandas",
@@ -48,6 +51,11 @@ def test_a_run_is_found_where_it_is(uri, expected, monkeypatch):
     told = whereabouts("0123", "nightly")
     assert told.startswith("0123 in experiment nightly")
     assert told.endswith(expected)
+
+
+def test_a_sweeps_choices_are_those_that_there_are():
+    assert get_args(Sampler) == sweep.SAMPLERS
+    assert get_args(Pruner) == sweep.PRUNERS
 
 
 def test_an_option_has_one_name():

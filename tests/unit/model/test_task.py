@@ -10,8 +10,8 @@ from tasks.data.loading.batch import Batch
 from tasks.model.fold import fold_batch_norm
 from tasks.model.networks import build_network
 from tasks.model.objective import batch_loss
-from tasks.model.task import Denoising, Segmentation
-from tasks.quality import ious, mean_iou
+from tasks.model.task import Classification, Denoising, Segmentation
+from tasks.quality import SCORE_OF_TASK, ious, mean_iou
 
 RECIPE = Recipe()
 
@@ -139,3 +139,10 @@ def test_networks_of_pixels_keep_the_size_and_can_be_folded(name, outputs):
 def test_what_does_not_go_together_is_refused(preset, wrong, said):
     with pytest.raises(ValueError, match=said):
         load(preset, [wrong])
+
+
+@pytest.mark.parametrize(
+    ("task", "kind"), [("classify", Classification), ("segment", Segmentation), ("denoise", Denoising)]
+)
+def test_a_tasks_score_is_known_without_its_network(task, kind):
+    assert kind.score_name == SCORE_OF_TASK[task]

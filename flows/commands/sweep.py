@@ -1,0 +1,100 @@
+"""`paceline sweep`: try other settings of a recipe, several trials at once, and say which are best."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING, Any
+
+from conf.load import checked, load
+from conf.site import Site
+from flows.commands.engines import quiet_flow
+from flows.commands.terminal import add_preset, json_stream, say, say_pairs, say_table, whereabouts, write_json
+from tasks.errors import InputError
+
+if TYPE_CHECKING:
+    from flows.sweep import SweepRequest
+
+HELP = "try other settings of a recipe, several trials at once, and say which are best"
+SAMPLERS = ("tpe", "random", "grid")
+PRUNERS = ("none", "median", "asha", "hyperband")
+
+
+def add(parser: ArgumentParser) -> None:
+    """Its options."""
+    add_preset(parser, optional=True)
+    parser.add_argument(
+        "--param",
+        action="append",
+        default=[],
+        metavar="field=VALUES",
+        help="what is tried: log(a,b), lin(a,b), int(a,b[,step]) or [x,y,z]; repeat",
+    )
+    parser.add_argument("--trials", type=int, metavar="N", help="how many (default: 20; of a grid all)")
+    parser.add_argument("--sampler", choices=SAMPLERS, help="what chooses the values (default: tpe)")
+    parser.add_argument("--pruner", choices=PRUNERS, help="what ends poor trials early (default: none)")
+    parser.add_argument("--at-once", type=int, metavar="N", help="trials at the same time (default: all that fit)")
+    parser.add_argument("--resume", metavar="RUN_ID", help="go on with a sweep that was cut short")
+
+
+def execute(options: Namespace) -> None:
+    """Carry it out."""
+    from flows.sweep import clear_sweep
+
+    site = Site()
+    request = _resumed(site, options) if options.resume else _request(options)
+    clear_sweep(request, site)
+    with json_stream(options.json) as stream, quiet_flow(site):
+        from flows.sweep import run_sweep
+
+        summary = run_sweep(request, options.resume)
+        _show(summary)
+        write_json(stream, {key: value for key, value in summary.items() if key != "result"})
+
+
+def _request(options: Namespace) -> SweepRequest:
+    from flows.sweep import SweepRequest
+    from tasks.sweep.space import parse_parameters, split_parameter
+
+    if options.preset is None:
+        raise InputError(
+            "paceline sweep needs a preset, such as paceline sweep digits --param 'recipe.learning_rate=log(1e-3,1)'"
+        )
+    parse_parameters(options.param)
+    asked = {
+        "preset": options.preset,
+        "config": load(options.preset, options.overrides),
+        "parameters": dict(split_parameter(text) for text in options.param),
+        "num_trials": options.trials,
+        "sampler": options.sampler or SAMPLERS[0],
+        "pruner": options.pruner or PRUNERS[0],
+        "at_once": options.at_once,
+    }
+    return checked(SweepRequest, asked)
+
+
+def _resumed(site: Site, options: Namespace) -> SweepRequest:
+    from flows.sweep import SweepRequest
+    from tasks.track import run as tracking
+    from tasks.track.search import read_document
+
+    changed = [options.preset, *options.overrides, *options.param, options.trials, options.sampler, options.pruner]
+    if any(value is not None for value in (*changed, options.at_once)):
+        raise InputError(f"--resume {options.resume} goes on with the sweep as it was asked for; give nothing else")
+    tracking.reopen(site.tracking_uri, options.resume)
+    document = read_document(site.tracking_uri, options.resume, tracking.SWEEP_ARTIFACT)
+    if document is None:
+        raise InputError(f"--resume {options.resume}: that run is no sweep; use paceline run --resume")
+    return SweepRequest.model_validate(document)
+
+
+def _show(summary: dict[str, Any]) -> None:
+    from tasks.sweep.page import sweep_notes, sweep_table
+    from tasks.sweep.trial import SweepResult
+
+    result = SweepResult.model_validate(summary["result"])
+    say_table(*sweep_table(result))
+    say("")
+    for note in sweep_notes(result):
+        say(note)
+    where = whereabouts(result.run_id, result.experiment)
+    say_pairs([("sweep", where), ("view", summary["view"])])

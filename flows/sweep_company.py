@@ -1,0 +1,73 @@
+"""Measures, before the trials of a sweep begin, what they give side by side on the devices that they will have."""
+
+from __future__ import annotations
+
+from pydantic import ValidationError
+
+from flows import preflight
+from flows.interrupt import is_interruption
+from flows.study import make_config
+from flows.sweep_trial import SweepWork
+from tasks.durable import write_durably
+from tasks.errors import PacelineError
+from tasks.sweep.company import Company, company_of, judge_company
+from tasks.train.coordinate import TrainJob
+from tasks.train.steps import measure
+
+KEPT = "company.json"
+"""In the sweep's directory, for a sweep that goes on."""
+
+
+def company_on(work: SweepWork, baseline: str) -> tuple[Company | None, str]:
+    """What was measured, now or before this sweep was cut short; or why it was not.
+
+    Args:
+        work: Of the sweep.
+        baseline: `speedup.baseline`, as asked for.
+    """
+    kept = work.home / "runs" / work.parent.run_id / KEPT
+    try:
+        return Company.model_validate_json(kept.read_bytes()), ""
+    except (OSError, ValidationError):
+        pass
+    reason = _why_not(work, baseline)
+    if reason:
+        return None, reason
+    try:
+        found = _measured(work)
+    except PacelineError as error:
+        if is_interruption(error):
+            raise
+        return None, f"it could not be measured: {error}"
+    if found is not None:
+        write_durably(kept, found.model_dump_json().encode())
+    return found, "" if found is not None else "the measurement was too short"
+
+
+def _why_not(work: SweepWork, baseline: str) -> str:
+    if baseline == "none":
+        return "speedup.baseline=none"
+    if work.room.num_at_once == 1:
+        return "one trial runs at a time"
+    if work.config.execution.world_size > 1:
+        return "each trial has several devices"
+    return ""
+
+
+def _measured(work: SweepWork) -> Company | None:
+    config = make_config(
+        work.config,
+        [f"execution.num_devices={work.room.num_at_once}", "recipe.batch_scaling=weak", "speedup.baseline=probe"],
+    )
+    hardware = work.cleared.hardware
+    plan = preflight.plan_like(config, work.cleared, hardware)
+    job = TrainJob(
+        config=config,
+        plan=plan,
+        prepared=work.prepared,
+        run_id=work.parent.run_id,
+        tracking_uri=work.parent.tracking_uri,
+        home=str(work.home),
+        measurement=company_of(plan, config.recipe.batch_size, hardware.num_cores),
+    )
+    return judge_company(measure(job, work.address).probe)

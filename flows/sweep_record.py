@@ -1,0 +1,152 @@
+"""Puts a sweep together and records it in its MLflow run: the table of trials, the report, the best one's settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flows.study_record import describe_devices
+from flows.sweep_trial import SweepWork
+from flows.views import share_sweep
+from tasks.figures import png_bytes
+from tasks.quality import SCORE_OF_TASK
+from tasks.sweep.charts import draw_sweep
+from tasks.sweep.company import Company
+from tasks.sweep.page import render_sweep
+from tasks.sweep.trial import SweepResult, Trial
+from tasks.track import run as tracking
+from tasks.track.environment import describe_environment, package_versions
+from tasks.track.run import RunHandle
+
+if TYPE_CHECKING:
+    from flows.sweep import SweepRequest
+
+
+@dataclass(frozen=True)
+class SweepOutcome:
+    """What a sweep has done."""
+
+    work: SweepWork
+    request: SweepRequest
+    company: Company | None
+    no_company: str
+    """Why there is none."""
+    seconds: float
+
+    def result(self) -> SweepResult:
+        """Everything that follows from its trials."""
+        work = self.work
+        hardware = work.cleared.hardware
+        return SweepResult(
+            run_id=work.parent.run_id,
+            experiment=work.parent.experiment,
+            preset=self.request.preset,
+            parameters=work.parameters,
+            sampler=self.request.sampler,
+            pruner=self.request.pruner,
+            at_once=work.room.at_once,
+            num_epochs=work.config.recipe.num_epochs,
+            score_name=SCORE_OF_TASK[work.config.model.task],
+            trials=work.proposer.trials(),
+            company=self.company,
+            no_company=self.no_company,
+            seconds=self.seconds,
+            hardware=f"{hardware.host}: {describe_devices(hardware)}",
+            versions={name: version for name, version in package_versions().items() if version},
+        )
+
+
+def log_sweep(outcome: SweepOutcome) -> tuple[SweepResult, dict[str, Any]]:
+    """Record the sweep in its run; the result, and the JSON of `paceline sweep`."""
+    result, parent = outcome.result(), outcome.work.parent
+    hardware = outcome.work.cleared.hardware
+    environment = describe_environment((hardware.host,), (describe_devices(hardware),))
+    tracking.log_document(parent, "report.html", render_sweep(result, environment))
+    tracking.log_document(parent, "sweep.json", result.model_dump(mode="json"))
+    tracking.log_document(parent, "environment.json", environment)
+    for name, figure in draw_sweep(result).items():
+        tracking.log_document(parent, f"pictures/{name}.png", png_bytes(figure))
+    view = share_sweep(parent, [parameter.setting for parameter in result.parameters])
+    summary = summarise_sweep(result, parent) | {"view": view}
+    tracking.log_document(parent, "summary.json", summary)
+    tracking.log_facts(parent, _metrics(result), _tags(result))
+    return result, summary
+
+
+def _metrics(result: SweepResult) -> dict[str, float | None]:
+    best, speedup = result.best, result.speedup
+    return {
+        "sweep/num_trials": len(result.trials),
+        "sweep/num_pruned": result.num("pruned"),
+        "sweep/num_failed": result.num("failed"),
+        "sweep/seconds": result.seconds,
+        "sweep/occupancy": result.occupancy,
+        "speedup/ratio": speedup.value if speedup else None,
+        "speedup/low": speedup.low if speedup else None,
+        "speedup/high": speedup.high if speedup else None,
+        "sweep/best_score": best.score if best else None,
+        "sweep/best_test_score": best.test_score if best else None,
+    }
+
+
+def _tags(result: SweepResult) -> dict[str, str]:
+    best, company = result.best, result.company
+    tags = {"paceline.layout": company.layout, "paceline.contaminated": str(company.contaminated)} if company else {}
+    if best is not None:
+        tags |= {"paceline.best_run_id": best.run_id or "", "paceline.best": " ".join(result.overrides(best))}
+    return tags
+
+
+def summarise_sweep(result: SweepResult, parent: RunHandle) -> dict[str, Any]:
+    """The JSON of `paceline sweep`; names and shape are the public contract."""
+    best = result.best
+    return {
+        "run_id": result.run_id,
+        "experiment": result.experiment,
+        "tracking_uri": parent.public_uri,
+        "sampler": result.sampler,
+        "pruner": result.pruner,
+        "at_once": result.at_once.value,
+        "score_name": result.score_name,
+        "best": _plain(result, best) | {"test_score": best.test_score} if best else None,
+        "trials": [_plain(result, trial) for trial in result.trials],
+        "num_done": result.num("done"),
+        "num_pruned": result.num("pruned"),
+        "num_failed": result.num("failed"),
+        "occupancy": result.occupancy,
+        "speedup": _speedup(result),
+        "report": "report.html",
+        "seconds": result.seconds,
+    }
+
+
+def _plain(result: SweepResult, trial: Trial) -> dict[str, Any]:
+    return {
+        "number": trial.number,
+        "run_id": trial.run_id,
+        "status": trial.status,
+        "score": trial.score,
+        "values": trial.values,
+        "overrides": list(result.overrides(trial)),
+        "num_epochs": len(trial.scores),
+        "restarts": trial.restarts,
+        "seconds": trial.seconds,
+        "error": trial.error,
+    }
+
+
+def _speedup(result: SweepResult) -> dict[str, Any]:
+    """Of the whole sweep over its trials one after the other on one device, and of the steps behind it."""
+    found, company = result.speedup, result.company
+    if found is None or company is None:
+        return {"ratio": None, "low": None, "high": None, "layout": None, "reason": result.no_company}
+    ways = {"over_alone": company.over_alone, "over_together": company.over_together, "over_whole": company.over_whole}
+    return {
+        "ratio": found.value,
+        "low": found.low,
+        "high": found.high,
+        "layout": company.layout,
+        "num_rounds": company.num_rounds,
+        "contaminated": company.contaminated,
+        **{name: way and way.model_dump() for name, way in ways.items()},
+    }

@@ -1,0 +1,95 @@
+"""What trials side by side give: a paired measurement of their steps on the very devices, and what follows from it.
+
+All arms are steps of the same recipe, in blocks that alternate (`tasks.speedup.probe`): one model alone on one device;
+one on each device, side by side; one on all devices, which share its batches; and on CPUs one on a device of all cores.
+Pure: nothing is run here.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from tasks.records import Arm, Measurement, Plan, ProbeResult, Record
+from tasks.speedup.statistics import Estimate, arm_ratio
+from tasks.speedup.study import Interval
+from tasks.train.plan import arm_of
+
+Layout = Literal["one model per device", "one model on all devices", "no certain difference"]
+ALONE, BESIDE, TOGETHER, WHOLE = "baseline", "candidate", "together", "whole"
+"""Arms by their roles in the probe: see above."""
+
+
+class Company(Record):
+    """What was measured of trials side by side."""
+
+    num_devices: int
+    over_alone: Interval
+    """Samples per second of all models side by side, over those of one alone on one such device."""
+    over_together: Interval
+    """Over those of one model on all devices, of the same batch."""
+    over_whole: Interval | None
+    """Over those of one model on a device of all cores; None where a device is a GPU."""
+    num_rounds: int
+    seconds: float
+    contaminated: bool | None
+    """Others used the machine meanwhile; None where nothing could be observed."""
+    reasons: tuple[str, ...] = ()
+    """What was seen of them."""
+
+    @property
+    def over_best(self) -> Interval:
+        """Over the faster of the ways to have one model on all devices."""
+        ways = [way for way in (self.over_together, self.over_whole) if way is not None]
+        return min(ways, key=lambda way: way.value)
+
+    @property
+    def layout(self) -> Layout:
+        """Which way gives more samples per second over all trials."""
+        found = self.over_best
+        if found.low is not None and found.low > 1:
+            return "one model per device"
+        if found.high is not None and found.high < 1:
+            return "one model on all devices"
+        return "no certain difference"
+
+
+def company_of(plan: Plan, batch_size: int, num_cores: int) -> Measurement:
+    """What is to be measured.
+
+    Args:
+        plan: Of a group with as many devices as trials run at once.
+        batch_size: Of a trial.
+        num_cores: Of the host.
+    """
+    beside = arm_of(plan).model_copy(update={"batch_size": batch_size, "variant": "no_sync"})
+    alone = beside.model_copy(update={"num_devices": 1, "variant": "full"})
+    arms: dict[str, Arm] = {
+        ALONE: alone,
+        BESIDE: beside,
+        TOGETHER: beside.model_copy(update={"batch_size": max(1, batch_size // plan.world_size), "variant": "full"}),
+    }
+    if plan.accelerator == "cpu" and plan.num_threads < num_cores:
+        arms[WHOLE] = alone.model_copy(update={"num_threads": num_cores})
+    return Measurement(arms=arms)
+
+
+def judge_company(probe: ProbeResult) -> Company | None:
+    """What the measurement says; None where it was too short to say anything."""
+    alone, together = arm_ratio(probe.rounds, ALONE, BESIDE), arm_ratio(probe.rounds, TOGETHER, BESIDE)
+    if alone is None or together is None:
+        return None
+    whole = arm_ratio(probe.rounds, WHOLE, BESIDE)
+    return Company(
+        num_devices=probe.candidate.num_devices,
+        over_alone=_interval(alone),
+        over_together=_interval(together),
+        over_whole=None if whole is None else _interval(whole),
+        num_rounds=len(probe.rounds),
+        seconds=probe.seconds,
+        contaminated=probe.validity.contaminated,
+        reasons=probe.validity.reasons,
+    )
+
+
+def _interval(found: Estimate) -> Interval:
+    return Interval(value=found.value, low=found.low, high=found.high)

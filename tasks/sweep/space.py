@@ -1,0 +1,205 @@
+"""What a sweep varies: settings and the values that each may take, read from text. Nothing is drawn here."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+from conf.load import ConfigError, apply
+from tasks.errors import InputError
+from tasks.records import Record
+
+Scalar = bool | int | float | str | None
+SWEPT = ("recipe.", "model.", "seed")
+"""Beginnings of settings that trials on the same data, on the same devices, may differ in."""
+FORM = "write log(a,b), lin(a,b), int(a,b[,step]) or [x,y,z]"
+INSIDE = 1 / math.pi
+"""Where between its ends a range is tried as well, so that a setting of whole numbers refuses one of real numbers."""
+MIN_CHOICES = 2
+NUM_TRIALS = 20
+"""Unless told otherwise; a grid has its own number."""
+_RANGE = re.compile(r"(?P<kind>log|lin|int)\((?P<numbers>[^()]*)\)")
+
+
+class Parameter(Record):
+    """One setting and its values."""
+
+    setting: str
+    """Its dotted path."""
+    kind: Literal["log", "lin", "int", "list"]
+    """`log`: even on a logarithmic scale; `lin`: even; `int`: whole numbers; `list`: choices without an order."""
+    low: float = 0.0
+    high: float = 0.0
+    step: int = 1
+    """`int` alone."""
+    choices: tuple[Scalar, ...] = ()
+    """`list` alone."""
+
+    @property
+    def short(self) -> str:
+        """The last part of its path."""
+        return self.setting.rpartition(".")[2]
+
+    def tried(self) -> tuple[Scalar, ...]:
+        """Values that a configuration must take for this parameter to be accepted."""
+        match self.kind:
+            case "list":
+                return self.choices
+            case "int":
+                return int(self.low), int(self.high)
+            case _:
+                return self.low, self.low + (self.high - self.low) * INSIDE, self.high
+
+    def all_values(self) -> tuple[Scalar, ...]:
+        """All of them, for a grid.
+
+        Raises:
+            InputError: they cannot be counted.
+        """
+        if self.kind == "list":
+            return self.choices
+        if self.kind == "int":
+            return tuple(range(int(self.low), int(self.high) + 1, self.step))
+        raise InputError(
+            f"--param {self.setting}={self.kind}(...) has no end of values, and --sampler grid tries them all; "
+            "name them, as in [0.01,0.1,1], or use --sampler tpe or random"
+        )
+
+    def override(self, value: Scalar) -> str:
+        """`key=value` for one of its values."""
+        return f"{self.setting}={text_of(value)}"
+
+
+def text_of(value: Scalar) -> str:
+    """A value as a configuration reads it, digits and all."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+def grid_size(parameters: Iterable[Parameter]) -> int:
+    """Number of combinations.
+
+    Raises:
+        InputError: they cannot be counted.
+    """
+    return math.prod(len(parameter.all_values()) for parameter in parameters)
+
+
+def num_proposals(num_trials: int | None, is_grid: bool, parameters: Iterable[Parameter]) -> int:
+    """Trials that there will be: as many as asked for, and no more than a grid has.
+
+    Raises:
+        InputError: a grid has no end.
+    """
+    if not is_grid:
+        return NUM_TRIALS if num_trials is None else num_trials
+    size = grid_size(parameters)
+    return size if num_trials is None else min(size, num_trials)
+
+
+def parse_parameters(texts: Sequence[str]) -> tuple[Parameter, ...]:
+    """Read `setting=log(1e-3,1)` and the like, one text for each parameter.
+
+    Raises:
+        InputError: no such setting, one that cannot be swept, or values that cannot be read.
+    """
+    parameters = tuple(parse_parameter(*split_parameter(text)) for text in texts)
+    if not parameters:
+        raise InputError("a sweep varies nothing; give at least one, as in --param 'recipe.learning_rate=log(1e-3,1)'")
+    for one, other in itertools.combinations(parameters, 2):
+        if one.setting == other.setting:
+            raise InputError(f"--param {one.setting} is given twice; put all its values into one")
+    return parameters
+
+
+def split_parameter(text: str) -> tuple[str, str]:
+    """Setting and values of `setting=values`.
+
+    Raises:
+        InputError: it has another form.
+    """
+    setting, equals, values = text.partition("=")
+    if not equals:
+        raise InputError(f"--param {text} names no values; {FORM}, as in --param 'recipe.learning_rate=log(1e-3,1)'")
+    return setting.strip(), values.strip()
+
+
+def parse_parameter(setting: str, values: str) -> Parameter:
+    """Read one parameter.
+
+    Args:
+        setting: Its dotted path.
+        values: As on the command line.
+
+    Raises:
+        InputError: no such setting, one that cannot be swept, or values that cannot be read.
+    """
+    _check_setting(setting)
+    found = _RANGE.fullmatch(values)
+    if found is not None:
+        return _range(setting, values, found)
+    if values.startswith("[") and values.endswith("]"):
+        return Parameter(setting=setting, kind="list", choices=_choices(setting, values))
+    raise InputError(f"--param {setting}={values} is not understood; {FORM}")
+
+
+def _check_setting(setting: str) -> None:
+    try:
+        apply({}, f"{setting}=0")
+    except ConfigError as error:
+        raise InputError(f"--param: {error}") from error
+    if not setting.startswith(SWEPT):
+        raise InputError(
+            f"--param {setting}: the trials of a sweep share their data and are executed alike; choose among recipe.*, "
+            "model.* and seed, and compare executions with paceline study"
+        )
+
+
+def _range(setting: str, values: str, found: re.Match[str]) -> Parameter:
+    kind, given = found["kind"], f"--param {setting}={values}"
+    try:
+        numbers = [float(number) for number in found["numbers"].split(",")]
+    except ValueError as error:
+        raise InputError(f"{given}: {found['numbers']!r} is not a list of numbers; {FORM}") from error
+    if len(numbers) not in ((2, 3) if kind == "int" else (2,)) or not all(map(math.isfinite, numbers)):
+        raise InputError(f"{given} is not understood; {FORM}")
+    low, high = numbers[:2]
+    if low >= high:
+        raise InputError(f"{given}: {low:g} is not below {high:g}; give the lower end first")
+    if kind == "log" and low <= 0:
+        raise InputError(f"{given}: a logarithmic scale has no {low:g}; begin above 0 or use lin(...)")
+    if kind == "int":
+        return _whole(given, setting, numbers)
+    return Parameter(setting=setting, kind="log" if kind == "log" else "lin", low=low, high=high)
+
+
+def _whole(given: str, setting: str, numbers: Sequence[float]) -> Parameter:
+    if any(number != int(number) for number in numbers):
+        raise InputError(f"{given}: int(...) takes whole numbers; use lin(...) for others")
+    low, high, step = (*map(int, numbers), 1)[:3]
+    if step < 1 or (high - low) % step:
+        raise InputError(
+            f"{given}: steps of {step} do not lead from {low} to {high}; "
+            + (f"end at {low + (high - low) // step * step}" if step > 0 else "use a step of 1 or more")
+        )
+    return Parameter(setting=setting, kind="int", low=low, high=high, step=step)
+
+
+def _choices(setting: str, values: str) -> tuple[Scalar, ...]:
+    tree: dict[str, Any] = {}
+    try:
+        apply(tree, f"{setting}={values}")
+    except ConfigError as error:
+        raise InputError(f"--param {error}") from error
+    for part in setting.split("."):
+        tree = tree[part]
+    found: Any = tree
+    if not isinstance(found, list) or not all(isinstance(value, Scalar) for value in found):
+        raise InputError(f"--param {setting}={values} is no list of plain values; {FORM}")
+    if len(found) < MIN_CHOICES or len({text_of(value) for value in found}) < len(found):
+        raise InputError(f"--param {setting}={values} needs {MIN_CHOICES} or more values, each named once")
+    return tuple(found)

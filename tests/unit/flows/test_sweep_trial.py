@@ -1,0 +1,76 @@
+"""What a trial's watch makes of its scores. Real samplers, pruners and files; no training."""
+
+import json
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from flows.sweep_trial import _Begun, _Watch
+from tasks.sweep.proposer import Proposer, Search
+from tasks.sweep.space import parse_parameters
+from tasks.sweep.trial import Proposal
+
+
+@pytest.fixture
+def work(tmp_path):
+    search = Search(
+        parameters=parse_parameters(["recipe.learning_rate=log(1e-3,1)"]),
+        sampler="random",
+        pruner="asha",
+        num_trials=4,
+        num_epochs=9,
+        seed=1,
+    )
+    return SimpleNamespace(
+        proposer=Proposer(tmp_path / "trials.journal", search),
+        stopped=threading.Event(),
+        parent=SimpleNamespace(run_id="0123"),
+    )
+
+
+def tell(directory, scores, attempt=0):
+    """As rank 0 does at the end of an epoch."""
+    place = directory / f"attempt-{attempt}" / "rank-0"
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "progress.json").write_text(json.dumps({"validation_scores": scores}))
+
+
+def test_a_trial_ends_when_others_were_better_at_that_epoch(work, tmp_path):
+    good = _Watch(work, work.proposer.propose().number, tmp_path / "good")
+    assert good.why_end() is None
+    tell(tmp_path / "good", [0.5])
+    assert good.why_end() is None
+    tell(tmp_path / "good", [0.5, 0.6, 0.7, 0.8])
+    assert good.why_end() is None
+    assert good.scores == (0.5, 0.6, 0.7, 0.8)
+
+    number = work.proposer.propose().number
+    poor = _Watch(work, number, tmp_path / "poor")
+    tell(tmp_path / "poor", [0.4, 0.9])
+    assert poor.why_end() == "pruned after epoch 1, at 0.4000: others were better by then"
+    assert work.proposer.num_reported(number) == 1
+
+
+def test_scores_of_a_former_process_are_reported_once(work, tmp_path):
+    number = work.proposer.propose().number
+    tell(tmp_path, [0.5, 0.6])
+    assert _Watch(work, number, tmp_path).why_end() is None
+    again = _Watch(work, number, tmp_path)
+    tell(tmp_path, [0.5, 0.6, 0.7], attempt=1)
+    assert again.why_end() is None
+    assert work.proposer.num_reported(number) == 3
+
+
+def test_a_sweep_that_ends_says_how_to_go_on(work, tmp_path):
+    watch = _Watch(work, work.proposer.propose().number, tmp_path)
+    work.stopped.set()
+    assert watch.why_end() == "interrupted; go on with: paceline sweep --resume 0123"
+
+
+def test_a_failed_trial_has_no_score_but_its_course():
+    begun = _Begun(Proposal(number=3, values={"seed": 1}))
+    begun.scores = lambda: (0.1, 0.2)
+    assert begun.ended("pruned", "why").score == 0.2
+    failed = begun.ended("failed", "lost")
+    assert (failed.score, failed.scores, failed.error) == (None, (0.1, 0.2), "lost")

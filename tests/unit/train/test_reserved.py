@@ -1,0 +1,52 @@
+"""Devices that trainings of one process have chosen."""
+
+import threading
+
+import pytest
+
+from tasks.train.launch import Seat
+from tasks.train.reserved import chosen, devices_spoken_for
+
+
+def seat(device):
+    return Seat(rank=0, worker=f"tcp://{device}", host="host", device=device, node_rank=0, local_rank=0)
+
+
+def first_free(taken):
+    free = [device for device in ("one", "two") if ("host", device) not in taken]
+    return [seat(free[0] if free else "one")]
+
+
+def test_two_at_the_same_moment_choose_different_devices():
+    together, found = threading.Barrier(2), []
+
+    def choose():
+        together.wait()
+        with chosen(first_free) as seats:
+            found.append(seats[0].device)
+            together.wait()
+
+    threads = [threading.Thread(target=choose) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == ["one", "two"]
+    assert devices_spoken_for() == set()
+
+
+def test_one_that_waits_in_line_does_not_let_go_of_the_others_device():
+    with chosen(first_free), chosen(first_free):
+        with chosen(first_free) as third:
+            assert third[0].device == "one"
+        assert devices_spoken_for() == {("host", "one"), ("host", "two")}
+    assert devices_spoken_for() == set()
+
+
+def test_a_choice_that_fails_speaks_for_nothing():
+    def fail(taken):
+        raise OSError("no scheduler")
+
+    with pytest.raises(OSError, match="no scheduler"), chosen(fail):
+        pass
+    assert devices_spoken_for() == set()
