@@ -10,11 +10,15 @@ from __future__ import annotations
 import warnings
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from conf.credentials import Text
+from conf.section import Section
+from conf.signal import Signal
 
-Source = Literal["digits", "rotated_digits", "folder", "cifar10", "pairs", "shapes", "textures"]
+Source = Literal[
+    "digits", "rotated_digits", "folder", "cifar10", "pairs", "shapes", "textures", "signals", "tones", "arrays"
+]
 Task = Literal["classify", "segment", "denoise"]
 """What a network is to tell: the class of an image, that of each of its pixels, or the image without its noise."""
 Precision = Literal["32-true", "64-true", "bf16-mixed", "16-mixed"]
@@ -27,8 +31,10 @@ Overlap = Literal["queue", "skip", "cancel-oldest"]
 """What becomes of a scheduled run whose predecessor has not ended."""
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
-SOURCES_WITHOUT_ROOT: frozenset[str] = frozenset({"digits", "rotated_digits", "shapes", "textures"})
-GREY_SOURCES: frozenset[str] = frozenset({"digits", "rotated_digits", "textures"})
+SOURCES_WITHOUT_ROOT: frozenset[str] = frozenset({"digits", "rotated_digits", "shapes", "textures", "tones"})
+SIGNAL_SOURCES: frozenset[str] = frozenset({"signals", "tones"})
+"""Those whose samples are signals in time, and whose images have time from left to right."""
+GREY_SOURCES: frozenset[str] = frozenset({"digits", "rotated_digits", "textures"}) | SIGNAL_SOURCES
 SOURCES_WITH_MASKS: frozenset[str] = frozenset({"pairs", "shapes"})
 TASK_OF_MODEL: dict[str, Task] = {"unet": "segment", "dncnn": "denoise"}
 """All others classify."""
@@ -40,20 +46,16 @@ FLIPPING: frozenset[Augment] = frozenset({"flip_shift", "alternating_flip_shift"
 """Augmentations that mirror."""
 
 
-class Section(BaseModel):
-    """A frozen group of settings that refuses unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
-
-
 class Data(Section):
     """What is learned from."""
 
     source: Source = "digits"
     """Kind of data: `digits` (1,797 handwritten digits), `rotated_digits` (with the angle as second target),
     `folder` (class-named folders of images), `cifar10` (the official archives or class-named folders), `pairs` (folders
-    `images` and `masks` and a file `classes.txt`), `shapes` (2,000 generated scenes with their masks) or `textures`
-    (1,200 generated grey textures)."""
+    `images` and `masks` and a file `classes.txt`), `shapes` (2,000 generated scenes with their masks), `textures`
+    (1,200 generated grey textures), `signals` (class-named folders of WAV, NumPy and Parquet files, as time-frequency
+    images), `tones` (1,800 generated sounds in noise) or `arrays` (files .npz with `images` and `labels`, or Parquet
+    with columns `image` and `label`)."""
     root: Text | None = None
     """Where the data lies: a path or any URL that fsspec reads. Not used by the embedded sources."""
     image_size: Annotated[int, Field(ge=8, le=1024)] = 28
@@ -64,6 +66,24 @@ class Data(Section):
     """Share of each class of the training split that is held out for validation after each epoch; 0 for none."""
     max_rejected_fraction: Fraction = 0.01
     """Largest tolerated share of samples that cannot be decoded; above it the run stops with their list."""
+    signal: Signal = Signal()
+    """How signals become pictures; used by `signals` and `tones`."""
+
+    @property
+    def used_signal(self) -> Signal | None:
+        """How signals become pictures; None for a source of pictures."""
+        return self.signal if self.source in SIGNAL_SOURCES else None
+
+    @model_validator(mode="after")
+    def _signal_fits(self) -> Self:
+        if self.source in SIGNAL_SOURCES:
+            self.signal.check_size(self.image_size)
+        elif self.signal != Signal():
+            raise ValueError(
+                f"data.signal has no use with source {self.source}, whose samples are images; "
+                "drop its settings or choose data.source=signals"
+            )
+        return self
 
     @model_validator(mode="after")
     def _root_fits(self) -> Self:
@@ -414,6 +434,7 @@ class Config(Section):
                 "execution.precision=16-mixed is for GPUs, and execution.accelerator=cpu; use bf16-mixed or 32-true"
             )
         self._check_network()
+        self._check_mirrors()
         self._check_cluster()
         fewest = self.cluster.min_workers
         if fewest is not None and fewest > world_size:
@@ -464,6 +485,16 @@ class Config(Section):
                 "recipe.optimizer=muon does not go with execution.strategy=fsdp: it takes whole filters, and each rank "
                 "would have a part of them; use ddp, or another optimizer"
             )
+
+    def _check_mirrors(self) -> None:
+        """A mirror image of a sound is another sound, played backwards."""
+        if self.data.source not in SIGNAL_SOURCES:
+            return
+        mirrored = f"mirrors images, and those of data.source={self.data.source} have time from left to right"
+        if self.recipe.augment in FLIPPING:
+            raise ValueError(f"recipe.augment={self.recipe.augment} {mirrored}; use shift or none")
+        if self.model.test_views > 1:
+            raise ValueError(f"model.test_views={self.model.test_views} {mirrored}; use test_views=1")
 
     def _check_cluster(self) -> None:
         kind, accelerator = self.cluster.kind, self.execution.accelerator

@@ -16,7 +16,8 @@ from pydantic import ConfigDict
 
 from conf.credentials import Text
 from conf.load import load, preset_names, validate
-from conf.schema import Config
+from conf.schema import SIGNAL_SOURCES, Config
+from conf.signal import Signal
 from conf.site import Site, quieten
 from flows import preflight
 from flows.first_host import training_host
@@ -56,7 +57,7 @@ class PredictRequest(Record):
     model: Text
     """`runs:/RUN_ID/model`, `models:/NAME@ALIAS`, a run's id, or a directory."""
     source: Text
-    """A folder or URL of images, or a preset, of which the test split is predicted."""
+    """A folder or URL of images or signals, or a preset, of which the test split is predicted."""
     overrides: tuple[Text, ...] = ()
     """Settings of data, execution and cluster, as key=value."""
     out: Text | None = None
@@ -174,20 +175,40 @@ def run_predict(request: PredictRequest) -> dict[str, Any]:
 
 def _source(request: PredictRequest, facts: ModelFacts) -> tuple[Config, Images]:
     is_preset = request.source in preset_names() or request.source.endswith((".yaml", ".yml"))
-    config = load(request.source if is_preset else "folder", list(request.overrides))
+    folders = "folder" if facts.signal is None else "signals"
+    config = load(request.source if is_preset else folders, list(request.overrides))
     if not is_preset and config.data.root is not None:
         raise InputError(f"data.root={config.data.root} beside the source {request.source}; name one of them")
     data = config.data.model_copy(update={"image_size": facts.image_shape[0]})
     if not is_preset:
         data = data.model_copy(update={"root": request.source})
-    images = of_test_split(data) if is_preset else in_folder(request.source, facts.class_names)
+    if data.source in SIGNAL_SOURCES:
+        data = data.model_copy(update={"signal": _signal(request, facts)})
+    images = of_test_split(data) if is_preset else in_folder(request.source, facts.class_names, facts.signal)
     _check_fits(request, facts, images)
     changes = {"data": data.model_dump(mode="json"), "model": facts.model.model_dump(mode="json")}
     return validate(config.model_dump(mode="json") | changes), images
 
 
+def _signal(request: PredictRequest, facts: ModelFacts) -> Signal:
+    """How signals become pictures: as they did for the model."""
+    given = [override for override in request.overrides if override.startswith("data.signal.")]
+    if facts.signal is None:
+        raise InputError(
+            f"{request.source}: signals, and {request.model} was trained on images; give a folder of images"
+        )
+    if given:
+        raise InputError(f"{given[0]}: signals become pictures as they did for {request.model}; drop it")
+    return facts.signal
+
+
 def _check_fits(request: PredictRequest, facts: ModelFacts, images: Images) -> None:
-    channels = images[3]
+    origin, _, _, channels = images
+    if facts.signal is not None and origin.signal is None:
+        raise InputError(
+            f"{request.source}: images, and {request.model} was trained on signals; give a folder of signals, or "
+            "the preset that it was trained with"
+        )
     if channels != facts.image_shape[2]:
         raise InputError(
             f"{request.source}: images of {channels} channels, and the model {request.model} takes "

@@ -72,7 +72,8 @@ def record(outcome: Outcome, verdicts: Verdicts, handle: RunHandle, summary: dic
     """Log metrics, tags, the report, its pictures and the files behind them to the MLflow run."""
     tracking.log_facts(handle, _metrics(outcome, summary), _tags(outcome, verdicts, handle))
     environment = describe_environment(outcome.trained.hosts, outcome.trained.devices)
-    quality = quality_figures(outcome.evaluated, outcome.trained, outcome.prepared)
+    signal = outcome.config.data.used_signal
+    quality = quality_figures(outcome.evaluated, outcome.trained, outcome.prepared, signal.axes if signal else None)
     report = ReportInput(
         summary=summary,
         config=outcome.config,
@@ -109,6 +110,7 @@ def log_model(outcome: Outcome, handle: RunHandle) -> None:
         std=prepared.std[:channels],
         fingerprint=prepared.fingerprint,
         weights_sha256=sha256_of(weights),
+        signal=outcome.config.data.used_signal,
     )
     tracking.log_document(handle, f"{MODEL}/{FACTS}", facts.model_dump_json(indent=2).encode())
     tracking.log_document(handle, f"{MODEL}/{WEIGHTS}", weights)

@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, PositiveInt
 
 from conf.schema import Compile, Compression, Config, Loading, MemoryFormat, Model, Precision
+from conf.signal import Signal
 
 
 class Record(BaseModel):
@@ -92,6 +93,8 @@ class ModelFacts(Record):
     """Of the prepared set that it was trained on."""
     weights_sha256: str
     """Of the file of weights."""
+    signal: Signal | None = None
+    """How signals became the pictures that it was trained on; None for what was pictures already."""
 
 
 class Gpu(Record):

@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from conf.signal import Signal
 from tasks.data.samples import Indices, Sample, Samples
 from tasks.errors import InputError
 
@@ -22,14 +23,21 @@ MIN_CLASSES = 2
 SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
 
 
+OriginKind = Literal[
+    "files", "digits", "rotated_digits", "cifar10", "pairs", "shapes", "textures", "signals", "tones", "arrays"
+]
+
+
 @dataclass(frozen=True)
 class Origin:
     """Where a worker reads samples from, as data."""
 
-    kind: Literal["files", "digits", "rotated_digits", "cifar10", "pairs", "shapes", "textures"]
+    kind: OriginKind
     root: str = ""
     mask_suffix: str = ""
     """Of `pairs`."""
+    signal: Signal | None = None
+    """Of signals: how they become pictures."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,8 @@ class SampleListing:
     order of the names; 0 is no class, and what is learned does not depend on what it covers."""
     ignored: dict[str, int] = field(default_factory=dict)
     """Files that are not samples, counted by suffix."""
+    run: int = 1
+    """Training samples that follow each other into one shard: more than 1 where neighbours are read together."""
 
     def split(self, name: SplitName) -> Samples:
         """The samples of one split."""

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from conf.schema import SOURCES_WITHOUT_ROOT, Data
 from tasks.data.listing import Origin, SampleListing, check_classes
 from tasks.data.samples import Samples
-from tasks.data.sources import cifar10, digits, folder, generated, pairs
+from tasks.data.sources import array_rows, arrays, cifar10, digits, folder, generated, pairs, signals, tones
+from tasks.data.transform import DecodeError
 from tasks.errors import InputError, SourceError, one_line
 
 FETCH_AT_ONCE = 64
@@ -37,6 +38,9 @@ def list_samples(data: Data) -> SampleListing:
         "pairs": pairs.list_samples,
         "shapes": generated.list_shapes,
         "textures": generated.list_textures,
+        "signals": signals.list_samples,
+        "tones": tones.list_samples,
+        "arrays": arrays.list_samples,
     }
     try:
         listing = listings[data.source](data)
@@ -68,15 +72,19 @@ def read_arrays(
         return generated.read_shapes(samples, image_size), None
     if origin.kind == "textures":
         return generated.read_textures(samples, image_size), None
+    if origin.kind == "tones":
+        return tones.read_tones(origin, samples, image_size), None
     return cifar10.read_samples(origin.root, samples), None
 
 
-def read_files(origin: Origin, samples: Samples) -> Iterator[bytes | OSError]:
-    """The content of each file, or the error that reading it gave.
+def read_files(origin: Origin, samples: Samples) -> Iterator[array_rows.Row | DecodeError | OSError]:
+    """The content of each file, or of each row of a table, or the error that reading it gave.
 
     Raises:
         InputError: The root cannot be opened from this process.
     """
+    if origin.kind == "arrays":
+        return array_rows.read_rows(origin.root, samples)
     return _read_paths(origin.root, samples.paths)
 
 
