@@ -49,12 +49,10 @@ class Signal(Section):
     @property
     def axes(self) -> str:
         """What a picture has from left to right, from bottom to top, and from black to white, in words."""
-        top = "its loudest spot" if self.top_db is None else f"{self.top_db:g} dB"
-        scale = "in mel" if self.kind == "log_mel" else "in equal steps"
-        return (
-            f"{self.clip_seconds:g} s from left to right, 0 to {self.sample_rate / 2:,g} Hz upwards {scale}, "
-            f"{self.dynamic_range_db:g} dB up to {top}"
-        )
+        top = "the loudest" if self.top_db is None else f"{self.top_db:g} dB"
+        scale = "mel" if self.kind == "log_mel" else "linear"
+        frequencies = f"0 to {self.sample_rate / 2:,g} Hz upwards ({scale})"
+        return f"{self.clip_seconds:g} s across, {frequencies}, {self.dynamic_range_db:g} dB below {top}"
 
     def hop_samples(self, num_columns: int) -> int:
         """Samples from one window to the next, in a picture of so many columns."""

@@ -40,7 +40,8 @@ def make_sounds(root, per_class=24, seed=5):
     for name, (low, high) in {"low": (300, 800), "high": (2_000, 4_000)}.items():
         (root / name).mkdir(parents=True)
         for number in range(per_class):
-            samples = sine(rng.uniform(low, high), seconds=rng.uniform(0.7, 1.4)) + rng.normal(0, 0.1)
+            samples = sine(rng.uniform(low, high), seconds=rng.uniform(0.7, 1.4))
+            samples += rng.normal(0, 0.1, len(samples))
             kind = ("wav", "npy", "parquet")[number % 3]
             content = {"wav": wav, "npy": npy, "parquet": lambda it: parquet(signal=it)}[kind](samples)
             if number in (6, 7, 8):  # one of each kind

@@ -59,7 +59,7 @@ def test_sounds_are_told_apart_and_the_damaged_ones_counted(learned, sounds):
 def test_the_report_shows_spectrograms_with_their_units(learned, tmp_path):
     client = MlflowClient(Site().tracking_uri)
     report = Path(client.download_artifacts(learned["run_id"], "report.html", str(tmp_path))).read_text()
-    assert "0 to 8,000 Hz upwards in equal steps, 80 dB up to its loudest spot" in report
+    assert "1 s across, 0 to 8,000 Hz upwards (linear), 80 dB below the loudest" in report
     assert "mistakes" in report
     assert client.download_artifacts(learned["run_id"], "pictures/mistakes.png", str(tmp_path))
 
