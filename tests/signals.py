@@ -37,7 +37,7 @@ def parquet(**columns):
 def make_sounds(root, per_class=24, seed=5):
     """Folders `high` and `low` with every kind of file in turn; the names of the damaged."""
     rng, damaged = np.random.default_rng(seed), set()
-    for name, (low, high) in {"low": (300, 800), "high": (2_000, 4_000)}.items():
+    for name, (low, high) in {"low": (300, 500), "high": (3_000, 3_500)}.items():
         (root / name).mkdir(parents=True)
         for number in range(per_class):
             samples = sine(rng.uniform(low, high), seconds=rng.uniform(0.7, 1.4))
