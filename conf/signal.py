@@ -20,7 +20,7 @@ class Signal(Section):
     """Rows of the picture: `log_mel`: triangular bands of equal width in mel; `stft`: bands of equal width in hertz.
     Each holds the power in its band in decibels, where a sine of amplitude 1 (full scale of a WAV file) has 0."""
     sample_rate: Annotated[int, Field(ge=1, le=10_000_000)] = 16_000
-    """Samples per second, hertz, to which WAV files are resampled; half of it is the highest frequency of the picture.
+    """Samples per second, hertz, to which files of another rate are resampled; half of it is the highest frequency.
     NumPy files say no rate and are taken to have this one, and so are Parquet files without a column `time`."""
     clip_seconds: Annotated[float, Field(gt=0)] = 1.0
     """What of a file becomes a picture, seconds: the middle of longer ones; shorter ones with silence around them."""
