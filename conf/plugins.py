@@ -61,6 +61,9 @@ EMBEDDED_SOURCES: dict[str, SourceFacts] = {
     "pairs": SourceFacts(has_masks=True),
     "shapes": SourceFacts(needs_root=False, has_masks=True),
     "textures": _GREY,
+    "signals": SourceFacts(channels=1),
+    "tones": _GREY,
+    "arrays": SourceFacts(),
 }
 EMBEDDED_MODELS: dict[str, NetworkFacts] = {
     "convblocks": NetworkFacts(),

@@ -11,13 +11,17 @@ import re
 import warnings
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from conf import plugins
 from conf.credentials import Text
 from conf.plugins import Plugin, Task
+from conf.section import Section
+from conf.signal import Signal
 
-Source = Literal["digits", "rotated_digits", "folder", "cifar10", "pairs", "shapes", "textures"]
+Source = Literal[
+    "digits", "rotated_digits", "folder", "cifar10", "pairs", "shapes", "textures", "signals", "tones", "arrays"
+]
 ModelName = Literal["convblocks", "twohead", "whitened", "unet", "dncnn"]
 _NAME = r"^[A-Za-z][\w.-]{0,63}$"
 
@@ -40,18 +44,14 @@ Overlap = Literal["queue", "skip", "cancel-oldest"]
 """What becomes of a scheduled run whose predecessor has not ended."""
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
+SIGNAL_SOURCES: frozenset[str] = frozenset({"signals", "tones"})
+"""Those whose samples are signals in time, and whose images have time from left to right."""
 WHITENED_MIN_SIZE = 9
 """Of an image, pixels: whitening takes one away, and what is left is halved three times."""
 MIN_DNCNN_DEPTH = 2
 """Convolutions: into the features, and out of them."""
 FLIPPING: frozenset[Augment] = frozenset({"flip_shift", "alternating_flip_shift"})
 """Augmentations that mirror."""
-
-
-class Section(BaseModel):
-    """A frozen group of settings that refuses unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class Data(Section):
@@ -61,7 +61,9 @@ class Data(Section):
     """Kind of data: `digits` (1,797 handwritten digits), `rotated_digits` (with the angle as second target),
     `folder` (class-named folders of images), `cifar10` (the official archives or class-named folders), `pairs` (folders
     `images` and `masks` and a file `classes.txt`), `shapes` (2,000 generated scenes with their masks), `textures`
-    (1,200 generated grey textures), or the name of a source that an installed package offers."""
+    (1,200 generated grey textures), `signals` (class-named folders of WAV, NumPy and Parquet files, as time-frequency
+    images), `tones` (1,800 generated sounds in noise), `arrays` (files .npz with `images` and `labels`, or Parquet with
+    columns `image` and `label`), or the name of a source that an installed package offers."""
     root: Text | None = None
     """Where the data lies: a path or any URL that fsspec reads. Not used by the embedded sources."""
     image_size: Annotated[int, Field(ge=8, le=1024)] = 28
@@ -72,6 +74,24 @@ class Data(Section):
     """Share of each class of the training split that is held out for validation after each epoch; 0 for none."""
     max_rejected_fraction: Fraction = 0.01
     """Largest tolerated share of samples that cannot be decoded; above it the run stops with their list."""
+    signal: Signal = Signal()
+    """How signals become pictures; used by `signals` and `tones`."""
+
+    @property
+    def used_signal(self) -> Signal | None:
+        """How signals become pictures; None for a source of pictures."""
+        return self.signal if self.source in SIGNAL_SOURCES else None
+
+    @model_validator(mode="after")
+    def _signal_fits(self) -> Self:
+        if self.source in SIGNAL_SOURCES:
+            self.signal.check_size(self.image_size)
+        elif self.signal != Signal():
+            raise ValueError(
+                f"data.signal has no use with source {self.source}, whose samples are images; "
+                "drop its settings or choose data.source=signals"
+            )
+        return self
 
     @property
     def plugin(self) -> Plugin | None:
@@ -444,6 +464,7 @@ class Config(Section):
                 "execution.precision=16-mixed is for GPUs, and execution.accelerator=cpu; use bf16-mixed or 32-true"
             )
         self._check_network()
+        self._check_mirrors()
         self._check_cluster()
         fewest = self.cluster.min_workers
         if fewest is not None and fewest > world_size:
@@ -523,6 +544,16 @@ class Config(Section):
                 "recipe.optimizer=muon does not go with execution.strategy=fsdp: it takes whole filters, and each rank "
                 "would have a part of them; use ddp, or another optimizer"
             )
+
+    def _check_mirrors(self) -> None:
+        """A mirror image of a sound is another sound, played backwards."""
+        if self.data.source not in SIGNAL_SOURCES:
+            return
+        mirrored = f"mirrors images, and those of data.source={self.data.source} have time from left to right"
+        if self.recipe.augment in FLIPPING:
+            raise ValueError(f"recipe.augment={self.recipe.augment} {mirrored}; use shift or none")
+        if self.model.test_views > 1:
+            raise ValueError(f"model.test_views={self.model.test_views} {mirrored}; use test_views=1")
 
     def _check_cluster(self) -> None:
         kind, accelerator = self.cluster.kind, self.execution.accelerator

@@ -19,7 +19,8 @@ from pydantic import ConfigDict
 
 from conf.credentials import Text
 from conf.load import checked, load, preset_names
-from conf.schema import Config, Data
+from conf.schema import SIGNAL_SOURCES, Config, Data
+from conf.signal import Signal
 from conf.site import Site, quieten
 from flows import preflight
 from flows.first_host import training_host
@@ -63,7 +64,7 @@ class PredictRequest(Record):
     model: Text
     """`runs:/RUN_ID/model`, `models:/NAME@ALIAS`, a run's id, or a directory."""
     source: Text
-    """A folder or URL of images, or a preset, of which the test split is predicted."""
+    """A folder or URL of images or signals, or a preset, of which the test split is predicted."""
     overrides: tuple[Text, ...] = ()
     """Settings of data, execution and cluster, as key=value."""
     out: Text | None = None
@@ -190,24 +191,44 @@ def _cluster(cleared: Cleared, site: Site) -> Iterator[str]:
 
 def _source(request: PredictRequest, facts: ModelFacts) -> tuple[Config, Images]:
     is_preset = request.source in preset_names() or request.source.endswith((".yaml", ".yml"))
-    config = load(request.source if is_preset else "folder", list(request.overrides))
+    folders = "folder" if facts.signal is None else "signals"
+    config = load(request.source if is_preset else folders, list(request.overrides))
     if not is_preset and config.data.root is not None:
         raise InputError(f"data.root={config.data.root} beside the source {request.source}; name one of them")
-    changes = {"image_size": facts.image_shape[0]} | ({} if is_preset else {"root": request.source})
-    data = checked(Data, config.data.model_dump(mode="json") | changes)
     task = facts.model.task
+    changes: dict[str, Any] = {"image_size": facts.image_shape[0]} | ({} if is_preset else {"root": request.source})
+    if config.data.source in SIGNAL_SOURCES:
+        changes["signal"] = _signal(request, facts).model_dump(mode="json")
+    data = checked(Data, config.data.model_dump(mode="json") | changes)
     if is_preset:
         images = of_test_split(data)
     else:
         class_names = facts.class_names if task == "classify" else ()
-        images = in_folder(request.source, class_names, leave_masks=task == "segment")
+        images = in_folder(request.source, class_names, facts.signal, leave_masks=task == "segment")
     _check_fits(request, facts, images)
     # Not validated together: a network may only be trained on data of its task, and predicts any pictures.
     return config.model_copy(update={"data": data, "model": facts.model}), images
 
 
+def _signal(request: PredictRequest, facts: ModelFacts) -> Signal:
+    """How signals become pictures: as they did for the model."""
+    given = [override for override in request.overrides if override.startswith("data.signal.")]
+    if facts.signal is None:
+        raise InputError(
+            f"{request.source}: signals, and {request.model} was trained on images; give a folder of images"
+        )
+    if given:
+        raise InputError(f"{given[0]}: signals become pictures as they did for {request.model}; drop it")
+    return facts.signal
+
+
 def _check_fits(request: PredictRequest, facts: ModelFacts, images: Images) -> None:
     channels, task = images.channels, facts.model.task
+    if facts.signal is not None and images.origin.signal is None:
+        raise InputError(
+            f"{request.source}: images, and {request.model} was trained on signals; give a folder of signals, or "
+            "the preset that it was trained with"
+        )
     if channels != facts.image_shape[2]:
         raise InputError(
             f"{request.source}: images of {channels} channels, and the model {request.model} takes "

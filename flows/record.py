@@ -73,7 +73,8 @@ def record(outcome: Outcome, verdicts: Verdicts, handle: RunHandle, summary: dic
     tracking.log_facts(handle, _metrics(outcome, summary), _tags(outcome, verdicts, handle))
     environment = describe_environment(outcome.trained.hosts, outcome.trained.devices)
     environment["packages"] = [package.identity for package in outcome.config.packages]
-    quality = quality_figures(outcome.evaluated, outcome.trained, outcome.prepared)
+    signal = outcome.config.data.used_signal
+    quality = quality_figures(outcome.evaluated, outcome.trained, outcome.prepared, signal.axes if signal else None)
     report = ReportInput(
         summary=summary,
         config=outcome.config,
@@ -111,6 +112,7 @@ def log_model(outcome: Outcome, handle: RunHandle) -> None:
         fingerprint=prepared.fingerprint,
         weights_sha256=sha256_of(weights),
         package=outcome.config.model.plugin,
+        signal=outcome.config.data.used_signal,
     )
     tracking.log_document(handle, f"{MODEL}/{FACTS}", facts.model_dump_json(indent=2).encode())
     tracking.log_document(handle, f"{MODEL}/{WEIGHTS}", weights)

@@ -20,7 +20,8 @@ FACTS, WEIGHTS = "model.json", "weights.pt"
 
 def digest_of(facts: ModelFacts) -> str:
     """64 hex digits over the whole model: its description, of which the digest of the weights is a part."""
-    absent = {"package"} if facts.package is None else set()  # models that are older than the field keep their digest
+    # Models that are older than a field keep their digests.
+    absent = {name for name in ("package", "signal") if getattr(facts, name) is None}
     return hashlib.sha256(facts.model_dump_json(exclude=absent).encode()).hexdigest()
 
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt
 
 from conf.plugins import Plugin
 from conf.schema import Compile, Compression, Config, Loading, MemoryFormat, Model, Precision
+from conf.signal import Signal
 
 
 class Record(BaseModel):
@@ -95,6 +96,8 @@ class ModelFacts(Record):
     """Of the file of weights."""
     package: Plugin | None = None
     """The user's package that offered the model when it was trained; None for one of Paceline's."""
+    signal: Signal | None = None
+    """How signals became the pictures that it was trained on; None for what was pictures already."""
 
 
 class Gpu(Record):

@@ -12,6 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from conf.schema import Data
 from tasks.data.listing import SPLITS, Origin, SampleListing, SplitName
 from tasks.data.samples import Samples
@@ -23,6 +25,8 @@ MAX_FILES = 1_024
 """The loaders shuffle blocks of 1,024 samples, each of which is to be a cross-section of the classes."""
 MAX_ROWS = 8_192
 """Rows of arrays cost a fiftieth of a file."""
+MIN_RUNS = 4
+"""Of a chunk whose samples are dealt in runs: no chunk is more than a quarter larger than another."""
 MAX_DECODED_BYTES = 64 * 2**20
 MAX_ENCODED_BYTES = 64 * 2**20
 
@@ -108,7 +112,7 @@ class Cutter:
         return self.data.image_size**2 * (self.listing.channels + self.listing.num_planes)
 
     def _chunk(self, split: SplitName, number: int) -> Chunk:
-        """Training samples are dealt out like cards, so that each shard has a share of every class; others in order.
+        """Training samples are dealt out like cards, or in short runs, so that each shard has a share of every class.
 
         The block shuffle of large sets draws whole blocks and relies on it.
         """
@@ -118,7 +122,7 @@ class Cutter:
             origin=self.listing.origin,
             split=split,
             number=number,
-            samples=samples[number::num_chunks] if split == "train" else samples[bounds],
+            samples=dealt(samples, number, num_chunks, self.listing.run) if split == "train" else samples[bounds],
             class_names=self.listing.class_names,
             image_size=self.data.image_size,
             channels=self.listing.channels,
@@ -127,9 +131,17 @@ class Cutter:
         )
 
 
+def dealt(samples: Samples, number: int, num_chunks: int, run: int) -> Samples:
+    """What one chunk gets when samples are dealt out one by one, or in runs of so many where there are enough."""
+    run = max(1, min(run, len(samples) // (MIN_RUNS * num_chunks)))
+    if run == 1:
+        return samples[number::num_chunks]
+    return samples.take(np.flatnonzero(np.arange(len(samples)) // run % num_chunks == number))
+
+
 def chunks_of(samples: Samples, origin: Origin, num_bytes: int) -> int:
     """How many chunks samples are cut into, of `num_bytes` each when decoded."""
-    most = MAX_FILES if origin.kind in ("files", "pairs", "own") else MAX_ROWS
+    most = MAX_FILES if origin.kind in ("files", "pairs", "own", "signals", "tones") else MAX_ROWS
     most = max(1, min(most, MAX_DECODED_BYTES // num_bytes))
     encoded = int(samples.sizes.sum())
     return min(len(samples), max(-(-len(samples) // most), -(-encoded // MAX_ENCODED_BYTES)))

@@ -12,6 +12,7 @@ from importlib import metadata
 from conf.schema import Data
 from tasks.data import source
 from tasks.data.listing import SampleListing
+from tasks.data.sources import signals
 from tasks.data.transform import TRANSFORM_VERSION
 from tasks.records import Listing
 
@@ -27,6 +28,10 @@ def preparation_key(listing: SampleListing, data: Data) -> str:
     libraries = ["pillow", "simplejpeg", "numpy"]
     if listing.origin.kind in ("digits", "rotated_digits"):
         libraries.append("scikit-learn")
+    if listing.origin.kind == "arrays":
+        libraries.append("pyarrow")
+    if listing.origin.signal is not None:
+        libraries += ["scipy", "pyarrow"]
     inputs = {
         "format": FORMAT_VERSION,
         "transform": TRANSFORM_VERSION,
@@ -37,6 +42,9 @@ def preparation_key(listing: SampleListing, data: Data) -> str:
         "validation_fraction": data.validation_fraction,
         "versions": {library: metadata.version(library) for library in libraries},
     }
+    if listing.origin.signal is not None:
+        inputs["signal"] = listing.origin.signal.model_dump(mode="json")
+        inputs["spectrogram"] = signals.SPECTROGRAM_VERSION
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
 
 

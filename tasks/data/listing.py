@@ -14,11 +14,14 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from conf.signal import Signal
 from tasks.data.samples import Indices, Sample, Samples
 from tasks.errors import InputError
 
 SplitName = Literal["train", "validation", "test"]
-Kind = Literal["files", "pairs", "digits", "rotated_digits", "cifar10", "shapes", "textures", "own"]
+OriginKind = Literal[
+    "files", "pairs", "digits", "rotated_digits", "cifar10", "shapes", "textures", "signals", "tones", "arrays", "own"
+]
 """Of what is read: `own` is what a source of the user's yields."""
 MIN_CLASSES = 2
 SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
@@ -28,7 +31,7 @@ SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
 class Origin:
     """Where a worker reads samples from, as data."""
 
-    kind: Kind
+    kind: OriginKind
     root: str = ""
     mask_suffix: str = ""
     """Of `pairs`."""
@@ -38,6 +41,8 @@ class Origin:
     """Of `own`: the package that reads, and what the source says of its content."""
     listed: str = ""
     """Of `own`: which listing this is of; workers that live for many nights open the source anew for each."""
+    signal: Signal | None = None
+    """Of signals: how they become pictures."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,8 @@ class SampleListing:
     order of the names; 0 is no class, and what is learned does not depend on what it covers."""
     ignored: dict[str, int] = field(default_factory=dict)
     """Files that are not samples, counted by suffix."""
+    run: int = 1
+    """Training samples that follow each other into one shard: more than 1 where neighbours are read together."""
 
     def split(self, name: SplitName) -> Samples:
         """The samples of one split."""

@@ -40,7 +40,7 @@ def read_pixels(
         origin: Where they lie.
         samples: Which.
         image_size: Height and width of the result, pixels.
-        channels: Of the images, their mask included; files give 3.
+        channels: Of the images, their mask included; files of images give 3.
         between: Called before each is decoded; what it raises ends the reading.
 
     Raises:
@@ -84,6 +84,8 @@ def _place(item: Item, image_HWC: npt.NDArray[np.uint8], image_size: int) -> Non
 
 
 def _found(content: Picture | Exception) -> Picture:
+    if isinstance(content, transform.DecodeError):
+        raise content
     if isinstance(content, OSError):
         raise transform.DecodeError(content.strerror or "file not found")
     if isinstance(content, Exception):

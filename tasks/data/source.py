@@ -11,9 +11,9 @@ from itertools import islice
 from conf.plugins import source_facts
 from conf.schema import Data
 from tasks.data.item import Item
-from tasks.data.listing import Kind, Origin, SampleListing, check_classes
+from tasks.data.listing import Origin, OriginKind, SampleListing, check_classes
 from tasks.data.samples import Samples
-from tasks.data.sources import cifar10, digits, folder, generated, own, pairs
+from tasks.data.sources import array_rows, arrays, cifar10, digits, folder, generated, own, pairs, signals, tones
 from tasks.errors import InputError, SourceError, one_line
 from tasks.plugged import needed
 
@@ -69,6 +69,11 @@ def _items_of_pairs(origin: Origin, samples: Samples, image_size: int) -> Iterab
     return map(Item, _read_paths(origin.root, samples.paths), masks)
 
 
+def _items_of_signals(origin: Origin, samples: Samples, image_size: int) -> Iterable[Item]:
+    assert origin.signal is not None
+    return signals.read(_read_paths(origin.root, samples.paths), origin.signal, image_size)
+
+
 def _items_of_rotated_digits(origin: Origin, samples: Samples, image_size: int) -> Iterable[Item]:
     images_NHWC, angles_NT = digits.read_rotated_digits(samples, image_size)
     return (Item(image, None, angles) for image, angles in zip(images_NHWC, angles_NT, strict=True))
@@ -82,9 +87,12 @@ LISTERS: dict[str, Callable[[Data], SampleListing]] = {
     "pairs": pairs.list_samples,
     "shapes": generated.list_shapes,
     "textures": generated.list_textures,
+    "signals": signals.list_samples,
+    "tones": tones.list_samples,
+    "arrays": arrays.list_samples,
 }
 """By the name of the source; all others are the user's."""
-READERS: dict[Kind, Callable[[Origin, Samples, int], Iterable[Item]]] = {
+READERS: dict[OriginKind, Callable[[Origin, Samples, int], Iterable[Item]]] = {
     "files": _items_of_files,
     "pairs": _items_of_pairs,
     "digits": lambda origin, samples, image_size: map(Item, digits.read_digits(samples, image_size)),
@@ -92,6 +100,9 @@ READERS: dict[Kind, Callable[[Origin, Samples, int], Iterable[Item]]] = {
     "cifar10": lambda origin, samples, image_size: map(Item, cifar10.read_samples(origin.root, samples)),
     "shapes": lambda origin, samples, image_size: map(Item, *generated.read_shapes(samples, image_size)),
     "textures": lambda origin, samples, image_size: map(Item, generated.read_textures(samples, image_size)),
+    "signals": _items_of_signals,
+    "tones": lambda origin, samples, image_size: map(Item, tones.read_tones(origin, samples, image_size)),
+    "arrays": lambda origin, samples, image_size: map(Item, array_rows.read_rows(origin.root, samples)),
     "own": own.read,
 }
 

@@ -15,6 +15,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from tasks.evaluate.mistakes import draw_mistakes
 from tasks.figures import BLUE, FONT_POINTS, GREY, INK, WHITE, new_figure, new_grid, set_title, shorten, svg_text
 from tasks.quality import class_scores
 from tasks.records import EvaluateResult, PreparedSet, TrainResult
@@ -177,10 +178,13 @@ def _pictures(values: npt.NDArray[Any], mean: Sequence[float], std: Sequence[flo
     return np.broadcast_to(pixels, (*pixels.shape[:3], 3)) if pixels.shape[-1] == 1 else pixels
 
 
-def quality_figures(result: EvaluateResult, train: TrainResult, prepared: PreparedSet) -> dict[str, Figure]:
-    """All pictures of quality by name, examples among them."""
-    examples = draw_examples(train, prepared)
-    return draw_quality(result) | ({} if examples is None else {"examples": examples})
+def quality_figures(
+    result: EvaluateResult, train: TrainResult, prepared: PreparedSet, spectrogram: str | None = None
+) -> dict[str, Figure]:
+    """All pictures of quality by name, examples and mistakes among them; the arguments as those of `draw_mistakes`."""
+    examples, mistakes = draw_examples(train, prepared), draw_mistakes(train, prepared, spectrogram)
+    found = {"examples": examples, "mistakes": mistakes}
+    return draw_quality(result) | {name: figure for name, figure in found.items() if figure is not None}
 
 
 def quality_svgs(figures: Mapping[str, Figure]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Which images a source offers for prediction: a folder of any shape, or the test split of a configuration."""
+"""Which images or signals a source offers for prediction: a folder of any shape, or a configuration's test split."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import NamedTuple
 import numpy as np
 
 from conf.schema import Data
+from conf.signal import Signal
 from tasks.data import source
 from tasks.data.listing import Origin
 from tasks.data.samples import Samples
-from tasks.data.sources import folder, pairs
+from tasks.data.sources import folder, pairs, signals
 from tasks.errors import InputError
 
 UNKNOWN = -1
@@ -30,30 +31,32 @@ class Images(NamedTuple):
     """1 where each has a mask behind its channels."""
 
 
-def in_folder(root: str, class_names: tuple[str, ...], *, leave_masks: bool = False) -> Images:
+def in_folder(
+    root: str, class_names: tuple[str, ...], signal: Signal | None = None, *, leave_masks: bool = False
+) -> Images:
     """All images below a root, in order of their names. One that lies in a folder named like a class is of that class.
 
     Args:
         root: a path, or any URL that fsspec reads.
         class_names: of whole images; none where it is not these that are told.
+        signal: how signals became the pictures that the model knows; None for a model of images.
         leave_masks: leave out what lies in `masks` beside `images`, as `data.source=pairs` has it.
 
     Raises:
-        InputError: the root is missing or holds no image.
+        InputError: the root is missing or holds no image, or no signal.
     """
+    kind = folder.IMAGES if signal is None else signals.SIGNALS
     labels = {name: label for label, name in enumerate(class_names)}
-    tree = folder.read_tree(root)
+    tree = folder.read_tree(root, kind.suffixes)
     label_of = np.array([_label(name, labels) for name in tree.folders], dtype=np.int32)
-    samples = tree.images.labelled(label_of[tree.images.labels])
+    samples = tree.files.labelled(label_of[tree.files.labels])
     if leave_masks:
         folders = set(tree.folders)
         is_image = np.array([not _holds_masks(name, folders) for name in tree.folders])
-        samples = samples.take(np.flatnonzero(is_image[tree.images.labels]))
+        samples = samples.take(np.flatnonzero(is_image[tree.files.labels]))
     if not samples:
-        raise InputError(
-            f"{root}: holds no image; recognised are files named {' '.join(sorted(folder.IMAGE_SUFFIXES))}"
-        )
-    return Images(Origin("files", folder.absolute(root)), samples, class_names, 3)
+        raise InputError(f"{root}: holds no {kind.noun}; recognised are files named {' '.join(sorted(kind.suffixes))}")
+    return Images(Origin(kind.origin, folder.absolute(root), signal=signal), samples, class_names, kind.channels)
 
 
 def of_test_split(data: Data) -> Images:

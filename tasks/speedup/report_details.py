@@ -69,7 +69,8 @@ def quality(report: ReportInput, training: Html) -> Html:
         ("Final training loss", f"{report.train.final_loss:.4g}"),
         ("Prediction", f"{evaluate.samples_per_second:,.0f} samples/s"),
     ]
-    pictures = [Html(report.quality_svgs[name]) for name in ("confusion", "examples") if name in report.quality_svgs]
+    drawn = ("confusion", "examples", "mistakes")
+    pictures = [Html(report.quality_svgs[name]) for name in drawn if name in report.quality_svgs]
     classes = [_classes(evaluate)] if class_scores(evaluate)[1] else []
     return join([columns(table(("", ""), facts), training), columns(*classes, *pictures)])
 
@@ -96,6 +97,7 @@ def data(report: ReportInput) -> Html:
     masks = " of pixels" if prepared.num_planes else ""
     ignored = ", ".join(f"{count:,} {suffix or 'without suffix'}" for suffix, count in prepared.ignored.items())
     origin = "reused, unchanged since it was prepared" if prepared.reused else "prepared in this run"
+    signal = report.config.data.used_signal
     counts = (prepared.num_train, prepared.num_validation, prepared.num_test)
     rows: list[tuple[object, object]] = [
         ("Source", " ".join(filter(None, (report.config.data.source, report.config.data.root)))),
@@ -103,6 +105,7 @@ def data(report: ReportInput) -> Html:
         ("Rejected", f"{prepared.num_rejected:,} could not be used"),
         ("Ignored files", ignored or "none"),
         ("Images", f"{height} x {width} x {channels}, {len(prepared.class_names)} classes{masks}"),
+        *([] if signal is None else [("Signals", signal.axes)]),
         ("Fingerprint", f"{prepared.fingerprint} ({origin}, {format_seconds(prepared.seconds)})"),
     ]
     return table(("", ""), rows)

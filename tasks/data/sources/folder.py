@@ -1,7 +1,7 @@
-"""Class-named folders of images on anything that fsspec reads.
+"""Class-named folders of files on anything that fsspec reads: of images, and whatever else lies in such folders.
 
 `root/{train,test}/<class>/*`, also with `val`, or `root/<class>/*`. Looks at names and sizes only: whether a file
-really is an image is the transform's business.
+really is what its name says is the transform's business.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import os
 import stat
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import fsspec
 import numpy as np
 import numpy.typing as npt
 
 from conf.schema import Data
-from tasks.data.listing import SPLITS, Origin, SampleListing, SplitName, check_classes, hold_out
+from tasks.data.listing import SPLITS, Origin, OriginKind, SampleListing, SplitName, check_classes, hold_out
 from tasks.data.samples import Indices, Samples, SamplesBuilder
 from tasks.errors import InputError
 
@@ -45,12 +45,25 @@ Place = tuple[SplitName, str]
 """The split and the class that a folder belongs to."""
 
 
+class Kind(NamedTuple):
+    """What files of class-named folders hold."""
+
+    noun: str
+    suffixes: frozenset[str]
+    origin: OriginKind
+    channels: int
+    """Of the pictures that they become."""
+
+
+IMAGES = Kind("image", IMAGE_SUFFIXES, "files", 3)
+
+
 @dataclass
 class Tree:
     """Everything below a root that is not hidden."""
 
-    images: Samples
-    """Files that are called like images, in order of their paths; as label the number of the folder."""
+    files: Samples
+    """Files that are called like what is looked for, in order of their paths; as label the number of the folder."""
     folders: tuple[str, ...]
     ignored: Counter[str]
     """The other files, by suffix."""
@@ -60,7 +73,8 @@ class Tree:
 class _Growing:
     """A tree while it is being read."""
 
-    images: SamplesBuilder = field(default_factory=SamplesBuilder)
+    suffixes: frozenset[str]
+    files: SamplesBuilder = field(default_factory=SamplesBuilder)
     folders: dict[str, int] = field(default_factory=dict)
     """Their numbers."""
     ignored: Counter[str] = field(default_factory=Counter)
@@ -68,8 +82,8 @@ class _Growing:
     def add(self, folder: int, path: str, size: int, stamp: str) -> None:
         """One more file."""
         suffix = suffix_of(path)
-        if suffix in IMAGE_SUFFIXES:
-            self.images.add(path, folder, size, stamp)
+        if suffix in self.suffixes:
+            self.files.add(path, folder, size, stamp)
         else:
             self.ignored[suffix or "(none)"] += 1
 
@@ -83,22 +97,22 @@ class _Growing:
         return found
 
 
-def list_samples(data: Data) -> SampleListing:
+def list_samples(data: Data, kind: Kind = IMAGES) -> SampleListing:
     """List class-named folders.
 
     Raises:
         InputError: The root or its layout is wrong; the message says how to mend it.
     """
     root = str(data.root)
-    tree = read_tree(root)
+    tree = read_tree(root, kind.suffixes)
     top = {folder for folder in tree.folders if "/" not in folder}
     if "test" in top and "train" not in top:
         raise InputError(f"data.root={root}: has test/ but no train/; name the training folder train/")
     splits = {name: split for name, split in SPLIT_FOLDERS.items() if "train" in top and name in top}
     _check_one_validation_folder(root, splits)
     places = [_place(folder, splits) for folder in tree.folders]
-    class_names = _class_names(root, tree, places, splits)
-    return _build(data, tree, places, class_names)
+    class_names = _class_names(root, tree, places, splits, kind)
+    return _build(data, kind, tree, places, class_names)
 
 
 def _place(folder: str, splits: dict[str, SplitName]) -> Place | None:
@@ -109,12 +123,14 @@ def _place(folder: str, splits: dict[str, SplitName]) -> Place | None:
     return (splits[parts[0]], parts[1]) if len(parts) > 1 and parts[0] in splits else None
 
 
-def _build(data: Data, tree: Tree, places: list[Place | None], class_names: tuple[str, ...]) -> SampleListing:
+def _build(
+    data: Data, kind: Kind, tree: Tree, places: list[Place | None], class_names: tuple[str, ...]
+) -> SampleListing:
     labels = {name: label for label, name in enumerate(class_names)}
-    split_of = np.array([SPLITS.index(place[0]) if place else _NOWHERE for place in places])[tree.images.labels]
+    split_of = np.array([SPLITS.index(place[0]) if place else _NOWHERE for place in places])[tree.files.labels]
     label_of = np.array([labels[place[1]] if place else _NOWHERE for place in places], dtype=np.int32)
     found = {
-        split: _by_class(tree.images, np.flatnonzero(split_of == number), label_of)
+        split: _by_class(tree.files, np.flatnonzero(split_of == number), label_of)
         for number, split in enumerate(SPLITS)
     }
     train, test, validation = found["train"], found["test"], found["validation"]
@@ -124,22 +140,22 @@ def _build(data: Data, tree: Tree, places: list[Place | None], class_names: tupl
     if "validation" not in present:
         train, validation = hold_out(train, data.validation_fraction)
     check_classes(train, class_names, f"data.root={data.root}")
-    homeless = Counter(suffix_of(path) for path in tree.images.paths.take(np.flatnonzero(split_of == _NOWHERE)))
+    homeless = Counter(suffix_of(path) for path in tree.files.paths.take(np.flatnonzero(split_of == _NOWHERE)))
     return SampleListing(
-        origin=Origin("files", absolute(str(data.root))),
+        origin=Origin(kind.origin, absolute(str(data.root))),
         class_names=class_names,
         train=train,
         validation=validation,
         test=test,
-        channels=3,
+        channels=kind.channels,
         ignored=dict(sorted((tree.ignored + homeless).items())),
     )
 
 
-def _by_class(images: Samples, chosen: Indices, label_of: npt.NDArray[np.int32]) -> Samples:
-    labels = label_of[images.labels[chosen]]
+def _by_class(files: Samples, chosen: Indices, label_of: npt.NDArray[np.int32]) -> Samples:
+    labels = label_of[files.labels[chosen]]
     order = np.argsort(labels, kind="stable")
-    return images.take(chosen[order]).labelled(labels[order])
+    return files.take(chosen[order]).labelled(labels[order])
 
 
 def _check_one_validation_folder(root: str, splits: dict[str, SplitName]) -> None:
@@ -154,14 +170,16 @@ def suffix_of(path: str) -> str:
     return (dot + extension).lower() if dot else ""
 
 
-def _class_names(root: str, tree: Tree, places: list[Place | None], splits: dict[str, SplitName]) -> tuple[str, ...]:
+def _class_names(
+    root: str, tree: Tree, places: list[Place | None], splits: dict[str, SplitName], kind: Kind
+) -> tuple[str, ...]:
     """The sorted classes, after checking that no class folder is empty and that all splits agree."""
-    filled = {places[number] for number in np.unique(tree.images.labels)}
+    filled = {places[number] for number in np.unique(tree.files.labels)}
     for folder, place in sorted(zip(tree.folders, places, strict=True)):
         if place and folder.count("/") == (1 if splits else 0) and place not in filled:
             raise InputError(
-                f"data.root={root}: folder {folder}/ holds no image; every class needs at least one; "
-                f"add images or remove the folder (recognised: {' '.join(sorted(IMAGE_SUFFIXES))})"
+                f"data.root={root}: folder {folder}/ holds no {kind.noun}; every class needs at least one; "
+                f"add {kind.noun}s or remove the folder (recognised: {' '.join(sorted(kind.suffixes))})"
             )
     classes = {split: {place[1] for place in filled if place and place[0] == split} for split in SPLITS}
     train = classes["train"]
@@ -184,8 +202,8 @@ def _some(names: set[str]) -> str:
     )
 
 
-def read_tree(root: str) -> Tree:
-    """Everything below a root.
+def read_tree(root: str, suffixes: frozenset[str] = IMAGE_SUFFIXES) -> Tree:
+    """Everything below a root; files with one of the suffixes are samples.
 
     Raises:
         InputError: The root is missing, a file, empty, or holds something unreadable.
@@ -195,14 +213,14 @@ def read_tree(root: str) -> Tree:
         raise InputError(f"data.root={root}: does not exist; give the folder that holds the class folders")
     if filesystem.isfile(path):
         raise InputError(f"data.root={root}: is a file; give the folder that holds the class folders")
-    tree = _Growing()
+    tree = _Growing(suffixes)
     if is_local(filesystem):
         _LocalWalk(root, path, tree).visit("")
     else:
         _walk_remote(filesystem, path, tree)
-    if not tree.images and not tree.ignored:
+    if not tree.files and not tree.ignored:
         raise InputError(f"data.root={root}: is empty; give the folder that holds the class folders")
-    return Tree(tree.images.build(), tuple(tree.folders), tree.ignored)
+    return Tree(tree.files.build(), tuple(tree.folders), tree.ignored)
 
 
 def open_root(root: str) -> tuple[Any, str]:
@@ -303,5 +321,9 @@ def _walk_remote(filesystem: Any, base: str, tree: _Growing) -> None:
         if info["type"] == "directory":
             tree.number(relative)
         else:
-            stamp = next((str(info[key]) for key in _STAMPS if info.get(key)), "")
-            tree.add(tree.number(relative.rpartition("/")[0]), relative, int(info["size"] or 0), stamp)
+            tree.add(tree.number(relative.rpartition("/")[0]), relative, int(info["size"] or 0), stamp_of(info))
+
+
+def stamp_of(info: dict[str, Any]) -> str:
+    """What changes with the content of a file, as its file system tells it."""
+    return next((str(info[key]) for key in _STAMPS if info.get(key)), "")

@@ -29,7 +29,7 @@ def list_samples(data: Data) -> SampleListing:
     root = str(data.root)
     tree = folder.read_tree(root)
     class_names = _class_names(root)
-    images, masks = _by_place(tree.images, IMAGES), _by_place(tree.images, MASKS)
+    images, masks = _by_place(tree.files, IMAGES), _by_place(tree.files, MASKS)
     suffix = _mask_suffix(root, masks)
     _check_complete(root, images, masks)
     found = {

@@ -1,0 +1,190 @@
+"""Rows of one table of images: what a file holds, from its headers and labels, and the pixels of some of its rows.
+
+Of .npz the rows themselves are read, or, where it is compressed, all before them, as a stream; nothing is unpickled. Of
+Parquet: `parquet_rows`, which is imported where there is such a file. Knows nothing of splits.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from types import ModuleType
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tasks.data.samples import Samples
+from tasks.data.sources import folder
+from tasks.data.transform import MAX_PIXELS, DecodeError
+from tasks.errors import InputError, one_line
+
+NPZ, PARQUET = ".npz", ".parquet"
+IMAGES, LABELS, CLASS_NAMES = "images", "labels", "class_names"
+BLOCK_BYTES = 2**20
+MAX_LABEL_BYTES = 2**30
+COLOURS = 3
+
+Row = bytes | npt.NDArray[np.uint8]
+"""An encoded image, or its pixels (H, W, C)."""
+
+
+class Table(NamedTuple):
+    """What a file holds, but for its pixels."""
+
+    labels: npt.NDArray[Any]
+    """Whole numbers, or words."""
+    channels: int
+    class_names: tuple[str, ...]
+    """Of labels from 0; empty where the file does not tell them."""
+
+
+def open_table(root: str, path: str) -> Table:
+    """What a file holds.
+
+    Raises:
+        InputError: It has not the form that is needed.
+    """
+    with _opened(root, path) as stream:
+        table = _npz_table(stream) if path.lower().endswith(NPZ) else _parquet().table(stream)
+    labels = table.labels
+    if labels.ndim != 1 or labels.dtype.kind not in "iubU":
+        raise InputError(f"labels are {labels.dtype} {labels.shape}; give one whole number or word for each image")
+    return table
+
+
+def read_rows(root: str, samples: Samples) -> Iterator[Row | DecodeError]:
+    """Images of rows, in the order asked for, which is that of files and rows.
+
+    Raises:
+        InputError: A file is no longer what it was.
+    """
+    assert samples.rows is not None
+    pairs = zip(samples.paths, samples.rows.tolist(), strict=True)
+    for path, found in groupby(pairs, key=lambda pair: pair[0]):
+        rows = [row for _, row in found]
+        try:
+            with _opened(root, path) as stream:
+                yield from _npz_rows(stream, rows) if path.lower().endswith(NPZ) else _parquet().rows(stream, rows)
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            raise OSError(f"{root}: {path}: {one_line(error)}") from error  # Arrow's, of a damaged page or of a network
+        except (InputError, ValueError, zipfile.BadZipFile, zlib.error) as error:  # Arrow's damage is a ValueError
+            raise InputError(
+                f"{root}: {path}: rows cannot be read ({one_line(error)}); write the file again"
+            ) from error
+
+
+def _parquet() -> ModuleType:
+    from tasks.data.sources import parquet_rows  # Arrow: a tenth of a second
+
+    return parquet_rows
+
+
+def _opened(root: str, path: str) -> IO[bytes]:
+    filesystem, base = folder.open_root(root)
+    stream: IO[bytes] = filesystem.open(f"{base.rstrip('/')}/{path}", "rb")
+    return stream
+
+
+class _Header(NamedTuple):
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def row_bytes(self) -> int:
+        return int(np.prod(self.shape[1:])) * self.dtype.itemsize
+
+
+def _npz_table(stream: IO[bytes]) -> Table:
+    with zipfile.ZipFile(stream) as archive:
+        names = {name.removesuffix(".npy") for name in archive.namelist()}
+        if not {IMAGES, LABELS} <= names:
+            raise InputError(
+                f"holds {', '.join(sorted(names)) or 'nothing'}; it needs the arrays {IMAGES} and {LABELS}"
+            )
+        with archive.open(f"{IMAGES}.npy") as member:
+            header = _image_header(member)
+            held = archive.getinfo(f"{IMAGES}.npy").file_size - member.tell()
+        if held != header.shape[0] * header.row_bytes:
+            raise InputError(f"{IMAGES} of the shape {header.shape} has {held} bytes; write the file again")
+        labels = _small_array(archive, LABELS)
+        words = _small_array(archive, CLASS_NAMES) if CLASS_NAMES in names else np.zeros(0, dtype=np.str_)
+    if labels.shape[:1] != header.shape[:1]:
+        raise InputError(f"has {header.shape[0]} images and {len(labels)} labels; give one label for each image")
+    return Table(labels, 1 if len(header.shape) == COLOURS else header.shape[3], tuple(map(str, words.tolist())))
+
+
+def _small_array(archive: zipfile.ZipFile, name: str) -> npt.NDArray[Any]:
+    info = archive.getinfo(f"{name}.npy")
+    if info.file_size > MAX_LABEL_BYTES:
+        raise InputError(f"{name} has {info.file_size} bytes; up to {MAX_LABEL_BYTES} are understood")
+    with archive.open(info) as member:
+        return np.lib.format.read_array(member, allow_pickle=False)
+
+
+def _image_header(member: IO[bytes]) -> _Header:
+    """Shape and type of an array of images, whose values follow in the stream."""
+    version = np.lib.format.read_magic(member)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, is_fortran, dtype = read(member)
+    channels = shape[3:] or (1,)
+    if len(shape) not in (3, 4) or channels[0] not in (1, COLOURS) or 0 in shape or is_fortran:
+        order = " in Fortran's order" if is_fortran else ""
+        raise InputError(
+            f"{IMAGES} has the shape {shape}{order}; give (images, height, width) or (images, height, width, 1 or 3)"
+        )
+    if shape[1] * shape[2] > MAX_PIXELS:
+        raise InputError(f"images of {shape[1]} x {shape[2]} pixels; up to {MAX_PIXELS} are understood")
+    if dtype not in (np.uint8, np.uint16, np.bool_):
+        raise InputError(f"{IMAGES} holds {dtype}, whose range is not defined; give 8 or 16 bits without a sign")
+    return _Header(shape, dtype)
+
+
+def _npz_rows(stream: IO[bytes], rows: Sequence[int]) -> Iterator[Row]:
+    with zipfile.ZipFile(stream) as archive:
+        info = archive.getinfo(f"{IMAGES}.npy")
+        with archive.open(info) as member:
+            header = _image_header(member)
+            if info.compress_type != zipfile.ZIP_STORED:
+                yield from _streamed(member, header, rows)
+                return
+            header_bytes = member.tell()
+    stream.seek(info.header_offset)
+    lengths = np.frombuffer(_exactly(stream, 30)[26:], dtype="<u2")  # of name and extra field, in the local header
+    start = info.header_offset + 30 + int(lengths.sum()) + header_bytes
+    for row in rows:
+        stream.seek(start + row * header.row_bytes)
+        yield _pixels(_exactly(stream, header.row_bytes), header)
+
+
+def _streamed(member: IO[bytes], header: _Header, rows: Sequence[int]) -> Iterator[Row]:
+    at = 0
+    for row in rows:
+        left = (row - at) * header.row_bytes
+        while left:
+            left -= len(_exactly(member, min(left, BLOCK_BYTES)))
+        yield _pixels(_exactly(member, header.row_bytes), header)
+        at = row + 1
+
+
+def _exactly(stream: IO[bytes], number: int) -> bytes:
+    found = stream.read(number)
+    if len(found) != number:
+        raise InputError(f"{IMAGES} ends before its last image; write the file again")
+    return found
+
+
+def _pixels(content: bytes, header: _Header) -> npt.NDArray[np.uint8]:
+    height, width, *channels = header.shape[1:]
+    return in_eight_bits(np.frombuffer(content, header.dtype).reshape(height, width, *(channels or [1])))
+
+
+def in_eight_bits(values_HWC: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Of 8 or 16 bits or truth values: 16 bits by value, as in files of images."""
+    if values_HWC.dtype == np.uint16:
+        return ((values_HWC.astype(np.uint32) + 128) // 257).astype(np.uint8)
+    return values_HWC.astype(np.uint8) * np.uint8(255) if values_HWC.dtype == np.bool_ else values_HWC

@@ -1,0 +1,141 @@
+"""Images in tables: files of NumPy (.npz with `images` and `labels`) and of Parquet (columns `image` and `label`).
+
+A root is one such file or a folder of them, all of one kind. Their names, or the folders that they lie in, begin with
+the split (`train.npz`, `test-00000-of-00002.parquet`, `validation/0.npz`); without any, a share is held out. Listing
+reads labels and headers, never pixels, and a worker no more than a few rows at a time, nothing of it by pickle.
+`array_rows` reads the pixels.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from conf.schema import Data
+from tasks.data.listing import SPLITS, Origin, SampleListing, SplitName, check_classes, hold_out
+from tasks.data.samples import Samples, SamplesBuilder
+from tasks.data.sources import folder
+from tasks.data.sources.array_rows import NPZ, PARQUET, Table, open_table
+from tasks.errors import InputError, one_line
+
+RUN = 256
+"""Neighbouring rows that a shard of the training split gets together: they were written, and are read, together."""
+_SPLIT = re.compile(r"(train|validation|valid|val|test)(?![a-z])")
+
+
+class _File(NamedTuple):
+    path: str
+    size: int
+    stamp: str
+    split: SplitName | None
+    table: Table
+
+
+def list_samples(data: Data) -> SampleListing:
+    """List the rows of all files.
+
+    Raises:
+        InputError: The root or a file is wrong; the message says how to mend it.
+    """
+    root = str(data.root)
+    base, found, ignored = _found(root)
+    files = [_open(root, base, *one) for one in found]
+    channels = {file.table.channels for file in files}
+    if len(channels) > 1:
+        raise InputError(f"data.root={root}: some files hold grey images and others coloured ones; give all the same")
+    class_names, labels_of = _classes(root, files)
+    splits = _by_split(root, files, labels_of)
+    train, validation, test = (splits[split] for split in SPLITS)
+    if not len(test):
+        train, test = hold_out(train, data.test_fraction)
+    if not len(validation):
+        train, validation = hold_out(train, data.validation_fraction)
+    check_classes(train, class_names, f"data.root={root}")
+    return SampleListing(
+        origin=Origin("arrays", folder.absolute(base)),
+        class_names=class_names,
+        train=train,
+        validation=validation,
+        test=test,
+        channels=channels.pop(),
+        run=RUN,
+        ignored=ignored,
+    )
+
+
+def _found(root: str) -> tuple[str, list[tuple[str, int, str]], dict[str, int]]:
+    """The folder, its files of one kind (path, size, stamp), and the other ones by suffix."""
+    filesystem, path = folder.open_root(root)
+    name = path.rpartition("/")[2]
+    is_file = filesystem.isfile(path)
+    base = root[: len(root) - len(name)] or "." if is_file else root
+    suffixes = frozenset({NPZ, PARQUET})
+    if is_file and folder.suffix_of(name) not in suffixes:
+        raise InputError(f"data.root={root}: is neither {NPZ} nor {PARQUET}; give such a file, or a folder of them")
+    if is_file:
+        info = filesystem.info(path)
+        return base, [(name, int(info["size"] or 0), folder.stamp_of(info))], {}
+    tree = folder.read_tree(root, suffixes)
+    files = [(sample.path, sample.size, sample.stamp) for sample in tree.files]
+    kinds = Counter(folder.suffix_of(path) for path, _, _ in files)
+    if len(kinds) != 1:
+        raise InputError(
+            f"data.root={root}: holds {kinds[NPZ]} files {NPZ} and {kinds[PARQUET]} files {PARQUET}; "
+            "it needs some, and of one kind"
+        )
+    return base, files, dict(sorted(tree.ignored.items()))
+
+
+def _open(root: str, base: str, path: str, size: int, stamp: str) -> _File:
+    try:
+        table = open_table(base, path)
+    except InputError as error:
+        raise InputError(f"data.root={root}: {path}: {error}") from error
+    except OSError:
+        raise
+    except Exception as error:  # readers raise anything on hostile bytes
+        raise InputError(f"data.root={root}: {path} cannot be read ({one_line(error)}); write it again") from error
+    named = (_SPLIT.match(part.lower()) for part in path.split("/"))
+    split = next((folder.SPLIT_FOLDERS[match[1]] for match in named if match), None)
+    return _File(path, size, stamp, split, table)
+
+
+def _classes(root: str, files: Sequence[_File]) -> tuple[tuple[str, ...], dict[Any, int]]:
+    """Names in the order of their values, and the number of each value."""
+    values = sorted({value for file in files for value in np.unique(file.table.labels).tolist()}, key=_in_order)
+    if len({isinstance(value, str) for value in values}) > 1:
+        raise InputError(f"data.root={root}: some labels are numbers and others words; give all the same")
+    names = next((file.table.class_names for file in files if file.table.class_names), ())
+    if not names:
+        return tuple(map(str, values)), {value: number for number, value in enumerate(values)}
+    outside = [value for value in values if isinstance(value, str) or not 0 <= value < len(names)]
+    if outside:
+        raise InputError(
+            f"data.root={root}: label {outside[0]} is none of the {len(names)} classes from 0 that the file names; "
+            "mend its labels or names"
+        )
+    return names, {number: number for number in range(len(names))}
+
+
+def _in_order(value: Any) -> tuple[bool, Any]:
+    return isinstance(value, str), value
+
+
+def _by_split(root: str, files: Sequence[_File], labels_of: dict[Any, int]) -> dict[SplitName, Samples]:
+    """Rows of named splits; of files that name none, all rows are for training."""
+    named = {file.split for file in files}
+    if None in named and len(named) > 1:
+        lost = next(file.path for file in files if file.split is None)
+        raise InputError(f"data.root={root}: {lost} is named after no split, and other files are; name or remove it")
+    builders = {split: SamplesBuilder() for split in SPLITS}
+    for file in files:
+        builder, count = builders[file.split or "train"], len(file.table.labels)
+        for row, value in enumerate(file.table.labels.tolist()):
+            builder.add(file.path, labels_of[value], file.size // count, file.stamp, row)
+    if not len(builders["train"]):
+        raise InputError(f"data.root={root}: no file of the training split holds an image; name one train{NPZ}")
+    return {split: builder.build() for split, builder in builders.items()}

@@ -1,0 +1,122 @@
+"""Rows of a Parquet file of images: the row groups that hold them are decoded, a few rows at a time.
+
+A column `image` with encoded files (bytes, or a structure that has them as `bytes`) or pixels (lists of lists of whole
+numbers), and a column `label`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tasks.data.sources.array_rows import BLOCK_BYTES, COLOURS, Row, Table
+from tasks.data.transform import DecodeError
+from tasks.errors import InputError
+
+IMAGE, LABEL = "image", "label"
+BATCH_ROWS = 64
+
+
+def table(stream: IO[bytes]) -> Table:
+    """What a file holds, but for its pixels.
+
+    Raises:
+        InputError: It has not the columns that are needed.
+    """
+    file = pq.ParquetFile(stream)
+    schema = file.schema_arrow
+    if not {IMAGE, LABEL} <= set(schema.names):
+        raise InputError(f"has the columns {', '.join(schema.names)}; it needs {IMAGE} and {LABEL}")
+    column = file.read(columns=[LABEL])[LABEL]
+    if column.null_count:
+        raise InputError(f"{column.null_count} of {len(column)} images have no label; give each one")
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if not (
+        pa.types.is_integer(column.type) or pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+    ):
+        raise InputError(f"{LABEL} holds {column.type}; give one whole number or word for each image")
+    labels = np.array(column.to_pylist(), dtype=np.int64 if pa.types.is_integer(column.type) else np.str_)
+    return Table(labels, _channels(schema.field(IMAGE).type), _names_in(schema.metadata or {}))
+
+
+def _channels(kind: pa.DataType) -> int:
+    """3 of what is decoded or has three levels of lists, 1 of two."""
+    if is_encoded(kind):
+        return COLOURS
+    depth = 0
+    while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        kind, depth = kind.value_type, depth + 1
+    if depth not in (2, 3) or not pa.types.is_integer(kind):
+        raise InputError(
+            f"{IMAGE} holds {kind} in {depth} lists; give encoded files as bytes, or whole numbers from 0 to 255 in "
+            "lists (height, width) or (height, width, 3)"
+        )
+    return 1 if depth == 2 else COLOURS  # noqa: PLR2004
+
+
+def is_encoded(kind: pa.DataType) -> bool:
+    """Bytes, or a structure that has them as `bytes`, as the Hub's data sets do."""
+    if pa.types.is_struct(kind):
+        return kind.get_field_index("bytes") >= 0 and is_encoded(kind.field("bytes").type)
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _names_in(metadata: dict[bytes, bytes]) -> tuple[str, ...]:
+    """Of the classes, as Hugging Face's `datasets` writes them."""
+    try:
+        return tuple(json.loads(metadata[b"huggingface"])["info"]["features"][LABEL]["names"])
+    except (KeyError, TypeError, ValueError):
+        return ()
+
+
+def rows(stream: IO[bytes], chosen: Sequence[int]) -> Iterator[Row | DecodeError]:
+    """Images of rows, in their order."""
+    with closing(pq.ParquetFile(stream, pre_buffer=False, buffer_size=BLOCK_BYTES)) as file:
+        ends = np.cumsum([file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)])
+        wanted = np.asarray(chosen)
+        groups = np.searchsorted(ends, wanted, side="right")
+        for group in np.unique(groups):
+            first = int(ends[group - 1]) if group else 0
+            yield from _group_rows(file, int(group), wanted[groups == group] - first)
+
+
+def _group_rows(file: pq.ParquetFile, group: int, wanted: npt.NDArray[np.int64]) -> Iterator[Row | DecodeError]:
+    at = 0
+    for batch in file.iter_batches(BATCH_ROWS, row_groups=[group], columns=[IMAGE]):
+        inside = wanted[(wanted >= at) & (wanted < at + len(batch))] - at
+        for value in batch.column(0).take(pa.array(inside)).to_pylist():
+            yield _row(value)
+        at += len(batch)
+        if at > wanted[-1]:
+            return
+
+
+def _row(value: Any) -> Row | DecodeError:
+    if isinstance(value, dict):
+        value = value["bytes"]
+    if value is None:
+        return DecodeError("no image in this row")
+    if isinstance(value, bytes):
+        return value
+    return _of_lists(value)
+
+
+def _of_lists(value: Any) -> Row | DecodeError:
+    try:
+        found = np.array(value)
+    except ValueError:
+        return DecodeError("rows of pixels of unequal lengths")
+    shape = found.shape if found.ndim == COLOURS else (*found.shape, 1)
+    if found.dtype.kind not in "iu" or len(shape) != COLOURS or 0 in shape or shape[2] not in (1, COLOURS):
+        return DecodeError(f"numbers {found.shape} of {found.dtype}, not (height, width) or (height, width, 3)")
+    if found.min() < 0 or found.max() > 255:  # noqa: PLR2004
+        return DecodeError(f"values from {found.min()} to {found.max()}; only 0 to 255 is understood")
+    return found.reshape(shape).astype(np.uint8)

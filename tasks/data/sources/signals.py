@@ -1,0 +1,55 @@
+"""Class-named folders of signals in time: WAV, NumPy and Parquet files, laid out as `folder` lays out images.
+
+A file is one sample. What becomes of it is `tasks.data.spectrogram`'s business, which costs its process a second or two
+to import (SciPy's signals): on workers, at the first sample.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from conf.schema import Data
+from conf.signal import Signal
+from tasks.data.item import Item
+from tasks.data.listing import SampleListing
+from tasks.data.sources import folder
+from tasks.data.transform import DecodeError
+
+SIGNALS = folder.Kind("signal", frozenset({".wav", ".wave", ".npy", ".parquet"}), "signals", 1)
+SPECTROGRAM_VERSION = 1
+"""Grows with every change of a picture's pixel (`tasks.data.spectrogram`, `tasks.data.waveform`)."""
+
+
+def list_samples(data: Data) -> SampleListing:
+    """List class-named folders.
+
+    Raises:
+        InputError: The root or its layout is wrong; the message says how to mend it.
+    """
+    listing = folder.list_samples(data, SIGNALS)
+    return dataclasses.replace(listing, origin=dataclasses.replace(listing.origin, signal=data.signal))
+
+
+def read(contents: Iterable[bytes | OSError], signal: Signal, image_size: int) -> Iterator[Item]:
+    """The picture of each file, or why there is none."""
+    for content in contents:
+        try:
+            yield Item(content if isinstance(content, OSError) else decode(content, signal, image_size))
+        except DecodeError as error:
+            yield Item(error)
+
+
+def decode(content: bytes, signal: Signal, image_size: int) -> npt.NDArray[np.uint8]:
+    """The picture (image_size, image_size, 1) of a whole file.
+
+    Raises:
+        DecodeError: The file holds no signal.
+    """
+    from tasks.data import spectrogram, waveform
+
+    samples_T, rate = waveform.decode(content, signal.sample_rate)
+    return spectrogram.draw(samples_T, rate, signal, image_size)

@@ -1,0 +1,70 @@
+"""Generated sounds whose right answer is known: tones that rise, fall, stay or waver, in noise louder than they.
+
+Needs no root and no network. Each sound is a pure function of its row and of `data.signal`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from conf.schema import Data
+from conf.signal import Signal
+from tasks.data.listing import Origin, SampleListing, hold_out
+from tasks.data.samples import Sample, Samples
+
+NUM_TONES = 1_800
+CLASS_NAMES = ("falling", "rising", "steady", "wavering")
+SNR_DB = -15.0
+"""Power of the tone over that of the white noise, over all frequencies up to half of the sample rate."""
+LOWEST, HIGHEST = 0.1, 0.6
+"""Frequencies of the tones, of half of the sample rate."""
+_AMPLITUDE = 0.1
+_SEED = 20_263
+
+Floats = npt.NDArray[np.float64]
+
+
+def list_samples(data: Data) -> SampleListing:
+    """All sounds, split by `test_fraction` and `validation_fraction`."""
+    kinds = len(CLASS_NAMES)
+    samples = Samples.of(Sample("tones", row % kinds, row=row) for row in range(NUM_TONES))
+    train, test = hold_out(samples, data.test_fraction)
+    train, validation = hold_out(train, data.validation_fraction)
+    return SampleListing(Origin("tones", signal=data.signal), CLASS_NAMES, train, validation, test, channels=1)
+
+
+def read_tones(origin: Origin, samples: Samples, image_size: int) -> npt.NDArray[np.uint8]:
+    """Grey pictures (N, S, S, 1)."""
+    from tasks.data import spectrogram  # SciPy's signals take a second or two
+
+    signal = origin.signal
+    assert signal is not None
+    sounds = (tone(sample.row, signal) for sample in samples)
+    return np.stack([spectrogram.draw(sound_T, signal.sample_rate, signal, image_size) for sound_T in sounds])
+
+
+def tone(row: int, signal: Signal) -> Floats:
+    """Samples of one sound, a clip long."""
+    rng = np.random.default_rng((_SEED, row))
+    clean_T = _AMPLITUDE * np.sin(phase(CLASS_NAMES[row % len(CLASS_NAMES)], rng, signal))
+    noise_power = _AMPLITUDE**2 / 2 / 10 ** (SNR_DB / 10)
+    return np.asarray(clean_T + rng.normal(0, np.sqrt(noise_power), len(clean_T)))
+
+
+def phase(name: str, rng: np.random.Generator, signal: Signal) -> Floats:
+    """Radians at each sample of a clip: 2 pi times the integral of the frequency, from any phase."""
+    share_T = np.arange(signal.clip_samples) / signal.clip_samples
+    low, high = np.array([LOWEST, HIGHEST]) * signal.sample_rate / 2
+    span = high - low
+    if name == "steady":
+        frequency_T = np.full(len(share_T), rng.uniform(low, high))
+    elif name == "wavering":
+        turns, depth = rng.uniform(2, 4), rng.uniform(0.1, 0.2) * span
+        middle = rng.uniform(low + depth, high - depth)
+        frequency_T = middle + depth * np.sin(2 * np.pi * (turns * share_T + rng.uniform()))
+    else:
+        rise = rng.uniform(0.2, 0.6) * span
+        start = rng.uniform(low, high - rise)
+        frequency_T = start + rise * (share_T if name == "rising" else 1 - share_T)
+    return np.asarray(2 * np.pi * (np.cumsum(frequency_T) / signal.sample_rate + rng.uniform()))

@@ -1,0 +1,149 @@
+"""Folders of signals and generated tones as sources, their settings, and what is refused before any work."""
+
+import numpy as np
+import pytest
+
+from conf.load import ConfigError, load
+from conf.schema import Data
+from conf.signal import Signal
+from tasks.bundle import digest_of
+from tasks.data import source
+from tasks.data.chunks import Cutter
+from tasks.data.key import describe
+from tasks.data.pixels import read_pixels
+from tasks.data.shard import write_shard
+from tasks.data.sources import tones
+from tasks.errors import InputError
+from tasks.records import ModelFacts
+from tests.signals import make_sounds, sine, wav
+
+
+@pytest.fixture(scope="module")
+def sounds(tmp_path_factory):
+    root = tmp_path_factory.mktemp("sounds")
+    return root, make_sounds(root)
+
+
+def data_of(root, **changes):
+    return Data(source="signals", root=str(root), image_size=32, **changes)
+
+
+def test_folders_are_listed_as_folders_of_images_are(sounds):
+    root, _ = sounds
+    (root / "low" / "notes.txt").write_text("not a sample")
+    listing = source.list_samples(data_of(root))
+    assert listing.class_names == ("high", "low")
+    assert listing.num_samples == 48
+    assert listing.ignored == {".txt": 1}
+    assert (listing.channels, listing.origin.kind, listing.origin.signal) == (1, "signals", Signal())
+
+
+def test_a_class_without_a_signal_is_told(tmp_path):
+    (tmp_path / "low").mkdir()
+    (tmp_path / "low" / "a.wav").write_bytes(wav(sine(440)))
+    (tmp_path / "high").mkdir()
+    (tmp_path / "high" / "a.png").write_bytes(b"")
+    with pytest.raises(InputError, match=r"folder high/ holds no signal; .*recognised: \.npy \.parquet \.wav"):
+        source.list_samples(data_of(tmp_path))
+
+
+def test_damaged_files_are_listed_with_the_reason(sounds, tmp_path):
+    root, damaged = sounds
+    data = data_of(root)
+    listing = source.list_samples(data)
+    for split in ("train", "validation", "test"):
+        (tmp_path / split).mkdir()
+    records = [write_shard(chunk) for chunk in Cutter(listing, data, tmp_path).chunks()]
+    assert {entry.path for record in records for entry in record.rejected} == damaged
+    assert sum(record.num_samples for record in records) == 48 - len(damaged)
+    assert np.load(next((tmp_path / "train").glob("*.images.npy"))).shape[1:] == (32, 32, 1)
+
+
+@pytest.mark.parametrize("name", Signal.model_fields)
+def test_every_setting_makes_another_set(sounds, name):
+    changed = {
+        "kind": "stft",
+        "sample_rate": 8_000,
+        "clip_seconds": 0.5,
+        "window_ms": 16.0,
+        "hop_ms": 10.0,
+        "num_bands": 20,
+        "dynamic_range_db": 60.0,
+        "top_db": 0.0,
+    }
+    plain, other = data_of(sounds[0]), data_of(sounds[0], signal=Signal(**{name: changed[name]}))
+    assert describe(plain).key == describe(plain).key
+    assert describe(other).key != describe(plain).key
+    listing = source.list_samples(other)
+    pictures = [
+        read_pixels(origin, listing.train[:1], 32, 1).images_NHWC
+        for origin in (source.list_samples(plain).origin, listing.origin)
+    ]
+    assert not np.array_equal(*pictures), "and another picture"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["data.source=digits"], "data.signal has no use with source digits"),
+        (["recipe.augment=flip_shift"], "have time from left to right; use shift or none"),
+        (["recipe.augment=alternating_flip_shift"], "use shift or none"),
+        (["model.test_views=2"], "use test_views=1"),
+        (["data.signal.window_ms=0.1"], "is 2 samples at sample_rate=16000; a window has from 4 samples to all 8000"),
+        (["data.signal.clip_seconds=0.01"], "a window has from 4 samples to all 160 of a clip"),
+        (["data.signal.hop_ms=40"], "windows of 512 samples follow each other after 1 to 512"),
+        (["data.signal.window_ms=499", "data.image_size=64"], "has only 17 of 7984"),
+        (["data.signal.num_bands=33"], "exceeds the 32 rows of data.image_size"),
+        (["data.signal.clip_seconds=2000"], "use at most 16777216"),
+        (["data.signal.kind=wavelet"], "data.signal.kind='wavelet': input should be 'log_mel' or 'stft'"),
+        (["data.signal.hop=10"], "data.signal.hop is not a setting; did you mean data.signal.hop_ms?"),
+        (["data.signal.dynamic_range_db=0"], "data.signal.dynamic_range_db"),
+    ],
+)
+def test_a_wrong_setting_is_told_in_one_line(overrides, told):
+    with pytest.raises(ConfigError) as error:
+        load("tones", ["data.signal.clip_seconds=0.5", *overrides])
+    assert told in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_tones_are_always_the_same_and_as_loud_as_is_said():
+    listing = source.list_samples(Data(source="tones"))
+    assert (listing.num_samples, listing.class_names) == (1_800, ("falling", "rising", "steady", "wavering"))
+    first = read_pixels(listing.origin, listing.train[:40], 32, 1).images_NHWC
+    again = read_pixels(listing.origin, listing.train[10:11], 32, 1).images_NHWC
+    assert np.array_equal(first[10], again[0])
+    powers = []
+    for row in range(20):
+        rng = np.random.default_rng((tones._SEED, row))
+        clean = tones._AMPLITUDE * np.sin(tones.phase(tones.CLASS_NAMES[row % 4], rng, Signal()))
+        noise = tones.tone(row, Signal()) - clean
+        powers.append(10 * np.log10(np.mean(clean**2) / np.mean(noise**2)))
+    assert np.mean(powers) == pytest.approx(tones.SNR_DB, abs=0.1)
+
+
+@pytest.mark.parametrize(("name", "rises"), [("rising", 1), ("falling", -1), ("steady", 0)])
+def test_tones_go_where_their_names_say(name, rises):
+    for seed in range(20):
+        phase_T = tones.phase(name, np.random.default_rng(seed), Signal())
+        frequency_T = np.diff(phase_T) / (2 * np.pi) * Signal().sample_rate
+        assert 0.1 * 8_000 - 1 <= frequency_T.min() <= frequency_T.max() <= 0.6 * 8_000 + 1
+        assert np.sign(round(frequency_T[-1] - frequency_T[0])) == rises
+
+
+def test_a_model_of_images_keeps_the_digest_that_runs_have_recorded_of_it():
+    facts = ModelFacts(
+        model=load("digits").model,
+        image_shape=(8, 8, 1),
+        class_names=("a", "b"),
+        mean=(0.5,),
+        std=(0.5,),
+        fingerprint="0" * 8,
+        weights_sha256="0" * 64,
+    )
+    assert "signal" in facts.model_dump()
+    without = facts.model_dump_json(exclude={"signal"})
+    assert ModelFacts.model_validate_json(without) == facts
+    with_signal = facts.model_copy(update={"signal": Signal()})
+    other = facts.model_copy(update={"signal": Signal(kind="stft")})
+    assert len({digest_of(facts), digest_of(with_signal), digest_of(other)}) == 3
