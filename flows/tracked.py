@@ -117,5 +117,5 @@ def _check_same_workload(handle: RunHandle, workload: str) -> None:
     if before and before != workload:  # none is known of a run whose preparation failed
         raise InputError(
             f"--resume {handle.run_id}: its workload was {before} and is now {workload}; "
-            "the data have changed since: start a new run"
+            "the data, or the weights that it began with, have changed since: start a new run"
         )

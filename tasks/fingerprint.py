@@ -11,12 +11,18 @@ from pathlib import Path
 from conf.schema import Config, Workload
 
 
-def workload_fingerprint(workload: Workload, dataset_fingerprint: str) -> str:
-    """8 hex digits over data content, model, recipe and seed.
+def workload_fingerprint(workload: Workload, dataset_fingerprint: str, weights: str | None = None) -> str:
+    """8 hex digits over data content, model, weights to begin with, recipe and seed.
 
-    The data enter by their content, not by their root: the same images elsewhere are the same workload.
+    Data and weights enter by their content, not by their place: the same ones elsewhere are the same workload.
+
+    Args:
+        workload: what is learned.
+        dataset_fingerprint: of the prepared set.
+        weights: sha256 of those that training begins with; None for none.
     """
     facts = workload.model_dump(mode="json") | {"data": dataset_fingerprint}
+    facts["model"]["pretrained"] = weights
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
 
 

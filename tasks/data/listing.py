@@ -14,11 +14,11 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from conf.schema import MIN_CLASSES
 from tasks.data.samples import Indices, Sample, Samples
 from tasks.errors import InputError
 
 SplitName = Literal["train", "validation", "test"]
-MIN_CLASSES = 2
 SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from conf.schema import SOURCES_WITHOUT_ROOT, Data
+from tasks.data.classes import keep_classes
 from tasks.data.listing import Origin, SampleListing, check_classes
 from tasks.data.samples import Samples
 from tasks.data.sources import cifar10, digits, folder, generated, pairs
@@ -47,6 +48,8 @@ def list_samples(data: Data) -> SampleListing:
         raise SourceError(
             f"data.root={data.root}: cannot be listed ({reason}); mend the address or the access"
         ) from error
+    if data.classes is not None:
+        listing = keep_classes(listing, data.classes)
     if not listing.num_planes:
         check_classes(listing.train, listing.class_names, f"data.source={data.source}")
     return listing

@@ -12,10 +12,12 @@ from torch import nn
 
 from conf.schema import Model
 from tasks.model.dense import DnCnn, UNet
+from tasks.model.resnet import resnet18, resnet50
 from tasks.model.views import ViewMean
 from tasks.model.whitened import Whitened
 
 Outputs = tuple[torch.Tensor, torch.Tensor | None]
+PUBLISHED = {"resnet18": resnet18, "resnet50": resnet50}
 
 
 def build_network(model: Model, image_shape: tuple[int, int, int], num_classes: int, num_targets: int) -> nn.Module:
@@ -34,6 +36,8 @@ def _single_view(model: Model, image_shape: tuple[int, int, int], num_classes: i
         return UNet(channels, num_classes, model.width, model.depth)
     if model.name == "dncnn":
         return DnCnn(channels, model.width, model.depth)
+    if model.name in PUBLISHED:
+        return PUBLISHED[model.name](channels, num_classes)
     return ConvBlocks(channels, num_classes, model.width, model.depth)
 
 
