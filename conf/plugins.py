@@ -71,6 +71,8 @@ EMBEDDED_MODELS: dict[str, NetworkFacts] = {
     "whitened": NetworkFacts(),
     "unet": NetworkFacts("segment"),
     "dncnn": NetworkFacts("denoise"),
+    "resnet18": NetworkFacts(),
+    "resnet50": NetworkFacts(),
 }
 
 

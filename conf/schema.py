@@ -22,7 +22,7 @@ from conf.signal import Signal
 Source = Literal[
     "digits", "rotated_digits", "folder", "cifar10", "pairs", "shapes", "textures", "signals", "tones", "arrays"
 ]
-ModelName = Literal["convblocks", "twohead", "whitened", "unet", "dncnn"]
+ModelName = Literal["convblocks", "twohead", "whitened", "unet", "dncnn", "resnet18", "resnet50"]
 _NAME = r"^[A-Za-z][\w.-]{0,63}$"
 
 
@@ -48,6 +48,7 @@ SIGNAL_SOURCES: frozenset[str] = frozenset({"signals", "tones"})
 """Those whose samples are signals in time, and whose images have time from left to right."""
 WHITENED_MIN_SIZE = 9
 """Of an image, pixels: whitening takes one away, and what is left is halved three times."""
+MIN_CLASSES = 2
 MIN_DNCNN_DEPTH = 2
 """Convolutions: into the features, and out of them."""
 FLIPPING: frozenset[Augment] = frozenset({"flip_shift", "alternating_flip_shift"})
@@ -72,6 +73,9 @@ class Data(Section):
     """Share of each class that is held out for the test split where the source has no test split of its own."""
     validation_fraction: Fraction = 0.1
     """Share of each class of the training split that is held out for validation after each epoch; 0 for none."""
+    classes: tuple[Text, ...] | None = None
+    """Classes that are learned, by their names; the others' samples are left out. Quote numbers: ['0','1']. None for
+    all."""
     max_rejected_fraction: Fraction = 0.01
     """Largest tolerated share of samples that cannot be decoded; above it the run stops with their list."""
     signal: Signal = Signal()
@@ -99,6 +103,21 @@ class Data(Section):
         return None if self.source in plugins.EMBEDDED_SOURCES else plugins.find("source", self.source)
 
     @model_validator(mode="after")
+    def _classes_fit(self) -> Self:
+        given = self.classes
+        if given is not None and (len(set(given)) < len(given) or len(given) < MIN_CLASSES):
+            raise ValueError(
+                f"data.classes=[{','.join(given)}] is not {MIN_CLASSES} or more different classes; name each once"
+            )
+        if (
+            given is not None
+            and self.source in plugins.EMBEDDED_SOURCES
+            and plugins.source_facts(self.source).has_masks
+        ):
+            raise ValueError(f"data.classes is for classes of whole images, and data.source={self.source} has masks")
+        return self
+
+    @model_validator(mode="after")
     def _root_fits(self) -> Self:
         if self.source in plugins.EMBEDDED_SOURCES:
             self.check_root()
@@ -124,15 +143,25 @@ class Model(Section):
     """`convblocks`: three blocks of convolutions; `twohead`: a small residual net with a class and an angle head;
     `whitened`: three blocks of two convolutions behind a fixed layer that whitens patches, which learns fastest;
     `unet`: the class of each pixel, from data with masks; `dncnn`: the image without its noise, from any images;
-    or the name of a model that an installed package offers, which does with `width` and `depth` as it likes."""
+    `resnet18`, `resnet50`: residual networks as published, with the parameters' common names; their stem halves images
+    twice, small ones too; or the name of a model that an installed package offers, which does with `width` and `depth`
+    as it likes."""
     width: Annotated[int, Field(ge=1, le=1024)] = 32
     """Filters of the first block; the following blocks have twice as many each. `twohead`: of its first
-    convolution. `whitened`: the second and the third block have four times as many. `dncnn`: of all convolutions."""
+    convolution. `whitened`: the second and the third block have four times as many. `dncnn`: of all convolutions.
+    No use with `resnet18` and `resnet50`, nor has `depth`."""
     depth: Annotated[int, Field(ge=1, le=32)] = 4
     """`convblocks`: convolutions per block; `unet`: times that it halves an image; `dncnn`: convolutions, 2 or more."""
     test_views: Literal[1, 2, 6] = 1
     """Views of an image over which evaluation and prediction take the mean. 1: the image itself; 2: with its mirror
     image; 6: both, also shifted by a pixel up and left, and down and right. They cost so many times the work."""
+    pretrained: Text | None = None
+    """Weights to begin with: a file (`.safetensors`, or a state dict or checkpoint of torch, of which no code is
+    executed), the id of a run, `runs:/RUN_ID/model`, `models:/NAME@ALIAS`, or a directory with a model. A head for
+    other classes begins anew; all else must fit. None: by the seed."""
+    freeze: Literal["none", "backbone"] = "none"
+    """`backbone`: all but the head stays as `pretrained` has it, and works as in evaluation: batch norms keep their
+    statistics, nothing is dropped."""
 
     @property
     def task(self) -> Task:
@@ -153,6 +182,8 @@ class Recipe(Section):
     `learning_rate`, and those of `sgd` for the rest."""
     learning_rate: Annotated[float, Field(gt=0)] = 0.1
     """Peak learning rate of one device; multiplied by the number of devices under weak batch scaling."""
+    backbone_rate: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """What the learning rate is multiplied by for all but the head, as for weights that were trained before."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Momentum of `sgd`, and of `muon` for filters; unused by the others."""
     batch_size: Annotated[int, Field(ge=1)] = 256
@@ -465,6 +496,7 @@ class Config(Section):
             )
         self._check_network()
         self._check_mirrors()
+        self._check_transfer()
         self._check_cluster()
         fewest = self.cluster.min_workers
         if fewest is not None and fewest > world_size:
@@ -554,6 +586,25 @@ class Config(Section):
             raise ValueError(f"recipe.augment={self.recipe.augment} {mirrored}; use shift or none")
         if self.model.test_views > 1:
             raise ValueError(f"model.test_views={self.model.test_views} {mirrored}; use test_views=1")
+
+    def _check_transfer(self) -> None:
+        if self.model.freeze == "backbone" and self.model.pretrained is None:
+            raise ValueError(
+                "model.freeze=backbone without model.pretrained would keep random weights; name weights, or drop it"
+            )
+        rate = self.recipe.backbone_rate
+        if rate == 1:
+            return
+        if self.model.freeze == "backbone":
+            raise ValueError(
+                f"recipe.backbone_rate={rate:g} has no use with model.freeze=backbone, which trains the head alone; "
+                "drop one of them"
+            )
+        if self.recipe.optimizer == "muon":
+            raise ValueError(
+                f"recipe.backbone_rate={rate:g} does not go with recipe.optimizer=muon, whose rates are for filters, "
+                "biases and dense layers; use another optimizer"
+            )
 
     def _check_cluster(self) -> None:
         kind, accelerator = self.cluster.kind, self.execution.accelerator

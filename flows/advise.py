@@ -118,13 +118,14 @@ def run_advise(request: AdviseRequest) -> dict[str, Any]:
     with open_cluster(config.cluster, demand_of([config.execution], cleared.plan.accelerator), site) as address:
         cleared = preflight.settle(config, cleared, address)
         prepared = prepare(config.data, str(site.root), address)
-        workload = workload_fingerprint(config.workload, prepared.fingerprint)
+        workload = workload_fingerprint(config.workload, prepared.fingerprint, cleared.weights)
         with begun(request.config, site, cleared.experiment_id, "advise", workload) as handle:
             tracking.log_dataset(handle, prepared, config.data.source)
             job = TrainJob(
                 config=config,
                 plan=cleared.plan,
                 prepared=prepared,
+                pretrained=cleared.pretrained,
                 run_id=handle.run_id,
                 tracking_uri=handle.tracking_uri,
                 home=str(site.root),

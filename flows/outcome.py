@@ -8,7 +8,7 @@ from typing import Any
 
 from conf.schema import Config
 from tasks.fingerprint import code_fingerprint, series_fingerprint
-from tasks.records import EvaluateResult, Hardware, Plan, PreparedSet, SpeedupResult, TrainResult
+from tasks.records import EvaluateResult, Hardware, Plan, PreparedSet, Pretrained, SpeedupResult, TrainResult
 from tasks.speedup.match import facts_of
 from tasks.speedup.regression import Judgement
 from tasks.speedup.validity import judge
@@ -27,6 +27,8 @@ class Outcome:
     speedup: SpeedupResult
     workload: str
     hardware: Hardware
+    pretrained: Pretrained | None = None
+    """Weights that it began with; None for those of the seed."""
 
     @cached_property
     def series(self) -> str:
@@ -43,7 +45,8 @@ class Outcome:
     @cached_property
     def facts(self) -> dict[str, str]:
         """What a comparison with another run looks at."""
-        return facts_of(self.config, self.prepared.fingerprint, code_fingerprint(), package_versions(), self.plan)
+        data, versions = self.prepared.fingerprint, package_versions()
+        return facts_of(self.config, data, code_fingerprint(), versions, self.plan, self.pretrained)
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
     with cluster_for(config, cleared.plan, site) as cluster:
         cleared = preflight.settle(config, cleared, cluster.address)
         prepared = _prepared(config, site, cleared, cluster.address, resume)
-        workload = workload_fingerprint(config.workload, prepared.fingerprint)
+        workload = workload_fingerprint(config.workload, prepared.fingerprint, cleared.weights)
         if resume is None:
             tracked = begun(config, site, cleared.experiment_id, "run", workload)
         else:
@@ -68,6 +68,7 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
                 config=config,
                 plan=cleared.plan,
                 prepared=prepared,
+                pretrained=cleared.pretrained,
                 run_id=handle.run_id,
                 tracking_uri=handle.tracking_uri,
                 home=str(site.root),
@@ -81,7 +82,9 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
             plan = trained.plan or cleared.plan
             evaluated = evaluate(trained, prepared, config.limits.evaluate_seconds, job.directory)
             speedup = account(trained, cleared.hardware.num_cores)
-            outcome = Outcome(config, plan, prepared, trained, evaluated, speedup, workload, cleared.hardware)
+            outcome = Outcome(
+                config, plan, prepared, trained, evaluated, speedup, workload, cleared.hardware, cleared.pretrained
+            )
             summary = _accounted(outcome, handle, started)
     _show(summary)
     history.tell(outcome, summary)

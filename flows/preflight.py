@@ -13,15 +13,20 @@ from conf.site import Site
 from flows import temporary_api
 from flows.first_host import training_host
 from flows.temporary_api import TemporaryApi
+from flows.weights import check_weights
 from tasks.cluster.packages import require_packages
 from tasks.data.key import describe
 from tasks.errors import InputError
 from tasks.paths import nearest_existing
-from tasks.records import Hardware, Plan
+from tasks.records import Hardware, Listing, Plan, Pretrained
 from tasks.track.reach import check_address, check_reachable
 from tasks.train.plan import resolve
 from tasks.train.seats import inspect
 from tasks.web import ANSWER_SECONDS, ask, status
+
+RESNETS = ("resnet18", "resnet50")
+RESNET_HALVED = 32
+"""Pixels: they halve images five times."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,13 @@ class Cleared:
     experiment_id: str
     num_train: int
     """Samples of the training split, as listed."""
+    pretrained: Pretrained | None = None
+    """Weights to begin with; None to begin by the seed."""
+
+    @property
+    def weights(self) -> str | None:
+        """sha256 of those."""
+        return self.pretrained.sha256 if self.pretrained else None
 
 
 class Beginner(Protocol):
@@ -70,10 +82,12 @@ def check(config: Config, site: Site, beginner: Beginner | None = None) -> Clear
     listing = describe(config.data)
     plan = resolve(config, found, listing.num_train)
     _check_batch(config, listing.num_train)
+    _check_last_batch(config, listing)
     _check_test(config, listing.num_test)
     if beginner is not None:
         beginner.begin_cluster(plan)
-    return Cleared(plan, found, _check_store(config, site), listing.num_train)
+    pretrained = check_weights(config, listing, site)
+    return Cleared(plan, found, _check_store(config, site), listing.num_train, pretrained)
 
 
 def check_servers(config: Config, site: Site) -> str:
@@ -146,6 +160,18 @@ def _check_batch(config: Config, num_train: int) -> None:
         raise InputError(
             f"recipe.batch_size={config.recipe.batch_size} ({config.global_batch_size} over all ranks) exceeds the "
             f"{num_train} training samples; use at most {num_train // ranks}"
+        )
+
+
+def _check_last_batch(config: Config, listing: Listing) -> None:
+    """Batch norm needs two values of a channel, and small images leave one in each sample behind a ResNet's layers."""
+    size, ranks = config.global_batch_size, config.execution.world_size
+    rest = listing.num_train % size
+    if config.model.name in RESNETS and config.data.image_size <= RESNET_HALVED and 0 < rest < 2 * ranks:
+        raise InputError(
+            f"recipe.batch_size={config.recipe.batch_size} leaves a last batch of {rest} of the {listing.num_train} "
+            f"training samples, and a device needs two with {config.model.name} on images of at most {RESNET_HALVED} "
+            "pixels; use another batch_size or larger images"
         )
 
 

@@ -55,6 +55,7 @@ def summarise(outcome: Outcome, verdicts: Verdicts, handle: RunHandle, view: str
         "tracking_uri": redact(handle.tracking_uri),
         "workload": outcome.workload,
         "dataset": {key: getattr(outcome.prepared, key) for key in DATASET_KEYS},
+        "pretrained": outcome.pretrained and outcome.pretrained.model_dump(mode="json"),
         "train": outcome.trained.model_dump(mode="json", include={*TRAIN_KEYS, "compile"}),
         "evaluate": outcome.evaluated.model_dump(mode="json"),
         "speedup": outcome.speedup.model_dump(mode="json"),
@@ -103,7 +104,7 @@ def log_model(outcome: Outcome, handle: RunHandle) -> None:
     prepared = outcome.prepared
     channels = prepared.picture_shape[2]
     facts = ModelFacts(
-        model=outcome.config.model,
+        model=outcome.config.model.model_copy(update={"pretrained": None, "freeze": "none"}),  # what it is, not how
         image_shape=prepared.picture_shape,
         class_names=prepared.class_names,
         target_names=prepared.target_names,
@@ -189,6 +190,8 @@ def _tags(outcome: Outcome, verdicts: Verdicts, handle: RunHandle) -> dict[str, 
         "paceline.contaminated": str(outcome.speedup.contaminated),
         "paceline.contamination": "; ".join(outcome.speedup.validity.reasons) if outcome.speedup.validity else "",
     }
+    if outcome.pretrained is not None:
+        tags["paceline.pretrained"] = outcome.pretrained.told
     if verdicts.judgement is not None:
         tags |= {
             tracking.REGRESSION_TAG: verdicts.judgement.tag,

@@ -146,7 +146,8 @@ def run_study(request: StudyRequest, resume: str | None = None) -> dict[str, Any
             data: stage(data, str(site.root), address, limits.prepare_seconds)
             for data in {arm.config.data: None for arm in arms}
         }
-        workload = workload_fingerprint(request.config.workload, prepared[arms[0].config.data].fingerprint)
+        data = prepared[arms[0].config.data].fingerprint
+        workload = workload_fingerprint(request.config.workload, data, arms[0].cleared.weights)
         if resume is None:
             tracked = begun(request.config, site, arms[0].cleared.experiment_id, "study", workload)
         else:
@@ -260,6 +261,7 @@ def _job(work: _Work, arm: ReadyArm, config: Config, prepared: PreparedSet, hand
         config=config,
         plan=arm.cleared.plan,
         prepared=prepared,
+        pretrained=arm.cleared.pretrained,
         run_id=handle.run_id,
         tracking_uri=handle.tracking_uri,
         home=str(work.site.root),
@@ -268,7 +270,8 @@ def _job(work: _Work, arm: ReadyArm, config: Config, prepared: PreparedSet, hand
 
 
 def _facts(config: Config, prepared: PreparedSet, cleared: Cleared) -> dict[str, str]:
-    return facts_of(config, prepared.fingerprint, code_fingerprint(), package_versions(), cleared.plan)
+    data, versions = prepared.fingerprint, package_versions()
+    return facts_of(config, data, code_fingerprint(), versions, cleared.plan, cleared.pretrained)
 
 
 def arm_run(arm: StudyArm, trained: TrainResult, evaluated: EvaluateResult) -> ArmRun:

@@ -133,5 +133,5 @@ def _check_same_workload(handle: RunHandle, workload: str) -> None:
     if before and before != workload:  # none is known of a run whose preparation failed
         raise InputError(
             f"--resume {handle.run_id}: its workload was {before} and is now {workload}; "
-            "the data, or the package of the model, have changed since: start a new run"
+            "the data, the package of the model, or the weights that it began with, have changed since: start a new run"
         )

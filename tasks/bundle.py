@@ -16,13 +16,17 @@ from tasks.errors import InputError
 from tasks.records import ModelFacts
 
 FACTS, WEIGHTS = "model.json", "weights.pt"
+TRAINING = {"pretrained", "freeze"}
+"""Settings of a model without which its network is the same."""
 
 
 def digest_of(facts: ModelFacts) -> str:
-    """64 hex digits over the whole model: its description, of which the digest of the weights is a part."""
-    # Models that are older than a field keep their digests.
-    absent = {name for name in ("package", "signal") if getattr(facts, name) is None}
-    return hashlib.sha256(facts.model_dump_json(exclude=absent).encode()).hexdigest()
+    """64 hex digits over the whole model: its description, of which the digest of the weights is a part.
+
+    Without what only says how it was trained. Models that are older than a field keep their digests.
+    """
+    absent = {name: True for name in ("package", "signal") if getattr(facts, name) is None}
+    return hashlib.sha256(facts.model_dump_json(exclude={**absent, "model": TRAINING}).encode()).hexdigest()
 
 
 def read_facts(directory: Path) -> ModelFacts:

@@ -12,13 +12,19 @@ from conf.plugins import code_digest
 from conf.schema import Config, Workload
 
 
-def workload_fingerprint(workload: Workload, dataset_fingerprint: str) -> str:
-    """8 hex digits over data content, model, recipe and seed.
+def workload_fingerprint(workload: Workload, dataset_fingerprint: str, weights: str | None = None) -> str:
+    """8 hex digits over data content, model, weights to begin with, recipe and seed.
 
-    The data enter by their content, not by their root: the same images elsewhere are the same workload. A model of the
-    user's enters with its package, by version and code.
+    Data and weights enter by their content, not by their place: the same ones elsewhere are the same workload. A model
+    of the user's enters with its package, by version and code.
+
+    Args:
+        workload: what is learned.
+        dataset_fingerprint: of the prepared set.
+        weights: sha256 of those that training begins with; None for none.
     """
     facts = workload.model_dump(mode="json") | {"data": dataset_fingerprint}
+    facts["model"]["pretrained"] = weights
     if workload.model.plugin is not None:
         facts["package"] = workload.model.plugin.identity
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]

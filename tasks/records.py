@@ -28,6 +28,27 @@ class Choice(Record):
     reason: str
 
 
+class Pretrained(Record):
+    """Weights that a network begins with, found to fit it."""
+
+    reference: str
+    """As the configuration names them."""
+    path: str
+    """Where all ranks see them."""
+    sha256: str
+    """Of the file."""
+    num_tensors: int
+    """That the network takes from it."""
+    anew: tuple[str, ...] = ()
+    """Parameters that begin by the seed all the same: of a head for other classes."""
+
+    @property
+    def told(self) -> str:
+        """For people."""
+        anew = f"; by the seed: {', '.join(self.anew)}" if self.anew else ""
+        return f"{self.num_tensors} tensors of {self.reference} (sha256 {self.sha256[:12]}){anew}"
+
+
 class Listing(Record):
     """What a source offers, found before any work starts. `num_*` are counts of listed samples."""
 
@@ -37,6 +58,10 @@ class Listing(Record):
     num_train: int
     num_validation: int
     num_test: int
+    channels: int
+    """Of a picture, before masks."""
+    target_names: tuple[str, ...] = ()
+    """As in `PreparedSet`."""
     ignored: dict[str, int] = {}
     """Files that are not samples, counted by suffix."""
 
@@ -486,6 +511,8 @@ class RankSpec(Record):
     config: Config
     plan: Plan
     prepared: PreparedSet
+    pretrained: Pretrained | None = None
+    """None to begin by the seed."""
     run_id: str
     tracking_uri: str
     directory: str

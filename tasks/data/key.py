@@ -61,5 +61,7 @@ def describe(data: Data) -> Listing:
         num_train=len(listing.train),
         num_validation=len(listing.validation),
         num_test=len(listing.test),
+        channels=listing.channels,
+        target_names=listing.target_names,
         ignored=listing.ignored,
     )

@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from conf.schema import MIN_CLASSES
 from conf.signal import Signal
 from tasks.data.samples import Indices, Sample, Samples
 from tasks.errors import InputError
@@ -23,7 +24,6 @@ OriginKind = Literal[
     "files", "pairs", "digits", "rotated_digits", "cifar10", "shapes", "textures", "signals", "tones", "arrays", "own"
 ]
 """Of what is read: `own` is what a source of the user's yields."""
-MIN_CLASSES = 2
 SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
 
 

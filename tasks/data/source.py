@@ -10,6 +10,7 @@ from itertools import islice
 
 from conf.plugins import source_facts
 from conf.schema import Data
+from tasks.data.classes import keep_classes
 from tasks.data.item import Item
 from tasks.data.listing import Origin, OriginKind, SampleListing, check_classes
 from tasks.data.samples import Samples
@@ -40,6 +41,10 @@ def list_samples(data: Data) -> SampleListing:
         raise SourceError(
             f"data.root={data.root}: cannot be listed ({reason}); mend the address or the access"
         ) from error
+    if data.classes is not None:
+        if listing.num_planes:
+            raise InputError(f"data.classes is for classes of whole images, and data.source={data.source} has masks")
+        listing = keep_classes(listing, data.classes)
     if not listing.num_planes:
         check_classes(listing.train, listing.class_names, f"data.source={data.source}")
     return listing

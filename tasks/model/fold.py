@@ -19,12 +19,16 @@ def fold_batch_norm(network: nn.Module) -> nn.Module:
     choice of the largest commute.
 
     Args:
-        network: whose `nn.Sequential` parts are looked through; is not changed.
+        network: whose `nn.Sequential` parts are looked through, and those that name the convolutions and the norms
+            behind them as pairs in `norm_pairs`; is not changed.
     """
     folded = copy.deepcopy(network).eval()
     for part in folded.modules():
         if isinstance(part, nn.Sequential):
             _fold(part)
+        for name, norm_name in getattr(part, "norm_pairs", ()):
+            part.add_module(name, fuse_conv_bn_eval(getattr(part, name), getattr(part, norm_name)))
+            part.add_module(norm_name, nn.Identity())
     return folded
 
 

@@ -15,6 +15,7 @@ from torch import nn
 from conf.schema import Model
 from tasks.model import own
 from tasks.model.dense import DnCnn, UNet
+from tasks.model.resnet import resnet18, resnet50
 from tasks.model.views import ViewMean
 from tasks.model.whitened import Whitened
 
@@ -99,5 +100,7 @@ BUILDERS: dict[str, Callable[[Model, tuple[int, int, int], int, int], nn.Module]
     "whitened": lambda model, shape, classes, _: Whitened(shape, classes, model.width),
     "unet": lambda model, shape, classes, _: UNet(shape[2], classes, model.width, model.depth),
     "dncnn": lambda model, shape, classes, _: DnCnn(shape[2], model.width, model.depth),
+    "resnet18": lambda model, shape, classes, _: resnet18(shape[2], classes),
+    "resnet50": lambda model, shape, classes, _: resnet50(shape[2], classes),
 }
 """By name; all others are the user's."""

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from conf.schema import Recipe
 from tasks.model.muon import Muon
+from tasks.model.transfer import parameter_groups
 
 if TYPE_CHECKING:
     from tasks.model.task import Task
@@ -100,15 +101,15 @@ def batch_loss(network: nn.Module, batch: LabelledBatch, recipe: Recipe, task: T
 
 
 def build_optimizer(network: nn.Module, recipe: Recipe, learning_rate: float) -> torch.optim.Optimizer:
-    """The recipe's optimizer over all parameters of the network, each updated in one pass where torch can."""
+    """The recipe's optimizer over all trained parameters of the network, updated in one pass where torch can."""
     decay, fused = recipe.weight_decay, _can_fuse(network)
-    if recipe.optimizer == "sgd":
-        momentum = recipe.momentum
-        return torch.optim.SGD(network.parameters(), learning_rate, momentum, weight_decay=decay, fused=fused)
     if recipe.optimizer == "muon":
         return Muon(network, learning_rate, recipe.momentum, decay, fused=fused)
+    groups = parameter_groups(network, recipe, learning_rate)
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(groups, learning_rate, recipe.momentum, weight_decay=decay, fused=fused)
     kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
-    return kind(network.parameters(), learning_rate, weight_decay=decay, fused=fused)
+    return kind(groups, learning_rate, weight_decay=decay, fused=fused)
 
 
 def settle(optimizer: torch.optim.Optimizer, network: nn.Module, *, is_captured: bool = False) -> None:

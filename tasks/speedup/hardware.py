@@ -21,7 +21,7 @@ from tasks.records import Record
 from tasks.speedup.analysis import SECONDS_PER_HOUR, median_known
 from tasks.speedup.match import UNKNOWN
 
-FREE = ("execution.", "data.root", "device")
+FREE = ("execution.", "data.root", "model.pretrained", "device")
 """Facts that may differ; names that begin so."""
 CONFIDENCE = 0.95
 MIN_REPEATS = 2

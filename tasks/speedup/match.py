@@ -10,11 +10,11 @@ from typing import Literal
 
 from conf.load import flatten
 from conf.schema import Config
-from tasks.records import Plan
+from tasks.records import Plan, Pretrained
 from tasks.speedup.study import FieldVerdict, MatchVerdict
 
 UNKNOWN = "unknown"
-ALLOWED = ("execution.", "data.root")  # the data are compared by content, wherever they lie
+ALLOWED = ("execution.", "data.root", "model.pretrained")  # data and weights are compared by content, wherever they lie
 WORLD = ("execution.num_nodes", "execution.num_devices")
 
 
@@ -22,7 +22,14 @@ RESOLVED = ("accelerator", "precision", "compile", "memory_format", "loading", "
 """Settings that a plan has resolved where the configuration says `auto`."""
 
 
-def facts_of(config: Config, data: str, code: str, versions: Mapping[str, str | None], plan: Plan) -> dict[str, str]:
+def facts_of(
+    config: Config,
+    data: str,
+    code: str,
+    versions: Mapping[str, str | None],
+    plan: Plan,
+    pretrained: Pretrained | None = None,
+) -> dict[str, str]:
     """What a verdict compares, as plain text.
 
     Args:
@@ -31,6 +38,7 @@ def facts_of(config: Config, data: str, code: str, versions: Mapping[str, str | 
         code: Commit, or fingerprint of the source.
         versions: Of Python and the packages.
         plan: How the configuration is run here, and on which devices.
+        pretrained: Weights that training begins with.
     """
     settings = {
         key: str(value)
@@ -45,6 +53,7 @@ def facts_of(config: Config, data: str, code: str, versions: Mapping[str, str | 
         | resolved
         | {
             "data": data,
+            "weights": pretrained.sha256[:12] if pretrained else "by the seed",
             "code": code,
             "versions": ", ".join(f"{name} {version or UNKNOWN}" for name, version in sorted(versions.items())),
             "device": plan.device_name,
@@ -79,7 +88,7 @@ def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
             packages = dict(zip(("before", "now"), (set(text.split(", ")) for text in (one, other)), strict=True))
             gone, come = sorted(packages["before"] - packages["now"]), sorted(packages["now"] - packages["before"])
             found.append(f"versions {', '.join(gone)} -> {', '.join(come)}")
-        elif one != other and name != "data.root":
+        elif one != other and name not in ("data.root", "model.pretrained"):
             found.append(f"{name} {one} -> {other}")
     return found
 

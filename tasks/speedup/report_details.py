@@ -9,7 +9,7 @@ from typing import Any
 
 from conf.schema import Config
 from tasks.quality import class_scores, quality_facts
-from tasks.records import EvaluateResult, Plan, PreparedSet, SpeedupResult, TrainResult, Validity
+from tasks.records import EvaluateResult, Plan, PreparedSet, Pretrained, SpeedupResult, TrainResult, Validity
 from tasks.speedup.charts import format_seconds
 from tasks.speedup.page import Html, bars, columns, folded, join, paragraph, table, tag, text
 from tasks.speedup.payback import break_even_steps
@@ -63,9 +63,11 @@ def quality(report: ReportInput, training: Html) -> Html:
     evaluate = report.evaluate
     if evaluate is None:
         return columns(paragraph("Not evaluated."), training)
+    begun = report.summary.get("pretrained")
     facts: list[tuple[object, object]] = [
         ("Test samples", f"{evaluate.num_samples:,}"),
         *((f"{name[0].upper()}{name[1:]}", value) for name, value in quality_facts(evaluate)),
+        ("Begun with", Pretrained.model_validate(begun).told if begun else "random weights"),
         ("Final training loss", f"{report.train.final_loss:.4g}"),
         ("Prediction", f"{evaluate.samples_per_second:,.0f} samples/s"),
     ]

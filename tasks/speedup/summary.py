@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tasks.quality import quality_facts
-from tasks.records import EvaluateResult
+from tasks.records import EvaluateResult, Pretrained
 from tasks.speedup.charts import budget_items, format_seconds
 
 NUM_BUDGET_ITEMS = 4
@@ -20,6 +20,7 @@ def summary_table(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """
     rows = [
         ("data", _data(summary.get("dataset"))),
+        ("begun with", _pretrained(summary.get("pretrained"))),
         ("quality", _quality(summary.get("evaluate"))),
         ("speedup", _speedup(summary.get("speedup"))),
         ("efficiency", _efficiency(summary.get("speedup"), summary.get("train"))),
@@ -41,6 +42,10 @@ def _data(dataset: Mapping[str, Any] | None) -> str:
     rejected = f", {dataset['num_rejected']:,} rejected" if dataset.get("num_rejected") else ""
     origin = "reused" if dataset.get("reused") else f"prepared in {format_seconds(dataset['seconds'])}"
     return f"{counts} train / validation / test{rejected}; {dataset['fingerprint']}, {origin}"
+
+
+def _pretrained(pretrained: Mapping[str, Any] | None) -> str:
+    return Pretrained.model_validate(pretrained).told if pretrained else ""
 
 
 def _quality(evaluate: Mapping[str, Any] | None) -> str:

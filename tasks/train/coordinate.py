@@ -23,6 +23,7 @@ from tasks.records import (
     MeasureResult,
     Plan,
     PreparedSet,
+    Pretrained,
     ProbeResult,
     RankSpec,
     Record,
@@ -54,6 +55,8 @@ class TrainJob(Record):
     config: Config
     plan: Plan
     prepared: PreparedSet
+    pretrained: Pretrained | None = None
+    """Weights to begin with; None to begin by the seed."""
     run_id: str
     tracking_uri: str
     home: str
@@ -266,6 +269,7 @@ def _specs(client: Client, job: TrainJob, seats: list[Seat], attempt: int, resum
             config=job.config,
             plan=plan,
             prepared=job.prepared,
+            pretrained=job.pretrained,
             run_id=job.run_id,
             tracking_uri=job.tracking_uri,
             directory=str(job.directory / f"attempt-{attempt}" / f"rank-{seat.rank}"),

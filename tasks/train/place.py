@@ -23,7 +23,9 @@ from tasks.fingerprint import code_fingerprint
 from tasks.host import host_identity
 from tasks.model.infer import Int64s
 from tasks.model.networks import build_network
+from tasks.model.pretrained import begin_with
 from tasks.model.task import task_of
+from tasks.model.transfer import freeze_backbone
 from tasks.model.whitened import Whitening
 from tasks.records import Arm, Plan, RankSpec
 from tasks.train import group
@@ -83,7 +85,7 @@ class Place:
             len(spec.prepared.class_names),
             len(spec.prepared.target_names),
         )
-        self._fit_layers()
+        self._begin()
 
     def execute(self, plan: Plan) -> None:
         """Execute otherwise from now on, on the same devices."""
@@ -168,6 +170,15 @@ class Place:
     def gpu_uuids(self) -> tuple[str, ...]:
         """UUIDs of this host's GPUs, none on CPUs."""
         return self.spec.devices if self.device.type == "cuda" else ()
+
+    def _begin(self) -> None:
+        """Set the weights that the network does not begin with by the seed."""
+        if self.spec.pretrained is None:
+            self._fit_layers()
+        else:
+            begin_with(self.network, self.spec.pretrained)  # with layers that were fitted to the data seen first
+        if self.config.model.freeze == "backbone":
+            freeze_backbone(self.network)
 
     def _fit_layers(self) -> None:
         """Set the layers that depend on the data and are not trained, from the first images: on all ranks alike.

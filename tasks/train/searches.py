@@ -31,7 +31,7 @@ class SearchStore:
     def __init__(self, home: Path, config: Config, hardware: Hardware, prepared: PreparedSet) -> None:
         self._directory = home / "searches"
         facts = {
-            "model": config.model.model_dump(mode="json"),
+            "model": config.model.model_dump(mode="json", exclude={"pretrained"}),
             "recipe": config.recipe.model_dump(mode="json", exclude=FREE_OF),
             "execution": config.execution.model_dump(mode="json", exclude={"checkpoint_steps", "max_restarts"}),
             "image_shape": prepared.image_shape,

@@ -80,6 +80,8 @@ def _train(job: TrainJob, address: str) -> TrainResult:
     logger = get_run_logger()
     _tell_choices(job.plan.reasons)
     last_epoch = -1
+    if job.pretrained is not None:
+        logger.info("The network begins with %s", job.pretrained.told)
     if job.resume:
         checkpoint = newest_verified(job.directory / "checkpoints")
         if checkpoint is None:

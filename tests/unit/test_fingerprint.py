@@ -31,6 +31,14 @@ def test_the_data_count_by_content_not_by_place():
     assert len(roots) == 1
 
 
+def test_weights_to_begin_with_count_by_content_not_by_place():
+    def of(path, weights):
+        return workload_fingerprint(load("digits", [f"model.pretrained={path}"]).workload, "d", weights)
+
+    assert of("/a.pt", "1" * 64) == of("models:/b@champion", "1" * 64) != of("/a.pt", "2" * 64)
+    assert of("/a.pt", "1" * 64) != fingerprint()
+
+
 def series(*overrides, devices="CPU, 2 cores", classes=("0", "1")):
     return series_fingerprint(load("digits", list(overrides)), devices, classes)
 

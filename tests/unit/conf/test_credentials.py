@@ -54,7 +54,7 @@ def test_every_setting_that_takes_any_text_refuses_one():
     known_patterns = {"track.register", "cluster.time_limit", "cluster.memory_per_host"}
     for name in set(names) - known_patterns:
         value = "https://me:hunter2@host"
-        wrapped = f"[{value}]" if name in ("cluster.hosts", "cluster.sbatch") else value
+        wrapped = f"[{value}]" if name in ("cluster.hosts", "cluster.sbatch", "data.classes") else value
         with pytest.raises(ConfigError, match=f"{name}.* holds a credential") as refused:
             load("digits", [f"{name}={wrapped}"])
         assert "hunter2" not in str(refused.value)

@@ -1,0 +1,86 @@
+"""The weights that a network is to begin with: found by name, held against the network, kept where ranks see them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from conf.schema import Config, Model
+from conf.site import Site
+from tasks.bundle import WEIGHTS
+from tasks.durable import sha256_of, write_durably
+from tasks.errors import InputError
+from tasks.records import Listing, ModelFacts, Pretrained
+
+SHAPE = ("name", "width", "depth")
+"""Settings that a network is built by."""
+
+
+def check_weights(config: Config, listing: Listing, site: Site) -> Pretrained | None:
+    """Find the weights that a network begins with, and hold them against it; None where it begins by the seed.
+
+    Raises:
+        InputError: there are none, they do not fit, or the network has no head.
+    """
+    reference = config.model.pretrained
+    is_split = config.model.freeze == "backbone" or config.recipe.backbone_rate != 1
+    if reference is None and not is_split:
+        return None
+    from tasks.model.pretrained import blank_network, check_fit, read_weights  # torch: a second
+    from tasks.model.transfer import heads_of
+
+    shape = (config.data.image_size, config.data.image_size, listing.channels)
+    network = blank_network(config.model, shape, len(listing.class_names), len(listing.target_names))
+    if is_split and not heads_of(network):
+        setting = "model.freeze=backbone" if config.model.freeze == "backbone" else "recipe.backbone_rate"
+        raise InputError(f"{setting} is for networks with a head, and {config.model.name} has none; drop it")
+    if reference is None:
+        return None
+    where, (path, facts), same_classes = f"model.pretrained={reference}", _place(reference, site), True
+    if facts is not None:
+        _check_same_network(facts.model, config.model, where)
+        same_classes = (facts.class_names, facts.target_names) == (listing.class_names, listing.target_names)
+    tensors, digest = read_weights(path)
+    anew = check_fit(tensors, network, same_classes=same_classes, where=where)
+    num_tensors = len(network.state_dict()) - len(anew)
+    return Pretrained(
+        reference=reference, path=_kept(path, digest, site.root), sha256=digest, num_tensors=num_tensors, anew=anew
+    )
+
+
+def _place(reference: str, site: Site) -> tuple[Path, ModelFacts | None]:
+    """The file, and what it is the weights of, where that is known."""
+    from tasks.track.models import fetch_model, is_recorded  # MLflow: a second
+
+    if is_recorded(reference) or Path(reference).is_dir():
+        try:
+            directory, facts = fetch_model(site.tracking_uri, reference, site.root)
+        except InputError as error:
+            raise InputError(f"model.pretrained={error}") from error
+        return directory / WEIGHTS, facts
+    path = Path(reference).expanduser().absolute()
+    if not path.is_file():
+        raise InputError(
+            f"model.pretrained={reference}: no such file; give a file of weights (.safetensors, .pt, .ckpt), a run's "
+            "id, runs:/RUN_ID/model, models:/NAME@ALIAS or a directory with a model"
+        )
+    return path, None
+
+
+def _check_same_network(theirs: Model, ours: Model, where: str) -> None:
+    if any(getattr(theirs, name) != getattr(ours, name) for name in SHAPE):
+        settings = " ".join(f"model.{name}={getattr(theirs, name)}" for name in SHAPE)
+        raise InputError(f"{where}: was trained with {settings}, and the network here is another one; set the same")
+
+
+def _kept(path: Path, digest: str, home: Path) -> str:
+    """Where the file lies under the state directory, which all hosts see: by its content, so that it stays as it is."""
+    if path.is_relative_to(home / "models"):  # by content already
+        return str(path)
+    kept = home / "pretrained" / f"{digest}{path.suffix}"
+    if not (kept.is_file() and sha256_of(kept) == digest):
+        try:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            write_durably(kept, path.read_bytes())
+        except OSError as error:
+            raise InputError(f"{kept}: cannot be written ({error.strerror}); free some space") from error
+    return str(kept)

@@ -1,0 +1,172 @@
+"""Weights that a network begins with: read without executing code, held against the network, put into it.
+
+The same weights have several names: a wrapper puts its own before each parameter's. Names are compared without what all
+of them begin with. All must fit but the heads, which begin anew where they are for other classes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from conf.schema import Model
+from tasks.errors import InputError, one_line
+from tasks.model.networks import build_network
+from tasks.model.transfer import heads_of, part_of
+from tasks.records import Pretrained
+
+Tensors = dict[str, torch.Tensor]
+SAFETENSORS = ".safetensors"
+WRAPPERS = ("module.", "model.", "network.", "_orig_mod.")
+"""What wrappers, Lightning's modules and ours among them, put before the names of all parameters."""
+INSIDE = ("state_dict", "model_state_dict", "model")
+"""Under which checkpoints have the weights."""
+COUNTER = "num_batches_tracked"
+"""Of batch norm: no weight, and not in older files."""
+MAX_NAMES = 3
+NUM_DIMENSIONS = 4
+"""Of a convolution's weight: outputs, inputs, height, width."""
+
+
+def blank_network(model: Model, image_shape: tuple[int, int, int], num_classes: int, num_targets: int) -> nn.Module:
+    """The network without memory for its weights: names and shapes."""
+    with torch.device("meta"):
+        return build_network(model, image_shape, num_classes, num_targets)
+
+
+def read_weights(path: Path) -> tuple[Tensors, str]:
+    """A file's tensors by their names without wrappers', and the sha256 of the very bytes that they were read from.
+
+    Raises:
+        InputError: it cannot be read, holds more than tensors and plain types, or no weights.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); give a file of weights") from error
+    try:
+        found = _safetensors(content) if path.suffix == SAFETENSORS else _state(content)
+    except pickle.UnpicklingError:  # whose words advise to load it all the same
+        raise InputError(
+            f"{path}: holds more than tensors and plain types; nothing of it was executed; "
+            "save its state dict alone (model.state_dict()), or as .safetensors"
+        ) from None
+    except (RuntimeError, AttributeError, TypeError, EOFError, KeyError, ValueError) as error:
+        raise InputError(f"{path}: no file of weights ({one_line(error)[:200]})") from error
+    if not found or not all(isinstance(tensor, torch.Tensor) for tensor in found.values()):
+        raise InputError(f"{path}: no file of weights; it must hold tensors by their names, as a state dict does")
+    return _unwrapped(found), hashlib.sha256(content).hexdigest()
+
+
+def _safetensors(content: bytes) -> Tensors:
+    from safetensors import SafetensorError, torch  # on use: most ranks begin by the seed
+
+    try:
+        return torch.load(content)
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
+
+
+def _state(content: bytes) -> dict[str, Any]:
+    found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    for name in INSIDE:
+        if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
+            found = found[name]
+    if not isinstance(found, Mapping):
+        raise TypeError(f"it holds {type(found).__name__}")
+    return dict(found)
+
+
+def _wrapping(names: Iterable[str]) -> str:
+    """What wrappers have put before all names."""
+    rest, before = list(names), ""
+    while prefix := next((one for one in WRAPPERS if rest and all(name.startswith(one) for name in rest)), None):
+        before += prefix
+        rest = [name.removeprefix(prefix) for name in rest]
+    return before
+
+
+def _unwrapped(tensors: Mapping[str, torch.Tensor]) -> Tensors:
+    before = _wrapping(tensors)
+    return {name.removeprefix(before): tensor for name, tensor in tensors.items()}
+
+
+def check_fit(tensors: Tensors, network: nn.Module, *, same_classes: bool, where: str) -> tuple[str, ...]:
+    """Names of the parameters that begin anew: those of heads for other classes.
+
+    Args:
+        tensors: by names without wrappers'.
+        network: that is to begin with them.
+        same_classes: whether heads may be for the same classes as far as is known; else all of them begin anew.
+        where: the weights come from, for messages.
+
+    Raises:
+        InputError: they are another network's, or of images with other channels.
+    """
+    wanted, heads = _unwrapped(network.state_dict()), heads_of(network)
+    fresh = {
+        part
+        for part in heads
+        if not same_classes
+        or any(part_of(name) == part and not _fits(tensors.get(name), tensor) for name, tensor in wanted.items())
+    }
+    needed = {name: tensor for name, tensor in wanted.items() if part_of(name) not in fresh}
+    missing = [name for name in needed if name not in tensors and not name.endswith(COUNTER)]
+    if missing:
+        raise InputError(f"{where}: has no {_some(missing)}, which the network has; it is another network's")
+    unknown = [name for name in tensors if name not in wanted and part_of(name) not in fresh]
+    if unknown:
+        raise InputError(f"{where}: has {_some(unknown)}, which the network has not; it is another network's")
+    for name, tensor in needed.items():
+        _check_shape(name, tensors.get(name, tensor), tensor, where)
+    return tuple(name for name in wanted if part_of(name) in fresh)
+
+
+def _fits(found: torch.Tensor | None, wanted: torch.Tensor) -> bool:
+    return found is not None and found.shape == wanted.shape
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _check_shape(name: str, found: torch.Tensor, wanted: torch.Tensor, where: str) -> None:
+    if found.shape != wanted.shape:
+        ours, theirs = list(wanted.shape), list(found.shape)
+        if len(ours) == len(theirs) == NUM_DIMENSIONS and ours[:1] + ours[2:] == theirs[:1] + theirs[2:]:
+            raise InputError(
+                f"{where}: {name} is for {theirs[1]} channels, and here are {ours[1]}; "
+                "take weights of such images, or images of as many channels"
+            )
+        raise InputError(f"{where}: {name} has the shape {theirs}, the network's has {ours}; it is another network's")
+    if found.is_floating_point() and found.device.type != "meta" and not bool(torch.isfinite(found).all()):
+        raise InputError(f"{where}: {name} holds numbers that are not finite; take weights of a training that did well")
+
+
+def begin_with(network: nn.Module, weights: Pretrained) -> None:
+    """Put weights into a network, all but those that begin anew.
+
+    Raises:
+        InputError: the file is not what it was when it was checked.
+    """
+    tensors, digest = read_weights(Path(weights.path))
+    if digest != weights.sha256:
+        raise InputError(
+            f"{weights.path}: sha256 is {digest[:12]}..., expected is {weights.sha256[:12]}...; "
+            "the file is damaged or was changed: remove it and begin again"
+        )
+    state = network.state_dict()
+    before = _wrapping(state)
+    with torch.no_grad():
+        for name, own in state.items():
+            bare = name.removeprefix(before)
+            if bare not in weights.anew and bare in tensors:
+                own.copy_(tensors[bare])

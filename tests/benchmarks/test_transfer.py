@@ -1,0 +1,74 @@
+"""Fine-tuning against training from scratch: time to the accuracy that the latter ends with, whole fits, A B B A.
+
+infra/bench T          about 10 minutes on two cores
+"""
+
+import numpy as np
+import pytest
+
+from conf.site import Site
+from flows.weights import check_weights
+from tasks.data.key import describe
+from tasks.speedup.statistics import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, estimate_ratio
+from tasks.train.coordinate import train_group
+from tests.benchmarks.conftest import at_least, tell
+
+pytestmark = pytest.mark.timeout(3600)
+
+FIRST = "data.classes=[airplane,automobile,bird,cat,deer]"
+OTHERS = "data.classes=[dog,frog,horse,ship,truck]"
+NETWORK = [
+    "model.width=16",
+    "model.depth=2",
+    "recipe.schedule=onecycle",
+    "recipe.weight_decay=5.0e-4",
+    "execution.precision=bf16-mixed",
+    "execution.compile=off",
+    "execution.loading=resident",
+    "execution.memory_format=channels_last",
+]
+SCRATCH = ["recipe.num_epochs=10", "recipe.warmup_epochs=2"]
+TUNED = ["recipe.num_epochs=4", "recipe.warmup_epochs=1", "recipe.learning_rate=0.05"]
+NUM_PAIRS = MIN_INTERVAL_ROUNDS
+
+
+def seconds_to(result, target):
+    """From the first step to the end of the first epoch that is as good; None if none is."""
+    for end, score in zip(result.epoch_ends, result.validation_scores, strict=True):
+        if score >= target:
+            return end - result.startup_seconds
+    return None
+
+
+def test_fine_tuning_reaches_the_accuracy_of_scratch_in_half_its_time(make_job, cluster_address, cifar10_jpeg_root):
+    """Each pair has its own seed; the weights to begin with are one training's, whose time is told beside it."""
+    root = f"data.root={cifar10_jpeg_root}"
+    source = train_group(make_job("cifar10", root, FIRST, *NETWORK, *SCRATCH), cluster_address)
+    print(f"\nsource: validation accuracy {source.validation_scores[-1]:.4f} in {source.seconds:.1f} s", flush=True)
+
+    def fit(seed, *overrides):
+        job = make_job("cifar10", root, OTHERS, *NETWORK, f"seed={seed}", *overrides)
+        job = job.model_copy(update={"pretrained": check_weights(job.config, describe(job.config.data), Site())})
+        return train_group(job, cluster_address)
+
+    logs, missed, contaminated = [], 0, 0
+    for pair in range(NUM_PAIRS):
+        arms = {"scratch": SCRATCH, "tuned": [*TUNED, f"model.pretrained={source.weights}"]}
+        order = list(arms) if pair % 2 == 0 else list(arms)[::-1]
+        found = {name: fit(pair + 2, *arms[name]) for name in order}
+        contaminated += sum(bool(result.validity.contaminated) for result in found.values())
+        target = found["scratch"].validation_scores[-1]
+        slow, fast = (seconds_to(found[name], target) for name in arms)
+        best = max(found["tuned"].validation_scores)
+        print(f"pair {pair}: scratch {target:.4f} in {slow:.1f} s; tuned {best:.4f}, as good in {fast} s", flush=True)
+        missed += fast is None
+        logs.append(np.log(slow / fast) if fast is not None else np.nan)
+    estimate = estimate_ratio(np.array([log for log in logs if np.isfinite(log)]), FIXED_CONFIDENCE)
+    whole = estimate is not None and not missed
+    tell(
+        "transfer: time of scratch to its accuracy / time of fine-tuning to the same >= 2",
+        f"{estimate.value if estimate else 'none'} ({NUM_PAIRS} pairs of whole fits, {missed} never as good, "
+        f"{contaminated} trainings contaminated)",
+        f"{estimate.low:.2f} to {estimate.high:.2f}" if whole else "none",
+        at_least(estimate.low, estimate.high, 2.0) if whole else "NOT MET: not each fine-tuning was ever as good",
+    )

@@ -1,0 +1,274 @@
+"""What a network begins with, and which part of it learns."""
+
+import copy
+import os
+import pickle
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from conf.load import ConfigError, load
+from conf.schema import Model, Recipe
+from tasks.data.loading.course import Course
+from tasks.data.loading.order import BatchPlan
+from tasks.durable import sha256_of
+from tasks.errors import InputError
+from tasks.model.module import Learner
+from tasks.model.networks import build_network
+from tasks.model.objective import build_optimizer, settle
+from tasks.model.pretrained import begin_with, blank_network, check_fit, read_weights
+from tasks.model.task import Classification
+from tasks.model.transfer import freeze_backbone, heads_of
+from tasks.records import Pretrained
+
+MODEL = Model(width=4, depth=1)
+SHAPE = (12, 12, 3)
+
+
+def network_of(num_classes=5, seed=1, model=MODEL, shape=SHAPE):
+    torch.manual_seed(seed)
+    return build_network(model, shape, num_classes, 0)
+
+
+def trained_a_little():
+    network = network_of()
+    network(torch.randn(8, 3, 12, 12) + 1)  # statistics that are not those of the start
+    return network
+
+
+def anew(path, network, *, same_classes=True):
+    tensors, digest = read_weights(path)
+    assert digest == sha256_of(path)
+    return check_fit(tensors, network, same_classes=same_classes, where=f"model.pretrained={path.name}")
+
+
+def begun(path, *, same_classes=True, **settings):
+    """A network that has begun with a file's weights."""
+    network = network_of(seed=2, **settings)
+    names = anew(path, network, same_classes=same_classes)
+    weights = Pretrained(reference=path.name, path=str(path), sha256=sha256_of(path), num_tensors=1, anew=names)
+    begin_with(network, weights)
+    return network
+
+
+def saved(directory, kind, network):
+    """In one of the shapes that weights come in."""
+    path = directory / f"weights{'.safetensors' if kind == 'safetensors' else '.pt'}"
+    state = network.state_dict()
+    wrapped = {f"network.{name}": tensor for name, tensor in state.items()}
+    if kind == "safetensors":
+        save_file(state, path)
+    else:
+        found = {
+            "state dict": state,
+            "half precision": {name: tensor.half() if tensor.dim() == 4 else tensor for name, tensor in state.items()},
+            "checkpoint of ours": {"state_dict": wrapped, "epoch": 3, "loops": {"fit_loop": {}}},
+            "data parallel": {"model": {f"module.{name}": tensor for name, tensor in state.items()}},
+            "old, without counters": {n: t for n, t in state.items() if not n.endswith("num_batches_tracked")},
+        }
+        torch.save(found[kind], path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["state dict", "safetensors", "checkpoint of ours", "data parallel", "half precision"])
+def test_weights_come_in_several_shapes(kind, tmp_path):
+    network = trained_a_little()
+    found = begun(saved(tmp_path, kind, network)).state_dict()
+    exact = kind != "half precision"
+    for name, tensor in network.state_dict().items():
+        torch.testing.assert_close(found[name], tensor, rtol=0 if exact else 1e-3, atol=0 if exact else 1e-3)
+        assert found[name].dtype == tensor.dtype
+
+
+def test_counters_of_batch_norm_need_not_be_there(tmp_path):
+    network = trained_a_little()
+    found = begun(saved(tmp_path, "old, without counters", network)).state_dict()
+    assert torch.equal(found["features.1.running_mean"], network.state_dict()["features.1.running_mean"])
+
+
+@pytest.mark.parametrize(("views", "begin_views"), [(1, 6), (6, 1)])
+def test_views_over_which_a_mean_is_taken_are_no_other_network(views, begin_views, tmp_path):
+    one, other = (MODEL.model_copy(update={"test_views": number}) for number in (views, begin_views))
+    network = network_of(model=one)
+    torch.save(network.state_dict(), tmp_path / "weights.pt")
+    found = begun(tmp_path / "weights.pt", model=other)
+    assert all(torch.equal(*pair) for pair in zip(found.parameters(), network.parameters(), strict=True))
+
+
+def test_a_head_for_other_classes_begins_by_the_seed(tmp_path):
+    network = trained_a_little()
+    path = saved(tmp_path, "state dict", network)
+    for settings in ({"num_classes": 7}, {"same_classes": False}):
+        found = begun(path, **settings)
+        untouched = network_of(settings.get("num_classes", 5), seed=2)
+        assert torch.equal(found.classify.weight, untouched.classify.weight)
+        assert torch.equal(found.classify.bias, untouched.classify.bias)
+        assert torch.equal(found.features[0].weight, network.features[0].weight)
+    assert anew(path, network_of(7)) == ("classify.weight", "classify.bias")
+    assert anew(path, network_of(5)) == ()
+
+
+def test_weights_without_a_head_are_enough(tmp_path):
+    network = trained_a_little()
+    state = {name: tensor for name, tensor in network.state_dict().items() if not name.startswith("classify")}
+    torch.save(state, tmp_path / "weights.pt")
+    assert anew(tmp_path / "weights.pt", network_of()) == ("classify.weight", "classify.bias")
+
+
+def deeper(state):
+    return state | {"features.99.weight": torch.ones(2)}
+
+
+def without_a_layer(state):
+    return {name: tensor for name, tensor in state.items() if not name.startswith("features.4")}
+
+
+def not_finite(state):
+    return state | {"features.0.weight": torch.full_like(state["features.0.weight"], torch.nan)}
+
+
+@pytest.mark.parametrize(
+    ("change", "settings", "told"),
+    [
+        (deeper, {}, "has features.99.weight, which the network has not"),
+        (without_a_layer, {}, "has no features.4.weight, which the network has"),
+        (not_finite, {}, "features.0.weight holds numbers that are not finite"),
+        (dict, {"model": Model(width=8, depth=1)}, "features.0.weight has the shape [4, 3, 3, 3], the network's has"),
+        (dict, {"shape": (12, 12, 1)}, "features.0.weight is for 3 channels, and here are 1"),
+    ],
+)
+def test_weights_of_another_network_are_refused(change, settings, told, tmp_path):
+    torch.save(change(network_of().state_dict()), tmp_path / "weights.pt")
+    with pytest.raises(InputError, match=r"^model\.pretrained=weights\.pt: ") as error:
+        anew(tmp_path / "weights.pt", network_of(**settings))
+    assert told in str(error.value)
+
+
+def test_a_deeper_resnet_of_the_same_shapes_is_another_network():
+    """All names of ResNet-18 are in ResNet-34: half of a network would load without a word."""
+    network = blank_network(Model(name="resnet18"), (32, 32, 3), 5, 0)
+    state = network.state_dict()
+    with pytest.raises(InputError, match=r"has layer1\.2\.conv1\.weight, which the network has not"):
+        check_fit(state | {"layer1.2.conv1.weight": torch.ones(1)}, network, same_classes=True, where="x")
+
+
+class Attack:
+    def __init__(self, directory):
+        self.directory = directory
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.directory),)
+
+
+def test_no_code_of_a_file_is_executed(tmp_path):
+    for index, write in enumerate((torch.save, lambda found, path: path.write_bytes(pickle.dumps(found, protocol=2)))):
+        path = tmp_path / f"{index}.pt"
+        write({"state_dict": Attack(tmp_path / "made")}, path)
+        with pytest.raises(InputError, match="nothing of it was executed"):
+            read_weights(path)
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("name", ["weights.pt", "weights.safetensors"])
+@pytest.mark.parametrize("content", [b"", b"no weights", b"\x00" * 64], ids=["empty", "text", "zeros"])
+def test_a_file_that_holds_no_weights(name, content, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=r"no file of weights|holds more than tensors"):
+        read_weights(tmp_path / name)
+
+
+def test_a_truncated_file(tmp_path):
+    path = saved(tmp_path, "safetensors", network_of())
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(InputError, match="no file of weights"):
+        read_weights(path)
+
+
+def test_a_file_of_something_else(tmp_path):
+    torch.save({"epoch": 3}, tmp_path / "weights.pt")
+    with pytest.raises(InputError, match="it must hold tensors by their names"):
+        read_weights(tmp_path / "weights.pt")
+    with pytest.raises(InputError, match="cannot be read"):
+        read_weights(tmp_path / "nothing.pt")
+
+
+def test_a_file_that_was_changed_since_it_was_checked(tmp_path):
+    path = saved(tmp_path, "state dict", network_of())
+    weights = Pretrained(reference="x", path=str(path), sha256=sha256_of(path), num_tensors=1)
+    saved(tmp_path, "state dict", network_of(seed=3))
+    with pytest.raises(InputError, match="damaged or was changed"):
+        begin_with(network_of(), weights)
+
+
+# What learns
+
+
+def test_heads():
+    for name, heads in {"convblocks": ("classify",), "resnet18": ("fc",), "unet": ("classify",), "dncnn": ()}.items():
+        network = blank_network(Model(name=name), (32, 32, 3), 5, 0)
+        assert heads_of(network) == heads
+    assert heads_of(blank_network(Model(name="twohead"), (32, 32, 3), 5, 1)) == ("classify", "regress")
+    assert heads_of(blank_network(Model(test_views=6), (32, 32, 3), 5, 0)) == ("classify",)
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_a_frozen_backbone_stays_bit_for_bit_statistics_included(views):
+    network = network_of(model=MODEL.model_copy(update={"test_views": views}))
+    freeze_backbone(network)
+    network = copy.deepcopy(network)  # as the arms of a probe have it
+    before = copy.deepcopy(network.state_dict())
+    optimizer = build_optimizer(network, Recipe(weight_decay=0.1), 0.1)
+    settle(optimizer, network)
+    for _ in range(3):
+        optimizer.zero_grad()
+        logits_NK, _ = network(torch.randn(8, 3, 12, 12))
+        logits_NK.square().mean().backward()
+        optimizer.step()
+    changed = [name for name, tensor in network.state_dict().items() if not torch.equal(tensor, before[name])]
+    assert [name.removeprefix("network.") for name in changed] == ["classify.weight", "classify.bias"]
+    assert all(weight.grad is None for name, weight in network.named_parameters() if "features" in name)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+def test_the_backbone_learns_at_its_own_rate(optimizer):
+    recipe = Recipe(optimizer=optimizer, schedule="constant", num_epochs=1, backbone_rate=0.25)
+    network = network_of()
+    built = build_optimizer(network, recipe, 0.1)
+    assert [group["lr"] for group in built.param_groups] == pytest.approx([0.1, 0.025])
+    assert all(group["fused"] for group in built.param_groups)
+    learner = Learner(network, Classification(5), recipe, 0.4, Course(BatchPlan(100, 10, 1)))
+    learner.set_learning_rate(built)
+    rates = {id(weight): group["lr"] for group in built.param_groups for weight in group["params"]}
+    assert len(rates) == len(list(network.parameters()))
+    for name, weight in network.named_parameters():
+        assert rates[id(weight)] == pytest.approx(0.4 if name.startswith("classify") else 0.1), name
+
+
+def test_one_rate_is_one_group_of_all_that_is_trained():
+    network = network_of()
+    (group,) = build_optimizer(network, Recipe(), 0.1).param_groups
+    assert [id(weight) for weight in group["params"]] == [id(weight) for weight in network.parameters()]
+    freeze_backbone(network)
+    (group,) = build_optimizer(network, Recipe(), 0.1).param_groups
+    assert len(group["params"]) == 2
+    (group,) = build_optimizer(network, Recipe(optimizer="muon"), 0.1).param_groups[1:]
+    assert isinstance(network.classify, nn.Linear)
+    assert group["params"][0] is network.classify.weight
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["model.freeze=backbone"], "would keep random weights"),
+        (["model.freeze=backbone", "model.pretrained=x.pt", "recipe.backbone_rate=0.1"], "trains the head alone"),
+        (["recipe.backbone_rate=0.1", "recipe.optimizer=muon"], "does not go with recipe.optimizer=muon"),
+        (["data.classes=[cat]"], "is not 2 or more different classes"),
+        (["data.classes=[cat,cat]"], "is not 2 or more different classes"),
+        (["model.pretrained=https://me:secret@host/w.pt"], "model.pretrained"),
+    ],
+)
+def test_settings_that_do_not_fit(overrides, told):
+    with pytest.raises(ConfigError, match=told):
+        load("digits", overrides)
