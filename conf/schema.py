@@ -109,11 +109,7 @@ class Data(Section):
             raise ValueError(
                 f"data.classes=[{','.join(given)}] is not {MIN_CLASSES} or more different classes; name each once"
             )
-        if (
-            given is not None
-            and self.source in plugins.EMBEDDED_SOURCES
-            and plugins.source_facts(self.source).has_masks
-        ):
+        if given is not None and plugins.EMBEDDED_SOURCES.get(self.source, plugins.SourceFacts()).has_masks:
             raise ValueError(f"data.classes is for classes of whole images, and data.source={self.source} has masks")
         return self
 

@@ -159,7 +159,7 @@ def run_sweep(request: SweepRequest, resume: str | None = None) -> dict[str, Any
         limits = config.limits
         prepared = tried(prepare, limits)(config.data, str(site.root), address, limits.prepare_seconds)
         _check_validation(prepared)
-        workload = workload_fingerprint(config.workload, prepared.fingerprint)
+        workload = workload_fingerprint(config.workload, prepared.fingerprint, cleared.weights)
         with _tracked(ready, site, resume, workload) as parent:
             _tell_choices(ready, cleared)
             work = SweepWork(

@@ -65,6 +65,7 @@ def _measured(work: SweepWork) -> Company | None:
         config=config,
         plan=plan,
         prepared=work.prepared,
+        pretrained=work.cleared.pretrained,
         run_id=work.parent.run_id,
         tracking_uri=work.parent.tracking_uri,
         home=str(work.home),

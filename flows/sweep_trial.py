@@ -174,6 +174,7 @@ def _train(work: SweepWork, begun: _Begun, config: Config, plan: Plan, handle: R
         config=config,
         plan=plan,
         prepared=work.prepared,
+        pretrained=work.cleared.pretrained,
         run_id=handle.run_id,
         tracking_uri=handle.tracking_uri,
         home=str(work.home),
@@ -212,7 +213,8 @@ def _log(
     metrics = training_metrics(arm_run(arm, trained, evaluated), trained, evaluated)
     tags = _tags(trial) | {"paceline.dataset": work.prepared.fingerprint}
     tracking.log_facts(handle, metrics | _metrics(trial), tags)
-    facts = facts_of(job.config, work.prepared.fingerprint, code_fingerprint(), package_versions(), job.plan)
+    data, versions = work.prepared.fingerprint, package_versions()
+    facts = facts_of(job.config, data, code_fingerprint(), versions, job.plan, job.pretrained)
     tracking.log_document(handle, tracking.FACTS_ARTIFACT, facts)
 
 
