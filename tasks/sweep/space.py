@@ -21,6 +21,7 @@ INSIDE = 1 / math.pi
 MIN_CHOICES = 2
 NUM_TRIALS = 20
 """Unless told otherwise; a grid has its own number."""
+_EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 _RANGE = re.compile(r"(?P<kind>log|lin|int)\((?P<numbers>[^()]*)\)")
 
 
@@ -200,6 +201,14 @@ def _choices(setting: str, values: str) -> tuple[Scalar, ...]:
     found: Any = tree
     if not isinstance(found, list) or not all(isinstance(value, Scalar) for value in found):
         raise InputError(f"--param {setting}={values} is no list of plain values; {FORM}")
-    if len(found) < MIN_CHOICES or len({text_of(value) for value in found}) < len(found):
+    choices = tuple(_as_number(value) for value in found)
+    if len(choices) < MIN_CHOICES or len({text_of(value) for value in choices}) < len(choices):
         raise InputError(f"--param {setting}={values} needs {MIN_CHOICES} or more values, each named once")
-    return tuple(found)
+    return choices
+
+
+def _as_number(value: Scalar) -> Scalar:
+    """YAML takes 1e-3 for a text, for want of a point."""
+    if not isinstance(value, str) or _EXPONENT.fullmatch(value) is None:
+        return value
+    return float(value)

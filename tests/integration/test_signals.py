@@ -64,6 +64,7 @@ def test_the_report_shows_spectrograms_with_their_units(learned, tmp_path):
     assert client.download_artifacts(learned["run_id"], "pictures/mistakes.png", str(tmp_path))
 
 
+@pytest.mark.slow
 def test_its_model_predicts_signals_as_it_was_trained_on_them(call, learned, tmp_path):
     damaged = make_sounds(tmp_path / "new", seed=9)
     found = call("predict", learned["run_id"], tmp_path / "new", "execution.precision=32-true")

@@ -192,6 +192,7 @@ def test_a_sweep_whose_trials_all_fail_fails(sweep):
     assert "all 2 trials failed" in told
 
 
+@pytest.mark.slow
 def test_a_training_takes_a_device_that_becomes_free_while_it_waits_for_another(make_job, cluster_address):
     """As when a lost worker comes back while its trial waits in line at another's."""
     job, told = make_job("recipe.num_epochs=1"), []
@@ -213,6 +214,7 @@ def test_a_training_takes_a_device_that_becomes_free_while_it_waits_for_another(
     assert "Another device is free now: taking that one" in told
 
 
+@pytest.mark.slow
 def test_a_training_that_nobody_wants_any_more_is_ended(make_job, cluster_address):
     job = make_job("recipe.num_epochs=100000")
     progress = job.directory / "attempt-0" / "rank-0" / "progress.json"

@@ -87,3 +87,9 @@ def test_a_grid_has_a_number_and_a_range_has_none():
     assert num_proposals(None, False, parameters) == 20
     with pytest.raises(InputError, match="--sampler grid tries them all"):
         grid_size(parse_parameters(["recipe.learning_rate=log(1e-3,1)"]))
+
+
+def test_numbers_with_an_exponent_are_numbers_in_a_list_too():
+    (parameter,) = parse_parameters(["recipe.learning_rate=[1e-3,0.1,1e30]"])
+    assert parameter.choices == (1e-3, 0.1, 1e30)
+    assert parameter.override(parameter.choices[0]) == "recipe.learning_rate=0.001"
