@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from conf.load import ConfigError
 from conf.site import quieten
 from flows import interrupt
-from flows.commands import advise, compare, doctor, hardware, predict, run, serve, study, sweep, ui
+from flows.commands import advise, classify, compare, doctor, features, hardware, predict, run, serve, study, sweep, ui
 from flows.commands.terminal import say
 from tasks.errors import InputError, PacelineError, RankError
 from tasks.redact import redact_logs
@@ -27,6 +27,8 @@ COMMANDS: dict[str, ModuleType] = {
     "study": study,
     "sweep": sweep,
     "predict": predict,
+    "features": features,
+    "classify": classify,
     "advise": advise,
     "compare": compare,
     "hardware": hardware,

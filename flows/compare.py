@@ -14,6 +14,8 @@ from tasks.track.view import ACCURACY, share_runs
 
 MIN_RUNS = 2
 LAST = 5
+OTHER_ROLES = ("study", "sweep", "advise", "predict", "classify")
+"""Of runs that trained nothing themselves."""
 
 
 def compare_runs(site: Site, run_ids: list[str], experiment: str | None, last: int | None) -> Comparison:
@@ -27,7 +29,7 @@ def compare_runs(site: Site, run_ids: list[str], experiment: str | None, last: i
     if run_ids:
         found = get_runs(site.tracking_uri, run_ids)
     else:
-        others = [f"tags.`paceline.role` != '{role}'" for role in ("study", "sweep", "advise", "predict")]
+        others = [f"tags.`paceline.role` != '{role}'" for role in OTHER_ROLES]
         condition = " and ".join([*others, "attributes.status = 'FINISHED'"])
         found = find_runs(site.tracking_uri, experiment or "paceline", condition, last or LAST)[::-1]
     if len(found) < MIN_RUNS:

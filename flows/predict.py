@@ -47,6 +47,7 @@ from tasks.track.environment import package_versions
 from tasks.track.models import DIGEST_TAG, fetch_model, is_recorded
 from tasks.train.plan import resolve
 
+FLOAT_BYTES = 4
 BATCH_PIXELS = 256 * 32 * 32
 MAX_BATCH = 256
 EXECUTION = {"accelerator", "device_name", "world_size", "num_threads", "precision", "compile"}
@@ -67,6 +68,8 @@ class PredictRequest(Record):
     """A folder or URL of images or signals, or a preset, of which the test split is predicted."""
     overrides: tuple[Text, ...] = ()
     """Settings of data, execution and cluster, as key=value."""
+    layer: Text | None = None
+    """A layer of the model: what it gives is written in place of what the model tells."""
     out: Text | None = None
     """Directory for the Parquet files; None for one under PACELINE_HOME, by what is predicted."""
 
@@ -85,6 +88,8 @@ class Cleared:
     key: str
     other_package: str | None
     """What is to be said of the user's package that offers the model, if it is not what it was."""
+    num_values: int
+    """That the layer gives for an image; 0 where none is asked for."""
 
 
 def clear_predict(request: PredictRequest, site: Site) -> Cleared:
@@ -95,6 +100,7 @@ def clear_predict(request: PredictRequest, site: Site) -> Cleared:
     """
     directory, facts = fetch_model(site.tracking_uri, request.model, site.root)
     other_package = check_package(facts.model, facts.package)
+    num_values = _check_layer(request.layer, facts) if request.layer is not None else 0
     config, images = _source(request, facts)
     config, hardware = _workers(config, request, site)
     plan = resolve(config, hardware, 0)
@@ -108,14 +114,17 @@ def clear_predict(request: PredictRequest, site: Site) -> Cleared:
         num_threads=plan.num_threads,
         batch_size=max(1, min(MAX_BATCH, BATCH_PIXELS // num_pixels)),
         package=facts.model.plugin.identity if facts.model.plugin else None,
+        layer=request.layer,
     )
     if plan.compile == "step":
+        if request.layer is not None:
+            raise InputError("execution.compile=step compiles what the model tells, not its layers; use compile=off")
         settings = settings.model_copy(update={"compiled": str(_packages(settings, site.root))})
     key = key_of(settings, images)
     out = Path(request.out).expanduser().absolute() if request.out else site.root / "predictions" / key[:16]
     _check_out(request, out, key)
     experiment_id = preflight.check_servers(config, site)
-    return Cleared(config, facts, images, plan, settings, experiment_id, out, key, other_package)
+    return Cleared(config, facts, images, plan, settings, experiment_id, out, key, other_package, num_values)
 
 
 @flow(name="paceline-predict", flow_run_name="predict {request.source}", persist_result=False)
@@ -133,7 +142,7 @@ def run_predict(request: PredictRequest) -> dict[str, Any]:
     cleared = clear_predict(request, site)
     cancel_older()
     images, size = cleared.images, cleared.facts.image_shape[0]
-    num_bytes = size * size * (images.channels + images.num_planes)
+    num_bytes = size * size * (images.channels + images.num_planes) + FLOAT_BYTES * cleared.num_values
     parts = list(cut(images, cleared.out, cleared.key, chunks_of(images.samples, images.origin, num_bytes)))
     config = cleared.config
     with (
@@ -153,6 +162,7 @@ def run_predict(request: PredictRequest) -> dict[str, Any]:
         }
         task = cleared.facts.model.task
         said |= {"source": request.source, "task": task, "class_names": list(cleared.facts.class_names)}
+        said |= {"layer": request.layer, "num_values": cleared.num_values}
         _say(cleared.out, said)
         if not said["model_recorded"]:
             get_run_logger().warning(
@@ -189,6 +199,18 @@ def _cluster(cleared: Cleared, site: Site) -> Iterator[str]:
         yield address
 
 
+def _check_layer(layer: str, facts: ModelFacts) -> int:
+    """How many values it gives for an image."""
+    from tasks.model.activations import layer_sizes  # torch: a second
+    from tasks.model.networks import build_network
+
+    network = build_network(facts.model, facts.image_shape, len(facts.class_names), len(facts.target_names))
+    sizes = layer_sizes(network, facts.image_shape)
+    if layer not in sizes:
+        raise InputError(f"--layer {layer}: {facts.model.name} has no such layer; it has {', '.join(sizes)}")
+    return sizes[layer]
+
+
 def _source(request: PredictRequest, facts: ModelFacts) -> tuple[Config, Images]:
     is_preset = request.source in preset_names() or request.source.endswith((".yaml", ".yml"))
     folders = "folder" if facts.signal is None else "signals"
@@ -203,7 +225,9 @@ def _source(request: PredictRequest, facts: ModelFacts) -> tuple[Config, Images]
     if is_preset:
         images = of_test_split(data)
     else:
-        class_names = facts.class_names if task == "classify" else ()
+        class_names: tuple[str, ...] | None = facts.class_names if task == "classify" else ()
+        if request.layer is not None:
+            class_names = None  # of what a layer gives, other classes than the model's may be told
         images = in_folder(request.source, class_names, facts.signal, leave_masks=task == "segment")
     _check_fits(request, facts, images)
     # Not validated together: a network may only be trained on data of its task, and predicts any pictures.
@@ -223,7 +247,8 @@ def _signal(request: PredictRequest, facts: ModelFacts) -> Signal:
 
 
 def _check_fits(request: PredictRequest, facts: ModelFacts, images: Images) -> None:
-    channels, task = images.channels, facts.model.task
+    """What goes into the model, and what is made of what comes out."""
+    channels = images.channels
     if facts.signal is not None and images.origin.signal is None:
         raise InputError(
             f"{request.source}: images, and {request.model} was trained on signals; give a folder of signals, or "
@@ -234,6 +259,12 @@ def _check_fits(request: PredictRequest, facts: ModelFacts, images: Images) -> N
             f"{request.source}: images of {channels} channels, and the model {request.model} takes "
             f"{facts.image_shape[2]}; predict what it was trained for"
         )
+    if request.layer is None:
+        _check_told(request, facts, images)
+
+
+def _check_told(request: PredictRequest, facts: ModelFacts, images: Images) -> None:
+    channels, task = images.channels, facts.model.task
     if task == "denoise" and channels not in PNG_CHANNELS:
         raise InputError(
             f"{request.model}: takes images of {channels} channels, and what it makes of them is written as PNG, which "
@@ -287,7 +318,8 @@ def _check_out(request: PredictRequest, out: Path, key: str) -> None:
         raise InputError(f"--out {out}: {SAID} cannot be read ({error}); give another directory") from error
     if before != key and any(out.glob("part-*.parquet")):
         raise InputError(
-            f"--out {out}: holds predictions of another model, source or precision; give another directory or remove it"
+            f"--out {out}: holds predictions of another model, source, precision or layer; give another directory or "
+            "remove it"
         )
 
 

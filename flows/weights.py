@@ -55,7 +55,8 @@ def _place(reference: str, site: Site) -> tuple[Path, ModelFacts | None]:
         try:
             directory, facts = fetch_model(site.tracking_uri, reference, site.root)
         except InputError as error:
-            raise InputError(f"model.pretrained={error}") from error
+            told = str(error).removeprefix(f"{reference}: ")
+            raise InputError(f"model.pretrained={reference}: {told}") from error
         return directory / WEIGHTS, facts
     path = Path(reference).expanduser().absolute()
     if not path.is_file():

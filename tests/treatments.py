@@ -51,6 +51,7 @@ class Checked:
 
 
 AS_SERVICES = Checked("tests/integration/test_services.py and test_services_nights.py run it, in a home of its own")
+AS_FEATURES = Checked("tests/integration/test_own_images.py runs it on two folders")
 AS_POOL = Checked("tests/integration/test_work_pool.py runs it")
 AS_OWN = Checked("tests/integration/test_own.py installs the package of the README and runs it")
 NO_HOSTS = Checked("node1 and node2 are not there; tests/integration/test_clusters.py has real hosts over SSH")
@@ -70,6 +71,14 @@ TREATMENTS: dict[str, Told | Checked] = {
     "paceline predict RUN_ID DIR": Told("predictions"),
     "paceline predict models:/NAME@champion DIR --out predictions": Told("predictions"),
     "paceline predict RUN_ID digits": Told("comparisons"),
+    "paceline run folder data.root=DIR model.pretrained=RUN_ID recipe.backbone_rate=0.1": Checked(
+        "tests/integration/test_transfer.py runs the like on digits"
+    ),
+    "paceline run folder data.root=DIR model.name=resnet18 model.pretrained=resnet18.safetensors "
+    "model.freeze=backbone": Checked("the published weights are not there; tests/integration/test_transfer.py has own"),
+    "paceline features RUN_ID DIR/train --layer pool --out train-features": AS_FEATURES,
+    "paceline features RUN_ID DIR/test --layer pool --out test-features": AS_FEATURES,
+    "paceline classify train-features test-features": AS_FEATURES,
     "paceline study digits --axis execution.precision=32-true,bf16-mixed --axis execution.loading=foreground,resident "
     "--repeats 6": Told("studies", f"--repeats 1 {SMALL}"),
     "paceline study digits --axis execution.num_devices=1,2 --axis execution.precision=32-true,bf16-mixed --ladder "

@@ -36,10 +36,15 @@ def add(parser: ArgumentParser) -> None:
 
 def execute(options: Namespace) -> None:
     """Carry it out."""
+    carry_out(options, layer=None)
+
+
+def carry_out(options: Namespace, layer: str | None) -> None:
+    """Write what the model tells, or what a layer of it gives."""
     from flows.predict import PredictRequest, clear_predict
 
     site = Site()
-    asked = {name: getattr(options, name) for name in ("model", "source", "overrides", "out")}
+    asked = {name: getattr(options, name) for name in ("model", "source", "overrides", "out")} | {"layer": layer}
     request = checked(PredictRequest, asked)
     clear_predict(request, site)
     with json_stream(options.json) as stream, quiet_flow(site):
@@ -49,7 +54,10 @@ def execute(options: Namespace) -> None:
         rate = summary["samples_per_second"]
         say_pairs(
             [
-                ("predicted", f"{summary['num_samples']:,} images, {summary['num_reused']:,} of them before"),
+                (
+                    "predicted" if layer is None else "written",
+                    f"{summary['num_samples']:,} images, {summary['num_reused']:,} of them before",
+                ),
                 ("rejected", f"{summary['num_rejected']:,}"),
                 _quality(summary),
                 ("throughput", "nothing was left to do" if rate is None else f"{rate:,.0f} images/s"),
@@ -61,8 +69,10 @@ def execute(options: Namespace) -> None:
 
 
 def _quality(summary: dict[str, Any]) -> tuple[str, str]:
-    """How right it is, as far as the source tells."""
+    """How right it is, as far as the source tells; of a layer, which is neither right nor wrong, its size."""
     accuracy, mean_iou = summary["accuracy"], summary["mean_iou"]
+    if summary["layer"] is not None:
+        return "layer", f"{summary['layer']}, {summary['num_values']:,} values of each image"
     if summary["task"] == "segment":
         return "mean IoU", "the source has no masks" if mean_iou is None else f"{mean_iou:.4f}"
     if summary["task"] == "denoise":

@@ -28,6 +28,8 @@ WRAPPERS = ("module.", "model.", "network.", "_orig_mod.")
 """What wrappers, Lightning's modules and ours among them, put before the names of all parameters."""
 INSIDE = ("state_dict", "model_state_dict", "model")
 """Under which checkpoints have the weights."""
+OF_TORCH = (b"PK", b"\x80")
+"""How its files begin: as archives, and the older ones as pickles."""
 COUNTER = "num_batches_tracked"
 """Of batch norm: no weight, and not in older files."""
 MAX_NAMES = 3
@@ -75,6 +77,8 @@ def _safetensors(content: bytes) -> Tensors:
 
 
 def _state(content: bytes) -> dict[str, Any]:
+    if not content.startswith(OF_TORCH):
+        raise ValueError("it does not begin as torch's files do")
     found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     for name in INSIDE:
         if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):

@@ -18,7 +18,7 @@ import pyarrow as pa
 from PIL import Image
 
 from tasks.data.pixels import Pixels
-from tasks.predict.heads import Arrays
+from tasks.predict.heads import Arrays, Asked
 from tasks.predict.job import Part
 from tasks.records import ModelFacts
 
@@ -40,18 +40,21 @@ class Answers:
     counts: Counts = field(default_factory=Counts)
 
 
-def answers_of(facts: ModelFacts, part: Part, found: Pixels, arrays: Arrays | None) -> Answers:
+def answers_of(asked: Asked, facts: ModelFacts, part: Part, found: Pixels, arrays: Arrays | None) -> Answers:
     """The columns of a part besides `path` and `error`.
 
     Args:
+        asked: what the model was asked for.
         facts: of the model.
         part: whose samples they are.
         found: the pixels that could be read.
         arrays: what the model says of them; None for a part of which nothing could be read.
     """
-    if facts.model.task == "segment":
+    if asked == "features":
+        return _features(part, found.kept, arrays)
+    if asked == "segment":
         return _masks(facts, part, found, arrays)
-    if facts.model.task == "denoise":
+    if asked == "denoise":
         return _pictures(part, found, arrays)
     return _classes(facts, part, found.kept, arrays)
 
@@ -81,10 +84,26 @@ def _classes(facts: ModelFacts, part: Part, kept: list[int], arrays: Arrays | No
         if arrays is not None and len(arrays) > 1:
             values[kept] = arrays[1][:, index]
         columns[name] = pa.array(values, pa.float32(), mask=missing)
-    truth = [part.class_names[label] if label >= 0 else None for label in part.samples.labels.tolist()]
+    truth = _truth(part)
     known = [(truth[position], facts.class_names[labels[position]]) for position in kept if truth[position]]
     columns["true_label"] = pa.array(truth, pa.string())
     return Answers(columns, Counts(len(known), sum(true == label for true, label in known)))
+
+
+def _features(part: Part, kept: list[int], arrays: Arrays | None) -> Answers:
+    """`features`, and `true_label`, which classifiers of them are fitted to."""
+    values_ND = arrays[0] if arrays is not None else np.zeros((0, 0), np.float32)
+    rows = np.zeros((len(part.samples), values_ND.shape[1]), dtype=np.float32)
+    missing = np.ones(len(rows), dtype=np.bool_)
+    rows[kept], missing[kept] = values_ND, False
+    return Answers({"features": _lists(rows, missing), "true_label": pa.array(_truth(part), pa.string())})
+
+
+def _truth(part: Part) -> list[str | None]:
+    """The samples' classes, where they are known; classes of pixels are none of the whole image."""
+    if part.num_planes:
+        return [None] * len(part.samples)
+    return [part.class_names[label] if label >= 0 else None for label in part.samples.labels.tolist()]
 
 
 def _masks(facts: ModelFacts, part: Part, found: Pixels, arrays: Arrays | None) -> Answers:

@@ -1,13 +1,13 @@
-"""What a network is asked for, by its task: images to a tuple of tensors, and how far two such answers lie apart.
+"""What a network is asked for, by its task or of a layer: images to a tuple of tensors, and how far two answers differ.
 
 Reduced to what is kept while it is still on the device: probabilities of every pixel would be many times the images.
-Shapes: N samples, C channels, H height, W width, K classes, T regression targets.
+Shapes: N samples, C channels, H height, W width, K classes, T regression targets, D values of a layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,16 +15,21 @@ import torch
 from torch import nn
 
 from conf.plugins import Task
+from tasks.model.activations import Activations
 from tasks.predict.job import Parity
 from tasks.records import ModelFacts
 
 Arrays = tuple[npt.NDArray[Any], ...]
 """Of a classifier: probabilities (N, K), and targets (N, T) where it has any, float32. Of a segmentation: classes
 (N, H, W), uint8, and the confidence in them, float32: the mean over the pixels of the probability of what is told.
-Of a denoiser: pixels (N, H, W, C), uint8."""
+Of a denoiser: pixels (N, H, W, C), uint8. Of a layer: features (N, D), float32."""
+Asked = Task | Literal["features"]
+"""What a task tells, or what a layer gives."""
 FULL_SCALE = 255.0
 MAX_LEVELS = 2
 """Of 255. Values of two pictures that differ by no more are taken for equal: below a hundredth of the range."""
+MIN_COSINE = 0.99
+"""Of the angle between features in two executions that count as the same."""
 
 
 class _Probabilities(nn.Module):
@@ -71,8 +76,15 @@ class _Pictures(nn.Module):
         return (pixels_NHWC.round().clamp(0, FULL_SCALE).to(torch.uint8),)
 
 
-def with_head(network: nn.Module, facts: ModelFacts) -> nn.Module:
-    """A network as its task's answers are asked of it, on its device and in evaluation mode."""
+def asked_of(facts: ModelFacts, layer: str | None) -> Asked:
+    """Of a model, by the layer that is named, if any."""
+    return facts.model.task if layer is None else "features"
+
+
+def with_head(network: nn.Module, facts: ModelFacts, layer: str | None = None) -> nn.Module:
+    """A network as its answers are asked of it, on its device and in evaluation mode."""
+    if layer is not None:
+        return Activations(network, layer).eval()
     device = next(network.parameters()).device
     if facts.model.task == "segment":
         return _Masks(network).eval()
@@ -81,10 +93,17 @@ def with_head(network: nn.Module, facts: ModelFacts) -> nn.Module:
     return _Probabilities(network).eval()
 
 
-def compared(task: Task, ours: Arrays, plain: Arrays) -> Parity:
+def compared(asked: Asked, ours: Arrays, plain: Arrays) -> Parity:
     """How far the answers of two executions of a model lie apart."""
     first, other = ours[0], plain[0]
-    if task == "denoise":
+    if asked == "features":
+        return Parity(
+            num_samples=len(first),
+            unit="features",
+            agreement=float((_cosines(first, other) >= MIN_COSINE).mean()),
+            max_difference=float(np.abs(first - other).max()),
+        )
+    if asked == "denoise":
         levels = np.abs(first.astype(np.int16) - other.astype(np.int16))
         return Parity(
             num_samples=len(first),
@@ -92,7 +111,7 @@ def compared(task: Task, ours: Arrays, plain: Arrays) -> Parity:
             agreement=float((levels <= MAX_LEVELS).mean()),
             max_difference=float(levels.max()),
         )
-    if task == "segment":
+    if asked == "segment":
         return Parity(
             num_samples=len(first),
             unit="pixels",
@@ -106,3 +125,12 @@ def compared(task: Task, ours: Arrays, plain: Arrays) -> Parity:
         max_difference=float(np.abs(first - other).max()),
         max_target_difference=targets,
     )
+
+
+def _cosines(ours_ND: npt.NDArray[np.float32], plain_ND: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    """Of the angles between rows; 1 where both are nought, and 0 where one is."""
+    ours, plain = ours_ND.astype(np.float64), plain_ND.astype(np.float64)
+    norms_N = np.linalg.norm(ours, axis=1) * np.linalg.norm(plain, axis=1)
+    nothing_N = ~(ours.any(axis=1) | plain.any(axis=1))
+    found: npt.NDArray[np.float64] = np.where(nothing_N, 1.0, (ours * plain).sum(1) / np.where(norms_N > 0, norms_N, 1))
+    return found

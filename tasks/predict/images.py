@@ -32,13 +32,13 @@ class Images(NamedTuple):
 
 
 def in_folder(
-    root: str, class_names: tuple[str, ...], signal: Signal | None = None, *, leave_masks: bool = False
+    root: str, class_names: tuple[str, ...] | None, signal: Signal | None = None, *, leave_masks: bool = False
 ) -> Images:
     """All images below a root, in order of their names. One that lies in a folder named like a class is of that class.
 
     Args:
         root: a path, or any URL that fsspec reads.
-        class_names: of whole images; none where it is not these that are told.
+        class_names: of whole images; empty where it is not these that are told; None where each folder's name is one.
         signal: how signals became the pictures that the model knows; None for a model of images.
         leave_masks: leave out what lies in `masks` beside `images`, as `data.source=pairs` has it.
 
@@ -46,8 +46,10 @@ def in_folder(
         InputError: the root is missing or holds no image, or no signal.
     """
     kind = folder.IMAGES if signal is None else signals.SIGNALS
-    labels = {name: label for label, name in enumerate(class_names)}
     tree = folder.read_tree(root, kind.suffixes)
+    if class_names is None:
+        class_names = tuple(sorted({name.rpartition("/")[2] for name in tree.folders if name}))
+    labels = {name: label for label, name in enumerate(class_names)}
     label_of = np.array([_label(name, labels) for name in tree.folders], dtype=np.int32)
     samples = tree.files.labelled(label_of[tree.files.labels])
     if leave_masks:

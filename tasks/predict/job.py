@@ -34,6 +34,8 @@ class Settings(Record):
     """Images of one forward pass."""
     package: str | None = None
     """What the user's package that offers the model is now; None for a model of Paceline's."""
+    layer: str | None = None
+    """What this layer gives is written in place of what the model tells; None for that."""
     compiled: str | None = None
     """Directory of AOTInductor's packages for exactly these settings, one for each kind of CPU; None for eager
     execution."""
@@ -76,14 +78,14 @@ class Parity(Record):
     """The model as it is executed against the same one in float32, eager, contiguous, unfolded."""
 
     num_samples: int
-    unit: Literal["samples", "pixels", "values"] = "samples"
-    """What the agreement is a share of; values are those of denoised images."""
+    unit: Literal["samples", "pixels", "values", "features"] = "samples"
+    """What the agreement is a share of; values are those of denoised images, features those of a sample."""
     agreement: float
     """Share of the samples, or of their pixels, that get the same class; of the values that are the same but for what
-    nobody sees (`tasks.predict.heads.MAX_LEVELS`)."""
+    nobody sees (`tasks.predict.heads.MAX_LEVELS`); of the samples whose features point the same way (`MIN_COSINE`)."""
     max_difference: float
     """Largest difference of a probability; of a segmentation, of the confidence in an image; of a denoised image, of a
-    value, of 255."""
+    value, of 255; of features, of one of them."""
     max_target_difference: float | None = None
     """Of any regression target."""
 
@@ -92,6 +94,7 @@ def key_of(settings: Settings, images: Images) -> str:
     """64 hex digits over everything that the predictions depend on."""
     facts = [VERSION, settings.model_digest, settings.precision, images.origin.kind, images.origin.root]
     facts += [own for own in (settings.package, images.origin.identity) if own]
+    facts += [] if settings.layer is None else ["layer", settings.layer]
     digest = hashlib.sha256(json.dumps(facts).encode())
     for line in images.samples.lines():
         digest.update(line)

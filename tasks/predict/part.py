@@ -39,7 +39,7 @@ def predict_part(part: Part, settings: Settings) -> PartRecord:
     read = time.perf_counter()
     arrays = model(_pictures(found, model.facts)) if found.kept else None
     ended = time.perf_counter()
-    answers = answers_of(model.facts, part, found, arrays)
+    answers = answers_of(model.asked, model.facts, part, found, arrays)
     record = PartRecord(
         number=part.number,
         num_samples=len(found.kept),

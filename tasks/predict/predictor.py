@@ -20,7 +20,7 @@ from tasks.cluster.hardware import cpu_kind
 from tasks.data.loading.batch import Normalise, laid_out
 from tasks.model.fold import fold_batch_norm
 from tasks.model.trained import open_trained
-from tasks.predict.heads import Arrays, compared, with_head
+from tasks.predict.heads import Arrays, asked_of, compared, with_head
 from tasks.predict.job import Parity, Settings
 from tasks.private import private_directory
 from tasks.train.precision import AUTOCAST_DTYPES, prepare_network
@@ -40,6 +40,7 @@ class Predictor:
     def __init__(self, settings: Settings, *, plain: bool = False) -> None:
         torch.set_num_threads(settings.num_threads)
         network, self.facts = open_trained(Path(settings.model_directory), settings.model_digest)
+        self.asked = asked_of(self.facts, settings.layer)
         self._device = torch.device("cuda", 0) if settings.gpu else torch.device("cpu")
         self._channels_last = not plain
         self._dtype = torch.float32 if plain else _dtype(settings)
@@ -50,9 +51,10 @@ class Predictor:
             package = str(_package(settings, Path(settings.compiled)))
             self._call: Callable[[torch.Tensor], Sequence[torch.Tensor]] = torch._inductor.aoti_load_package(package)
         else:
-            ready = network if plain else fold_batch_norm(network)
+            # A layer gives something else once it does its neighbour's work.
+            ready = network if plain or settings.layer is not None else fold_batch_norm(network)
             ready = prepare_network(ready, "32-true", self._channels_last, self._device).to(self._dtype)
-            self._call = self.module = with_head(ready, self.facts)
+            self._call = self.module = with_head(ready, self.facts, settings.layer)
 
     @torch.no_grad()
     def __call__(self, pixels_NHWC: npt.NDArray[np.uint8]) -> Arrays:
@@ -78,7 +80,7 @@ def predictor(settings: Settings) -> Predictor:
 def parity(settings: Settings, pixels_NHWC: npt.NDArray[np.uint8]) -> Parity:
     """The model as it is executed, against the plain one."""
     ours, plain = predictor(settings), Predictor(settings, plain=True)
-    return compared(ours.facts.model.task, ours(pixels_NHWC), plain(pixels_NHWC))
+    return compared(ours.asked, ours(pixels_NHWC), plain(pixels_NHWC))
 
 
 def _package(settings: Settings, directory: Path) -> Path:

@@ -23,8 +23,11 @@ SAME = {
     "samples": "{} samples get the same class",
     "pixels": "the pixels of {} images get the same class",
     "values": "the values of {} images are the same",
+    "features": "the features of {} images point the same way",
 }
 """What agrees, by the unit of a parity."""
+FEW = ("samples", "features")
+"""Units of which an image is one."""
 
 
 class Predicted(Record):
@@ -89,7 +92,7 @@ def _checked(missing: list[Part], settings: Settings, address: str) -> Parity | 
     first = missing[0]
     found = parity_on_worker(address, replace(first, samples=first.samples[:NUM_PARITY]), settings)
     # Of few samples one is many per cent; pixels are always many.
-    slack = max(1.0, (1 - MIN_AGREEMENT) * NUM_PARITY) / found.num_samples if found and found.unit == "samples" else 0.0
+    slack = max(1.0, (1 - MIN_AGREEMENT) * NUM_PARITY) / found.num_samples if found and found.unit in FEW else 0.0
     if found is not None and 1 - found.agreement > max(slack, 1 - MIN_AGREEMENT):
         raise RunError(
             f"in {settings.precision}, {100 * found.agreement:.1f} % of {SAME[found.unit].format(found.num_samples)} "

@@ -26,7 +26,7 @@ from tasks.track.reach import check_reachable
 from tasks.track.store import sqlite_path
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
-Role = Literal["run", "study", "sweep", "advise", "predict"]
+Role = Literal["run", "study", "sweep", "advise", "predict", "classify"]
 NestedRole = Literal["arm", "trial"]
 PARENT_ID_TAGS: dict[NestedRole, str] = {"arm": "paceline.study_run_id", "trial": "paceline.sweep_run_id"}
 """Of a run inside another one: the tag with the other one's id."""

@@ -18,6 +18,8 @@ from PIL import Image
 from conf.site import Site
 from flows.predict import PredictRequest, clear_predict
 from tasks.bundle import digest_of, read_facts
+from tasks.data.loading.batch import Normalise
+from tasks.data.transform import decode
 from tasks.durable import sha256_of
 from tasks.errors import InputError
 from tasks.model.trained import open_trained
@@ -134,6 +136,73 @@ def test_every_image_gets_a_row(predicted, unseen):
     assert found.info.status == "FINISHED"
     assert found.data.tags["paceline.role"] == "predict"
     assert found.data.metrics["predict/num_samples"] == NUM_MORE + 2
+
+
+@pytest.fixture(scope="module")
+def features(call, trained, unseen, tmp_path_factory):
+    """What a layer gives for the unseen pictures: how it is asked for, the outcome, and where."""
+    out = tmp_path_factory.mktemp("features") / "out"
+    asked = ("features", trained[0], unseen, "--layer", "pool", "--out", out, "execution.precision=32-true")
+    status, summary, said = call(*asked)
+    assert status == 0, said
+    return asked, summary, out
+
+
+def test_a_layer_gives_a_row_for_every_image(features, trained, unseen):
+    _, summary, out = features
+    assert (summary["layer"], summary["accuracy"], summary["num_samples"]) == ("pool", None, NUM_MORE + 2)
+    rows = {row["path"]: row for row in rows_of(out)}
+    assert list(rows) == sorted(rows)
+    assert (rows["broken.png"]["features"], rows["broken.png"]["error"]) == (None, "not an image of a known format")
+    assert rows["known/dark/a.jpg"]["true_label"] == "dark"
+    assert rows["year-0/more/0000.png"]["true_label"] == "more", "the folder's name, whatever the model knows"
+    directory, facts = fetch_model(Site().tracking_uri, trained[0], Site().root)
+    network, _ = open_trained(directory, digest_of(facts))
+    path = "year-1/more/0001.png"
+    pixels_NHWC = torch.from_numpy(decode((unseen / path).read_bytes(), 32)[None].copy())
+    images_NCHW = Normalise(facts.mean, facts.std, facts.image_shape)(pixels_NHWC, channels_last=False)
+    expected = network.pool(network.features(images_NCHW)).detach().flatten().numpy()
+    np.testing.assert_allclose(rows[path]["features"], expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_what_a_layer_gave_is_not_asked_for_again(call, features):
+    asked, _, _ = features
+    status, again, said = call(*asked)
+    assert status == 0, said
+    assert again["num_reused"] == NUM_MORE + 3
+
+
+@pytest.mark.slow
+def test_a_classifier_on_features_tells_classes_that_the_model_was_not_trained_for(call, trained, tmp_path):
+    halves = {}
+    for number, half in enumerate(("train", "test")):
+        for name, low, high in (("wide", 0, 250), ("grey", 110, 140)):
+            (tmp_path / half / name).mkdir(parents=True)
+            for index in range(15):
+                noise = np.random.default_rng((number, index))
+                pixels = noise.integers(low, high, (16, 16, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(tmp_path / half / name / f"{index}.png")
+        halves[half] = tmp_path / f"{half}-features"
+        status, _, said = call("features", trained[0], tmp_path / half, "--layer", "pool", "--out", halves[half])
+        assert status == 0, said
+    status, summary, said = call("classify", halves["train"], halves["test"])
+    assert status == 0, said
+    assert [one["kind"] for one in summary["classifiers"]] == ["logistic", "svm"]
+    for one in summary["classifiers"]:
+        assert (one["num_train"], one["num_test"], one["num_features"], one["num_classes"]) == (30, 30, 32, 2)
+        assert one["accuracy"] == 1.0
+        assert one["converged"]
+    found = MlflowClient(Site().tracking_uri).get_run(summary["run_id"])
+    assert (found.info.status, found.data.tags["paceline.role"]) == ("FINISHED", "classify")
+    assert found.data.metrics["svm/accuracy"] == 1.0
+    for wrong, told in (
+        ((halves["train"], halves["train"]), "are of the same images"),
+        ((halves["train"], tmp_path), "holds no features"),
+    ):
+        status, _, said = call("classify", *wrong)
+        assert (status, said.count("\n")) == (2, 1)
+        assert told in said
 
 
 @pytest.mark.slow
@@ -266,6 +335,8 @@ def test_a_version_that_no_run_vouches_for_is_refused_and_a_directory_does_not_p
         ({"source": "/nowhere/at/all"}, "does not exist"),
         ({"overrides": ("execution.num_devices=99",)}, "exceeds the"),
         ({"out": "TAKEN"}, "holds other files"),
+        ({"layer": "nose"}, r"--layer nose: convblocks has no such layer; it has features, features\.0, .*, classify$"),
+        ({"layer": "pool", "overrides": ("execution.compile=step",)}, "compiles what the model tells"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_starts(trained, unseen, tmp_path, changes, expected):

@@ -145,6 +145,10 @@ def test_what_a_model_of_pixels_cannot_predict_is_told_before_anything_starts(sm
     overrides = ("data.source=pairs", f"data.root={tmp_path}")
     with pytest.raises(InputError, match=r"its masks have the classes ground, sky, and the model .* without masks"):
         clear_predict(PredictRequest(model=summary["run_id"], source="shapes", overrides=overrides), Site())
+    asked = PredictRequest(model=summary["run_id"], source="shapes", overrides=overrides, layer="down.0.0")
+    assert clear_predict(asked, Site()).num_values > 0, "what a layer gives is held against no masks"
+    with pytest.raises(InputError, match=r"unet has no such layer; it has down\.0, .*, classify$"):
+        clear_predict(asked.model_copy(update={"layer": "down"}), Site())
     found = clear_predict(PredictRequest(model=summary["run_id"], source=str(tmp_path)), Site())
     assert list(found.images.samples.names()) == sorted(f"images/{number}.png" for number in range(12))
 

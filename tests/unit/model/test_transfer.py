@@ -175,7 +175,7 @@ def test_no_code_of_a_file_is_executed(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"no weights", b"\x00" * 64], ids=["empty", "text", "zeros"])
 def test_a_file_that_holds_no_weights(name, content, tmp_path):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(InputError, match=r"no file of weights|holds more than tensors"):
+    with pytest.raises(InputError, match="no file of weights"):
         read_weights(tmp_path / name)
 
 

@@ -10,46 +10,17 @@ import torch
 from PIL import Image
 
 from conf.schema import Data, Model
-from tasks.bundle import FACTS, WEIGHTS, digest_of
-from tasks.durable import sha256_of
-from tasks.model.networks import build_network
 from tasks.model.task import Segmentation
 from tasks.predict.heads import compared
 from tasks.predict.images import in_folder, of_test_split
-from tasks.predict.job import Settings, cut, key_of
+from tasks.predict.job import cut, key_of
 from tasks.predict.part import METADATA, check_parity, finished, predict_part
 from tasks.predict.predictor import Predictor
-from tasks.records import ModelFacts
+from tests.saved_models import save_model
 
 SIZE = 16
 SCENES = ("background", "disc", "square", "triangle")
-MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.0)
-
-
-def save_model(place, model, class_names, channels=3, change=lambda weights: weights):
-    """A model as a run records it, with other weights where they are to say something known."""
-    torch.manual_seed(0)
-    network = build_network(model, (SIZE, SIZE, channels), len(class_names), 0)
-    place.mkdir()
-    torch.save(change(network.state_dict()), place / WEIGHTS)
-    facts = ModelFacts(
-        model=model,
-        image_shape=(SIZE, SIZE, channels),
-        class_names=class_names,
-        mean=MEAN[:channels],
-        std=STD[:channels],
-        fingerprint="0" * 8,
-        weights_sha256=sha256_of(place / WEIGHTS),
-    )
-    (place / FACTS).write_text(facts.model_dump_json())
-    return Settings(
-        model_directory=str(place),
-        model_digest=digest_of(facts),
-        precision="32-true",
-        gpu=False,
-        num_threads=1,
-        batch_size=8,
-    )
+COLOUR, GREY = (SIZE, SIZE, 3), (SIZE, SIZE, 1)
 
 
 def all_light(weights):
@@ -89,7 +60,9 @@ def pictures(tmp_path):
 
 
 def test_plain_pictures_get_masks_and_the_masks_beside_them_are_none(pictures, tmp_path):
-    settings = save_model(tmp_path / "model", Model(name="unet", width=2, depth=1), ("dark", "light"), 3, all_light)
+    settings = save_model(
+        tmp_path / "model", Model(name="unet", width=2, depth=1), ("dark", "light"), COLOUR, all_light
+    )
     images = in_folder(str(pictures), (), leave_masks=True)
     assert list(images.samples.names()) == ["images/a.png", "images/b/c.png", "images/broken.png"]
     (part,) = parts_of(images, settings, tmp_path)
@@ -108,7 +81,7 @@ def test_plain_pictures_get_masks_and_the_masks_beside_them_are_none(pictures, t
 
 
 def test_masks_of_the_source_are_counted_as_evaluation_counts_them(tmp_path):
-    settings = save_model(tmp_path / "model", Model(name="unet", width=4, depth=2), SCENES)
+    settings = save_model(tmp_path / "model", Model(name="unet", width=4, depth=2), SCENES, COLOUR)
     images = of_test_split(Data(source="shapes", image_size=SIZE))
     images = images._replace(samples=images.samples[:30])
     records = [predict_part(part, settings) for part in parts_of(images, settings, tmp_path, 2)]
@@ -133,7 +106,7 @@ def test_masks_of_the_source_are_counted_as_evaluation_counts_them(tmp_path):
 
 def test_a_denoiser_that_finds_no_noise_gives_the_picture_back(pictures, tmp_path):
     """Channels without variance too; the pixels are those of the picture, and no noise was added to them."""
-    settings = save_model(tmp_path / "model", Model(name="dncnn", width=2, depth=2), ("a", "b"), 3, nothing_off)
+    settings = save_model(tmp_path / "model", Model(name="dncnn", width=2, depth=2), ("a", "b"), COLOUR, nothing_off)
     (part,) = parts_of(in_folder(str(pictures / "images"), ()), settings, tmp_path)
     record = predict_part(part, settings)
     assert (record.num_samples, record.num_rejected, record.num_known) == (2, 1, 0)
@@ -144,7 +117,7 @@ def test_a_denoiser_that_finds_no_noise_gives_the_picture_back(pictures, tmp_pat
 
 
 def test_grey_stays_grey(tmp_path):
-    settings = save_model(tmp_path / "model", Model(name="dncnn", width=2, depth=2), ("a", "b"), 1)
+    settings = save_model(tmp_path / "model", Model(name="dncnn", width=2, depth=2), ("a", "b"), GREY)
     images = of_test_split(Data(source="textures", image_size=SIZE))
     (part,) = parts_of(images._replace(samples=images.samples[:3]), settings, tmp_path)
     predict_part(part, settings)
@@ -156,7 +129,7 @@ def test_grey_stays_grey(tmp_path):
 @pytest.mark.parametrize("name", ["unet", "dncnn"])
 def test_what_is_written_is_not_predicted_again_and_of_another_model_it_is(name, tmp_path):
     model, source = Model(name=name, width=2, depth=2), "shapes" if name == "unet" else "textures"
-    settings = save_model(tmp_path / "model", model, SCENES, 3 if name == "unet" else 1)
+    settings = save_model(tmp_path / "model", model, SCENES, COLOUR if name == "unet" else GREY)
     images = of_test_split(Data(source=source, image_size=SIZE))
     first, second = parts_of(images._replace(samples=images.samples[:10]), settings, tmp_path, 2)
     record = predict_part(first, settings)
@@ -176,7 +149,7 @@ def test_what_is_written_is_not_predicted_again_and_of_another_model_it_is(name,
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["unet", "dncnn"])
 def test_compiled_ahead_it_says_the_same_also_of_a_ragged_batch(name, tmp_path):
-    settings = save_model(tmp_path / "model", Model(name=name, width=4, depth=2), SCENES)
+    settings = save_model(tmp_path / "model", Model(name=name, width=4, depth=2), SCENES, COLOUR)
     pixels_NHWC = np.random.default_rng(0).integers(0, 256, (19, SIZE, SIZE, 3), dtype=np.uint8)
     ours = Predictor(settings.model_copy(update={"compiled": str(tmp_path / "compiled")}))(pixels_NHWC)
     plain = Predictor(settings, plain=True)(pixels_NHWC)

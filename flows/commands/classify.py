@@ -1,0 +1,42 @@
+"""`paceline classify`: linear classifiers on features, fitted on some images and scored on others."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+from conf.load import checked
+from conf.site import Site
+from flows.commands.engines import quiet_flow
+from flows.commands.terminal import add_json, json_stream, say_pairs, say_table, whereabouts, write_json
+
+HELP = "fit linear classifiers on what paceline features has written, and score them"
+
+
+def add(parser: ArgumentParser) -> None:
+    """Its options."""
+    parser.add_argument("train", metavar="TRAIN", help="directory of features to fit on")
+    parser.add_argument("test", metavar="TEST", help="directory of other images' features, to score on")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings of track, and the seed")
+    parser.add_argument(
+        "--kind", action="append", metavar="KIND", help="logistic (regression) or svm (linear); default: both"
+    )
+    add_json(parser)
+
+
+def execute(options: Namespace) -> None:
+    """Carry it out."""
+    from flows.classify import ClassifyRequest, clear_classify, run_classify
+
+    site = Site()
+    asked = {name: getattr(options, name) for name in ("train", "test", "overrides")}
+    request = checked(ClassifyRequest, asked | ({"kinds": options.kind} if options.kind else {}))
+    clear_classify(request, site)
+    with json_stream(options.json) as stream, quiet_flow(site):
+        summary = run_classify(request)
+        rows = [
+            (one["kind"], f"{one['accuracy']:.4f}", f"{one['fit_seconds']:.2f} s", "yes" if one["converged"] else "no")
+            for one in summary["classifiers"]
+        ]
+        say_table(("classifier", "accuracy", "fitted in", "converged"), rows)
+        say_pairs([("run", whereabouts(summary["run_id"], summary["experiment"]))])
+        write_json(stream, summary)

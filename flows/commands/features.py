@@ -1,0 +1,22 @@
+"""`paceline features`: what a layer of a trained model gives for many images, into Parquet."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+from flows.commands import predict
+
+HELP = "write what a layer of a trained model gives for a folder of images, or a preset's test split"
+
+
+def add(parser: ArgumentParser) -> None:
+    """Its options."""
+    predict.add(parser)
+    parser.add_argument(
+        "--layer", required=True, metavar="NAME", help="whose output is written, flattened; a wrong name tells them all"
+    )
+
+
+def execute(options: Namespace) -> None:
+    """Carry it out."""
+    predict.carry_out(options, layer=options.layer)

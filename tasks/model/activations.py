@@ -1,0 +1,63 @@
+"""What a layer of a network gives, in place of what the network tells.
+
+Shapes: N samples, C channels, H height, W width, D values of a layer.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tasks.model.transfer import core_of
+
+
+def layer_sizes(network: nn.Module, image_shape: tuple[int, int, int]) -> dict[str, int]:
+    """How many values each layer gives for an image of `image_shape` (height, width, channels), by the layers' names.
+
+    In the order of the network's parts; without those that give no tensor with a row for each image, such as lists of
+    layers, which are not called themselves. Tried on two black images, in evaluation, which changes no statistics.
+    """
+    core, sizes = core_of(network).eval(), dict[nn.Module, int]()
+    height, width, channels = image_shape
+    images_NCHW = torch.zeros(2, channels, height, width)
+
+    def take(layer: nn.Module, inputs: object, output: object) -> None:
+        sizes.pop(layer, None)  # of a layer that is used more than once the last time
+        if isinstance(output, torch.Tensor) and output.shape[:1] == images_NCHW.shape[:1]:
+            sizes[layer] = output[0].numel()
+
+    layers = {name: layer for name, layer in core.named_modules() if name}
+    hooks = [layer.register_forward_hook(take) for layer in layers.values()]
+    with torch.no_grad():
+        core(images_NCHW)
+    for hook in hooks:
+        hook.remove()
+    return {name: sizes[layer] for name, layer in layers.items() if layer in sizes}
+
+
+class Activations(nn.Module):
+    """Images to the output of a layer, flattened (N, D), float32 whatever it computes in.
+
+    Of the image itself, also where the network takes a mean over views; of a layer that is used more than once the last
+    time.
+
+    Args:
+        network: whose layer it is; not one whose batch norm is folded, or a convolution would give that of its norm.
+        layer: its name, one of `layer_sizes`.
+    """
+
+    def __init__(self, network: nn.Module, layer: str) -> None:
+        super().__init__()
+        self.core = core_of(network)
+        self._found: torch.Tensor | None = None
+        self.core.get_submodule(layer).register_forward_hook(self._take)
+
+    def _take(self, layer: nn.Module, inputs: object, output: torch.Tensor) -> None:
+        self._found = output.clone()  # the next layer may work in place
+
+    def forward(self, images_NCHW: torch.Tensor) -> tuple[torch.Tensor]:
+        """Return `(values_ND,)`."""
+        self.core(images_NCHW)
+        found, self._found = self._found, None
+        assert found is not None
+        return (found.flatten(1).float(),)
