@@ -130,7 +130,12 @@ def log_dataset(handle: RunHandle, prepared: PreparedSet, name: str) -> None:
         source, name=name, digest=prepared.fingerprint
     )
     entity = DatasetInput(dataset._to_mlflow_entity(), tags=[InputTag("mlflow.data.context", "training")])
-    handle.client.log_inputs(handle.run_id, datasets=[entity])
+    try:
+        handle.client.log_inputs(handle.run_id, datasets=[entity])
+    except MlflowException:
+        # Of runs that begin at the same moment with one data set all but one may be refused (UNIQUE constraint of
+        # MLflow's store, 3.17); afterwards it is there.
+        handle.client.log_inputs(handle.run_id, datasets=[entity])
 
 
 def log_facts(handle: RunHandle, metrics: dict[str, float | None], tags: dict[str, str], step: int = 0) -> None:
