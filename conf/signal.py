@@ -71,11 +71,12 @@ class Signal(Section):
                 f"data.signal.num_bands={self.num_bands} exceeds the {num_columns} rows of data.image_size; "
                 "use fewer bands or larger images"
             )
-        if self.hop_samples(num_columns) < 1:
+        hop = self.hop_samples(num_columns)
+        if hop < 1 or (self.clip_samples - self.window_samples) // hop + 1 < num_columns:
             raise ValueError(
                 f"data.image_size={num_columns} needs as many windows, and a clip of {self.clip_samples} samples has "
-                f"only {self.clip_samples - self.window_samples + 1} of {self.window_samples}; use a smaller "
-                "image_size or window_ms, or a larger clip_seconds"
+                f"only {(self.clip_samples - self.window_samples) // max(hop, 1) + 1} of {self.window_samples}, one "
+                f"every {max(hop, 1)}; use a smaller image_size, window_ms or hop_ms, or a larger clip_seconds"
             )
 
     @model_validator(mode="after")

@@ -55,7 +55,7 @@ def clear_classify(request: ClassifyRequest, site: Site) -> tuple[Config, str, d
         raise InputError(
             f"{request.train} and {request.test} are features of other models or layers; write both with the same"
         )
-    if train["source"] == test["source"]:
+    if train["key"] == test["key"]:
         raise InputError(
             f"{request.train} and {request.test} are of the same images ({train['source']}); "
             "a classifier is scored on images that it was not fitted on"

@@ -18,7 +18,7 @@ from tasks.cluster.packages import require_packages
 from tasks.data.key import describe
 from tasks.errors import InputError
 from tasks.paths import nearest_existing
-from tasks.records import Hardware, Listing, Plan, Pretrained
+from tasks.records import Hardware, Plan, Pretrained
 from tasks.track.reach import check_address, check_reachable
 from tasks.train.plan import resolve
 from tasks.train.seats import inspect
@@ -82,7 +82,7 @@ def check(config: Config, site: Site, beginner: Beginner | None = None) -> Clear
     listing = describe(config.data)
     plan = resolve(config, found, listing.num_train)
     _check_batch(config, listing.num_train)
-    _check_last_batch(config, listing)
+    _check_last_batch(config, listing.num_train)
     _check_test(config, listing.num_test)
     if beginner is not None:
         beginner.begin_cluster(plan)
@@ -151,6 +151,7 @@ def plan_like(config: Config, cleared: Cleared, hardware: Hardware) -> Plan:
     """
     plan = resolve(config, hardware, cleared.num_train)
     _check_batch(config, cleared.num_train)
+    _check_last_batch(config, cleared.num_train)
     return plan
 
 
@@ -163,13 +164,13 @@ def _check_batch(config: Config, num_train: int) -> None:
         )
 
 
-def _check_last_batch(config: Config, listing: Listing) -> None:
+def _check_last_batch(config: Config, num_train: int) -> None:
     """Batch norm needs two values of a channel, and small images leave one in each sample behind a ResNet's layers."""
     size, ranks = config.global_batch_size, config.execution.world_size
-    rest = listing.num_train % size
+    rest = num_train % size
     if config.model.name in RESNETS and config.data.image_size <= RESNET_HALVED and 0 < rest < 2 * ranks:
         raise InputError(
-            f"recipe.batch_size={config.recipe.batch_size} leaves a last batch of {rest} of the {listing.num_train} "
+            f"recipe.batch_size={config.recipe.batch_size} leaves a last batch of {rest} of the {num_train} "
             f"training samples, and a device needs two with {config.model.name} on images of at most {RESNET_HALVED} "
             "pixels; use another batch_size or larger images"
         )

@@ -36,17 +36,19 @@ from tasks.cluster.open import open_cluster
 from tasks.data.steps import prepare
 from tasks.errors import InputError, RunError
 from tasks.fingerprint import workload_fingerprint
+from tasks.quality import SCORE_OF_TASK, SCORE_WORDS
 from tasks.records import PreparedSet
 from tasks.redact import discreet
 from tasks.sweep.page import sweep_notes, trial_line
 from tasks.sweep.proposer import Proposer, Search
-from tasks.sweep.space import Parameter, num_proposals, parse_parameters
+from tasks.sweep.space import Parameter, most_epochs, num_proposals, parse_parameters
 from tasks.sweep.trial import Proposal, Pruner, Sampler, Trial
 from tasks.track import run as tracking
 from tasks.track.run import RunHandle
 
 JOURNAL = "trials.journal"
 """In the run's directory."""
+NETWORK = {"model.name", "model.width", "model.depth"}
 LOOK_SECONDS = 1.0
 """A signal waits no longer for its handler than this."""
 
@@ -60,7 +62,7 @@ class SweepRequest(BaseModel):
     """Name or path of the preset, for people."""
     config: Config
     """What all trials have in common."""
-    parameters: dict[str, str]
+    parameters: dict[str, Text]
     """Setting -> its values: log(a,b), lin(a,b), int(a,b[,step]) or [x,y,z]."""
     # The bounds are for the form, and refuse there; `clear_sweep` says what is wrong in a sentence.
     num_trials: int | None = Field(default=None, json_schema_extra={"minimum": 1})
@@ -102,6 +104,7 @@ def clear_sweep(request: SweepRequest, site: Site) -> Ready:
     parameters = parse_parameters([f"{setting}={values}" for setting, values in request.parameters.items()])
     num_trials = num_proposals(request.num_trials, request.sampler == "grid", parameters)
     config = make_config(request.config, ["speedup.baseline=none", "speedup.diagnose=false", "track.register=null"])
+    _check_weights(config, parameters)
     for parameter in parameters:
         for value in parameter.tried():
             _try(config, parameter, parameter.override(value))
@@ -118,9 +121,34 @@ def _check_numbers(request: SweepRequest) -> None:
             raise InputError(f"{name} {number} is not above 0; give 1 or more")
 
 
+def _check_weights(config: Config, parameters: tuple[Parameter, ...]) -> None:
+    """All trials begin with the weights that were checked for the network that they have in common."""
+    for parameter in parameters:
+        if parameter.setting == "model.pretrained":
+            raise InputError("--param model.pretrained: all trials begin with the same weights; make a sweep for each")
+        if config.model.pretrained is not None and parameter.setting in NETWORK:
+            raise InputError(
+                f"--param {parameter.setting}: model.pretrained={config.model.pretrained} fits one network; "
+                "sweep other settings, or begin by the seed"
+            )
+
+
+def _check_like(config: Config, changed: Config) -> None:
+    if changed.model.task != config.model.task:
+        raise InputError(
+            f"model.name={changed.model.name} is judged by {SCORE_WORDS[SCORE_OF_TASK[changed.model.task]]}, and "
+            f"{config.model.name} by {SCORE_WORDS[SCORE_OF_TASK[config.model.task]]}; make a sweep for each"
+        )
+    if changed.packages != config.packages:
+        raise InputError(
+            f"model.name={changed.model.name} and {config.model.name} are of different packages; make a sweep for each"
+        )
+
+
 def _try(config: Config, parameter: Parameter, override: str, cleared: Cleared | None = None) -> None:
     try:
         changed = make_config(config, [override])
+        _check_like(config, changed)
         if cleared is not None:
             preflight.plan_like(changed, cleared, cleared.hardware)
     except (ConfigError, InputError) as error:
@@ -210,7 +238,7 @@ def _search(ready: Ready) -> Search:
         sampler=ready.request.sampler,
         pruner=ready.request.pruner,
         num_trials=ready.num_trials,
-        num_epochs=ready.config.recipe.num_epochs,
+        num_epochs=most_epochs(ready.config, ready.parameters),
         seed=ready.config.seed,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import ValidationError
 
+from conf.load import ConfigError
 from flows import preflight
 from flows.interrupt import is_interruption
 from flows.study import make_config
@@ -35,7 +36,7 @@ def company_on(work: SweepWork, baseline: str) -> tuple[Company | None, str]:
         return None, reason
     try:
         found = _measured(work)
-    except PacelineError as error:
+    except (PacelineError, ConfigError) as error:
         if is_interruption(error):
             raise
         return None, f"it could not be measured: {error}"

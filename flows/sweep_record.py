@@ -13,6 +13,7 @@ from tasks.quality import SCORE_OF_TASK
 from tasks.sweep.charts import draw_sweep
 from tasks.sweep.company import Company
 from tasks.sweep.page import render_sweep
+from tasks.sweep.space import most_epochs
 from tasks.sweep.trial import SweepResult, Trial
 from tasks.track import run as tracking
 from tasks.track.environment import describe_environment, package_versions
@@ -45,7 +46,7 @@ class SweepOutcome:
             sampler=self.request.sampler,
             pruner=self.request.pruner,
             at_once=work.room.at_once,
-            num_epochs=work.config.recipe.num_epochs,
+            num_epochs=most_epochs(work.config, work.parameters),
             score_name=SCORE_OF_TASK[work.config.model.task],
             trials=work.proposer.trials(),
             company=self.company,

@@ -7,9 +7,19 @@ import json
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from conf.plugins import code_digest
 from conf.schema import Config, Workload
+
+LATER = {
+    ("data", "signal"),
+    ("data", "classes"),
+    ("model", "pretrained"),
+    ("model", "freeze"),
+    ("recipe", "backbone_rate"),
+}
+"""Settings that are younger than fingerprints which are kept in stores; add each new one of these sections."""
 
 
 def workload_fingerprint(workload: Workload, dataset_fingerprint: str, weights: str | None = None) -> str:
@@ -23,8 +33,11 @@ def workload_fingerprint(workload: Workload, dataset_fingerprint: str, weights: 
         dataset_fingerprint: of the prepared set.
         weights: sha256 of those that training begins with; None for none.
     """
-    facts = workload.model_dump(mode="json") | {"data": dataset_fingerprint}
-    facts["model"]["pretrained"] = weights
+    facts = without_later(workload.model_dump(mode="json")) | {"data": dataset_fingerprint}
+    if weights is not None:
+        facts["model"]["pretrained"] = weights
+    else:
+        facts["model"].pop("pretrained", None)
     if workload.model.plugin is not None:
         facts["package"] = workload.model.plugin.identity
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
@@ -36,9 +49,27 @@ def series_fingerprint(config: Config, devices: str, class_names: Sequence[str])
     Their name, settings and classes, where their data lie, and their devices. The data there may grow from night to
     night, code and versions may be brought up to date: those are what a regression is looked for after.
     """
-    settings = config.model_dump(mode="json", include={"name", "data", "model", "recipe", "execution"})
+    settings = without_later(config.model_dump(mode="json", include={"name", "data", "model", "recipe", "execution"}))
     facts = settings | {"cluster": config.cluster.kind, "devices": devices, "classes": list(class_names)}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def without_later(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings without those that came later, where they are as if they were not there.
+
+    Or an upgrade would end every series of runs, and no run from before it could go on.
+    """
+    defaults = Config().model_dump(mode="json")
+    return {
+        section: {
+            name: value
+            for name, value in found.items()
+            if (section, name) not in LATER or value != defaults[section][name]
+        }
+        if isinstance(found, dict)
+        else found
+        for section, found in settings.items()
+    }
 
 
 @cache

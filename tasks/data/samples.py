@@ -66,6 +66,10 @@ class Texts:
             # surrogateescape: a POSIX file name may be any bytes, and such a file is still a sample.
             yield block[start:end].decode(errors="surrogateescape")
 
+    def any_empty(self) -> bool:
+        """Whether one of them has no character."""
+        return bool((self._starts == self._ends).any())
+
     def take(self, chosen: Indices | slice) -> Texts:
         """Some of them, in the same block."""
         return Texts(self._block, self._starts[chosen], self._ends[chosen])

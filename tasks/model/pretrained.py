@@ -172,5 +172,8 @@ def begin_with(network: nn.Module, weights: Pretrained) -> None:
     with torch.no_grad():
         for name, own in state.items():
             bare = name.removeprefix(before)
-            if bare not in weights.anew and bare in tensors:
-                own.copy_(tensors[bare])
+            if bare in weights.anew or (bare.endswith(COUNTER) and bare not in tensors):
+                continue
+            if bare not in tensors:
+                raise InputError(f"{weights.path}: has no {bare}, which the network has; it is another network's")
+            own.copy_(tensors[bare])

@@ -11,6 +11,7 @@ from torch import nn
 
 from conf.schema import Recipe
 from tasks.model.muon import RATE_FACTOR
+from tasks.model.own import OwnNetwork
 from tasks.model.views import ViewMean
 
 HEADS = ("classify", "regress", "fc", "head", "classifier")
@@ -18,8 +19,10 @@ HEADS = ("classify", "regress", "fc", "head", "classifier")
 
 
 def core_of(network: nn.Module) -> nn.Module:
-    """The network without what takes the mean over views."""
-    return network.network if isinstance(network, ViewMean) else network
+    """The network without what takes the mean over views, and without what makes a pair of a user's answer."""
+    while isinstance(network, ViewMean | OwnNetwork):
+        network = network.network
+    return network
 
 
 def heads_of(network: nn.Module) -> tuple[str, ...]:

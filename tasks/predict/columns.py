@@ -85,7 +85,9 @@ def _classes(facts: ModelFacts, part: Part, kept: list[int], arrays: Arrays | No
             values[kept] = arrays[1][:, index]
         columns[name] = pa.array(values, pa.float32(), mask=missing)
     truth = _truth(part)
-    known = [(truth[position], facts.class_names[labels[position]]) for position in kept if truth[position]]
+    # Of classes that the model was not trained on it can only be wrong.
+    learned = [position for position in kept if truth[position] in facts.class_names]
+    known = [(truth[position], facts.class_names[labels[position]]) for position in learned]
     columns["true_label"] = pa.array(truth, pa.string())
     return Answers(columns, Counts(len(known), sum(true == label for true, label in known)))
 

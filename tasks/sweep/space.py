@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from conf.load import ConfigError, apply
+from conf.schema import Config
 from tasks.errors import InputError
 from tasks.records import Record
 
@@ -88,6 +89,12 @@ def grid_size(parameters: Iterable[Parameter]) -> int:
         InputError: they cannot be counted.
     """
     return math.prod(len(parameter.all_values()) for parameter in parameters)
+
+
+def most_epochs(config: Config, parameters: Iterable[Parameter]) -> int:
+    """Epochs of the longest trial."""
+    swept = [one.tried() for one in parameters if one.setting == "recipe.num_epochs"]
+    return max((int(value or 0) for values in swept for value in values), default=config.recipe.num_epochs)
 
 
 def num_proposals(num_trials: int | None, is_grid: bool, parameters: Iterable[Parameter]) -> int:

@@ -79,9 +79,9 @@ def test_the_model_predicts_folded_and_in_bf16_what_it_does_as_it_was_trained(tr
     )
     split = open_split(job.prepared, "test")
     pixels_NHWC = split.gather(np.arange(split.num_samples))
-    plain, _ = Predictor(settings, plain=True)(pixels_NHWC)
+    plain, *_ = Predictor(settings, plain=True)(pixels_NHWC)
     rows = [np.load(path) for path in result.predictions]
     ours = np.concatenate([row["kept"] for row in rows])
     np.testing.assert_allclose(plain, torch.softmax(torch.from_numpy(ours), 1).numpy(), atol=1e-4)
-    executed, _ = Predictor(settings)(pixels_NHWC)
+    executed, *_ = Predictor(settings)(pixels_NHWC)
     assert (executed.argmax(1) == plain.argmax(1)).mean() > 0.98

@@ -11,6 +11,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from conf.load import load
+from conf.plugins import embedded
 from conf.site import Site
 from tasks.cluster.address import connect
 from tasks.cluster.packages import require_packages
@@ -22,7 +23,7 @@ from tests.pictures import make_pictures
 
 SMALL = ["data.image_size=16", "model.width=8", "model.depth=1", "recipe.num_epochs=6", "recipe.batch_size=16"]
 PLAIN = ["recipe.warmup_epochs=0.5", "speedup.baseline=none", "execution.precision=32-true"]
-MISSED = "is none of convblocks, twohead, whitened, unet, dncnn; install the package that offers it"
+MISSED = f"is none of {', '.join(embedded('model'))}; install the package that offers it"
 
 
 @pytest.fixture(scope="module")

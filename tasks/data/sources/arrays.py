@@ -109,7 +109,12 @@ def _classes(root: str, files: Sequence[_File]) -> tuple[tuple[str, ...], dict[A
     values = sorted({value for file in files for value in np.unique(file.table.labels).tolist()}, key=_in_order)
     if len({isinstance(value, str) for value in values}) > 1:
         raise InputError(f"data.root={root}: some labels are numbers and others words; give all the same")
-    names = next((file.table.class_names for file in files if file.table.class_names), ())
+    named = {file.table.class_names for file in files if file.table.class_names}
+    if len(named) > 1:
+        raise InputError(
+            f"data.root={root}: files name different classes, or in another order; give all the same names"
+        )
+    names = next(iter(named), ())
     if not names:
         return tuple(map(str, values)), {value: number for number, value in enumerate(values)}
     outside = [value for value in values if isinstance(value, str) or not 0 <= value < len(names)]

@@ -77,13 +77,15 @@ def list_samples(data: Data) -> SampleListing:
         seen: set[str] = set()
         found = {name: _gather(plugin, by_split.get(name, ()), len(class_names), seen) for name in SPLITS}
         content = str(getattr(source, "content", ""))
+        # Without stamps, samples of one name in two places cannot be told apart but by the place.
+        place = root if any(split.stamps.any_empty() for split in found.values()) else ""
     train, validation, test = (found[name] for name in SPLITS)
     if "test" not in by_split:
         train, test = hold_out(train, data.test_fraction)
     if "validation" not in by_split:
         train, validation = hold_out(train, data.validation_fraction)
     return SampleListing(
-        origin=Origin("own", root, "", data.source, f"{plugin.identity} {facts} {content}", uuid4().hex),
+        origin=Origin("own", root, "", data.source, f"{plugin.identity} {facts} {place} {content}", uuid4().hex),
         class_names=class_names,
         train=train,
         validation=validation,

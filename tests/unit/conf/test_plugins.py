@@ -92,7 +92,7 @@ def test_a_name_that_nobody_offers_is_told_with_those_that_there_are(offer):
     said = refused("data.source=row")
     assert said.startswith("data.source=row is none of digits, rotated_digits, folder,")
     assert "arrays, rows; install the package that offers it by an entry point row" in said
-    assert "dncnn, net; install the package" in refused("model.name=nets")
+    assert "resnet50, net; install the package" in refused("model.name=nets")
     assert "data.source='a b': input should be 'digits'" in refused("data.source=a b")
 
 

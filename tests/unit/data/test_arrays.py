@@ -274,6 +274,13 @@ def cut_off(root):
             ),
             "some labels are numbers and others words",
         ),
+        (
+            lambda root: [
+                np.savez(root / f"{split}.npz", images=IMAGES, labels=LABELS, class_names=np.array(names))
+                for split, names in (("train", ["x", "y", "z"]), ("test", ["y", "x", "z"]))
+            ],
+            "files name different classes, or in another order",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_in_one_line_before_any_work(tmp_path, make, told):

@@ -168,6 +168,18 @@ def test_a_changed_source_is_another_set(offered: Offered) -> None:
     assert found() == keys[0]
 
 
+def test_samples_without_stamps_are_known_by_their_place_too(offered: Offered, tmp_path: Path) -> None:
+    """Or those of one name in two folders would be taken for each other."""
+
+    def keys(samples: str) -> set[str]:
+        offered.be(init="pass", samples=samples)
+        roots = [tmp_path / name for name in ("a", "b")]
+        return {key.describe(offered.data.model_copy(update={"root": str(root)})).key for root in roots}
+
+    assert len(keys(PLAIN["samples"])) == 2
+    assert len(keys("return ((f'row {n}', n % 2, 'a') for n in range(40))")) == 1
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -3,6 +3,7 @@
 import copy
 import os
 import pickle
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -18,9 +19,11 @@ from tasks.errors import InputError
 from tasks.model.module import Learner
 from tasks.model.networks import build_network
 from tasks.model.objective import build_optimizer, settle
+from tasks.model.own import OwnNetwork
 from tasks.model.pretrained import begin_with, blank_network, check_fit, read_weights
 from tasks.model.task import Classification
 from tasks.model.transfer import freeze_backbone, heads_of
+from tasks.model.views import ViewMean
 from tasks.records import Pretrained
 
 MODEL = Model(width=4, depth=1)
@@ -202,6 +205,15 @@ def test_a_file_that_was_changed_since_it_was_checked(tmp_path):
         begin_with(network_of(), weights)
 
 
+def test_no_weight_is_left_as_the_seed_made_it_without_being_told(tmp_path):
+    """The network was another one when the weights were checked."""
+    path = saved(tmp_path, "state dict", network_of())
+    weights = Pretrained(reference="x", path=str(path), sha256=sha256_of(path), num_tensors=1)
+    deep = network_of(model=MODEL.model_copy(update={"depth": MODEL.depth + 1}))
+    with pytest.raises((InputError, RuntimeError), match=r"which the network has|must match|size"):
+        begin_with(deep, weights)
+
+
 # What learns
 
 
@@ -211,6 +223,13 @@ def test_heads():
         assert heads_of(network) == heads
     assert heads_of(blank_network(Model(name="twohead"), (32, 32, 3), 5, 1)) == ("classify", "regress")
     assert heads_of(blank_network(Model(test_views=6), (32, 32, 3), 5, 0)) == ("classify",)
+
+
+def test_heads_of_a_network_of_the_users():
+    plain = nn.Sequential(OrderedDict(body=nn.Linear(4, 3), classify=nn.Linear(3, 2)))
+    assert heads_of(OwnNetwork(plain)) == heads_of(ViewMean(OwnNetwork(plain), 2)) == ("classify",)
+    plain.heads = ("body",)
+    assert heads_of(OwnNetwork(plain)) == ("body",)
 
 
 @pytest.mark.parametrize("views", [1, 2])
