@@ -7,12 +7,11 @@ from functools import cached_property
 from typing import Any
 
 from conf.schema import Config
-from tasks.fingerprint import code_fingerprint, series_fingerprint
+from flows.facts import run_facts
+from tasks.fingerprint import series_fingerprint
 from tasks.records import EvaluateResult, Hardware, Plan, PreparedSet, Pretrained, SpeedupResult, TrainResult
-from tasks.speedup.match import facts_of
 from tasks.speedup.regression import Judgement
 from tasks.speedup.validity import judge
-from tasks.track.environment import package_versions
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,7 @@ class Outcome:
     @cached_property
     def facts(self) -> dict[str, str]:
         """What a comparison with another run looks at."""
-        data, versions = self.prepared.fingerprint, package_versions()
-        return facts_of(self.config, data, code_fingerprint(), versions, self.plan, self.pretrained)
+        return run_facts(self.config, self.prepared, self.plan, self.pretrained)
 
 
 @dataclass(frozen=True)

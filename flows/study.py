@@ -15,30 +15,30 @@ from conf.load import apply, validate
 from conf.schema import Config, Data
 from conf.site import Site, quieten
 from flows import preflight, views
+from flows.asked import tracked
+from flows.facts import run_facts
 from flows.interrupt import heard, is_interruption
 from flows.overlap import cancel_older
 from flows.pipeline import publish
 from flows.preflight import Cleared
 from flows.study_record import StudyOutcome, log_arm, log_diagnosis, log_study
-from flows.tracked import begun, nested, reopened
+from flows.tracked import nested
 from flows.tried import tried
 from tasks.cluster.demand import Demand, demand_of
 from tasks.cluster.open import open_cluster
 from tasks.data.steps import prepare
 from tasks.errors import InputError, PacelineError
 from tasks.evaluate.steps import evaluate
-from tasks.fingerprint import code_fingerprint, workload_fingerprint
+from tasks.fingerprint import workload_fingerprint
 from tasks.records import EvaluateResult, PreparedSet, TrainResult
 from tasks.redact import discreet
 from tasks.speedup.arms import balanced_order, expand
 from tasks.speedup.ledger import Ledger
-from tasks.speedup.match import facts_of
 from tasks.speedup.steady import steady_rate
 from tasks.speedup.steps import account
 from tasks.speedup.study import ArmRun, StudyArm
 from tasks.speedup.study_page import study_notes
 from tasks.track import run as tracking
-from tasks.track.environment import package_versions
 from tasks.track.run import RunHandle
 from tasks.train.coordinate import TrainJob
 from tasks.train.steps import train
@@ -148,13 +148,7 @@ def run_study(request: StudyRequest, resume: str | None = None) -> dict[str, Any
         }
         data = prepared[arms[0].config.data].fingerprint
         workload = workload_fingerprint(request.config.workload, data, arms[0].cleared.weights)
-        if resume is None:
-            tracked = begun(request.config, site, arms[0].cleared.experiment_id, "study", workload)
-        else:
-            tracked = reopened(site, resume, "study", workload)
-        with tracked as parent:
-            if resume is None:
-                tracking.log_document(parent, tracking.STUDY_ARTIFACT, request.model_dump(mode="json"))
+        with tracked("study", request, site, arms[0].cleared.experiment_id, workload, resume) as parent:
             ledger = Ledger(site.root / "runs" / parent.run_id / "arms.jsonl")
             _run_all(_Work(request, site, address, parent, prepared, ledger), arms)
             outcome = StudyOutcome(
@@ -232,7 +226,7 @@ def _run_one(work: _Work, arm: ReadyArm, repeat: int) -> ArmRun:
                     "repeat": repeat,
                     "position": position,
                     "run_id": run_id,
-                    "facts": _facts(config, prepared, arm.cleared),
+                    "facts": run_facts(config, prepared, arm.cleared.plan, arm.cleared.pretrained),
                     "cause": speedup.cause if speedup else None,
                     "shares": speedup.shares if speedup else {},
                 }
@@ -251,7 +245,7 @@ def _run_one(work: _Work, arm: ReadyArm, repeat: int) -> ArmRun:
             run_id=run_id,
             status="failed",
             error=str(error),
-            facts=_facts(config, work.prepared[config.data], arm.cleared),
+            facts=run_facts(config, work.prepared[config.data], arm.cleared.plan, arm.cleared.pretrained),
             world_size=config.execution.world_size,
         )
 
@@ -267,11 +261,6 @@ def _job(work: _Work, arm: ReadyArm, config: Config, prepared: PreparedSet, hand
         home=str(work.site.root),
         cold_compile=True,  # or the first of the repeats would compile for all
     )
-
-
-def _facts(config: Config, prepared: PreparedSet, cleared: Cleared) -> dict[str, str]:
-    data, versions = prepared.fingerprint, package_versions()
-    return facts_of(config, data, code_fingerprint(), versions, cleared.plan, cleared.pretrained)
 
 
 def arm_run(arm: StudyArm, trained: TrainResult, evaluated: EvaluateResult) -> ArmRun:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +18,7 @@ from conf.load import ConfigError
 from conf.schema import Config
 from conf.site import Site, quieten
 from flows import preflight, views
+from flows.asked import tracked
 from flows.interrupt import heard
 from flows.overlap import cancel_older
 from flows.pipeline import publish
@@ -29,7 +28,6 @@ from flows.sweep_company import company_on
 from flows.sweep_record import SweepOutcome, log_sweep
 from flows.sweep_room import Room, find_room
 from flows.sweep_trial import SweepWork, run_trial
-from flows.tracked import begun, reopened
 from flows.tried import tried
 from tasks.cluster.address import count_workers
 from tasks.cluster.open import open_cluster
@@ -43,8 +41,6 @@ from tasks.sweep.page import sweep_notes, trial_line
 from tasks.sweep.proposer import Proposer, Search
 from tasks.sweep.space import Parameter, most_epochs, num_proposals, parse_parameters
 from tasks.sweep.trial import Proposal, Pruner, Sampler, Trial
-from tasks.track import run as tracking
-from tasks.track.run import RunHandle
 
 JOURNAL = "trials.journal"
 """In the run's directory."""
@@ -188,7 +184,7 @@ def run_sweep(request: SweepRequest, resume: str | None = None) -> dict[str, Any
         prepared = tried(prepare, limits)(config.data, str(site.root), address, limits.prepare_seconds)
         _check_validation(prepared)
         workload = workload_fingerprint(config.workload, prepared.fingerprint, cleared.weights)
-        with _tracked(ready, site, resume, workload) as parent:
+        with tracked("sweep", request, site, ready.cleared.experiment_id, workload, resume) as parent:
             _tell_choices(ready, cleared)
             work = SweepWork(
                 config=config,
@@ -210,18 +206,6 @@ def run_sweep(request: SweepRequest, resume: str | None = None) -> dict[str, Any
     publish([("", note) for note in sweep_notes(result)], "sweep", "What the trials gave")
     views.link(summary["view"], "The trials of this sweep")
     return summary | {"result": result.model_dump(mode="json")}
-
-
-@contextmanager
-def _tracked(ready: Ready, site: Site, resume: str | None, workload: str) -> Iterator[RunHandle]:
-    config = ready.request.config
-    if resume is not None:
-        with reopened(site, resume, "sweep", workload) as parent:
-            yield parent
-        return
-    with begun(config, site, ready.cleared.experiment_id, "sweep", workload) as parent:
-        tracking.log_document(parent, tracking.SWEEP_ARTIFACT, ready.request.model_dump(mode="json"))
-        yield parent
 
 
 def _tell_choices(ready: Ready, cleared: Cleared) -> None:

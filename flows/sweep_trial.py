@@ -16,6 +16,7 @@ from prefect.client.schemas.objects import State
 from conf.load import ConfigError
 from conf.schema import Config
 from flows import preflight
+from flows.facts import run_facts
 from flows.interrupt import is_interruption
 from flows.preflight import Cleared
 from flows.study import arm_run, make_config
@@ -26,15 +27,12 @@ from tasks import deadline
 from tasks.display import hidden_bars
 from tasks.errors import InputError, PacelineError, RankError, StoppedError
 from tasks.evaluate.steps import evaluate
-from tasks.fingerprint import code_fingerprint
 from tasks.records import EvaluateResult, Plan, PreparedSet, TrainResult
-from tasks.speedup.match import facts_of
 from tasks.speedup.study import StudyArm
 from tasks.sweep.proposer import Proposer
 from tasks.sweep.space import Parameter
 from tasks.sweep.trial import Proposal, Status, Trial
 from tasks.track import run as tracking
-from tasks.track.environment import package_versions
 from tasks.track.run import RunHandle
 from tasks.train.coordinate import TrainJob
 from tasks.train.progress import scores_so_far
@@ -213,8 +211,7 @@ def _log(
     metrics = training_metrics(arm_run(arm, trained, evaluated), trained, evaluated)
     tags = _tags(trial) | {"paceline.dataset": work.prepared.fingerprint}
     tracking.log_facts(handle, metrics | _metrics(trial), tags)
-    data, versions = work.prepared.fingerprint, package_versions()
-    facts = facts_of(job.config, data, code_fingerprint(), versions, job.plan, job.pretrained)
+    facts = run_facts(job.config, work.prepared, job.plan, job.pretrained)
     tracking.log_document(handle, tracking.FACTS_ARTIFACT, facts)
 
 

@@ -91,18 +91,13 @@ def _follow(options: Namespace, plan: StudyPlan, given: dict[str, list[str]]) ->
 
 
 def _resumed(site: Site, options: Namespace) -> StudyRequest:
+    from flows.asked import kept_request
     from flows.study import StudyRequest
-    from tasks.track import run as tracking
-    from tasks.track.search import read_document
 
     changed = [options.preset, options.plan, *options.overrides, *options.axis, options.repeats, options.target]
     if any(value is not None for value in changed) or options.ladder:
         raise InputError(f"--resume {options.resume} goes on with the study as it was asked for; give nothing else")
-    tracking.reopen(site.tracking_uri, options.resume)
-    document = read_document(site.tracking_uri, options.resume, tracking.STUDY_ARTIFACT)
-    if document is None:
-        raise InputError(f"--resume {options.resume}: that run is no study; use paceline run --resume")
-    return StudyRequest.model_validate(document)
+    return StudyRequest.model_validate(kept_request("study", site, options.resume))
 
 
 def _show(summary: dict[str, Any]) -> None:

@@ -73,18 +73,13 @@ def _request(options: Namespace) -> SweepRequest:
 
 
 def _resumed(site: Site, options: Namespace) -> SweepRequest:
+    from flows.asked import kept_request
     from flows.sweep import SweepRequest
-    from tasks.track import run as tracking
-    from tasks.track.search import read_document
 
     changed = [options.preset, *options.overrides, *options.param, options.trials, options.sampler, options.pruner]
     if any(value is not None for value in (*changed, options.at_once)):
         raise InputError(f"--resume {options.resume} goes on with the sweep as it was asked for; give nothing else")
-    tracking.reopen(site.tracking_uri, options.resume)
-    document = read_document(site.tracking_uri, options.resume, tracking.SWEEP_ARTIFACT)
-    if document is None:
-        raise InputError(f"--resume {options.resume}: that run is no sweep; use paceline run --resume")
-    return SweepRequest.model_validate(document)
+    return SweepRequest.model_validate(kept_request("sweep", site, options.resume))
 
 
 def _show(summary: dict[str, Any]) -> None:

@@ -14,12 +14,12 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from conf.schema import MIN_CLASSES
 from tasks.errors import InputError
 from tasks.records import Record
 
 Kind = Literal["logistic", "svm"]
 MAX_ITERATIONS = 2_000
-MIN_CLASSES = 2
 
 
 @dataclass(frozen=True)
