@@ -46,6 +46,7 @@ def whole(make_job, cluster_address):
     return train_group(make_job(*LONG), cluster_address)
 
 
+@pytest.mark.slow
 def test_a_killed_dask_worker_costs_a_restart_and_no_result(whole, job, cluster):
     with happening(job, lambda job: cluster.kill(cluster.worker_pid(1))):
         result = train_group(job, cluster.address)

@@ -77,6 +77,7 @@ def test_a_slowed_all_reduce_is_communication_bound(limited):
     limited("communication-bound", "communication", *LARGE, "execution.num_devices=2", plant="exchange=0.04")
 
 
+@pytest.mark.slow
 def test_a_tiny_model_is_launch_bound(limited):
     tiny = ["data.image_size=8", "model.width=1", "recipe.batch_size=8", "execution.loading=resident"]
     limited("launch-bound", "overhead", *tiny)

@@ -23,6 +23,9 @@ WORSE = {"PYTHONPATH": PLANTED, "PLANT": "input=0.002", "BLIND": "yes"}
 """Slow, and without anything learned: what is slow alone may be laid to others, who are there in any suite of tests."""
 NUM_NIGHTS = 8
 
+pytestmark = pytest.mark.slow
+"""test_services_nights.py has nights by schedule, on real services."""
+
 
 @pytest.fixture(scope="module")
 def night(paceline):
@@ -97,7 +100,6 @@ def test_the_table_of_the_hardware_is_made_of_undisturbed_nights(first_nights, p
     assert row["execution"] in stderr
 
 
-@pytest.mark.slow  # test_services_nights.py has one by schedule
 def test_a_slow_night_is_told_of_and_its_model_is_not_handed_on(first_nights, night, client, prefect_url, hook):
     address, received = hook
     alarm = subprocess.run(
@@ -138,7 +140,6 @@ def check_told(url, flow, received):
     assert received[0]["text"].startswith("nights is worse than before: throughput")
 
 
-@pytest.mark.slow
 def test_a_run_that_was_told_to_fails_with_everything_recorded(first_nights, night, client, prefect_url):
     status, summary, stderr = night("track.on_regression=fail", **WORSE)
     assert status == 1

@@ -81,6 +81,7 @@ def bare_cluster():
         yield address
 
 
+@pytest.mark.slow
 def test_a_run_learns_and_records_the_package(learned, pictures, tmp_path):
     assert learned["evaluate"]["accuracy"] > 0.8
     client = MlflowClient(Site().tracking_uri)

@@ -148,6 +148,7 @@ def features(call, trained, unseen, tmp_path_factory):
     return asked, summary, out
 
 
+@pytest.mark.slow
 def test_a_layer_gives_a_row_for_every_image(features, trained, unseen):
     _, summary, out = features
     assert (summary["layer"], summary["accuracy"], summary["num_samples"]) == ("pool", None, NUM_MORE + 2)
@@ -221,6 +222,7 @@ def test_what_is_predicted_is_not_predicted_again(call, predicted, trained, unse
     assert rows_of(out) == rows
 
 
+@pytest.mark.slow
 def test_a_model_by_its_alias_and_one_that_was_changed(call, trained, tmp_path):
     run_id, root = trained
     client = MlflowClient(Site().tracking_uri, Site().tracking_uri)

@@ -39,7 +39,7 @@ def run(paceline):
     return to_the_end
 
 
-@pytest.fixture(scope="module", params=["shapes", "textures"])
+@pytest.fixture(scope="module", params=["shapes", pytest.param("textures", marks=pytest.mark.slow)])
 def small(request, run):
     return request.param, *run(request.param, *SMALL[request.param], *PLAIN)
 
@@ -101,6 +101,7 @@ def plain(tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 def test_plain_pictures_are_predicted_and_what_is_done_is_not_done_again(small, plain, paceline, tmp_path):
     preset, summary, _ = small
     arguments = ("predict", summary["run_id"], str(plain), "--out", str(tmp_path / "out"), "track.experiment=pixels")
@@ -161,7 +162,8 @@ def job(make_job):
     return make
 
 
-@pytest.mark.parametrize("preset", ["shapes", pytest.param("textures", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["shapes", "textures"])
 def test_two_ranks_take_the_steps_of_one_and_evaluate_every_sample_once(job, cluster_address, preset):
     """Masks and noise belong to samples, whoever trains on them."""
     one, two = (

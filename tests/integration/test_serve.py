@@ -29,6 +29,7 @@ def serve(paceline, prefect_url):
         process.communicate(timeout=60)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_deployment_has_its_schedule_its_form_and_runs_now_and_then(serve, prefect_url):
     served = serve("nightly", "--cron", "0 2 * * *", "--timezone", "Europe/Zurich", "--overlap", "skip")

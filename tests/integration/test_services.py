@@ -145,6 +145,7 @@ def test_dask_is_given_no_secret(services):
             assert [variable for variable, value in given.items() if any(secret in value for secret in secrets)] == []
 
 
+@pytest.mark.slow
 def test_what_runs_is_left_alone_and_what_was_killed_comes_back(services, mlflow):
     before = pids(services)
     again = services.up()

@@ -152,6 +152,7 @@ def leased(run_id):
     return [device for device, owner in owners.items() if owner and owner.run_id == run_id]
 
 
+@pytest.mark.slow
 def test_a_training_over_its_limit_ends_its_ranks_and_goes_on_from_its_checkpoint(make_job, cluster_address):
     job = make_job("execution.num_devices=2", "execution.checkpoint_steps=1", "recipe.num_epochs=2")
     with (
