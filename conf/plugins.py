@@ -113,7 +113,7 @@ def source_facts(name: str) -> SourceFacts:
     if name in EMBEDDED_SOURCES:
         return EMBEDDED_SOURCES[name]
     plugin, offered = load("source", name)
-    facts = SourceFacts(**_said_by(offered, SourceFacts._field_defaults))
+    facts = SourceFacts(**_said_by(plugin, offered, SourceFacts._field_defaults))
     if facts.channels not in (1, 3):
         raise PluginError(f"{plugin} has channels={facts.channels!r}; use 1 for grey or 3 for colours")
     if tuple(facts.target_names) not in ((), (ANGLE,)):
@@ -132,14 +132,21 @@ def model_facts(name: str) -> NetworkFacts:
     if name in EMBEDDED_MODELS:
         return EMBEDDED_MODELS[name]
     plugin, offered = load("model", name)
-    facts = NetworkFacts(**_said_by(offered, NetworkFacts._field_defaults))
+    facts = NetworkFacts(**_said_by(plugin, offered, NetworkFacts._field_defaults))
     if facts.task not in TASKS:
         raise PluginError(f"{plugin} has task={facts.task!r}; use {', '.join(TASKS[:-1])} or {TASKS[-1]}")
     return facts
 
 
-def _said_by(offered: Any, defaults: dict[str, Any]) -> dict[str, Any]:
-    return {field: getattr(offered, field, default) for field, default in defaults.items()}
+def _said_by(plugin: Plugin, offered: Any, defaults: dict[str, Any]) -> dict[str, Any]:
+    said = {field: getattr(offered, field, default) for field, default in defaults.items()}
+    for field, default in defaults.items():
+        if isinstance(default, tuple) and isinstance(said[field], list):
+            said[field] = tuple(said[field])
+        if type(said[field]) is not type(default):
+            kind = type(default).__name__
+            raise PluginError(f"{plugin} has {field}={said[field]!r}; give a {kind}, such as {default!r}, or none")
+    return said
 
 
 _loaded: dict[tuple[Kind, str], tuple[Plugin, Any]] = {}

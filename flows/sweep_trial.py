@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from prefect import get_run_logger
 from prefect.client.schemas.objects import State
 
 from conf.load import ConfigError
@@ -25,7 +26,7 @@ from flows.sweep_room import Room
 from flows.tracked import nested
 from tasks import deadline
 from tasks.display import hidden_bars
-from tasks.errors import InputError, PacelineError, RankError, StoppedError
+from tasks.errors import InputError, PacelineError, RankError, StoppedError, one_line
 from tasks.evaluate.steps import evaluate
 from tasks.records import EvaluateResult, Plan, PreparedSet, TrainResult
 from tasks.speedup.study import StudyArm
@@ -117,9 +118,11 @@ def run_trial(work: SweepWork, proposal: Proposal) -> Trial | None:
         if work.stopped.is_set():
             return None
         trial = begun.ended("pruned", str(stopped))
-    except PacelineError as error:
+    except Exception as error:  # noqa: BLE001 - a store's or a disk's too: the others may get through
         if work.stopped.is_set() or is_interruption(error):
             return None
+        if not isinstance(error, PacelineError):
+            get_run_logger().warning("Trial %d", proposal.number, exc_info=error)
         return _failed(work, begun, error, final=isinstance(error, RankError) and error.final)
     work.proposer.ended(trial)
     return trial
@@ -153,7 +156,7 @@ class _Begun:
 
 def _failed(work: SweepWork, begun: _Begun, error: Exception, *, final: bool) -> Trial:
     """Remember that a trial has failed; a `final` one lies in its own settings, and is not tried again by a resume."""
-    trial = begun.ended("failed", str(error))
+    trial = begun.ended("failed", one_line(error))
     work.proposer.ended(trial, final=final)
     return trial
 

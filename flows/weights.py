@@ -9,10 +9,11 @@ from conf.site import Site
 from tasks.bundle import WEIGHTS
 from tasks.durable import sha256_of, write_durably
 from tasks.errors import InputError
+from tasks.model.packages import check_package
 from tasks.records import Listing, ModelFacts, Pretrained
 
 SHAPE = ("name", "width", "depth")
-"""Settings that a network is built by."""
+"""Settings that a network is built by; not every network uses each."""
 
 
 def check_weights(config: Config, listing: Listing, site: Site) -> Pretrained | None:
@@ -37,10 +38,15 @@ def check_weights(config: Config, listing: Listing, site: Site) -> Pretrained | 
         return None
     where, (path, facts), same_classes = f"model.pretrained={reference}", _place(reference, site), True
     if facts is not None:
-        _check_same_network(facts.model, config.model, where)
+        _check_same_name(facts, config.model, where)
         same_classes = (facts.class_names, facts.target_names) == (listing.class_names, listing.target_names)
     tensors, digest = read_weights(path)
-    anew = check_fit(tensors, network, same_classes=same_classes, where=where)
+    try:
+        anew = check_fit(tensors, network, same_classes=same_classes, where=where)
+    except InputError as error:
+        if facts is not None and _shape(facts.model) != _shape(config.model):
+            raise InputError(_other_network(facts.model, where)) from error
+        raise
     num_tensors = len(network.state_dict()) - len(anew)
     return Pretrained(
         reference=reference, path=_kept(path, digest, site.root), sha256=digest, num_tensors=num_tensors, anew=anew
@@ -67,10 +73,22 @@ def _place(reference: str, site: Site) -> tuple[Path, ModelFacts | None]:
     return path, None
 
 
-def _check_same_network(theirs: Model, ours: Model, where: str) -> None:
-    if any(getattr(theirs, name) != getattr(ours, name) for name in SHAPE):
-        settings = " ".join(f"model.{name}={getattr(theirs, name)}" for name in SHAPE)
-        raise InputError(f"{where}: was trained with {settings}, and the network here is another one; set the same")
+def _check_same_name(theirs: ModelFacts, ours: Model, where: str) -> None:
+    if theirs.model.name != ours.name:
+        raise InputError(_other_network(theirs.model, where))
+    try:
+        check_package(ours, theirs.package)  # that it has changed is no matter where its weights still fit
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
+
+
+def _shape(model: Model) -> dict[str, object]:
+    return {name: getattr(model, name) for name in SHAPE}
+
+
+def _other_network(theirs: Model, where: str) -> str:
+    settings = " ".join(f"model.{name}={value}" for name, value in _shape(theirs).items())
+    return f"{where}: was trained with {settings}, and the network here is another one; set the same"
 
 
 def _kept(path: Path, digest: str, home: Path) -> str:

@@ -547,3 +547,5 @@ class RankSpec(Record):
     """Directory for what is compiled; what earlier trainings have left there is not compiled again."""
     code_fingerprint: str
     """Of the code that the coordinator runs; a rank with other code refuses to start."""
+    packages: tuple[str, ...] = ()
+    """Of the user's packages that the configuration names, as the coordinator has them; as for the code."""

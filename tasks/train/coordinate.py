@@ -288,6 +288,7 @@ def _specs(client: Client, job: TrainJob, seats: list[Seat], attempt: int, resum
             measurement=job.measurement,
             coordinator=(host_identity(), os.getpid()),
             code_fingerprint=code_fingerprint(),
+            packages=tuple(package.identity for package in job.config.packages),
             compile_cache=str(
                 job.directory / f"attempt-{attempt}" / f"rank-{seat.rank}" / "compiled"
                 if job.cold_compile

@@ -27,6 +27,7 @@ from tasks.model.pretrained import begin_with
 from tasks.model.task import task_of
 from tasks.model.transfer import freeze_backbone
 from tasks.model.whitened import Whitening
+from tasks.plugged import needed
 from tasks.records import Arm, Plan, RankSpec
 from tasks.train import group
 from tasks.train.affinity import bind
@@ -44,7 +45,7 @@ class Place:
         spec: this rank's place and its work.
 
     Raises:
-        RunError: other code runs here than in the flow, or the ranks do not agree.
+        RunError: other code, or another package of the user's, is here than in the flow, or the ranks do not agree.
     """
 
     def __init__(self, spec: RankSpec) -> None:
@@ -52,6 +53,13 @@ class Place:
             raise RunError(
                 f"this rank's code is {code_fingerprint()}, the coordinator's {spec.code_fingerprint}; "
                 "install the same version on every host"
+            )
+        with needed():
+            packages = tuple(package.identity for package in spec.config.packages)
+        if spec.packages != packages:
+            raise RunError(
+                f"this rank has {' and '.join(packages)}, the coordinator {' and '.join(spec.packages)}; "
+                "install the same on every host"
             )
         self.spec = spec
         self.config = spec.config

@@ -125,17 +125,30 @@ def test_without_the_package_nothing_starts(learned, call, own, pictures):
 
 @pytest.mark.slow
 def test_a_rank_without_the_package_says_so(learned, tmp_path):
+    said = replayed(learned, tmp_path, {})
+    assert said.startswith("tasks.errors.InputError: on host "), "which is not tried again"
+    assert MISSED in said
+
+
+@pytest.mark.slow
+def test_a_rank_with_another_version_of_the_package_says_so(learned, site, tmp_path):
+    said = replayed(learned, tmp_path, {"PYTHONPATH": str(site)}, ("acme 1.0", "acme 1.1"))
+    assert said.startswith("tasks.errors.RunError: this rank has acme 1.0 (acme.table:Table, code ")
+    assert ", the coordinator acme 1.1 (" in said
+
+
+def replayed(learned, tmp_path, environment, other=None):
+    """The last line of a rank that fails, given its spec again, with something put in place of something in it."""
     (spec,) = (Site().root / "runs" / learned["run_id"]).rglob("spec.json")
     tree = json.loads(spec.read_text()) | dict.fromkeys(("directory", "checkpoint_directory"), str(tmp_path / "replay"))
+    if other:
+        tree["packages"] = [one.replace(*other) for one in tree["packages"]]
     (tmp_path / "replay").mkdir()
     (tmp_path / "spec.json").write_text(json.dumps(tree))
     rank = [sys.executable, "-m", "tasks.train.worker", tmp_path / "spec.json"]
-    done = subprocess.run(rank, check=False, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(rank, env=os.environ | environment, check=False, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
-    assert done.stderr.strip().splitlines()[-1].startswith("tasks.errors.InputError: on host "), (
-        "which is not tried again"
-    )
-    assert MISSED in done.stderr.strip().splitlines()[-1]
+    return done.stderr.strip().splitlines()[-1]
 
 
 def test_a_worker_without_the_package_is_named_before_anything_starts(call, own, bare_cluster):

@@ -115,6 +115,9 @@ def test_an_embedded_name_cannot_be_taken(offer):
     [
         ({"source": "True, 2, False, ()"}, [], "has channels=2; use 1 for grey or 3 for colours"),
         ({"source": "False, 3, False, ('weight',)"}, [], "has target_names=('weight',)"),
+        ({"source": "False, 3, False, None"}, [], "has target_names=None; give a tuple"),
+        ({"source": "False, '3', False, ()"}, [], "has channels='3'; give a int, such as 3, or none"),
+        ({"model": "None, False"}, ["model.name=net"], "has task=None; give a str, such as 'classify', or none"),
         ({"source": "False, 3, True, ('angle',)"}, [], "has masks and targets"),
         (
             {"source": "False, 3, True, ()"},

@@ -1,12 +1,15 @@
 """What a trial's watch makes of its scores. Real samplers, pruners and files; no training."""
 
 import json
+import logging
 import threading
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 
-from flows.sweep_trial import _Begun, _Watch
+from flows import sweep_trial
+from flows.sweep_trial import _Begun, _Watch, run_trial
 from tasks.sweep.proposer import Proposer, Search
 from tasks.sweep.space import parse_parameters
 from tasks.sweep.trial import Proposal
@@ -74,3 +77,29 @@ def test_a_failed_trial_has_no_score_but_its_course():
     assert begun.ended("pruned", "why").score == 0.2
     failed = begun.ended("failed", "lost")
     assert (failed.score, failed.scores, failed.error) == (None, (0.1, 0.2), "lost")
+
+
+@pytest.fixture
+def refusing(work, monkeypatch):
+    """A store that has no room for another run."""
+
+    @contextmanager
+    def nested(*_):
+        raise OSError(28, "No space left on device")
+        yield
+
+    monkeypatch.setattr(sweep_trial, "nested", nested)
+    monkeypatch.setattr(sweep_trial, "get_run_logger", logging.getLogger)
+    work.settled = lambda _: (SimpleNamespace(name="trial"), None)
+    return work
+
+
+def test_what_a_store_raises_is_one_trials_failure_and_is_tried_again(refusing):
+    trial = run_trial(refusing, refusing.proposer.propose())
+    assert (trial.status, trial.error) == ("failed", "[Errno 28] No space left on device")
+    assert [one.values for one in refusing.proposer.unfinished()] == [trial.values]
+
+
+def test_what_is_raised_because_a_sweep_ends_is_nobodys_failure(refusing):
+    refusing.stopped.set()
+    assert run_trial(refusing, refusing.proposer.propose()) is None
