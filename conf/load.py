@@ -168,8 +168,7 @@ def _check_known(key: str) -> None:
 def _one_line(error: ValidationError) -> str:
     errors = error.errors()
     first = next((one for one in errors if one["type"] == "credential"), errors[0])  # whose value is not to be told
-    key = ".".join(str(part) for part in first["loc"] if "literal" not in str(part) and "constrained" not in str(part))
-    key = _trim_union(key)
+    key = _key_of(first["loc"])
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error":
         return message
@@ -178,7 +177,15 @@ def _one_line(error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         close = difflib.get_close_matches(key, field_paths(), n=1, cutoff=0.5)
         return f"{key} is not a setting; " + (f"did you mean {close[0]}?" if close else "see paceline run --help")
-    return f"{key}={first['input']!r}: {message[0].lower()}{message[1:]}; see paceline run --help"
+    kinds = dict.fromkeys(one["msg"] for one in errors if _key_of(one["loc"]) == key)  # each that a union allows
+    rules = ", or ".join(f"{message[0].lower()}{message[1:]}" for message in kinds)
+    return f"{key}={first['input']!r}: {rules}; see paceline run --help"
+
+
+def _key_of(location: tuple[int | str, ...]) -> str:
+    """The setting that an error is about."""
+    parts = (str(part) for part in location)
+    return _trim_union(".".join(part for part in parts if "literal" not in part and "constrained" not in part))
 
 
 def _trim_union(key: str) -> str:

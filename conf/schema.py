@@ -382,9 +382,10 @@ _KINDS_OF_SETTING = {
 class Speedup(Section):
     """How the speedup of the run is measured."""
 
-    baseline: Literal["probe", "none"] = "probe"
-    """`probe`: a paired measurement against one device, 32-true, contiguous, eager, foreground; `none`: no
-    measurement."""
+    baseline: Literal["probe", "matched", "none"] | Annotated[Text, Field(pattern=r"^[0-9a-f]{32}$")] = "probe"
+    """What the run is divided by. `probe`: one device, 32-true, contiguous, eager, foreground, in a paired measurement;
+    `matched`: the newest runs of the experiment that did the same work so, with an interval from three on; a run's id:
+    that run, if it did the same work; `none`: nothing."""
     num_blocks: Annotated[int, Field(ge=3, le=1000)] = 24
     """Largest number of paired blocks."""
     steps_per_block: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"

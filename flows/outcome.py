@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -23,11 +23,11 @@ class Outcome:
     prepared: PreparedSet
     trained: TrainResult
     evaluated: EvaluateResult
-    speedup: SpeedupResult
     workload: str
     hardware: Hardware
     pretrained: Pretrained | None = None
     """Weights that it began with; None for those of the seed."""
+    speedup: SpeedupResult = field(default_factory=SpeedupResult)
 
     @cached_property
     def series(self) -> str:

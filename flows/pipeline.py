@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from prefect import flow, get_run_logger
@@ -12,12 +13,13 @@ from conf.schema import Config
 from conf.site import Site, quieten
 from flows import handoff, history, preflight, views
 from flows.ahead import clear, cluster_for
+from flows.baseline import speedup_over_others
 from flows.interrupt import heard
 from flows.markdown import table
 from flows.outcome import Outcome, Verdicts
 from flows.overlap import cancel_older
 from flows.predictions import check_prediction
-from flows.preflight import Cleared
+from flows.preflight import OF_THIS_RUN, Cleared
 from flows.record import log_model, record, summarise
 from flows.tracked import begun, reopened
 from flows.tried import tried
@@ -26,7 +28,7 @@ from tasks.data.steps import prepare
 from tasks.errors import RunError
 from tasks.evaluate.steps import evaluate
 from tasks.fingerprint import workload_fingerprint
-from tasks.records import PreparedSet
+from tasks.records import PreparedSet, SpeedupResult
 from tasks.redact import discreet
 from tasks.speedup.steps import account
 from tasks.speedup.summary import summary_table
@@ -81,10 +83,10 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
             searches.keep(trained.search)
             plan = trained.plan or cleared.plan
             evaluated = evaluate(trained, prepared, config.limits.evaluate_seconds, job.directory)
-            speedup = account(trained, cleared.hardware.num_cores)
             outcome = Outcome(
-                config, plan, prepared, trained, evaluated, speedup, workload, cleared.hardware, cleared.pretrained
+                config, plan, prepared, trained, evaluated, workload, cleared.hardware, cleared.pretrained
             )
+            outcome = replace(outcome, speedup=_speedup(outcome, handle))
             summary = _accounted(outcome, handle, started)
     _show(summary)
     history.tell(outcome, summary)
@@ -100,6 +102,14 @@ def _prepared(config: Config, site: Site, cleared: Cleared, address: str, resume
         unready = reopened(site, resume, "run") if resume else begun(config, site, cleared.experiment_id, "run")
         with unready:
             raise
+
+
+def _speedup(outcome: Outcome, handle: RunHandle) -> SpeedupResult:
+    if outcome.config.speedup.baseline in OF_THIS_RUN:
+        return account(outcome.trained, outcome.hardware.num_cores)
+    found = speedup_over_others(outcome, handle)
+    get_run_logger().info("%s", found.verdict)
+    return found
 
 
 def _accounted(outcome: Outcome, handle: RunHandle, started: float) -> dict[str, Any]:

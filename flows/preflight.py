@@ -24,6 +24,8 @@ from tasks.train.plan import resolve
 from tasks.train.seats import inspect
 from tasks.web import ANSWER_SECONDS, ask, status
 
+OF_THIS_RUN = ("probe", "none")
+"""Baselines that need no other run."""
 RESNETS = ("resnet18", "resnet50")
 RESNET_HALVED = 32
 """Pixels: they halve images five times."""
@@ -87,7 +89,12 @@ def check(config: Config, site: Site, beginner: Beginner | None = None) -> Clear
     if beginner is not None:
         beginner.begin_cluster(plan)
     pretrained = check_weights(config, listing, site)
-    return Cleared(plan, found, _check_store(config, site), listing.num_train, pretrained)
+    experiment_id = _check_store(config, site)
+    if config.speedup.baseline not in OF_THIS_RUN:
+        from flows.baseline import check_baseline  # MLflow: a second
+
+        check_baseline(config, site)
+    return Cleared(plan, found, experiment_id, listing.num_train, pretrained)
 
 
 def check_servers(config: Config, site: Site) -> str:

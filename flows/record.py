@@ -150,11 +150,12 @@ def _metrics(outcome: Outcome, summary: dict[str, Any]) -> dict[str, float | Non
 
 def judged_metrics(outcome: Outcome) -> dict[str, float | None]:
     """Those that later runs are judged by (`flows.history`)."""
-    trained = outcome.trained
+    trained, earlier = outcome.trained, outcome.speedup.baseline_runs
     metrics: dict[str, float | None] = {
         "throughput/samples_per_second": trained.samples_per_second,
         "throughput/steady_samples_per_second": steady_rate(trained),
-        "throughput/baseline_samples_per_second": outcome.speedup.baseline_samples_per_second,
+        # of this machine on this day, or of no use to those who judge by it
+        "throughput/baseline_samples_per_second": None if earlier else outcome.speedup.baseline_samples_per_second,
         "time/data_wait_fraction": trained.data_wait_fraction,
         "test/accuracy": outcome.evaluated.accuracy,
         f"test/{outcome.evaluated.score_name}": outcome.evaluated.score,
@@ -183,7 +184,7 @@ def _tags(outcome: Outcome, verdicts: Verdicts, handle: RunHandle) -> dict[str, 
         "paceline.verdict": outcome.speedup.verdict,
         "paceline.baseline": outcome.speedup.baseline or "none",
         # The probe's baseline is an arm of this very run; a contaminated one is nobody's baseline.
-        "paceline.baseline_run_id": handle.run_id if usable else "",
+        "paceline.baseline_run_id": next(iter(outcome.speedup.baseline_runs), handle.run_id) if usable else "",
         DATASET_TAG: outcome.prepared.fingerprint,
         tracking.SERIES_TAG: outcome.series,
         tracking.DISTURBED_TAG: str(outcome.disturbed),

@@ -46,8 +46,8 @@ def company_on(work: SweepWork, baseline: str) -> tuple[Company | None, str]:
 
 
 def _why_not(work: SweepWork, baseline: str) -> str:
-    if baseline == "none":
-        return "speedup.baseline=none"
+    if baseline != "probe":
+        return f"speedup.baseline={baseline}"
     if work.room.num_at_once == 1:
         return "one trial runs at a time"
     if work.config.execution.world_size > 1:

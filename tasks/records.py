@@ -209,6 +209,10 @@ class Arm(Record):
         return ", ".join(parts)
 
 
+BASELINE = Arm(num_devices=1, precision="32-true", compile="off", memory_format="contiguous", loading="foreground")
+"""What a run is divided by unless it is told otherwise."""
+
+
 KeptMetric = tuple[str, float, int, int]
 """A metric that can lie in a checkpoint: name, value, Unix time in milliseconds, step."""
 
@@ -295,9 +299,9 @@ class SpeedupResult(Record):
     """Candidate's throughput over the baseline's, steady state."""
     low: float | None = None
     high: float | None = None
-    """Ends of the 95 % bootstrap interval of `ratio`."""
+    """Ends of the 95 % interval of `ratio`."""
     num_blocks: int = 0
-    """Paired rounds behind the ratio."""
+    """Paired rounds behind the ratio; 0 where it was divided by other runs."""
     significant: bool | None = None
     """Whether the interval excludes 1."""
     efficiency: float | None = None
@@ -321,6 +325,8 @@ class SpeedupResult(Record):
     and the remainder `compute`; empty without the arms of `speedup.diagnose`."""
     diagnosis: tuple[str, ...] = ()
     """One sentence for each share, the largest first."""
+    baseline_runs: tuple[str, ...] = ()
+    """Ids of the runs that it was divided by, the newest first; empty where the baseline is an arm of its own probe."""
 
 
 class CompileStats(Record):

@@ -77,11 +77,11 @@ def _sentence(value: str) -> str:
 
 def _badge(speedup: SpeedupResult) -> Html:
     if speedup.ratio is None:
-        label, css = "not measured", "plain"
+        label, css = ("not divided" if speedup.cause == "not divided" else "not measured"), "plain"
     elif speedup.contaminated:
         label, css = "measured on a busy machine", "warn"
     elif speedup.significant is None:
-        label, css = "too few rounds to be certain", "warn"
+        label, css = f"too few {'runs' if speedup.baseline_runs else 'rounds'} to be certain", "warn"
     elif not speedup.significant:
         label, css = "no certain difference", "plain"
     else:
@@ -106,6 +106,8 @@ def _tiles(report: ReportInput) -> list[tuple[str, str]]:
 
 def _certainty(report: ReportInput, picture: Html) -> Html:
     probe = report.train.probe
+    if report.speedup.baseline_runs:
+        return columns(picture, _runs_behind(report.speedup))
     if probe is None or report.speedup.ratio is None:
         return paragraph("This run had no probe. A speedup needs a baseline on the same hardware in the same run.")
     rows = [
@@ -125,8 +127,27 @@ def _certainty(report: ReportInput, picture: Html) -> Html:
     return columns(picture, join([table(("", ""), rows), method]))
 
 
+def _runs_behind(speedup: SpeedupResult) -> Html:
+    rows = [("Trainings of the baseline", "; ".join(speedup.baseline_runs))]
+    method = paragraph(
+        "Whole trainings of the same work, one after the other: what lay between them is in the ratio. It is the ratio "
+        "to their geometric mean; the interval is a prediction interval by Student's t from how the trainings of the "
+        "baseline scatter, and needs three of them. `speedup.baseline=probe` measures both at the same time.",
+        "note",
+    )
+    return join([table(("", ""), rows), method])
+
+
 def _arms(report: ReportInput) -> Html:
     probe, speedup = report.train.probe, report.speedup
+    if speedup.baseline_runs:
+        rates = (speedup.baseline_samples_per_second, speedup.candidate_samples_per_second)
+        executed: list[tuple[object, ...]] = [
+            ("Throughput", *(f"{rate:,.0f} samples/s" for rate in rates if rate is not None)),
+            ("Execution", speedup.baseline, speedup.candidate),
+        ]
+        note = paragraph("Same data, model, batch and model of hardware; after warm-up.", "note")
+        return join([table(("", "baseline", "this run"), executed), note])
     if probe is None:
         return paragraph("With nothing: the run was not measured against a baseline.")
     arms = {"baseline": probe.baseline, "this run": probe.candidate}

@@ -40,6 +40,7 @@ from tasks.model.fold import fold_batch_norm  # noqa: E402
 from tasks.model.module import STATE_KEY, Learner  # noqa: E402
 from tasks.model.task import PixelTask  # noqa: E402
 from tasks.records import (  # noqa: E402
+    BASELINE,
     STEP_ITEMS,
     Arm,
     CompileStats,
@@ -87,8 +88,6 @@ from tasks.train.strategy import ExchangeStrategy, ShardedLearner, sharding_stra
 
 if TYPE_CHECKING:
     from tasks.track.metrics import MetricsWriter
-
-BASELINE = Arm(num_devices=1, precision="32-true", compile="off", memory_format="contiguous", loading="foreground")
 
 
 class Rank:
@@ -183,7 +182,7 @@ class Rank:
         return arm_of(plan, place.loads).model_copy(update={"num_threads": own_threads})
 
     def _probe(self, arm: Arm, loader: TrainLoader) -> ProbeResult | None:
-        if self.config.speedup.baseline == "none":
+        if self.config.speedup.baseline != "probe":
             return None
         if self.spec.probe is not None:
             return self.spec.probe

@@ -73,6 +73,8 @@ def make_folder(root: Path, classes: dict[str, int], damaged: int = 0) -> Path:
         (["digits", "model.name=resnet18", "recipe.batch_size=76"], "leaves a last batch of 1 of the 1293"),
         (["digits", "model.pretrained=/does/not/exist.pt"], "no such file; give a file of weights"),
         (["digits", "model.pretrained=0123456789abcdef0123456789abcdef"], "there are no runs yet"),
+        (["digits", "speedup.baseline=0123456789abcdef0123456789abcdef"], "speedup.baseline: run 0123456789abcdef"),
+        (["digits", "speedup.baseline=yesterday"], "'probe', 'matched' or 'none', or string should match pattern"),
         (["digits", f"model.pretrained={__file__}"], "no file of weights"),
         (["textures", "recipe.backbone_rate=0.5"], "recipe.backbone_rate is for networks with a head, and dncnn has"),
         (["--resume", "0123456789abcdef"], "no such run"),

@@ -8,14 +8,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from tasks.records import Arm, Measurement
+from tasks.records import BASELINE, Measurement
 from tasks.speedup.diagnosis import diagnose
 from tasks.speedup.verdict import speedup_result
 from tasks.train.coordinate import measure_group
 from tasks.train.measure import diagnostic_arms
 from tests.jobs import planned_arm, planted
 
-BASELINE = Arm(num_devices=1, precision="32-true", compile="off", memory_format="contiguous", loading="foreground")
 LARGE = ["data.image_size=28", "model.width=12", "model.depth=2"]
 HOG = "while True: pass"
 TRIES = 2

@@ -133,11 +133,41 @@ def test_a_run_keeps_every_promise_of_the_contract(run, prefect_url):
     check_mlflow(summary)
     check_prefect(prefect_url, "contract")
 
-    again = run("digits", *QUICK, "name=contract", "--json").summary
+    again = run("digits", *QUICK, "name=contract", f"speedup.baseline={summary['run_id']}", "--json").summary
     assert again["dataset"]["reused"] is True
     assert summary["workload"] == again["workload"]
     assert again["train"]["final_loss"] == summary["train"]["final_loss"]
     assert again["evaluate"]["confusion"] == summary["evaluate"]["confusion"]
+    check_divided(again, summary["run_id"], "too few runs")
+
+
+def check_divided(summary, base, cause):
+    """By another run, unless somebody disturbed one of them, which is then told in place of the ratio."""
+    speedup, metrics = summary["speedup"], mlflow_run(summary["run_id"]).data.metrics
+    if speedup["ratio"] is None:
+        assert re.search(r"^not divided: .*(busy with|disturbed by) other", speedup["verdict"])
+        return
+    rate = "throughput/steady_samples_per_second"
+    assert speedup["ratio"] == pytest.approx(metrics[rate] / mlflow_run(base).data.metrics[rate])
+    assert metrics["speedup/ratio"] == pytest.approx(speedup["ratio"])
+    assert (speedup["low"], speedup["high"], speedup["num_blocks"], speedup["cause"]) == (None, None, 0, cause)
+    assert speedup["baseline_runs"] == [base]
+    assert mlflow_run(summary["run_id"]).data.tags["paceline.baseline_run_id"] == base
+    assert "throughput/baseline_samples_per_second" not in metrics, "by which this machine would be judged"
+
+
+@pytest.mark.slow
+def test_a_run_is_divided_by_those_that_did_the_same_work_as_the_baseline_does(run):
+    work = ["digits", *QUICK, "recipe.num_epochs=6", "track.experiment=matched", "--json"]
+    alone = run(*work, "speedup.baseline=matched").summary["speedup"]
+    assert alone["ratio"] is None
+    assert alone["cause"] == "not divided"
+    asked = re.search(r"add (.*) for one$", alone["verdict"]).group(1).split()
+    base = run(*work, *asked).summary
+    check_divided(run(*work, "speedup.baseline=matched").summary, base["run_id"], "too few runs")
+    other = run(*work, "recipe.learning_rate=0.01", f"speedup.baseline={base['run_id']}").summary["speedup"]
+    assert other["ratio"] is None
+    assert "did other work: recipe.learning_rate" in other["verdict"]
 
 
 def check_mlflow(summary):

@@ -7,6 +7,7 @@ import pytest
 
 from conf.schema import Config
 from tasks.records import (
+    BASELINE,
     Arm,
     Block,
     Choice,
@@ -23,7 +24,6 @@ from tasks.speedup.validity import judge
 from tasks.speedup.verdict import speedup_result
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-BASELINE = Arm(num_devices=1, precision="32-true", compile="off", memory_format="contiguous", loading="foreground")
 CANDIDATE = Arm(num_devices=1, precision="bf16-mixed", compile="off", memory_format="channels_last", loading="resident")
 
 

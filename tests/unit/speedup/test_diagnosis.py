@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 from conf.schema import Speedup
-from tasks.records import Arm
+from tasks.records import BASELINE, Arm
 from tasks.speedup.diagnosis import MIN_SHARE, diagnose
 from tasks.speedup.probe import ArmRunner, run_probe
 from tasks.speedup.verdict import speedup_result
 from tests.unit.speedup.conftest import make_probe, make_train
 
-BASELINE = Arm(num_devices=1, precision="32-true", compile="off", memory_format="contiguous", loading="foreground")
 BATCH = 64
 
 

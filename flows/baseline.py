@@ -1,0 +1,87 @@
+"""The run that another is divided by, where the store has it: checked before any work, read when that is done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from conf.schema import Config
+from conf.site import Site
+from flows.outcome import Outcome
+from flows.preflight import OF_THIS_RUN
+from flows.record import judged_metrics
+from tasks.errors import InputError
+from tasks.records import BASELINE, SpeedupResult
+from tasks.speedup.across import is_plain, speedup_across
+from tasks.speedup.compare import ComparedRun
+from tasks.speedup.match import match
+from tasks.speedup.validity import most_foreign
+from tasks.track.run import DISTURBED_TAG, FACTS_ARTIFACT, RunHandle
+from tasks.track.search import FoundRun, find_runs, get_runs, read_document
+from tasks.train.plan import arm_of
+
+ROLES = ("run", "arm", "trial")
+MAX_BASES = 10
+MAX_SEEN = 50
+"""Runs of the same work that are looked at for such as were executed as the baseline is."""
+HOW = (
+    "execution.num_devices=1 execution.precision=32-true execution.compile=off execution.memory_format=contiguous "
+    "execution.loading=foreground speedup.baseline=none"
+)
+
+
+def check_baseline(config: Config, site: Site) -> None:
+    """Check that the run which is named is there and can be divided by.
+
+    Raises:
+        InputError: it is unknown, has not finished, or has trained nothing.
+    """
+    named = config.speedup.baseline
+    if named in (*OF_THIS_RUN, "matched"):
+        return
+    try:
+        (found,) = get_runs(site.tracking_uri, [named])
+    except InputError as error:
+        raise InputError(f"speedup.baseline: {error}") from error
+    role = found.tags.get("paceline.role", "")
+    if role not in ROLES or found.status != "FINISHED":
+        was = f"is a {role or 'foreign run'}" if role not in ROLES else f"is {found.status}"
+        raise InputError(f"speedup.baseline={named} {was}; name a training that has finished (see paceline ui)")
+
+
+def speedup_over_others(outcome: Outcome, handle: RunHandle) -> SpeedupResult:
+    """The speedup over the run that is named, or over those that did the same work as the baseline does it."""
+    named = outcome.config.speedup.baseline
+    if named == "matched":
+        bases = _matched(outcome, handle)
+        if not bases:
+            return SpeedupResult(
+                verdict=f"not divided: no run of this work in the experiment was executed as the baseline is; add "
+                f"{HOW} for one",
+                cause="not divided",
+            )
+    else:
+        bases = [_compared(handle, found) for found in get_runs(handle.tracking_uri, [named])]
+    now = ComparedRun(
+        run_id=handle.run_id,
+        name=outcome.config.name,
+        status="FINISHED",
+        start_time=0.0,
+        facts=outcome.facts,
+        metrics={name: value for name, value in judged_metrics(outcome).items() if value is not None},
+        tags={DISTURBED_TAG: str(outcome.disturbed)},
+    )
+    limit = most_foreign(outcome.hardware.num_cores)
+    return speedup_across(now, bases, match, limit, arm_of(outcome.plan).label)
+
+
+def _matched(outcome: Outcome, handle: RunHandle) -> list[ComparedRun]:
+    condition = f"tags.`paceline.workload` = '{outcome.workload}' and attributes.status = 'FINISHED'"
+    seen = find_runs(handle.tracking_uri, handle.experiment, condition, MAX_SEEN)
+    trained = [found for found in seen if found.tags.get("paceline.role") in ROLES]
+    bases = (_compared(handle, found) for found in trained)
+    return [base for base in bases if is_plain(base, BASELINE)][:MAX_BASES]
+
+
+def _compared(handle: RunHandle, run: FoundRun) -> ComparedRun:
+    facts: dict[str, Any] = read_document(handle.tracking_uri, run.run_id, FACTS_ARTIFACT) or {}
+    return ComparedRun(facts={key: str(value) for key, value in facts.items()}, **run.model_dump())
