@@ -32,7 +32,7 @@ def run(paceline):
 
     def to_the_end(preset, *overrides):
         process = paceline("run", preset, *overrides, "track.experiment=pixels", "--json")
-        stdout, stderr = process.communicate(timeout=280)
+        stdout, stderr = process.communicate(timeout=850)
         assert process.returncode == 0, stderr
         return json.loads(stdout.splitlines()[-1]), stderr
 
