@@ -253,6 +253,11 @@ class Execution(Section):
     """How each batch is shared among the ranks. `equal`: evenly; `measured`: in proportion to their speeds, which are
     timed before training; or relative speeds, one number per rank, such as [2,1]. The gradient stays the mean over
     samples."""
+    micro_batch: Annotated[int, Field(ge=1)] | Literal["auto", "off"] = "auto"
+    """Samples that a rank computes on at once. A larger share of a batch is taken in several passes, whose gradients
+    add up to one step: recipe, samples and their order stay as they are. Batch norms take their statistics over a pass.
+    `auto`: the whole share, until a GPU's memory does not suffice: then the group goes on from its newest checkpoint
+    with half of it, and says so; `off`: the whole share."""
     num_threads: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """CPU threads of each rank; `auto`: the host's cores divided by its ranks."""
     checkpoint_steps: Annotated[int, Field(ge=1)] | None = None
@@ -271,10 +276,11 @@ class Execution(Section):
     def _sharding_fits(self) -> Self:
         if self.strategy != "fsdp":
             return self
-        settings: dict[str, tuple[str, tuple[str, ...]]] = {
+        settings: dict[str, tuple[object, tuple[str, ...]]] = {
             "gradient_compression": (self.gradient_compression, ("off",)),
             "compile": (self.compile, ("auto", "off")),
             "precision": (self.precision, ("auto", "32-true", "bf16-mixed")),
+            "micro_batch": (self.micro_batch, ("auto", "off")),
         }
         for name, (value, possible) in settings.items():
             if value not in possible:

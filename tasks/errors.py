@@ -7,6 +7,7 @@
         ├── OutsideError     a file system, a server or the cluster failed its work; a later try may help
         ├── TimeLimitError   a stage took longer than its limit
         ├── StoppedError     whoever had asked for it wants it no more
+        ├── MemoryLimitError a pass of a training step needs more memory than its device has
         ├── RankError        a training rank failed; carries the rank and its own traceback
         ├── LostError        a rank, worker, host or the scheduler has gone; a restart may help
         └── RegressionError  it came to its end, worse than those before it, and was told to fail then
@@ -57,17 +58,35 @@ class StoppedError(RunError):
     """Whoever had asked for the work wants it no more, as of a sweep's trial that is pruned; it has been ended."""
 
 
+class MemoryLimitError(RunError):
+    """A pass of a training step over `num_samples` samples needs more memory than its device has."""
+
+    def __init__(self, message: str, num_samples: int) -> None:
+        super().__init__(message)
+        self.num_samples = num_samples
+
+
 class RankError(RunError):
     """A rank failed; `rank_traceback` is its own traceback, `rank` its number (None when unknown).
 
-    `final`: it said so itself, as when the loss is no longer finite, and would say so again.
+    `final`: it said so itself, as when the loss is no longer finite, and would say so again. `too_many`: the samples of
+    a pass that its device had no memory for, where that is why.
     """
 
-    def __init__(self, message: str, rank: int | None = None, rank_traceback: str = "", *, final: bool = False) -> None:
+    def __init__(
+        self,
+        message: str,
+        rank: int | None = None,
+        rank_traceback: str = "",
+        *,
+        final: bool = False,
+        too_many: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.rank = rank
         self.rank_traceback = rank_traceback
         self.final = final
+        self.too_many = too_many
 
 
 class LostError(RunError):

@@ -159,6 +159,8 @@ class Plan(Record):
     loading: Loading
     strategy: Literal["single", "ddp", "fsdp"]
     gradient_compression: Compression = "off"
+    micro_batch: int | None = None
+    """Samples that a rank computes on at once; None for its whole share of a batch."""
     reasons: dict[str, Choice]
     """For each field that was `auto`: what was chosen and why."""
 
@@ -181,6 +183,8 @@ class Arm(Record):
     loads: tuple[float, ...] | None = None
     """Relative speeds of the devices, in proportion to which they share each batch; None for even shares. Without
     meaning on one device, as strategy and compression are."""
+    micro_batch: int | None = None
+    """Samples that a device computes on at once; None for its whole share of a batch."""
     num_threads: int | None = None
     """CPU threads of each rank; None for its host's cores over its ranks, or what the configuration says."""
     variant: Variant = "full"
@@ -196,6 +200,8 @@ class Arm(Record):
         parts = [devices, self.precision, self.memory_format.replace("_", " "), compiled, self.loading]
         if self.batch_size is not None:
             parts.append(f"batch {self.batch_size}")
+        if self.micro_batch is not None:
+            parts.append(f"micro-batches of {self.micro_batch}")
         if self.num_threads is not None:
             parts.append(f"{self.num_threads} thread" + ("s" if self.num_threads > 1 else ""))
         if self.num_devices > 1 and self.strategy != "ddp":

@@ -161,12 +161,12 @@ def _arms(report: ReportInput) -> Html:
 
 
 def _execution_rows(arms: tuple[Arm, ...]) -> list[tuple[object, ...]]:
-    """What each arm is; without the settings of several devices that none of them uses."""
-    unused = [name for name in _OF_SEVERAL if all(getattr(arm, name) == Arm.model_fields[name].default for arm in arms)]
+    """What each arm is; without the settings that none of them uses, such as those of several devices."""
+    unused = [name for name in _IF_USED if all(getattr(arm, name) == Arm.model_fields[name].default for arm in arms)]
     return [(label, *(getattr(arm, name) for arm in arms)) for label, name in _ARM_FIELDS if name not in unused]
 
 
-_OF_SEVERAL = ("strategy", "gradient_compression", "loads")
+_IF_USED = ("strategy", "gradient_compression", "loads", "micro_batch")
 _ARM_FIELDS = (
     ("Devices", "num_devices"),
     ("Precision", "precision"),
@@ -176,6 +176,7 @@ _ARM_FIELDS = (
     ("Strategy", "strategy"),
     ("Gradients exchanged in", "gradient_compression"),
     ("Shares of a batch", "loads"),
+    ("Samples at once", "micro_batch"),
     ("Threads of a rank", "num_threads"),
 )
 _SHOWN_OTHERWISE = {"batch_size", "variant"}  # as samples per step, and in the diagnosis

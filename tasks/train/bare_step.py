@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Generator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -41,6 +42,18 @@ class StepInputs:
     device: torch.device
 
 
+class _Objective:
+    """The loss of a batch, of a network that may be distributed."""
+
+    def __init__(self, network: nn.Module, inputs: StepInputs) -> None:
+        self._network = network
+        self._inputs = inputs
+        self.no_sync = getattr(network, "no_sync", nullcontext)
+
+    def __call__(self, batch: LabelledBatch) -> torch.Tensor:
+        return batch_loss(self._network, batch, self._inputs.recipe, self._inputs.task)
+
+
 class BareStep:
     """Runs training steps of one arm on a copy of the network and times each, device work included.
 
@@ -65,7 +78,7 @@ class BareStep:
         optimizer = build_optimizer(network, inputs.recipe, inputs.learning_rate)
         settle(optimizer, network, is_captured=arm.compile == "graph")
         step = TrainStep(
-            lambda batch: batch_loss(self._network, batch, inputs.recipe, inputs.task),
+            _Objective(self._network, inputs),
             optimizer,
             make_scaler(arm.precision, inputs.device),
             arm,

@@ -25,6 +25,7 @@ from tasks.records import KeptMetric
 from tasks.train.checkpoint import checkpoint_path
 from tasks.train.exposure import communication_fraction
 from tasks.train.group import average_buffers, reduced
+from tasks.train.loop import StepLoop
 from tasks.train.stopwatch import Stopwatch
 
 MAX_LOG_STEPS = 50
@@ -95,7 +96,9 @@ class BudgetCallback(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """The fit ends."""
         self.fit_seconds = time.monotonic() - self._started
-        self.communication_fraction = communication_fraction(trainer.strategy.model)  # unwrapped right after
+        loop = trainer.fit_loop.epoch_loop
+        passes_per_step = loop.passes_per_step if isinstance(loop, StepLoop) else 1.0
+        self.communication_fraction = communication_fraction(trainer.strategy.model, passes_per_step)  # unwrapped after
         self._stopwatch.switch("teardown")
 
 

@@ -33,6 +33,7 @@ from tasks.records import (
 from tasks.train.checkpoint import newest_verified, step_of
 from tasks.train.gang import ANSWER_SECONDS, Gang, Told, ask
 from tasks.train.launch import PROBE_FILE, SEARCH_FILE, Seat, devices_beside
+from tasks.train.memory import keep_fitting, smaller, with_fitting
 from tasks.train.process import interface_of
 from tasks.train.recovery import Recovery
 from tasks.train.reserved import chosen
@@ -130,7 +131,10 @@ def _group(job: TrainJob, address: str, on_progress: Progress | None, tell: Told
                 stack.enter_context(_progress(client, job.run_id, attempts.note, on_progress))
                 return attempts.next(client, seats), recovery
         except (RankError, LostError) as error:
-            recovery.judge(error, attempts.num_ranks, attempts.steps_done)
+            if attempts.shrinks(error):
+                recovery.regroup(str(error), attempts.num_ranks, attempts.steps_done)
+            else:
+                recovery.judge(error, attempts.num_ranks, attempts.steps_done)
         except _RegroupError as reason:
             recovery.regroup(str(reason), attempts.num_ranks, attempts.steps_done)
         except _ReseatError:
@@ -149,7 +153,7 @@ class _Attempts:
     """Attempts at a job, one after the other."""
 
     def __init__(self, job: TrainJob, recovery: Recovery, tell: Told) -> None:
-        self._job = job
+        self._job = job.model_copy(update={"plan": with_fitting(job.directory, job.plan, job.config)})
         self._recovery = recovery
         self._tell = tell
         self._resume = job.resume
@@ -200,6 +204,21 @@ class _Attempts:
         finally:
             self.steps_done = gang.steps_done
             gang.end()
+
+    def shrinks(self, error: RankError | LostError) -> bool:
+        """Whether the next attempt takes fewer samples at once, because a pass of the last one did not fit.
+
+        Raises:
+            RankError: it did not, and nothing can be done about it here.
+        """
+        plan = smaller(self._job.plan, self._job.config, error) if isinstance(error, RankError) else None
+        if plan is None:
+            return False
+        keep_fitting(self._job.directory, plan)
+        self._job = self._job.model_copy(update={"plan": plan})
+        choice = plan.reasons["micro_batch"]
+        self._tell(f"{choice.reason}; going on with passes of {choice.value}, on the same batches")
+        return True
 
     def note(self, facts: dict[str, Any]) -> None:
         """Rank 0's progress."""

@@ -9,7 +9,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 
-def communication_fraction(model: nn.Module | None) -> float | None:
+def communication_fraction(model: nn.Module | None, passes_per_step: float = 1.0) -> float | None:
     """Exposed communication over forward, backward and exposed communication.
 
     DistributedDataParallel times its first ten steps and every hundredth one after them, from the start of the first
@@ -17,6 +17,7 @@ def communication_fraction(model: nn.Module | None) -> float | None:
 
     Args:
         model: after training, as the strategy wrapped it.
+        passes_per_step: of which it times the last, in which gradients are exchanged.
 
     Returns:
         A share between 0 and 1; 0 for a model that is not distributed; None when nothing was timed, as of sharded ones.
@@ -28,6 +29,7 @@ def communication_fraction(model: nn.Module | None) -> float | None:
     facts: dict[str, Any] = model._get_ddp_logging_data()
     exposed = facts.get("avg_backward_comm_time", 0) - facts.get("avg_backward_compute_comm_overlap_time", 0)
     computing = facts.get("avg_forward_compute_time", 0) + facts.get("avg_backward_compute_time", 0)
+    computing *= passes_per_step
     if computing <= 0:
         return None
     exposed = max(0, exposed)

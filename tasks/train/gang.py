@@ -278,7 +278,8 @@ class Gang:
             time.sleep(POLL_SECONDS)
         # One that was killed has told no time: it went before those that noticed.
         first = min(own or failed, key=lambda outcome: outcome.failed_at or 0.0)
-        return RankError(f"rank {first.rank} failed: {first.error}", first.rank, first.traceback, final=first.final)
+        said = f"rank {first.rank} failed: {first.error}"
+        return RankError(said, first.rank, first.traceback, final=first.final, too_many=first.too_many)
 
     def _check_futures(self) -> None:
         for rank, future in self._futures.items():

@@ -36,6 +36,8 @@ class StepLoop(_TrainingEpochLoop):
         self._plan = plan
         self._stopwatch = stopwatch
         self._step: TrainStep | CapturedStep | None = None
+        self._passes: TrainStep | None = None
+        """What the step is made of."""
 
     @classmethod
     def install(cls, trainer: Trainer, plan: Plan, stopwatch: Stopwatch) -> Self:
@@ -47,6 +49,16 @@ class StepLoop(_TrainingEpochLoop):
     def capture_stats(self) -> CompileStats | None:
         """What capturing the step as a graph did; None where it was not."""
         return self._step.stats() if isinstance(self._step, CapturedStep) else None
+
+    @property
+    def num_passes(self) -> int:
+        """Through the network, in the steps that this process took."""
+        return self._passes.num_passes if self._passes else 0
+
+    @property
+    def passes_per_step(self) -> float:
+        """Their mean."""
+        return self.num_passes / self._passes.num_steps if self._passes and self._passes.num_steps else 1.0
 
     def advance(self, data_fetcher: Any) -> None:
         """One step."""
@@ -84,6 +96,6 @@ class StepLoop(_TrainingEpochLoop):
         # The plugin's own where there is one: its state is in the checkpoint.
         scaler = getattr(trainer.precision_plugin, "scaler", None) or make_scaler(plan.precision, device)
         enter = self._stopwatch.switch
-        step = TrainStep(model, trainer.optimizers[0], scaler, plan, device, enter)
-        self._step = make_step(step, plan, device, enter)
+        self._passes = TrainStep(model, trainer.optimizers[0], scaler, plan, device, enter)
+        self._step = make_step(self._passes, plan, device, enter)
         return self._step

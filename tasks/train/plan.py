@@ -45,6 +45,7 @@ def resolve(config: Config, hardware: Hardware, num_train: int) -> Plan:
         loading=_loading(config, hardware, accelerator, num_train, reasons),
         strategy=_strategy(config, precision),
         gradient_compression=config.execution.gradient_compression,
+        micro_batch=_micro_batch(config, reasons),
         reasons=reasons,
     )
     _check_graph(plan, hardware)
@@ -66,6 +67,7 @@ def arm_of(plan: Plan, loads: tuple[float, ...] | None = None) -> Arm:
         loading=plan.loading,
         strategy="fsdp" if plan.strategy == "fsdp" else "ddp",
         gradient_compression=plan.gradient_compression,
+        micro_batch=plan.micro_batch,
         loads=loads,
     )
 
@@ -139,6 +141,15 @@ def _strategy(config: Config, precision: Precision) -> Literal["single", "ddp", 
             "GPU, which has no bf16 arithmetic; use execution.precision=32-true, or ddp"
         )
     return "fsdp"
+
+
+def _micro_batch(config: Config, reasons: dict[str, Choice]) -> int | None:
+    asked = config.execution.micro_batch
+    if asked == "auto":
+        sharded = config.execution.strategy == "fsdp"
+        reason = "sharded weights are gathered for each pass" if sharded else "as long as the device's memory suffices"
+        reasons["micro_batch"] = Choice(value="off", reason=f"a rank's share of a batch in one pass: {reason}")
+    return asked if isinstance(asked, int) else None
 
 
 def _memory_format(

@@ -50,6 +50,8 @@ class RankOutcome(Record):
     """Last line of its own error, None if it raised none."""
     final: bool = False
     """The error is one that the rank raises on purpose, and would raise again."""
+    too_many: int | None = None
+    """Samples of a pass that its device had no memory for, where the error is that."""
     traceback: str
     """Its own traceback, else the end of its log."""
     failed_at: float | None
@@ -275,6 +277,7 @@ def _outcome(spec: RankSpec, returncode: int, error: dict[str, Any], wall_second
         result=result,
         error=None if result is not None else message,
         final=bool(error.get("final")),
+        too_many=error.get("too_many"),
         traceback=error.get("traceback") or log[-LOG_TAIL_CHARACTERS:],
         failed_at=error.get("time"),
         wall_seconds=wall_seconds,

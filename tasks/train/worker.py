@@ -76,6 +76,7 @@ from tasks.train.compiled import CompileWatch, compile_network  # noqa: E402
 from tasks.train.launch import EXAMPLES_FILE, PROBE_FILE, SEARCH_FILE  # noqa: E402
 from tasks.train.loop import StepLoop  # noqa: E402
 from tasks.train.measure import Bench, diagnostic_arms, measure, measured_loads  # noqa: E402
+from tasks.train.passes import too_many  # noqa: E402
 from tasks.train.place import Place  # noqa: E402
 from tasks.train.plan import arm_of  # noqa: E402
 from tasks.train.precision import forward_context, prepare_network  # noqa: E402
@@ -186,7 +187,8 @@ class Rank:
             return None
         if self.spec.probe is not None:
             return self.spec.probe
-        arms = {"baseline": BASELINE, "candidate": arm}
+        # A baseline that takes more samples at once than the candidate may not fit where the candidate does.
+        arms = {"baseline": BASELINE.model_copy(update={"micro_batch": arm.micro_batch}), "candidate": arm}
         if arm.num_devices > 1:
             arms["single"] = arm.model_copy(update={"num_devices": 1})
         if arm.compile != "off":
@@ -225,8 +227,7 @@ class Rank:
         trainer.fit(learner, steps, ckpt_path=spec.resume_from)
         cpu_seconds = time.process_time() - cpu_seconds
         return learner, {
-            "compile": loop.capture_stats()
-            or self._compile_stats(steps_compiled, len(learner.losses) - course.first_step),
+            "compile": loop.capture_stats() or self._compile_stats(steps_compiled, loop.num_passes),
             "seconds": budget.fit_seconds,
             "startup_seconds": budget.startup_seconds,
             "epoch_ends": checkpoints.epoch_ends,
@@ -425,6 +426,7 @@ def main(spec_path: str) -> int:
             "traceback": redact(traceback.format_exc()),
             "time": time.time(),
             "final": isinstance(error, PacelineError),
+            "too_many": too_many(error),
         }
         pulse.last_words(facts)
         with suppress(OSError):  # the log's disk may be what is full

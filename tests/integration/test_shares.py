@@ -53,6 +53,20 @@ def test_very_unequal_shares_give_the_gradient_of_one_rank(alone, tmp_path):
     assert largest_difference(first, alone) < 1e-12
 
 
+@pytest.mark.parametrize("loads", [None, (7.0, 1.0)], ids=["even", "uneven"])
+def test_micro_batches_on_two_ranks_give_the_gradient_of_one_rank_in_one_pass(alone, tmp_path, loads):
+    """Of 64 samples, and 22 of the last batch: even, 4 passes of each rank; uneven, 7 of one and 1 of the other."""
+    arm = ARM.model_copy(update={"loads": loads, "micro_batch": 9})
+    first, second = train_by_hand(tmp_path / "passes", arm)
+    assert largest_difference(first, second) == 0
+    assert largest_difference(first, alone) < 1e-12
+
+
+def test_micro_batches_on_one_rank_take_the_same_steps(alone, tmp_path):
+    (weights,) = train_by_hand(tmp_path / "passes", ARM.model_copy(update={"num_devices": 1, "micro_batch": 5}))
+    assert largest_difference(weights, alone) < 1e-12
+
+
 def test_compressed_gradients_are_the_same_on_all_ranks_and_nearly_those_of_one(alone, tmp_path):
     arm = ARM.model_copy(update={"gradient_compression": "bf16"})
     first, second = train_by_hand(tmp_path / "compressed", arm)

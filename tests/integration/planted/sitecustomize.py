@@ -2,7 +2,8 @@
 
 PLANT is `input`, `exchange` or a rank such as `rank-1`, and seconds, such as input=0.001: for each sample read, for
 each all-reduce of a step, or for each sample that this one rank trains on. BLIND makes them train on black images. LOUD
-makes them log what no library should, and fail with it.
+makes them log what no library should, and fail with it. MEMORY is the largest number of samples of a pass for which a
+device has memory, of one rank alone where one is named, such as rank-1=32.
 """
 
 import os
@@ -16,6 +17,22 @@ if "tasks.train.worker" in sys.orig_argv and "BLIND" in os.environ:
     objective.batch_loss = lambda network, batch, *more: seeing(
         network, batch._replace(images_NCHW=batch.images_NCHW * 0), *more
     )
+
+if "tasks.train.worker" in sys.orig_argv and "MEMORY" in os.environ:
+    import torch
+
+    from tasks.model import objective
+
+    *named, most = os.environ["MEMORY"].split("=")
+    fitting = objective.batch_loss
+
+    def limited(network, batch, *more):
+        if len(batch.labels_N) > int(most):
+            raise torch.OutOfMemoryError(f"CUDA out of memory, planted above {most} samples")
+        return fitting(network, batch, *more)
+
+    if not named or f"/{named[0]}/" in sys.orig_argv[-1]:
+        objective.batch_loss = limited
 
 if "tasks.train.worker" in sys.orig_argv and "LOUD" in os.environ:
     import logging

@@ -25,7 +25,15 @@ def host(bf16=True, gpus=0, capability=(9, 0), cores=2):
 def test_auto_follows_the_hardware_and_gives_its_reason(hardware, precision, memory_format):
     plan = resolve(load("digits"), hardware, 1000)
     assert (plan.precision, plan.memory_format) == (precision, memory_format)
-    assert set(plan.reasons) == {"accelerator", "precision", "memory_format", "compile", "loading", "num_threads"}
+    assert set(plan.reasons) == {
+        "accelerator",
+        "precision",
+        "memory_format",
+        "compile",
+        "loading",
+        "micro_batch",
+        "num_threads",
+    }
     assert all(choice.reason for choice in plan.reasons.values())
 
 

@@ -1,13 +1,20 @@
+from contextlib import contextmanager
+
 import pytest
 import torch
 
 from conf.schema import Model, Recipe
+from tasks.data.loading import batch as loading
 from tasks.data.loading.order import BatchPlan
+from tasks.errors import MemoryLimitError
 from tasks.model.networks import build_network
 from tasks.model.task import Classification
 from tasks.model.transfer import freeze_backbone
 from tasks.records import Arm
 from tasks.train.bare_step import BareStep, StepInputs
+from tasks.train.passes import passes, too_many
+from tasks.train.precision import make_scaler
+from tasks.train.step import TrainStep
 
 ARM = Arm(num_devices=1, precision="32-true", compile="off", memory_format="contiguous", loading="resident")
 
@@ -76,3 +83,71 @@ def test_each_arm_of_a_probe_trains_the_head_alone_where_the_backbone_is_frozen(
     assert changed == {"classify.weight", "classify.bias"}
     assert all(weight.grad is None for weight in step._network.features.parameters())
     step.close()
+
+
+def numbered(size, weight=1.0):
+    numbers = torch.arange(size)
+    return loading.Batch(numbers.float().view(size, 1, 1, 1), numbers, None, numbers + 100, weight)
+
+
+@pytest.mark.parametrize(
+    ("size", "largest", "sizes"), [(8, None, [8]), (8, 8, [8]), (8, 4, [4, 4]), (10, 4, [3, 3, 4]), (3, 1, [1, 1, 1])]
+)
+def test_passes_are_few_and_even_and_have_each_sample_once_in_its_order(size, largest, sizes):
+    parts = passes(numbered(size, weight=1.5), largest)
+    assert [len(part.labels_N) for part in parts] == sizes
+    for name in ("images_NCHW", "labels_N", "draws_N"):
+        assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(numbered(size), name))
+    assert sum(part.weight for part in parts) == pytest.approx(1.5)
+
+
+class Mean(torch.nn.Module):
+    """A loss whose gradient is known: the mean of the images times the weight. Notes what it is asked to do."""
+
+    def __init__(self, fits=8):
+        super().__init__()
+        self.value = torch.nn.Parameter(torch.ones(()))
+        self.seen, self.fits, self.exchanges = [], fits, True
+
+    @contextmanager
+    def no_sync(self):
+        self.exchanges = False
+        yield
+        self.exchanges = True
+
+    def forward(self, batch):
+        if len(batch.labels_N) > self.fits:
+            raise torch.OutOfMemoryError("no room")
+        self.seen.append((len(batch.labels_N), self.exchanges))
+        return (self.value * batch.images_NCHW).mean() * batch.weight
+
+
+def step_of(model, micro_batch):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    device = torch.device("cpu")
+    arm = ARM.model_copy(update={"micro_batch": micro_batch})
+    return TrainStep(model, optimizer, make_scaler("32-true", device), arm, device)
+
+
+def test_a_step_in_passes_exchanges_once_and_updates_once_by_the_gradient_of_all_samples():
+    model = Mean()
+    step = step_of(model, micro_batch=4)
+    loss = step(numbered(10, weight=2.0))
+    assert model.seen == [(3, False), (3, False), (4, True)]
+    assert loss.item() == pytest.approx(2 * 4.5)
+    assert model.value.item() == pytest.approx(1 - 0.1 * 2 * 4.5)
+    assert (step.num_steps, step.num_passes) == (1, 3)
+
+
+def test_a_pass_that_does_not_fit_says_how_many_samples_it_had_and_leaves_the_weights():
+    model = Mean(fits=2)
+    with pytest.raises(
+        MemoryLimitError, match="a pass over 4 samples needs more memory than cpu has: no room"
+    ) as found:
+        step_of(model, micro_batch=4)(numbered(8))
+    assert found.value.num_samples == 4
+    assert model.value.item() == 1.0
+    later = RuntimeError("the recording failed")
+    later.__context__ = found.value
+    assert too_many(later) == 4
+    assert too_many(ValueError("another")) is None

@@ -1,0 +1,50 @@
+import pytest
+
+from conf.load import load
+from tasks.errors import RankError
+from tasks.records import Hardware
+from tasks.train.memory import keep_fitting, smaller, with_fitting
+from tasks.train.plan import resolve
+
+HOST = Hardware(host="here", cpu_name="a device", num_cores=2, memory_bytes=2**33, cpu_bf16=False)
+
+
+def planned(*overrides):
+    config = load("digits", list(overrides))
+    return resolve(config, HOST, 1000), config
+
+
+def failed(num_samples):
+    return RankError("rank 0 failed: no room", 0, too_many=num_samples)
+
+
+def test_a_pass_that_did_not_fit_is_halved_and_the_reason_kept_with_the_run(tmp_path):
+    plan, config = planned()
+    assert plan.micro_batch is None
+    found = smaller(plan, config, failed(25))
+    assert found.micro_batch == 13
+    assert found.reasons["micro_batch"].reason == "25 samples at once did not fit into the memory of a device"
+    keep_fitting(tmp_path, found)
+    assert with_fitting(tmp_path, plan, config) == found
+    asked, config = planned("execution.micro_batch=20")
+    assert with_fitting(tmp_path, asked, config) == asked, "what is asked for is done"
+
+
+def test_other_failures_leave_the_plan():
+    assert smaller(*planned(), failed(None)) is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "num_samples", "remedy"),
+    [
+        ([], 1, "one sample alone does not fit; use a smaller data.image_size"),
+        (["execution.micro_batch=8"], 8, "use execution.micro_batch=auto, or 4"),
+        (["execution.micro_batch=off"], 64, "use execution.micro_batch=auto, or 32"),
+        (["execution.strategy=fsdp", "execution.num_devices=2"], 64, "use a smaller recipe.batch_size or more devices"),
+    ],
+)
+def test_where_nothing_can_be_done_the_error_says_what_the_user_can(overrides, num_samples, remedy):
+    with pytest.raises(RankError, match="rank 0 failed: no room; ") as found:
+        smaller(*planned(*overrides), failed(num_samples))
+    assert remedy in str(found.value)
+    assert found.value.final
