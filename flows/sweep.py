@@ -24,7 +24,7 @@ from flows.overlap import cancel_older
 from flows.pipeline import publish
 from flows.preflight import Cleared
 from flows.study import make_config
-from flows.sweep_company import company_on
+from flows.sweep_colocation import colocation_on
 from flows.sweep_record import SweepOutcome, log_sweep
 from flows.sweep_room import Room, find_room
 from flows.sweep_trial import SweepWork, run_trial
@@ -198,9 +198,9 @@ def run_sweep(request: SweepRequest, resume: str | None = None) -> dict[str, Any
                 proposer=Proposer(site.root / "runs" / parent.run_id / JOURNAL, _search(ready)),
                 stopped=threading.Event(),
             )
-            company, no_company = company_on(work, request.config.speedup.baseline)
+            colocation, no_colocation = colocation_on(work, request.config.speedup.baseline)
             _run_all(work, ready.num_trials)
-            outcome = SweepOutcome(work, request, company, no_company, time.monotonic() - started)
+            outcome = SweepOutcome(work, request, colocation, no_colocation, time.monotonic() - started)
             result, summary = log_sweep(outcome)
             _check_any(result.trials)
     publish([("", note) for note in sweep_notes(result)], "sweep", "What the trials gave")

@@ -11,7 +11,7 @@ from flows.views import share_sweep
 from tasks.figures import png_bytes
 from tasks.quality import SCORE_OF_TASK
 from tasks.sweep.charts import draw_sweep
-from tasks.sweep.company import Company
+from tasks.sweep.colocation import Colocation
 from tasks.sweep.page import render_sweep
 from tasks.sweep.space import most_epochs
 from tasks.sweep.trial import SweepResult, Trial
@@ -29,8 +29,8 @@ class SweepOutcome:
 
     work: SweepWork
     request: SweepRequest
-    company: Company | None
-    no_company: str
+    colocation: Colocation | None
+    no_colocation: str
     """Why there is none."""
     seconds: float
 
@@ -49,8 +49,8 @@ class SweepOutcome:
             num_epochs=most_epochs(work.config, work.parameters),
             score_name=SCORE_OF_TASK[work.config.model.task],
             trials=work.proposer.trials(),
-            company=self.company,
-            no_company=self.no_company,
+            colocation=self.colocation,
+            no_colocation=self.no_colocation,
             seconds=self.seconds,
             hardware=f"{hardware.host}: {describe_devices(hardware)}",
             versions={name: version for name, version in package_versions().items() if version},
@@ -91,8 +91,12 @@ def _metrics(result: SweepResult) -> dict[str, float | None]:
 
 
 def _tags(result: SweepResult) -> dict[str, str]:
-    best, company = result.best, result.company
-    tags = {"paceline.layout": company.layout, "paceline.contaminated": str(company.contaminated)} if company else {}
+    best, colocation = result.best, result.colocation
+    tags = (
+        {"paceline.layout": colocation.layout, "paceline.contaminated": str(colocation.contaminated)}
+        if colocation
+        else {}
+    )
     if best is not None:
         tags |= {"paceline.best_run_id": best.run_id or "", "paceline.best": " ".join(result.overrides(best))}
     return tags
@@ -138,16 +142,20 @@ def _plain(result: SweepResult, trial: Trial) -> dict[str, Any]:
 
 def _speedup(result: SweepResult) -> dict[str, Any]:
     """Of the whole sweep over its trials one after the other on one device, and of the steps behind it."""
-    found, company = result.speedup, result.company
-    if found is None or company is None:
-        return {"ratio": None, "low": None, "high": None, "layout": None, "reason": result.no_company}
-    ways = {"over_alone": company.over_alone, "over_together": company.over_together, "over_whole": company.over_whole}
+    found, colocation = result.speedup, result.colocation
+    if found is None or colocation is None:
+        return {"ratio": None, "low": None, "high": None, "layout": None, "reason": result.no_colocation}
+    ways = {
+        "over_alone": colocation.over_alone,
+        "over_together": colocation.over_together,
+        "over_whole": colocation.over_whole,
+    }
     return {
         "ratio": found.value,
         "low": found.low,
         "high": found.high,
-        "layout": company.layout,
-        "num_rounds": company.num_rounds,
-        "contaminated": company.contaminated,
+        "layout": colocation.layout,
+        "num_rounds": colocation.num_rounds,
+        "contaminated": colocation.contaminated,
         **{name: way and way.model_dump() for name, way in ways.items()},
     }

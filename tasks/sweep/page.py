@@ -34,7 +34,7 @@ def render_sweep(result: SweepResult, environment: Mapping[str, Any]) -> str:
             section("Which settings are best?", bullets(_settings_notes(result)), _pictures(svgs, "scores", "courses")),
             section("What did each setting do?", columns(*over) if over else paragraph("No trial has a score.")),
             section("Every trial", _trials(result)),
-            section("What did several at once give?", _company(result), _pictures(svgs, "timeline")),
+            section("What did several at once give?", _colocation(result), _pictures(svgs, "timeline")),
             folded("Environment", json.dumps(dict(environment), indent=2, default=str)),
         ]
     )
@@ -116,7 +116,7 @@ def _score(score: float | None) -> str:
     return DASH if score is None else f"{score:.2%}"
 
 
-def _company(result: SweepResult) -> Html:
+def _colocation(result: SweepResult) -> Html:
     """Measured, and what follows from it; the line between the two is drawn in words."""
     places = f"{result.at_once.value} trials at once ({result.at_once.reason})."
     if result.occupancy is not None:
@@ -124,46 +124,46 @@ def _company(result: SweepResult) -> Html:
             f" Trials ran for {format_seconds(result.busy_seconds)}, in which {result.occupancy:.0%} of the places for "
             "them were taken; orange is the best trial, grey ones were pruned, pale ones failed."
         )
-    company = result.company
-    if company is None:
-        return join([paragraph(places), paragraph(f"No speedup is known: {result.no_company}.", "note")])
+    colocation = result.colocation
+    if colocation is None:
+        return join([paragraph(places), paragraph(f"No speedup is known: {result.no_colocation}.", "note")])
     rows = [
         (name, ratio_text(ratio))
         for name, ratio in (
-            ("one model alone on one such device", company.over_alone),
-            ("one model on all devices, each batch shared", company.over_together),
-            ("one model on one device of all cores", company.over_whole),
+            ("one model alone on one such device", colocation.over_alone),
+            ("one model on all devices, each batch shared", colocation.over_together),
+            ("one model on one device of all cores", colocation.over_whole),
         )
         if ratio is not None
     ]
     head = ("one model on each device, side by side, against", "samples per second, times as many")
     note = (
-        f"Steps of the sweep's recipe, {company.num_rounds} rounds of alternating blocks on these devices before the "
-        "trials began; 95 % intervals."
+        f"Steps of the sweep's recipe, {colocation.num_rounds} rounds of alternating blocks on these devices before "
+        "the trials began; 95 % intervals."
     )
-    return join([paragraph(places), table(head, rows), paragraph(note, "note"), bullets(company_notes(result))])
+    return join([paragraph(places), table(head, rows), paragraph(note, "note"), bullets(colocation_notes(result))])
 
 
-def company_notes(result: SweepResult) -> Iterator[str]:
+def colocation_notes(result: SweepResult) -> Iterator[str]:
     """What trying several at once gave, in sentences."""
-    company, speedup = result.company, result.speedup
-    if company is None:
+    colocation, speedup = result.colocation, result.speedup
+    if colocation is None:
         return
     if speedup is not None:
         yield (
             f"{ratio_text(speedup)} times as fast as one trial after the other on one such device: the steps' ratio "
-            f"{ratio_text(company.over_alone)} times the {result.occupancy or 0:.0%} of the places that were taken. "
+            f"{ratio_text(colocation.over_alone)} times the {result.occupancy or 0:.0%} of the places that were taken. "
             "That start-up is held back by its neighbours as the steps are is assumed, not measured."
         )
-    best = ratio_text(company.over_best)
+    best = ratio_text(colocation.over_best)
     yield {
         "one model per device": f"One model per device: {best} times the samples of one model on all devices.",
         "one model on all devices": f"One model on all devices is better here: one per device has {best} times its "
         "samples; run the trials with --at-once 1.",
         "no certain difference": f"One model per device, or one on all: no certain difference ({best}).",
-    }[company.layout]
-    if company.contaminated:
-        yield f"It was measured while others used the machine ({'; '.join(company.reasons)}): do not trust it."
+    }[colocation.layout]
+    if colocation.contaminated:
+        yield f"It was measured while others used the machine ({'; '.join(colocation.reasons)}): do not trust it."
 
 
 def trial_line(trial: Trial) -> str:
@@ -192,7 +192,7 @@ def sweep_table(result: SweepResult) -> tuple[list[str], list[list[str]]]:
 
 def sweep_notes(result: SweepResult) -> list[str]:
     """A handful of sentences: what to take, and what the sweep cannot say."""
-    return [*_settings_notes(result), *company_notes(result)]
+    return [*_settings_notes(result), *colocation_notes(result)]
 
 
 def _settings_notes(result: SweepResult) -> list[str]:

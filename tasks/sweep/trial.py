@@ -9,7 +9,7 @@ from pydantic import Field
 
 from tasks.records import Choice, Record, ScoreName
 from tasks.speedup.study import Interval
-from tasks.sweep.company import Company
+from tasks.sweep.colocation import Colocation
 from tasks.sweep.space import Parameter, Scalar
 
 Sampler = Literal["tpe", "random", "grid"]
@@ -72,9 +72,9 @@ class SweepResult(Record):
     score_name: ScoreName
     trials: tuple[Trial, ...]
     """In the order of their numbers."""
-    company: Company | None = None
+    colocation: Colocation | None = None
     """What models give side by side on these devices."""
-    no_company: str = ""
+    no_colocation: str = ""
     """Why that was not measured."""
     seconds: float
     """Of the whole sweep."""
@@ -123,8 +123,8 @@ class SweepResult(Record):
         that against sweeps that did run one after the other.
         """
         share = self.occupancy
-        if self.company is None or share is None:
+        if self.colocation is None or share is None:
             return None
-        steps = self.company.over_alone
+        steps = self.colocation.over_alone
         low, high = (None if end is None else end * share for end in (steps.low, steps.high))
         return Interval(value=steps.value * share, low=low, high=high)

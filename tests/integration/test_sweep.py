@@ -145,7 +145,7 @@ def test_trials_that_ran_at_the_same_time_shared_the_prepared_set(swept, client,
 @pytest.mark.slow
 def test_what_several_at_once_give_is_measured(sweep, client):
     summary, told = sweep(
-        *("digits", *TINY, "track.experiment=company", "speedup.max_seconds=3"),
+        *("digits", *TINY, "track.experiment=colocation", "speedup.max_seconds=3"),
         *("--param", "recipe.learning_rate=[0.1,0.05]", "--sampler", "grid", "--at-once", "2"),
     )
     speedup = summary["speedup"]

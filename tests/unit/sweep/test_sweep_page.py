@@ -7,17 +7,17 @@ import pytest
 from tasks.figures import png_bytes
 from tasks.speedup.study import Interval
 from tasks.sweep.charts import _rows, draw_sweep
-from tasks.sweep.company import Company
+from tasks.sweep.colocation import Colocation
 from tasks.sweep.page import render_sweep, sweep_notes, sweep_table
 from tests.sweeps import five_trials, result_of, trial
 
 
-def company(alone=(1.9, 1.8, 2.0), together=(1.3, 1.2, 1.4), whole=(1.2, 1.1, 1.3), **fields):
+def colocation(alone=(1.9, 1.8, 2.0), together=(1.3, 1.2, 1.4), whole=(1.2, 1.1, 1.3), **fields):
     alone, together, whole = (
         None if ends is None else Interval(value=ends[0], low=ends[1], high=ends[2])
         for ends in (alone, together, whole)
     )
-    return Company(
+    return Colocation(
         **{"num_devices": 2, "num_rounds": 12, "seconds": 20.0, "contaminated": False} | fields,
         over_alone=alone,
         over_together=together,
@@ -58,10 +58,10 @@ def test_places_that_were_taken_and_breaks_of_a_sweep_that_went_on():
 
 def test_the_sweeps_speedup_is_that_of_its_steps_in_the_places_that_were_taken():
     trials = (trial(0, 0.1, "sgd", begin=0, seconds=10), trial(1, 0.1, "sgd", begin=0, seconds=5))
-    result = result_of(trials, company=company())
+    result = result_of(trials, colocation=colocation())
     assert result.speedup.value == pytest.approx(1.9 * 0.75)
     assert (result.speedup.low, result.speedup.high) == pytest.approx((1.8 * 0.75, 2.0 * 0.75))
-    assert result_of(trials, no_company="one trial runs at a time").speedup is None
+    assert result_of(trials, no_colocation="one trial runs at a time").speedup is None
 
 
 @pytest.mark.parametrize(
@@ -75,19 +75,19 @@ def test_the_sweeps_speedup_is_that_of_its_steps_in_the_places_that_were_taken()
     ],
 )
 def test_which_layout_is_better_goes_by_the_best_way_to_use_all_devices(together, whole, layout):
-    found = company(together=together, whole=whole)
+    found = colocation(together=together, whole=whole)
     assert found.layout == layout
-    notes = " ".join(sweep_notes(result_of(five_trials(), company=found)))
+    notes = " ".join(sweep_notes(result_of(five_trials(), colocation=found)))
     assert layout.split(" ", 1)[1].removesuffix(" difference") in notes
 
 
 def test_a_measurement_beside_others_is_not_to_be_trusted():
-    seen = company(contaminated=True, reasons=("1.2 cores were busy with other work",))
-    assert "do not trust it" in " ".join(sweep_notes(result_of(five_trials(), company=seen)))
+    seen = colocation(contaminated=True, reasons=("1.2 cores were busy with other work",))
+    assert "do not trust it" in " ".join(sweep_notes(result_of(five_trials(), colocation=seen)))
 
 
 def test_the_page_answers_in_the_order_that_was_asked():
-    page = render_sweep(result_of(five_trials(), company=company()), {"commit": "abc"})
+    page = render_sweep(result_of(five_trials(), colocation=colocation()), {"commit": "abc"})
     assert re.findall(r"<h2>(.*?)</h2>", page) == [
         "Which settings are best?",
         "What did each setting do?",
@@ -100,7 +100,7 @@ def test_the_page_answers_in_the_order_that_was_asked():
 
 
 def test_a_sweep_without_a_trial_that_was_done_has_a_page_too():
-    failed = result_of((trial(0, 0.1, "sgd", "failed", scores=(), error="lost <it>"),), no_company="no time")
+    failed = result_of((trial(0, 0.1, "sgd", "failed", scores=(), error="lost <it>"),), no_colocation="no time")
     page = render_sweep(failed, {})
     assert "no trial was done" in page
     assert "lost &lt;it&gt;" in page

@@ -4,7 +4,7 @@ import pytest
 
 from conf.load import load
 from tasks.records import Block, ProbeResult
-from tasks.sweep.company import ALONE, BESIDE, TOGETHER, WHOLE, company_of, judge_company
+from tasks.sweep.colocation import ALONE, BESIDE, TOGETHER, WHOLE, colocation_of, judge_colocation
 from tasks.train.plan import resolve
 from tests.studies import HARDWARE
 
@@ -13,7 +13,7 @@ TWO_CORES = HARDWARE.model_copy(update={"num_cores": 2})
 
 def arms():
     plan = resolve(load("digits", ["execution.num_devices=2"]), TWO_CORES, 1293)
-    return company_of(plan, 129, 2).arms
+    return colocation_of(plan, 129, 2).arms
 
 
 def test_four_ways_to_use_two_cores():
@@ -44,7 +44,7 @@ def probe(seconds, num_rounds=8):
 
 
 def test_ratios_are_of_samples_per_second():
-    found = judge_company(probe([(ALONE, 1.0), (BESIDE, 0.5), (TOGETHER, 0.8), (WHOLE, 0.6)]))
+    found = judge_colocation(probe([(ALONE, 1.0), (BESIDE, 0.5), (TOGETHER, 0.8), (WHOLE, 0.6)]))
     assert found.over_alone.value == pytest.approx(2.0)
     assert found.over_together.value == pytest.approx(1.6)
     assert found.over_whole.value == pytest.approx(1.2)
@@ -53,5 +53,5 @@ def test_ratios_are_of_samples_per_second():
 
 
 def test_what_was_not_measured_is_unknown():
-    assert judge_company(probe([(ALONE, 1.0), (BESIDE, 0.5)])) is None
-    assert judge_company(probe([(ALONE, 1.0), (BESIDE, 0.5), (TOGETHER, 0.8)])).over_whole is None
+    assert judge_colocation(probe([(ALONE, 1.0), (BESIDE, 0.5)])) is None
+    assert judge_colocation(probe([(ALONE, 1.0), (BESIDE, 0.5), (TOGETHER, 0.8)])).over_whole is None

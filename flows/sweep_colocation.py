@@ -11,15 +11,15 @@ from flows.study import make_config
 from flows.sweep_trial import SweepWork
 from tasks.durable import write_durably
 from tasks.errors import PacelineError
-from tasks.sweep.company import Company, company_of, judge_company
+from tasks.sweep.colocation import Colocation, colocation_of, judge_colocation
 from tasks.train.coordinate import TrainJob
 from tasks.train.steps import measure
 
-KEPT = "company.json"
+KEPT = "colocation.json"
 """In the sweep's directory, for a sweep that goes on."""
 
 
-def company_on(work: SweepWork, baseline: str) -> tuple[Company | None, str]:
+def colocation_on(work: SweepWork, baseline: str) -> tuple[Colocation | None, str]:
     """What was measured, now or before this sweep was cut short; or why it was not.
 
     Args:
@@ -28,7 +28,7 @@ def company_on(work: SweepWork, baseline: str) -> tuple[Company | None, str]:
     """
     kept = work.home / "runs" / work.parent.run_id / KEPT
     try:
-        return Company.model_validate_json(kept.read_bytes()), ""
+        return Colocation.model_validate_json(kept.read_bytes()), ""
     except (OSError, ValidationError):
         pass
     reason = _why_not(work, baseline)
@@ -55,7 +55,7 @@ def _why_not(work: SweepWork, baseline: str) -> str:
     return ""
 
 
-def _measured(work: SweepWork) -> Company | None:
+def _measured(work: SweepWork) -> Colocation | None:
     config = make_config(
         work.config,
         [f"execution.num_devices={work.room.num_at_once}", "recipe.batch_scaling=weak", "speedup.baseline=probe"],
@@ -70,6 +70,6 @@ def _measured(work: SweepWork) -> Company | None:
         run_id=work.parent.run_id,
         tracking_uri=work.parent.tracking_uri,
         home=str(work.home),
-        measurement=company_of(plan, config.recipe.batch_size, hardware.num_cores),
+        measurement=colocation_of(plan, config.recipe.batch_size, hardware.num_cores),
     )
-    return judge_company(measure(job, work.address).probe)
+    return judge_colocation(measure(job, work.address).probe)

@@ -19,7 +19,7 @@ ALONE, BESIDE, TOGETHER, WHOLE = "baseline", "candidate", "together", "whole"
 """Arms by their roles in the probe: see above."""
 
 
-class Company(Record):
+class Colocation(Record):
     """What was measured of trials side by side."""
 
     num_devices: int
@@ -53,7 +53,7 @@ class Company(Record):
         return "no certain difference"
 
 
-def company_of(plan: Plan, batch_size: int, num_cores: int) -> Measurement:
+def colocation_of(plan: Plan, batch_size: int, num_cores: int) -> Measurement:
     """What is to be measured.
 
     Args:
@@ -73,13 +73,13 @@ def company_of(plan: Plan, batch_size: int, num_cores: int) -> Measurement:
     return Measurement(arms=arms)
 
 
-def judge_company(probe: ProbeResult) -> Company | None:
+def judge_colocation(probe: ProbeResult) -> Colocation | None:
     """What the measurement says; None where it was too short to say anything."""
     alone, together = arm_ratio(probe.rounds, ALONE, BESIDE), arm_ratio(probe.rounds, TOGETHER, BESIDE)
     if alone is None or together is None:
         return None
     whole = arm_ratio(probe.rounds, WHOLE, BESIDE)
-    return Company(
+    return Colocation(
         num_devices=probe.candidate.num_devices,
         over_alone=_interval(alone),
         over_together=_interval(together),
