@@ -18,6 +18,7 @@ from conf.credentials import Text
 from conf.plugins import Plugin, Task
 from conf.section import Section
 from conf.signal import Signal
+from conf.vary import Vary
 
 Source = Literal[
     "digits", "rotated_digits", "folder", "cifar10", "pairs", "shapes", "textures", "signals", "tones", "arrays"
@@ -211,6 +212,8 @@ class Recipe(Section):
     """`dncnn`: standard deviation of the Gaussian noise that each image gets anew in each epoch, of 255."""
     shift_pixels: Annotated[int, Field(ge=0, le=64)] = 4
     """Largest random translation in each direction, pixels."""
+    vary: Vary = Vary()
+    """Random crops, colours and mixtures of images; for classes of whole images."""
     shuffle_mib: Annotated[int, Field(ge=1)] = 256
     """Size of what is shuffled as one, MiB; larger sets are shuffled in blocks of 4 MiB, then within windows of this
     size. `execution.loading=streaming` holds at most two windows in memory."""
@@ -551,6 +554,7 @@ class Config(Section):
         if (model.task == "segment") != data.has_masks:
             lack = "has no use for the masks there" if data.has_masks else "needs masks, and the source has none"
             raise ValueError(f"{wrong}: it {lack}; unet goes with pairs or shapes")
+        self.recipe.vary.check(model.task, has_targets=model.takes_targets, channels=data.channels, source=source)
         views, side = self.model.test_views, self.data.image_size
         if model.task != "classify" and views > 1:
             raise ValueError(f"model.test_views={views} is for classes of whole images; use test_views=1 with {name}")

@@ -18,6 +18,7 @@ LATER = {
     ("model", "pretrained"),
     ("model", "freeze"),
     ("recipe", "backbone_rate"),
+    ("recipe", "vary"),
     ("execution", "micro_batch"),
 }
 """Settings that are younger than fingerprints which are kept in stores; add each new one of these sections."""

@@ -1,4 +1,4 @@
-"""Gaussian noise as a pure function of a number: the same on any device layout, number of ranks, and after a resume.
+"""Random numbers as a pure function of a number: the same on any device layout, number of ranks, and after a resume.
 
 A counter-based generator: each value is a hash of its place, so nothing has a state. The hash is the finalizer of
 SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014), from whose halves Box and
@@ -33,6 +33,20 @@ def gaussian(draws_N: torch.Tensor, shape: tuple[int, ...], seed: int) -> torch.
     angle_NM = ((bits_NM >> 32) & _LOW).to(torch.float32) * (2 * math.pi / 2**32)
     values_NV = torch.cat([radius_NM * angle_NM.cos(), radius_NM * angle_NM.sin()], dim=1)
     return values_NV[:, :num].reshape(len(draws_N), *shape)
+
+
+def uniform(draws_N: torch.Tensor, num: int, seed: int) -> torch.Tensor:
+    """Values (N, num) in [0, 1), float64, others than those that `gaussian` is made of.
+
+    Args:
+        draws_N: int64, one number for each sample.
+        num: Values of a sample; the first ones do not depend on it.
+        seed: Of all of them.
+    """
+    keys_N = _mixed(_mixed(draws_N) ^ ~_mixed(torch.full_like(draws_N, seed)))
+    places_M = torch.arange(num, device=draws_N.device, dtype=torch.int64)
+    bits_NM = _mixed(keys_N[:, None] + places_M * _GAMMA)
+    return ((bits_NM >> 11) & (2**53 - 1)).to(torch.float64) / 2**53
 
 
 def _mixed(values: torch.Tensor) -> torch.Tensor:

@@ -47,6 +47,14 @@ class LabelledBatch(Protocol):
     def weight(self) -> float:
         """n_local * world_size / n_global."""
 
+    @property
+    def others_N(self) -> torch.Tensor | None:
+        """Classes of images that are mixed in, int64, or None."""
+
+    @property
+    def shares_N(self) -> torch.Tensor | None:
+        """How much of each image is of its own class, float32, or None for all."""
+
 
 class Course(Protocol):
     """The steps of a training laid over its epochs; steps are counted over all of them."""

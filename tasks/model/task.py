@@ -102,9 +102,17 @@ class Classification:
         return batch.images_NCHW
 
     def loss(self, outputs: Outputs, batch: LabelledBatch, recipe: Recipe) -> torch.Tensor:
-        """Cross-entropy, and the weighted squared error of the targets."""
+        """Cross-entropy, of a mixture that with both classes by their shares; the targets' weighted squared error."""
         logits_NK, targets_NT = outputs
-        loss = functional.cross_entropy(logits_NK, batch.labels_N, label_smoothing=recipe.label_smoothing)
+        smoothing, own_N = recipe.label_smoothing, batch.shares_N
+        if own_N is None or batch.others_N is None:
+            loss = functional.cross_entropy(logits_NK, batch.labels_N, label_smoothing=smoothing)
+        else:
+            own, other = (
+                functional.cross_entropy(logits_NK, classes_N, label_smoothing=smoothing, reduction="none")
+                for classes_N in (batch.labels_N, batch.others_N)
+            )
+            loss = (own_N * own + (1 - own_N) * other).mean()
         if targets_NT is not None and batch.targets_NT is not None:
             squared = functional.mse_loss(targets_NT, batch.targets_NT.to(targets_NT.dtype))
             loss = loss + recipe.angle_weight * DEGREES_PER_RADIAN**2 * squared

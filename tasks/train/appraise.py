@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +18,7 @@ from torch import nn
 from tasks.model.infer import Int64s, predictions
 from tasks.model.objective import LabelledBatch
 from tasks.model.task import PixelTask, Task
+from tasks.train.passes import part_of
 
 NUM_WORST, NUM_OTHERS = 4, 2
 """Examples in the report."""
@@ -54,20 +54,8 @@ def warm_up(network: nn.Module, batches: Batches, context: Context, task: Task) 
     """
     for indices_N, batch in islice(batches, 1):
         for number in {len(indices_N), max(1, len(indices_N) - 1)}:
-            draws_N = None if batch.draws_N is None else batch.draws_N[:number]
-            shorter = _Images(batch.images_NCHW[:number], batch.labels_N[:number], None, draws_N, batch.weight)
-            for _ in predictions(network, [(indices_N, shorter)], context, task):
+            for _ in predictions(network, [(indices_N[:number], part_of(batch, 0, number))], context, task):
                 pass
-
-
-class _Images(NamedTuple):
-    """A batch of which only the images count."""
-
-    images_NCHW: torch.Tensor
-    labels_N: torch.Tensor
-    targets_NT: torch.Tensor | None
-    draws_N: torch.Tensor | None
-    weight: float
 
 
 def choose_examples(found: list[Kept]) -> Int64s:

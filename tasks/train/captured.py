@@ -75,9 +75,8 @@ class CapturedStep:
         with torch.cuda.stream(self._stream):
             loss = self._step(batch)
         current.wait_stream(self._stream)
-        for tensor in (batch.images_NCHW, batch.labels_N, batch.targets_NT, batch.draws_N):
-            if tensor is not None:
-                tensor.record_stream(self._stream)
+        for tensor in _tensors(batch).values():
+            tensor.record_stream(self._stream)
         loss.record_stream(current)
         return loss
 
@@ -85,12 +84,9 @@ class CapturedStep:
         """Record the step; it is not taken."""
         torch.cuda.synchronize(self._stream.device)
         started = time.perf_counter()
-        self._input = batch._replace(  # type: ignore[attr-defined]
-            images_NCHW=batch.images_NCHW.clone(),
-            labels_N=batch.labels_N.clone(),
-            targets_NT=None if batch.targets_NT is None else batch.targets_NT.clone(),
-            draws_N=None if batch.draws_N is None else batch.draws_N.clone(),
-        )
+        copies = {name: tensor.clone() for name, tensor in _tensors(batch).items()}
+        self._input = batch._replace(**copies)  # type: ignore[attr-defined]
+        assert self._input is not None
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self._stream):
             self._loss = self._step(self._input)
@@ -103,16 +99,19 @@ class CapturedStep:
         assert self._input is not None
         assert self._loss is not None
         self._enter("graph")
-        self._input.images_NCHW.copy_(batch.images_NCHW)
-        self._input.labels_N.copy_(batch.labels_N)
-        if self._input.targets_NT is not None and batch.targets_NT is not None:
-            self._input.targets_NT.copy_(batch.targets_NT)
-        if self._input.draws_N is not None and batch.draws_N is not None:
-            self._input.draws_N.copy_(batch.draws_N)
+        given = _tensors(batch)
+        for name, tensor in _tensors(self._input).items():
+            tensor.copy_(given[name])
         self._graph.replay()
         self._num_replays += 1
         self._enter("loop")
         return self._loss.clone()
+
+
+def _tensors(batch: LabelledBatch) -> dict[str, torch.Tensor]:
+    """What of a batch lies on the device."""
+    fields = batch._asdict()  # type: ignore[attr-defined]
+    return {name: value for name, value in fields.items() if isinstance(value, torch.Tensor)}
 
 
 def make_step(

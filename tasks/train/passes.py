@@ -28,13 +28,14 @@ def passes(batch: LabelledBatch, largest: int | None) -> list[LabelledBatch]:
     if number == 1:
         return [batch]
     bounds = [num * part // number for part in range(number + 1)]
-    return [_part(batch, start, stop) for start, stop in pairwise(bounds)]
+    return [part_of(batch, start, stop) for start, stop in pairwise(bounds)]
 
 
-def _part(batch: LabelledBatch, start: int, stop: int) -> LabelledBatch:
+def part_of(batch: LabelledBatch, start: int, stop: int) -> LabelledBatch:
+    """Some of a batch's samples, weighted by how many of it they are."""
     fields = batch._asdict()  # type: ignore[attr-defined]
     parts = {name: value[start:stop] for name, value in fields.items() if isinstance(value, torch.Tensor)}
-    weight = batch.weight * (stop - start) / len(batch.labels_N)
+    weight = batch.weight * (stop - start) / max(1, len(batch.labels_N))
     return batch._replace(**parts, weight=weight)  # type: ignore[attr-defined, no-any-return]
 
 

@@ -133,6 +133,7 @@ class Place:
             device=self.device,
             channels_last=arm.memory_format == "channels_last",
             draws=self.task.draws,
+            vary=recipe.vary,
         )
 
     def evaluation(self, split: Split) -> Iterator[tuple[Int64s, Batch]]:

@@ -30,6 +30,10 @@ class Batch(NamedTuple):
     weight: float
     """local samples x ranks / global samples: a rank's mean loss times this, averaged over the ranks as DDP does with
     gradients, is the exact mean over the global batch even when the ranks' parts differ in size."""
+    others_N: Tensor | None = None
+    """int64 classes of the images that are mixed in; None where none are."""
+    shares_N: Tensor | None = None
+    """float32: how much of each image is of its own class; the rest is of the other."""
 
 
 class Normalise:

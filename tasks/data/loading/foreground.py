@@ -61,12 +61,11 @@ class ForegroundLoader(TrainLoader):
         delivered = iter(batches)
         for request in asked:
             images, labels, targets = next(delivered) if len(request.index_N) else self._empty()
-            yield Batch(
+            yield self.answer(
+                request,
                 laid_out(images.to(device), channels_last=self.feed.channels_last),
                 labels.to(device),
                 None if self.feed.split.targets_NT is None else targets.to(device),
-                self.draws_N(request),
-                request.weight,
             )
 
     def _empty(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from conf.schema import Augment, Loading
+from conf.vary import Vary
 from tasks.data.loading.foreground import ForegroundLoader
 from tasks.data.loading.order import BatchPlan, Shuffle
 from tasks.data.loading.resident import ResidentLoader
@@ -22,6 +23,8 @@ _LOADERS: dict[Loading, type[TrainLoader]] = {
     "streaming": StreamingLoader,
     "foreground": ForegroundLoader,
 }
+
+_AS_THEY_ARE = Vary()
 
 
 def make_loader(  # noqa: PLR0913 - keywords; it is the stage's public name for a Feed
@@ -39,6 +42,7 @@ def make_loader(  # noqa: PLR0913 - keywords; it is the stage's public name for 
     device: torch.device,
     channels_last: bool,
     draws: bool = False,
+    vary: Vary = _AS_THEY_ARE,
     first_step: int = 0,
 ) -> TrainLoader:
     """Make a training loader; all kinds deliver the same batches in the same order, bit for bit on one device.
@@ -57,6 +61,7 @@ def make_loader(  # noqa: PLR0913 - keywords; it is the stage's public name for 
         device: Where batches are delivered.
         channels_last: Memory format of the images.
         draws: Whether something is added to the images at random.
+        vary: How images are varied beside that.
         first_step: Step, counted over all epochs, to begin with.
 
     Raises:
@@ -77,5 +82,6 @@ def make_loader(  # noqa: PLR0913 - keywords; it is the stage's public name for 
         device=device,
         channels_last=channels_last,
         draws=draws,
+        vary=vary,
     )
     return _LOADERS[loading](feed, first_step)

@@ -50,7 +50,7 @@ class ResidentLoader(TrainLoader):
             images_NHWC = self._gather(request)
             targets = None if self._targets_NT is None else self._targets_NT[index]
             images_NCHW = self.normalise(images_NHWC, channels_last=channels_last)
-            yield Batch(images_NCHW, self._labels_N[index], targets, self.draws_N(request), request.weight)
+            yield self.answer(request, images_NCHW, self._labels_N[index], targets)
 
     def _gather(self, request: Request) -> Tensor:
         shape = (len(request.index_N), *self.feed.split.image_shape)

@@ -201,4 +201,4 @@ class StreamingLoader(TrainLoader):
         split = self.feed.split
         targets = None if split.targets_NT is None else split.targets_NT[request.index_N]
         labels_N, targets_NT = on_device(split.labels_N[request.index_N], targets, self.feed.device)
-        return Batch(images_NCHW, labels_N, targets_NT, self.draws_N(request), request.weight)
+        return self.answer(request, images_NCHW, labels_N, targets_NT)

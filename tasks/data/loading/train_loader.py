@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from conf.schema import Augment
+from conf.vary import Vary
 from tasks.data.loading.batch import Batch, Normalise, fill_of
 from tasks.data.loading.course import Course
 from tasks.data.loading.order import BatchPlan, Shuffle, epoch_augmentation, epoch_order, padding
+from tasks.data.loading.variation import Variation
 from tasks.data.split import Split
 
 
@@ -37,6 +39,7 @@ class Feed:
     channels_last: bool
     draws: bool = False
     """Whether batches have `draws_N`."""
+    vary: Vary = field(default_factory=Vary)
 
     @property
     def padding(self) -> int:
@@ -73,6 +76,7 @@ class TrainLoader(ABC):
         self._course = Course(feed.plan)
         self.next_step = first_step
         self.normalise = Normalise(feed.mean, feed.std, feed.split.image_shape).to(feed.device)
+        self._variation = Variation(feed.vary, feed.mean, feed.std, feed.seed)
 
     def __len__(self) -> int:
         """Steps of a whole epoch."""
@@ -115,11 +119,19 @@ class TrainLoader(ABC):
             draw_N = epoch * plan.num_samples + here
             yield Request(order[here], flip[here], dy[here], dx[here], draw_N, plan.weight(step, feed.rank))
 
-    def draws_N(self, request: Request) -> torch.Tensor | None:
-        """Of a request, on the device, where they are wanted."""
-        if not self.feed.draws:
-            return None
-        return torch.from_numpy(request.draw_N).to(self.feed.device, non_blocking=True)
+    def answer(
+        self,
+        request: Request,
+        images_NCHW: torch.Tensor,
+        labels_N: torch.Tensor,
+        targets_NT: torch.Tensor | None,
+    ) -> Batch:
+        """A request's batch, of what the loader has brought to the device: normalised, in its memory format."""
+        feed, draws_N = self.feed, None
+        if feed.draws:
+            draws_N = torch.from_numpy(request.draw_N).to(feed.device, non_blocking=True)
+        batch = Batch(images_NCHW, labels_N, targets_NT, draws_N, request.weight)
+        return self._variation(batch, request.draw_N, channels_last=feed.channels_last)
 
     @abstractmethod
     def _batches(self, requests: Iterator[Request]) -> Iterator[Batch]:

@@ -21,6 +21,8 @@ TASK = Classification(10)
 
 
 class Sample:
+    others_N = shares_N = None
+
     def __init__(self, n, weight=1.0, targets=None):
         generator = torch.Generator().manual_seed(n)
         self.images_NCHW = torch.randn(n, 1, 28, 28, generator=generator)

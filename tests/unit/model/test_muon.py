@@ -14,6 +14,7 @@ RECIPE = Recipe(optimizer="muon", learning_rate=0.1, momentum=0.6, weight_decay=
 
 
 class Batch:
+    others_N = shares_N = None
     targets_NT = None
     weight = 1.0
 

@@ -20,6 +20,7 @@ ARM = Arm(num_devices=1, precision="32-true", compile="off", memory_format="cont
 
 
 class Batch:
+    others_N = shares_N = None
     targets_NT = None
     weight = 1.0
 

@@ -1,0 +1,89 @@
+"""The settings of variations for larger images: crops, colours, and images that are mixed with others."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from conf.section import Section
+
+Strength = Annotated[float, Field(ge=0, lt=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Aspect = Annotated[float, Field(gt=0, le=10)]
+COLOURS = 3
+"""Channels of an image that has a saturation."""
+
+
+class Vary(Section):
+    """How each image is varied anew in each epoch, after flips and shifts."""
+
+    crop_scale: tuple[Share, Share] | None = None
+    """Random crops, scaled back to the whole size: least and largest share of an image's area. [0.08,1] is Szegedy et
+    al. (2015) and torchvision's RandomResizedCrop. None for no crops. Beside it, recipe.shift_pixels=0 has a use."""
+    crop_ratio: tuple[Aspect, Aspect] = (3 / 4, 4 / 3)
+    """Least and largest width over height of a crop; torchvision's."""
+    brightness: Strength = 0.0
+    """Pixels are multiplied by 1 plus or minus up to this."""
+    contrast: Strength = 0.0
+    """Distances from the image's mean grey are, likewise."""
+    saturation: Strength = 0.0
+    """Distances from each pixel's grey are, likewise; for colour images."""
+    mixup: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """Each image becomes a mean of itself and another of the rank's batch, weighted by a draw from Beta(mixup, mixup),
+    and the loss that of both classes: Zhang et al. (2018), who use 0.2 on ImageNet. 0 for off."""
+    cutmix: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """Each image gets a box of another of the rank's batch, whose share of the area is drawn from Beta(cutmix, cutmix),
+    and the loss is that of both classes by their areas: Yun et al. (2019), who use 1. 0 for off; with `mixup` too, a
+    coin tells for each image."""
+
+    @property
+    def mixes(self) -> bool:
+        """Whether an image has two classes."""
+        return self.mixup > 0 or self.cutmix > 0
+
+    @property
+    def colours(self) -> bool:
+        """Whether pixels change their values where they stand."""
+        return max(self.brightness, self.contrast, self.saturation) > 0
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is varied."""
+        return self.crop_scale is not None or self.colours or self.mixes
+
+    @model_validator(mode="after")
+    def _ranges_rise(self) -> Self:
+        for name, pair in (("crop_scale", self.crop_scale), ("crop_ratio", self.crop_ratio)):
+            if pair is not None and pair[0] > pair[1]:
+                raise ValueError(f"recipe.vary.{name}=[{pair[0]:g},{pair[1]:g}] falls; give the smaller one first")
+        return self
+
+    def check(self, task: str, *, has_targets: bool, channels: int, source: str) -> None:
+        """Whether a task and its images can be varied so.
+
+        Args:
+            task: what the network is to tell.
+            has_targets: whether numbers are told beside classes.
+            channels: of an image.
+            source: of the images.
+
+        Raises:
+            ValueError: they cannot.
+        """
+        if not self.is_on:
+            return
+        if task != "classify":
+            raise ValueError(
+                f"recipe.vary is for classes of whole images, and this model is to {task}; drop recipe.vary"
+            )
+        if has_targets and (self.mixes or self.crop_scale is not None):
+            raise ValueError(
+                f"recipe.vary crops or mixes images, and those of data.source={source} have angles, which would be "
+                "others; use only brightness and contrast"
+            )
+        if self.saturation and channels != COLOURS:
+            raise ValueError(
+                f"recipe.vary.saturation={self.saturation:g} has no use with data.source={source}, whose images are "
+                "grey; drop it"
+            )

@@ -1,0 +1,201 @@
+"""Crops, colours and mixtures by what is known of them."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from conf.load import ConfigError, load
+from conf.schema import Recipe
+from conf.vary import Vary
+from tasks.data.loading.batch import Batch
+from tasks.data.loading.variation import Variation, beta, boxes, mixed, resized
+from tasks.fingerprint import workload_fingerprint
+from tasks.model.noise import uniform
+from tasks.model.task import Classification
+from tests.unit.data.test_loaders import KINDS, assert_equal, loader_of, make_split
+
+SHAPE = (24, 20)
+NUM = 2_000
+DRAWS = np.arange(NUM)
+
+
+def uniforms(num=NUM, seed=1):
+    return uniform(torch.from_numpy(DRAWS[:num]), 29, seed).numpy()
+
+
+def images(num=6, channels=3):
+    return torch.rand(num, channels, *SHAPE, generator=torch.Generator().manual_seed(1))
+
+
+def batch_of(images_NCHW):
+    return Batch(images_NCHW, torch.arange(len(images_NCHW)) % 10, None, None, 1.0)
+
+
+def varied(images_NCHW, mean=0.0, std=1.0, **settings):
+    channels = images_NCHW.shape[1]
+    vary = Variation(Vary(**settings), [mean] * channels, [std] * channels, 1)
+    return vary(batch_of(images_NCHW), DRAWS[: len(images_NCHW)], channels_last=False)
+
+
+def test_uniform_numbers_are_uniform_and_depend_on_draw_place_and_seed_alone():
+    values_NU = uniforms()
+    assert values_NU.min() >= 0
+    assert values_NU.max() < 1
+    assert np.abs(values_NU.mean(axis=0) - 0.5).max() < 4 * np.sqrt(1 / 12 / NUM)
+    between = np.corrcoef(values_NU.T) - np.eye(29)
+    assert np.abs(between).max() < 5 / np.sqrt(NUM)
+    alone = uniform(torch.tensor([7]), 5, 1).numpy()
+    np.testing.assert_array_equal(alone[0], values_NU[7, :5])
+    assert not np.array_equal(uniforms(seed=2), values_NU)
+
+
+def test_a_crop_is_what_is_cut_out_and_scaled():
+    boxes_N4 = np.array([[0, 0, 24, 20], [3, 5, 12, 9], [23, 19, 1, 1], [0, 7, 24, 2], [4, 0, 5, 20], [10, 3, 7, 7]])
+    found_NCHW = resized(images(), boxes_N4)
+    for image, found, (top, left, height, width) in zip(images(), found_NCHW, boxes_N4, strict=True):
+        cut = image[None, :, top : top + height, left : left + width]
+        expected = functional.interpolate(cut, SHAPE, mode="bilinear", align_corners=False)[0]
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found_NCHW[0], images()[0], atol=1e-5, rtol=0)
+
+
+def test_crops_have_the_areas_and_ratios_that_are_asked_for():
+    tall, wide = 224, 224
+    top, left, height, width = boxes(Vary(crop_scale=(0.08, 1.0)), uniforms(), (tall, wide)).T
+    assert min(top.min(), left.min()) >= 0
+    assert (top + height).max() <= tall
+    assert (left + width).max() <= wide
+    ratio = width / height
+    assert ratio.min() > 3 / 4 - 0.02
+    assert ratio.max() < 4 / 3 + 0.02
+    area = height * width / (tall * wide)
+    assert area.min() > 0.07
+    assert np.quantile(area, 0.1) == pytest.approx(0.08 + 0.1 * 0.92, abs=0.03), "uniform where all ratios fit"
+    whole = boxes(Vary(crop_scale=(1.0, 1.0), crop_ratio=(1.0, 1.0)), uniforms(), (tall, wide))
+    assert (whole == [0, 0, tall, wide]).all()
+    none_fits = boxes(Vary(crop_scale=(1.0, 1.0), crop_ratio=(2.0, 2.0)), uniforms(), (tall, wide))
+    assert (none_fits == [56, 0, 112, 224]).all(), "the largest one of that ratio, in the middle"
+
+
+def test_brightness_multiplies_and_normalisation_is_undone_first():
+    plain = images()
+    found = varied((plain - 0.4) / 0.2, mean=0.4, std=0.2, brightness=0.5).images_NCHW * 0.2 + 0.4
+    factor = 1 + 0.5 * (2 * uniforms(6)[:, 22] - 1)
+    expected = (plain * torch.from_numpy(factor).float().view(-1, 1, 1, 1)).clamp(0, 1)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+def test_contrast_keeps_the_mean_grey_and_saturation_each_pixels_grey():
+    plain = 0.4 + 0.2 * images()  # nothing is cut off at black or white
+    luma = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
+    contrasted = varied(plain, contrast=0.5).images_NCHW
+    torch.testing.assert_close((contrasted * luma).sum(1).mean((1, 2)), (plain * luma).sum(1).mean((1, 2)))
+    assert not torch.allclose(contrasted, plain)
+    saturated = varied(plain, saturation=0.5).images_NCHW
+    torch.testing.assert_close((saturated * luma).sum(1), (plain * luma).sum(1))
+    assert not torch.allclose(saturated, plain)
+    grey = plain[:, :1].expand(-1, 3, -1, -1)
+    torch.testing.assert_close(varied(grey, saturation=0.5).images_NCHW, grey)
+
+
+def test_beta_is_the_distribution_of_that_name():
+    uniform_N = uniforms()[:, 0]
+    np.testing.assert_allclose(beta(1.0, uniform_N), uniform_N, atol=1e-12)
+    drawn = beta(0.2, uniform_N)
+    assert drawn.mean() == pytest.approx(0.5, abs=0.04)
+    assert drawn.var() == pytest.approx(1 / (4 * (2 * 0.2 + 1)), abs=0.01)
+
+
+def test_mixup_is_a_mean_of_two_and_its_loss_one_of_their_losses():
+    plain, logits_NK = images(), torch.randn(6, 10, generator=torch.Generator().manual_seed(2))
+    found = varied(plain, mixup=0.4)
+    share = found.shares_N.view(-1, 1, 1, 1)
+    torch.testing.assert_close(found.images_NCHW, share * plain + (1 - share) * plain.flip(0))
+    assert torch.equal(found.labels_N, torch.arange(6))
+    assert torch.equal(found.others_N, torch.arange(6).flip(0))
+    soft_NK = functional.one_hot(found.labels_N, 10) * found.shares_N[:, None]
+    soft_NK = soft_NK + functional.one_hot(found.others_N, 10) * (1 - found.shares_N[:, None])
+    for smoothing in (0.0, 0.1):
+        loss = Classification(10).loss((logits_NK, None), found, Recipe(label_smoothing=smoothing))
+        torch.testing.assert_close(loss, functional.cross_entropy(logits_NK, soft_NK, label_smoothing=smoothing))
+
+
+def test_a_share_of_one_leaves_image_and_loss_as_they_were():
+    plain = batch_of(images())
+    uniform_N4 = np.full((6, 4), 1.0)  # the largest of any distribution
+    found = mixed(plain, Vary(mixup=0.2), uniform_N4)
+    assert torch.equal(found.images_NCHW, plain.images_NCHW)
+    logits_NK = torch.randn(6, 10)
+    one, other = (Classification(10).loss((logits_NK, None), batch, Recipe()) for batch in (found, plain))
+    torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("mixup", [0.0, 0.3])
+def test_cutmix_shares_are_the_areas_that_are_seen(mixup):
+    own = torch.arange(1.0, 65.0).view(-1, 1, 1, 1).expand(-1, 1, *SHAPE)
+    found = varied(own, cutmix=1.0, mixup=mixup)
+    other = own.flip(0)
+    cut_N = ((found.images_NCHW == own) | (found.images_NCHW == other)).all(dim=(1, 2, 3))
+    assert cut_N.all() if not mixup else 16 < int(cut_N.sum()) < 48, "a coin for each"
+    seen_N = (found.images_NCHW == own).float().mean(dim=(1, 2, 3))
+    torch.testing.assert_close(found.shares_N[cut_N], seen_N[cut_N])
+    assert 0.2 < found.shares_N.mean() < 0.8
+    blended_NCHW = found.shares_N.view(-1, 1, 1, 1) * own + (1 - found.shares_N.view(-1, 1, 1, 1)) * other
+    torch.testing.assert_close(found.images_NCHW[~cut_N], blended_NCHW[~cut_N])
+
+
+ALL = Vary(crop_scale=(0.3, 1.0), brightness=0.3, contrast=0.3, saturation=0.3, mixup=0.2, cutmix=1.0)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_all_loaders_vary_alike_bit_for_bit_and_in_every_epoch_anew(tmp_path, channels_last):
+    split = make_split(tmp_path, targets=False)
+    found = {}
+    for kind in KINDS:
+        loader = loader_of(split, kind, channels_last=channels_last, vary=ALL)
+        found[kind] = [batch for _ in range(2) for batch in loader]
+        loader.close()
+    for kind in ("streaming", "foreground"):
+        assert_equal(found["resident"], found[kind])
+        for one, other in zip(found["resident"], found[kind], strict=True):
+            assert torch.equal(one.shares_N, other.shares_N)
+            assert torch.equal(one.others_N, other.others_N)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    assert all(batch.images_NCHW.is_contiguous(memory_format=layout) for batch in found["resident"])
+    half = len(found["resident"]) // 2
+    assert not torch.equal(found["resident"][0].shares_N, found["resident"][half].shares_N)
+    again = loader_of(split, "resident", channels_last=channels_last, vary=ALL)
+    again.seek(half + 2)
+    assert_equal(list(again), found["resident"][half + 2 :])
+
+
+def test_without_settings_a_batch_is_left_alone():
+    batch = batch_of(images())
+    assert Variation(Vary(), [0.5] * 3, [0.2] * 3, 1)(batch, DRAWS[:6], channels_last=False) is batch
+
+
+@pytest.mark.parametrize(
+    ("preset", "overrides", "said"),
+    [
+        (
+            "shapes",
+            ["recipe.vary.mixup=0.2"],
+            "recipe.vary is for classes of whole images, and this model is to segment",
+        ),
+        ("textures", ["recipe.vary.crop_scale=[0.5,1]"], "this model is to denoise"),
+        ("twohead", ["recipe.vary.cutmix=1"], "have angles"),
+        ("digits", ["recipe.vary.saturation=0.2"], "images are grey"),
+        ("cifar10", ["recipe.vary.crop_scale=[1,0.5]", "data.root=x"], "recipe.vary.crop_scale=[1,0.5] falls"),
+        ("digits", ["recipe.vary.mixup=-1"], "recipe.vary.mixup"),
+    ],
+)
+def test_what_cannot_be_varied_so_is_refused_before_any_work(preset, overrides, said):
+    with pytest.raises(ConfigError) as found:
+        load(preset, overrides)
+    assert said in str(found.value)
+
+
+def test_variations_are_part_of_the_workload():
+    plain, other = (load("digits", changes).workload for changes in ([], ["recipe.vary.mixup=0.2"]))
+    assert workload_fingerprint(plain, "d") != workload_fingerprint(other, "d")
