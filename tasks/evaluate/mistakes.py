@@ -21,6 +21,9 @@ from tasks.figures import FONT_POINTS, INK, ORANGE, WIDTH_INCHES, new_figure, sh
 from tasks.records import PreparedSet, TrainResult
 
 NUM_SHOWN, NUM_COLUMNS = 8, 4
+NUM_COLOURS = 3
+STRIP, NUM_STRIPS = 4, 2
+"""Frames shown of a clip, beside each other, and strips beside each other."""
 HEAD, GAP = 0.36, 0.08
 """Room above and beside a picture, of its size."""
 MAX_SIDE = 128
@@ -87,13 +90,14 @@ def draw_mistakes(train: TrainResult, prepared: PreparedSet, spectrogram: str | 
     found = worst(train, prepared)
     tiles = [_coloured(mistake.image_HWC, spectrogram is not None) for mistake in found]
     height, width = tiles[0].shape[:2]
-    head, gap = max(1, round(HEAD * height)), max(1, round(GAP * width))
-    num_rows = -(-len(tiles) // NUM_COLUMNS)
-    canvas = np.zeros((num_rows * (head + height), NUM_COLUMNS * (width + gap) - gap, 4))
+    num_columns = NUM_COLUMNS if found[0].image_HWC.shape[2] <= NUM_COLOURS else NUM_STRIPS
+    head, gap = max(1, round(HEAD * height)), max(1, round(GAP * height))
+    num_rows = -(-len(tiles) // num_columns)
+    canvas = np.zeros((num_rows * (head + height), num_columns * (width + gap) - gap, 4))
     figure, (axis,) = new_figure(0.35 + WIDTH_INCHES * canvas.shape[0] / canvas.shape[1])
     axis.set_axis_off()
     for number, (mistake, tile) in enumerate(zip(found, tiles, strict=True)):
-        row, column = divmod(number, NUM_COLUMNS)
+        row, column = divmod(number, num_columns)
         top, left = row * (head + height) + head, column * (width + gap)
         canvas[top : top + height, left : left + width] = tile
         is_right = mistake.told == mistake.there
@@ -118,6 +122,11 @@ def _coloured(image_HWC: npt.NDArray[np.uint8], is_spectrogram: bool) -> npt.NDA
     """Red, green, blue and opacity from 0 to 1; large images in a fraction of their size."""
     step = max(1, image_HWC.shape[0] // MAX_SIDE)
     image_HWC = image_HWC[::step, ::step]
+    num_frames = image_HWC.shape[2] // NUM_COLOURS
+    if num_frames > 1:
+        shown = np.linspace(0, num_frames - 1, min(STRIP, num_frames)).round().astype(np.int64)
+        frames = np.split(image_HWC, num_frames, axis=2)
+        return np.hstack([_coloured(frames[frame], is_spectrogram) for frame in shown])
     if image_HWC.shape[2] == 1:
         colours: npt.NDArray[np.float64] = colormaps[SPECTROGRAM if is_spectrogram else "gray"](image_HWC[..., 0])
         return colours
