@@ -15,8 +15,8 @@ from tasks.data.listing import Origin, SampleListing, hold_out
 from tasks.data.samples import Sample, Samples
 
 NUM_MOTIONS = 1_600
-CLASS_NAMES = ("right", "up", "left", "down")
-"""In steps of 90 degrees."""
+CLASS_NAMES = ("east", "north", "west", "south")
+"""In steps of 90 degrees; a picture of mistakes calls right what is no mistake."""
 SLOWEST, FASTEST = 0.05, 0.08
 """Per frame, of the picture's side."""
 GROUND, LIGHT, CONTRAST = 80.0, 70.0, 50.0

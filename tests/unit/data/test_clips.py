@@ -111,7 +111,7 @@ def test_motions_go_where_their_names_say_and_no_frame_alone_tells():
 
 def test_motions_are_always_the_same():
     listing = source.list_samples(Data(source="motions"))
-    assert (listing.num_samples, listing.class_names) == (1_600, ("right", "up", "left", "down"))
+    assert (listing.num_samples, listing.class_names) == (1_600, ("east", "north", "west", "south"))
     first, again = (
         read_pixels(listing.origin, part, 16, 24).images_NHWC for part in (listing.train[:4], listing.train[3:4])
     )
