@@ -42,6 +42,8 @@ class SourceFacts(NamedTuple):
     """Each image comes with the class of each of its pixels."""
     target_names: tuple[str, ...] = ()
     """What is told of each image beside its class."""
+    has_clips: bool = False
+    """Each sample is a clip of `data.num_frames` frames, each with so many channels."""
 
 
 class NetworkFacts(NamedTuple):
@@ -50,6 +52,8 @@ class NetworkFacts(NamedTuple):
     task: Task = "classify"
     takes_targets: bool = False
     """It also tells the targets that a source has beside the class."""
+    takes_clips: bool = False
+    """It takes clips, whose frames are beside each other in the channels of an image."""
 
 
 _GREY = SourceFacts(needs_root=False, channels=1)
@@ -64,6 +68,8 @@ EMBEDDED_SOURCES: dict[str, SourceFacts] = {
     "signals": SourceFacts(channels=1),
     "tones": _GREY,
     "arrays": SourceFacts(),
+    "clips": SourceFacts(has_clips=True),
+    "motions": SourceFacts(needs_root=False, has_clips=True),
 }
 EMBEDDED_MODELS: dict[str, NetworkFacts] = {
     "convblocks": NetworkFacts(),
@@ -73,6 +79,7 @@ EMBEDDED_MODELS: dict[str, NetworkFacts] = {
     "dncnn": NetworkFacts("denoise"),
     "resnet18": NetworkFacts(),
     "resnet50": NetworkFacts(),
+    "sequence": NetworkFacts(takes_clips=True),
 }
 
 
@@ -114,6 +121,8 @@ def source_facts(name: str) -> SourceFacts:
         return EMBEDDED_SOURCES[name]
     plugin, offered = load("source", name)
     facts = SourceFacts(**_said_by(plugin, offered, SourceFacts._field_defaults))
+    if facts.has_clips:
+        raise PluginError(f"{plugin} has has_clips={facts.has_clips!r}; own sources have images; leave it out")
     if facts.channels not in (1, 3):
         raise PluginError(f"{plugin} has channels={facts.channels!r}; use 1 for grey or 3 for colours")
     if tuple(facts.target_names) not in ((), (ANGLE,)):

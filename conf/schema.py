@@ -21,9 +21,20 @@ from conf.signal import Signal
 from conf.vary import Vary
 
 Source = Literal[
-    "digits", "rotated_digits", "folder", "cifar10", "pairs", "shapes", "textures", "signals", "tones", "arrays"
+    "digits",
+    "rotated_digits",
+    "folder",
+    "cifar10",
+    "pairs",
+    "shapes",
+    "textures",
+    "signals",
+    "tones",
+    "arrays",
+    "clips",
+    "motions",
 ]
-ModelName = Literal["convblocks", "twohead", "whitened", "unet", "dncnn", "resnet18", "resnet50"]
+ModelName = Literal["convblocks", "twohead", "whitened", "unet", "dncnn", "resnet18", "resnet50", "sequence"]
 _NAME = r"^[A-Za-z][\w.-]{0,63}$"
 
 
@@ -47,6 +58,12 @@ Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 SIGNAL_SOURCES: frozenset[str] = frozenset({"signals", "tones"})
 """Those whose samples are signals in time, and whose images have time from left to right."""
+NUM_COLOURS = 3
+"""Channels of a frame of a clip, of grey ones too."""
+NUM_FRAMES, MAX_FRAMES = 8, 64
+"""Of a clip: where nothing is said, and at most."""
+CLIP_SOURCES: frozenset[str] = frozenset({"clips", "motions"})
+"""Those whose samples are clips, all frames of which are the channels of one image."""
 WHITENED_MIN_SIZE = 9
 """Of an image, pixels: whitening takes one away, and what is left is halved three times."""
 MIN_CLASSES = 2
@@ -65,11 +82,15 @@ class Data(Section):
     `images` and `masks` and a file `classes.txt`), `shapes` (2,000 generated scenes with their masks), `textures`
     (1,200 generated grey textures), `signals` (class-named folders of WAV, NumPy and Parquet files, as time-frequency
     images), `tones` (1,800 generated sounds in noise), `arrays` (files .npz with `images` and `labels`, or Parquet with
-    columns `image` and `label`), or the name of a source that an installed package offers."""
+    columns `image` and `label`), `clips` (class-named folders of videos, or of folders with numbered frames), `motions`
+    (1,600 generated clips in one of four directions), or the name of a source that an installed package offers."""
     root: Text | None = None
     """Where the data lies: a path or any URL that fsspec reads. Not used by the embedded sources."""
     image_size: Annotated[int, Field(ge=8, le=1024)] = 28
     """Height and width of a prepared image, pixels. Larger or smaller images are scaled and centre-cropped."""
+    num_frames: Annotated[int, Field(ge=2, le=MAX_FRAMES)] = NUM_FRAMES
+    """Frames of a prepared clip, of `clips` and `motions`: the middle ones of so many equal parts of a clip, however
+    long. Clips with fewer frames are rejected."""
     test_fraction: Fraction = 0.2
     """Share of each class that is held out for the test split where the source has no test split of its own."""
     validation_fraction: Fraction = 0.1
@@ -95,6 +116,21 @@ class Data(Section):
             raise ValueError(
                 f"data.signal has no use with source {self.source}, whose samples are images; "
                 "drop its settings or choose data.source=signals"
+            )
+        return self
+
+    @property
+    def num_channels(self) -> int:
+        """Of a prepared picture, its mask included: the colours of all its frames, where it is a clip."""
+        facts = plugins.source_facts(self.source)
+        return (facts.channels + facts.has_masks) * (self.num_frames if facts.has_clips else 1)
+
+    @model_validator(mode="after")
+    def _frames_fit(self) -> Self:
+        if self.num_frames != NUM_FRAMES and self.source not in CLIP_SOURCES:
+            raise ValueError(
+                f"data.num_frames={self.num_frames} has no use with source {self.source}, whose samples are no clips; "
+                "drop it or choose data.source=clips"
             )
         return self
 
@@ -141,14 +177,18 @@ class Model(Section):
     `whitened`: three blocks of two convolutions behind a fixed layer that whitens patches, which learns fastest;
     `unet`: the class of each pixel, from data with masks; `dncnn`: the image without its noise, from any images;
     `resnet18`, `resnet50`: residual networks as published, with the parameters' common names; their stem halves images
-    twice, small ones too; or the name of a model that an installed package offers, which does with `width` and `depth`
-    as it likes."""
+    twice, small ones too; `sequence`: features of each frame of a clip, then a head over the frames; or the name of a
+    model that an installed package offers, which does with `width` and `depth` as it likes."""
     width: Annotated[int, Field(ge=1, le=1024)] = 32
     """Filters of the first block; the following blocks have twice as many each. `twohead`: of its first
     convolution. `whitened`: the second and the third block have four times as many. `dncnn`: of all convolutions.
     No use with `resnet18` and `resnet50`, nor has `depth`."""
     depth: Annotated[int, Field(ge=1, le=32)] = 4
-    """`convblocks`: convolutions per block; `unet`: times that it halves an image; `dncnn`: convolutions, 2 or more."""
+    """`convblocks`, `sequence`: convolutions per block; `unet`: times that it halves an image; `dncnn`: convolutions,
+    2 or more."""
+    over_time: Literal["recurrent", "attention"] = "recurrent"
+    """`sequence`: what goes over the frames' features. `recurrent`: gated units, frame by frame; `attention`: a block
+    in which each frame looks at all."""
     test_views: Literal[1, 2, 6] = 1
     """Views of an image over which evaluation and prediction take the mean. 1: the image itself; 2: with its mirror
     image; 6: both, also shifted by a pixel up and left, and down and right. They cost so many times the work."""
@@ -551,6 +591,11 @@ class Config(Section):
         if model.takes_targets != bool(data.target_names):
             lack = "needs angles, and the source has none" if model.takes_targets else "has no use for the angles there"
             raise ValueError(f"{wrong}: it {lack}; twohead and rotated_digits go together")
+        if model.takes_clips != data.has_clips:
+            lack = (
+                "takes clips, and the source has images" if model.takes_clips else "takes images, and there are clips"
+            )
+            raise ValueError(f"{wrong}: it {lack}; sequence goes with clips or motions")
         if (model.task == "segment") != data.has_masks:
             lack = "has no use for the masks there" if data.has_masks else "needs masks, and the source has none"
             raise ValueError(f"{wrong}: it {lack}; unet goes with pairs or shapes")
@@ -573,6 +618,10 @@ class Config(Section):
 
     def _check_network(self) -> None:
         name, side = self.model.name, self.data.image_size
+        if self.model.over_time != "recurrent" and name != "sequence":
+            raise ValueError(
+                f"model.over_time={self.model.over_time} has no use with model.name={name}, which sees images; drop it"
+            )
         if name == "whitened" and side < WHITENED_MIN_SIZE:
             raise ValueError(
                 f"data.image_size={side} is too small for model.name=whitened, which halves images three times; "
@@ -585,10 +634,14 @@ class Config(Section):
             )
 
     def _check_mirrors(self) -> None:
-        """A mirror image of a sound is another sound, played backwards."""
-        if self.data.source not in SIGNAL_SOURCES:
+        """A mirror image of a sound is played backwards, that of a motion goes the other way."""
+        source = self.data.source
+        if source in SIGNAL_SOURCES:
+            mirrored = f"mirrors images, and those of data.source={source} have time from left to right"
+        elif source == "motions":
+            mirrored = "mirrors clips, and data.source=motions has their directions as classes"
+        else:
             return
-        mirrored = f"mirrors images, and those of data.source={self.data.source} have time from left to right"
         if self.recipe.augment in FLIPPING:
             raise ValueError(f"recipe.augment={self.recipe.augment} {mirrored}; use shift or none")
         if self.model.test_views > 1:

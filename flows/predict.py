@@ -19,7 +19,7 @@ from pydantic import ConfigDict
 
 from conf.credentials import Text
 from conf.load import checked, load, preset_names
-from conf.schema import SIGNAL_SOURCES, Config, Data
+from conf.schema import CLIP_SOURCES, SIGNAL_SOURCES, Config, Data
 from conf.signal import Signal
 from conf.site import Site, quieten
 from flows import preflight
@@ -65,7 +65,7 @@ class PredictRequest(Record):
     model: Text
     """`runs:/RUN_ID/model`, `models:/NAME@ALIAS`, a run's id, or a directory."""
     source: Text
-    """A folder or URL of images or signals, or a preset, of which the test split is predicted."""
+    """A folder or URL of images, signals or clips, or a preset, of which the test split is predicted."""
     overrides: tuple[Text, ...] = ()
     """Settings of data, execution and cluster, as key=value."""
     layer: Text | None = None
@@ -213,7 +213,7 @@ def _check_layer(layer: str, facts: ModelFacts) -> int:
 
 def _source(request: PredictRequest, facts: ModelFacts) -> tuple[Config, Images]:
     is_preset = request.source in preset_names() or request.source.endswith((".yaml", ".yml"))
-    folders = "folder" if facts.signal is None else "signals"
+    folders = "clips" if facts.num_frames else "folder" if facts.signal is None else "signals"
     config = load(request.source if is_preset else folders, list(request.overrides))
     if not is_preset and config.data.root is not None:
         raise InputError(f"data.root={config.data.root} beside the source {request.source}; name one of them")
@@ -221,6 +221,8 @@ def _source(request: PredictRequest, facts: ModelFacts) -> tuple[Config, Images]
     changes: dict[str, Any] = {"image_size": facts.image_shape[0]} | ({} if is_preset else {"root": request.source})
     if config.data.source in SIGNAL_SOURCES:
         changes["signal"] = _signal(request, facts).model_dump(mode="json")
+    if facts.num_frames and config.data.source in CLIP_SOURCES:
+        changes["num_frames"] = _num_frames(request, facts, config)
     data = checked(Data, config.data.model_dump(mode="json") | changes)
     if is_preset:
         images = of_test_split(data)
@@ -228,10 +230,23 @@ def _source(request: PredictRequest, facts: ModelFacts) -> tuple[Config, Images]
         class_names: tuple[str, ...] | None = facts.class_names if task == "classify" else ()
         if request.layer is not None:
             class_names = None  # of what a layer gives, other classes than the model's may be told
-        images = in_folder(request.source, class_names, facts.signal, leave_masks=task == "segment")
+        images = in_folder(
+            request.source, class_names, facts.signal, num_frames=facts.num_frames, leave_masks=task == "segment"
+        )
     _check_fits(request, facts, images)
     # Not validated together: a network may only be trained on data of its task, and predicts any pictures.
     return config.model_copy(update={"data": data, "model": facts.model}), images
+
+
+def _num_frames(request: PredictRequest, facts: ModelFacts, config: Config) -> int:
+    """Frames of each clip: as many as the model knows."""
+    is_given = any(override.startswith("data.num_frames=") for override in request.overrides)
+    if is_given and config.data.num_frames != facts.num_frames:
+        raise InputError(
+            f"data.num_frames={config.data.num_frames}: {request.model} takes clips of {facts.num_frames} frames; "
+            "drop it"
+        )
+    return facts.num_frames
 
 
 def _signal(request: PredictRequest, facts: ModelFacts) -> Signal:
@@ -253,6 +268,11 @@ def _check_fits(request: PredictRequest, facts: ModelFacts, images: Images) -> N
         raise InputError(
             f"{request.source}: images, and {request.model} was trained on signals; give a folder of signals, or "
             "the preset that it was trained with"
+        )
+    if facts.num_frames != images.origin.num_frames:
+        theirs, ours = ("clips" if number else "images" for number in (images.origin.num_frames, facts.num_frames))
+        raise InputError(
+            f"{request.source}: {theirs}, and {request.model} was trained on {ours}; predict what it was trained for"
         )
     if channels != facts.image_shape[2]:
         raise InputError(

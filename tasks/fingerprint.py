@@ -15,8 +15,10 @@ from conf.schema import Config, Workload
 LATER = {
     ("data", "signal"),
     ("data", "classes"),
+    ("data", "num_frames"),
     ("model", "pretrained"),
     ("model", "freeze"),
+    ("model", "over_time"),
     ("recipe", "backbone_rate"),
     ("recipe", "vary"),
     ("execution", "micro_batch"),

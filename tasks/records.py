@@ -10,8 +10,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, PositiveInt
 
-from conf.plugins import Plugin
-from conf.schema import Compile, Compression, Config, Loading, MemoryFormat, Model, Precision
+from conf.plugins import EMBEDDED_MODELS, NetworkFacts, Plugin
+from conf.schema import NUM_COLOURS, Compile, Compression, Config, Loading, MemoryFormat, Model, Precision
 from conf.signal import Signal
 
 
@@ -123,6 +123,12 @@ class ModelFacts(Record):
     """The user's package that offered the model when it was trained; None for one of Paceline's."""
     signal: Signal | None = None
     """How signals became the pictures that it was trained on; None for what was pictures already."""
+
+    @property
+    def num_frames(self) -> int:
+        """Of the clips that it takes; 0 for a model of images."""
+        takes_clips = EMBEDDED_MODELS.get(self.model.name, NetworkFacts()).takes_clips
+        return self.image_shape[2] // NUM_COLOURS if takes_clips else 0
 
 
 class Gpu(Record):

@@ -22,7 +22,7 @@ def add(parser: ArgumentParser) -> None:
         "model", metavar="MODEL", help="a run's id, runs:/RUN_ID/model, models:/NAME@ALIAS, or a directory"
     )
     parser.add_argument(
-        "source", metavar="SOURCE", help="a folder or URL of images or signals, or a preset (its test split)"
+        "source", metavar="SOURCE", help="a folder or URL of images, signals or clips, or a preset (its test split)"
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings of execution, cluster and data")
     parser.add_argument(

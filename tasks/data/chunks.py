@@ -141,7 +141,7 @@ def dealt(samples: Samples, number: int, num_chunks: int, run: int) -> Samples:
 
 def chunks_of(samples: Samples, origin: Origin, num_bytes: int) -> int:
     """How many chunks samples are cut into, of `num_bytes` each when decoded."""
-    most = MAX_FILES if origin.kind in ("files", "pairs", "own", "signals", "tones") else MAX_ROWS
+    most = MAX_FILES if origin.kind in ("files", "pairs", "own", "signals", "tones", "clips", "motions") else MAX_ROWS
     most = max(1, min(most, MAX_DECODED_BYTES // num_bytes))
     encoded = int(samples.sizes.sum())
     return min(len(samples), max(-(-len(samples) // most), -(-encoded // MAX_ENCODED_BYTES)))

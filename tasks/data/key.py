@@ -12,7 +12,7 @@ from importlib import metadata
 from conf.schema import Data
 from tasks.data import source
 from tasks.data.listing import SampleListing
-from tasks.data.sources import signals
+from tasks.data.sources import clips, signals
 from tasks.data.transform import TRANSFORM_VERSION
 from tasks.records import Listing
 
@@ -30,6 +30,8 @@ def preparation_key(listing: SampleListing, data: Data) -> str:
         libraries.append("scikit-learn")
     if listing.origin.kind == "arrays":
         libraries.append("pyarrow")
+    if listing.origin.kind == "clips":
+        libraries.append("av")
     if listing.origin.signal is not None:
         libraries += ["scipy", "pyarrow"]
     inputs = {
@@ -45,6 +47,8 @@ def preparation_key(listing: SampleListing, data: Data) -> str:
     if listing.origin.signal is not None:
         inputs["signal"] = listing.origin.signal.model_dump(mode="json")
         inputs["spectrogram"] = signals.SPECTROGRAM_VERSION
+    if listing.origin.num_frames:
+        inputs["clip"] = [listing.origin.num_frames, clips.CLIP_VERSION]
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
 
 

@@ -21,7 +21,19 @@ from tasks.errors import InputError
 
 SplitName = Literal["train", "validation", "test"]
 OriginKind = Literal[
-    "files", "pairs", "digits", "rotated_digits", "cifar10", "shapes", "textures", "signals", "tones", "arrays", "own"
+    "files",
+    "pairs",
+    "digits",
+    "rotated_digits",
+    "cifar10",
+    "shapes",
+    "textures",
+    "signals",
+    "tones",
+    "arrays",
+    "clips",
+    "motions",
+    "own",
 ]
 """Of what is read: `own` is what a source of the user's yields."""
 SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
@@ -43,6 +55,8 @@ class Origin:
     """Of `own`: which listing this is of; workers that live for many nights open the source anew for each."""
     signal: Signal | None = None
     """Of signals: how they become pictures."""
+    num_frames: int = 0
+    """Of clips: how many each has when it is prepared; 0 for pictures."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import PIL
 import simplejpeg
 from pydantic import Field, ValidationError, model_validator
 
-from conf.schema import Data
+from conf.schema import MAX_FRAMES, NUM_COLOURS, Data
 from tasks.data import moments
 from tasks.data.key import FORMAT_VERSION
 from tasks.data.listing import SPLITS, SampleListing, SplitName
@@ -31,7 +31,7 @@ MANIFEST = "manifest.json"
 REJECTED = "rejected.jsonl"
 
 
-MAX_SIDE, MAX_CHANNELS = 1024, 5
+MAX_SIDE, MAX_CHANNELS = 1024, NUM_COLOURS * MAX_FRAMES
 Side = Annotated[int, Field(ge=1, le=MAX_SIDE)]
 
 
@@ -112,6 +112,8 @@ def build(listing: SampleListing, data: Data, key: str, records: Sequence[ShardR
     """Put together what the workers said, in an order that does not depend on who finished first."""
     ordered = sorted(records, key=lambda record: (SPLITS.index(record.split), record.number))
     training = moments.merge(record.moments for record in ordered if record.split == "train")
+    if listing.origin.num_frames:
+        training = moments.over_frames(training, listing.origin.num_frames)
     shards = tuple(
         Shard(split=record.split, number=record.number, num_samples=record.num_samples, files=record.files)
         for record in ordered

@@ -74,6 +74,17 @@ def merge(parts: Iterable[Moments]) -> Moments:
     return merged
 
 
+def over_frames(clips: Moments, num_frames: int) -> Moments:
+    """Give all frames of clips the moments of their colours: a frame is no brighter for being the last."""
+    num_colours = len(clips.mean) // num_frames
+    frames = (
+        Moments(count=clips.count, mean=clips.mean[place], sum_of_squares=clips.sum_of_squares[place])
+        for place in (slice(first, first + num_colours) for first in range(0, len(clips.mean), num_colours))
+    )
+    merged = merge(frames)
+    return Moments(count=merged.count, mean=merged.mean * num_frames, sum_of_squares=merged.sum_of_squares * num_frames)
+
+
 def _merge_two(a: Moments, b: Moments) -> Moments:
     count = a.count + b.count
     deltas = [mean_b - mean_a for mean_a, mean_b in zip(a.mean, b.mean, strict=True)]

@@ -14,7 +14,20 @@ from tasks.data.classes import keep_classes
 from tasks.data.item import Item
 from tasks.data.listing import Origin, OriginKind, SampleListing, check_classes
 from tasks.data.samples import Samples
-from tasks.data.sources import array_rows, arrays, cifar10, digits, folder, generated, own, pairs, signals, tones
+from tasks.data.sources import (
+    array_rows,
+    arrays,
+    cifar10,
+    clips,
+    digits,
+    folder,
+    generated,
+    motions,
+    own,
+    pairs,
+    signals,
+    tones,
+)
 from tasks.errors import InputError, SourceError, one_line
 from tasks.plugged import needed
 
@@ -79,6 +92,10 @@ def _items_of_signals(origin: Origin, samples: Samples, image_size: int) -> Iter
     return signals.read(_read_paths(origin.root, samples.paths), origin.signal, image_size)
 
 
+def _items_of_clips(origin: Origin, samples: Samples, image_size: int) -> Iterable[Item]:
+    return clips.read(_read_paths, origin, samples.paths, image_size)
+
+
 def _items_of_rotated_digits(origin: Origin, samples: Samples, image_size: int) -> Iterable[Item]:
     images_NHWC, angles_NT = digits.read_rotated_digits(samples, image_size)
     return (Item(image, None, angles) for image, angles in zip(images_NHWC, angles_NT, strict=True))
@@ -95,6 +112,8 @@ LISTERS: dict[str, Callable[[Data], SampleListing]] = {
     "signals": signals.list_samples,
     "tones": tones.list_samples,
     "arrays": arrays.list_samples,
+    "clips": clips.list_samples,
+    "motions": motions.list_samples,
 }
 """By the name of the source; all others are the user's."""
 READERS: dict[OriginKind, Callable[[Origin, Samples, int], Iterable[Item]]] = {
@@ -108,6 +127,8 @@ READERS: dict[OriginKind, Callable[[Origin, Samples, int], Iterable[Item]]] = {
     "signals": _items_of_signals,
     "tones": lambda origin, samples, image_size: map(Item, tones.read_tones(origin, samples, image_size)),
     "arrays": lambda origin, samples, image_size: map(Item, array_rows.read_rows(origin.root, samples)),
+    "clips": _items_of_clips,
+    "motions": lambda origin, samples, image_size: map(Item, motions.read_motions(origin, samples, image_size)),
     "own": own.read,
 }
 

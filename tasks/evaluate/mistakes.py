@@ -21,8 +21,15 @@ from tasks.figures import FONT_POINTS, INK, ORANGE, WIDTH_INCHES, new_figure, sh
 from tasks.records import PreparedSet, TrainResult
 
 NUM_SHOWN, NUM_COLUMNS = 8, 4
+NUM_COLOURS = 3
+STRIP, NUM_STRIPS = 4, 2
+"""Frames shown of a clip, beside each other, and strips beside each other."""
+SEAM = 0.04
+"""Between frames, of their size."""
 HEAD, GAP = 0.36, 0.08
-"""Room above and beside a picture, of its size."""
+"""Room above and beside a picture, of its height."""
+HEAD_OF_STRIP, GAP_OF_STRIP = 0.7, 0.24
+"""The same of a strip, which is shown lower."""
 MAX_SIDE = 128
 FULL_SCALE = 255.0
 NAME_LENGTH = 12
@@ -87,13 +94,16 @@ def draw_mistakes(train: TrainResult, prepared: PreparedSet, spectrogram: str | 
     found = worst(train, prepared)
     tiles = [_coloured(mistake.image_HWC, spectrogram is not None) for mistake in found]
     height, width = tiles[0].shape[:2]
-    head, gap = max(1, round(HEAD * height)), max(1, round(GAP * width))
-    num_rows = -(-len(tiles) // NUM_COLUMNS)
-    canvas = np.zeros((num_rows * (head + height), NUM_COLUMNS * (width + gap) - gap, 4))
+    are_clips = found[0].image_HWC.shape[2] > NUM_COLOURS
+    num_columns = NUM_STRIPS if are_clips else NUM_COLUMNS
+    shares = (HEAD_OF_STRIP, GAP_OF_STRIP) if are_clips else (HEAD, GAP)
+    head, gap = (max(1, round(share * height)) for share in shares)
+    num_rows = -(-len(tiles) // num_columns)
+    canvas = np.zeros((num_rows * (head + height), num_columns * (width + gap) - gap, 4))
     figure, (axis,) = new_figure(0.35 + WIDTH_INCHES * canvas.shape[0] / canvas.shape[1])
     axis.set_axis_off()
     for number, (mistake, tile) in enumerate(zip(found, tiles, strict=True)):
-        row, column = divmod(number, NUM_COLUMNS)
+        row, column = divmod(number, num_columns)
         top, left = row * (head + height) + head, column * (width + gap)
         canvas[top : top + height, left : left + width] = tile
         is_right = mistake.told == mistake.there
@@ -118,6 +128,13 @@ def _coloured(image_HWC: npt.NDArray[np.uint8], is_spectrogram: bool) -> npt.NDA
     """Red, green, blue and opacity from 0 to 1; large images in a fraction of their size."""
     step = max(1, image_HWC.shape[0] // MAX_SIDE)
     image_HWC = image_HWC[::step, ::step]
+    num_frames = image_HWC.shape[2] // NUM_COLOURS
+    if num_frames > 1:
+        shown = np.linspace(0, num_frames - 1, min(STRIP, num_frames)).round().astype(np.int64)
+        frames = np.split(image_HWC, num_frames, axis=2)
+        seam = np.zeros((len(image_HWC), max(1, round(SEAM * len(image_HWC))), 4))
+        tiles = [_coloured(frames[frame], is_spectrogram) for frame in shown]
+        return np.hstack([part for tile in tiles for part in (seam, tile)][1:])
     if image_HWC.shape[2] == 1:
         colours: npt.NDArray[np.float64] = colormaps[SPECTROGRAM if is_spectrogram else "gray"](image_HWC[..., 0])
         return colours

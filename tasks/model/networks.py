@@ -14,8 +14,10 @@ from torch import nn
 
 from conf.schema import Model
 from tasks.model import own
+from tasks.model.blocks import conv_blocks
 from tasks.model.dense import DnCnn, UNet
 from tasks.model.resnet import resnet18, resnet50
+from tasks.model.sequence import SequenceNet
 from tasks.model.views import ViewMean
 from tasks.model.whitened import Whitened
 
@@ -43,15 +45,7 @@ class ConvBlocks(nn.Module):
 
     def __init__(self, channels: int, num_classes: int, width: int, depth: int) -> None:
         super().__init__()
-        widths = (width, 2 * width, 4 * width)
-        layers: list[nn.Module] = []
-        for index, filters in enumerate(widths):
-            if index:
-                layers.append(nn.MaxPool2d(2))
-            for _ in range(depth):
-                layers += [nn.Conv2d(channels, filters, 3, padding=1, bias=False), nn.BatchNorm2d(filters), nn.ReLU()]
-                channels = filters
-        self.features = nn.Sequential(*layers)
+        self.features, channels = conv_blocks(channels, width, depth)
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.classify = nn.Linear(channels, num_classes)
 
@@ -102,5 +96,6 @@ BUILDERS: dict[str, Callable[[Model, tuple[int, int, int], int, int], nn.Module]
     "dncnn": lambda model, shape, classes, _: DnCnn(shape[2], model.width, model.depth),
     "resnet18": lambda model, shape, classes, _: resnet18(shape[2], classes),
     "resnet50": lambda model, shape, classes, _: resnet50(shape[2], classes),
+    "sequence": lambda model, shape, classes, _: SequenceNet(shape, classes, model),
 }
 """By name; all others are the user's."""

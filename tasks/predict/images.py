@@ -1,4 +1,4 @@
-"""Which images or signals a source offers for prediction: a folder of any shape, or a configuration's test split."""
+"""Which images, signals or clips a source offers for prediction: any folder, or a configuration's test split."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from conf.signal import Signal
 from tasks.data import source
 from tasks.data.listing import Origin
 from tasks.data.samples import Samples
-from tasks.data.sources import folder, pairs, signals
+from tasks.data.sources import clips, folder, pairs, signals
 from tasks.errors import InputError
 
 UNKNOWN = -1
@@ -32,7 +32,12 @@ class Images(NamedTuple):
 
 
 def in_folder(
-    root: str, class_names: tuple[str, ...] | None, signal: Signal | None = None, *, leave_masks: bool = False
+    root: str,
+    class_names: tuple[str, ...] | None,
+    signal: Signal | None = None,
+    *,
+    num_frames: int = 0,
+    leave_masks: bool = False,
 ) -> Images:
     """All images below a root, in order of their names. One that lies in a folder named like a class is of that class.
 
@@ -40,13 +45,14 @@ def in_folder(
         root: a path, or any URL that fsspec reads.
         class_names: of whole images; empty where it is not these that are told; None where each folder's name is one.
         signal: how signals became the pictures that the model knows; None for a model of images.
+        num_frames: of the clips that the model knows; 0 for a model of images.
         leave_masks: leave out what lies in `masks` beside `images`, as `data.source=pairs` has it.
 
     Raises:
-        InputError: the root is missing or holds no image, or no signal.
+        InputError: the root is missing or holds no image, signal or clip.
     """
-    kind = folder.IMAGES if signal is None else signals.SIGNALS
-    tree = folder.read_tree(root, kind.suffixes)
+    kind = clips.CLIPS if num_frames else folder.IMAGES if signal is None else signals.SIGNALS
+    tree = clips.read_tree(root) if num_frames else folder.read_tree(root, kind.suffixes)
     if class_names is None:
         class_names = tuple(sorted({name.rpartition("/")[2] for name in tree.folders if name}))
     labels = {name: label for label, name in enumerate(class_names)}
@@ -58,7 +64,8 @@ def in_folder(
         samples = samples.take(np.flatnonzero(is_image[tree.files.labels]))
     if not samples:
         raise InputError(f"{root}: holds no {kind.noun}; recognised are files named {' '.join(sorted(kind.suffixes))}")
-    return Images(Origin(kind.origin, folder.absolute(root), signal=signal), samples, class_names, kind.channels)
+    origin = Origin(kind.origin, folder.absolute(root), signal=signal, num_frames=num_frames)
+    return Images(origin, samples, class_names, kind.channels * max(1, num_frames))
 
 
 def of_test_split(data: Data) -> Images:

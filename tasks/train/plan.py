@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from conf.plugins import source_facts
 from conf.schema import FLIPPING, Compile, Config, Loading, MemoryFormat, Precision
 from tasks.errors import InputError
 from tasks.records import Arm, Choice, Hardware, Plan
@@ -218,8 +217,7 @@ def resident_bytes(config: Config, num_train: int) -> int:
     augment = config.recipe.augment
     side = config.data.image_size + (2 * config.recipe.shift_pixels if augment != "none" else 0)
     copies = 2 if augment in FLIPPING else 1
-    source = source_facts(config.data.source)
-    return num_train * side * side * (source.channels + source.has_masks) * copies
+    return num_train * side * side * config.data.num_channels * copies
 
 
 def _num_threads(

@@ -97,14 +97,19 @@ class _Growing:
         return found
 
 
-def list_samples(data: Data, kind: Kind = IMAGES) -> SampleListing:
+def list_samples(data: Data, kind: Kind = IMAGES, tree: Tree | None = None) -> SampleListing:
     """List class-named folders.
+
+    Args:
+        data: The configuration.
+        kind: What their files hold.
+        tree: What is below the root, where samples are more than files; None to read it.
 
     Raises:
         InputError: The root or its layout is wrong; the message says how to mend it.
     """
     root = str(data.root)
-    tree = read_tree(root, kind.suffixes)
+    tree = tree or read_tree(root, kind.suffixes)
     top = {folder for folder in tree.folders if "/" not in folder}
     if "test" in top and "train" not in top:
         raise InputError(f"data.root={root}: has test/ but no train/; name the training folder train/")

@@ -91,8 +91,8 @@ def test_a_name_that_nobody_offers_is_told_with_those_that_there_are(offer):
     offer()
     said = refused("data.source=row")
     assert said.startswith("data.source=row is none of digits, rotated_digits, folder,")
-    assert "arrays, rows; install the package that offers it by an entry point row" in said
-    assert "resnet50, net; install the package" in refused("model.name=nets")
+    assert "motions, rows; install the package that offers it by an entry point row" in said
+    assert "sequence, net; install the package" in refused("model.name=nets")
     assert "data.source='a b': input should be 'digits'" in refused("data.source=a b")
 
 

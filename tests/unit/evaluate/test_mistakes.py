@@ -12,7 +12,7 @@ from tasks.records import PreparedSet, TrainResult
 NUM, PER_SHARD = 20, 7
 
 
-@pytest.fixture(params=[1, 3])
+@pytest.fixture(params=[1, 3, 18])
 def told(request, tmp_path):
     """Three classes; each image is as bright as its number; sample 13 is most wrong, then 4; two ranks."""
     (tmp_path / "test").mkdir()

@@ -1,0 +1,126 @@
+"""Class-named folders of clips: video files, and folders with the frames of one clip as images, numbered.
+
+A video file is one sample, and so is a folder with images in it, called by its path with a slash at the end. How videos
+are decoded is `tasks.data.video`'s business.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from conf.schema import NUM_COLOURS, Data
+from tasks.data import video
+from tasks.data.item import Item
+from tasks.data.listing import Origin, SampleListing
+from tasks.data.samples import Sample, Samples
+from tasks.data.sources import folder
+from tasks.data.transform import DecodeError, decode
+from tasks.errors import InputError
+
+VIDEO_SUFFIXES: frozenset[str] = frozenset(
+    {
+        *(".mp4", ".m4v", ".mov", ".3gp", ".avi", ".webm", ".mkv", ".mpg", ".mpeg", ".ts", ".flv", ".wmv"),
+        *(".ogv", ".gif"),
+    }
+)
+FRAME_SUFFIXES = folder.IMAGE_SUFFIXES - VIDEO_SUFFIXES
+CLIPS = folder.Kind("clip", VIDEO_SUFFIXES | FRAME_SUFFIXES, "clips", NUM_COLOURS)
+CLIP_VERSION = 1
+"""Grows with every change of a clip's pixel (`tasks.data.video`), or of which frames are taken."""
+
+ReadPaths = Callable[[str, Iterable[str]], Iterator[bytes | OSError]]
+"""Of a root and paths below it, their contents."""
+
+
+def list_samples(data: Data) -> SampleListing:
+    """List class-named folders.
+
+    Raises:
+        InputError: The root or its layout is wrong; the message says how to mend it.
+    """
+    tree = read_tree(str(data.root))
+    _check_folders(str(data.root), tree)
+    listing = folder.list_samples(data, CLIPS, tree)
+    origin = dataclasses.replace(listing.origin, num_frames=data.num_frames)
+    return dataclasses.replace(listing, origin=origin, channels=NUM_COLOURS * data.num_frames)
+
+
+def read_tree(root: str) -> folder.Tree:
+    """All clips below a root; that of a folder belongs to the folder in which it lies.
+
+    Raises:
+        InputError: As `folder.read_tree`.
+    """
+    tree = folder.read_tree(root, CLIPS.suffixes)
+    numbers = {name: number for number, name in enumerate(tree.folders)}
+    clips: list[Sample] = []
+    frames: dict[int, list[Sample]] = defaultdict(list)
+    for sample in tree.files:
+        if folder.suffix_of(sample.path) in VIDEO_SUFFIXES:
+            clips.append(sample)
+        else:
+            frames[sample.label].append(sample)
+    for number, found in frames.items():
+        name = tree.folders[number]
+        parent = numbers[name.rpartition("/")[0]] if name else number
+        lines = "\n".join(f"{frame.path}\0{frame.size}\0{frame.stamp}" for frame in found)
+        stamp = hashlib.sha256(lines.encode(errors="surrogateescape")).hexdigest()
+        clips.append(Sample(f"{name}/", parent, sum(frame.size for frame in found), stamp))
+    return dataclasses.replace(tree, files=Samples.of(sorted(clips)))
+
+
+def _check_folders(root: str, tree: folder.Tree) -> None:
+    """Frames in a class's own folder would all be one clip."""
+    is_split = "train" in tree.folders
+    for path in tree.files.paths:
+        depth = path.count("/") - (is_split and path.partition("/")[0] in folder.SPLIT_FOLDERS)
+        if path.endswith("/") and depth < 2:  # noqa: PLR2004 - the class and the clip
+            raise InputError(
+                f"data.root={root}: images lie in {path}, which is no clip's own folder; "
+                "give each clip's frames a folder in that of its class: CLASS/CLIP/0001.png"
+            )
+
+
+def read(read_paths: ReadPaths, origin: Origin, paths: Iterable[str], image_size: int) -> Iterator[Item]:
+    """The frames (S, S, T * C) of each clip, or why there are none."""
+    for path in paths:
+        try:
+            if path.endswith("/"):
+                yield Item(_of_folder(read_paths, origin, path, image_size))
+                continue
+            (content,) = read_paths(origin.root, [path])
+            if isinstance(content, OSError):
+                raise content
+            yield Item(video.decode(content, origin.num_frames, image_size))
+        except (DecodeError, FileNotFoundError, PermissionError) as error:
+            yield Item(error)
+
+
+def _of_folder(read_paths: ReadPaths, origin: Origin, path: str, image_size: int) -> npt.NDArray[np.uint8]:
+    filesystem, base = folder.open_root(origin.root)
+    # Anew: workers live for many nights, and some file systems remember what was there.
+    there = filesystem.ls(f"{base.rstrip('/')}/{path}".rstrip("/"), detail=False, refresh=True)
+    names = sorted((name.rstrip("/").rpartition("/")[2] for name in there), key=_in_order)
+    frames = [name for name in names if not name.startswith(".") and folder.suffix_of(name) in FRAME_SUFFIXES]
+    wanted = [frames[place] for place in video.places(len(frames), origin.num_frames)]
+    pixels = []
+    for name, content in zip(wanted, read_paths(origin.root, [f"{path}{name}" for name in wanted]), strict=True):
+        if isinstance(content, OSError):
+            raise content
+        try:
+            pixels.append(decode(content, image_size))
+        except DecodeError as error:
+            raise DecodeError(f"{name}: {error}") from error
+    return np.concatenate(pixels, axis=2)
+
+
+def _in_order(name: str) -> tuple[list[int], str]:
+    """Frame 10 comes after frame 9, whether or not there are zeros before it."""
+    return [int(digits) for digits in re.findall(r"\d+", name)], name

@@ -1,0 +1,73 @@
+"""Generated clips whose right answer is known: a textured patch that drifts in one of four directions over noise.
+
+Needs no root and no network. What leaves the picture on one side comes back on the other, and a patch begins anywhere:
+at each frame its place, like its texture, is independent of the direction, so that no single frame tells the class.
+Each clip is a pure function of its row, its size and its length. Shapes: N clips, T frames, S pixels, C colours.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from conf.schema import NUM_COLOURS, Data
+from tasks.data.listing import Origin, SampleListing, hold_out
+from tasks.data.samples import Sample, Samples
+
+NUM_MOTIONS = 1_600
+CLASS_NAMES = ("east", "north", "west", "south")
+"""In steps of 90 degrees; a picture of mistakes calls right what is no mistake."""
+SLOWEST, FASTEST = 0.05, 0.08
+"""Per frame, of the picture's side."""
+GROUND, LIGHT, CONTRAST = 80.0, 70.0, 50.0
+"""Of 255: around a patch, in its middle on the average, and in its texture."""
+NOISE = 20.0
+"""Standard deviation in each pixel of each frame, of 255."""
+_SEED = 20_264
+
+Floats = npt.NDArray[np.float64]
+
+
+def list_samples(data: Data) -> SampleListing:
+    """All clips, split by `test_fraction` and `validation_fraction`."""
+    kinds = len(CLASS_NAMES)
+    samples = Samples.of(Sample("motions", row % kinds, row=row) for row in range(NUM_MOTIONS))
+    train, test = hold_out(samples, data.test_fraction)
+    train, validation = hold_out(train, data.validation_fraction)
+    origin = Origin("motions", num_frames=data.num_frames)
+    return SampleListing(origin, CLASS_NAMES, train, validation, test, channels=NUM_COLOURS * data.num_frames)
+
+
+def read_motions(origin: Origin, samples: Samples, image_size: int) -> list[npt.NDArray[np.uint8]]:
+    """Clips (S, S, T * C)."""
+    return [_motion(sample.row, sample.label, origin.num_frames, image_size) for sample in samples]
+
+
+def step_of(label: int) -> tuple[float, float]:
+    """Rows and columns of a step of length 1; rows count downwards."""
+    angle = 2 * np.pi * label / len(CLASS_NAMES)
+    return -float(np.sin(angle)), float(np.cos(angle))
+
+
+def _motion(row: int, label: int, num_frames: int, size: int) -> npt.NDArray[np.uint8]:
+    rng = np.random.default_rng((_SEED, row))
+    (start_y, start_x), speed = rng.uniform(0, 1, 2), rng.uniform(SLOWEST, FASTEST)
+    radius, (wave_y, wave_x) = rng.uniform(0.12, 0.18), rng.uniform(-5, 5, 2)
+    phase_C = np.exp(1j * rng.uniform(0, 2 * np.pi, NUM_COLOURS))
+    step_y, step_x = step_of(label)
+    frames = []
+    for frame in range(num_frames):
+        y = _around(size, start_y + frame * speed * step_y)
+        x = _around(size, start_x + frame * speed * step_x)
+        window_SS = np.outer(np.exp(-(y * y) / (2 * radius * radius)), np.exp(-(x * x) / (2 * radius * radius)))
+        wave_SS = np.outer(np.exp(2j * np.pi * wave_y * y), np.exp(2j * np.pi * wave_x * x))
+        texture_SSC = (wave_SS[..., np.newaxis] * phase_C).real
+        frames.append(GROUND + window_SS[..., np.newaxis] * (LIGHT + CONTRAST * texture_SSC))
+    picture = np.concatenate(frames, axis=2)
+    picture += rng.normal(0, NOISE, picture.shape)
+    return picture.clip(0, 255).astype(np.uint8)
+
+
+def _around(size: int, middle: float) -> Floats:
+    """From the middle to each pixel along a side of length 1 whose ends meet, from -0.5 to 0.5."""
+    return np.asarray((np.arange(size) / size - middle + 0.5) % 1.0 - 0.5)
