@@ -186,9 +186,6 @@ class Model(Section):
     depth: Annotated[int, Field(ge=1, le=32)] = 4
     """`convblocks`, `sequence`: convolutions per block; `unet`: times that it halves an image; `dncnn`: convolutions,
     2 or more."""
-    over_time: Literal["recurrent", "attention"] = "recurrent"
-    """`sequence`: what goes over the frames' features. `recurrent`: gated units, frame by frame; `attention`: a block
-    in which each frame looks at all."""
     test_views: Literal[1, 2, 6] = 1
     """Views of an image over which evaluation and prediction take the mean. 1: the image itself; 2: with its mirror
     image; 6: both, also shifted by a pixel up and left, and down and right. They cost so many times the work."""
@@ -618,10 +615,6 @@ class Config(Section):
 
     def _check_network(self) -> None:
         name, side = self.model.name, self.data.image_size
-        if self.model.over_time != "recurrent" and name != "sequence":
-            raise ValueError(
-                f"model.over_time={self.model.over_time} has no use with model.name={name}, which sees images; drop it"
-            )
         if name == "whitened" and side < WHITENED_MIN_SIZE:
             raise ValueError(
                 f"data.image_size={side} is too small for model.name=whitened, which halves images three times; "

@@ -26,8 +26,7 @@ def digest_of(facts: ModelFacts) -> str:
     Without what only says how it was trained. Models that are older than a field keep their digests.
     """
     absent = {name: True for name in ("package", "signal") if getattr(facts, name) is None}
-    unused = set() if facts.model.name == "sequence" else {"over_time"}
-    return hashlib.sha256(facts.model_dump_json(exclude={**absent, "model": TRAINING | unused}).encode()).hexdigest()
+    return hashlib.sha256(facts.model_dump_json(exclude={**absent, "model": TRAINING}).encode()).hexdigest()
 
 
 def read_facts(directory: Path) -> ModelFacts:

@@ -18,7 +18,6 @@ LATER = {
     ("data", "num_frames"),
     ("model", "pretrained"),
     ("model", "freeze"),
-    ("model", "over_time"),
     ("recipe", "backbone_rate"),
     ("recipe", "vary"),
     ("execution", "micro_batch"),

@@ -1,4 +1,4 @@
-"""A network for clips: features of each frame by convolutions, then a recurrent or an attention head over the frames.
+"""A network for clips: features of each frame by convolutions, then a recurrent head over the frames.
 
 A clip is an image whose channels are the colours of its frames, one frame after the other (infra/decisions/0021).
 Shapes: N clips, T frames, M = N * T, C channels, H height, W width, D features, K classes.
@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from conf.schema import NUM_COLOURS, Model
 from tasks.model.blocks import conv_blocks
 
 GRID = 4
 """Features are averaged over a grid of so many fields each way, and not over the frame: what moves is somewhere."""
-NUM_HEADS = 4
-GROWTH = 2
-"""Of the attention head's hidden layer."""
 
 
 class SequenceNet(nn.Module):
@@ -26,7 +22,7 @@ class SequenceNet(nn.Module):
     Args:
         image_shape: Height, width and channels, as many as all frames have colours.
         num_classes: K.
-        model: Width, depth and the head.
+        model: Width and depth.
     """
 
     def __init__(self, image_shape: tuple[int, int, int], num_classes: int, model: Model) -> None:
@@ -38,7 +34,7 @@ class SequenceNet(nn.Module):
         self.embed = nn.Sequential(
             nn.Linear(channels * GRID * GRID, channels, bias=False), nn.BatchNorm1d(channels), nn.ReLU()
         )
-        self.over_time = HEADS[model.over_time](self.num_frames, channels)
+        self.over_time = Recurrent(channels)
         self.classify = nn.Linear(channels, num_classes)
 
     def forward(self, images_NCHW: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -57,7 +53,7 @@ class Recurrent(nn.Module):
     the matrix as cuDNN and `nn.GRU` have it.
     """
 
-    def __init__(self, num_frames: int, size: int) -> None:
+    def __init__(self, size: int) -> None:
         super().__init__()
         self.see = nn.Linear(size, 3 * size)
         self.remember = nn.Linear(size, 3 * size)
@@ -72,37 +68,3 @@ class Recurrent(nn.Module):
             proposed_ND = torch.tanh(new_ND + torch.sigmoid(reset_ND + from_reset_ND) * from_new_ND)
             state_ND = torch.lerp(proposed_ND, state_ND, torch.sigmoid(keep_ND + from_keep_ND))
         return state_ND
-
-
-class Attention(nn.Module):
-    """One block of self-attention over the frames, each with a vector of its place; what is told is the mean.
-
-    Source: Vaswani et al., "Attention Is All You Need" (2017), normalised before each part (Xiong et al. 2020).
-    """
-
-    def __init__(self, num_frames: int, size: int) -> None:
-        super().__init__()
-        self.num_heads = NUM_HEADS if size % NUM_HEADS == 0 else 1
-        self.place = nn.Parameter(torch.randn(num_frames, size))
-        self.before = nn.LayerNorm(size)
-        self.attend = nn.Linear(size, 3 * size)
-        self.join = nn.Linear(size, size)
-        self.hidden = nn.Sequential(
-            nn.LayerNorm(size), nn.Linear(size, GROWTH * size), nn.GELU(), nn.Linear(GROWTH * size, size)
-        )
-        self.after = nn.LayerNorm(size)
-
-    def forward(self, features_NTD: torch.Tensor) -> torch.Tensor:
-        """The mean (N, D) over the frames."""
-        seen_NTD = features_NTD + self.place
-        # (N, T, 3D) to three of (N, heads, T, D / heads)
-        parts = self.attend(self.before(seen_NTD)).chunk(3, dim=2)
-        query, key, value = (part.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for part in parts)
-        found_NTD = functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
-        seen_NTD = seen_NTD + self.join(found_NTD)
-        seen_NTD = seen_NTD + self.hidden(seen_NTD)
-        told_ND: torch.Tensor = self.after(seen_NTD).mean(1)
-        return told_ND
-
-
-HEADS: dict[str, type[Recurrent] | type[Attention]] = {"recurrent": Recurrent, "attention": Attention}

@@ -81,9 +81,8 @@ def test_its_model_predicts_videos_as_it_was_trained_on_them(call, learned, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("over_time", ["recurrent", "attention"])
-def test_two_ranks_take_the_steps_of_one(make_job, cluster_address, over_time):
-    small = ["recipe.num_epochs=1", f"model.over_time={over_time}", "recipe.batch_scaling=strong"]
+def test_two_ranks_take_the_steps_of_one(make_job, cluster_address):
+    small = ["recipe.num_epochs=1", "recipe.batch_scaling=strong"]
     one, two = (
         train_group(make_job(*small, *more, preset="motions"), cluster_address)
         for more in ((), ("execution.num_devices=2",))

@@ -169,7 +169,6 @@ def test_all_frames_of_a_clip_are_shifted_and_mirrored_alike(loading):
         ),
         ("digits", ["model.name=sequence"], "it takes clips, and the source has images; sequence goes with"),
         ("digits", ["data.num_frames=4"], "data.num_frames=4 has no use with source digits"),
-        ("digits", ["model.over_time=attention"], "model.over_time=attention has no use with model.name="),
         ("motions", ["recipe.augment=flip_shift"], "has their directions as classes; use shift or none"),
         ("motions", ["model.test_views=2"], "use test_views=1"),
         ("motions", ["data.num_frames=1"], "data.num_frames=1"),

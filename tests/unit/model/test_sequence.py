@@ -5,22 +5,17 @@ import pytest
 import torch
 from torch import nn
 
-from conf.load import load
 from conf.schema import Model
-from tasks.bundle import digest_of
-from tasks.fingerprint import workload_fingerprint
 from tasks.model.fold import fold_batch_norm
 from tasks.model.networks import build_network
 from tasks.model.sequence import Recurrent
-from tasks.records import ModelFacts
 
 FRAMES, SIZE = 5, 12
-HEADS = ["recurrent", "attention"]
 
 
-def network_of(over_time, seed=0, **changes):
+def network_of(seed=0, **changes):
     torch.manual_seed(seed)
-    model = Model(name="sequence", width=4, depth=1, over_time=over_time, **changes)
+    model = Model(name="sequence", width=4, depth=1, **changes)
     return build_network(model, (SIZE, SIZE, 3 * FRAMES), 4, 0)
 
 
@@ -31,7 +26,7 @@ def clips_of(number=6):
 @torch.no_grad()
 def test_the_recurrent_head_is_torchs_own_with_the_same_weights():
     torch.manual_seed(0)
-    ours, theirs = Recurrent(FRAMES, 8), nn.GRU(8, 8, batch_first=True)
+    ours, theirs = Recurrent(8), nn.GRU(8, 8, batch_first=True)
     theirs.load_state_dict(
         {
             "weight_ih_l0": ours.see.weight,
@@ -44,10 +39,9 @@ def test_the_recurrent_head_is_torchs_own_with_the_same_weights():
     torch.testing.assert_close(ours(features_NTD), theirs(features_NTD)[0][:, -1])
 
 
-@pytest.mark.parametrize("over_time", HEADS)
 @torch.no_grad()
-def test_the_order_of_frames_counts_and_clips_do_not_see_each_other(over_time):
-    network, clips = network_of(over_time).eval(), clips_of()
+def test_the_order_of_frames_counts_and_clips_do_not_see_each_other():
+    network, clips = network_of().eval(), clips_of()
     logits, targets = network(clips)
     assert (logits.shape, targets) == ((6, 4), None)
     torch.testing.assert_close(network(clips[2:3])[0], logits[2:3], rtol=1e-4, atol=1e-5)
@@ -55,10 +49,9 @@ def test_the_order_of_frames_counts_and_clips_do_not_see_each_other(over_time):
     assert not torch.allclose(network(backwards)[0], logits, atol=1e-3)
 
 
-@pytest.mark.parametrize("over_time", HEADS)
 @torch.no_grad()
-def test_it_says_the_same_folded_in_channels_last_and_nearly_so_in_bf16(over_time):
-    network, clips = network_of(over_time), clips_of(16)
+def test_it_says_the_same_folded_in_channels_last_and_nearly_so_in_bf16():
+    network, clips = network_of(), clips_of(16)
     network.train()(clips)  # statistics of batch norms that are not those of the beginning
     network.eval()
     plain = network(clips)[0]
@@ -74,39 +67,15 @@ def test_it_says_the_same_folded_in_channels_last_and_nearly_so_in_bf16(over_tim
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("over_time", HEADS)
-def test_it_is_one_graph_when_compiled(over_time):
-    network, clips = network_of(over_time).eval(), clips_of()
+def test_it_is_one_graph_when_compiled():
+    network, clips = network_of().eval(), clips_of()
     compiled = torch.compile(network, fullgraph=True)
     torch.testing.assert_close(compiled(clips)[0], network(clips)[0], rtol=1e-3, atol=1e-4)
 
 
 def test_views_are_the_mean_of_a_clip_and_its_mirror_image():
-    network, clips = network_of("recurrent", test_views=2).eval(), clips_of()
+    network, clips = network_of(test_views=2).eval(), clips_of()
     with torch.no_grad():
         found = network(clips)[0]
         parts = [network.network(view)[0] for view in (clips, clips.flip(3))]
     torch.testing.assert_close(found, sum(parts) / 2, rtol=1e-4, atol=1e-5)
-
-
-def facts_of(model):
-    return ModelFacts(
-        model=model,
-        image_shape=(8, 8, 24),
-        class_names=("a", "b"),
-        mean=(0.5,) * 24,
-        std=(0.5,) * 24,
-        fingerprint="0" * 8,
-        weights_sha256="0" * 64,
-    )
-
-
-def test_models_and_workloads_without_clips_keep_their_digests():
-    images, clips = facts_of(load("digits").model), facts_of(load("motions").model)
-    assert (images.num_frames, clips.num_frames) == (0, 8)
-    other = clips.model_copy(update={"model": clips.model.model_copy(update={"over_time": "attention"})})
-    assert digest_of(clips) != digest_of(other)
-    unused = images.model_copy(update={"model": images.model.model_copy(update={"over_time": "attention"})})
-    assert digest_of(images) == digest_of(unused)
-    prints = {workload_fingerprint(load("motions", [f"model.over_time={head}"]).workload, "0" * 8) for head in HEADS}
-    assert len(prints) == 2
