@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
@@ -97,12 +97,22 @@ class Proposer:
             ]
             for trial in failed:
                 self._study.enqueue_trial(trial.params, user_attrs={AGAIN: trial.number})
-            again = [self._ask() for _ in failed]
+            num_waiting = sum(trial.state == TrialState.WAITING for trial in self._all())
+            again = [self._ask() for _ in range(num_waiting)]
             found = [
-                Proposal(number=trial.number, values=trial.params, run_id=trial.user_attrs.get(RUN_ID))
+                Proposal(number=trial.number, values=self._values(trial), run_id=trial.user_attrs.get(RUN_ID))
                 for trial in begun
             ]
             return found + again
+
+    def _values(self, known: optuna.trial.FrozenTrial) -> dict[str, Any]:
+        """Of a begun trial. One that was cut off before the journal had all its values gets the rest now."""
+        if known.params.keys() >= self._distributions.keys():
+            return known.params
+        trial = self._trial(known.number)
+        for name, distribution in self._distributions.items():
+            trial._suggest(name, distribution)  # as `Study.ask` does
+        return trial.params
 
     def propose(self) -> Proposal | None:
         """A new trial; None when there have been as many as asked for."""

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from tasks.sweep.proposer import Proposer, Search
+from tasks.sweep.proposer import AGAIN, Proposer, Search
 from tasks.sweep.space import parse_parameters
 from tasks.sweep.trial import Trial
 
@@ -144,6 +144,38 @@ def test_a_sweep_goes_on_where_a_crash_left_it(open_sweep, tmp_path):
         again.ended(record(proposal, score=0.7))
     assert open_sweep(num_trials=4).unfinished() == []
     assert [trial.score for trial in open_sweep(num_trials=4).trials()] == [0.5, 0.7, 0.7, 0.7]
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe", "grid"])
+def test_a_trial_that_was_cut_off_before_it_had_values_gets_them(open_sweep, sampler):
+    texts = [f"{RATE}=[0.1,0.2,0.3]", "recipe.batch_size=[32,64]"]
+    first = open_sweep(*texts, sampler=sampler, num_trials=6)
+    begun = first.propose()
+    study = first._study
+    study._storage.create_new_trial(study._study_id)  # and then nothing more was written
+    again = open_sweep(*texts, sampler=sampler, num_trials=6)
+    kept, cut = again.unfinished()
+    assert kept == begun
+    assert cut.number == 1
+    assert set(cut.values) == {RATE, "recipe.batch_size"}
+    assert [one.values for one in open_sweep(*texts, sampler=sampler, num_trials=6).unfinished()] == [
+        kept.values,
+        cut.values,
+    ]
+    rest = [one.values for one in iter(again.propose, None)]
+    assert len(rest) == 4
+    if sampler == "grid":
+        assert len({tuple(sorted(values.items())) for values in [kept.values, cut.values, *rest]}) == 6
+
+
+def test_what_was_queued_for_another_try_is_not_forgotten(open_sweep):
+    first = open_sweep(num_trials=2)
+    failed = first.propose()
+    first.ended(record(failed, "failed"), final=False)
+    first._study.enqueue_trial(failed.values, user_attrs={AGAIN: failed.number})  # and then the process was killed
+    again = open_sweep(num_trials=2)
+    assert [one.values for one in again.unfinished()] == [failed.values]
+    assert len(list(iter(again.propose, None))) == 1
 
 
 def test_what_failed_from_outside_is_tried_again_once_and_what_diverged_is_not(open_sweep):
