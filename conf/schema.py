@@ -62,7 +62,7 @@ NUM_COLOURS = 3
 """Channels of a frame of a clip, of grey ones too."""
 NUM_FRAMES, MAX_FRAMES = 8, 64
 """Of a clip: where nothing is said, and at most."""
-CLIP_SOURCES: frozenset[str] = frozenset({"clips", "motions"})
+CLIP_SOURCES = frozenset(name for name, facts in plugins.EMBEDDED_SOURCES.items() if facts.has_clips)
 """Those whose samples are clips, all frames of which are the channels of one image."""
 WHITENED_MIN_SIZE = 9
 """Of an image, pixels: whitening takes one away, and what is left is halved three times."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import islice
 
 from conf.schema import Config
 from conf.site import Site
+from flows.compare import compared
 from flows.outcome import Outcome
 from flows.preflight import OF_THIS_RUN
 from flows.record import judged_metrics
@@ -15,8 +16,8 @@ from tasks.speedup.across import is_plain, speedup_across
 from tasks.speedup.compare import ComparedRun
 from tasks.speedup.match import match
 from tasks.speedup.validity import most_foreign
-from tasks.track.run import DISTURBED_TAG, FACTS_ARTIFACT, RunHandle
-from tasks.track.search import FoundRun, find_runs, get_runs, read_document
+from tasks.track.run import DISTURBED_TAG, RunHandle
+from tasks.track.search import find_runs, get_runs
 from tasks.train.plan import arm_of
 
 ROLES = ("run", "arm", "trial")
@@ -60,7 +61,7 @@ def speedup_over_others(outcome: Outcome, handle: RunHandle) -> SpeedupResult:
                 cause="not divided",
             )
     else:
-        bases = [_compared(handle, found) for found in get_runs(handle.tracking_uri, [named])]
+        bases = [compared(handle.tracking_uri, found) for found in get_runs(handle.tracking_uri, [named])]
     now = ComparedRun(
         run_id=handle.run_id,
         name=outcome.config.name,
@@ -77,11 +78,5 @@ def speedup_over_others(outcome: Outcome, handle: RunHandle) -> SpeedupResult:
 def _matched(outcome: Outcome, handle: RunHandle) -> list[ComparedRun]:
     condition = f"tags.`paceline.workload` = '{outcome.workload}' and attributes.status = 'FINISHED'"
     seen = find_runs(handle.tracking_uri, handle.experiment, condition, MAX_SEEN)
-    trained = [found for found in seen if found.tags.get("paceline.role") in ROLES]
-    bases = (_compared(handle, found) for found in trained)
-    return [base for base in bases if is_plain(base, BASELINE)][:MAX_BASES]
-
-
-def _compared(handle: RunHandle, run: FoundRun) -> ComparedRun:
-    facts: dict[str, Any] = read_document(handle.tracking_uri, run.run_id, FACTS_ARTIFACT) or {}
-    return ComparedRun(facts={key: str(value) for key, value in facts.items()}, **run.model_dump())
+    bases = (compared(handle.tracking_uri, found) for found in seen if found.tags.get("paceline.role") in ROLES)
+    return list(islice((base for base in bases if is_plain(base, BASELINE)), MAX_BASES))

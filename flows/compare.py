@@ -39,7 +39,7 @@ def compare_runs(site: Site, run_ids: list[str], experiment: str | None, last: i
         )
     if len({run.run_id for run in found}) < len(found):
         raise InputError("a run is named twice; name each once")
-    return compare([_compared(site, run) for run in found], match)
+    return compare([compared(site.tracking_uri, run) for run in found], match)
 
 
 def view_url(site: Site, comparison: Comparison) -> str:
@@ -48,6 +48,7 @@ def view_url(site: Site, comparison: Comparison) -> str:
     return share_runs(site.tracking_uri, [run.run_id for run in comparison.runs], scores)
 
 
-def _compared(site: Site, run: FoundRun) -> ComparedRun:
-    facts: dict[str, Any] = read_document(site.tracking_uri, run.run_id, FACTS_ARTIFACT) or {}
+def compared(tracking_uri: str, run: FoundRun) -> ComparedRun:
+    """A run of the store, with the facts that it is matched by."""
+    facts: dict[str, Any] = read_document(tracking_uri, run.run_id, FACTS_ARTIFACT) or {}
     return ComparedRun(facts={key: str(value) for key, value in facts.items()}, **run.model_dump())

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from conf.schema import MIN_CLASSES
+from conf.schema import MIN_CLASSES, Data
 from conf.signal import Signal
 from tasks.data.samples import Indices, Sample, Samples
 from tasks.errors import InputError
@@ -124,6 +124,13 @@ def hold_out(
             digests = _digests(samples.take(members), name)
             held[members[np.argsort(digests, kind="stable")[:count]]] = True
     return samples.take(np.flatnonzero(~held)), samples.take(np.flatnonzero(held))
+
+
+def in_three(samples: Iterable[Sample], data: Data) -> tuple[Samples, Samples, Samples]:
+    """Training, validation and test split of samples that come without any."""
+    train, test = hold_out(samples, data.test_fraction)
+    train, validation = hold_out(train, data.validation_fraction)
+    return train, validation, test
 
 
 def by_label(labels_N: npt.NDArray[np.int32]) -> list[Indices]:

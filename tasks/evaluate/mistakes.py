@@ -15,13 +15,13 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from scipy.special import log_softmax
 
+from conf.schema import NUM_COLOURS
 from tasks.errors import RunError
 from tasks.evaluate.metrics import read_predictions, read_test_split
 from tasks.figures import FONT_POINTS, INK, ORANGE, WIDTH_INCHES, new_figure, shorten
 from tasks.records import PreparedSet, TrainResult
 
 NUM_SHOWN, NUM_COLUMNS = 8, 4
-NUM_COLOURS = 3
 STRIP, NUM_STRIPS = 4, 2
 """Frames shown of a clip, beside each other, and strips beside each other."""
 SEAM = 0.04

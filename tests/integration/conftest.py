@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 import sys
@@ -84,6 +85,19 @@ def paceline(program, prefect_url):
         return program(*arguments, **{"PREFECT_API_URL": prefect_url} | options)
 
     return start
+
+
+@pytest.fixture(scope="session")
+def call(paceline):
+    """Calls the program, which must succeed; the JSON on its stdout."""
+
+    def to_the_end(*arguments):
+        process = paceline(*map(str, arguments), "--json")
+        out, said = process.communicate(timeout=280)
+        assert process.returncode == 0, said
+        return json.loads(out.splitlines()[-1])
+
+    return to_the_end
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """Clips, trained on by `paceline run` and predicted by `paceline predict`, as a user does it."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -18,19 +17,6 @@ from tests.pictures import make_pictures
 SMALL = ["data.image_size=16", "data.num_frames=4", "model.width=4", "recipe.num_epochs=20", "recipe.batch_size=4"]
 PLAIN = ["recipe.augment=none", "recipe.learning_rate=0.01", "speedup.baseline=none", "track.experiment=clips"]
 LIMIT = "data.max_rejected_fraction=0.3"
-
-
-@pytest.fixture(scope="module")
-def call(paceline):
-    """Calls the program; the JSON on its stdout."""
-
-    def to_the_end(*arguments):
-        process = paceline(*map(str, arguments), "--json")
-        out, said = process.communicate(timeout=280)
-        assert process.returncode == 0, said
-        return json.loads(out.splitlines()[-1])
-
-    return to_the_end
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Signals and tables, trained on by `paceline run` and predicted by `paceline predict`, as a user does it."""
 
 import io
-import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,19 +20,6 @@ from tests.signals import make_sounds
 
 SMALL = ["data.image_size=16", "data.signal.kind=stft", "model.width=8", "model.depth=1", "recipe.num_epochs=12"]
 PLAIN = ["recipe.batch_size=8", "recipe.shift_pixels=1", "speedup.baseline=none", "track.experiment=signals"]
-
-
-@pytest.fixture(scope="module")
-def call(paceline):
-    """Calls the program; the JSON on its stdout."""
-
-    def to_the_end(*arguments):
-        process = paceline(*map(str, arguments), "--json")
-        out, said = process.communicate(timeout=280)
-        assert process.returncode == 0, said
-        return json.loads(out.splitlines()[-1])
-
-    return to_the_end
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from conf.schema import Data
-from tasks.data.listing import Origin, SampleListing, hash_name, hold_out
+from tasks.data.listing import Origin, SampleListing, hash_name, hold_out, in_three
 from tasks.data.samples import Sample, Samples
 
 CLASS_NAMES = tuple("0123456789")
@@ -73,8 +73,7 @@ def list_digits(data: Data) -> SampleListing:
     """The upright digits, split by `test_fraction` and `validation_fraction`."""
     _, labels = _digits()
     samples = Samples.of(Sample("digits", int(label), row=row) for row, label in enumerate(labels))
-    train, test = hold_out(samples, data.test_fraction)
-    train, validation = hold_out(train, data.validation_fraction)
+    train, validation, test = in_three(samples, data)
     return SampleListing(Origin("digits"), CLASS_NAMES, train, validation, test, channels=1)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from conf.schema import Data
-from tasks.data.listing import Origin, SampleListing, hold_out
+from tasks.data.listing import Origin, SampleListing, in_three
 from tasks.data.samples import Sample, Samples
 
 NUM_SCENES, NUM_TEXTURES = 2_000, 1_200
@@ -36,8 +36,7 @@ def list_textures(data: Data) -> SampleListing:
 def _listing(
     data: Data, samples: Samples, class_names: tuple[str, ...], channels: int, num_planes: int
 ) -> SampleListing:
-    train, test = hold_out(samples, data.test_fraction)
-    train, validation = hold_out(train, data.validation_fraction)
+    train, validation, test = in_three(samples, data)
     origin = Origin("shapes" if num_planes else "textures")
     return SampleListing(origin, class_names, train, validation, test, channels, num_planes=num_planes)
 

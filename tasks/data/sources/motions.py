@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from conf.schema import NUM_COLOURS, Data
-from tasks.data.listing import Origin, SampleListing, hold_out
+from tasks.data.listing import Origin, SampleListing, in_three
 from tasks.data.samples import Sample, Samples
 
 NUM_MOTIONS = 1_600
@@ -32,8 +32,7 @@ def list_samples(data: Data) -> SampleListing:
     """All clips, split by `test_fraction` and `validation_fraction`."""
     kinds = len(CLASS_NAMES)
     samples = Samples.of(Sample("motions", row % kinds, row=row) for row in range(NUM_MOTIONS))
-    train, test = hold_out(samples, data.test_fraction)
-    train, validation = hold_out(train, data.validation_fraction)
+    train, validation, test = in_three(samples, data)
     origin = Origin("motions", num_frames=data.num_frames)
     return SampleListing(origin, CLASS_NAMES, train, validation, test, channels=NUM_COLOURS * data.num_frames)
 

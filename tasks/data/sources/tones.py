@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from conf.schema import Data
 from conf.signal import Signal
-from tasks.data.listing import Origin, SampleListing, hold_out
+from tasks.data.listing import Origin, SampleListing, in_three
 from tasks.data.samples import Sample, Samples
 
 NUM_TONES = 1_800
@@ -29,8 +29,7 @@ def list_samples(data: Data) -> SampleListing:
     """All sounds, split by `test_fraction` and `validation_fraction`."""
     kinds = len(CLASS_NAMES)
     samples = Samples.of(Sample("tones", row % kinds, row=row) for row in range(NUM_TONES))
-    train, test = hold_out(samples, data.test_fraction)
-    train, validation = hold_out(train, data.validation_fraction)
+    train, validation, test = in_three(samples, data)
     return SampleListing(Origin("tones", signal=data.signal), CLASS_NAMES, train, validation, test, channels=1)
 
 

@@ -12,13 +12,13 @@ from PIL import Image
 
 from conf.schema import Data
 from tasks.data import source
-from tasks.data.chunks import Cutter, dealt
+from tasks.data.chunks import dealt
 from tasks.data.key import describe
 from tasks.data.pixels import read_pixels
 from tasks.data.samples import Sample, Samples
-from tasks.data.shard import write_shard
 from tasks.data.sources import array_rows
 from tasks.errors import InputError
+from tests.shards import shards_of
 
 NUM = 90
 RNG = np.random.default_rng(0)
@@ -129,9 +129,7 @@ def test_rows_that_are_no_image_are_listed_with_the_reason(tmp_path):
     images[3], images[7], images[8] = None, b"", images[8][:40]
     save_parquet(tmp_path / "train.parquet", images, LABELS)
     listing = source.list_samples(data_of(tmp_path))
-    for split in ("train", "validation", "test"):
-        (tmp_path / "set" / split).mkdir(parents=True)
-    records = [write_shard(chunk) for chunk in Cutter(listing, data_of(tmp_path), tmp_path / "set").chunks()]
+    records = shards_of(listing, data_of(tmp_path), tmp_path / "set")
     reasons = {entry.path: entry.reason for record in records for entry in record.rejected}
     assert set(reasons) == {"train.parquet#3", "train.parquet#7", "train.parquet#8"}
     assert reasons["train.parquet#3"] == "no image in this row"

@@ -10,16 +10,15 @@ from sklearn.linear_model import LogisticRegression
 from conf.load import ConfigError, load
 from conf.schema import Data
 from tasks.data import moments, source
-from tasks.data.chunks import Cutter
 from tasks.data.key import describe
 from tasks.data.loading.loader import make_loader
 from tasks.data.loading.order import BatchPlan
 from tasks.data.pixels import read_pixels
-from tasks.data.shard import write_shard
 from tasks.data.sources import motions
 from tasks.data.split import Split
 from tasks.errors import InputError
 from tests import clips
+from tests.shards import shards_of
 
 FRAMES = 6
 
@@ -49,9 +48,7 @@ def test_damaged_clips_are_listed_with_the_reason(made, tmp_path):
     root, damaged = made
     data = data_of(root)
     listing = source.list_samples(data)
-    for split in ("train", "validation", "test"):
-        (tmp_path / split).mkdir()
-    records = [write_shard(chunk) for chunk in Cutter(listing, data, tmp_path).chunks()]
+    records = shards_of(listing, data, tmp_path)
     assert {entry.path for record in records for entry in record.rejected} == damaged
     assert np.load(next((tmp_path / "train").glob("*.images.npy"))).shape[1:] == (16, 16, 3 * FRAMES)
 

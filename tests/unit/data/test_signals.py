@@ -8,13 +8,12 @@ from conf.schema import Data
 from conf.signal import Signal
 from tasks.bundle import digest_of
 from tasks.data import source
-from tasks.data.chunks import Cutter
 from tasks.data.key import describe
 from tasks.data.pixels import read_pixels
-from tasks.data.shard import write_shard
 from tasks.data.sources import tones
 from tasks.errors import InputError
 from tasks.records import ModelFacts
+from tests.shards import shards_of
 from tests.signals import make_sounds, sine, wav
 
 
@@ -51,9 +50,7 @@ def test_damaged_files_are_listed_with_the_reason(sounds, tmp_path):
     root, damaged = sounds
     data = data_of(root)
     listing = source.list_samples(data)
-    for split in ("train", "validation", "test"):
-        (tmp_path / split).mkdir()
-    records = [write_shard(chunk) for chunk in Cutter(listing, data, tmp_path).chunks()]
+    records = shards_of(listing, data, tmp_path)
     assert {entry.path for record in records for entry in record.rejected} == damaged
     assert sum(record.num_samples for record in records) == 48 - len(damaged)
     assert np.load(next((tmp_path / "train").glob("*.images.npy"))).shape[1:] == (32, 32, 1)

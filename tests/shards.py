@@ -1,0 +1,11 @@
+"""What tests of sources share."""
+
+from tasks.data.chunks import Cutter
+from tasks.data.shard import write_shard
+
+
+def shards_of(listing, data, directory):
+    """Records of all shards of a listing, written below a directory."""
+    for split in ("train", "validation", "test"):
+        (directory / split).mkdir(parents=True)
+    return [write_shard(chunk) for chunk in Cutter(listing, data, directory).chunks()]
