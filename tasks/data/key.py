@@ -12,7 +12,7 @@ from importlib import metadata
 from conf.schema import Data
 from tasks.data import source
 from tasks.data.listing import SampleListing
-from tasks.data.sources import clips, signals
+from tasks.data.sources import array_rows, clips, signals
 from tasks.data.transform import TRANSFORM_VERSION
 from tasks.records import Listing
 
@@ -29,7 +29,7 @@ def preparation_key(listing: SampleListing, data: Data) -> str:
     if listing.origin.kind in ("digits", "rotated_digits"):
         libraries.append("scikit-learn")
     if listing.origin.kind == "arrays":
-        libraries.append("pyarrow")
+        libraries.append(array_rows.library_of(listing.train.paths[0]))
     if listing.origin.kind == "clips":
         libraries.append("av")
     if listing.origin.signal is not None:

@@ -1,7 +1,7 @@
 """Rows of one table of images: what a file holds, from its headers and labels, and the pixels of some of its rows.
 
 Of .npz the rows themselves are read, or, where it is compressed, all before them, as a stream; nothing is unpickled. Of
-Parquet: `parquet_rows`, which is imported where there is such a file. Knows nothing of splits.
+Parquet and of Zarr: `parquet_rows` and `zarr_rows`, imported where there is such a table. Knows nothing of splits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tasks.data.sources import folder
 from tasks.data.transform import MAX_PIXELS, DecodeError
 from tasks.errors import InputError, one_line
 
-NPZ, PARQUET = ".npz", ".parquet"
+NPZ, PARQUET, ZARR = ".npz", ".parquet", ".zarr"
 IMAGES, LABELS, CLASS_NAMES = "images", "labels", "class_names"
 BLOCK_BYTES = 2**20
 MAX_LABEL_BYTES = 2**30
@@ -47,8 +47,12 @@ def open_table(root: str, path: str) -> Table:
     Raises:
         InputError: It has not the form that is needed.
     """
-    with _opened(root, path) as stream:
-        table = _npz_table(stream) if path.lower().endswith(NPZ) else _parquet().table(stream)
+    kind = kind_of(path)
+    if kind == ZARR:
+        table: Table = _zarr().table(_url(root, path))
+    else:
+        with _opened(root, path) as stream:
+            table = _npz_table(stream) if kind == NPZ else _parquet().table(stream)
     labels = table.labels
     if labels.ndim != 1 or labels.dtype.kind not in "iubU":
         raise InputError(f"labels are {labels.dtype} {labels.shape}; give one whole number or word for each image")
@@ -66,8 +70,11 @@ def read_rows(root: str, samples: Samples) -> Iterator[Row | DecodeError]:
     for path, found in groupby(pairs, key=lambda pair: pair[0]):
         rows = [row for _, row in found]
         try:
+            if kind_of(path) == ZARR:
+                yield from _zarr().rows(_url(root, path), rows)
+                continue
             with _opened(root, path) as stream:
-                yield from _npz_rows(stream, rows) if path.lower().endswith(NPZ) else _parquet().rows(stream, rows)
+                yield from _npz_rows(stream, rows) if kind_of(path) == NPZ else _parquet().rows(stream, rows)
         except OSError as error:
             if error.errno is not None:
                 raise
@@ -82,6 +89,36 @@ def _parquet() -> ModuleType:
     from tasks.data.sources import parquet_rows  # Arrow: a tenth of a second
 
     return parquet_rows
+
+
+def _zarr() -> ModuleType:
+    from tasks.data.sources import zarr_rows  # half a second
+
+    return zarr_rows
+
+
+def kind_of(path: str) -> str:
+    """By its suffix; groups within a Zarr store are that store's."""
+    is_group = any(part.lower().endswith(ZARR) for part in path.split("/"))
+    return ZARR if is_group else NPZ if path.lower().endswith(NPZ) else PARQUET
+
+
+def stored_groups(root: str, path: str) -> list[str]:
+    """Paths of the tables in a Zarr store.
+
+    Raises:
+        InputError: there is none.
+    """
+    return [f"{path}/{group}".rstrip("/") for group in _zarr().groups(_url(root, path))]
+
+
+def library_of(path: str) -> str:
+    """What decodes it, as its package is called."""
+    return "zarr" if kind_of(path) == ZARR else "pyarrow"
+
+
+def _url(root: str, path: str) -> str:
+    return f"{root.rstrip('/')}/{path}"
 
 
 def _opened(root: str, path: str) -> IO[bytes]:
@@ -131,6 +168,12 @@ def _image_header(member: IO[bytes]) -> _Header:
     version = np.lib.format.read_magic(member)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, is_fortran, dtype = read(member)
+    check_images(shape, dtype, is_fortran=is_fortran)
+    return _Header(shape, dtype)
+
+
+def check_images(shape: tuple[int, ...], dtype: np.dtype[Any], *, is_fortran: bool = False) -> None:
+    """Raises `InputError` if an array of these facts is none of images."""
     channels = shape[3:] or (1,)
     if len(shape) not in (3, 4) or channels[0] not in (1, COLOURS) or 0 in shape or is_fortran:
         order = " in Fortran's order" if is_fortran else ""
@@ -141,7 +184,6 @@ def _image_header(member: IO[bytes]) -> _Header:
         raise InputError(f"images of {shape[1]} x {shape[2]} pixels; up to {MAX_PIXELS} are understood")
     if dtype not in (np.uint8, np.uint16, np.bool_):
         raise InputError(f"{IMAGES} holds {dtype}, whose range is not defined; give 8 or 16 bits without a sign")
-    return _Header(shape, dtype)
 
 
 def _npz_rows(stream: IO[bytes], rows: Sequence[int]) -> Iterator[Row]:

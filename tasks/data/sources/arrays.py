@@ -1,13 +1,15 @@
-"""Images in tables: files of NumPy (.npz with `images` and `labels`) and of Parquet (columns `image` and `label`).
+"""Images in tables: of NumPy (.npz with `images` and `labels`), Zarr (groups of those) and Parquet (`image`, `label`).
 
-A root is one such file or a folder of them, all of one kind. Their names, or the folders that they lie in, begin with
-the split (`train.npz`, `test-00000-of-00002.parquet`, `validation/0.npz`); without any, a share is held out. Listing
-reads labels and headers, never pixels, and a worker no more than a few rows at a time, nothing of it by pickle.
+A root is one such file or Zarr store, or a folder of them, all of one kind. Their names, or the folders or groups that
+they lie in, begin with the split (`train.npz`, `test-00000-of-00002.parquet`, `validation/0.npz`, `all.zarr/train`);
+without any, a share is held out. Listing reads labels and headers, never pixels, and a worker no more than a few rows
+or one chunk at a time, nothing of it by pickle.
 `array_rows` reads the pixels.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -19,7 +21,7 @@ from conf.schema import Data
 from tasks.data.listing import SPLITS, Origin, SampleListing, SplitName, check_classes, hold_out
 from tasks.data.samples import Samples, SamplesBuilder
 from tasks.data.sources import folder
-from tasks.data.sources.array_rows import NPZ, PARQUET, Table, open_table
+from tasks.data.sources.array_rows import NPZ, PARQUET, ZARR, Table, open_table, stored_groups
 from tasks.errors import InputError, one_line
 
 RUN = 256
@@ -72,10 +74,19 @@ def _found(root: str) -> tuple[str, list[tuple[str, int, str]], dict[str, int]]:
     filesystem, path = folder.open_root(root)
     name = path.rpartition("/")[2]
     is_file = filesystem.isfile(path)
-    base = root[: len(root) - len(name)] or "." if is_file else root
+    is_store = folder.suffix_of(name) == ZARR
+    base = root.rstrip("/")[: -len(name)] or "." if is_file or is_store else root
     suffixes = frozenset({NPZ, PARQUET})
+    if is_store and not filesystem.isdir(path):
+        raise InputError(f"data.root={root}: is no folder, as a Zarr store is; give one, unpacked, or a folder of them")
     if is_file and folder.suffix_of(name) not in suffixes:
-        raise InputError(f"data.root={root}: is neither {NPZ} nor {PARQUET}; give such a file, or a folder of them")
+        raise InputError(
+            f"data.root={root}: is neither {NPZ} nor {PARQUET} nor {ZARR}; give such a file, or a folder of them"
+        )
+    if is_store or not is_file:
+        stores = [name] if is_store else _stores(filesystem, root, path)
+        if stores:
+            return base, [group for store in stores for group in _groups(filesystem, root, base, store)], {}
     if is_file:
         info = filesystem.info(path)
         return base, [(name, int(info["size"] or 0), folder.stamp_of(info))], {}
@@ -88,6 +99,35 @@ def _found(root: str) -> tuple[str, list[tuple[str, int, str]], dict[str, int]]:
             "it needs some, and of one kind"
         )
     return base, files, dict(sorted(tree.ignored.items()))
+
+
+def _stores(filesystem: Any, root: str, path: str) -> list[str]:
+    """Names of the Zarr stores in a folder, whose chunks are not to be listed as files of it."""
+    entries = filesystem.ls(path, detail=True) if filesystem.isdir(path) else []
+    names = sorted(str(entry["name"]).rstrip("/").rpartition("/")[2] for entry in entries)
+    stores = [name for name in names if folder.suffix_of(name) == ZARR]
+    others = [name for name in names if folder.suffix_of(name) in (NPZ, PARQUET)]
+    if stores and others:
+        raise InputError(f"data.root={root}: holds {stores[0]} and {others[0]}; it needs tables of one kind")
+    return stores
+
+
+def _groups(filesystem: Any, root: str, base: str, store: str) -> list[tuple[str, int, str]]:
+    """Path, bytes and stamp of each table in a Zarr store; the stamp is of the names, sizes and stamps of its files."""
+    try:
+        paths = stored_groups(base, store)
+    except InputError as error:
+        raise InputError(f"data.root={root}: {store}: {error}") from error
+    found = []
+    for path in paths:
+        files = filesystem.find(f"{folder.open_root(base)[1].rstrip('/')}/{path}", detail=True)
+        known = hashlib.sha256()
+        for name in sorted(files):
+            known.update(
+                f"{name.rpartition(path)[2]}\0{files[name]['size']}\0{folder.stamp_of(files[name])}\n".encode()
+            )
+        found.append((path, sum(int(info["size"] or 0) for info in files.values()), known.hexdigest()))
+    return found
 
 
 def _open(root: str, base: str, path: str, size: int, stamp: str) -> _File:

@@ -2,12 +2,15 @@
 
 import io
 import json
+import pickle
 import zipfile
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import zarr
 from PIL import Image
 
 from conf.schema import Data
@@ -17,6 +20,7 @@ from tasks.data.key import describe
 from tasks.data.pixels import read_pixels
 from tasks.data.samples import Sample, Samples
 from tasks.data.sources import array_rows
+from tasks.data.transform import DecodeError
 from tasks.errors import InputError
 from tests.shards import shards_of
 
@@ -41,6 +45,20 @@ def data_of(root, **changes):
     return Data(source="arrays", root=str(root), image_size=12, test_fraction=0.2, validation_fraction=0.1, **changes)
 
 
+def save_zarr(path, images=IMAGES, labels=LABELS, chunks=7, **how):
+    """A group with a chunk of some images, or an attribute `class_names`."""
+    names = how.pop("class_names", None)
+    group = zarr.open_group(path, mode="a", zarr_format=how.pop("zarr_format", 3))
+    stored = group.create_array(
+        "images", shape=images.shape, dtype=images.dtype, chunks=(chunks, *images.shape[1:]), **how
+    )
+    stored[:] = images
+    group.create_array("labels", data=np.asarray(labels))
+    if names is not None:
+        group.attrs["class_names"] = names
+    return group
+
+
 FORMS = {
     "stored": lambda root: np.savez(root / "all.npz", images=IMAGES, labels=LABELS),
     "compressed": lambda root: np.savez_compressed(root / "all.npz", images=IMAGES, labels=LABELS),
@@ -51,6 +69,10 @@ FORMS = {
     "the Hub's": lambda root: save_parquet(
         root / "all.parquet", [{"bytes": png(image), "path": None} for image in IMAGES], LABELS
     ),
+    "Zarr 3": lambda root: save_zarr(root / "all.zarr"),
+    "Zarr 3 in shards": lambda root: save_zarr(root / "all.zarr", shards=(28, 12, 12)),
+    "Zarr 2": lambda root: save_zarr(root / "all.zarr", zarr_format=2),
+    "Zarr of 16 bits": lambda root: save_zarr(root / "all.zarr", IMAGES.astype(np.uint16) * 257),
     "coloured": lambda root: np.savez(root / "all.npz", images=np.repeat(IMAGES[..., None], 3, 3), labels=LABELS),
 }
 
@@ -108,6 +130,100 @@ def test_names_of_classes_are_those_in_the_file(tmp_path):
     table = pa.table({"image": IMAGES.tolist(), "label": LABELS})
     pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(features)}), tmp_path / "b.parquet")
     assert source.list_samples(data_of(tmp_path)).class_names == ("u", "v", "w")
+
+
+def test_groups_of_a_store_are_splits_and_its_attributes_name_the_classes(tmp_path):
+    store = tmp_path / "all.zarr"
+    for split, part in (("train", slice(60)), ("test", slice(60, None))):
+        save_zarr(store / split, IMAGES[part], LABELS[part])
+    zarr.open_group(store, mode="a").attrs["class_names"] = ["x", "y", "z"]
+    listing = source.list_samples(data_of(f"{store}/"))
+    assert (len(listing.train), len(listing.validation), len(listing.test)) == (54, 6, 30)
+    assert listing.class_names == ("x", "y", "z")
+    assert {sample.path for sample in listing.test} == {"all.zarr/test"}
+    found = read_pixels(listing.origin, listing.test, 12, 1)
+    assert np.array_equal(found.images_NHWC[..., 0], IMAGES[60:])
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_words_as_labels_of_zarr(tmp_path, zarr_format):
+    words = np.array(["cat", "dog", "wolf"])[LABELS]
+    group = save_zarr(tmp_path / "a.zarr", zarr_format=zarr_format)
+    del group["labels"]
+    group.create_array("labels", shape=words.shape, dtype=str)[:] = words.astype(object)
+    assert source.list_samples(data_of(tmp_path)).class_names == ("cat", "dog", "wolf")
+
+
+def test_zarr_on_another_file_system_is_read_alike(tmp_path):
+    save_zarr(tmp_path / "a.zarr")
+    memory = fsspec.filesystem("memory")
+    memory.put(str(tmp_path / "a.zarr"), "/zarr_test/a.zarr", recursive=True)
+    try:
+        here = source.list_samples(data_of(tmp_path))
+        there = source.list_samples(data_of("memory://zarr_test"))
+        assert list(there.train.names()) == list(here.train.names())
+        pixels = [read_pixels(found.origin, found.train, 12, 1).images_NHWC for found in (here, there)]
+        assert np.array_equal(*pixels)
+    finally:
+        memory.rm("/zarr_test", recursive=True)
+
+
+def test_of_zarr_one_chunk_is_decoded_at_a_time(tmp_path, monkeypatch):
+    save_zarr(tmp_path / "a.zarr", chunks=10)
+    read = []
+    whole = zarr.Array.__getitem__
+
+    def watched(self, selection):
+        read.append(selection)
+        return whole(self, selection)
+
+    monkeypatch.setattr(zarr.Array, "__getitem__", watched)
+    rows = Samples.of(Sample("a.zarr", 0, row=row) for row in (11, 13, 55, 89))
+    found = list(array_rows.read_rows(str(tmp_path), rows))
+    assert [int(image[0, 0, 0]) for image in found] == [11, 13, 55, 89]
+    assert read == [slice(11, 14), slice(55, 56), slice(89, 90)]
+
+
+def test_a_chunk_that_is_gone_is_not_taken_for_black_images(tmp_path):
+    save_zarr(tmp_path / "a.zarr", chunks=10)
+    before = describe(data_of(tmp_path)).key
+    (tmp_path / "a.zarr" / "images" / "c" / "3" / "0" / "0").unlink()
+    assert describe(data_of(tmp_path)).key != before
+    rows = Samples.of(Sample("a.zarr", 0, row=row) for row in range(NUM))
+    found = list(array_rows.read_rows(str(tmp_path), rows))
+    assert [row for row in range(NUM) if isinstance(found[row], DecodeError)] == list(range(30, 40))
+    assert "fill value 0" in str(found[30])
+
+
+def test_a_chunk_that_is_damaged_is_told_by_its_store(tmp_path):
+    save_zarr(tmp_path / "a.zarr", chunks=10)
+    listing = source.list_samples(data_of(tmp_path))
+    chunk = tmp_path / "a.zarr" / "images" / "c" / "3" / "0" / "0"
+    chunk.write_bytes(b"no chunk")
+    with pytest.raises(InputError, match=r"a.zarr: rows cannot be read \(images from 3\d on"):
+        list(source.read_items(listing.origin, listing.train, 8))
+
+
+class Planted:
+    def __reduce__(self):
+        return (exec, ("raise RuntimeError('code in the data ran')",))
+
+
+CODECS = {"compressor": None, "filters": [{"id": "vlen-utf8"}, {"id": "pickle", "protocol": 5}]}
+
+
+def test_a_codec_that_runs_what_the_data_says_is_refused(tmp_path, monkeypatch):
+    """Whoever writes the data writes the metadata too, which names what decodes it."""
+    save_zarr(tmp_path / "a.zarr", zarr_format=2)
+    about = tmp_path / "a.zarr" / "labels" / ".zarray"
+    metadata = json.loads(about.read_text())
+    about.write_text(json.dumps(metadata | {"dtype": "|O", "fill_value": ""} | CODECS))
+    (tmp_path / "a.zarr" / "labels" / "0").write_bytes(pickle.dumps(Planted()))
+    with pytest.raises(InputError, match=r"a.zarr cannot be read \(Pickle.decode is disabled"):
+        source.list_samples(data_of(tmp_path))
+    monkeypatch.setattr("numcodecs.pickles.ALLOW_UNSAFE_PICKLE_DECODE", True)
+    with pytest.raises(InputError, match="code in the data ran"):  # what that keeps away
+        source.list_samples(data_of(tmp_path))
 
 
 def test_numbers_are_in_their_order_and_not_in_that_of_words(tmp_path):
@@ -252,6 +368,15 @@ def cut_off(root):
             "label 2 is none",
         ),
         (lambda root: np.savez(root / "a.npz", images=IMAGES, labels=LABELS * 0), "found 1 class"),
+        (lambda root: (root / "a.zarr").mkdir(), "a.zarr: is no Zarr group"),
+        (lambda root: (root / "a.zarr").write_bytes(b"PK"), "a.zarr: is no Zarr group"),
+        (lambda root: zarr.open_group(root / "a.zarr", mode="w"), "a.zarr: holds nothing; it needs the arrays images"),
+        (lambda root: save_zarr(root / "a.zarr", IMAGES / 255), "float64, whose range is not defined"),
+        (lambda root: save_zarr(root / "a.zarr", IMAGES[:, None]), "(images, height, width, 1 or 3)"),
+        (lambda root: save_zarr(root / "a.zarr", labels=LABELS[:5]), "has 90 images and labels (5,)"),
+        (lambda root: save_zarr(root / "a.zarr", labels=LABELS / 2), "labels are float64"),
+        (lambda root: save_zarr(root / "a.zarr", class_names="xyz"), "class_names is 'xyz'; give a list of words"),
+        (lambda root: (FORMS["stored"](root), FORMS["Zarr 3"](root)), "holds all.zarr and all.npz; it needs tables of"),
         (lambda root: np.savez(root / "test.npz", images=IMAGES, labels=LABELS), "no file of the training split"),
         (lambda root: pq.write_table(pa.table({"x": [1]}), root / "a.parquet"), "has the columns x; it needs image"),
         (lambda root: save_parquet(root / "a.parquet", [1.0, 2.0], [0, 1]), "image holds double in 0 lists"),

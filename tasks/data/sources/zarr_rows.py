@@ -1,0 +1,137 @@
+"""Rows of a Zarr group of images (format 2 or 3, sharded or not): the chunks that hold them are decoded, one at a time.
+
+An array `images` and an array `labels`, as of .npz, and `class_names` as an attribute of the group or of the one around
+it. Codecs that would run what the data says (pickle) are refused by numcodecs, from the release on that is asked for.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+
+from tasks.data.sources.array_rows import (
+    CLASS_NAMES,
+    COLOURS,
+    IMAGES,
+    LABELS,
+    MAX_LABEL_BYTES,
+    ZARR,
+    Row,
+    Table,
+    check_images,
+    in_eight_bits,
+)
+from tasks.data.sources.folder import SPLIT_FOLDERS
+from tasks.data.transform import DecodeError
+from tasks.errors import InputError, one_line
+
+MAX_CHUNK_BYTES = 2**28
+"""A chunk is decoded as a whole."""
+
+
+def groups(url: str) -> list[str]:
+    """Paths of the groups below a store that hold images: the store itself (empty), or those named after splits.
+
+    Raises:
+        InputError: it is no group, or none of them holds images.
+    """
+    group = _group(url)
+    if IMAGES in group:
+        return [""]
+    found = [name for name, inner in sorted(group.groups()) if name in SPLIT_FOLDERS and IMAGES in inner]
+    if not found:
+        held = ", ".join(sorted(group.keys())) or "nothing"
+        raise InputError(f"holds {held}; it needs the arrays {IMAGES} and {LABELS}, or groups train, test with them")
+    return found
+
+
+def table(url: str) -> Table:
+    """What a group holds, but for its pixels.
+
+    Raises:
+        InputError: It has not the form that is needed.
+    """
+    group = _group(url)
+    images, labels = _array(group, IMAGES), _array(group, LABELS)
+    check_images(images.shape, images.dtype)
+    chunk_bytes = int(np.prod(images.chunks)) * images.dtype.itemsize
+    if chunk_bytes > MAX_CHUNK_BYTES:
+        raise InputError(
+            f"{IMAGES} has chunks {images.chunks} of {chunk_bytes} bytes, each decoded as a whole; up to "
+            f"{MAX_CHUNK_BYTES} are understood; write it with fewer images a chunk"
+        )
+    if labels.shape != images.shape[:1]:
+        raise InputError(f"has {images.shape[0]} images and labels {labels.shape}; give one label for each image")
+    if labels.nbytes > MAX_LABEL_BYTES:
+        raise InputError(f"{LABELS} has {labels.nbytes} bytes; up to {MAX_LABEL_BYTES} are understood")
+    names = group.attrs.get(CLASS_NAMES) or _around(url).get(CLASS_NAMES, ())
+    if not isinstance(names, (list, tuple)):
+        raise InputError(f"{CLASS_NAMES} is {names!r}; give a list of words")
+    channels = 1 if images.ndim == COLOURS else images.shape[3]
+    return Table(_values(labels), channels, tuple(map(str, names)))
+
+
+def rows(url: str, chosen: Sequence[int]) -> Iterator[Row | DecodeError]:
+    """Images of rows, in their order.
+
+    Raises:
+        InputError: a chunk cannot be decoded.
+    """
+    images = _array(_group(url), IMAGES)
+    check_images(images.shape, images.dtype)
+    per_chunk = images.chunks[0]
+    for _, members in groupby(chosen, key=lambda row: row // per_chunk):
+        inside = list(members)
+        first = inside[0]
+        try:
+            block = np.asarray(images[first : inside[-1] + 1])
+        except OSError:
+            raise
+        except Exception as error:  # each codec raises its own
+            raise InputError(f"{IMAGES} from {first} on: {one_line(error)}") from error
+        if len(block) != inside[-1] + 1 - first:
+            raise InputError(f"{IMAGES} ends before its image {inside[-1]}")
+        for row in inside:
+            yield _image(block[row - first], images.fill_value)
+
+
+def _image(values: npt.NDArray[Any], fill_value: Any) -> Row | DecodeError:
+    """What has no chunk reads as the fill value, without an error."""
+    if (values == fill_value).all():
+        return DecodeError(f"every pixel is the fill value {fill_value}, as where nothing was written")
+    return in_eight_bits(values if values.ndim == COLOURS else values[..., np.newaxis])
+
+
+def _group(url: str) -> zarr.Group:
+    try:
+        return zarr.open_group(url, mode="r", use_consolidated=False)
+    except FileNotFoundError as error:
+        raise InputError("is no Zarr group; write one, of format 2 or 3") from error
+
+
+def _around(url: str) -> Mapping[str, Any]:
+    """Attributes of the store that a group lies in; none of a store itself."""
+    outer, _, _ = url.rpartition("/")
+    return _group(outer).attrs if outer.lower().endswith(ZARR) else {}
+
+
+def _array(group: zarr.Group, name: str) -> zarr.Array[Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of fixed-length words, which other libraries than this one may not read
+        found = group.get(name)
+    if not isinstance(found, zarr.Array):
+        held = ", ".join(sorted(group.keys())) or "nothing"
+        raise InputError(f"holds {held}; it needs the arrays {IMAGES} and {LABELS}")
+    return found
+
+
+def _values(labels: zarr.Array[Any]) -> npt.NDArray[Any]:
+    """Whole numbers or words; words of any length as those of one."""
+    values = np.asarray(labels[:])
+    return np.array(values.tolist(), dtype=np.str_) if values.dtype.kind == "T" else values
