@@ -84,11 +84,12 @@ class Variation:
 
 
 def grey(pixels_NCHW: Tensor) -> Tensor:
-    """What of each pixel is grey (N, 1, H, W)."""
-    if pixels_NCHW.shape[1] != COLOURS:
-        return pixels_NCHW.mean(dim=1, keepdim=True)
-    weights = torch.tensor(GREY, device=pixels_NCHW.device).view(1, -1, 1, 1)
-    return (pixels_NCHW * weights).sum(dim=1, keepdim=True)
+    """What of each pixel is grey, in each of its channels (N, C, H, W); a clip has the channels of all its frames."""
+    if pixels_NCHW.shape[1] % COLOURS:
+        return pixels_NCHW
+    weights = torch.tensor(GREY, device=pixels_NCHW.device).view(1, 1, -1, 1, 1)
+    frames_NTCHW = pixels_NCHW.unflatten(1, (-1, COLOURS))
+    return (frames_NTCHW * weights).sum(dim=2, keepdim=True).expand_as(frames_NTCHW).flatten(1, 2)
 
 
 def _apart(pixels_NCHW: Tensor, centre: Tensor, factor: Tensor) -> Tensor:

@@ -99,6 +99,18 @@ def test_contrast_keeps_the_mean_grey_and_saturation_each_pixels_grey():
     torch.testing.assert_close(varied(grey, saturation=0.5).images_NCHW, grey)
 
 
+def test_colours_of_a_clip_change_in_all_its_frames_alike():
+    """Its frames are the channels of one image; the grey of one has no part in another."""
+    frames = [0.4 + 0.2 * images(), 0.3 + 0.1 * images().flip(3)]
+    found = varied(torch.cat(frames, dim=1), saturation=0.5, brightness=0.3).images_NCHW
+    alone = [varied(frame, saturation=0.5, brightness=0.3).images_NCHW for frame in frames]
+    torch.testing.assert_close(found, torch.cat(alone, dim=1))
+    luma = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
+    contrasted = varied(torch.cat(frames, dim=1), contrast=0.5).images_NCHW.split(3, dim=1)
+    means = [sum(frame.mul(luma).sum(1).mean((1, 2)) for frame in clip) for clip in (contrasted, frames)]
+    torch.testing.assert_close(*means)
+
+
 def test_beta_is_the_distribution_of_that_name():
     uniform_N = uniforms()[:, 0]
     np.testing.assert_allclose(beta(1.0, uniform_N), uniform_N, atol=1e-12)
