@@ -1,11 +1,15 @@
 """Passes that do not fit into a device's memory: the group goes on with smaller ones, on the same batches."""
 
+import os
+import signal
+
 import pytest
 
 from tasks.errors import RankError
 from tasks.train.coordinate import train_group
-from tests.integration.test_recovery import weights
-from tests.jobs import planted
+from tasks.train.memory import with_fitting
+from tests.integration.test_recovery import LONG, check_nothing_is_lost, happening, rank_pid, weights
+from tests.jobs import changed, planted
 
 TWO = ("execution.num_devices=2", "execution.num_threads=1")
 
@@ -19,6 +23,12 @@ def test_a_rank_without_memory_makes_all_take_smaller_passes_of_the_same_batches
     assert "rank 1 failed: MemoryLimitError: a pass over 32 samples needs more memory" in restart.cause
     assert result.plan.micro_batch == 16
     assert result.plan.reasons["micro_batch"].reason.startswith("32 samples at once did not fit into the memory of ")
+    resumed = with_fitting(job.directory, job.plan, job.config)
+    assert (resumed.micro_batch, resumed.reasons["micro_batch"]) == (16, result.plan.reasons["micro_batch"])
+    otherwise = changed(job, execution={"micro_batch": 8})
+    assert with_fitting(job.directory, otherwise.plan, otherwise.config) == otherwise.plan, (
+        "what is asked for goes first"
+    )
     assert any("going on with passes of 16, on the same batches" in said for said in told)
     asked = train_group(make_job(*TWO, "execution.micro_batch=16"), cluster_address)
     assert asked.restarts == ()
@@ -27,6 +37,18 @@ def test_a_rank_without_memory_makes_all_take_smaller_passes_of_the_same_batches
     assert (result.num_steps, result.samples_per_epoch) == (asked.num_steps, asked.samples_per_epoch)
     for name, tensor in weights(asked).items():
         assert tensor.equal(weights(result)[name]), name
+
+
+@pytest.mark.slow
+def test_a_group_of_smaller_passes_goes_on_inside_an_epoch(make_job, cluster_address):
+    """Each batch of 32 samples of a rank is taken in passes of 12, 12 and 8; a rank is killed in mid-epoch."""
+    passes = [*LONG, "execution.micro_batch=12"]
+    whole = train_group(make_job(*passes), cluster_address)
+    job = make_job(*passes)
+    with happening(job, lambda job: os.kill(rank_pid(job, 1), signal.SIGKILL)):
+        result = train_group(job, cluster_address)
+    restart = check_nothing_is_lost(job, result, whole)
+    assert restart.first_step % 21, "inside an epoch"
 
 
 def test_what_was_asked_for_and_does_not_fit_is_an_error_with_its_remedy(make_job, cluster_address):
