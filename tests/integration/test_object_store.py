@@ -1,0 +1,258 @@
+"""Data on an S3-compatible store: a real server, real workers, and a way between them that breaks."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import s3fs
+
+from conf.schema import Data
+from tasks.data import graph, reading, source, store
+from tasks.errors import InputError, OutsideError, SourceError
+from tests.jobs import two_workers
+from tests.object_store import SECRET, object_store
+from tests.pictures import make_pictures
+
+NUM_PICTURES = 120
+TIMES = {"503": 1, "truncate": 1, "reset": 2}
+"""How often an object is to fail until it is asked for again and counted; after a reset aiohttp asks once by itself."""
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Two classes of real image files, some damaged."""
+    root = tmp_path_factory.mktemp("pictures")
+    make_pictures(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory):
+    """The store, which this process and all that it starts know from the environment."""
+    with object_store() as made, pytest.MonkeyPatch.context() as patch:
+        for name, value in made.environment.items():
+            patch.setenv(name, value)
+        patch.setenv("PACELINE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield made
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+@pytest.fixture(autouse=True)
+def _undisturbed(s3):
+    s3.way.clear()
+
+
+@pytest.fixture(scope="module")
+def workers(s3):
+    """Two processes."""
+    with two_workers() as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def root(s3, pictures):
+    """The pictures on the store."""
+    return s3.fill("pictures", pictures)
+
+
+@pytest.fixture(scope="module")
+def few(pictures, tmp_path_factory):
+    """A fifth of them."""
+    directory = tmp_path_factory.mktemp("few")
+    for path in pictures.glob("*/00*"):
+        (directory / path.parent.name).mkdir(exist_ok=True)
+        (directory / path.parent.name / path.name).hardlink_to(path)
+    return directory
+
+
+@pytest.fixture
+def nothing_cached(s3):
+    """On this host."""
+    for path in copies():
+        path.unlink()
+
+
+def copies():
+    return {path for path in Path(os.environ["PACELINE_CACHE"]).rglob("*") if path.is_file() and len(path.name) > 60}
+
+
+def folder(root, image_size=16, **changes):
+    return Data(source="folder", root=str(root), image_size=image_size, max_rejected_fraction=0.2, **changes)
+
+
+def prepare(data, home, address):
+    return graph.prepare(source.list_samples(data), data, home, address)
+
+
+def rejected_of(prepared):
+    lines = (Path(prepared.path) / "rejected.jsonl").read_text().splitlines()
+    return {entry["path"]: entry["reason"] for entry in map(json.loads, lines)}
+
+
+@pytest.fixture(scope="module")
+def from_disk(pictures, workers, tmp_path_factory):
+    """The set of the same files on a disk, by size."""
+    home = tmp_path_factory.mktemp("from-disk")
+
+    def prepared(image_size=16):
+        return prepare(folder(pictures, image_size), home, workers)
+
+    return prepared
+
+
+def test_a_store_gives_the_same_set_as_a_disk(s3, root, workers, from_disk, tmp_path):
+    listing = source.list_samples(folder(root))
+    assert s3.way.gets == [], "the flow's process reads names alone"
+    prepared = graph.prepare(listing, folder(root), tmp_path, workers)
+    assert prepared.fingerprint == from_disk().fingerprint
+    assert rejected_of(prepared) == rejected_of(from_disk())
+    assert store.verify(Path(prepared.path)) == ()
+    assert len(s3.way.gets) == prepared.reads.num_fetched == NUM_PICTURES
+    assert (prepared.reads.num_retries, prepared.reads.num_cached) == (0, 0)
+    assert prepare(folder(root), tmp_path, workers).reused
+    assert SECRET not in (Path(prepared.path) / "manifest.json").read_text()
+
+
+@pytest.mark.usefixtures("nothing_cached")
+@pytest.mark.parametrize("fault", TIMES)
+def test_what_goes_wrong_on_the_way_is_asked_for_again(s3, root, workers, from_disk, tmp_path, fault):
+    times = TIMES[fault]
+    chosen = {
+        f"/pictures/images/{sample.path}" for sample in source.list_samples(folder(root)).train[:64:4] if sample.size
+    }
+    s3.way.fault = lambda number, path: fault if path in chosen and s3.way.gets.count(path) <= times else None
+    prepared = prepare(folder(root), tmp_path, workers)
+    assert prepared.fingerprint == from_disk().fingerprint
+    assert rejected_of(prepared) == rejected_of(from_disk())
+    assert s3.way.num_faults == times * len(chosen) > 10
+    assert prepared.reads.num_retries == len(chosen)
+    assert len(s3.way.gets) == NUM_PICTURES + s3.way.num_faults
+
+
+@pytest.mark.usefixtures("nothing_cached")
+def test_what_never_comes_whole_ends_the_preparation(s3, root, workers, tmp_path, monkeypatch):
+    monkeypatch.setattr(graph, "RETRIES", 0)
+    s3.way.fault = lambda number, path: "truncate" if path.endswith("/000.jpg") else None
+    with pytest.raises(OutsideError, match=r"(dark|light)/000\.jpg broke off 5 times .*; look at the store"):
+        prepare(folder(root), tmp_path, workers)
+    assert not list((tmp_path / "prepared").glob("[!.]*"))
+
+
+def test_as_many_are_on_their_way_together_as_are_allowed(s3, root, monkeypatch):
+    monkeypatch.setenv("PACELINE_CACHE_GIB", "0")
+    listing = source.list_samples(folder(root))
+    s3.way.hold_until = reading.WAVE_FILES
+    contents = list(reading.read_files(root, reading.files_of(listing.train)))
+    assert s3.way.most_at_once == reading.WAVE_FILES == 64
+    assert len(contents) == len(listing.train)
+
+
+@pytest.mark.usefixtures("nothing_cached")
+def test_what_was_read_once_is_read_from_the_cache_for_another_size(s3, root, workers, from_disk, tmp_path):
+    first = prepare(folder(root), tmp_path, workers)
+    assert first.reads.num_fetched == NUM_PICTURES
+    s3.way.clear()
+    larger = prepare(folder(root, 24), tmp_path, workers)
+    assert s3.way.gets == []
+    assert (larger.reads.num_fetched, larger.reads.num_cached) == (0, NUM_PICTURES)
+    assert larger.fingerprint == from_disk(24).fingerprint
+
+
+@pytest.mark.usefixtures("nothing_cached")
+def test_a_damaged_copy_is_noticed_and_fetched_again(s3, root, workers, from_disk, tmp_path):
+    prepare(folder(root), tmp_path, workers)
+    altered, torn, *_ = sorted(copies())
+    content = bytearray(altered.read_bytes())
+    content[-1] ^= 1
+    altered.write_bytes(content)
+    os.truncate(torn, torn.stat().st_size // 2)
+    s3.way.clear()
+    again = prepare(folder(root, 24), tmp_path, workers)
+    assert (again.reads.num_fetched, again.reads.num_damaged) == (2, 2)
+    assert len(s3.way.gets) == 2
+    assert again.fingerprint == from_disk(24).fingerprint
+
+
+def test_an_object_that_changed_since_it_was_listed_is_noticed(s3, few, workers, tmp_path):
+    root = s3.fill("changed", few)
+    data = folder(root)
+    listing = source.list_samples(data)
+    changed = listing.train[0].path
+    s3.hands.pipe(f"changed/images/{changed}", b"another")
+    with pytest.raises(SourceError, match=rf"{changed} has changed since it was listed; let whoever writes there"):
+        graph.prepare(listing, data, tmp_path, workers)
+    assert prepare(data, tmp_path, workers).num_rejected == 2 + 1, "listed anew"
+
+
+def test_single_objects_that_are_gone_or_denied_are_counted_and_listed(s3, few, workers, tmp_path):
+    root = s3.fill("single", few)
+    data = folder(root)
+    listing = source.list_samples(data)
+    gone, denied = (sample.path for sample in listing.train[:2])
+    s3.hands.rm(f"single/images/{gone}")
+    s3.way.fault = lambda number, path: "403" if path.endswith(f"/{denied}") else None
+    reasons = rejected_of(graph.prepare(listing, data, tmp_path, workers))
+    assert len(reasons) == 2 + 2
+    assert reasons[gone] == "the store has it no more"
+    assert reasons[denied] == "the store denies access (AccessDenied)"
+
+
+WRONG = {
+    "no such bucket": ({}, "s3://nowhere/x", r"the store has no bucket nowhere; name one that is there, or mend AWS_"),
+    "no such folder": ({}, "s3://pictures/x", r"does not exist; give the folder"),
+    "nobody": (
+        {"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None},
+        "s3://pictures/images",
+        r"there are no credentials \(Unable to locate credentials\); set AWS_PROFILE",
+    ),
+    "no such profile": (
+        {"AWS_PROFILE": "absent"},
+        "s3://pictures/images",
+        r"The config profile \(absent\) could not be found; mend AWS_PROFILE",
+    ),
+    "nobody there": (
+        {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_MAX_ATTEMPTS": "1"},
+        "s3://pictures/images",
+        r"the store cannot be reached \(Could not connect to the endpoint.*\); start it, or mend AWS_ENDPOINT_URL",
+    ),
+    "no address": ({"AWS_ENDPOINT_URL": "nonsense"}, "s3://pictures/images", r"Invalid endpoint: nonsense; mend the"),
+    "no size": ({"PACELINE_CACHE_GIB": "much"}, "s3://pictures/images", r"PACELINE_CACHE_GIB=much is no size in GiB"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_with_a_store_is_told_on_one_line(root, case, changed_environment):
+    environment, asked, told = WRONG[case]
+    changed_environment(environment)
+    with pytest.raises(InputError, match=told) as caught:
+        source.list_samples(folder(asked))
+    assert "\n" not in str(caught.value)
+    assert case == "no size" or f"data.root={asked}: " in str(caught.value)
+
+
+def test_a_user_whom_the_store_does_not_know_is_told(s3, root):
+    with s3.asking_who(), pytest.raises(InputError, match=r"does not accept the credentials \(InvalidAccessKeyId\)"):
+        source.list_samples(folder(root))
+
+
+@pytest.fixture
+def changed_environment(monkeypatch):
+    """Sets and removes variables; what was opened with others before is forgotten."""
+
+    def change(variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value) if value is not None else monkeypatch.delenv(name)
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        s3fs.S3FileSystem.clear_instance_cache()
+
+    yield change
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+def test_the_program_refuses_a_wrong_store_before_any_work(s3, program):
+    process = program("run", "folder", "data.root=s3://nowhere/x")
+    out, said = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, ""), said
+    assert said.startswith("paceline: data.root=s3://nowhere/x: the store has no bucket nowhere; ")
+    assert said.count("\n") == 1
