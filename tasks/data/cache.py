@@ -38,8 +38,8 @@ def key_of(*facts: object) -> str:
 class Cache:
     """Contents by their keys.
 
-    The bytes in use stand in a file of their own, which whoever adds or removes changes under a lock: several processes
-    together stay under the limit.
+    The bytes in use stand in a file of their own; whoever adds or removes does so under a lock. So several processes
+    together stay under the limit, and the directory is looked through only when it is full.
 
     Args:
         directory: Of this cache alone.
@@ -83,8 +83,9 @@ class Cache:
             if used is None or used + needed > self._limit:
                 used = self._make_room(int(self._limit * KEPT_FRACTION) - needed)
             (self._directory / USED).write_text(str(used + needed))
-        for key, content in contents.items():
-            self._write(self._path(key), content)
+            # Still under the lock: who makes room meanwhile would not see what is not written yet.
+            for key, content in contents.items():
+                self._write(self._path(key), content)
 
     def _path(self, key: str) -> Path:
         return self._directory / key[:2] / key[2:]
@@ -96,11 +97,12 @@ class Cache:
             yield
 
     def _used(self) -> int | None:
-        """Bytes that are in use or promised; None where that is not known."""
+        """Bytes in use, or more where two processes have put the same; None where that is not known."""
         try:
-            return int((self._directory / USED).read_text())
+            used = int((self._directory / USED).read_text())
         except (FileNotFoundError, ValueError):
             return None
+        return used if used >= 0 else None
 
     def _make_room(self, most: int) -> int:
         """Remove entries until the others have so many bytes at most; how many they have."""

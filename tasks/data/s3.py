@@ -103,8 +103,8 @@ class Fetched:
     """Requests, those sent again included."""
 
 
-_SENT: ContextVar[list[int]] = ContextVar("_SENT")
-"""Of the object that the running coroutine fetches: one entry for each request."""
+_SENT: ContextVar[list[int] | None] = ContextVar("_SENT", default=None)
+"""Of the object that the running coroutine fetches, one entry for each request; None where s3fs fetches by itself."""
 
 
 def is_s3(root: str) -> bool:
@@ -194,7 +194,9 @@ async def fetch(root: str, filesystem: Any, wanted: Sequence[Wanted]) -> list[Fe
 
 def _note_sent(request: object, **_: object) -> None:
     """Called by botocore for every request, in the task that waits for its answer."""
-    _SENT.get().append(1)
+    sent = _SENT.get()
+    if sent is not None:
+        sent.append(1)
 
 
 async def _fetch_one(root: str, filesystem: Any, client: Any, one: Wanted) -> Fetched:

@@ -2,17 +2,25 @@
 
 import json
 import os
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import s3fs
+from mlflow.tracking import MlflowClient
+from PIL import Image
 
 from conf.schema import Data
 from tasks.data import graph, reading, source, store
+from tasks.data.listing import SPLITS
+from tasks.data.pixels import read_pixels
 from tasks.errors import InputError, OutsideError, SourceError
+from tests.clips import make_clips
 from tests.jobs import two_workers
-from tests.object_store import SECRET, object_store
+from tests.object_store import SECRET, USER, object_store
 from tests.pictures import make_pictures
+from tests.signals import make_sounds
 
 NUM_PICTURES = 120
 TIMES = {"503": 1, "truncate": 1, "reset": 2}
@@ -198,6 +206,56 @@ def test_single_objects_that_are_gone_or_denied_are_counted_and_listed(s3, few, 
     assert reasons[denied] == "the store denies access (AccessDenied)"
 
 
+def make_pairs(root):
+    """Images with masks."""
+    rng = np.random.default_rng(0)
+    for kind in ("images", "masks"):
+        (root / kind / "day").mkdir(parents=True)
+        for number in range(20):
+            size = (12 + number, 12 + number)
+            shape = (*size, 3) if kind == "images" else size
+            pixels = rng.integers(0, 256 if kind == "images" else 3, shape, dtype=np.uint8)
+            Image.fromarray(pixels).save(root / kind / "day" / f"{number:02d}.png")
+    (root / "classes.txt").write_text("sky\nland\nsea\n")
+
+
+def make_arrays(root):
+    """Tables of images, in files of NumPy; of Parquet there is more to be read around the rows."""
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (60, 12, 14, 3), dtype=np.uint8), np.arange(60) % 3
+    root.mkdir()
+    np.savez_compressed(root / "train.npz", images=images[:40], labels=labels[:40])
+    np.savez(root / "test.npz", images=images[40:], labels=labels[40:])
+
+
+KINDS = {
+    "pairs": (make_pairs, {}),
+    "arrays": (make_arrays, {}),
+    "signals": (lambda root: make_sounds(root, per_class=9), {"image_size": 32}),
+    "clips": (lambda root: make_clips(root, per_class=10), {"num_frames": 4}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_file_can_lie_on_a_store(s3, tmp_path, kind):
+    """Listed and read as from a disk, pixel by pixel, and the same is rejected."""
+    make, settings = KINDS[kind]
+    make(tmp_path / "files")
+    found = {}
+    for root in (s3.fill(f"kind-{kind}", tmp_path / "files"), tmp_path / "files"):
+        data = Data(**{"source": kind, "root": str(root), "image_size": 16, "max_rejected_fraction": 0.5} | settings)
+        listing = source.list_samples(data)
+        found[root] = {
+            split: read_pixels(listing.origin, listing.split(split), data.image_size, data.num_channels)
+            for split in SPLITS
+        }
+    from_store, from_disk = found.values()
+    for split in SPLITS:
+        assert (from_store[split].kept, from_store[split].reasons) == (from_disk[split].kept, from_disk[split].reasons)
+        np.testing.assert_array_equal(from_store[split].images_NHWC, from_disk[split].images_NHWC)
+    assert len(from_disk["train"].kept) >= 6
+
+
 WRONG = {
     "no such bucket": ({}, "s3://nowhere/x", r"the store has no bucket nowhere; name one that is there, or mend AWS_"),
     "no such folder": ({}, "s3://pictures/x", r"does not exist; give the folder"),
@@ -256,3 +314,43 @@ def test_the_program_refuses_a_wrong_store_before_any_work(s3, program):
     assert (process.returncode, out) == (2, ""), said
     assert said.startswith("paceline: data.root=s3://nowhere/x: the store has no bucket nowhere; ")
     assert said.count("\n") == 1
+
+
+SMALL = [
+    "data.image_size=16",
+    "model.width=8",
+    "recipe.num_epochs=4",
+    "recipe.warmup_epochs=0",
+    "speedup.baseline=none",
+]
+
+
+@pytest.fixture(scope="module")
+def learned(root, call):
+    """The summary of a run of the program on the store."""
+    return call("run", "folder", f"data.root={root}", *SMALL)
+
+
+@pytest.mark.slow
+def test_the_program_learns_and_predicts_from_a_store(s3, root, call, learned, tmp_path):
+    dataset = learned["dataset"]
+    assert dataset["num_train"] + dataset["num_validation"] + dataset["num_test"] == NUM_PICTURES - 8
+    run = MlflowClient(learned["tracking_uri"]).get_run(learned["run_id"])
+    counted = {name: value for name, value in run.data.metrics.items() if name.startswith("data/")}
+    assert counted["data/num_fetched"] + counted["data/num_cached"] == NUM_PICTURES
+    assert counted["data/num_retries"] == 0
+    s3.way.clear()
+    predicted = call("predict", learned["run_id"], root, "--out", tmp_path / "out")
+    assert (predicted["num_samples"], predicted["num_rejected"]) == (NUM_PICTURES - 8, 8)
+    assert s3.way.gets == [], "all are in the cache"
+
+
+@pytest.mark.slow
+def test_credentials_of_a_store_are_nowhere(learned):
+    time.sleep(3)  # Prefect's server writes behind
+    places = [Path(os.environ[name]) for name in ("PACELINE_HOME", "PREFECT_HOME", "PACELINE_CACHE")]
+    files = [path for place in places for path in place.rglob("*") if path.is_file()]
+    assert len(files) > 20
+    planted = [SECRET, USER["AWS_ACCESS_KEY_ID"]]
+    assert [path for path in files if any(one.encode() in path.read_bytes() for one in planted)] == []
+    assert not any(one in json.dumps(learned) for one in planted)
