@@ -220,26 +220,25 @@ async def _whole(root: str, client: Any, asked: dict[str, Any], one: Wanted) -> 
     from aiohttp import ClientError as BrokenOff
     from botocore.exceptions import BotoCoreError
 
-    for number in range(BODY_TRIES):
+    waits = [FIRST_WAIT_SECONDS * 2**number for number in range(BODY_TRIES - 1)]
+    while True:
         try:
             answer = await client.get_object(**asked)
         except BotoCoreError as error:
             raise refusal(root, error) from error
+        if one.etag and answer.get("ETag") != one.etag:  # a store that does not know If-Match
+            answer["Body"].close()
+            raise _changed(root, one)
         try:
             async with answer["Body"] as body:
-                content: bytes = await body.read()
+                return bytes(await body.read())
         except (BrokenOff, BotoCoreError, OSError) as error:
-            if number + 1 == BODY_TRIES:
+            if not waits:
                 raise OutsideError(
                     f"{root}: {one.path} broke off {BODY_TRIES} times ({one_line(error)}); look at the store and at "
                     "the way to it, and run again"
                 ) from error
-            await asyncio.sleep(FIRST_WAIT_SECONDS * 2**number)
-            continue
-        if one.etag and answer.get("ETag") != one.etag:
-            raise _changed(root, one)
-        return content
-    raise AssertionError("unreachable")
+        await asyncio.sleep(waits.pop(0))
 
 
 def _missing(root: str, one: Wanted, error: Exception) -> OSError:

@@ -2,16 +2,20 @@
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 
+import dask
 import numpy as np
 import pytest
 import s3fs
 from mlflow.tracking import MlflowClient
 from PIL import Image
 
+from conf.load import DASK_SETTINGS
 from conf.schema import Data
+from tasks.cluster.address import connect
 from tasks.data import graph, reading, source, store
 from tasks.data.listing import SPLITS
 from tasks.data.pixels import read_pixels
@@ -20,9 +24,11 @@ from tests.clips import make_clips
 from tests.jobs import two_workers
 from tests.object_store import SECRET, USER, object_store
 from tests.pictures import make_pictures
+from tests.scratch_cluster import ScratchCluster
 from tests.signals import make_sounds
 
 NUM_PICTURES = 120
+ODD = "a b#1?x=%20&+\u00fc\u4e2d'.png"
 TIMES = {"503": 1, "truncate": 1, "reset": 2}
 """How often an object is to fail until it is asked for again and counted; after a reset aiohttp asks once by itself."""
 
@@ -66,11 +72,12 @@ def root(s3, pictures):
 
 @pytest.fixture(scope="module")
 def few(pictures, tmp_path_factory):
-    """A fifth of them."""
+    """A fifth of them, and one with an odd name."""
     directory = tmp_path_factory.mktemp("few")
     for path in pictures.glob("*/00*"):
         (directory / path.parent.name).mkdir(exist_ok=True)
         (directory / path.parent.name / path.name).hardlink_to(path)
+    (directory / "light" / ODD).write_bytes(next(pictures.glob("light/001.*")).read_bytes())
     return directory
 
 
@@ -188,7 +195,9 @@ def test_an_object_that_changed_since_it_was_listed_is_noticed(s3, few, workers,
     listing = source.list_samples(data)
     changed = listing.train[0].path
     s3.hands.pipe(f"changed/images/{changed}", b"another")
-    with pytest.raises(SourceError, match=rf"{changed} has changed since it was listed; let whoever writes there"):
+    with pytest.raises(
+        SourceError, match=rf"{re.escape(changed)} has changed since it was listed; let whoever writes there"
+    ):
         graph.prepare(listing, data, tmp_path, workers)
     assert prepare(data, tmp_path, workers).num_rejected == 2 + 1, "listed anew"
 
@@ -354,3 +363,19 @@ def test_credentials_of_a_store_are_nowhere(learned):
     planted = [SECRET, USER["AWS_ACCESS_KEY_ID"]]
     assert [path for path in files if any(one.encode() in path.read_bytes() for one in planted)] == []
     assert not any(one in json.dumps(learned) for one in planted)
+
+
+@pytest.mark.slow
+def test_workers_beside_the_store(s3, root, call, from_disk, monkeypatch):
+    """As the README has them: the folder conf/cluster is all that tells them what to do."""
+    monkeypatch.setenv("DASK_CONFIG", str(DASK_SETTINGS.parent))
+    with ScratchCluster(2) as cluster:
+        with connect(cluster.address) as client:
+            told = client.run(lambda: (dict(os.environ), dask.config.get("distributed.worker.profile.enabled")))
+        asked = [f"data.root={root}", "cluster.kind=address", f"cluster.address={cluster.address}", *SMALL]
+        summary = call("run", "folder", *asked, "cluster.tls=off")
+    for environment, has_profiler in told.values():
+        assert not has_profiler, "dask.yaml is read too"
+        assert (environment["AWS_MAX_ATTEMPTS"], environment["PACELINE_CACHE_GIB"]) == ("8", "32")
+        assert environment["PACELINE_CACHE"] == os.environ["PACELINE_CACHE"], "a site's own says more"
+    assert summary["dataset"]["fingerprint"] == from_disk().fingerprint
