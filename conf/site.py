@@ -61,7 +61,12 @@ class Site(BaseSettings):
     tls_given: Path | None = Field(default=None, validation_alias="PACELINE_TLS")
     """Directory with the certificates of the Dask parts (ca.pem, cert.pem, key.pem), where one was given."""
 
-    @field_validator("tls_given", mode="before")
+    cache_given: Path | None = Field(default=None, validation_alias="PACELINE_CACHE")
+    """Directory for copies of what workers of this host read from an object store; best on a disk of the host."""
+    cache_gib_given: str | None = Field(default=None, validation_alias="PACELINE_CACHE_GIB")
+    """How large those may become together, GiB, where it was given; 0 for none."""
+
+    @field_validator("tls_given", "cache_given", mode="before")
     @classmethod
     def _given(cls, directory: object) -> object:
         return directory or None
@@ -80,6 +85,11 @@ class Site(BaseSettings):
     def tls_directory(self) -> Path:
         """Where the certificates lie: the given directory, else `tls` under `home`."""
         return (self.tls_given or self.root / "tls").expanduser().absolute()
+
+    @property
+    def cache_directory(self) -> Path:
+        """Where copies of remote objects lie: the given directory, else `cache` under `home`."""
+        return (self.cache_given or self.root / "cache").expanduser().absolute()
 
     @property
     def tracking_uri(self) -> str:

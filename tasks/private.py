@@ -1,6 +1,7 @@
-"""Directories of what is executed later: machine code, and what compilers keep for themselves.
+"""Directories of what is executed or trusted later: machine code, what compilers keep, what was fetched from afar.
 
-Whoever can write there runs code as whoever reads there. So every user has one's own, on a shared disk too. A leaf.
+Whoever can write there decides what whoever reads there runs or learns. So every user has one's own, on a shared disk
+too. A leaf.
 """
 
 from __future__ import annotations
@@ -15,8 +16,12 @@ from tasks.errors import RunError
 OTHERS_WRITE = 0o022
 
 
-def private_directory(parent: Path) -> Path:
+def private_directory(parent: Path, purpose: str = "code that is executed") -> Path:
     """The directory below a parent in which only this process's user can write; made if it is not there.
+
+    Args:
+        parent: Shared by all users.
+        purpose: What it is to hold, for messages.
 
     Raises:
         RunError: what is there is somebody else's, a link, or others can write to it.
@@ -33,7 +38,7 @@ def private_directory(parent: Path) -> Path:
     mode = stat.S_IMODE(status.st_mode)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != user or mode & OTHERS_WRITE:
         raise RunError(
-            f"{directory} is to hold code that is executed, and user {status.st_uid} owns it with mode {mode:o}; it "
+            f"{directory} is to hold {purpose}, and user {status.st_uid} owns it with mode {mode:o}; it "
             f"must be a directory of user {user} that nobody else can write to: remove it, or move PACELINE_HOME to a "
             "disk that knows owners and modes"
         )

@@ -6,6 +6,8 @@ All times are seconds; unknown quantities are None, never guessed.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, PositiveInt
@@ -66,6 +68,41 @@ class Listing(Record):
     """Files that are not samples, counted by suffix."""
 
 
+class Reads(Record):
+    """What was read from afar."""
+
+    num_fetched: int = 0
+    """Objects that came from the store."""
+    num_bytes: int = 0
+    """Of those."""
+    num_cached: int = 0
+    """Objects that were in the cache of a worker's host."""
+    num_retries: int = 0
+    """Requests that were sent again."""
+    num_damaged: int = 0
+    """Objects in a cache that were not what had been put there; fetched again."""
+
+    @classmethod
+    def total(cls, reads: Iterable[Reads]) -> Reads:
+        """All together."""
+        counts: Counter[str] = Counter()
+        for one in reads:
+            counts.update(one.model_dump())
+        return cls(**counts)
+
+    @property
+    def told(self) -> str:
+        """For people; empty where nothing was read from afar."""
+        if not self.num_fetched + self.num_cached:
+            return ""
+        again = f", {self.num_retries:,} requests sent again" if self.num_retries else ""
+        damaged = f", {self.num_damaged:,} damaged ones in the cache" if self.num_damaged else ""
+        return (
+            f"{self.num_fetched:,} objects ({self.num_bytes / 1e6:,.1f} MB) fetched, "
+            f"{self.num_cached:,} in the cache{again}{damaged}"
+        )
+
+
 class PreparedSet(Record):
     """A prepared set on disk; the facts of its manifest."""
 
@@ -96,6 +133,8 @@ class PreparedSet(Record):
     reused: bool
     seconds: float
     """Wall time of this call; of looking the set up when it was reused."""
+    reads: Reads = Reads()
+    """What this call had the workers read from afar."""
 
     @property
     def picture_shape(self) -> tuple[int, int, int]:

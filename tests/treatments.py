@@ -54,6 +54,7 @@ AS_SERVICES = Checked("tests/integration/test_services.py and test_services_nigh
 AS_FEATURES = Checked("tests/integration/test_own_images.py runs it on two folders")
 AS_POOL = Checked("tests/integration/test_work_pool.py runs it")
 AS_OWN = Checked("tests/integration/test_own.py installs the package of the README and runs it")
+ON_A_STORE = Checked("tests/integration/test_object_store.py runs it on a server of S3")
 NO_HOSTS = Checked("node1 and node2 are not there; tests/integration/test_clusters.py has real hosts over SSH")
 
 TREATMENTS: dict[str, Told | Checked] = {
@@ -122,6 +123,11 @@ TREATMENTS: dict[str, Told | Checked] = {
     "export DASK_CONFIG=conf/cluster/dask.yaml": Told("own scheduler"),
     "dask scheduler --host tls:// $T": Told("own scheduler", "--host tls://127.0.0.1 --port PORT --no-dashboard"),
     "dask worker tls://host:8786 --nworkers 4 --nthreads 1 $T": Told("own scheduler", "--nworkers 1 --no-dashboard"),
+    "export AWS_PROFILE=NAME AWS_ENDPOINT_URL=https://store.example:9000": ON_A_STORE,
+    "paceline run folder data.root=s3://BUCKET/PREFIX data.image_size=64": ON_A_STORE,
+    "paceline predict RUN_ID s3://BUCKET/PREFIX": ON_A_STORE,
+    "export DASK_CONFIG=conf/cluster": ON_A_STORE,
+    "paceline run folder data.root=s3://BUCKET/PREFIX cluster.kind=address cluster.address=tls://host:8786": ON_A_STORE,
     "infra/install": Told("clone"),
     "export PACELINE_HOME=$PWD/.paceline": Told("settings"),
     "paceline doctor cluster.kind=ssh cluster.hosts=[node1,node2] execution.num_nodes=2": NO_HOSTS,

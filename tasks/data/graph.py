@@ -28,7 +28,7 @@ from tasks.data.listing import SampleListing
 from tasks.data.rejected import RejectedSpool
 from tasks.data.shard import Rejected, ShardRecord, write_shards
 from tasks.errors import InputError, OutsideError, RunError, one_line
-from tasks.records import PreparedSet
+from tasks.records import PreparedSet, Reads
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -69,7 +69,7 @@ def prepare(
         _check_rejected(data, listing, found.num_rejected, lambda: (_first_line(listed), listed))
         return found
     try:
-        path, facts = _make(listing, data, key, home, address, on_progress)
+        path, facts, reads = _make(listing, data, key, home, address, on_progress)
     except OSError as error:
         if not _is_full(error):
             raise OutsideError(
@@ -77,15 +77,17 @@ def prepare(
                 "check that every worker can read the data and write there"
             ) from error
         raise RunError(f"{home}: the disk is full; nothing was kept; free space or move PACELINE_HOME") from error
-    return facts.prepared(path, reused=False, seconds=time.perf_counter() - started)
+    prepared = facts.prepared(path, reused=False, seconds=time.perf_counter() - started)
+    return prepared.model_copy(update={"reads": reads})
 
 
 def _make(
     listing: SampleListing, data: Data, key: str, home: Path, address: str, on_progress: Progress | None
-) -> tuple[Path, manifest.Manifest]:
+) -> tuple[Path, manifest.Manifest, Reads]:
     store.remove_stale(home)
     with store.temporary(home, key) as directory, RejectedSpool(directory) as spool:
-        records = _finished(directory, spool)
+        left = _finished(directory, spool)
+        records = [*left]
         cutter = Cutter(listing, data, directory, frozenset((record.split, record.number) for record in records))
         try:
             run_chunks(cutter, address, spool, on_progress, records)
@@ -104,7 +106,7 @@ def _make(
         _check_visible(directory, records)
         facts = manifest.build(listing, data, key, records, spool.num_rejected)
         path = store.publish(home, directory, facts, spool.pieces())
-    return path, facts
+    return path, facts, Reads.total(record.reads for record in records[len(left) :])
 
 
 def _is_full(error: BaseException) -> bool:

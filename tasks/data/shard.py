@@ -19,14 +19,14 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, NonNegativeInt
 
-from tasks.data import moments
+from tasks.data import moments, reading
 from tasks.data.listing import Origin, SplitName
 from tasks.data.moments import Moments
 from tasks.data.pixels import Pixels, read_pixels
 from tasks.data.samples import Sample, Samples
 from tasks.durable import write_pieces_durably
 from tasks.errors import RunError
-from tasks.records import Record
+from tasks.records import Reads, Record
 
 LOOK_SECONDS = 1.0
 """Between looks whether anybody still waits for a shard."""
@@ -87,6 +87,7 @@ class ShardRecord(Shard):
     class_counts: tuple[int, ...]
     moments: Moments
     rejected: tuple[Rejected, ...] = ()
+    reads: Reads = Reads()
 
 
 def write_shards(chunks: Sequence[Chunk]) -> list[ShardRecord]:
@@ -105,7 +106,7 @@ def write_shards(chunks: Sequence[Chunk]) -> list[ShardRecord]:
             decoded = _decode(chunk)
             if writing is not None:
                 records.append(writing.result())
-            writing = disk.submit(_write, chunk, decoded)
+            writing = disk.submit(_write, chunk, *decoded)
             del decoded  # the second in memory is the one that is being written
         if writing is not None:
             records.append(writing.result())
@@ -114,15 +115,18 @@ def write_shards(chunks: Sequence[Chunk]) -> list[ShardRecord]:
 
 def write_shard(chunk: Chunk) -> ShardRecord:
     """Decode one chunk and write its files; see `write_shards`."""
-    return _write(chunk, _decode(chunk))
+    return _write(chunk, *_decode(chunk))
 
 
-def _decode(chunk: Chunk) -> Pixels:
+def _decode(chunk: Chunk) -> tuple[Pixels, Reads]:
     wanted = _Wanted(Path(chunk.directory))
     wanted()
     num_channels = chunk.channels + chunk.num_planes
-    decoded = read_pixels(chunk.origin, chunk.samples, chunk.image_size, num_channels, wanted)
-    return _with_known_classes(decoded, len(chunk.class_names)) if chunk.num_planes else decoded
+    with reading.counted() as tally:
+        decoded = read_pixels(chunk.origin, chunk.samples, chunk.image_size, num_channels, wanted)
+    if chunk.num_planes:
+        decoded = _with_known_classes(decoded, len(chunk.class_names))
+    return decoded, tally.reads
 
 
 def _with_known_classes(decoded: Pixels, num_classes: int) -> Pixels:
@@ -157,7 +161,7 @@ class _Wanted:
             )
 
 
-def _write(chunk: Chunk, decoded: Pixels) -> ShardRecord:
+def _write(chunk: Chunk, decoded: Pixels, reads: Reads) -> ShardRecord:
     images_NHWC, targets_NT, kept, reasons = decoded
     labels_N = chunk.samples.labels[kept].astype(np.int64)
     arrays: dict[str, npt.NDArray[Any]] = {"images": images_NHWC, "labels": labels_N}
@@ -177,6 +181,7 @@ def _write(chunk: Chunk, decoded: Pixels) -> ShardRecord:
         class_counts=tuple(int(count) for count in counts),
         moments=moments.of_images(images_NHWC),
         rejected=tuple(_reject(chunk, chunk.samples[position], reason) for position, reason in reasons.items()),
+        reads=reads,
     )
 
 

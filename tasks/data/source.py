@@ -6,13 +6,14 @@ Lists in the caller's process and reads on the workers; what a source looks like
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 
 from conf.plugins import source_facts
 from conf.schema import Data
+from tasks.data import s3
 from tasks.data.classes import keep_classes
 from tasks.data.item import Item
 from tasks.data.listing import Origin, OriginKind, SampleListing, check_classes
+from tasks.data.reading import files_of, read_files
 from tasks.data.samples import Samples
 from tasks.data.sources import (
     array_rows,
@@ -31,9 +32,6 @@ from tasks.data.sources import (
 from tasks.errors import InputError, SourceError, one_line
 from tasks.plugged import needed
 
-FETCH_AT_ONCE = 64
-"""Files asked of a remote file system together; bounds memory and hides latency."""
-
 
 def list_samples(data: Data) -> SampleListing:
     """Every sample that the source offers, by split.
@@ -50,6 +48,8 @@ def list_samples(data: Data) -> SampleListing:
     except InputError:
         raise
     except Exception as error:  # each remote file system raises its own: no credentials, no route, forbidden
+        if s3.is_s3(str(data.root)):
+            raise s3.refusal(str(data.root), error) from error
         reason = one_line(error)
         raise SourceError(
             f"data.root={data.root}: cannot be listed ({reason}); mend the address or the access"
@@ -79,21 +79,21 @@ def read_items(origin: Origin, samples: Samples, image_size: int) -> Iterator[It
 
 
 def _items_of_files(origin: Origin, samples: Samples, image_size: int) -> Iterable[Item]:
-    return map(Item, _read_paths(origin.root, samples.paths))
+    return map(Item, read_files(origin.root, files_of(samples)))
 
 
 def _items_of_pairs(origin: Origin, samples: Samples, image_size: int) -> Iterable[Item]:
-    masks = _read_paths(origin.root, (pairs.mask_path(path, origin.mask_suffix) for path in samples.paths))
-    return map(Item, _read_paths(origin.root, samples.paths), masks)
+    images, masks = pairs.files_of(samples, origin.mask_suffix)
+    return map(Item, read_files(origin.root, images), read_files(origin.root, masks))
 
 
 def _items_of_signals(origin: Origin, samples: Samples, image_size: int) -> Iterable[Item]:
     assert origin.signal is not None
-    return signals.read(_read_paths(origin.root, samples.paths), origin.signal, image_size)
+    return signals.read(read_files(origin.root, files_of(samples)), origin.signal, image_size)
 
 
 def _items_of_clips(origin: Origin, samples: Samples, image_size: int) -> Iterable[Item]:
-    return clips.read(_read_paths, origin, samples.paths, image_size)
+    return clips.read(origin, samples, image_size)
 
 
 def _items_of_rotated_digits(origin: Origin, samples: Samples, image_size: int) -> Iterable[Item]:
@@ -131,29 +131,3 @@ READERS: dict[OriginKind, Callable[[Origin, Samples, int], Iterable[Item]]] = {
     "motions": lambda origin, samples, image_size: map(Item, motions.read_motions(origin, samples, image_size)),
     "own": own.read,
 }
-
-
-def _read_paths(root: str, relative: Iterable[str]) -> Iterator[bytes | OSError]:
-    filesystem, base = folder.open_root(root)
-    if folder.is_local(filesystem):
-        for path in relative:
-            yield _read_local(f"{base}/{path}")
-        return
-    rest = iter(relative)
-    while paths := [f"{base.rstrip('/')}/{path}" for path in islice(rest, FETCH_AT_ONCE)]:
-        contents = filesystem.cat(paths, on_error="return")
-        for path in paths:
-            content = contents.get(path, FileNotFoundError(path))
-            # A file that is gone is a fact about the data; any other error is the network's, and worth a retry.
-            if isinstance(content, Exception) and not isinstance(content, FileNotFoundError):
-                raise content
-            yield content
-
-
-def _read_local(path: str) -> bytes | OSError:
-    try:
-        # Half the time of Path.read_bytes, and a small picture is decoded in less than either.
-        with open(path, "rb", buffering=0) as stream:  # noqa: PTH123
-            return stream.read()
-    except OSError as error:
-        return error

@@ -43,6 +43,8 @@ def prepare(data: Data, home: str, address: str, seconds: float | None = None) -
         logger.info(
             "Prepared set %s in %.1f s (%.0f samples/s): %s", prepared.fingerprint, prepared.seconds, rate, counts
         )
+        if prepared.reads.told:
+            logger.info("Read from %s: %s", data.root, prepared.reads.told)
     if prepared.num_rejected:
         logger.warning("%d samples were rejected; see %s/rejected.jsonl", prepared.num_rejected, prepared.path)
     if prepared.ignored:

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 CODE = ("conf", "flows", "tasks", "tests", "infra")
 BANNED_NAMES = {"utils", "helpers", "common", "base"}
 SCRIPTS = ("install", "run", "test", "check", "certificates", "up", "down", "backup", "restore")
-INSTALLED_EXTRAS = ("dev", "ssh", "slurm", "postgres", "services")  # `cuda` is not part of the lock
+INSTALLED_EXTRAS = ("dev", "ssh", "slurm", "s3", "postgres", "services")  # `cuda` is not part of the lock
 
 
 def requirements() -> list[Requirement]:

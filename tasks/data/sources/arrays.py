@@ -71,7 +71,7 @@ def list_samples(data: Data) -> SampleListing:
 
 def _found(root: str) -> tuple[str, list[tuple[str, int, str]], dict[str, int]]:
     """The folder, its files of one kind (path, size, stamp), and the other ones by suffix."""
-    filesystem, path = folder.open_root(root)
+    filesystem, path = folder.reach_root(root)
     name = path.rpartition("/")[2]
     is_file = filesystem.isfile(path)
     is_store = folder.suffix_of(name) == ZARR

@@ -82,7 +82,7 @@ def find_archive(root: str) -> str | None:
     Raises:
         InputError: The root does not exist, or is a file that is no archive.
     """
-    filesystem, path = folder.open_root(root)
+    filesystem, path = folder.reach_root(root)
     if not filesystem.exists(path):
         raise InputError(f"data.root={root}: does not exist; give the CIFAR-10 archive or the folder that holds it")
     name = PurePosixPath(path).name

@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from conf.schema import NUM_COLOURS, Data
 from tasks.data import video
 from tasks.data.item import Item
 from tasks.data.listing import Origin, SampleListing
+from tasks.data.reading import File, files_of, read_files
 from tasks.data.samples import Sample, Samples
 from tasks.data.sources import folder
 from tasks.data.transform import DecodeError, decode
@@ -34,9 +35,6 @@ FRAME_SUFFIXES = folder.IMAGE_SUFFIXES - VIDEO_SUFFIXES
 CLIPS = folder.Kind("clip", VIDEO_SUFFIXES | FRAME_SUFFIXES, "clips", NUM_COLOURS)
 CLIP_VERSION = 1
 """Grows with every change of a clip's pixel (`tasks.data.video`), or of which frames are taken."""
-
-ReadPaths = Callable[[str, Iterable[str]], Iterator[bytes | OSError]]
-"""Of a root and paths below it, their contents."""
 
 
 def list_samples(data: Data) -> SampleListing:
@@ -88,37 +86,41 @@ def _check_folders(root: str, tree: folder.Tree) -> None:
             )
 
 
-def read(read_paths: ReadPaths, origin: Origin, paths: Iterable[str], image_size: int) -> Iterator[Item]:
+def read(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
     """The frames (S, S, T * C) of each clip, or why there are none."""
-    for path in paths:
+    videos = read_files(origin.root, (file for file in files_of(samples) if not file.path.endswith("/")))
+    for path in samples.paths:
         try:
             if path.endswith("/"):
-                yield Item(_of_folder(read_paths, origin, path, image_size))
-                continue
-            (content,) = read_paths(origin.root, [path])
-            if isinstance(content, OSError):
-                raise content
-            yield Item(video.decode(content, origin.num_frames, image_size))
+                yield Item(_of_folder(origin, path, image_size))
+            else:
+                yield Item(video.decode(_found(next(videos)), origin.num_frames, image_size))
         except (DecodeError, FileNotFoundError, PermissionError) as error:
             yield Item(error)
 
 
-def _of_folder(read_paths: ReadPaths, origin: Origin, path: str, image_size: int) -> npt.NDArray[np.uint8]:
+def _of_folder(origin: Origin, path: str, image_size: int) -> npt.NDArray[np.uint8]:
     filesystem, base = folder.open_root(origin.root)
     # Anew: workers live for many nights, and some file systems remember what was there.
-    there = filesystem.ls(f"{base.rstrip('/')}/{path}".rstrip("/"), detail=False, refresh=True)
-    names = sorted((name.rstrip("/").rpartition("/")[2] for name in there), key=_in_order)
+    there = filesystem.ls(f"{base.rstrip('/')}/{path}".rstrip("/"), detail=True, refresh=True)
+    infos = {info["name"].rstrip("/").rpartition("/")[2]: info for info in there}
+    names = sorted(infos, key=_in_order)
     frames = [name for name in names if not name.startswith(".") and folder.suffix_of(name) in FRAME_SUFFIXES]
     wanted = [frames[place] for place in video.places(len(frames), origin.num_frames)]
+    files = (File(f"{path}{name}", int(infos[name]["size"] or 0), folder.stamp_of(infos[name])) for name in wanted)
     pixels = []
-    for name, content in zip(wanted, read_paths(origin.root, [f"{path}{name}" for name in wanted]), strict=True):
-        if isinstance(content, OSError):
-            raise content
+    for name, content in zip(wanted, read_files(origin.root, files), strict=True):
         try:
-            pixels.append(decode(content, image_size))
+            pixels.append(decode(_found(content), image_size))
         except DecodeError as error:
             raise DecodeError(f"{name}: {error}") from error
     return np.concatenate(pixels, axis=2)
+
+
+def _found(content: bytes | OSError) -> bytes:
+    if isinstance(content, OSError):
+        raise content
+    return content
 
 
 def _in_order(name: str) -> tuple[list[int], str]:

@@ -17,9 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from conf.schema import Data
+from conf.site import Site
+from tasks.data import cache, s3
 from tasks.data.listing import SPLITS, Origin, OriginKind, SampleListing, SplitName, check_classes, hold_out
 from tasks.data.samples import Indices, Samples, SamplesBuilder
-from tasks.errors import InputError
+from tasks.errors import InputError, one_line
 
 IMAGE_SUFFIXES: frozenset[str] = frozenset(
     {
@@ -213,7 +215,7 @@ def read_tree(root: str, suffixes: frozenset[str] = IMAGE_SUFFIXES) -> Tree:
     Raises:
         InputError: The root is missing, a file, empty, or holds something unreadable.
     """
-    filesystem, path = open_root(root)
+    filesystem, path = reach_root(root)
     if not filesystem.exists(path):
         raise InputError(f"data.root={root}: does not exist; give the folder that holds the class folders")
     if filesystem.isfile(path):
@@ -235,13 +237,26 @@ def open_root(root: str) -> tuple[Any, str]:
         InputError: fsspec cannot read such a URL here.
     """
     try:
-        filesystem, path = fsspec.core.url_to_fs(root)
+        filesystem, path = fsspec.core.url_to_fs(root, **(s3.options() if s3.is_s3(root) else {}))
     except (ValueError, ImportError, OSError) as error:
+        package = "pip install 'paceline[s3]'" if s3.is_s3(root) else "install what fsspec needs for this protocol"
         raise InputError(
-            f"data.root={root}: cannot be opened ({' '.join(str(error).split())}); "
-            "give a path, or install the package that fsspec needs for this protocol"
+            f"data.root={root}: cannot be opened ({one_line(error)}); give a path, or {package}"
         ) from error
     return filesystem, str(path)
+
+
+def reach_root(root: str) -> tuple[Any, str]:
+    """As `open_root`, for a root that is about to be listed: a store of objects is asked whether it lets this user in.
+
+    Raises:
+        InputError: fsspec cannot read such a URL here, or the store says no.
+    """
+    filesystem, path = open_root(root)
+    if s3.is_s3(root):
+        cache.limit_of(Site().cache_gib_given)
+        s3.check_access(root, filesystem, path)
+    return filesystem, path
 
 
 def absolute(root: str) -> str:

@@ -6,10 +6,13 @@ values are the lines of `classes.txt`, from 0; 255 marks what belongs to no clas
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from conf.schema import Data
+from tasks.data import reading
 from tasks.data.listing import SPLITS, Origin, SampleListing, SplitName, hold_out
+from tasks.data.reading import File
 from tasks.data.samples import Sample, Samples
 from tasks.data.sources import folder
 from tasks.errors import InputError
@@ -55,6 +58,21 @@ def list_samples(data: Data) -> SampleListing:
         num_planes=1,
         ignored=dict(sorted(tree.ignored.items())),
     )
+
+
+def files_of(samples: Samples, suffix: str) -> tuple[Iterator[File], Iterator[File]]:
+    """The images and the masks of samples."""
+    images = (File(file.path, *_of_stamp(file)[0]) for file in reading.files_of(samples))
+    masks = (File(mask_path(file.path, suffix), *_of_stamp(file)[1]) for file in reading.files_of(samples))
+    return images, masks
+
+
+def _of_stamp(pair: File) -> tuple[tuple[int, str], tuple[int, str]]:
+    """Size and stamp of the image and of the mask; nothing where stamps have blanks, as dates have."""
+    parts = pair.stamp.split(" ")
+    if len(parts) != len(("image", "size", "mask")):
+        return (0, ""), (0, "")
+    return (pair.size - int(parts[1]), parts[0]), (int(parts[1]), parts[2])
 
 
 def mask_path(path: str, suffix: str) -> str:

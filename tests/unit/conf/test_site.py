@@ -1,5 +1,8 @@
 from pathlib import Path
 
+import yaml
+
+from conf.load import PRESETS
 from conf.site import QUIET_ENVIRONMENT, Site, quieten
 
 
@@ -12,6 +15,7 @@ def test_state_lies_in_the_working_directory_unless_told(monkeypatch, tmp_path):
     assert site.tracking_uri == f"sqlite:///{tmp_path}/.paceline/mlflow.db"
     assert site.artifact_root == (tmp_path / ".paceline/mlartifacts").as_uri()
     assert site.tls_directory == tmp_path / ".paceline/tls"
+    assert site.cache_directory == tmp_path / ".paceline/cache"
 
 
 def test_the_environment_decides(monkeypatch, tmp_path):
@@ -19,8 +23,10 @@ def test_the_environment_decides(monkeypatch, tmp_path):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4200/api")
     monkeypatch.setenv("PACELINE_TLS", "/etc/paceline")
+    monkeypatch.setenv("PACELINE_CACHE", "/var/cache")
     site = Site()
     assert site.tls_directory == Path("/etc/paceline")
+    assert site.cache_directory == Path("/var/cache")
     assert site.root == Path(tmp_path)
     assert site.tracking_uri == "http://127.0.0.1:5000"
     assert site.artifact_root is None
@@ -36,3 +42,10 @@ def test_telemetry_is_off_unless_the_user_says_otherwise(monkeypatch):
     quieten()
     assert os.environ["DO_NOT_TRACK"] == os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
     assert os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] == "true"
+
+
+def test_what_workers_beside_a_store_are_told_is_something_that_is_listened_to():
+    told = yaml.safe_load((PRESETS / "cluster" / "beside_store.yaml").read_text())["distributed"]["nanny"]["environ"]
+    known = {field.validation_alias for field in Site.model_fields.values()}
+    assert {name for name in told if name.startswith("PACELINE_")} <= known
+    assert not any(word in name for name in told for word in ("KEY", "SECRET", "TOKEN"))

@@ -7,6 +7,7 @@ import io
 import itertools
 import os
 import pickle
+import sys
 import tarfile
 from collections import Counter
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
+from fsspec.registry import _registry
 
 from conf.schema import Data
 from tasks.data import key, source
@@ -111,6 +113,15 @@ def test_more_wrong_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     )
     with pytest.raises(InputError, match=r"b/1\.png cannot be read by this user"):
         source.list_samples(folder(tmp_path))
+
+
+def test_a_store_without_its_package_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(_registry, "s3", raising=False)
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(
+        InputError, match=r"s3://b/x: cannot be opened .*; give a path, or pip install 'paceline\[s3\]'"
+    ):
+        source.list_samples(folder("s3://b/x"))
 
 
 def test_every_url_works(tmp_path: Path) -> None:

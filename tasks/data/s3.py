@@ -1,0 +1,264 @@
+"""Objects of an S3-compatible store, through s3fs: the settings of its client, what its errors mean, and many at once.
+
+Where the store is and who asks it is known to botocore alone, from the environment and its profiles (AWS_ENDPOINT_URL,
+AWS_PROFILE and so on), of each process for itself. Knows nothing of samples, and nothing of the cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tasks.errors import InputError, OutsideError, SourceError, one_line
+
+PROTOCOLS = ("s3", "s3a")
+AT_ONCE = 64
+"""Requests on their way together: what hides the latency. botocore has 10 connections unless it is told."""
+BODY_TRIES = 5
+"""Of an answer that breaks off. Refused, lost and timed-out requests botocore sends again (AWS_MAX_ATTEMPTS, 5)."""
+FIRST_WAIT_SECONDS = 0.1
+"""Doubled with every further try."""
+
+GONE = frozenset({"NoSuchKey", "NoSuchVersion", "404"})
+DENIED = frozenset({"AccessDenied", "AllAccessDisabled", "InvalidObjectState", "403"})
+CHANGED = frozenset({"PreconditionFailed", "412"})
+
+
+class _Meaning(NamedTuple):
+    """What errors of one kind mean for whoever has named the store."""
+
+    names: frozenset[str]
+    """Codes of the store, or classes of botocore."""
+    text: str
+    """What is wrong, and how to mend it."""
+    error: type[InputError] = InputError
+
+
+_MEANINGS = (
+    _Meaning(
+        frozenset({"NoSuchBucket"}),
+        "the store has no bucket {bucket}; name one that is there, or mend AWS_ENDPOINT_URL",
+    ),
+    _Meaning(
+        DENIED,
+        "the store denies this user access ({code}); allow s3:ListBucket and s3:GetObject there, or name another "
+        "AWS_PROFILE",
+    ),
+    _Meaning(
+        frozenset(
+            {
+                *("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"),
+                *("TokenRefreshRequired", "RequestTimeTooSkewed", "RequestExpired"),
+            }
+        ),
+        "the store does not accept the credentials ({code}); renew those of AWS_PROFILE or of the environment, and "
+        "look at the clock",
+    ),
+    _Meaning(
+        frozenset({"PermanentRedirect", "301", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}),
+        "the bucket is not in this region ({code}); set AWS_REGION to the one where it lies",
+    ),
+    _Meaning(
+        frozenset({"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"}),
+        "there are no credentials ({said}); set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; for a "
+        "public bucket FSSPEC_S3_ANON=true",
+    ),
+    _Meaning(
+        frozenset({"ProfileNotFound", "ConfigParseError", "ConfigNotFound"}),
+        "{said}; mend AWS_PROFILE or ~/.aws/config",
+    ),
+    _Meaning(frozenset({"ValueError", "ParamValidationError"}), "{said}; mend the root or AWS_ENDPOINT_URL"),
+    _Meaning(
+        frozenset({"ConnectionError", "HTTPClientError"}),
+        "the store cannot be reached ({said}); start it, or mend AWS_ENDPOINT_URL",
+        SourceError,
+    ),
+    _Meaning(frozenset(), "the store cannot be asked ({said}); mend the address or the access", SourceError),
+)
+"""The first that fits; the last one fits all."""
+
+
+class Wanted(NamedTuple):
+    """An object as it was listed."""
+
+    path: str
+    """With the bucket."""
+    size: int
+    """Bytes; 0 where that is not known."""
+    etag: str
+    """With its quotes; empty where it is not known."""
+
+
+@dataclass
+class Fetched:
+    """What became of one object."""
+
+    content: bytes | OSError
+    """An error where the store has it no more, or refuses it."""
+    num_sent: int
+    """Requests, those sent again included."""
+
+
+_SENT: ContextVar[list[int] | None] = ContextVar("_SENT", default=None)
+"""Of the object that the running coroutine fetches, one entry for each request; None where s3fs fetches by itself."""
+
+
+def is_s3(root: str) -> bool:
+    """Whether a root names an S3 store."""
+    return root.partition("://")[0] in PROTOCOLS and "://" in root
+
+
+def options() -> dict[str, Any]:
+    """How s3fs is to open a store: with connections enough, and remembering no listing of another night."""
+    from fsspec.config import conf  # the user's own settings, which s3fs would not merge
+
+    given = conf.get("s3", {}).get("config_kwargs", {})
+    return {"use_listings_cache": False, "config_kwargs": {"max_pool_connections": AT_ONCE, **given}}
+
+
+def check_access(root: str, filesystem: Any, path: str) -> None:
+    """Ask the store for one name below a root.
+
+    Raises:
+        InputError: The bucket is not there, or the store does not let this user list it.
+        SourceError: The store does not answer.
+    """
+    bucket, key, _ = filesystem.split_path(path)
+    try:
+        filesystem.call_s3("list_objects_v2", Bucket=bucket, Prefix=key, MaxKeys=1)
+    except Exception as error:
+        raise refusal(root, error) from error
+
+
+def endpoint_of(root: str, filesystem: Any) -> str:
+    """The address of the store, once it is known who asks.
+
+    Raises:
+        InputError: There are no such settings, or they lead nowhere.
+    """
+    try:
+        filesystem.connect()
+        return str(filesystem.s3.meta.endpoint_url)
+    except Exception as error:
+        raise refusal(root, error) from error
+
+
+def refusal(root: str, error: Exception) -> InputError:
+    """What an error of a store means for whoever has named it: what is wrong, and how to mend it."""
+    code = code_of(error)
+    names = {code} if code else {kind.__name__ for kind in type(error).__mro__}
+    meaning = next((one for one in _MEANINGS if one.names & names), _MEANINGS[-1])
+    bucket = root.partition("://")[2].partition("/")[0]
+    text = meaning.text.format(bucket=bucket, code=code, said=one_line(error).rstrip("."))
+    return meaning.error(f"data.root={root}: {text}")
+
+
+def code_of(error: BaseException | None) -> str:
+    """The store's own word for an error, also of one that s3fs has translated; empty where it said none."""
+    while error is not None:
+        response = getattr(error, "response", None)
+        if isinstance(response, dict):
+            return str(response.get("Error", {}).get("Code", ""))
+        error = error.__cause__
+    return ""
+
+
+async def fetch(root: str, filesystem: Any, wanted: Sequence[Wanted]) -> list[Fetched]:
+    """Get objects, all at once, in the order asked for; in the event loop of the file system.
+
+    Raises:
+        SourceError: One has changed since it was listed, or the store does not answer.
+        InputError: The store does not let this process in.
+        OutsideError: An answer broke off again and again.
+    """
+    if not wanted:
+        return []
+    try:
+        await filesystem.set_session()
+        client = await filesystem.get_s3(filesystem.split_path(wanted[0].path)[0])
+    except Exception as error:
+        raise refusal(root, error) from error
+    client.meta.events.register("before-send.s3.GetObject", _note_sent, unique_id="paceline")
+    tasks = [asyncio.create_task(_fetch_one(root, filesystem, client, one)) for one in wanted]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:  # of many that fail, the first is told; the others are not to go on
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _note_sent(request: object, **_: object) -> None:
+    """Called by botocore for every request, in the task that waits for its answer."""
+    sent = _SENT.get()
+    if sent is not None:
+        sent.append(1)
+
+
+async def _fetch_one(root: str, filesystem: Any, client: Any, one: Wanted) -> Fetched:
+    from botocore.exceptions import ClientError
+
+    sent: list[int] = []
+    _SENT.set(sent)
+    bucket, key, _ = filesystem.split_path(one.path)
+    asked = {"Bucket": bucket, "Key": key, **filesystem.req_kw}
+    if one.etag and not filesystem.local_expiry_check:  # what s3fs calls stores that do not know If-Match
+        asked["IfMatch"] = one.etag
+    try:
+        content: bytes | OSError = await _whole(root, client, asked, one)
+    except ClientError as error:
+        content = _missing(root, one, error)
+    return Fetched(content, len(sent))
+
+
+async def _whole(root: str, client: Any, asked: dict[str, Any], one: Wanted) -> bytes:
+    """The content of one object; what breaks off, or has another checksum than the store says, is asked for again."""
+    from aiohttp import ClientError as BrokenOff
+    from botocore.exceptions import BotoCoreError
+
+    waits = [FIRST_WAIT_SECONDS * 2**number for number in range(BODY_TRIES - 1)]
+    while True:
+        try:
+            answer = await client.get_object(**asked)
+        except BotoCoreError as error:
+            raise refusal(root, error) from error
+        if one.etag and answer.get("ETag") != one.etag:  # a store that does not know If-Match
+            answer["Body"].close()
+            raise _changed(root, one)
+        try:
+            async with answer["Body"] as body:
+                return bytes(await body.read())
+        except (BrokenOff, BotoCoreError, OSError) as error:
+            if not waits:
+                raise OutsideError(
+                    f"{root}: {one.path} broke off {BODY_TRIES} times ({one_line(error)}); look at the store and at "
+                    "the way to it, and run again"
+                ) from error
+        await asyncio.sleep(waits.pop(0))
+
+
+def _missing(root: str, one: Wanted, error: Exception) -> OSError:
+    """What is only wrong with one object, as the file system of a disk would tell it.
+
+    Raises:
+        SourceError: It has changed since it was listed.
+        InputError: It is the whole store that cannot be read.
+    """
+    code = code_of(error)
+    if code in GONE:
+        return FileNotFoundError(errno.ENOENT, "the store has it no more")
+    if code in DENIED:
+        return PermissionError(errno.EACCES, f"the store denies access ({code})")
+    if code in ("PreconditionFailed", "412"):
+        raise _changed(root, one) from error
+    raise refusal(root, error) from error
+
+
+def _changed(root: str, one: Wanted) -> SourceError:
+    return SourceError(
+        f"data.root={root}: {one.path} has changed since it was listed; let whoever writes there finish, and run again"
+    )
