@@ -51,7 +51,7 @@ BACKBONE_RATE = 0.1
 """Of the fine-tuned network, unless another is asked for."""
 LAYER = "pool"
 GPU = "L4"
-PACE_SECONDS = 3.0
+PACE_SECONDS = 2.0
 TUNED_SECTION = "recipe."
 
 

@@ -16,7 +16,8 @@ from tasks.speedup.page import Html, bullets, columns, folded, join, page, parag
 from tasks.speedup.study_page import DASH, ratio_text
 
 HEAD = ("way", "on", "accuracy", "to the target", "speedup", "whole", "speedup", "energy", "predicts", "eager", "basis")
-NOT_MEASURED = "not measured"
+SHORTEST_SECONDS = 1e-3
+"""Below, a bound is told by its power of ten."""
 
 
 def no_gpu_table(result: NoGpuResult) -> tuple[Sequence[str], list[list[str]]]:
@@ -66,7 +67,8 @@ def _speedup(way: Way, what: str) -> str:
 def _seconds(cell: Cell) -> str:
     if cell.value is None:
         return cell.kind
-    return f"{_prefix(cell)}{format_seconds(cell.value)}"
+    shortest = f"{cell.value:.1g} s" if cell.value < SHORTEST_SECONDS else format_seconds(cell.value)
+    return f"{_prefix(cell)}{shortest}"
 
 
 def _cell(cell: Cell, form: str) -> str:
