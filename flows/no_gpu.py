@@ -289,7 +289,8 @@ def _settings(work: Work, arm: ReadyArm, run_id: str) -> Settings | None:
     """How the network that a run has left is executed in prediction; None if it is not there any more."""
     directory = work.site.root / "runs" / run_id
     if arm.arm.name not in TRAINED:
-        return Frozen.model_validate_json((directory / RESULT).read_bytes()).settings
+        kept = directory / RESULT
+        return Frozen.model_validate_json(kept.read_bytes()).settings if kept.exists() else None
     trained = find_kept(directory / "trained.json", TrainResult)
     if trained is None or trained.weights is None:
         return None
