@@ -16,8 +16,9 @@ from tasks.speedup.page import Html, bullets, columns, folded, join, page, parag
 from tasks.speedup.study_page import DASH, ratio_text
 
 HEAD = ("way", "on", "accuracy", "to the target", "speedup", "whole", "speedup", "energy", "predicts", "eager", "basis")
+DIGITS_OF_ESTIMATES = 2
 SHORTEST_SECONDS = 1e-3
-"""Below, a bound is told by its power of ten."""
+"""Below, one digit is told."""
 
 
 def no_gpu_table(result: NoGpuResult) -> tuple[Sequence[str], list[list[str]]]:
@@ -67,14 +68,15 @@ def _speedup(way: Way, what: str) -> str:
 def _seconds(cell: Cell) -> str:
     if cell.value is None:
         return cell.kind
-    shortest = f"{cell.value:.1g} s" if cell.value < SHORTEST_SECONDS else format_seconds(cell.value)
-    return f"{_prefix(cell)}{shortest}"
+    is_short = cell.value < SHORTEST_SECONDS
+    return _prefix(cell) + (f"{1000 * cell.value:.1g} ms" if is_short else format_seconds(cell.value))
 
 
 def _cell(cell: Cell, form: str) -> str:
     if cell.value is None:
         return cell.kind
-    return f"{_prefix(cell)}{form.format(cell.value)}"
+    value = cell.value if cell.kind == "measured" else float(f"{cell.value:.{DIGITS_OF_ESTIMATES}g}")
+    return _prefix(cell) + form.format(value)
 
 
 def _prefix(cell: Cell) -> str:
@@ -99,7 +101,7 @@ def render_no_gpu(result: NoGpuResult, environment: Mapping[str, Any]) -> str:
         ),
     )
     figures = [
-        ("ways, each repeated " + str(result.num_repeats) + " times", str(sum(way.is_measured for way in result.ways))),
+        ("repeats of each way", str(result.num_repeats)),
         ("whole study", format_seconds(result.seconds)),
         ("trainings on a busy machine", str(sum(way.contaminated for way in result.ways))),
         ("failed trainings", str(sum(way.num_failed for way in result.ways))),
