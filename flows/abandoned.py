@@ -17,7 +17,7 @@ from tasks.track.search import FoundRun, find_runs
 from tasks.train.owner import is_owned, own
 
 HOST_TAG = "paceline.host"
-RESUMABLE = ("run", "study", "sweep")
+RESUMABLE = ("run", "study", "sweep", "no-gpu")
 MIN_AGE_SECONDS = 30.0
 """A younger run may be about to take its lock."""
 

@@ -15,7 +15,7 @@ from flows import preflight
 from flows.interrupt import heard
 from flows.pipeline import publish
 from flows.predictions import execution_of, past_checks
-from flows.study import make_config
+from flows.study_arms import make_config
 from flows.tracked import begun
 from tasks.cluster.demand import demand_of
 from tasks.cluster.open import open_cluster

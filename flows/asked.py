@@ -14,8 +14,12 @@ from tasks.track import run as tracking
 from tasks.track.run import RunHandle
 from tasks.track.search import read_document
 
-Kind = Literal["study", "sweep"]
-ARTIFACTS: dict[Kind, str] = {"study": tracking.STUDY_ARTIFACT, "sweep": tracking.SWEEP_ARTIFACT}
+Kind = Literal["study", "sweep", "no-gpu"]
+ARTIFACTS: dict[Kind, str] = {
+    "study": tracking.STUDY_ARTIFACT,
+    "sweep": tracking.SWEEP_ARTIFACT,
+    "no-gpu": tracking.NO_GPU_ARTIFACT,
+}
 
 
 class Request(Protocol):

@@ -16,7 +16,21 @@ from typing import Any, NoReturn
 from conf.load import ConfigError
 from conf.site import quieten
 from flows import interrupt
-from flows.commands import advise, classify, compare, doctor, features, hardware, predict, run, serve, study, sweep, ui
+from flows.commands import (
+    advise,
+    classify,
+    compare,
+    doctor,
+    features,
+    hardware,
+    no_gpu,
+    predict,
+    run,
+    serve,
+    study,
+    sweep,
+    ui,
+)
 from flows.commands.terminal import say
 from tasks.errors import InputError, PacelineError, RankError
 from tasks.redact import redact_logs
@@ -32,6 +46,7 @@ COMMANDS: dict[str, ModuleType] = {
     "advise": advise,
     "compare": compare,
     "hardware": hardware,
+    "no-gpu": no_gpu,
     "serve": serve,
     "doctor": doctor,
     "ui": ui,

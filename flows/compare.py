@@ -14,7 +14,7 @@ from tasks.track.view import ACCURACY, share_runs
 
 MIN_RUNS = 2
 LAST = 5
-OTHER_ROLES = ("study", "sweep", "advise", "predict", "classify")
+OTHER_ROLES = ("study", "sweep", "advise", "predict", "classify", "no-gpu")
 """Of runs that trained nothing themselves."""
 
 

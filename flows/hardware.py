@@ -33,6 +33,18 @@ def hardware_table(site: Site, experiment: str, prices: Mapping[str, float]) -> 
     Raises:
         InputError: there is no run to make it of.
     """
+    runs, left_out = trained_runs(site, experiment)
+    if not runs:
+        reasons = ", ".join(f"{number} {reason}" for reason, number in left_out.items()) or "there is no run at all"
+        raise InputError(
+            f"--experiment {experiment}: no finished, undisturbed training is there ({reasons}); "
+            "train, or name another experiment"
+        )
+    return tabulate(runs, left_out, prices)
+
+
+def trained_runs(site: Site, experiment: str) -> tuple[list[HardwareRun], Counter[str]]:
+    """The trainings of an experiment, the newest first, and how many were left out for which reason."""
     left_out: Counter[str] = Counter()
     runs = []
     for run in find_runs(site.tracking_uri, experiment):
@@ -45,13 +57,7 @@ def hardware_table(site: Site, experiment: str, prices: Mapping[str, float]) -> 
             left_out[why or "without their facts"] += 1
         else:
             runs.append(_hardware_run(run, facts, num_devices))
-    if not runs:
-        reasons = ", ".join(f"{number} {reason}" for reason, number in left_out.items()) or "there is no run at all"
-        raise InputError(
-            f"--experiment {experiment}: no finished, undisturbed training is there ({reasons}); "
-            "train, or name another experiment"
-        )
-    return tabulate(runs, left_out, prices)
+    return runs, left_out
 
 
 def _why_left_out(run: FoundRun) -> str:
@@ -74,6 +80,7 @@ def _hardware_run(run: FoundRun, facts: Mapping[str, Any], num_devices: int) -> 
         peak_memory_bytes=run.metrics.get("memory/peak_bytes"),
         joules_per_sample=_joules_per_sample(run),
         price_per_device_hour=None if price == "None" else float(price),
+        prediction_samples_per_second=run.metrics.get("throughput/prediction_samples_per_second"),
     )
 
 

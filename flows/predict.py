@@ -28,6 +28,7 @@ from flows.interrupt import heard
 from flows.overlap import cancel_older
 from flows.tracked import begun
 from flows.tried import tried
+from flows.weights import check_layer
 from tasks.bundle import digest_of
 from tasks.cluster.demand import demand_of
 from tasks.cluster.open import open_cluster
@@ -37,7 +38,7 @@ from tasks.durable import write_durably
 from tasks.errors import InputError
 from tasks.model.packages import check_package
 from tasks.predict.images import Images, in_folder, of_test_split
-from tasks.predict.job import Settings, cut, key_of
+from tasks.predict.job import Settings, batch_size_for, cut, key_of
 from tasks.predict.steps import Predicted, predict
 from tasks.quality import mean_iou
 from tasks.records import Hardware, ModelFacts, Plan, Record
@@ -48,8 +49,6 @@ from tasks.track.models import DIGEST_TAG, fetch_model, is_recorded
 from tasks.train.plan import resolve
 
 FLOAT_BYTES = 4
-BATCH_PIXELS = 256 * 32 * 32
-MAX_BATCH = 256
 EXECUTION = {"accelerator", "device_name", "world_size", "num_threads", "precision", "compile"}
 """Of a plan, what concerns prediction."""
 PNG_CHANNELS = (1, 3)
@@ -100,19 +99,20 @@ def clear_predict(request: PredictRequest, site: Site) -> Cleared:
     """
     directory, facts = fetch_model(site.tracking_uri, request.model, site.root)
     other_package = check_package(facts.model, facts.package)
-    num_values = _check_layer(request.layer, facts) if request.layer is not None else 0
+    num_values = 0
+    if request.layer is not None:
+        heads = len(facts.class_names), len(facts.target_names)
+        num_values = check_layer(request.layer, facts.model, facts.image_shape, heads)
     config, images = _source(request, facts)
     config, hardware = _workers(config, request, site)
     plan = resolve(config, hardware, 0)
-    height, width, _ = facts.image_shape
-    num_pixels = height * width * facts.model.test_views
     settings = Settings(
         model_directory=str(directory),
         model_digest=digest_of(facts),
         precision=plan.precision,
         gpu=plan.accelerator == "gpu",
         num_threads=plan.num_threads,
-        batch_size=max(1, min(MAX_BATCH, BATCH_PIXELS // num_pixels)),
+        batch_size=batch_size_for(facts.image_shape, facts.model.test_views),
         package=facts.model.plugin.identity if facts.model.plugin else None,
         layer=request.layer,
     )
@@ -197,18 +197,6 @@ def _cluster(cleared: Cleared, site: Site) -> Iterator[str]:
     with open_cluster(config.cluster, demand_of([config.execution], cleared.plan.accelerator), site) as address:
         require_packages(address, config.packages)
         yield address
-
-
-def _check_layer(layer: str, facts: ModelFacts) -> int:
-    """How many values it gives for an image."""
-    from tasks.model.activations import layer_sizes  # torch: a second
-    from tasks.model.networks import build_network
-
-    network = build_network(facts.model, facts.image_shape, len(facts.class_names), len(facts.target_names))
-    sizes = layer_sizes(network, facts.image_shape)
-    if layer not in sizes:
-        raise InputError(f"--layer {layer}: {facts.model.name} has no such layer; it has {', '.join(sizes)}")
-    return sizes[layer]
 
 
 def _source(request: PredictRequest, facts: ModelFacts) -> tuple[Config, Images]:

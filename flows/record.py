@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from flows.outcome import Outcome, Verdicts
-from tasks.bundle import FACTS, WEIGHTS, digest_of
+from tasks.bundle import FACTS, WEIGHTS, describe_trained, digest_of
 from tasks.durable import sha256_of
 from tasks.evaluate.charts import quality_figures, quality_svgs
 from tasks.figures import png_bytes
-from tasks.records import ModelFacts, TrainResult
+from tasks.records import TrainResult
 from tasks.redact import redact
 from tasks.speedup.charts import draw_speed
 from tasks.speedup.payback import break_even_steps
@@ -101,20 +101,7 @@ def log_model(outcome: Outcome, handle: RunHandle) -> None:
     """Log the trained model: what it is, its weights, and its signature for MLflow."""
     assert outcome.trained.weights is not None
     weights = Path(outcome.trained.weights)
-    prepared = outcome.prepared
-    channels = prepared.picture_shape[2]
-    facts = ModelFacts(
-        model=outcome.config.model.model_copy(update={"pretrained": None, "freeze": "none"}),  # what it is, not how
-        image_shape=prepared.picture_shape,
-        class_names=prepared.class_names,
-        target_names=prepared.target_names,
-        mean=prepared.mean[:channels],
-        std=prepared.std[:channels],
-        fingerprint=prepared.fingerprint,
-        weights_sha256=sha256_of(weights),
-        package=outcome.config.model.plugin,
-        signal=outcome.config.data.used_signal,
-    )
+    facts = describe_trained(outcome.config, outcome.prepared, sha256_of(weights))
     tracking.log_document(handle, f"{MODEL}/{FACTS}", facts.model_dump_json(indent=2).encode())
     tracking.log_document(handle, f"{MODEL}/{WEIGHTS}", weights)
     tracking.log_document(handle, f"{MODEL}/MLmodel", describe_model(handle, facts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,7 @@ class StudyOutcome:
     def result(self, parent: RunHandle) -> StudyResult:
         """Everything that follows from the trainings."""
         request, speedup = self.request, self.request.config.speedup
-        trainings = Trainings(self.arms, self._with_parity())
+        trainings = Trainings(self.arms, with_parity(self.runs, self.arms, self.prepared))
         rungs, interaction = ladder(trainings)
         groups = {arm.group for arm in self.arms}
         target = request.target if request.target is not None or len(groups) > 1 else target_accuracy(trainings, "")
@@ -62,27 +63,35 @@ class StudyOutcome:
             versions={name: version for name, version in package_versions().items() if version},
         )
 
-    def _with_parity(self) -> list[ArmRun]:
-        """The trainings with what they gained and lost against the baseline of their group and repeat."""
-        groups = {arm.name: arm.group for arm in self.arms}
-        baselines = {
-            (groups[run.arm], run.repeat): run
-            for run in self.runs
-            if run.status == "done" and any(arm.is_baseline and arm.name == run.arm for arm in self.arms)
-        }
-        return [self._paired(run, baselines.get((groups[run.arm], run.repeat))) for run in self.runs]
 
-    def _paired(self, run: ArmRun, base: ArmRun | None) -> ArmRun:
-        prepared = self.prepared.get(run.facts.get("data", ""))
-        if base is None or run.status != "done" or prepared is None or base.facts.get("data") != run.facts["data"]:
-            return run
-        if run.score_name != base.score_name:
-            return run
-        if run.score_name != "accuracy":  # nothing is right or wrong as a whole
-            value, error = score_difference(base.predictions, run.predictions, prepared, run.score_name)
-            return run.model_copy(update={"score_difference": value, "score_error": error})
-        gained, lost = discordant(base.predictions, run.predictions, prepared)
-        return run.model_copy(update={"num_gained": gained, "num_lost": lost})
+def with_parity(runs: Sequence[ArmRun], arms: Sequence[StudyArm], prepared: Mapping[str, PreparedSet]) -> list[ArmRun]:
+    """The trainings with what they gained and lost against the baseline of their group and repeat.
+
+    Args:
+        runs: of a study.
+        arms: of it.
+        prepared: by fingerprint.
+    """
+    groups = {arm.name: arm.group for arm in arms}
+    baselines = {
+        (groups[run.arm], run.repeat): run
+        for run in runs
+        if run.status == "done" and any(arm.is_baseline and arm.name == run.arm for arm in arms)
+    }
+    return [_paired(run, baselines.get((groups[run.arm], run.repeat)), prepared) for run in runs]
+
+
+def _paired(run: ArmRun, base: ArmRun | None, known: Mapping[str, PreparedSet]) -> ArmRun:
+    prepared = known.get(run.facts.get("data", ""))
+    if base is None or run.status != "done" or prepared is None or base.facts.get("data") != run.facts["data"]:
+        return run
+    if run.score_name != base.score_name:
+        return run
+    if run.score_name != "accuracy":  # nothing is right or wrong as a whole
+        value, error = score_difference(base.predictions, run.predictions, prepared, run.score_name)
+        return run.model_copy(update={"score_difference": value, "score_error": error})
+    gained, lost = discordant(base.predictions, run.predictions, prepared)
+    return run.model_copy(update={"num_gained": gained, "num_lost": lost})
 
 
 def describe_devices(hardware: Hardware) -> str:
@@ -115,9 +124,8 @@ def training_metrics(run: ArmRun, trained: TrainResult, evaluated: EvaluateResul
     return metrics | compile_metrics(trained)
 
 
-def log_arm(handle: RunHandle, arm: StudyArm, run: ArmRun, trained: TrainResult, evaluated: EvaluateResult) -> None:
-    """What is known of an arm's run before the study has ended."""
-    metrics = training_metrics(run, trained, evaluated)
+def log_arm(handle: RunHandle, arm: StudyArm, run: ArmRun) -> None:
+    """What is known of an arm's run before the study has ended, beside what was measured."""
     tags = {
         "paceline.arm": arm.name,
         "paceline.group": arm.group,
@@ -127,7 +135,7 @@ def log_arm(handle: RunHandle, arm: StudyArm, run: ArmRun, trained: TrainResult,
         "paceline.contamination": "; ".join(run.contamination),
         "paceline.dataset": run.facts["data"],
     }
-    tracking.log_facts(handle, metrics, tags)
+    tracking.set_tags(handle, tags)
     tracking.log_document(handle, tracking.FACTS_ARTIFACT, run.facts)
 
 

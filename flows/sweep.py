@@ -23,7 +23,7 @@ from flows.interrupt import heard
 from flows.overlap import cancel_older
 from flows.pipeline import publish
 from flows.preflight import Cleared
-from flows.study import make_config
+from flows.study_arms import make_config
 from flows.sweep_colocation import colocation_on
 from flows.sweep_record import SweepOutcome, log_sweep
 from flows.sweep_room import Room, find_room

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from conf.load import ConfigError
 from flows import preflight
 from flows.interrupt import is_interruption
-from flows.study import make_config
+from flows.study_arms import make_config
 from flows.sweep_trial import SweepWork
 from tasks.durable import write_durably
 from tasks.errors import PacelineError

@@ -20,7 +20,7 @@ from flows import preflight
 from flows.facts import run_facts
 from flows.interrupt import is_interruption
 from flows.preflight import Cleared
-from flows.study import arm_run, make_config
+from flows.study_arms import arm_run, make_config
 from flows.study_record import training_metrics
 from flows.sweep_room import Room
 from flows.tracked import nested

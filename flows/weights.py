@@ -53,6 +53,27 @@ def check_weights(config: Config, listing: Listing, site: Site) -> Pretrained | 
     )
 
 
+def check_layer(layer: str, model: Model, image_shape: tuple[int, int, int], heads: tuple[int, int]) -> int:
+    """How many values a layer of a network gives for an image.
+
+    Args:
+        layer: its name.
+        model: of the network.
+        image_shape: height, width, channels.
+        heads: classes and regression targets.
+
+    Raises:
+        InputError: it has no such layer.
+    """
+    from tasks.model.activations import layer_sizes  # torch: a second
+    from tasks.model.networks import build_network
+
+    sizes = layer_sizes(build_network(model, image_shape, *heads), image_shape)
+    if layer not in sizes:
+        raise InputError(f"--layer {layer}: {model.name} has no such layer; it has {', '.join(sizes)}")
+    return sizes[layer]
+
+
 def _place(reference: str, site: Site) -> tuple[Path, ModelFacts | None]:
     """The file, and what it is the weights of, where that is known."""
     from tasks.track.models import fetch_model, is_recorded  # MLflow: a second

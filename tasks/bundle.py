@@ -11,9 +11,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from tasks.durable import sha256_of
+from conf.schema import Config
+from tasks.durable import sha256_of, write_durably
 from tasks.errors import InputError
-from tasks.records import ModelFacts
+from tasks.records import ModelFacts, PreparedSet
 
 FACTS, WEIGHTS = "model.json", "weights.pt"
 TRAINING = {"pretrained", "freeze"}
@@ -27,6 +28,32 @@ def digest_of(facts: ModelFacts) -> str:
     """
     absent = {name: True for name in ("package", "signal") if getattr(facts, name) is None}
     return hashlib.sha256(facts.model_dump_json(exclude={**absent, "model": TRAINING}).encode()).hexdigest()
+
+
+def describe_trained(config: Config, prepared: PreparedSet, weights_sha256: str) -> ModelFacts:
+    """What a network that a configuration has trained on a prepared set is."""
+    channels = prepared.picture_shape[2]
+    return ModelFacts(
+        model=config.model.model_copy(update={"pretrained": None, "freeze": "none"}),  # what it is, not how
+        image_shape=prepared.picture_shape,
+        class_names=prepared.class_names,
+        target_names=prepared.target_names,
+        mean=prepared.mean[:channels],
+        std=prepared.std[:channels],
+        fingerprint=prepared.fingerprint,
+        weights_sha256=weights_sha256,
+        package=config.model.plugin,
+        signal=config.data.used_signal,
+    )
+
+
+def write_model(directory: Path, config: Config, prepared: PreparedSet, weights: bytes) -> ModelFacts:
+    """Make a directory with a model: its description beside its weights."""
+    directory.mkdir(parents=True, exist_ok=True)
+    facts = describe_trained(config, prepared, hashlib.sha256(weights).hexdigest())
+    write_durably(directory / WEIGHTS, weights)
+    write_durably(directory / FACTS, facts.model_dump_json(indent=2).encode())
+    return facts
 
 
 def read_facts(directory: Path) -> ModelFacts:

@@ -170,6 +170,18 @@ class ModelFacts(Record):
         return self.image_shape[2] // NUM_COLOURS if takes_clips else 0
 
 
+class Cost(Record):
+    """What a network needs for one sample, counted and not timed: convolutions and products of matrices alone."""
+
+    forward_flops: float
+    """Floating-point operations, two for each multiplication with its addition."""
+    training_flops: float
+    """Forward and backward."""
+    num_parameters: int
+    image_bytes: int
+    """Of a sample as it lies in memory, one byte a value."""
+
+
 class Gpu(Record):
     """One GPU as NVML names it."""
 

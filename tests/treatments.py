@@ -80,6 +80,9 @@ TREATMENTS: dict[str, Told | Checked] = {
     "paceline features RUN_ID DIR/train --layer pool --out train-features": AS_FEATURES,
     "paceline features RUN_ID DIR/test --layer pool --out test-features": AS_FEATURES,
     "paceline classify train-features test-features": AS_FEATURES,
+    "paceline no-gpu folder data.root=DIR --pretrained RUN_ID --fine-tune recipe.num_epochs=4": Checked(
+        "tests/integration/test_no_gpu.py runs the like on digits"
+    ),
     "paceline study digits --axis execution.precision=32-true,bf16-mixed --axis execution.loading=foreground,resident "
     "--repeats 6": Told("studies", f"--repeats 1 {SMALL}"),
     "paceline study digits --axis execution.num_devices=1,2 --axis execution.precision=32-true,bf16-mixed --ladder "

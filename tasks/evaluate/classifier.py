@@ -9,7 +9,7 @@ import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -88,28 +88,51 @@ def num_shared(train: Features, test: Features) -> int:
     return sum(row.tobytes() in seen for row in test.values_ND)
 
 
-def fit_and_score(kind: Kind, train: Features, test: Features, seed: int) -> Fitted:
-    """Fit a classifier on some images, and score it on others.
+class Fit(NamedTuple):
+    """A classifier that has been fitted: a scikit-learn pipeline, with `predict` and `classes_`."""
 
-    Values are brought to mean 0 and variance 1 over the images that it is fitted on.
+    pipeline: Any
+    seconds: float
+    converged: bool
+    """Within the iterations that it has."""
+
+
+def fit(kind: Kind, values_ND: npt.NDArray[np.float32], labels_N: npt.ArrayLike, seed: int) -> Fit:
+    """Fit a classifier.
+
+    Values are brought to mean 0 and variance 1 over the samples that it is fitted on.
 
     Args:
         kind: `logistic` regression, or a linear support vector machine (`svm`).
-        train: to fit it on.
-        test: to score it on.
-        seed: of the order in which the machine goes through the images.
+        values_ND: features.
+        labels_N: names or numbers of classes.
+        seed: of the order in which the machine goes through the samples.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    classifier = make_pipeline(StandardScaler(), _classifier(kind, seed))
+    pipeline = make_pipeline(StandardScaler(), _classifier(kind, seed))
     started = time.perf_counter()
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", ConvergenceWarning)
-        classifier.fit(train.values_ND, train.labels)
-    fitted = time.perf_counter()
-    right_N = classifier.predict(test.values_ND) == np.array(test.labels)
+        pipeline.fit(values_ND, labels_N)
+    seconds = time.perf_counter() - started
+    return Fit(pipeline, seconds, not any(issubclass(warning.category, ConvergenceWarning) for warning in told))
+
+
+def fit_and_score(kind: Kind, train: Features, test: Features, seed: int) -> Fitted:
+    """Fit a classifier on some images, and score it on others.
+
+    Args:
+        kind: as in `fit`.
+        train: to fit it on.
+        test: to score it on.
+        seed: as in `fit`.
+    """
+    found = fit(kind, train.values_ND, train.labels, seed)
+    started = time.perf_counter()
+    right_N = found.pipeline.predict(test.values_ND) == np.array(test.labels)
     return Fitted(
         kind=kind,
         accuracy=float(right_N.mean()),
@@ -117,9 +140,9 @@ def fit_and_score(kind: Kind, train: Features, test: Features, seed: int) -> Fit
         num_test=len(test.labels),
         num_features=train.values_ND.shape[1],
         num_classes=len(set(train.labels)),
-        fit_seconds=fitted - started,
-        score_seconds=time.perf_counter() - fitted,
-        converged=not any(issubclass(warning.category, ConvergenceWarning) for warning in told),
+        fit_seconds=found.seconds,
+        score_seconds=time.perf_counter() - started,
+        converged=found.converged,
     )
 
 

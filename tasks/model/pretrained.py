@@ -20,7 +20,7 @@ from conf.schema import Model
 from tasks.errors import InputError, one_line
 from tasks.model.networks import build_network
 from tasks.model.transfer import heads_of, part_of
-from tasks.records import Pretrained
+from tasks.records import PreparedSet, Pretrained
 
 Tensors = dict[str, torch.Tensor]
 SAFETENSORS = ".safetensors"
@@ -177,3 +177,23 @@ def begin_with(network: nn.Module, weights: Pretrained) -> None:
             if bare not in tensors:
                 raise InputError(f"{weights.path}: has no {bare}, which the network has; it is another network's")
             own.copy_(tensors[bare])
+
+
+def begun_state(model: Model, like: PreparedSet, weights: Pretrained, seed: int) -> bytes:
+    """A network's state as training begins: given weights, and what begins anew by a seed; as torch saves it.
+
+    Args:
+        model: of the network.
+        like: the set that it is for.
+        weights: to begin with.
+        seed: of the rest.
+
+    Raises:
+        InputError: as `begin_with`.
+    """
+    torch.manual_seed(seed)
+    network = build_network(model, like.picture_shape, len(like.class_names), len(like.target_names))
+    begin_with(network, weights)
+    content = io.BytesIO()
+    torch.save(network.state_dict(), content)
+    return content.getvalue()

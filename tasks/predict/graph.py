@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from tasks import deadline
 from tasks.cluster.window import completed, connect_to_workers
+from tasks.predict.alone import Alone, run_alone
 from tasks.predict.job import Parity, Part, PartRecord, Settings
 from tasks.predict.part import check_parity, predict_part
 
@@ -38,6 +39,24 @@ def parity_on_worker(address: str, part: Part, settings: Settings) -> Parity | N
             checking.cancel()
             deadline.check()  # or it was the worker's own
             raise
+
+
+def alone_on_worker(address: str, asked: Alone) -> str:
+    """What a process of its own on some worker finds out, as JSON.
+
+    Raises:
+        RunError: the cluster has no workers, or the process failed.
+        TimeLimitError: the stage's time is over.
+    """
+    with connect_to_workers(address, "a measurement") as client:
+        waiting = client.submit(run_alone, asked, deadline.left(), key=_key("alone"), pure=False)
+        try:
+            found: str = waiting.result(timeout=deadline.left())
+        except TimeoutError:
+            waiting.cancel()
+            deadline.check()
+            raise
+        return found
 
 
 def predict_parts(

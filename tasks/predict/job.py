@@ -19,6 +19,21 @@ VERSION = 2
 """Grows when a file of predictions gets another content."""
 
 
+BATCH_PIXELS = 256 * 32 * 32
+MAX_BATCH = 256
+
+
+def batch_size_for(image_shape: tuple[int, int, int], num_views: int = 1) -> int:
+    """Images of one forward pass, fewer of large ones.
+
+    Args:
+        image_shape: height, width, channels.
+        num_views: of each image.
+    """
+    height, width, _ = image_shape
+    return max(1, min(MAX_BATCH, BATCH_PIXELS // (height * width * num_views)))
+
+
 class Settings(Record):
     """How a model is executed."""
 

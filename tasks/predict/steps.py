@@ -11,8 +11,13 @@ from prefect.cache_policies import NO_CACHE
 from tasks import deadline
 from tasks.display import progress_of_samples
 from tasks.errors import RunError
-from tasks.predict.graph import parity_on_worker, predict_parts
+from tasks.predict.alone import Alone
+from tasks.predict.frozen import MODULE as FROZEN
+from tasks.predict.frozen import Frozen, FrozenJob
+from tasks.predict.graph import alone_on_worker, parity_on_worker, predict_parts
 from tasks.predict.job import Parity, Part, PartRecord, Settings
+from tasks.predict.pace import MODULE as PACE
+from tasks.predict.pace import PaceJob, Paces
 from tasks.predict.part import finished
 from tasks.records import Record
 from tasks.redact import discreet
@@ -97,5 +102,66 @@ def _checked(missing: list[Part], settings: Settings, address: str) -> Parity | 
         raise RunError(
             f"in {settings.precision}, {100 * found.agreement:.1f} % of {SAME[found.unit].format(found.num_samples)} "
             f"as in float32, and {100 * MIN_AGREEMENT:.0f} % must; use execution.precision=32-true"
+        )
+    return found
+
+
+@task(name="classify features", cache_policy=NO_CACHE)
+@discreet
+def classify_features(job: FrozenJob, address: str, seconds: float | None = None) -> Frozen:
+    """Fit a classifier on what a layer of a frozen backbone gives, in a fresh process on a worker.
+
+    Args:
+        job: What is to be fitted.
+        address: Of the Dask scheduler.
+        seconds: Time limit; None for none.
+
+    Raises:
+        RunError: It failed.
+        TimeLimitError: It took longer than its limit.
+    """
+    asked = Alone(module=FROZEN, spec=job.model_dump_json(), directory=job.directory, num_threads=job.num_threads)
+    with deadline.limited("limits.train_seconds", seconds):
+        found = Frozen.model_validate_json(alone_on_worker(address, asked))
+    log = get_run_logger()
+    log.info(
+        "%d features of %d training samples in %.1f s, fitted in %.1f s: validation accuracy %.4f",
+        found.num_features,
+        found.num_train,
+        found.extract_seconds,
+        found.fit_seconds,
+        found.validation_score,
+    )
+    if not found.converged:
+        log.warning("The classifier has not converged; its accuracy is that of where it stopped")
+    return found
+
+
+@task(name="time prediction", cache_policy=NO_CACHE)
+@discreet
+def time_prediction(job: PaceJob, address: str, seconds: float | None = None) -> Paces:
+    """Time trained networks' predictions, plain and as they are executed, in a fresh process on a worker.
+
+    Args:
+        job: What is to be timed.
+        address: Of the Dask scheduler.
+        seconds: Time limit; None for none.
+
+    Raises:
+        RunError: It failed.
+        TimeLimitError: It took longer than its limit.
+    """
+    asked = Alone(
+        module=PACE,
+        spec=job.model_dump_json(),
+        directory=job.directory,
+        num_threads=job.num_threads,
+        devices=tuple(gpu.uuid for gpu in job.gpus[:1]),
+    )
+    with deadline.limited("limits.predict_seconds", seconds):
+        found = Paces.model_validate_json(alone_on_worker(address, asked))
+    for name, pace in found.paces.items():
+        get_run_logger().info(
+            "%s: prediction %.0f samples/s eager in float32, %.0f as it is executed", name, pace.plain, pace.executed
         )
     return found

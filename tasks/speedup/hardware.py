@@ -49,6 +49,8 @@ class HardwareRun(Record):
     peak_memory_bytes: float | None
     joules_per_sample: float | None
     price_per_device_hour: float | None
+    prediction_samples_per_second: float | None = None
+    """Over the test split, over all devices."""
 
 
 class HardwareRow(Record):
@@ -70,6 +72,8 @@ class HardwareRow(Record):
     joules_per_sample: float | None = None
     price_per_million_samples: float | None = None
     """Of training, without what is fixed."""
+    prediction_samples_per_second: float | None = None
+    """Median over the runs."""
 
     @property
     def label(self) -> str:
@@ -138,6 +142,12 @@ def tabulate(runs: Sequence[HardwareRun], left_out: Mapping[str, int], prices: M
     )
 
 
+def same_work(runs: Sequence[HardwareRun], facts: Mapping[str, str]) -> list[HardwareRun]:
+    """Those of the runs that did the work which facts tell of, on whatever hardware."""
+    work = _work(facts)
+    return [run for run in runs if _work(run.facts) == work]
+
+
 def _work(facts: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """What has to be equal, in one order; each package by itself."""
     fixed = {name: value for name, value in facts.items() if not name.startswith((*FREE, "versions"))}
@@ -198,6 +208,7 @@ def _row(
         peak_memory_bytes=median_known([run.peak_memory_bytes for run in runs]),
         joules_per_sample=median_known([run.joules_per_sample for run in runs]),
         price_per_million_samples=None if price is None else price * number / SECONDS_PER_HOUR / rate * 1e6,
+        prediction_samples_per_second=median_known([run.prediction_samples_per_second for run in runs]),
     )
 
 

@@ -26,7 +26,7 @@ from tasks.track.reach import check_reachable
 from tasks.track.store import sqlite_path
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
-Role = Literal["run", "study", "sweep", "advise", "predict", "classify"]
+Role = Literal["run", "study", "sweep", "advise", "predict", "classify", "no-gpu"]
 NestedRole = Literal["arm", "trial"]
 PARENT_ID_TAGS: dict[NestedRole, str] = {"arm": "paceline.study_run_id", "trial": "paceline.sweep_run_id"}
 """Of a run inside another one: the tag with the other one's id."""
@@ -42,6 +42,7 @@ DISTURBED_TAG = "paceline.disturbed"
 """Whether something disturbed its training, such as heat or a hypervisor; busy cores are a metric."""
 STUDY_ARTIFACT = "study_request.json"
 SWEEP_ARTIFACT = "sweep_request.json"
+NO_GPU_ARTIFACT = "no_gpu_request.json"
 PARENT_TAG = "mlflow.parentRunId"
 MAX_PARAM_CHARACTERS = 6000
 TEXT_FILES = (".txt", ".jsonl")

@@ -1,0 +1,95 @@
+"""`paceline no-gpu`: what to do without a GPU, measured on the data and the machine at hand."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING, Any
+
+from conf.load import checked, load
+from conf.site import Site
+from flows.commands.engines import quiet_flow
+from flows.commands.terminal import add_preset, json_stream, say, say_pairs, say_table, whereabouts, write_json
+from tasks.errors import InputError
+
+if TYPE_CHECKING:
+    from flows.no_gpu import NoGpuRequest
+
+HELP = "learn from scratch, by fine-tuning and by features on CPUs, and say what to do without a GPU"
+
+
+def add(parser: ArgumentParser) -> None:
+    """Its options."""
+    add_preset(parser, optional=True)
+    parser.add_argument(
+        "--pretrained",
+        metavar="WEIGHTS",
+        help="to begin with: a file, RUN_ID, runs:/RUN_ID/model or models:/NAME@ALIAS",
+    )
+    parser.add_argument(
+        "--fine-tune",
+        action="append",
+        metavar="key=value",
+        help="a setting of the recipe, of fine-tuning alone; repeat",
+    )
+    parser.add_argument("--layer", metavar="NAME", help="whose output is the features (default: pool)")
+    parser.add_argument("--target", type=float, metavar="A", help="validation accuracy to which the time is taken")
+    parser.add_argument("--repeats", type=int, metavar="K", help="of each way (default: 3)")
+    parser.add_argument("--gpu", metavar="NAME", help="whose data sheet bounds what nobody measured (default: L4)")
+    parser.add_argument("--resume", metavar="RUN_ID", help="go on with a study that was cut short")
+
+
+def execute(options: Namespace) -> None:
+    """Carry it out."""
+    from flows.no_gpu import clear_no_gpu
+
+    site = Site()
+    request = _resumed(site, options) if options.resume else _request(options)
+    clear_no_gpu(request, site)
+    with json_stream(options.json) as stream, quiet_flow(site):
+        from flows.no_gpu import run_no_gpu
+
+        summary = run_no_gpu(request, options.resume)
+        _show(summary)
+        write_json(stream, {key: value for key, value in summary.items() if key != "result"})
+
+
+def _given(options: Namespace) -> dict[str, Any]:
+    names = {"fine_tune": "tuned", "layer": "layer", "target": "target", "repeats": "repeats", "gpu": "gpu"}
+    values = {field: getattr(options, option) for option, field in names.items()}
+    return {field: value for field, value in values.items() if value is not None}
+
+
+def _request(options: Namespace) -> NoGpuRequest:
+    from flows.no_gpu import NoGpuRequest
+
+    if options.preset is None or options.pretrained is None:
+        raise InputError(
+            "paceline no-gpu needs a preset and weights to begin with, such as "
+            "paceline no-gpu folder data.root=DIR --pretrained RUN_ID"
+        )
+    config = load(options.preset, options.overrides)
+    asked = {"preset": options.preset, "config": config, "pretrained": options.pretrained}
+    return checked(NoGpuRequest, asked | _given(options))
+
+
+def _resumed(site: Site, options: Namespace) -> NoGpuRequest:
+    from flows.asked import kept_request
+    from flows.no_gpu import NoGpuRequest
+
+    if options.preset or options.pretrained or options.overrides or _given(options):
+        raise InputError(f"--resume {options.resume} goes on with the study as it was asked for; give nothing else")
+    return NoGpuRequest.model_validate(kept_request("no-gpu", site, options.resume))
+
+
+def _show(summary: dict[str, Any]) -> None:
+    from tasks.speedup.no_gpu import NoGpuResult
+    from tasks.speedup.no_gpu_page import no_gpu_table
+
+    result = NoGpuResult.model_validate(summary["result"])
+    say_table(*no_gpu_table(result))
+    say("")
+    say(result.verdict)
+    say("")
+    for note in result.notes:
+        say(note)
+    say_pairs([("study", whereabouts(result.run_id, result.experiment)), ("view", summary["view"])])

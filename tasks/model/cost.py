@@ -1,0 +1,36 @@
+"""What a network costs, counted on the network itself: nothing here depends on the machine."""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from tasks.records import Cost
+
+NUM_SAMPLES = 2
+"""Fewest that a batch norm can train on."""
+
+
+def cost_of(network: nn.Module, image_shape: tuple[int, int, int]) -> Cost:
+    """Count what one sample needs, forward and in training; the network's statistics change.
+
+    Args:
+        network: on the CPU.
+        image_shape: height, width, channels.
+    """
+    height, width, channels = image_shape
+    images_NCHW = torch.zeros(NUM_SAMPLES, channels, height, width)
+    with torch.no_grad(), FlopCounterMode(display=False) as forward:
+        network.eval()(images_NCHW)
+    with FlopCounterMode(display=False) as training:
+        told = [output for output in network.train()(images_NCHW) if output is not None]
+        torch.stack([output.float().sum() for output in told]).sum().backward()
+    return Cost(
+        forward_flops=forward.get_total_flops() / NUM_SAMPLES,
+        training_flops=training.get_total_flops() / NUM_SAMPLES,
+        num_parameters=sum(weight.numel() for weight in network.parameters()),
+        image_bytes=prod(image_shape),
+    )

@@ -1,0 +1,129 @@
+"""How fast trained networks predict: plain and as they are executed, in turn, and on a GPU where there is one.
+
+A program for `alone`. Images come from a prepared test split and are in memory, as in the evaluation of a run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import numpy.typing as npt
+
+from tasks.data.split import open_split
+from tasks.model.cost import cost_of
+from tasks.model.trained import open_trained
+from tasks.predict.alone import serve
+from tasks.predict.frozen import pictures
+from tasks.predict.job import Settings
+from tasks.predict.predictor import Predictor
+from tasks.records import Cost, Gpu, PreparedSet, Record
+from tasks.speedup.statistics import MIN_ROUNDS, estimate_ratio
+from tasks.speedup.study import Interval
+from tasks.speedup.trainings import as_interval
+
+MODULE = "tasks.predict.pace"
+BLOCK_SECONDS = 0.15
+MAX_ROUNDS = 24
+MAX_BATCHES = 16
+"""Of a block."""
+EAGER, EXECUTED, ON_GPU = "eager", "executed", "gpu"
+
+Images = npt.NDArray[np.uint8]
+
+
+class PaceJob(Record):
+    """What is to be timed."""
+
+    ways: dict[str, Settings]
+    """By name."""
+    prepared: PreparedSet
+    directory: str
+    num_threads: int
+    gpus: tuple[Gpu, ...] = ()
+    """Of the host; the first one is timed too."""
+    seconds: float
+    """For each of them, after warming up, at least six rounds."""
+
+
+class Pace(Record):
+    """Of one network, samples per second."""
+
+    plain: float
+    """Eager, float32, contiguous, nothing folded."""
+    executed: float
+    """As `paceline predict` executes it."""
+    ratio: Interval | None
+    """Executed over plain."""
+    num_rounds: int
+    gpu: float | None = None
+    """As it is executed on the first GPU; None without one."""
+
+
+class Paces(Record):
+    """Of all."""
+
+    paces: dict[str, Pace]
+    gpu_name: str | None
+    cost: Cost
+    """Of the first one's network."""
+
+
+def time_networks(job: PaceJob) -> Paces:
+    """Time all of them."""
+    found = {name: _time(settings, job) for name, settings in job.ways.items()}
+    first = next(iter(job.ways.values()))
+    network, facts = open_trained(Path(first.model_directory), first.model_digest)
+    return Paces(paces=found, gpu_name=job.gpus[0].name if job.gpus else None, cost=cost_of(network, facts.image_shape))
+
+
+def _time(settings: Settings, job: PaceJob) -> Pace:
+    arms = {EAGER: Predictor(settings, plain=True), EXECUTED: Predictor(settings)}
+    if job.gpus:
+        arms[ON_GPU] = Predictor(settings.model_copy(update={"gpu": True}))
+    test = open_split(job.prepared, "test")
+    num_images = min(test.num_samples, MAX_BATCHES * settings.batch_size)
+    images = pictures(arms[EAGER], test, np.arange(num_images))
+    for arm in arms.values():
+        arm(images[: settings.batch_size])
+    batch = _seconds(arms[EAGER], images[: settings.batch_size])
+    block = images[: max(1, round(BLOCK_SECONDS / batch)) * settings.batch_size]
+    seconds = _rounds({name: _timed(arm, block) for name, arm in arms.items()}, job.seconds)
+    rates = {name: len(block) / median(times) for name, times in seconds.items()}
+    logs = np.log(seconds[EAGER]) - np.log(seconds[EXECUTED])
+    return Pace(
+        plain=rates[EAGER],
+        executed=rates[EXECUTED],
+        ratio=as_interval(estimate_ratio(logs)),
+        num_rounds=len(logs),
+        gpu=rates.get(ON_GPU),
+    )
+
+
+def _timed(arm: Predictor, block: Images) -> Callable[[], float]:
+    return lambda: _seconds(arm, block)
+
+
+def _seconds(arm: Predictor, images: Images) -> float:
+    started = time.perf_counter()
+    arm(images)  # its answers are on the host when it returns
+    return time.perf_counter() - started
+
+
+def _rounds(arms: Mapping[str, Callable[[], float]], seconds: float) -> dict[str, list[float]]:
+    """Seconds of each arm in each round; every second round the other way about, so that a drift falls on all."""
+    found: dict[str, list[float]] = {name: [] for name in arms}
+    end = time.perf_counter() + seconds
+    for number in range(MAX_ROUNDS):
+        if number >= MIN_ROUNDS and time.perf_counter() > end:
+            break
+        for name in list(arms)[:: 1 if number % 2 == 0 else -1]:
+            found[name].append(arms[name]())
+    return found
+
+
+if __name__ == "__main__":
+    serve(PaceJob, time_networks)

@@ -1,0 +1,38 @@
+"""A measurement in a process of its own: what it finds, and what becomes of it when it fails."""
+
+import os
+
+import pytest
+
+from tasks.errors import RunError
+from tasks.predict.alone import LOG, Alone, run_alone
+from tasks.predict.pace import MAX_ROUNDS, _rounds
+
+
+def test_a_process_that_fails_is_told_with_its_last_line(tmp_path):
+    asked = Alone(module="tasks.predict.nothing", spec="{}", directory=str(tmp_path / "own"), num_threads=1)
+    with pytest.raises(RunError, match=r"tasks\.predict\.nothing ended with status 1: .*No module named"):
+        run_alone(asked)
+    assert "No module named" in (tmp_path / "own" / LOG).read_text()
+
+
+def test_a_process_that_takes_too_long_is_ended(tmp_path, monkeypatch):
+    (tmp_path / "sleeper.py").write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(TimeoutError, match="sleeper took longer than"):
+        run_alone(Alone(module="sleeper", spec="{}", directory=str(tmp_path / "own"), num_threads=1), seconds=2)
+    pid = int((tmp_path / "own" / LOG).read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_arms_are_timed_in_turn():
+    order = []
+
+    def arm(name, seconds):
+        return lambda: (order.append(name), seconds)[1]
+
+    found = _rounds({"eager": arm("eager", 2.0), "executed": arm("executed", 1.0)}, seconds=0.0)
+    assert found == {"eager": [2.0] * 6, "executed": [1.0] * 6}
+    assert order[:4] == ["eager", "executed", "executed", "eager"]
+    assert len(_rounds({"eager": arm("eager", 1.0)}, seconds=60.0)["eager"]) == MAX_ROUNDS
