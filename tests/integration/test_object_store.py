@@ -10,6 +10,7 @@ import dask
 import numpy as np
 import pytest
 import s3fs
+import zarr
 from mlflow.tracking import MlflowClient
 from PIL import Image
 
@@ -237,9 +238,21 @@ def make_arrays(root):
     np.savez(root / "test.npz", images=images[40:], labels=labels[40:])
 
 
+def make_stores(root):
+    """The same tables as Zarr stores, a chunk of some images an object."""
+    make_arrays(root)
+    for path in root.glob("*.npz"):
+        with np.load(path) as arrays:
+            group = zarr.open_group(path.with_suffix(".zarr"), mode="w")
+            group.create_array("images", data=arrays["images"], chunks=(8, 12, 14, 3))
+            group.create_array("labels", data=arrays["labels"])
+        path.unlink()
+
+
 KINDS = {
     "pairs": (make_pairs, {}),
     "arrays": (make_arrays, {}),
+    "zarr": (make_stores, {"source": "arrays"}),
     "signals": (lambda root: make_sounds(root, per_class=9), {"image_size": 32}),
     "clips": (lambda root: make_clips(root, per_class=10), {"num_frames": 4}),
 }

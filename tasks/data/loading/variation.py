@@ -88,7 +88,7 @@ def grey(pixels_NCHW: Tensor) -> Tensor:
     if pixels_NCHW.shape[1] % COLOURS:
         return pixels_NCHW
     weights = torch.tensor(GREY, device=pixels_NCHW.device).view(1, 1, -1, 1, 1)
-    frames_NTCHW = pixels_NCHW.unflatten(1, (-1, COLOURS))
+    frames_NTCHW: Tensor = pixels_NCHW.unflatten(1, (-1, COLOURS))
     return (frames_NTCHW * weights).sum(dim=2, keepdim=True).expand_as(frames_NTCHW).flatten(1, 2)
 
 

@@ -14,7 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import zarr
+from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
+from zarr.storage import FsspecStore
 
+from tasks.data.sources import folder
 from tasks.data.sources.array_rows import (
     CLASS_NAMES,
     COLOURS,
@@ -27,7 +30,6 @@ from tasks.data.sources.array_rows import (
     check_images,
     in_eight_bits,
 )
-from tasks.data.sources.folder import SPLIT_FOLDERS
 from tasks.data.transform import DecodeError
 from tasks.errors import InputError, one_line
 
@@ -44,7 +46,7 @@ def groups(url: str) -> list[str]:
     group = _group(url)
     if IMAGES in group:
         return [""]
-    found = [name for name, inner in sorted(group.groups()) if name in SPLIT_FOLDERS and IMAGES in inner]
+    found = [name for name, inner in sorted(group.groups()) if name in folder.SPLIT_FOLDERS and IMAGES in inner]
     if not found:
         held = ", ".join(sorted(group.keys())) or "nothing"
         raise InputError(f"holds {held}; it needs the arrays {IMAGES} and {LABELS}, or groups train, test with them")
@@ -109,8 +111,12 @@ def _image(values: npt.NDArray[Any], fill_value: Any) -> Row | DecodeError:
 
 
 def _group(url: str) -> zarr.Group:
+    filesystem, path = folder.open_root(url)
+    store: str | FsspecStore = path
+    if not folder.is_local(filesystem):  # the one that is open already, with its settings and connections
+        store = FsspecStore(AsyncFileSystemWrapper(filesystem, asynchronous=True), read_only=True, path=path)
     try:
-        return zarr.open_group(url, mode="r", use_consolidated=False)
+        return zarr.open_group(store, mode="r", use_consolidated=False)
     except FileNotFoundError as error:
         raise InputError("is no Zarr group; write one, of format 2 or 3") from error
 
