@@ -198,6 +198,22 @@ def test_a_damaged_copy_is_noticed_and_fetched_again(s3, root, workers, from_dis
     assert again.fingerprint == from_disk(24).fingerprint
 
 
+@pytest.mark.parametrize("spoilt", ["used", "entry"])
+def test_a_cache_that_fails_is_done_without(s3, root, tmp_path, monkeypatch, caplog, spoilt):
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    files = list(reading.files_of(source.list_samples(folder(root)).test))
+    first = list(reading.read_files(root, files))
+    place = copies().pop() if spoilt == "entry" else tmp_path / f"user-{os.geteuid()}" / "used"
+    place.unlink()
+    place.mkdir()
+    for path in copies():
+        path.unlink()
+    with reading.counted() as tally:
+        assert list(reading.read_files(root, files)) == first
+    assert tally.reads.num_fetched == len(files)
+    assert f"the cache cannot be {'written' if spoilt == 'used' else 'read'} (" in caplog.text
+
+
 def test_an_object_that_changed_since_it_was_listed_is_noticed(s3, few, workers, tmp_path):
     root = s3.fill("changed", few)
     data = folder(root)
