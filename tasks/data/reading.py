@@ -160,13 +160,10 @@ class _Objects:
         self._on_its_way = fetching
 
         def contents() -> list[bytes | OSError]:
-            fetched = _here(fetching.result)
-            self._keep({keys[place]: one.content for place, one in zip(missing, fetched, strict=True)})
-            _count(Reads(num_cached=len(kept) - len(missing)), *map(_reads_of, fetched))
-            found: dict[int, bytes | OSError] = {
-                place: one.content for place, one in zip(missing, fetched, strict=True)
-            }
-            return [found[place] if content is None else content for place, content in enumerate(kept)]
+            fetched = dict(zip(missing, _here(fetching.result), strict=True))
+            self._keep({keys[place]: one.content for place, one in fetched.items()})
+            _count(Reads(num_cached=len(kept) - len(missing)), *map(_reads_of, fetched.values()))
+            return [fetched[place].content if content is None else content for place, content in enumerate(kept)]
 
         return contents
 
@@ -187,7 +184,9 @@ class _Objects:
         except cache.DamagedError as error:
             _LOGGER.warning("%s in the cache was damaged; it is fetched again", error)
             _count(Reads(num_damaged=1))
-            return None
+        except OSError as error:
+            _LOGGER.warning("the cache cannot be read (%s); what it holds is fetched again", error)
+        return None
 
     def _keep(self, contents: dict[str, bytes | OSError]) -> None:
         if self._cache is None:

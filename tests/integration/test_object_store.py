@@ -22,8 +22,9 @@ from tasks.data.listing import SPLITS
 from tasks.data.pixels import read_pixels
 from tasks.errors import InputError, OutsideError, SourceError
 from tests.clips import make_clips
-from tests.jobs import two_workers
+from tests.jobs import set_environment, two_workers
 from tests.object_store import SECRET, USER, object_store
+from tests.patience import until
 from tests.pictures import make_pictures
 from tests.scratch_cluster import ScratchCluster
 from tests.signals import make_sounds
@@ -83,10 +84,16 @@ def few(pictures, tmp_path_factory):
 
 
 @pytest.fixture
-def nothing_cached(s3):
-    """On this host."""
+def nothing_cached(workers):
+    """On this host, where nobody is at work any more for a preparation that has failed."""
+    with connect(workers) as client:
+        until(lambda: not any(client.run(num_at_work).values()), "rest")
     for path in copies():
         path.unlink()
+
+
+def num_at_work(dask_worker):
+    return len(dask_worker.state.executing) + len(dask_worker.state.ready)
 
 
 def copies():
@@ -117,10 +124,12 @@ def from_disk(pictures, workers, tmp_path_factory):
     return prepared
 
 
-def test_a_store_gives_the_same_set_as_a_disk(s3, root, workers, from_disk, tmp_path):
+def test_a_store_gives_the_same_set_as_a_disk(s3, root, workers, from_disk, changed_environment, tmp_path):
     listing = source.list_samples(folder(root))
     assert s3.way.gets == [], "the flow's process reads names alone"
+    changed_environment({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"})  # from here on only the workers know where it is
     prepared = graph.prepare(listing, folder(root), tmp_path, workers)
+    changed_environment(s3.environment)
     assert prepared.fingerprint == from_disk().fingerprint
     assert rejected_of(prepared) == rejected_of(from_disk())
     assert store.verify(Path(prepared.path)) == ()
@@ -188,6 +197,22 @@ def test_a_damaged_copy_is_noticed_and_fetched_again(s3, root, workers, from_dis
     assert (again.reads.num_fetched, again.reads.num_damaged) == (2, 2)
     assert len(s3.way.gets) == 2
     assert again.fingerprint == from_disk(24).fingerprint
+
+
+@pytest.mark.parametrize("spoilt", ["used", "entry"])
+def test_a_cache_that_fails_is_done_without(s3, root, tmp_path, monkeypatch, caplog, spoilt):
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    files = list(reading.files_of(source.list_samples(folder(root)).test))
+    first = list(reading.read_files(root, files))
+    place = copies().pop() if spoilt == "entry" else tmp_path / f"user-{os.geteuid()}" / "used"
+    place.unlink()
+    place.mkdir()
+    for path in copies():
+        path.unlink()
+    with reading.counted() as tally:
+        assert list(reading.read_files(root, files)) == first
+    assert tally.reads.num_fetched == len(files)
+    assert f"the cache cannot be {'written' if spoilt == 'used' else 'read'} (" in caplog.text
 
 
 def test_an_object_that_changed_since_it_was_listed_is_noticed(s3, few, workers, tmp_path):
@@ -314,6 +339,25 @@ def test_what_is_wrong_with_a_store_is_told_on_one_line(root, case, changed_envi
 def test_a_user_whom_the_store_does_not_know_is_told(s3, root):
     with s3.asking_who(), pytest.raises(InputError, match=r"does not accept the credentials \(InvalidAccessKeyId\)"):
         source.list_samples(folder(root))
+
+
+@pytest.mark.usefixtures("nothing_cached")
+def test_a_worker_whom_the_store_does_not_let_in_is_named(root, workers, tmp_path):
+    """Each host has credentials of its own, or none."""
+    names = (*USER, "AWS_EC2_METADATA_DISABLED")
+    with connect(workers) as client:
+        before = next(iter(client.run(lambda: {name: os.environ.get(name) for name in names}).values()))
+        client.run(known_as, dict.fromkeys(USER) | {"AWS_EC2_METADATA_DISABLED": "true"})
+        try:
+            with pytest.raises(InputError, match=r"there are no credentials .* \(seen from host \S+\)$"):
+                prepare(folder(root, 20), tmp_path, workers)
+        finally:
+            client.run(known_as, before)
+
+
+def known_as(variables):
+    set_environment(variables)
+    s3fs.S3FileSystem.clear_instance_cache()
 
 
 @pytest.fixture
