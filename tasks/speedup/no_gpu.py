@@ -91,7 +91,8 @@ class Way(Record):
     num_reached: int = 0
     """Of those, how many were ever as good."""
     target_seconds: Cell
-    """From the first sample to the target, median over the repeats that reached it."""
+    """From the first sample to the target, median over the repeats that reached it; of undisturbed ones where there
+    are any, and so are the other times and the energy."""
     whole_seconds: Cell
     """From the start of the process to the end of training, median over repeats."""
     joules: Cell
@@ -193,16 +194,17 @@ def ways_of(trainings: Trainings, given: float | None, rates: Mapping[str, Rates
 def _way(trainings: Trainings, arm: StudyArm, goal: Goal, rates: Rates | None) -> Way:
     runs, failed = trainings.of(arm), trainings.failed(arm)
     scores = [run.accuracy for run in runs if run.accuracy is not None]
-    judged = [goal.seconds(run) for run in runs if goal.of(run.repeat) is not None]
-    reached = [seconds for seconds in judged if seconds is not None]
-    joules = [run.energy_joules for run in runs if run.energy_joules is not None]
+    judged = [run for run in runs if goal.of(run.repeat) is not None]
+    reached = [run for run in judged if goal.seconds(run) is not None]
+    clean = _undisturbed(runs)
+    joules = [run.energy_joules for run in clean if run.energy_joules is not None]
     difference, verdict = _parity(runs) if not arm.is_baseline else (None, "unknown")
     to_target, whole = (_ratio(trainings, arm, rate) for rate in (goal.rate, end_to_end))
     return Way(
         name=arm.name,
         device=next((run.facts.get("device", "CPU") for run in runs), "CPU"),
         is_measured=True,
-        basis=f"measured, {len(runs)} trainings" if len(runs) != 1 else "measured, 1 training",
+        basis=_measured_basis(runs),
         num_done=len(runs),
         num_failed=len(failed),
         contaminated=sum(bool(run.contaminated) for run in runs),
@@ -215,8 +217,8 @@ def _way(trainings: Trainings, arm: StudyArm, goal: Goal, rates: Rates | None) -
         parity=verdict,
         num_judged=len(judged),
         num_reached=len(reached),
-        target_seconds=_target_cell(judged, reached),
-        whole_seconds=measured(median_known([run.end_to_end_seconds for run in runs]), "no training was done"),
+        target_seconds=_target_cell(judged, [goal.seconds(run) for run in _undisturbed(reached)]),
+        whole_seconds=measured(median_known([run.end_to_end_seconds for run in clean]), "no training was done"),
         joules=measured(statistics.fmean(joules) if joules else None, NO_COUNTER),
         target_ratio=to_target,
         whole_ratio=whole,
@@ -226,10 +228,22 @@ def _way(trainings: Trainings, arm: StudyArm, goal: Goal, rates: Rates | None) -
     )
 
 
-def _target_cell(judged: Sequence[float | None], reached: Sequence[float]) -> Cell:
+def _undisturbed(runs: Sequence[ArmRun]) -> Sequence[ArmRun]:
+    """Those whose times are shown: what disturbs a machine makes them longer. All where there is no other."""
+    return [run for run in runs if not run.contaminated] or runs
+
+
+def _measured_basis(runs: Sequence[ArmRun]) -> str:
+    disturbed = sum(bool(run.contaminated) for run in runs)
+    words = f"measured, {len(runs)} training" + ("" if len(runs) == 1 else "s")
+    return words + (f", {disturbed} disturbed" if disturbed else "")
+
+
+def _target_cell(judged: Sequence[ArmRun], seconds: Sequence[float | None]) -> Cell:
     if not judged:
         return unmeasured("no training was done, or there is no target")
-    return measured(statistics.median(reached)) if reached else Cell(kind="never")
+    found = median_known(seconds)
+    return Cell(kind="never") if found is None else measured(found)
 
 
 def _parity(runs: Sequence[ArmRun]) -> tuple[Interval | None, Parity]:

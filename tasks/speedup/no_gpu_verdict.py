@@ -84,19 +84,20 @@ def _is_cheap(way: Way, scratch: Way) -> bool:
     return quick and (way.score or 0.0) >= MIN_SHARE * (scratch.score or 0.0)
 
 
-def _times(ratio: Interval | None) -> str:
+def _times(ratio: Interval | None, num_pairs: int) -> str:
     """Of the time of training from scratch, with its interval."""
     if ratio is None:
         return "an unknown share"
     if ratio.low is None or ratio.high is None:
-        return f"{1 / ratio.value:.2f}"
+        return f"{1 / ratio.value:.2f} (of {num_pairs} {'pair' if num_pairs == 1 else 'pairs'}: no interval)"
     return f"{1 / ratio.value:.2f} [{1 / ratio.high:.2f}, {1 / ratio.low:.2f}]"
 
 
 def _sooner(way: Way, scratch: Way) -> str:
     here, there = way.target_seconds.value or 0.0, scratch.target_seconds.value or 0.0
+    share = _times(way.target_ratio, way.num_pairs)
     return (
-        f"on the validation split it is as good as training from scratch in {_times(way.target_ratio)} of the time "
+        f"on the validation split it is as good as training from scratch in {share} of the time "
         f"({format_seconds(here)} against {format_seconds(there)}), with {_score(way)} against {_score(scratch)} of "
         f"the test split right ({way.parity})"
     )
@@ -106,7 +107,7 @@ def _cheap(way: Way, scratch: Way) -> str:
     share = (way.score or 0.0) / (scratch.score or 1.0)
     return (
         f"{share:.2f} of the accuracy of training from scratch ({_score(way)} against {_score(scratch)}) in "
-        f"{_times(way.whole_ratio)} of its time, though {_reached(way)}"
+        f"{_times(way.whole_ratio, way.num_pairs)} of its time, though {_reached(way)}"
     )
 
 
@@ -122,7 +123,7 @@ def _reached(way: Way) -> str:
 
 def _not_taken(way: Way, scratch: Way) -> str:
     share = (way.score or 0.0) / (scratch.score or 1.0)
-    time = f", in {_times(way.target_ratio)} of the time to the target" if way.target_ratio else ""
+    time = f", in {_times(way.target_ratio, way.num_pairs)} of the time to the target" if way.target_ratio else ""
     return f"{way.name} has {share:.2f} of its accuracy ({way.parity}), {_reached(way)}{time}"
 
 
@@ -177,7 +178,10 @@ def _doubts(result: NoGpuResult) -> Iterator[str]:
             )
     disturbed = sum(way.contaminated for way in ways)
     if disturbed:
-        yield f"{disturbed} trainings were disturbed by other work; repeat the study on a quiet machine."
+        yield (
+            f"{disturbed} trainings were disturbed by other work; times are of the others where a way has any. Repeat "
+            "the study on a quiet machine."
+        )
     if any(way.target_ratio or way.whole_ratio for way in ways) and any(
         interval_is_missing(way.num_pairs) for way in ways if way.name != SCRATCH
     ):

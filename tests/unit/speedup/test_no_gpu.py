@@ -246,6 +246,18 @@ def test_the_table_and_the_page_say_how_each_figure_is_known():
     assert draw_no_gpu(result_of(runs_of(of_scratch={"contaminated": True}))) == {}
 
 
+def test_times_are_of_undisturbed_trainings_where_there_are_any():
+    runs = runs_of(repeats=2)
+    slow = run(SCRATCH, 2, (0.5, 0.6, 0.7, 0.8), 250.0, contaminated=True)
+    found = result_of([*runs, slow, run(TUNED, 2, (0.6, 0.85), 10.0), run(FEATURES, 2, (0.82,), 4.0)])
+    assert found.way(SCRATCH).target_seconds.value == 100.0
+    assert found.way(SCRATCH).basis == "measured, 3 trainings, 1 disturbed"
+    assert found.way(FEATURES).num_pairs == 2
+    assert "in 0.04 (of 2 pairs: no interval) of the time (4.0 s against 1 min 40 s)" in found.verdict
+    alone = result_of([slow, *runs_of(repeats=0)])
+    assert alone.way(SCRATCH).target_seconds.value == 1000.0
+
+
 def test_failed_and_disturbed_trainings_are_told():
     failed = ArmRun(arm=TUNED, repeat=2, position=8, status="failed", error="the loss is nan")
     runs = [one for one in runs_of(of_features={"contaminated": True}) if (one.arm, one.repeat) != (TUNED, 2)]
