@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -19,7 +20,7 @@ Arguments = ParamSpec("Arguments")
 Found = TypeVar("Found")
 
 AGAIN_SECONDS = 0.1
-"""After a signal whose exception was lost, until it is sent again: what lost it has come to its end."""
+"""After a signal whose exception was lost and what lost it has come to its end, until it is sent again."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _received: list[int] = []
 _holding: list[_Hold] = []
@@ -105,20 +106,30 @@ def _sent_again_when_lost() -> Iterator[None]:
     before = sys.unraisablehook
 
     def hook(lost: UnraisableHookArgs, /) -> None:
-        origin = _origin(lost.exc_value) if lost.exc_value is not None else None
-        if origin is None:
-            before(lost)
-            return
-        number = signal.SIGINT if isinstance(origin, KeyboardInterrupt) else signal.SIGTERM
-        again = threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), number))
-        again.daemon = True
-        again.start()
+        told = threading.Event()  # a signal that came up in here would be lost for good
+        try:
+            origin = _origin(lost.exc_value) if lost.exc_value is not None else None
+            if origin is None:
+                before(lost)
+                return
+            number = signal.SIGINT if isinstance(origin, KeyboardInterrupt) else signal.SIGTERM
+            threading.Thread(target=_send_again, args=(number, told), daemon=True).start()
+        finally:
+            told.set()
 
     sys.unraisablehook = hook
     try:
         yield
     finally:
         sys.unraisablehook = before
+
+
+def _send_again(number: int, told: threading.Event) -> None:
+    told.wait()
+    time.sleep(AGAIN_SECONDS)
+    main = threading.main_thread().ident
+    assert main is not None
+    signal.pthread_kill(main, number)  # wakes what the main thread may sleep in, which another thread's does not
 
 
 @contextmanager

@@ -252,6 +252,29 @@ def test_a_signal_whose_exception_is_lost_is_sent_again():
     assert done.stdout == "terminated ['start'] True\n", done.stderr
 
 
+SLOW_HOOK = """
+import threading
+from flows import interrupt
+
+interrupt.AGAIN_SECONDS = 0.0
+begin = threading.Thread.start
+
+def start(thread):
+    begin(thread)
+    time.sleep(0.3)
+
+import time
+threading.Thread.start = start
+"""
+
+
+def test_a_signal_is_not_sent_again_while_its_loss_is_being_told():
+    """On a busy machine it came up there, where nothing can catch it, and was lost for good."""
+    code = SLOW_HOOK + LOSES
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=25)
+    assert done.stdout == "terminated ['start'] True\n", done.stderr
+
+
 def test_what_is_lost_and_no_signal_is_told_as_ever(monkeypatch):
     told = []
     monkeypatch.setattr(sys, "unraisablehook", told.append)
