@@ -275,6 +275,7 @@ def _paces(work: Work, arms: list[ReadyArm], runs: list[ArmRun]) -> Paces | None
         num_threads=plan.num_threads * plan.world_size,
         gpus=arms[0].cleared.hardware.gpus,
         seconds=PACE_SECONDS,
+        own_pids=(os.getpid(),),
     )
     try:
         return time_prediction(job, work.address, config.limits.predict_seconds)

@@ -67,6 +67,7 @@ class Found:
             targets=Goal(self.trainings, request.target).all(),
             ways=ways,
             prediction_ratio=scratch.ratio if scratch else None,
+            prediction_disturbed=_disturbance(self.paces),
             cost=gpu.cost,
             sheet=gpu.sheet,
             hardware=f"{cleared.hardware.host}: {describe_devices(cleared.hardware)}",
@@ -93,6 +94,10 @@ class Found:
             same = same_work(on_gpus, done[0].facts) if done and arm.name in TRAINED else []
             rows[arm.name] = tuple(row for table in tabulate(same, {}, {}).tables for row in table.rows)
         return rows
+
+
+def _disturbance(paces: Paces | None) -> tuple[str, ...]:
+    return paces.validity.reasons if paces is not None and paces.validity.contaminated else ()
 
 
 def log_no_gpu(found: Found, site: Site, parent: RunHandle) -> tuple[NoGpuResult, dict[str, Any]]:

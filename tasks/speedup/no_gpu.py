@@ -125,6 +125,8 @@ class NoGpuResult(Record):
     ways: tuple[Way, ...]
     prediction_ratio: Interval | None = None
     """Of the network from scratch, executed over eager."""
+    prediction_disturbed: tuple[str, ...] = ()
+    """What other work disturbed the machine while predictions were timed."""
     cost: Cost | None = None
     sheet: DataSheet
     """Of the GPU that bounds are told of."""

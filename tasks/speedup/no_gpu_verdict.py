@@ -182,6 +182,12 @@ def _doubts(result: NoGpuResult) -> Iterator[str]:
             f"{disturbed} trainings were disturbed by other work; times are of the others where a way has any. Repeat "
             "the study on a quiet machine."
         )
+    if result.prediction_disturbed:
+        reasons = ", ".join(result.prediction_disturbed)
+        yield (
+            f"Predictions were timed on a machine that other work disturbed ({reasons}): "
+            "take their rates for too low, and repeat the study on a quiet one."
+        )
     if any(way.target_ratio or way.whole_ratio for way in ways) and any(
         interval_is_missing(way.num_pairs) for way in ways if way.name != SCRATCH
     ):

@@ -81,6 +81,14 @@ def gpu_of(cost=COST, rows=(), **fields):
     return Gpu(sheet=SHEETS["T4"], rows={SCRATCH: rows}, cost=cost, **(known | fields))
 
 
+def test_predictions_on_a_disturbed_machine_are_said_to_be():
+    found = result_of(runs_of())
+    assert not any("Predictions were timed" in note for note in found.notes)
+    busy = found.model_copy(update={"prediction_disturbed": ("1.2 of 2 cores busy with other processes",)})
+    (told,) = [note for note in notes_of(busy) if "Predictions were timed" in note]
+    assert "(1.2 of 2 cores busy with other processes): take their rates for too low" in told
+
+
 def test_times_to_the_target_are_divided_in_each_repeat():
     found = result_of(runs_of())
     scratch, tuned, features = (found.way(name) for name in (SCRATCH, TUNED, FEATURES))
