@@ -17,7 +17,7 @@ from conf.schema import Data, Limits
 from conf.site import Site
 from flows.tried import tried
 from tasks import deadline
-from tasks.data import chunks, graph, source, store
+from tasks.data import chunks, graph, reading, source, store
 from tasks.data.steps import prepare
 from tasks.errors import TimeLimitError
 from tasks.train.checkpoint import newest_verified, step_of
@@ -40,8 +40,8 @@ def set_reader(delay=0.0, failing=None, tries=None, times=0):
         tries: file with a byte for each read of that one, for all workers.
         times: see `failing`.
     """
-    original = getattr(source, "plain_reader", source._read_local)
-    source.plain_reader = original
+    original = getattr(reading, "plain_reader", reading._read_local)
+    reading.plain_reader = original
 
     def read(path):
         time.sleep(delay)
@@ -52,7 +52,7 @@ def set_reader(delay=0.0, failing=None, tries=None, times=0):
                 raise ConnectionError("the server has hung up")
         return original(path)
 
-    source._read_local = read
+    reading._read_local = read
 
 
 @pytest.fixture(scope="module")
