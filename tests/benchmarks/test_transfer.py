@@ -93,9 +93,7 @@ def seconds_to(result, target):
 
 
 @pytest.mark.parametrize("case", [FEW_IMAGES, ALL_IMAGES], ids=["few", "all"])
-def test_fine_tuning_reaches_the_accuracy_of_scratch_in_half_of_it(
-    case, make_job, cluster_address, weights, request
-):
+def test_fine_tuning_reaches_the_accuracy_of_scratch_in_half_of_it(case, make_job, cluster_address, weights, request):
     """Each pair has its own seed; the weights to begin with are one training's, whose time is told beside it."""
     root = f"data.root={request.getfixturevalue('few_images' if case is FEW_IMAGES else 'cifar10_jpeg_root')}"
 
