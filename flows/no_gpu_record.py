@@ -15,7 +15,7 @@ from tasks.predict.pace import Paces
 from tasks.records import PreparedSet
 from tasks.speedup.datasheet import SHEETS
 from tasks.speedup.hardware import HardwareRow, same_work, tabulate
-from tasks.speedup.no_gpu import SCRATCH, TRAINED, Goal, Gpu, NoGpuResult, Rates, Way, on_gpu, ways_of
+from tasks.speedup.no_gpu import SCRATCH, TRAINED, Goal, Gpu, NoGpuResult, Way, on_gpu, ways_of
 from tasks.speedup.no_gpu_page import draw_no_gpu, render_no_gpu
 from tasks.speedup.no_gpu_verdict import judge, notes_of
 from tasks.speedup.trainings import Trainings
@@ -44,7 +44,7 @@ class Found:
         """Everything that follows from the trainings, and from runs on GPUs that the store has."""
         request, cleared = self.request, self.arms[-1].cleared
         assert cleared.pretrained is not None
-        rates = self._rates()
+        rates = self.paces.paces if self.paces else {}
         gpu = Gpu(
             sheet=SHEETS[request.gpu],
             rows=self._rows(site, parent.experiment),
@@ -75,14 +75,6 @@ class Found:
         )
         choice, verdict = judge(found)
         return found.model_copy(update={"choice": choice, "verdict": verdict, "notes": tuple(notes_of(found))})
-
-    def _rates(self) -> dict[str, Rates]:
-        if self.paces is None:
-            return {}
-        return {
-            name: Rates(eager=pace.plain, executed=pace.executed, ratio=pace.ratio, gpu=pace.gpu)
-            for name, pace in self.paces.paces.items()
-        }
 
     def _rows(self, site: Site, experiment: str) -> dict[str, tuple[HardwareRow, ...]]:
         """What GPUs made of the very work of a way, in other runs of the experiment."""

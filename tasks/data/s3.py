@@ -253,7 +253,7 @@ def _missing(root: str, one: Wanted, error: Exception) -> OSError:
         return FileNotFoundError(errno.ENOENT, "the store has it no more")
     if code in DENIED:
         return PermissionError(errno.EACCES, f"the store denies access ({code})")
-    if code in ("PreconditionFailed", "412"):
+    if code in CHANGED:
         raise _changed(root, one) from error
     raise refusal(root, error) from error
 

@@ -23,8 +23,8 @@ from tasks.predict.frozen import pictures
 from tasks.predict.job import Settings
 from tasks.predict.predictor import Predictor
 from tasks.records import Cost, Gpu, PreparedSet, Record, Validity
+from tasks.speedup.no_gpu import Rates
 from tasks.speedup.statistics import MIN_ROUNDS, estimate_ratio
-from tasks.speedup.study import Interval
 from tasks.speedup.trainings import as_interval
 from tasks.speedup.validity import ValidityWatch
 
@@ -58,24 +58,10 @@ class PaceJob(Record):
     """Processes of the run on this host, whose load is not foreign."""
 
 
-class Pace(Record):
-    """Of one network, samples per second."""
-
-    plain: float
-    """Eager, float32, contiguous, nothing folded."""
-    executed: float
-    """As `paceline predict` executes it."""
-    ratio: Interval | None
-    """Executed over plain."""
-    num_rounds: int
-    gpu: float | None = None
-    """As it is executed on the first GPU; None without one."""
-
-
 class Paces(Record):
     """Of all."""
 
-    paces: dict[str, Pace]
+    paces: dict[str, Rates]
     gpu_name: str | None
     cost: Cost
     """Of the first one's network."""
@@ -91,15 +77,14 @@ class _Way:
     block: Images
     """What each of its arms predicts in a round."""
 
-    def pace(self, seconds: Mapping[str, list[float]]) -> Pace:
+    def pace(self, seconds: Mapping[str, list[float]]) -> Rates:
         """Of the seconds that its arms took."""
         rates = {name: len(self.block) / median(times) for name, times in seconds.items()}
         logs = np.log(seconds[EAGER]) - np.log(seconds[EXECUTED])
-        return Pace(
-            plain=rates[EAGER],
+        return Rates(
+            eager=rates[EAGER],
             executed=rates[EXECUTED],
             ratio=as_interval(estimate_ratio(logs)),
-            num_rounds=len(logs),
             gpu=rates.get(ON_GPU),
         )
 

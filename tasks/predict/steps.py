@@ -162,6 +162,6 @@ def time_prediction(job: PaceJob, address: str, seconds: float | None = None) ->
         found = Paces.model_validate_json(alone_on_worker(address, asked))
     for name, pace in found.paces.items():
         get_run_logger().info(
-            "%s: prediction %.0f samples/s eager in float32, %.0f as it is executed", name, pace.plain, pace.executed
+            "%s: prediction %.0f samples/s eager in float32, %.0f as it is executed", name, pace.eager, pace.executed
         )
     return found

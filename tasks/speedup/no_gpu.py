@@ -56,7 +56,7 @@ class Rates(Record):
     eager: float
     """Float32, contiguous, nothing folded."""
     executed: float
-    """As it is executed."""
+    """As `paceline predict` executes it."""
     ratio: Interval | None = None
     """Executed over eager."""
     gpu: float | None = None

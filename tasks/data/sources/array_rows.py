@@ -130,6 +130,7 @@ def _opened(root: str, path: str) -> IO[bytes]:
 class _Header(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    channels: int
 
     @property
     def row_bytes(self) -> int:
@@ -152,7 +153,7 @@ def _npz_table(stream: IO[bytes]) -> Table:
         words = _small_array(archive, CLASS_NAMES) if CLASS_NAMES in names else np.zeros(0, dtype=np.str_)
     if labels.shape[:1] != header.shape[:1]:
         raise InputError(f"has {header.shape[0]} images and {len(labels)} labels; give one label for each image")
-    return Table(labels, 1 if len(header.shape) == COLOURS else header.shape[3], tuple(map(str, words.tolist())))
+    return Table(labels, header.channels, tuple(map(str, words.tolist())))
 
 
 def _small_array(archive: zipfile.ZipFile, name: str) -> npt.NDArray[Any]:
@@ -168,14 +169,17 @@ def _image_header(member: IO[bytes]) -> _Header:
     version = np.lib.format.read_magic(member)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, is_fortran, dtype = read(member)
-    check_images(shape, dtype, is_fortran=is_fortran)
-    return _Header(shape, dtype)
+    return _Header(shape, dtype, channels_of(shape, dtype, is_fortran=is_fortran))
 
 
-def check_images(shape: tuple[int, ...], dtype: np.dtype[Any], *, is_fortran: bool = False) -> None:
-    """Raises `InputError` if an array of these facts is none of images."""
-    channels = shape[3:] or (1,)
-    if len(shape) not in (3, 4) or channels[0] not in (1, COLOURS) or 0 in shape or is_fortran:
+def channels_of(shape: tuple[int, ...], dtype: np.dtype[Any], *, is_fortran: bool = False) -> int:
+    """How many channels the images of an array have.
+
+    Raises:
+        InputError: an array of these facts is none of images.
+    """
+    (channels,) = shape[3:4] or (1,)
+    if len(shape) not in (3, 4) or channels not in (1, COLOURS) or 0 in shape or is_fortran:
         order = " in Fortran's order" if is_fortran else ""
         raise InputError(
             f"{IMAGES} has the shape {shape}{order}; give (images, height, width) or (images, height, width, 1 or 3)"
@@ -184,6 +188,7 @@ def check_images(shape: tuple[int, ...], dtype: np.dtype[Any], *, is_fortran: bo
         raise InputError(f"images of {shape[1]} x {shape[2]} pixels; up to {MAX_PIXELS} are understood")
     if dtype not in (np.uint8, np.uint16, np.bool_):
         raise InputError(f"{IMAGES} holds {dtype}, whose range is not defined; give 8 or 16 bits without a sign")
+    return channels
 
 
 def _npz_rows(stream: IO[bytes], rows: Sequence[int]) -> Iterator[Row]:
@@ -221,8 +226,8 @@ def _exactly(stream: IO[bytes], number: int) -> bytes:
 
 
 def _pixels(content: bytes, header: _Header) -> npt.NDArray[np.uint8]:
-    height, width, *channels = header.shape[1:]
-    return in_eight_bits(np.frombuffer(content, header.dtype).reshape(height, width, *(channels or [1])))
+    height, width = header.shape[1:3]
+    return in_eight_bits(np.frombuffer(content, header.dtype).reshape(height, width, header.channels))
 
 
 def in_eight_bits(values_HWC: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

@@ -20,14 +20,13 @@ from zarr.storage import FsspecStore
 from tasks.data.sources import folder
 from tasks.data.sources.array_rows import (
     CLASS_NAMES,
-    COLOURS,
     IMAGES,
     LABELS,
     MAX_LABEL_BYTES,
     ZARR,
     Row,
     Table,
-    check_images,
+    channels_of,
     in_eight_bits,
 )
 from tasks.data.transform import DecodeError
@@ -60,8 +59,11 @@ def table(url: str) -> Table:
         InputError: It has not the form that is needed.
     """
     group = _group(url)
-    images, labels = _array(group, IMAGES), _array(group, LABELS)
-    check_images(images.shape, images.dtype)
+    images = _array(group, IMAGES)
+    with warnings.catch_warnings():  # not where rows are read: it holds for all threads of a process
+        warnings.simplefilter("ignore")  # of fixed-length words, which other libraries than this one may not read
+        labels = _array(group, LABELS)
+    channels = channels_of(images.shape, images.dtype)
     chunk_bytes = int(np.prod(images.chunks)) * images.dtype.itemsize
     if chunk_bytes > MAX_CHUNK_BYTES:
         raise InputError(
@@ -75,7 +77,6 @@ def table(url: str) -> Table:
     names = group.attrs.get(CLASS_NAMES) or _around(url).get(CLASS_NAMES, ())
     if not isinstance(names, (list, tuple)):
         raise InputError(f"{CLASS_NAMES} is {names!r}; give a list of words")
-    channels = 1 if images.ndim == COLOURS else images.shape[3]
     return Table(_values(labels), channels, tuple(map(str, names)))
 
 
@@ -86,7 +87,7 @@ def rows(url: str, chosen: Sequence[int]) -> Iterator[Row | DecodeError]:
         InputError: a chunk cannot be decoded.
     """
     images = _array(_group(url), IMAGES)
-    check_images(images.shape, images.dtype)
+    channels = channels_of(images.shape, images.dtype)
     per_chunk = images.chunks[0]
     for _, members in groupby(chosen, key=lambda row: row // per_chunk):
         inside = list(members)
@@ -100,14 +101,15 @@ def rows(url: str, chosen: Sequence[int]) -> Iterator[Row | DecodeError]:
         if len(block) != inside[-1] + 1 - first:
             raise InputError(f"{IMAGES} ends before its image {inside[-1]}")
         for row in inside:
-            yield _image(block[row - first], images.fill_value)
+            image = block[row - first]
+            yield _image(image.reshape(*image.shape[:2], channels), images.fill_value)
 
 
-def _image(values: npt.NDArray[Any], fill_value: Any) -> Row | DecodeError:
+def _image(values_HWC: npt.NDArray[Any], fill_value: Any) -> Row | DecodeError:
     """What has no chunk reads as the fill value, without an error."""
-    if (values == fill_value).all():
+    if (values_HWC == fill_value).all():
         return DecodeError(f"every pixel is the fill value {fill_value}, as where nothing was written")
-    return in_eight_bits(values if values.ndim == COLOURS else values[..., np.newaxis])
+    return in_eight_bits(values_HWC)
 
 
 def _group(url: str) -> zarr.Group:
@@ -128,9 +130,7 @@ def _around(url: str) -> Mapping[str, Any]:
 
 
 def _array(group: zarr.Group, name: str) -> zarr.Array[Any]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of fixed-length words, which other libraries than this one may not read
-        found = group.get(name)
+    found = group.get(name)
     if not isinstance(found, zarr.Array):
         held = ", ".join(sorted(group.keys())) or "nothing"
         raise InputError(f"holds {held}; it needs the arrays {IMAGES} and {LABELS}")
