@@ -1,8 +1,10 @@
-"""Blocks of convolutions that several networks begin with."""
+"""What several networks are made of: blocks of convolutions, fewer pixels, features that keep their memory format."""
 
 from __future__ import annotations
 
+import torch
 from torch import nn
+from torch.nn import functional
 
 
 def conv_blocks(channels: int, width: int, depth: int) -> tuple[nn.Sequential, int]:
@@ -18,3 +20,29 @@ def conv_blocks(channels: int, width: int, depth: int) -> tuple[nn.Sequential, i
             layers += [nn.Conv2d(channels, filters, 3, padding=1, bias=False), nn.BatchNorm2d(filters), nn.ReLU()]
             channels = filters
     return nn.Sequential(*layers), channels
+
+
+def every_nth(features_NCHW: torch.Tensor, stride: int) -> torch.Tensor:
+    """Every `stride`-th row and column, for a 1x1 convolution of stride 1 after it.
+
+    A strided 1x1 convolution is the same, but oneDNN's weight gradient of it writes past its buffers with two threads
+    and few channels (SIGSEGV, heap corruption; torch 2.13 on Zen 5, 2026-11-21). They are taken as means of one pixel
+    each and not as a slice, for the gradient of a slice is never channels last (see `keep_format`).
+    """
+    return features_NCHW if stride == 1 else functional.avg_pool2d(features_NCHW, 1, stride)
+
+
+def keep_format(features_NCHW: torch.Tensor) -> torch.Tensor:
+    """The features themselves; where they are channels last, their gradient comes back so too.
+
+    Whatever flattens or averages them hands back a contiguous gradient, and all the operations before it would go
+    through memory in two orders at once: a ReLU then takes up to nine times as long (infra/LOG.md, 2026-11-22).
+    A compiled network orders its memory itself.
+    """
+    if features_NCHW.requires_grad and not torch.compiler.is_compiling() and not features_NCHW.is_contiguous():
+        features_NCHW.register_hook(_channels_last)
+    return features_NCHW
+
+
+def _channels_last(gradient_NCHW: torch.Tensor) -> torch.Tensor:
+    return gradient_NCHW.contiguous(memory_format=torch.channels_last)

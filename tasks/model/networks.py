@@ -14,7 +14,7 @@ from torch import nn
 
 from conf.schema import Model
 from tasks.model import own
-from tasks.model.blocks import conv_blocks
+from tasks.model.blocks import conv_blocks, every_nth, keep_format
 from tasks.model.dense import DnCnn, UNet
 from tasks.model.resnet import resnet18, resnet50
 from tasks.model.sequence import SequenceNet
@@ -51,7 +51,7 @@ class ConvBlocks(nn.Module):
 
     def forward(self, images_NCHW: torch.Tensor) -> Outputs:
         """Return `(logits_NK, None)`."""
-        return self.classify(self.pool(self.features(images_NCHW)).flatten(1)), None
+        return self.classify(self.pool(keep_format(self.features(images_NCHW))).flatten(1)), None
 
 
 class TwoHead(nn.Module):
@@ -82,9 +82,7 @@ class TwoHead(nn.Module):
     def forward(self, images_NCHW: torch.Tensor) -> Outputs:
         """Return `(logits_NK, targets_NT)`."""
         stem = self.stem(images_NCHW)
-        # A 1x1 convolution of stride 2, as slice and stride 1: oneDNN's weight gradient of the strided one writes past
-        # its buffers with two threads and few channels (SIGSEGV, heap corruption; torch 2.13 on Zen 5, 2026-11-21).
-        features = torch.relu(self.branch(stem) + self.skip(stem[:, :, ::2, ::2])).flatten(1)
+        features = keep_format(torch.relu(self.branch(stem) + self.skip(every_nth(stem, 2)))).flatten(1)
         return self.classify(features), self.regress(features)
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
+from tasks.model.blocks import every_nth, keep_format
+
 Outputs = tuple[torch.Tensor, None]
 WIDTHS = (64, 128, 256, 512)
 """Filters of the four layers; bottlenecks give four times as many."""
@@ -66,15 +68,11 @@ class ResNet(nn.Module):
         """Return `(logits_NK, None)`."""
         features = self.maxpool(self.relu(self.bn1(self.conv1(images_NCHW))))
         features = self.layer4(self.layer3(self.layer2(self.layer1(features))))
-        return self.fc(self.avgpool(features).flatten(1)), None
+        return self.fc(self.avgpool(keep_format(features)).flatten(1)), None
 
 
 class Shortcut(nn.Sequential):
-    """A 1x1 convolution and batch norm, on every pixel or on every second one.
-
-    As slice and stride 1: oneDNN's weight gradient of a strided 1x1 convolution writes past its buffers on some CPUs
-    (torch 2.13; see `tasks.model.networks.TwoHead`).
-    """
+    """A 1x1 convolution and batch norm, on every pixel or on every second one."""
 
     def __init__(self, channels: int, filters: int, stride: int) -> None:
         super().__init__(nn.Conv2d(channels, filters, 1, bias=False), nn.BatchNorm2d(filters))
@@ -83,7 +81,7 @@ class Shortcut(nn.Sequential):
     def forward(self, features_NCHW: torch.Tensor) -> torch.Tensor:
         """Of its input's every `stride`-th row and column."""
         convolution, norm = self
-        seen: torch.Tensor = norm(convolution(features_NCHW[:, :, :: self.stride, :: self.stride]))
+        seen: torch.Tensor = norm(convolution(every_nth(features_NCHW, self.stride)))
         return seen
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from conf.schema import NUM_COLOURS, Model
-from tasks.model.blocks import conv_blocks
+from tasks.model.blocks import conv_blocks, keep_format
 
 GRID = 4
 """Features are averaged over a grid of so many fields each way, and not over the frame: what moves is somewhere."""
@@ -40,7 +40,7 @@ class SequenceNet(nn.Module):
     def forward(self, images_NCHW: torch.Tensor) -> tuple[torch.Tensor, None]:
         """Return `(logits_NK, None)`."""
         frames_MCHW = images_NCHW.unflatten(1, (self.num_frames, NUM_COLOURS)).flatten(0, 1)
-        embedded_MD = self.embed(self.pool(self.features(frames_MCHW)).flatten(1))
+        embedded_MD = self.embed(self.pool(keep_format(self.features(frames_MCHW))).flatten(1))
         return self.classify(self.over_time(embedded_MD.unflatten(0, (-1, self.num_frames)))), None
 
 

@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from conf.load import load
 from conf.schema import Model, Recipe
 from tasks.data.loading.course import Course
 from tasks.data.loading.order import BatchPlan
+from tasks.model.blocks import every_nth
 from tasks.model.fold import fold_batch_norm
 from tasks.model.infer import predictions
 from tasks.model.module import Learner
@@ -45,6 +47,45 @@ def test_two_heads_give_class_and_angle(side):
     network = build_network(Model(name="twohead", width=16), (side, side, 1), 10, 1)
     logits_NK, targets_NT = network(torch.randn(2, 1, side, side))
     assert (logits_NK.shape, targets_NT.shape) == ((2, 10), (2, 1))
+
+
+class GradientFormats(TorchDispatchMode):
+    """Strides of what a ReLU or GELU gets back and of what it has kept, of all that have gone backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.pairs = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.overloadpacket in (torch.ops.aten.threshold_backward, torch.ops.aten.gelu_backward):
+            self.pairs.append((args[0].stride(), args[1].stride()))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["convblocks", "twohead", "whitened", "unet", "resnet18", "sequence"])
+def test_gradients_come_back_in_the_format_of_the_features(name):
+    """Else each activation goes through memory in two orders at once (log 2026-11-22)."""
+    network = build_network(Model(name=name, width=16, depth=2), (64, 64, 6), 10, int(name == "twohead"))
+    network.to(memory_format=torch.channels_last)
+    images_NCHW = torch.randn(4, 6, 64, 64).to(memory_format=torch.channels_last)
+    with GradientFormats() as seen, torch.autocast("cpu", torch.bfloat16):
+        sum(output.float().square().mean() for output in network(images_NCHW) if output is not None).backward()
+    assert len(seen.pairs) >= 3
+    assert all(given == kept for given, kept in seen.pairs)
+
+
+@pytest.mark.parametrize("side", [8, 9])
+def test_every_second_pixel_and_its_gradient_are_those_of_a_slice(side):
+    features_NCHW = torch.randn(2, 3, side, side).requires_grad_()
+    weights_NCHW = torch.randn(2, 3, (side + 1) // 2, (side + 1) // 2)
+    sliced = features_NCHW[:, :, ::2, ::2]
+    assert torch.equal(every_nth(features_NCHW, 2), sliced)
+    found, expected = (
+        torch.autograd.grad((part * weights_NCHW).sum(), features_NCHW)[0]
+        for part in (every_nth(features_NCHW, 2), sliced)
+    )
+    assert torch.equal(found, expected)
+    assert every_nth(features_NCHW, 1) is features_NCHW
 
 
 def test_weighted_rank_losses_average_to_the_mean_over_all_samples():
