@@ -159,10 +159,6 @@ def _memory_format(
         return asked
     if accelerator == "gpu" and precision in ("32-true", "64-true"):
         choice = Choice(value="contiguous", reason="full-precision GPU convolutions gain nothing from channels last")
-    elif accelerator == "cpu" and config.model.name == "twohead":
-        choice = Choice(
-            value="contiguous", reason="its dense heads take whole feature maps, which channels last would copy: 1.09 x"
-        )
     else:
         choice = Choice(value="channels_last", reason="convolutions read pixels with all channels together")
     reasons["memory_format"] = choice
