@@ -44,6 +44,8 @@ def _is_name(text: str) -> str:
     return text
 
 
+LayerName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.\w+)*$", max_length=200)]
+"""Of a part of a network, as its parameters have it: `layer1`, `features.4`."""
 OwnName = Annotated[Text, AfterValidator(_is_name), Field(json_schema_extra={"pattern": _NAME})]
 """Of a source or a model that an installed package offers, see `conf.plugins`."""
 Precision = Literal["32-true", "64-true", "bf16-mixed", "16-mixed"]
@@ -69,6 +71,8 @@ WHITENED_MIN_SIZE = 9
 MIN_CLASSES = 2
 MIN_DNCNN_DEPTH = 2
 """Convolutions: into the features, and out of them."""
+DRAWN_SOURCES: frozenset[str] = frozenset({"digits", "rotated_digits", "shapes", "textures"})
+"""Sources that draw their images at the size that is asked for."""
 FLIPPING: frozenset[Augment] = frozenset({"flip_shift", "alternating_flip_shift"})
 """Augmentations that mirror."""
 
@@ -87,7 +91,11 @@ class Data(Section):
     root: Text | None = None
     """Where the data lies: a path or any URL that fsspec reads. Not used by the embedded sources."""
     image_size: Annotated[int, Field(ge=8, le=1024)] = 28
-    """Height and width of a prepared image, pixels. Larger or smaller images are scaled and centre-cropped."""
+    """Height and width of a prepared image, pixels."""
+    fit: Literal["scale", "crop"] = "scale"
+    """How images of other sizes come to theirs. `scale`: the shorter side is scaled to it, and the middle taken;
+    `crop`: the middle is taken at the image's own scale, where the size of things or the grain of noise matters. Images
+    that are too small for that are rejected."""
     num_frames: Annotated[int, Field(ge=2, le=MAX_FRAMES)] = NUM_FRAMES
     """Frames of a prepared clip, of `clips` and `motions`: the middle ones of so many equal parts of a clip, however
     long. Clips with fewer frames are rejected."""
@@ -124,6 +132,15 @@ class Data(Section):
         """Of a prepared picture, its mask included: the colours of all its frames, where it is a clip."""
         facts = plugins.source_facts(self.source)
         return (facts.channels + facts.has_masks) * (self.num_frames if facts.has_clips else 1)
+
+    @model_validator(mode="after")
+    def _fit_fits(self) -> Self:
+        if self.fit != "scale" and (self.source in SIGNAL_SOURCES or self.source in CLIP_SOURCES | DRAWN_SOURCES):
+            raise ValueError(
+                f"data.fit={self.fit} has no use with source {self.source}, whose samples are not images of their own "
+                "sizes; drop it"
+            )
+        return self
 
     @model_validator(mode="after")
     def _frames_fit(self) -> Self:
@@ -193,9 +210,10 @@ class Model(Section):
     """Weights to begin with: a file (`.safetensors`, or a state dict or checkpoint of torch, of which no code is
     executed), the id of a run, `runs:/RUN_ID/model`, `models:/NAME@ALIAS`, or a directory with a model. A head for
     other classes begins anew; all else must fit. None: by the seed."""
-    freeze: Literal["none", "backbone"] = "none"
-    """`backbone`: all but the head stays as `pretrained` has it, and works as in evaluation: batch norms keep their
-    statistics, nothing is dropped."""
+    freeze: Literal["none", "backbone"] | LayerName = "none"
+    """What stays as `pretrained` has it, and works as in evaluation: batch norms keep their statistics, nothing is
+    dropped. `backbone`: all but the head; the name of a layer: it and all before it, which is for images that look
+    alike and are many. What stays needs no backward pass, so that a step takes less time."""
 
     @property
     def task(self) -> Task:
@@ -641,9 +659,10 @@ class Config(Section):
             raise ValueError(f"model.test_views={self.model.test_views} {mirrored}; use test_views=1")
 
     def _check_transfer(self) -> None:
-        if self.model.freeze == "backbone" and self.model.pretrained is None:
+        if self.model.freeze != "none" and self.model.pretrained is None:
             raise ValueError(
-                "model.freeze=backbone without model.pretrained would keep random weights; name weights, or drop it"
+                f"model.freeze={self.model.freeze} without model.pretrained would keep random weights; name weights, "
+                "or drop it"
             )
         rate = self.recipe.backbone_rate
         if rate == 1:

@@ -28,7 +28,7 @@ from flows.interrupt import heard
 from flows.overlap import cancel_older
 from flows.tracked import begun
 from flows.tried import tried
-from flows.weights import check_layer
+from flows.weights import check_layer, check_own_size
 from tasks.bundle import digest_of
 from tasks.cluster.demand import demand_of
 from tasks.cluster.open import open_cluster
@@ -38,7 +38,7 @@ from tasks.durable import write_durably
 from tasks.errors import InputError
 from tasks.model.packages import check_package
 from tasks.predict.images import Images, in_folder, of_test_split
-from tasks.predict.job import Settings, batch_size_for, cut, key_of
+from tasks.predict.job import Part, Settings, batch_size_for, cut, key_of
 from tasks.predict.steps import Predicted, predict
 from tasks.quality import mean_iou
 from tasks.records import Hardware, ModelFacts, Plan, Record
@@ -52,6 +52,8 @@ FLOAT_BYTES = 4
 EXECUTION = {"accelerator", "device_name", "world_size", "num_threads", "precision", "compile"}
 """Of a plan, what concerns prediction."""
 PNG_CHANNELS = (1, 3)
+LARGE_BYTES = 8 * 2**20
+"""Decoded, of an image at its own size, where nobody knows it: parts have that much fewer of them."""
 SAID = "predictions.json"
 """Beside the parts: what they are."""
 
@@ -69,6 +71,8 @@ class PredictRequest(Record):
     """Settings of data, execution and cluster, as key=value."""
     layer: Text | None = None
     """A layer of the model: what it gives is written in place of what the model tells."""
+    own_size: bool = False
+    """Predict each image as large as it is, by a model that tells something of each pixel."""
     out: Text | None = None
     """Directory for the Parquet files; None for one under PACELINE_HOME, by what is predicted."""
 
@@ -103,6 +107,8 @@ def clear_predict(request: PredictRequest, site: Site) -> Cleared:
     if request.layer is not None:
         heads = len(facts.class_names), len(facts.target_names)
         num_values = check_layer(request.layer, facts.model, facts.image_shape, heads)
+    if request.own_size:
+        check_own_size(facts.model, facts.image_shape, (len(facts.class_names), len(facts.target_names)))
     config, images = _source(request, facts)
     config, hardware = _workers(config, request, site)
     plan = resolve(config, hardware, 0)
@@ -115,8 +121,11 @@ def clear_predict(request: PredictRequest, site: Site) -> Cleared:
         batch_size=batch_size_for(facts.image_shape, facts.model.test_views),
         package=facts.model.plugin.identity if facts.model.plugin else None,
         layer=request.layer,
+        own_size=request.own_size,
     )
     if plan.compile == "step":
+        if request.own_size:
+            raise InputError("execution.compile=step compiles for one size, and --own-size has many; use compile=off")
         if request.layer is not None:
             raise InputError("execution.compile=step compiles what the model tells, not its layers; use compile=off")
         settings = settings.model_copy(update={"compiled": str(_packages(settings, site.root))})
@@ -141,9 +150,7 @@ def run_predict(request: PredictRequest) -> dict[str, Any]:
     site = Site()
     cleared = clear_predict(request, site)
     cancel_older()
-    images, size = cleared.images, cleared.facts.image_shape[0]
-    num_bytes = size * size * (images.channels + images.num_planes) + FLOAT_BYTES * cleared.num_values
-    parts = list(cut(images, cleared.out, cleared.key, chunks_of(images.samples, images.origin, num_bytes)))
+    parts = _parts(cleared)
     config = cleared.config
     with (
         _cluster(cleared, site) as address,
@@ -162,7 +169,7 @@ def run_predict(request: PredictRequest) -> dict[str, Any]:
         }
         task = cleared.facts.model.task
         said |= {"source": request.source, "task": task, "class_names": list(cleared.facts.class_names)}
-        said |= {"layer": request.layer, "num_values": cleared.num_values}
+        said |= {"layer": request.layer, "num_values": cleared.num_values, "own_size": request.own_size}
         _say(cleared.out, said)
         if not said["model_recorded"]:
             get_run_logger().warning(
@@ -190,6 +197,15 @@ def run_predict(request: PredictRequest) -> dict[str, Any]:
     return summary
 
 
+def _parts(cleared: Cleared) -> list[Part]:
+    """The work, in parts that a worker holds in memory."""
+    images, size = cleared.images, cleared.facts.image_shape[0]
+    num_bytes = size * size * (images.channels + images.num_planes) + FLOAT_BYTES * cleared.num_values
+    if cleared.settings.own_size:
+        num_bytes = max(num_bytes, LARGE_BYTES)
+    return list(cut(images, cleared.out, cleared.key, chunks_of(images.samples, images.origin, num_bytes)))
+
+
 @contextmanager
 def _cluster(cleared: Cleared, site: Site) -> Iterator[str]:
     """The address of a cluster whose workers have what the model and the source need."""
@@ -206,7 +222,8 @@ def _source(request: PredictRequest, facts: ModelFacts) -> tuple[Config, Images]
     if not is_preset and config.data.root is not None:
         raise InputError(f"data.root={config.data.root} beside the source {request.source}; name one of them")
     task = facts.model.task
-    changes: dict[str, Any] = {"image_size": facts.image_shape[0]} | ({} if is_preset else {"root": request.source})
+    changes: dict[str, Any] = {"image_size": facts.image_shape[0], "fit": facts.fit or "scale"}
+    changes |= {} if is_preset else {"root": request.source}
     if config.data.source in SIGNAL_SOURCES:
         changes["signal"] = _signal(request, facts).model_dump(mode="json")
     if facts.num_frames and config.data.source in CLIP_SOURCES:
@@ -219,7 +236,12 @@ def _source(request: PredictRequest, facts: ModelFacts) -> tuple[Config, Images]
         if request.layer is not None:
             class_names = None  # of what a layer gives, other classes than the model's may be told
         images = in_folder(
-            request.source, class_names, facts.signal, num_frames=facts.num_frames, leave_masks=task == "segment"
+            request.source,
+            class_names,
+            facts.signal,
+            num_frames=facts.num_frames,
+            leave_masks=task == "segment",
+            fit=facts.fit or "scale",
         )
     _check_fits(request, facts, images)
     # Not validated together: a network may only be trained on data of its task, and predicts any pictures.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from conf.schema import Config, Model
 from conf.site import Site
@@ -11,6 +12,9 @@ from tasks.durable import sha256_of, write_durably
 from tasks.errors import InputError
 from tasks.model.packages import check_package
 from tasks.records import Listing, ModelFacts, Pretrained
+
+if TYPE_CHECKING:
+    from torch import nn
 
 SHAPE = ("name", "width", "depth")
 """Settings that a network is built by; not every network uses each."""
@@ -23,17 +27,13 @@ def check_weights(config: Config, listing: Listing, site: Site) -> Pretrained | 
         InputError: there are none, they do not fit, or the network has no head.
     """
     reference = config.model.pretrained
-    is_split = config.model.freeze == "backbone" or config.recipe.backbone_rate != 1
-    if reference is None and not is_split:
+    if reference is None and config.recipe.backbone_rate == 1:
         return None
     from tasks.model.pretrained import blank_network, check_fit, read_weights  # torch: a second
-    from tasks.model.transfer import heads_of
 
     shape = (config.data.image_size, config.data.image_size, listing.channels)
     network = blank_network(config.model, shape, len(listing.class_names), len(listing.target_names))
-    if is_split and not heads_of(network):
-        setting = "model.freeze=backbone" if config.model.freeze == "backbone" else "recipe.backbone_rate"
-        raise InputError(f"{setting} is for networks with a head, and {config.model.name} has none; drop it")
+    _check_parts(config, network)
     if reference is None:
         return None
     where, (path, facts), same_classes = f"model.pretrained={reference}", _place(reference, site), True
@@ -72,6 +72,57 @@ def check_layer(layer: str, model: Model, image_shape: tuple[int, int, int], hea
     if layer not in sizes:
         raise InputError(f"--layer {layer}: {model.name} has no such layer; it has {', '.join(sizes)}")
     return sizes[layer]
+
+
+def check_own_size(model: Model, image_shape: tuple[int, int, int], heads: tuple[int, int]) -> None:
+    """Refuse to predict images at their own sizes by a model that cannot.
+
+    Args:
+        model: of the network.
+        image_shape: height, width, channels.
+        heads: classes and regression targets.
+
+    Raises:
+        InputError: it tells something of whole images, or does not say how far it looks.
+    """
+    from tasks.model.networks import build_network  # torch: a second
+    from tasks.model.transfer import looks_of
+
+    if model.task == "classify":
+        raise InputError(
+            "--own-size is for models that tell something of each pixel, and this one tells classes of images"
+        )
+    if looks_of(build_network(model, image_shape, *heads)) is None:
+        raise InputError(
+            f"--own-size: the model {model.name} does not say how far from a pixel it looks; give its module the "
+            "attributes `reach` and `stride`, in pixels"
+        )
+
+
+def _check_parts(config: Config, network: nn.Module) -> None:
+    """The parts that are to stay, or to learn more slowly, are there."""
+    from tasks.model.transfer import core_of, freeze, heads_of
+
+    name, layer, heads = config.model.name, config.model.freeze, heads_of(network)
+    if not heads and (layer == "backbone" or config.recipe.backbone_rate != 1):
+        setting = "model.freeze=backbone" if layer == "backbone" else "recipe.backbone_rate"
+        raise InputError(f"{setting} is for networks with a head, and {name} has none; drop it")
+    if layer in ("none", "backbone"):
+        return
+    try:
+        freeze(network, layer)
+    except KeyError:
+        parts = {".".join(weight.split(".")[:2]) for weight, _ in core_of(network).named_parameters()}
+        names = [part for part, _ in core_of(network).named_modules() if part in parts and part not in heads]
+        told = f"{name} has no such layer; it has {', '.join(names)}"
+        raise InputError(f"model.freeze={layer}: {told}") from None
+    except ValueError:
+        raise InputError(
+            f"model.freeze={layer}: the head would stay as well, which is to be trained; name a layer before "
+            f"{heads[0]}, or use backbone"
+        ) from None
+    if not any(weight.requires_grad for weight in network.parameters()):
+        raise InputError(f"model.freeze={layer}: nothing of {name} would be trained; name a layer before it")
 
 
 def _place(reference: str, site: Site) -> tuple[Path, ModelFacts | None]:

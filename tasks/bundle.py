@@ -26,7 +26,7 @@ def digest_of(facts: ModelFacts) -> str:
 
     Without what only says how it was trained. Models that are older than a field keep their digests.
     """
-    absent = {name: True for name in ("package", "signal") if getattr(facts, name) is None}
+    absent = {name: True for name in ("package", "signal", "fit") if getattr(facts, name) is None}
     return hashlib.sha256(facts.model_dump_json(exclude={**absent, "model": TRAINING}).encode()).hexdigest()
 
 
@@ -44,6 +44,7 @@ def describe_trained(config: Config, prepared: PreparedSet, weights_sha256: str)
         weights_sha256=weights_sha256,
         package=config.model.plugin,
         signal=config.data.used_signal,
+        fit=None if config.data.fit == "scale" else config.data.fit,
     )
 
 

@@ -16,6 +16,7 @@ LATER = {
     ("data", "signal"),
     ("data", "classes"),
     ("data", "num_frames"),
+    ("data", "fit"),
     ("model", "pretrained"),
     ("model", "freeze"),
     ("recipe", "backbone_rate"),

@@ -162,6 +162,8 @@ class ModelFacts(Record):
     """The user's package that offered the model when it was trained; None for one of Paceline's."""
     signal: Signal | None = None
     """How signals became the pictures that it was trained on; None for what was pictures already."""
+    fit: Literal["crop"] | None = None
+    """How images came to their size; None for the usual way, which is to scale them."""
 
     @property
     def num_frames(self) -> int:

@@ -31,20 +31,26 @@ def add(parser: ArgumentParser) -> None:
         help="where the Parquet files go (default: by content, under PACELINE_HOME); "
         "a call that was interrupted goes on there",
     )
+    parser.add_argument(
+        "--own-size",
+        action="store_true",
+        help="each image as large as it is, not scaled to what the model was trained on; for models of pixels",
+    )
     add_json(parser)
 
 
 def execute(options: Namespace) -> None:
     """Carry it out."""
-    carry_out(options, layer=None)
+    carry_out(options, layer=None, own_size=options.own_size)
 
 
-def carry_out(options: Namespace, layer: str | None) -> None:
+def carry_out(options: Namespace, *, layer: str | None, own_size: bool = False) -> None:
     """Write what the model tells, or what a layer of it gives."""
     from flows.predict import PredictRequest, clear_predict
 
     site = Site()
     asked = {name: getattr(options, name) for name in ("model", "source", "overrides", "out")} | {"layer": layer}
+    asked |= {"own_size": own_size}
     request = checked(PredictRequest, asked)
     clear_predict(request, site)
     with json_stream(options.json) as stream, quiet_flow(site):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,11 @@ import numpy.typing as npt
 
 Picture = bytes | npt.NDArray[np.uint8]
 """The content of a file, or pixels (H, W, C), or (H, W) for one channel or a mask."""
+
+
+Fit = Literal["scale", "crop", "whole"]
+"""How a picture comes to its size. `scale`: its shorter side is scaled to it, and the middle taken; `crop`: the middle
+is taken as it is; `whole`: all of it, of whatever size."""
 
 
 class Item(NamedTuple):

@@ -49,6 +49,8 @@ def preparation_key(listing: SampleListing, data: Data) -> str:
         inputs["spectrogram"] = signals.SPECTROGRAM_VERSION
     if listing.origin.num_frames:
         inputs["clip"] = [listing.origin.num_frames, clips.CLIP_VERSION]
+    if listing.origin.fit != "scale":
+        inputs["fit"] = listing.origin.fit
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
 
 

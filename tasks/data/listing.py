@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from conf.schema import MIN_CLASSES, Data
 from conf.signal import Signal
+from tasks.data.item import Fit
 from tasks.data.samples import Indices, Sample, Samples
 from tasks.errors import InputError
 
@@ -57,6 +58,8 @@ class Origin:
     """Of signals: how they become pictures."""
     num_frames: int = 0
     """Of clips: how many each has when it is prepared; 0 for pictures."""
+    fit: Fit = "scale"
+    """Of pictures: how they come to their size."""
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,14 @@ Knows nothing of splits, shards or models.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tasks.data import source, transform
-from tasks.data.item import Item, Picture
+from tasks.data.item import Fit, Item, Picture
 from tasks.data.listing import Origin
 from tasks.data.samples import Samples
 from tasks.errors import one_line
@@ -54,7 +54,7 @@ def read_pixels(
     for position, item in enumerate(source.read_items(origin, samples, image_size)):
         between()
         try:
-            _place(item, images_NHWC[len(kept)], image_size)
+            _place(item, images_NHWC[len(kept)], image_size, origin.fit)
         except transform.DecodeError as error:
             reasons[position] = str(error)
         else:
@@ -64,23 +64,53 @@ def read_pixels(
     return Pixels(images_NHWC[: len(kept)], np.stack(targets) if targets else None, kept, reasons)
 
 
-def _place(item: Item, image_HWC: npt.NDArray[np.uint8], image_size: int) -> None:
+def read_whole(
+    origin: Origin, samples: Samples, image_size: int
+) -> Iterator[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8] | None] | str]:
+    """Read samples at their own sizes, one after the other: pixels and mask, or why one cannot be read.
+
+    Args:
+        origin: Where they lie.
+        samples: Which.
+        image_size: Of those that the source draws, pixels.
+
+    Raises:
+        InputError: The source cannot be opened from here.
+        RunError: The user's source fails, or yields something else.
+    """
+    for item in source.read_items(origin, samples, image_size):
+        try:
+            found = _pixels_of(item, image_size, "whole")
+        except transform.DecodeError as error:
+            yield str(error)
+        else:
+            yield found
+
+
+def _place(item: Item, image_HWC: npt.NDArray[np.uint8], image_size: int, fit: Fit) -> None:
     """Put a sample where it belongs; its mask into the last channel, if it has one."""
-    picture = _found(item.picture)
-    colours_HWC = image_HWC if item.mask is None else image_HWC[..., :-1]
-    if isinstance(picture, bytes):
-        colours_HWC[:] = transform.decode(picture, image_size)
+    colours_HWC, mask_HW = _pixels_of(item, image_size, fit)
+    if mask_HW is None:
+        image_HWC[:] = colours_HWC
     else:
-        colours_HWC[:] = transform.resize(picture, image_size)
+        image_HWC[..., :-1], image_HWC[..., -1] = colours_HWC, mask_HW
+
+
+def _pixels_of(item: Item, image_size: int, fit: Fit) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8] | None]:
+    """A sample's picture (H, W, C), and its mask (H, W) if it has one: 1 for the first class, 0 for none."""
+    picture = _found(item.picture)
+    if isinstance(picture, bytes):
+        colours_HWC = transform.decode(picture, image_size, fit)
+    else:
+        colours_HWC = transform.resize(picture, image_size, fit)
     if item.mask is None:
-        return
+        return colours_HWC, None
     mask = _found(item.mask)
     if not isinstance(mask, bytes):
-        image_HWC[..., -1] = transform.resize_mask(mask, image_size)
-    elif isinstance(picture, bytes):
-        image_HWC[..., -1] = transform.decode_mask(mask, picture, image_size)
-    else:
-        raise transform.DecodeError("its mask is a file, and the image pixels; give both in one form")
+        return colours_HWC, transform.resize_mask(mask, image_size, fit)
+    if isinstance(picture, bytes):
+        return colours_HWC, transform.decode_mask(mask, picture, image_size, fit)
+    raise transform.DecodeError("its mask is a file, and the image pixels; give both in one form")
 
 
 def _found(content: Picture | Exception) -> Picture:

@@ -6,6 +6,7 @@ Lists in the caller's process and reads on the workers; what a source looks like
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from conf.plugins import source_facts
 from conf.schema import Data
@@ -54,6 +55,7 @@ def list_samples(data: Data) -> SampleListing:
         raise SourceError(
             f"data.root={data.root}: cannot be listed ({reason}); mend the address or the access"
         ) from error
+    listing = replace(listing, origin=replace(listing.origin, fit=data.fit))
     if data.classes is not None:
         if listing.num_planes:
             raise InputError(f"data.classes is for classes of whole images, and data.source={data.source} has masks")

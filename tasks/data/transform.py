@@ -1,4 +1,4 @@
-"""From the bytes of an image file to a square of uint8 RGB pixels, or the reason why not.
+"""From the bytes of an image file to uint8 RGB pixels, a square of them or all, or the reason why not.
 
 Knows nothing of files, splits or Dask. `TRANSFORM_VERSION` must grow with every change of a pixel: it is part of the
 key by which prepared sets are reused.
@@ -14,6 +14,7 @@ import numpy.typing as npt
 import simplejpeg
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from tasks.data.item import Fit
 from tasks.errors import one_line
 
 TRANSFORM_VERSION = 1
@@ -32,31 +33,33 @@ class DecodeError(Exception):
     """An image cannot be decoded; the message is the reason, on one line."""
 
 
-def decode(content: bytes, image_size: int) -> npt.NDArray[np.uint8]:
-    """Decode an image file: upright, on white, RGB, scaled and centre-cropped.
+def decode(content: bytes, image_size: int, fit: Fit = "scale") -> npt.NDArray[np.uint8]:
+    """Decode an image file: upright, on white, RGB, and of its size.
 
     Of an animation the first frame is taken. A grey image becomes three equal channels.
 
     Args:
         content: The whole file.
         image_size: Height and width of the result, pixels.
+        fit: How it comes to it.
 
     Returns:
-        Pixels (image_size, image_size, 3).
+        Pixels (image_size, image_size, 3), or (H, W, 3) of the whole.
 
     Raises:
-        DecodeError: The file is empty, truncated, no image, too large, or of a kind that has no meaning in 8 bits.
+        DecodeError: The file is empty, truncated, no image, too large, too small to be cropped, or of a kind that has
+            no meaning in 8 bits.
     """
     if not content:
         raise DecodeError("empty file")
-    pixels_HWC = _decode_small_jpeg(content, image_size)
+    pixels_HWC = _decode_small_jpeg(content, image_size, fit)
     if pixels_HWC is not None:
         return pixels_HWC
     try:
         # Pillow warns of what it mends (odd EXIF, palettes); what it cannot mend it raises.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return _decode(content, image_size)
+            return _decode(content, image_size, fit)
     except DecodeError:
         raise
     except UnidentifiedImageError:
@@ -65,7 +68,7 @@ def decode(content: bytes, image_size: int) -> npt.NDArray[np.uint8]:
         raise DecodeError(one_line(error)) from error
 
 
-def _decode_small_jpeg(content: bytes, image_size: int) -> npt.NDArray[np.uint8] | None:
+def _decode_small_jpeg(content: bytes, image_size: int, fit: Fit = "scale") -> npt.NDArray[np.uint8] | None:
     """The same as Pillow makes of a small, sound, upright JPEG; None for all else, which Pillow judges.
 
     Both decode by libjpeg-turbo with the same settings, so the pixels are the same; but around the decoder Pillow
@@ -78,7 +81,8 @@ def _decode_small_jpeg(content: bytes, image_size: int) -> npt.NDArray[np.uint8]
         if height * width > SMALL_PIXELS or colours not in ("YCbCr", "Gray"):
             return None
         # As Pillow's draft mode chooses.
-        scale = next(scale for scale in (8, 4, 2, 1) if scale == 1 or min(height, width) >= 2 * image_size * scale)
+        scales = (8, 4, 2, 1) if fit == "scale" else (1,)
+        scale = next(scale for scale in scales if scale == 1 or min(height, width) >= 2 * image_size * scale)
         pixels_HWC: npt.NDArray[np.uint8] = simplejpeg.decode_jpeg(
             content, min_height=-(-height // scale), min_width=-(-width // scale)
         )
@@ -86,28 +90,36 @@ def _decode_small_jpeg(content: bytes, image_size: int) -> npt.NDArray[np.uint8]
         return None
     if pixels_HWC.shape[:2] == (image_size, image_size):
         return pixels_HWC
-    return _fit(Image.fromarray(pixels_HWC), image_size)
+    return _fit(Image.fromarray(pixels_HWC), image_size, fit)
 
 
-def _decode(content: bytes, image_size: int) -> npt.NDArray[np.uint8]:
+def _decode(content: bytes, image_size: int, fit: Fit = "scale") -> npt.NDArray[np.uint8]:
     with Image.open(io.BytesIO(content)) as image:
         if image.width * image.height > MAX_PIXELS:
             raise DecodeError(f"{image.width} x {image.height} pixels; more than {MAX_PIXELS} look like a bomb")
-        if image.format == "JPEG":
+        if image.format == "JPEG" and fit == "scale":
             # Decode at a fraction of the size where twice the wanted size remains: faster, and still antialiased.
             image.draft(None, (2 * image_size, 2 * image_size))
         ImageOps.exif_transpose(image, in_place=True)  # else what is upright already is copied
         picture = to_rgb(image)
-    return _fit(picture, image_size)
+    return _fit(picture, image_size, fit)
 
 
 def _fit(
-    picture: Image.Image, image_size: int, method: Image.Resampling = Image.Resampling.BICUBIC
+    picture: Image.Image, image_size: int, fit: Fit, method: Image.Resampling = Image.Resampling.BICUBIC
 ) -> npt.NDArray[np.uint8]:
-    """Scaled and centre-cropped where the size is another."""
-    if picture.size != (image_size, image_size):
-        picture = ImageOps.fit(picture, (image_size, image_size), method=method)
-    return np.asarray(picture)
+    """Of its size, where that is another."""
+    size = (image_size, image_size)
+    if fit == "crop" and min(picture.size) < image_size:
+        raise DecodeError(
+            f"{picture.width} x {picture.height} pixels, and data.fit=crop takes {image_size} a side; use scale"
+        )
+    if fit == "whole" or picture.size == size:
+        return np.asarray(picture)
+    if fit == "crop":
+        left, top = ((side - image_size) // 2 for side in picture.size)
+        return np.asarray(picture.crop((left, top, left + image_size, top + image_size)))
+    return np.asarray(ImageOps.fit(picture, size, method=method))
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -139,16 +151,17 @@ def _from_sixteen_bit(image: Image.Image) -> Image.Image:
     return Image.fromarray(((values + 128) // 257).astype(np.uint8)).convert("RGB")
 
 
-def decode_mask(content: bytes, image: bytes, image_size: int) -> npt.NDArray[np.uint8]:
-    """Decode the mask of an image: cropped as the image is, each pixel the value of the nearest one, plus 1.
+def decode_mask(content: bytes, image: bytes, image_size: int, fit: Fit = "scale") -> npt.NDArray[np.uint8]:
+    """Decode the mask of an image: brought to its size as the image is, by nearest pixels, with 1 added.
 
     Args:
         content: The mask's whole file.
         image: The image's.
         image_size: Height and width of the result, pixels.
+        fit: How it comes to it.
 
     Returns:
-        Pixels (image_size, image_size): 1 for the first class, 0 for 255, which is no class.
+        Pixels (image_size, image_size), or of the whole: 1 for the first class, 0 for 255, which is no class.
 
     Raises:
         DecodeError: It is no picture of single values, or not of its image's size.
@@ -171,21 +184,21 @@ def decode_mask(content: bytes, image: bytes, image_size: int) -> npt.NDArray[np
         raise
     except Exception as error:
         raise DecodeError(f"its mask: {one_line(error)}") from error
-    return resize_mask(values, image_size)
+    return resize_mask(values, image_size, fit)
 
 
-def resize_mask(values_HW: npt.NDArray[np.uint8], image_size: int) -> npt.NDArray[np.uint8]:
-    """Scale and centre-crop a mask by nearest pixels; 1 for the first class, 0 for 255, which is no class."""
+def resize_mask(values_HW: npt.NDArray[np.uint8], image_size: int, fit: Fit = "scale") -> npt.NDArray[np.uint8]:
+    """Bring a mask to its size, by nearest pixels; 1 for the first class, 0 for 255, which is no class."""
     if values_HW.shape != (image_size, image_size):
-        values_HW = _fit(Image.fromarray(values_HW), image_size, Image.Resampling.NEAREST)
+        values_HW = _fit(Image.fromarray(values_HW), image_size, fit, Image.Resampling.NEAREST)
     return values_HW + np.uint8(1)  # 255 becomes 0
 
 
-def resize(image: npt.NDArray[np.uint8], image_size: int) -> npt.NDArray[np.uint8]:
-    """Scale and centre-crop the pixels (H, W, C), or (H, W), of an RGB or grey image; those of the size stay."""
+def resize(image: npt.NDArray[np.uint8], image_size: int, fit: Fit = "scale") -> npt.NDArray[np.uint8]:
+    """Bring the pixels (H, W, C), or (H, W), of an RGB or grey image to their size; those of the size stay."""
     pixels_HWC = image if image.ndim > 2 else image[..., np.newaxis]  # noqa: PLR2004
-    if pixels_HWC.shape[:2] == (image_size, image_size):
+    if fit == "whole" or pixels_HWC.shape[:2] == (image_size, image_size):
         return pixels_HWC
     channels = pixels_HWC.shape[2]
-    fitted = _fit(Image.fromarray(pixels_HWC[..., 0] if channels == 1 else pixels_HWC), image_size)
+    fitted = _fit(Image.fromarray(pixels_HWC[..., 0] if channels == 1 else pixels_HWC), image_size, fit)
     return fitted.reshape(image_size, image_size, channels)

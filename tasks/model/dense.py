@@ -1,5 +1,8 @@
 """Networks that tell something of every pixel.
 
+They take images whose height and width are multiples of their `stride`, and what they tell of a pixel depends on no
+other that is farther away than their `reach`, both in pixels: so images of any size can be cut into tiles for them.
+
 Shapes: N samples, C channels, H height, W width, K classes.
 """
 
@@ -29,6 +32,9 @@ class UNet(nn.Module):
         self.enlarge = nn.Upsample(scale_factor=2, mode="nearest")
         self.up = nn.ModuleList(_double(widths[level] + widths[level + 1], widths[level]) for level in range(depth))
         self.classify = nn.Conv2d(width, num_classes, 1)
+        self.stride = 2**depth
+        # Of 4 convolutions at each size but the smallest, which has 2, of halving and of doubling: less than this.
+        self.reach = 8 * self.stride
 
     def forward(self, images_NCHW: torch.Tensor) -> Outputs:
         """Return `(logits_NKHW, None)`."""
@@ -62,6 +68,7 @@ class DnCnn(nn.Module):
         for _ in range(depth - 2):
             layers += [nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
         self.noise = nn.Sequential(*layers, nn.Conv2d(width, channels, 3, padding=1))
+        self.stride, self.reach = 1, depth
 
     def forward(self, images_NCHW: torch.Tensor) -> Outputs:
         """Return `(images_NCHW without noise, None)`."""

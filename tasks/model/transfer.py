@@ -33,24 +33,53 @@ def heads_of(network: nn.Module) -> tuple[str, ...]:
     return tuple(name for name, _ in core.named_children() if name in heads)
 
 
+def looks_of(network: nn.Module) -> tuple[int, int] | None:
+    """How far from a pixel it looks (`reach`), and what it takes height and width to be multiples of (`stride`).
+
+    Both in pixels, as the network says; None for one that does not say how far it looks.
+    """
+    core = core_of(network)
+    reach, stride = getattr(core, "reach", None), getattr(core, "stride", 1)
+    return (reach, stride) if isinstance(reach, int) and isinstance(stride, int) else None
+
+
 def part_of(name: str) -> str:
     """The part that a parameter belongs to, by its name in the network's core."""
     return name.partition(".")[0]
 
 
-def freeze_backbone(network: nn.Module) -> None:
-    """Keep all but the heads as it is: no gradients, and as in evaluation, so that batch norms keep their statistics.
+def freeze(network: nn.Module, what: str) -> None:
+    """Keep a part as it is: no gradients, and as in evaluation, so that batch norms keep their statistics.
 
     Copies of the network are frozen as well. Whoever calls `train()` of the whole network undoes the latter; nobody
     does in a training (Lightning keeps the modes that it finds).
+
+    Args:
+        network: all that is to be trained is still to be so.
+        what: `backbone`, all but the heads; or the name of a part of its core, which is frozen with all that is
+            registered before it.
+
+    Raises:
+        KeyError: it has no such part.
+        ValueError: the part has a head in it, or stands behind one.
     """
     core, heads = core_of(network), heads_of(network)
-    for parameter in core.parameters(recurse=False):
-        parameter.requires_grad_(False)
-    for name, part in core.named_children():
-        if name not in heads:
-            part.requires_grad_(False)
-            part.eval()
+    parts = dict(core.named_modules())
+    if what == "backbone":
+        frozen = [name for name in parts if part_of(name) not in heads]
+    else:
+        last = max((index for index, name in enumerate(parts) if f"{name}.".startswith(f"{what}.")), default=None)
+        if last is None:
+            raise KeyError(what)
+        frozen = list(parts)[: last + 1]
+        if not set(heads).isdisjoint(map(part_of, frozen)):
+            raise ValueError(what)
+    trained = set(parts).difference(frozen)
+    for name in frozen:
+        for parameter in parts[name].parameters(recurse=False):
+            parameter.requires_grad_(False)
+        if name and not any(other.startswith(f"{name}.") for other in trained):
+            parts[name].training = False
 
 
 def parameter_groups(network: nn.Module, recipe: Recipe, learning_rate: float) -> list[dict[str, Any]]:

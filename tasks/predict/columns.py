@@ -8,19 +8,21 @@ would no longer be there at once or not at all. Shapes: N samples that could be 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from PIL import Image
 
-from tasks.data.pixels import Pixels
 from tasks.predict.heads import Arrays, Asked
 from tasks.predict.job import Part
 from tasks.records import ModelFacts
+
+PIXEL_TASKS = ("segment", "denoise")
+"""What is asked of models that tell something of each pixel."""
 
 
 @dataclass(frozen=True)
@@ -40,23 +42,34 @@ class Answers:
     counts: Counts = field(default_factory=Counts)
 
 
-def answers_of(asked: Asked, facts: ModelFacts, part: Part, found: Pixels, arrays: Arrays | None) -> Answers:
-    """The columns of a part besides `path` and `error`.
+class Row(NamedTuple):
+    """What a model says of the pixels of a sample."""
+
+    position: int
+    """Of the sample among the part's."""
+    picture_HWC: npt.NDArray[np.uint8]
+    mask_HW: npt.NDArray[np.uint8] | None
+    """Where the source has one: 1 for the first class, 0 for none."""
+    told: Sequence[Any]
+    """As `tasks.predict.heads.Arrays` has it, of this sample."""
+
+
+def answers_of(asked: Asked, facts: ModelFacts, part: Part, kept: list[int], arrays: Arrays | None) -> Answers:
+    """The columns of a part besides `path` and `error`, where they are of whole samples.
 
     Args:
         asked: what the model was asked for.
         facts: of the model.
         part: whose samples they are.
-        found: the pixels that could be read.
+        kept: positions of those that could be read.
         arrays: what the model says of them; None for a part of which nothing could be read.
     """
-    if asked == "features":
-        return _features(part, found.kept, arrays)
-    if asked == "segment":
-        return _masks(facts, part, found, arrays)
-    if asked == "denoise":
-        return _pictures(part, found, arrays)
-    return _classes(facts, part, found.kept, arrays)
+    return _features(part, kept, arrays) if asked == "features" else _classes(facts, part, kept, arrays)
+
+
+def pixel_answers_of(asked: Asked, facts: ModelFacts, part: Part, rows: Iterable[Row]) -> Answers:
+    """The same where they are of pixels; of the rows no more than one need be there at a time."""
+    return _masks(facts, part, rows) if asked == "segment" else _pictures(part, rows)
 
 
 def png(pixels: npt.NDArray[np.uint8]) -> bytes:
@@ -108,55 +121,44 @@ def _truth(part: Part) -> list[str | None]:
     return [part.class_names[label] if label >= 0 else None for label in part.samples.labels.tolist()]
 
 
-def _masks(facts: ModelFacts, part: Part, found: Pixels, arrays: Arrays | None) -> Answers:
+def _masks(facts: ModelFacts, part: Part, rows: Iterable[Row]) -> Answers:
     """`mask` (its pixels are classes, from 0), `shares` (of the pixels, in the order of the classes), `confidence`."""
     number, num_classes = len(part.samples), len(facts.class_names)
-    classes_NHW, confidence_N = arrays if arrays is not None else (np.zeros((0, 1, 1), np.uint8), np.zeros(0))
-    missing = np.ones(number, dtype=np.bool_)
-    missing[found.kept] = False
-    shares = np.zeros((number, num_classes), dtype=np.float32)
-    for position, classes_HW in zip(found.kept, classes_NHW, strict=True):
+    masks: list[bytes | None] = [None] * number
+    confidences: list[float | None] = [None] * number
+    shares, counts_3K = np.zeros((number, num_classes), dtype=np.float32), np.zeros((3, num_classes), dtype=np.int64)
+    for position, _, mask_HW, (classes_HW, confidence) in rows:
+        masks[position] = png(classes_HW)
+        confidences[position] = float(np.mean(confidence))
         shares[position] = np.bincount(classes_HW.ravel(), minlength=num_classes) / classes_HW.size
+        if mask_HW is not None:
+            counts_3K += _counted(classes_HW, mask_HW, num_classes)
     columns = {
-        "mask": _sparse(number, found.kept, [png(classes_HW) for classes_HW in classes_NHW], pa.binary()),
-        "shares": _lists(shares, missing),
-        "confidence": _sparse(number, found.kept, confidence_N.tolist(), pa.float32()),
+        "mask": pa.array(masks, pa.binary()),
+        "shares": _lists(shares, np.array([mask is None for mask in masks])),
+        "confidence": pa.array(confidences, pa.float32()),
     }
-    if not part.num_planes or arrays is None:
+    if not counts_3K.any():
         return Answers(columns)
-    return Answers(columns, _counted(classes_NHW, found.images_NHWC[..., -1], num_classes))
+    right, _, there = counts_3K.sum(1).tolist()
+    return Answers(columns, Counts(there, right, tuple(counts_3K.ravel().tolist())))
 
 
-def _counted(told_NHW: npt.NDArray[np.uint8], masks_NHW: npt.NDArray[np.uint8], num_classes: int) -> Counts:
-    """Against masks that are 0 for no class, and 1 and up."""
-    known = masks_NHW > 0
-    told, there = told_NHW[known], masks_NHW[known] - 1
-    counts = [np.bincount(kinds, minlength=num_classes) for kinds in (told[told == there], told, there)]
-    return Counts(int(known.sum()), int(counts[0].sum()), tuple(np.concatenate(counts).tolist()))
+def _counted(told_HW: npt.NDArray[np.uint8], mask_HW: npt.NDArray[np.uint8], num_classes: int) -> npt.NDArray[np.int64]:
+    """Pixels rightly told, told, and there, of each class, against a mask that is 0 for no class, and 1 and up."""
+    known = mask_HW > 0
+    told, there = told_HW[known], mask_HW[known] - 1
+    return np.stack([np.bincount(kinds, minlength=num_classes) for kinds in (told[told == there], told, there)])
 
 
-def _pictures(part: Part, found: Pixels, arrays: Arrays | None) -> Answers:
+def _pictures(part: Part, rows: Iterable[Row]) -> Answers:
     """`image`, and `change`: root mean square of what was taken off, of 255."""
-    number = len(part.samples)
-    told_NHWC = arrays[0] if arrays is not None else np.zeros((0, 1, 1, 1), np.uint8)
-    changes = [
-        float(np.sqrt(np.square(told.astype(np.float32) - seen[..., : told.shape[-1]]).mean()))
-        for told, seen in zip(told_NHWC, found.images_NHWC, strict=True)
-    ]
-    return Answers(
-        {
-            "image": _sparse(number, found.kept, [png(told) for told in told_NHWC], pa.binary()),
-            "change": _sparse(number, found.kept, changes, pa.float32()),
-        }
-    )
-
-
-def _sparse(number: int, kept: list[int], values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """A column with values at some positions and nulls at all others."""
-    column: list[Any] = [None] * number
-    for position, value in zip(kept, values, strict=True):
-        column[position] = value
-    return pa.array(column, kind)
+    images: list[bytes | None] = [None] * len(part.samples)
+    changes: list[float | None] = [None] * len(part.samples)
+    for position, picture_HWC, _, (told_HWC,) in rows:
+        images[position] = png(told_HWC)
+        changes[position] = float(np.sqrt(np.square(told_HWC.astype(np.float32) - picture_HWC).mean()))
+    return Answers({"image": pa.array(images, pa.binary()), "change": pa.array(changes, pa.float32())})
 
 
 def _lists(rows_NK: npt.NDArray[np.float32], missing_N: npt.NDArray[np.bool_]) -> pa.ListArray:

@@ -21,7 +21,8 @@ from tasks.records import ModelFacts
 
 Arrays = tuple[npt.NDArray[Any], ...]
 """Of a classifier: probabilities (N, K), and targets (N, T) where it has any, float32. Of a segmentation: classes
-(N, H, W), uint8, and the confidence in them, float32: the mean over the pixels of the probability of what is told.
+(N, H, W), uint8, and the confidence in them, float32: the mean over the pixels of the probability of what is told, or
+that of each pixel.
 Of a denoiser: pixels (N, H, W, C), uint8. Of a layer: features (N, D), float32."""
 Asked = Task | Literal["features"]
 """What a task tells, or what a layer gives."""
@@ -46,16 +47,17 @@ class _Probabilities(nn.Module):
 
 
 class _Masks(nn.Module):
-    """Classes of pixels, from 0, and the confidence in those of each image."""
+    """Classes of pixels, from 0, and the confidence in those of each image, or in each pixel's."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, *, each_pixel: bool) -> None:
         super().__init__()
         self.network = network
+        self.each_pixel = each_pixel
 
     def forward(self, images_NCHW: torch.Tensor) -> tuple[torch.Tensor, ...]:
         logits_NKHW, _ = self.network(images_NCHW)
         best_NHW, classes_NHW = torch.softmax(logits_NKHW.float(), 1).max(1)
-        return classes_NHW.to(torch.uint8), best_NHW.mean(dim=(1, 2))
+        return classes_NHW.to(torch.uint8), best_NHW if self.each_pixel else best_NHW.mean(dim=(1, 2))
 
 
 class _Pictures(nn.Module):
@@ -81,13 +83,22 @@ def asked_of(facts: ModelFacts, layer: str | None) -> Asked:
     return facts.model.task if layer is None else "features"
 
 
-def with_head(network: nn.Module, facts: ModelFacts, layer: str | None = None) -> nn.Module:
-    """A network as its answers are asked of it, on its device and in evaluation mode."""
+def with_head(
+    network: nn.Module, facts: ModelFacts, layer: str | None = None, *, each_pixel: bool = False
+) -> nn.Module:
+    """A network as its answers are asked of it, on its device and in evaluation mode.
+
+    Args:
+        network: what was trained.
+        facts: of it.
+        layer: whose output is asked for; None for what the model tells.
+        each_pixel: with the confidence in each pixel's class, in place of that of an image.
+    """
     if layer is not None:
         return Activations(network, layer).eval()
     device = next(network.parameters()).device
     if facts.model.task == "segment":
-        return _Masks(network).eval()
+        return _Masks(network, each_pixel=each_pixel).eval()
     if facts.model.task == "denoise":
         return _Pictures(network, facts.mean, facts.std).to(device).eval()
     return _Probabilities(network).eval()

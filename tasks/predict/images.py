@@ -9,6 +9,7 @@ import numpy as np
 from conf.schema import Data
 from conf.signal import Signal
 from tasks.data import source
+from tasks.data.item import Fit
 from tasks.data.listing import Origin
 from tasks.data.samples import Samples
 from tasks.data.sources import clips, folder, pairs, signals
@@ -38,6 +39,7 @@ def in_folder(
     *,
     num_frames: int = 0,
     leave_masks: bool = False,
+    fit: Fit = "scale",
 ) -> Images:
     """All images below a root, in order of their names. One that lies in a folder named like a class is of that class.
 
@@ -47,6 +49,7 @@ def in_folder(
         signal: how signals became the pictures that the model knows; None for a model of images.
         num_frames: of the clips that the model knows; 0 for a model of images.
         leave_masks: leave out what lies in `masks` beside `images`, as `data.source=pairs` has it.
+        fit: how images come to the size that the model knows.
 
     Raises:
         InputError: the root is missing or holds no image, signal or clip.
@@ -64,7 +67,7 @@ def in_folder(
         samples = samples.take(np.flatnonzero(is_image[tree.files.labels]))
     if not samples:
         raise InputError(f"{root}: holds no {kind.noun}; recognised are files named {' '.join(sorted(kind.suffixes))}")
-    origin = Origin(kind.origin, folder.absolute(root), signal=signal, num_frames=num_frames)
+    origin = Origin(kind.origin, folder.absolute(root), signal=signal, num_frames=num_frames, fit=fit)
     return Images(origin, samples, class_names, kind.channels * max(1, num_frames))
 
 

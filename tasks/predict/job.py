@@ -51,6 +51,8 @@ class Settings(Record):
     """What the user's package that offers the model is now; None for a model of Paceline's."""
     layer: str | None = None
     """What this layer gives is written in place of what the model tells; None for that."""
+    own_size: bool = False
+    """Each image as large as it is, in tiles; of models that tell something of each pixel."""
     compiled: str | None = None
     """Directory of AOTInductor's packages for exactly these settings, one for each kind of CPU; None for eager
     execution."""
@@ -110,6 +112,8 @@ def key_of(settings: Settings, images: Images) -> str:
     facts = [VERSION, settings.model_digest, settings.precision, images.origin.kind, images.origin.root]
     facts += [own for own in (settings.package, images.origin.identity) if own]
     facts += [] if settings.layer is None else ["layer", settings.layer]
+    facts += ["own_size"] if settings.own_size else []
+    facts += [images.origin.fit] if images.origin.fit != "scale" else []
     digest = hashlib.sha256(json.dumps(facts).encode())
     for line in images.samples.lines():
         digest.update(line)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import io
 import json
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +17,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.data.pixels import Pixels, read_pixels
+from tasks.data.pixels import Pixels, read_pixels, read_whole
 from tasks.durable import write_durably
-from tasks.predict.columns import answers_of
+from tasks.predict.columns import PIXEL_TASKS, Answers, Row, answers_of, pixel_answers_of
 from tasks.predict.job import Parity, Part, PartRecord, Settings
-from tasks.predict.predictor import parity, predictor
+from tasks.predict.predictor import Predictor, parity, predictor
 from tasks.records import ModelFacts
 
 METADATA = b"paceline"
@@ -34,23 +36,19 @@ def predict_part(part: Part, settings: Settings) -> PartRecord:
         OSError: the disk is full or cannot be written.
     """
     model = predictor(settings)
-    started = time.perf_counter()
-    found = _read(part, model.facts)
-    read = time.perf_counter()
-    arrays = model(_pictures(found, model.facts)) if found.kept else None
-    ended = time.perf_counter()
-    answers = answers_of(model.asked, model.facts, part, found, arrays)
+    seen = _Seen()
+    answers = _at_own_sizes(part, model, seen) if settings.own_size else _at_one_size(part, model, seen)
     record = PartRecord(
         number=part.number,
-        num_samples=len(found.kept),
-        num_rejected=len(found.reasons),
+        num_samples=len(part.samples) - len(seen.reasons),
+        num_rejected=len(seen.reasons),
         num_known=answers.counts.num_known,
         num_correct=answers.counts.num_correct,
         class_pixels=answers.counts.class_pixels,
-        read_seconds=read - started,
-        predict_seconds=ended - read,
+        read_seconds=seen.read_seconds,
+        predict_seconds=seen.predict_seconds,
     )
-    reasons = [found.reasons.get(position) for position in range(len(part.samples))]
+    reasons = [seen.reasons.get(position) for position in range(len(part.samples))]
     columns = {
         "path": pa.array([sample.text for sample in part.samples], pa.string()),
         **answers.columns,
@@ -58,6 +56,55 @@ def predict_part(part: Part, settings: Settings) -> PartRecord:
     }
     _write(part, pa.table(columns), record)
     return record
+
+
+@dataclass
+class _Seen:
+    """What was seen of a part's samples."""
+
+    reasons: dict[int, str] = field(default_factory=dict)
+    read_seconds: float = 0.0
+    predict_seconds: float = 0.0
+
+
+def _at_one_size(part: Part, model: Predictor, seen: _Seen) -> Answers:
+    """All of it at once: read, then predicted."""
+    started = time.perf_counter()
+    found = _read(part, model.facts)
+    read = time.perf_counter()
+    arrays = model(_pictures(found, model.facts)) if found.kept else None
+    seen.reasons = found.reasons
+    seen.read_seconds, seen.predict_seconds = read - started, time.perf_counter() - read
+    if model.asked not in PIXEL_TASKS:
+        return answers_of(model.asked, model.facts, part, found.kept, arrays)
+    channels = model.facts.image_shape[2]
+    rows = [
+        Row(position, image_HWC[..., :channels], image_HWC[..., -1] if part.num_planes else None, told)
+        for position, image_HWC, *told in zip(found.kept, found.images_NHWC, *(arrays or ()), strict=True)
+    ]
+    return pixel_answers_of(model.asked, model.facts, part, rows)
+
+
+def _at_own_sizes(part: Part, model: Predictor, seen: _Seen) -> Answers:
+    """One sample after the other, for each may be large."""
+    size, _, channels = model.facts.image_shape
+
+    def rows() -> Iterator[Row]:
+        images = read_whole(part.origin, part.samples, size)
+        for position in range(len(part.samples)):
+            started = time.perf_counter()
+            found = next(images)
+            read = time.perf_counter()
+            seen.read_seconds += read - started
+            if isinstance(found, str):
+                seen.reasons[position] = found
+                continue
+            picture_HWC = np.broadcast_to(found[0], (*found[0].shape[:2], channels))
+            told = model.whole(picture_HWC)
+            seen.predict_seconds += time.perf_counter() - read
+            yield Row(position, picture_HWC, found[1], told)
+
+    return pixel_answers_of(model.asked, model.facts, part, rows())
 
 
 def finished(part: Part) -> PartRecord | None:

@@ -20,10 +20,15 @@ from tasks.cluster.hardware import cpu_kind
 from tasks.data.loading.batch import Normalise, laid_out
 from tasks.model.fold import fold_batch_norm
 from tasks.model.trained import open_trained
+from tasks.model.transfer import looks_of
 from tasks.predict.heads import Arrays, asked_of, compared, with_head
-from tasks.predict.job import Parity, Settings
+from tasks.predict.job import Parity, Settings, batch_size_for
+from tasks.predict.tiles import bands_of, grid_for, put
 from tasks.private import private_directory
 from tasks.train.precision import AUTOCAST_DTYPES, prepare_network
+
+NUM_SHAPES = 8
+"""Of images whose constants are kept."""
 
 
 class Predictor:
@@ -44,8 +49,10 @@ class Predictor:
         self._device = torch.device("cuda", 0) if settings.gpu else torch.device("cpu")
         self._channels_last = not plain
         self._dtype = torch.float32 if plain else _dtype(settings)
-        self._normalise = Normalise(self.facts.mean, self.facts.std, self.facts.image_shape).to(self._device)
+        self._normalise = lru_cache(maxsize=NUM_SHAPES)(self._normalise_for)
         self._batch_size = settings.batch_size
+        looks = looks_of(network) if settings.own_size else None
+        self._grid = None if looks is None else grid_for(*looks)
         self._is_compiled = settings.compiled is not None and not plain
         if settings.compiled is not None and not plain:
             package = str(_package(settings, Path(settings.compiled)))
@@ -54,21 +61,43 @@ class Predictor:
             # A layer gives something else once it does its neighbour's work.
             ready = network if plain or settings.layer is not None else fold_batch_norm(network)
             ready = prepare_network(ready, "32-true", self._channels_last, self._device).to(self._dtype)
-            self._call = self.module = with_head(ready, self.facts, settings.layer)
+            self._call = self.module = with_head(ready, self.facts, settings.layer, each_pixel=settings.own_size)
 
-    @torch.no_grad()
     def __call__(self, pixels_NHWC: npt.NDArray[np.uint8]) -> Arrays:
         """What the model says of at least one image."""
+        return self._answers(pixels_NHWC, self._batch_size)
+
+    def whole(self, image_HWC: npt.NDArray[np.uint8]) -> Arrays:
+        """What a model of pixels says of each pixel of an image of any size.
+
+        Returns:
+            Classes and their probabilities (H, W), or pixels (H, W, C).
+        """
+        assert self._grid is not None, "the settings say whether images are predicted at their own sizes"
+        found: Arrays = ()
+        for band in bands_of(image_HWC, self._grid):
+            told = self._answers(band.tiles_MHWC, batch_size_for(band.tiles_MHWC.shape[1:]))
+            found = found or tuple(np.empty((*image_HWC.shape[:2], *part.shape[3:]), part.dtype) for part in told)
+            for whole_HW, told_MHW in zip(found, told, strict=True):
+                put(band, told_MHW, whole_HW, self._grid)
+        return found
+
+    @torch.no_grad()
+    def _answers(self, pixels_NHWC: npt.NDArray[np.uint8], batch_size: int) -> Arrays:
         found: list[tuple[torch.Tensor, ...]] = []
-        for start in range(0, len(pixels_NHWC), self._batch_size):
-            pixels = torch.from_numpy(pixels_NHWC[start : start + self._batch_size])
+        normalise = self._normalise(pixels_NHWC.shape[1:])
+        for start in range(0, len(pixels_NHWC), batch_size):
+            pixels = torch.from_numpy(pixels_NHWC[start : start + batch_size])
             number = len(pixels)
-            if self._is_compiled and number < self._batch_size:  # compiled for one size
-                blank = pixels.new_zeros((self._batch_size - number, *pixels.shape[1:]))
+            if self._is_compiled and number < batch_size:  # compiled for one size
+                blank = pixels.new_zeros((batch_size - number, *pixels.shape[1:]))
                 pixels = torch.cat([pixels, blank])
-            images = self._normalise(pixels.to(self._device), channels_last=self._channels_last).to(self._dtype)
+            images = normalise(pixels.to(self._device), channels_last=self._channels_last).to(self._dtype)
             found.append(tuple(output[:number].cpu() for output in self._call(images)))
         return tuple(torch.cat(column).numpy() for column in zip(*found, strict=True))
+
+    def _normalise_for(self, image_shape: tuple[int, int, int]) -> Normalise:
+        return Normalise(self.facts.mean, self.facts.std, image_shape).to(self._device)
 
 
 @lru_cache(maxsize=2)

@@ -25,7 +25,7 @@ from tasks.model.infer import Int64s
 from tasks.model.networks import build_network
 from tasks.model.pretrained import begin_with
 from tasks.model.task import task_of
-from tasks.model.transfer import freeze_backbone
+from tasks.model.transfer import freeze
 from tasks.model.whitened import Whitening
 from tasks.plugged import needed
 from tasks.records import Arm, Plan, RankSpec
@@ -186,8 +186,8 @@ class Place:
             self._fit_layers()
         else:
             begin_with(self.network, self.spec.pretrained)  # with layers that were fitted to the data seen first
-        if self.config.model.freeze == "backbone":
-            freeze_backbone(self.network)
+        if self.config.model.freeze != "none":
+            freeze(self.network, self.config.model.freeze)
 
     def _fit_layers(self) -> None:
         """Set the layers that depend on the data and are not trained, from the first images: on all ranks alike.

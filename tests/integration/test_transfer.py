@@ -63,15 +63,32 @@ def state_of(path):
     return torch.load(path, weights_only=True)
 
 
-def test_a_frozen_backbone_comes_out_of_two_ranks_as_it_went_in(source, make_job, cluster_address):
+@pytest.mark.parametrize(
+    ("layer", "trained"),
+    [("backbone", ()), ("features.3", ("features.4", "features.5", "features.8", "features.9"))],
+)
+def test_what_is_frozen_comes_out_of_two_ranks_as_it_went_in(layer, trained, source, make_job, cluster_address):
     _, weights = source
-    job = begun(make_job, OTHERS, f"model.pretrained={weights}", "model.freeze=backbone", "execution.num_devices=2")
+    job = begun(make_job, OTHERS, f"model.pretrained={weights}", f"model.freeze={layer}", "execution.num_devices=2")
     assert job.pretrained.anew == ()
     result = train_group(job, cluster_address)
     before, after = state_of(weights), state_of(result.weights)
-    changed = {name for name, tensor in after.items() if not torch.equal(tensor, before[name])}
-    assert changed == {"classify.weight", "classify.bias"}, "running statistics are those of before, too"
+    changed = {name.rpartition(".")[0] for name, tensor in after.items() if not torch.equal(tensor, before[name])}
+    assert changed == {"classify", *trained}, "running statistics are those of before, too"
     assert result.losses[-1] < result.losses[0]
+
+
+@pytest.mark.parametrize(
+    ("layer", "told"),
+    [
+        ("features.99", r"convblocks has no such layer; it has features, features\.0, features\.1, features\.4"),
+        ("features.1.weight", "has no such layer"),
+        ("classify", "the head would stay as well, which is to be trained; name a layer before classify"),
+    ],
+)
+def test_a_layer_that_cannot_stay_is_refused(layer, told, source):
+    with pytest.raises(InputError, match=rf"^model\.freeze={layer}: .*{told}"):
+        found_for(OTHERS, f"model.pretrained={source[1]}", f"model.freeze={layer}")
 
 
 def test_models_by_name_have_heads_for_their_own_classes(recorded):

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from tasks.data import transform
-from tasks.data.transform import DecodeError, decode
+from tasks.data.transform import DecodeError, decode, resize, resize_mask
 
 
 def encode(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
@@ -120,7 +120,7 @@ def test_arrays_are_resized(channels: int) -> None:
 def decode_by_pillow(content: bytes, image_size: int) -> Any:
     """What Pillow alone makes of a file: pixels, or the reason why not."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transform, "_decode_small_jpeg", lambda content, image_size: None)
+        patch.setattr(transform, "_decode_small_jpeg", lambda *_: None)
         return judged(content, image_size)
 
 
@@ -198,3 +198,27 @@ def test_damaged_jpegs_get_pillows_verdict() -> None:
         verdicts["rejected" if isinstance(expected, str) else "taken"] += 1
         verdicts["quick"] += transform._decode_small_jpeg(damaged, 48) is not None
     assert min(verdicts[verdict] for verdict in ("rejected", "taken", "quick")) > 50
+
+
+def test_a_crop_is_the_middle_of_the_whole_at_its_own_scale() -> None:
+    rng = np.random.default_rng(0)
+    for height, width, kind in ((40, 51, "PNG"), (512, 300, "JPEG"), (16, 16, "JPEG"), (700, 900, "JPEG")):
+        buffer = io.BytesIO()
+        Image.fromarray(rng.integers(0, 255, (height, width, 3), dtype=np.uint8)).save(buffer, kind, quality=90)
+        whole = decode(buffer.getvalue(), 16, "whole")
+        assert whole.shape == (height, width, 3)
+        top, left = (height - 16) // 2, (width - 16) // 2
+        middle = whole[top : top + 16, left : left + 16]
+        assert np.array_equal(decode(buffer.getvalue(), 16, "crop"), middle)
+        assert np.array_equal(resize(whole, 16, "crop"), middle)
+        assert np.array_equal(resize_mask(whole[..., 0], 16, "crop"), middle[..., 0] + np.uint8(1))
+        assert np.array_equal(resize_mask(whole[..., 0], 16, "whole"), whole[..., 0] + np.uint8(1))
+        assert resize(whole, 16, "whole") is whole
+
+
+@pytest.mark.parametrize("size", [(15, 40), (40, 15)])
+def test_what_is_too_small_to_be_cropped_is_told(size: tuple[int, int]) -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", size).save(buffer, "PNG")
+    with pytest.raises(DecodeError, match=rf"^{size[0]} x {size[1]} pixels, and data.fit=crop takes 16 a side"):
+        decode(buffer.getvalue(), 16, "crop")

@@ -22,7 +22,7 @@ from tasks.model.objective import build_optimizer, settle
 from tasks.model.own import OwnNetwork
 from tasks.model.pretrained import begin_with, blank_network, check_fit, read_weights
 from tasks.model.task import Classification
-from tasks.model.transfer import freeze_backbone, heads_of
+from tasks.model.transfer import core_of, freeze, heads_of
 from tasks.model.views import ViewMean
 from tasks.records import Pretrained
 
@@ -235,7 +235,7 @@ def test_heads_of_a_network_of_the_users():
 @pytest.mark.parametrize("views", [1, 2])
 def test_a_frozen_backbone_stays_bit_for_bit_statistics_included(views):
     network = network_of(model=MODEL.model_copy(update={"test_views": views}))
-    freeze_backbone(network)
+    freeze(network, "backbone")
     network = copy.deepcopy(network)  # as the arms of a probe have it
     before = copy.deepcopy(network.state_dict())
     optimizer = build_optimizer(network, Recipe(weight_decay=0.1), 0.1)
@@ -248,6 +248,43 @@ def test_a_frozen_backbone_stays_bit_for_bit_statistics_included(views):
     changed = [name for name, tensor in network.state_dict().items() if not torch.equal(tensor, before[name])]
     assert [name.removeprefix("network.") for name in changed] == ["classify.weight", "classify.bias"]
     assert all(weight.grad is None for name, weight in network.named_parameters() if "features" in name)
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "first", "in_training"),
+    [
+        ("convblocks", "features.1", "features.4.weight", {"features"}),
+        ("convblocks", "features", "classify.weight", set()),
+        ("resnet18", "layer2.0", "layer2.1.conv1.weight", {"layer2"}),
+        ("twohead", "branch", "skip.0.weight", set()),
+        ("unet", "down.0", "down.1", {"down"}),
+    ],
+)
+@pytest.mark.parametrize("views", [1, 2])
+def test_a_layer_is_frozen_with_all_before_it(name, layer, first, in_training, views):
+    model = Model(name=name, width=4, depth=1 if name == "convblocks" else 2, test_views=views)
+    network = build_network(model, (16, 16, 3), 5, int(name == "twohead"))
+    freeze(network, layer)
+    core = core_of(network)
+    trained = [weight for weight, parameter in core.named_parameters() if parameter.requires_grad]
+    assert trained == [weight for weight, _ in core.named_parameters()][-len(trained) :]
+    assert trained[0].startswith(first)
+    modes = {part: module.training for part, module in core.named_modules()}
+    frozen = {weight.rpartition(".")[0] for weight, parameter in core.named_parameters() if not parameter.requires_grad}
+    assert not any(modes[part] for part in frozen)
+    assert all(modes[weight.rpartition(".")[0]] for weight in trained)
+    assert modes[""]
+    assert all(modes[part] for part in in_training), "a part that is not frozen as a whole"
+
+
+def test_parts_that_cannot_stay():
+    network = network_of()
+    with pytest.raises(KeyError):
+        freeze(network, "feature")
+    with pytest.raises(ValueError, match="classify"):
+        freeze(network, "classify")
+    assert all(weight.requires_grad for weight in network.parameters())
+    assert all(part.training for part in network.modules())
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
@@ -269,7 +306,7 @@ def test_one_rate_is_one_group_of_all_that_is_trained():
     network = network_of()
     (group,) = build_optimizer(network, Recipe(), 0.1).param_groups
     assert [id(weight) for weight in group["params"]] == [id(weight) for weight in network.parameters()]
-    freeze_backbone(network)
+    freeze(network, "backbone")
     (group,) = build_optimizer(network, Recipe(), 0.1).param_groups
     assert len(group["params"]) == 2
     (group,) = build_optimizer(network, Recipe(optimizer="muon"), 0.1).param_groups[1:]
@@ -281,6 +318,8 @@ def test_one_rate_is_one_group_of_all_that_is_trained():
     ("overrides", "told"),
     [
         (["model.freeze=backbone"], "would keep random weights"),
+        (["model.freeze=features.1"], "model.freeze=features.1 without model.pretrained would keep random weights"),
+        (["model.freeze=1.features", "model.pretrained=x.pt"], "model.freeze"),
         (["model.freeze=backbone", "model.pretrained=x.pt", "recipe.backbone_rate=0.1"], "trains the head alone"),
         (["recipe.backbone_rate=0.1", "recipe.optimizer=muon"], "does not go with recipe.optimizer=muon"),
         (["data.classes=[cat]"], "is not 2 or more different classes"),

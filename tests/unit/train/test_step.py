@@ -9,7 +9,7 @@ from tasks.data.loading.order import BatchPlan
 from tasks.errors import MemoryLimitError
 from tasks.model.networks import build_network
 from tasks.model.task import Classification
-from tasks.model.transfer import freeze_backbone
+from tasks.model.transfer import freeze
 from tasks.records import Arm
 from tasks.train.bare_step import BareStep, StepInputs
 from tasks.train.passes import passes, too_many
@@ -71,7 +71,7 @@ def test_each_arm_of_a_probe_trains_the_head_alone_where_the_backbone_is_frozen(
     """A frozen backbone has no backward pass: were it trained in one arm, the ratio would be a false one."""
     plan = BatchPlan(num_samples=16, global_batch_size=8)
     network = build_network(Model(width=2, depth=1), (12, 12, 1), 10, 0)
-    freeze_backbone(network)
+    freeze(network, "backbone")
     step = BareStep(
         StepInputs(network, Classification(10), Recipe(), 0.1, torch.device("cpu")),
         ARM.model_copy(update={"memory_format": layout}),

@@ -1,0 +1,87 @@
+"""Images of any size in tiles that a network can take, and what it says of them put together again.
+
+A tile is what is wanted of it and a margin around that, as wide as a network looks: so a pixel's answer is the same
+whichever tile it lies in, but for rounding, and memory is that of a row of tiles. Beyond its borders an image goes on
+as its mirror image. Shapes: M tiles, H height, W width, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+SIDE = 256
+"""Of a tile of a larger image, pixels, where the margins leave half of it."""
+STEP = 32
+"""Tiles of smaller images have sides that are multiples of it: a network is tuned to each new size anew."""
+
+
+class Grid(NamedTuple):
+    """How images are cut for a network.
+
+    Args:
+        side: largest height and width of a tile with its margins, pixels.
+        margin: its width, pixels.
+        step: sides of tiles are multiples of it, as is the margin, so that all tiles are halved where the image is.
+    """
+
+    side: int
+    margin: int
+    step: int
+
+
+class Band(NamedTuple):
+    """A row of tiles."""
+
+    tiles_MHWC: npt.NDArray[np.uint8]
+    top: int
+    """Of what is wanted of it, in the image."""
+    width: int
+    """Of what is wanted of a tile."""
+
+
+def grid_for(reach: int, stride: int) -> Grid:
+    """The grid of a network.
+
+    Args:
+        reach: how far from a pixel a network looks, pixels.
+        stride: what it takes height and width to be multiples of.
+    """
+    step = int(np.lcm(stride, STEP))
+    margin = _multiple(reach, step)
+    return Grid(max(_multiple(SIDE, step), 4 * margin), margin, step)
+
+
+def bands_of(image_HWC: npt.NDArray[np.uint8], grid: Grid) -> Iterator[Band]:
+    """The rows of tiles of an image, from top to bottom."""
+    height, width = (_side(pixels, grid) - 2 * grid.margin for pixels in image_HWC.shape[:2])
+    columns = [_mirrored(left, width, image_HWC.shape[1], grid) for left in range(0, image_HWC.shape[1], width)]
+    for top in range(0, image_HWC.shape[0], height):
+        rows = _mirrored(top, height, image_HWC.shape[0], grid)
+        yield Band(np.stack([image_HWC[np.ix_(rows, column)] for column in columns]), top, width)
+
+
+def put(band: Band, told_MHW: npt.NDArray[Any], whole_HW: npt.NDArray[Any], grid: Grid) -> None:
+    """Put what was told of a row of tiles into what is told of the image; both may have channels as well."""
+    inner = slice(grid.margin, -grid.margin or None)
+    for number, told_HW in enumerate(told_MHW):
+        place = whole_HW[band.top :, number * band.width :]
+        wanted = told_HW[inner, inner][: place.shape[0], : place.shape[1]]
+        place[: wanted.shape[0], : wanted.shape[1]] = wanted
+
+
+def _side(pixels: int, grid: Grid) -> int:
+    return min(grid.side, _multiple(pixels, grid.step) + 2 * grid.margin)
+
+
+def _mirrored(start: int, size: int, pixels: int, grid: Grid) -> npt.NDArray[np.int64]:
+    """Which rows or columns of the image a tile shows."""
+    places = np.arange(start - grid.margin, start + size + grid.margin) % (2 * pixels)
+    return np.minimum(places, 2 * pixels - 1 - places)
+
+
+def _multiple(number: int, of: int) -> int:
+    return -(-number // of) * of
