@@ -72,6 +72,7 @@ TREATMENTS: dict[str, Told | Checked] = {
     "paceline predict RUN_ID DIR": Told("predictions"),
     "paceline predict models:/NAME@champion DIR --out predictions": Told("predictions"),
     "paceline predict RUN_ID digits": Told("comparisons"),
+    "paceline predict RUN_ID DIR --own-size": Checked("tests/integration/test_pixels.py predicts images of many sizes"),
     "paceline run folder data.root=DIR model.pretrained=RUN_ID recipe.backbone_rate=0.1": Checked(
         "tests/integration/test_transfer.py runs the like on digits"
     ),

@@ -134,6 +134,27 @@ def test_plain_pictures_are_predicted_and_what_is_done_is_not_done_again(small, 
     assert metrics["predict/parity_agreement"] > 0.99
 
 
+@pytest.mark.slow
+def test_each_picture_gets_a_mask_of_its_own_size(small, plain, paceline, tmp_path):
+    preset, summary, _ = small
+    if preset == "textures":
+        return
+    arguments = ("predict", summary["run_id"], str(plain), "--out", str(tmp_path / "out"), "--own-size", "--json")
+    process = paceline(*arguments, "track.experiment=pixels")
+    stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr
+    found = json.loads(stdout.splitlines()[-1])
+    assert (found["num_samples"], found["num_rejected"], found["own_size"]) == (5, 1, True)
+    rows = [
+        row for path in sorted((tmp_path / "out").glob("part-*.parquet")) for row in pq.read_table(path).to_pylist()
+    ]
+    assert len(rows) == 6
+    for row in rows:
+        if row["error"] is None:
+            with Image.open(plain / row["path"]) as picture, Image.open(io.BytesIO(row["mask"])) as mask:
+                assert mask.size == picture.size
+
+
 def test_what_a_model_of_pixels_cannot_predict_is_told_before_anything_starts(small, tmp_path):
     preset, summary, _ = small
     if preset == "textures":
@@ -150,6 +171,10 @@ def test_what_a_model_of_pixels_cannot_predict_is_told_before_anything_starts(sm
     assert clear_predict(asked, Site()).num_values > 0, "what a layer gives is held against no masks"
     with pytest.raises(InputError, match=r"unet has no such layer; it has down\.0, .*, classify$"):
         clear_predict(asked.model_copy(update={"layer": "down"}), Site())
+    large = PredictRequest(model=summary["run_id"], source=str(tmp_path), own_size=True)
+    assert clear_predict(large, Site()).settings.own_size
+    with pytest.raises(InputError, match=r"compiles for one size, and --own-size has many"):
+        clear_predict(large.model_copy(update={"overrides": ("execution.compile=step",)}), Site())
     found = clear_predict(PredictRequest(model=summary["run_id"], source=str(tmp_path)), Site())
     assert list(found.images.samples.names()) == sorted(f"images/{number}.png" for number in range(12))
 

@@ -60,6 +60,7 @@ def test_a_preset_may_be_a_file(tmp_path):
         (["data.root=/x"], "has no use with source digits"),
         (["data.source=folder", "data.root=s3://me:hunter2@bucket/x"], "data.root holds a credential"),
         (["model.name=twohead"], "does not fit data.source=digits"),
+        (["data.fit=crop"], "data.fit=crop has no use with source digits"),
         (["recipe.batch_scaling=strong", "recipe.batch_size=100", "execution.num_devices=3"], "use a multiple of 3"),
         (["execution.accelerator=cpu", "execution.precision=16-mixed"], "16-mixed is for GPUs"),
         (
