@@ -157,6 +157,11 @@ def refusal(root: str, error: Exception) -> InputError:
     return meaning.error(f"data.root={root}: {text}")
 
 
+def is_of_store(error: Exception) -> bool:
+    """Whether it is the store, or the way to it, that an error tells of, and not what lies there."""
+    return any(kind.__module__.partition(".")[0] == "botocore" for kind in type(error).__mro__)
+
+
 def code_of(error: BaseException | None) -> str:
     """The store's own word for an error, also of one that s3fs has translated; empty where it said none."""
     while error is not None:

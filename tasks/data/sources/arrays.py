@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conf.schema import Data
+from tasks.data import s3
 from tasks.data.listing import SPLITS, Origin, SampleListing, SplitName, check_classes, hold_out
 from tasks.data.samples import Samples, SamplesBuilder
 from tasks.data.sources import folder
@@ -138,6 +139,8 @@ def _open(root: str, base: str, path: str, size: int, stamp: str) -> _File:
     except OSError:
         raise
     except Exception as error:  # readers raise anything on hostile bytes
+        if s3.is_of_store(error):
+            raise
         raise InputError(f"data.root={root}: {path} cannot be read ({one_line(error)}); write it again") from error
     named = (_SPLIT.match(part.lower()) for part in path.split("/"))
     split = next((folder.SPLIT_FOLDERS[match[1]] for match in named if match), None)

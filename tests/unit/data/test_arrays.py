@@ -19,7 +19,7 @@ from tasks.data.chunks import dealt
 from tasks.data.key import describe
 from tasks.data.pixels import read_pixels
 from tasks.data.samples import Sample, Samples
-from tasks.data.sources import array_rows
+from tasks.data.sources import array_rows, arrays
 from tasks.data.transform import DecodeError
 from tasks.errors import InputError
 from tests.shards import shards_of
@@ -424,3 +424,17 @@ def test_a_file_that_is_cut_off_later_is_told_by_its_name(tmp_path):
         (tmp_path / name).write_bytes(content)
         with pytest.raises((InputError, OSError), match=name):
             list(source.read_items(listing.origin, listing.train, 8))
+
+
+def test_what_the_store_says_is_not_taken_for_a_damaged_file(tmp_path, monkeypatch):
+    """Such errors are told by `tasks.data.s3`, which knows what to do about each."""
+    exceptions = pytest.importorskip("botocore.exceptions")
+    np.savez(tmp_path / "all.npz", images=IMAGES, labels=LABELS)
+    said = exceptions.EndpointConnectionError(endpoint_url="http://127.0.0.1:9")
+
+    def unreachable(base, path):
+        raise said
+
+    monkeypatch.setattr(arrays, "open_table", unreachable)
+    with pytest.raises(exceptions.EndpointConnectionError):
+        arrays._open("s3://bucket/set", str(tmp_path), "all.npz", 1, "")
