@@ -51,7 +51,7 @@ def _parts(kind: object) -> list[object]:
 def test_every_setting_that_takes_any_text_refuses_one():
     names = free_texts(Config)
     assert {"data.root", "name", "track.experiment", "cluster.address", "cluster.sbatch"} <= set(names)
-    known_patterns = {"track.register", "cluster.time_limit", "cluster.memory_per_host"}
+    known_patterns = {"model.freeze", "track.register", "cluster.time_limit", "cluster.memory_per_host"}
     for name in set(names) - known_patterns:
         value = "https://me:hunter2@host"
         wrapped = f"[{value}]" if name in ("cluster.hosts", "cluster.sbatch", "data.classes") else value
