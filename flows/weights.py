@@ -112,7 +112,8 @@ def _check_parts(config: Config, network: nn.Module) -> None:
     try:
         freeze(network, layer)
     except KeyError:
-        parts = {".".join(weight.split(".")[:2]) for weight, _ in core_of(network).named_parameters()}
+        weights = [weight.split(".") for weight, _ in core_of(network).named_parameters()]
+        parts = {".".join(names[:length]) for names in weights for length in (1, 2)}
         names = [part for part, _ in core_of(network).named_modules() if part in parts and part not in heads]
         told = f"{name} has no such layer; it has {', '.join(names)}"
         raise InputError(f"model.freeze={layer}: {told}") from None
