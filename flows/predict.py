@@ -333,7 +333,7 @@ def _workers(config: Config, request: PredictRequest, site: Site) -> tuple[Confi
 
 def _packages(settings: Settings, home: Path) -> Path:
     """Where the model lies compiled for these settings and versions."""
-    facts = [settings.model_dump(mode="json", exclude={"model_directory"}), package_versions().get("torch")]
+    facts = [settings.model_dump(mode="json", exclude={"model_directory", "own_size"}), package_versions().get("torch")]
     return home / "compiled" / hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
