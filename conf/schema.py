@@ -133,9 +133,14 @@ class Data(Section):
         facts = plugins.source_facts(self.source)
         return (facts.channels + facts.has_masks) * (self.num_frames if facts.has_clips else 1)
 
+    @property
+    def has_sizes(self) -> bool:
+        """Whether its samples are images of their own sizes."""
+        return self.source not in SIGNAL_SOURCES | CLIP_SOURCES | DRAWN_SOURCES
+
     @model_validator(mode="after")
     def _fit_fits(self) -> Self:
-        if self.fit != "scale" and (self.source in SIGNAL_SOURCES or self.source in CLIP_SOURCES | DRAWN_SOURCES):
+        if self.fit != "scale" and not self.has_sizes:
             raise ValueError(
                 f"data.fit={self.fit} has no use with source {self.source}, whose samples are not images of their own "
                 "sizes; drop it"
@@ -212,8 +217,8 @@ class Model(Section):
     other classes begins anew; all else must fit. None: by the seed."""
     freeze: Literal["none", "backbone"] | LayerName = "none"
     """What stays as `pretrained` has it, and works as in evaluation: batch norms keep their statistics, nothing is
-    dropped. `backbone`: all but the head; the name of a layer: it and all before it, which is for images that look
-    alike and are many. What stays needs no backward pass, so that a step takes less time."""
+    dropped. `backbone`: all but the head; the name of a layer: it and all that the network lists before it. What stays
+    at its beginning needs no backward pass, so that a step takes less time."""
 
     @property
     def task(self) -> Task:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from prefect import flow, get_run_logger
@@ -52,8 +52,8 @@ FLOAT_BYTES = 4
 EXECUTION = {"accelerator", "device_name", "world_size", "num_threads", "precision", "compile"}
 """Of a plan, what concerns prediction."""
 PNG_CHANNELS = (1, 3)
-LARGE_BYTES = 8 * 2**20
-"""Decoded, of an image at its own size, where nobody knows it: parts have that much fewer of them."""
+LARGE_BYTES = 2**20
+"""Decoded, of an image at its own size, which nobody knows: a part has few of them, for it keeps what is told."""
 SAID = "predictions.json"
 """Beside the parts: what they are."""
 
@@ -108,6 +108,8 @@ def clear_predict(request: PredictRequest, site: Site) -> Cleared:
         heads = len(facts.class_names), len(facts.target_names)
         num_values = check_layer(request.layer, facts.model, facts.image_shape, heads)
     if request.own_size:
+        if request.layer is not None:
+            raise InputError("own_size is for what a model tells of each pixel, and a layer's output is none; drop one")
         check_own_size(facts.model, facts.image_shape, (len(facts.class_names), len(facts.target_names)))
     config, images = _source(request, facts)
     config, hardware = _workers(config, request, site)
@@ -222,7 +224,7 @@ def _source(request: PredictRequest, facts: ModelFacts) -> tuple[Config, Images]
     if not is_preset and config.data.root is not None:
         raise InputError(f"data.root={config.data.root} beside the source {request.source}; name one of them")
     task = facts.model.task
-    changes: dict[str, Any] = {"image_size": facts.image_shape[0], "fit": facts.fit or "scale"}
+    changes: dict[str, Any] = {"image_size": facts.image_shape[0], "fit": _fit(request, facts, config)}
     changes |= {} if is_preset else {"root": request.source}
     if config.data.source in SIGNAL_SOURCES:
         changes["signal"] = _signal(request, facts).model_dump(mode="json")
@@ -246,6 +248,18 @@ def _source(request: PredictRequest, facts: ModelFacts) -> tuple[Config, Images]
     _check_fits(request, facts, images)
     # Not validated together: a network may only be trained on data of its task, and predicts any pictures.
     return config.model_copy(update={"data": data, "model": facts.model}), images
+
+
+def _fit(request: PredictRequest, facts: ModelFacts, config: Config) -> Literal["scale", "crop"]:
+    """How images come to their size: as they did for the model."""
+    given = [override for override in request.overrides if override.startswith("data.fit=")]
+    if given:
+        raise InputError(f"{given[0]}: images come to their size as they did for {request.model}; drop it")
+    if request.own_size and not config.data.has_sizes:
+        raise InputError(
+            f"--own-size: the samples of data.source={config.data.source} are not images of their own sizes; drop it"
+        )
+    return facts.fit if facts.fit is not None and config.data.has_sizes else "scale"
 
 
 def _num_frames(request: PredictRequest, facts: ModelFacts, config: Config) -> int:
@@ -348,8 +362,8 @@ def _check_out(request: PredictRequest, out: Path, key: str) -> None:
         raise InputError(f"--out {out}: {SAID} cannot be read ({error}); give another directory") from error
     if before != key and any(out.glob("part-*.parquet")):
         raise InputError(
-            f"--out {out}: holds predictions of another model, source, precision or layer; give another directory or "
-            "remove it"
+            f"--out {out}: holds predictions of another model, source, precision, layer or size; give another "
+            "directory or remove it"
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from conf.schema import Config, Model
 from conf.site import Site
@@ -12,9 +11,6 @@ from tasks.durable import sha256_of, write_durably
 from tasks.errors import InputError
 from tasks.model.packages import check_package
 from tasks.records import Listing, ModelFacts, Pretrained
-
-if TYPE_CHECKING:
-    from torch import nn
 
 SHAPE = ("name", "width", "depth")
 """Settings that a network is built by; not every network uses each."""
@@ -30,10 +26,11 @@ def check_weights(config: Config, listing: Listing, site: Site) -> Pretrained | 
     if reference is None and config.recipe.backbone_rate == 1:
         return None
     from tasks.model.pretrained import blank_network, check_fit, read_weights  # torch: a second
+    from tasks.model.transfer import check_parts
 
     shape = (config.data.image_size, config.data.image_size, listing.channels)
     network = blank_network(config.model, shape, len(listing.class_names), len(listing.target_names))
-    _check_parts(config, network)
+    check_parts(config, network)
     if reference is None:
         return None
     where, (path, facts), same_classes = f"model.pretrained={reference}", _place(reference, site), True
@@ -86,44 +83,24 @@ def check_own_size(model: Model, image_shape: tuple[int, int, int], heads: tuple
         InputError: it tells something of whole images, or does not say how far it looks.
     """
     from tasks.model.networks import build_network  # torch: a second
-    from tasks.model.transfer import looks_of
+    from tasks.model.transfer import reach_and_stride
+    from tasks.predict.tiles import MAX_SIDE, grid_for
 
     if model.task == "classify":
         raise InputError(
             "--own-size is for models that tell something of each pixel, and this one tells classes of images"
         )
-    if looks_of(build_network(model, image_shape, *heads)) is None:
+    looks = reach_and_stride(build_network(model, image_shape, *heads))
+    if looks is None or looks[0] < 0 or looks[1] < 1:
         raise InputError(
             f"--own-size: the model {model.name} does not say how far from a pixel it looks; give its module the "
-            "attributes `reach` and `stride`, in pixels"
+            "attributes `reach` (0 or more) and `stride` (1 or more), in pixels"
         )
-
-
-def _check_parts(config: Config, network: nn.Module) -> None:
-    """The parts that are to stay, or to learn more slowly, are there."""
-    from tasks.model.transfer import core_of, freeze, heads_of
-
-    name, layer, heads = config.model.name, config.model.freeze, heads_of(network)
-    if not heads and (layer == "backbone" or config.recipe.backbone_rate != 1):
-        setting = "model.freeze=backbone" if layer == "backbone" else "recipe.backbone_rate"
-        raise InputError(f"{setting} is for networks with a head, and {name} has none; drop it")
-    if layer in ("none", "backbone"):
-        return
-    try:
-        freeze(network, layer)
-    except KeyError:
-        weights = [weight.split(".") for weight, _ in core_of(network).named_parameters()]
-        parts = {".".join(names[:length]) for names in weights for length in (1, 2)}
-        names = [part for part, _ in core_of(network).named_modules() if part in parts and part not in heads]
-        told = f"{name} has no such layer; it has {', '.join(names)}"
-        raise InputError(f"model.freeze={layer}: {told}") from None
-    except ValueError:
+    if grid_for(*looks).side > MAX_SIDE:
         raise InputError(
-            f"model.freeze={layer}: the head would stay as well, which is to be trained; name a layer before "
-            f"{heads[0]}, or use backbone"
-        ) from None
-    if not any(weight.requires_grad for weight in network.parameters()):
-        raise InputError(f"model.freeze={layer}: nothing of {name} would be trained; name a layer before it")
+            f"--own-size: the model {model.name} looks {looks[0]} pixels far, which takes tiles of more than "
+            f"{MAX_SIDE} pixels a side; train one of less depth"
+        )
 
 
 def _place(reference: str, site: Site) -> tuple[Path, ModelFacts | None]:

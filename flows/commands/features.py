@@ -11,7 +11,7 @@ HELP = "write what a layer of a trained model gives for a folder of images, or a
 
 def add(parser: ArgumentParser) -> None:
     """Its options."""
-    predict.add(parser)
+    predict.add_common(parser)
     parser.add_argument(
         "--layer", required=True, metavar="NAME", help="whose output is written, flattened; a wrong name tells them all"
     )

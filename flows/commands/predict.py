@@ -18,6 +18,16 @@ HELP = "predict a folder of images, or a preset's test split, with a trained mod
 
 def add(parser: ArgumentParser) -> None:
     """Its options."""
+    add_common(parser)
+    parser.add_argument(
+        "--own-size",
+        action="store_true",
+        help="each image as large as it is, not scaled to what the model was trained on; for models of pixels",
+    )
+
+
+def add_common(parser: ArgumentParser) -> None:
+    """Options of all that goes over many images with a model."""
     parser.add_argument(
         "model", metavar="MODEL", help="a run's id, runs:/RUN_ID/model, models:/NAME@ALIAS, or a directory"
     )
@@ -30,11 +40,6 @@ def add(parser: ArgumentParser) -> None:
         metavar="DIR",
         help="where the Parquet files go (default: by content, under PACELINE_HOME); "
         "a call that was interrupted goes on there",
-    )
-    parser.add_argument(
-        "--own-size",
-        action="store_true",
-        help="each image as large as it is, not scaled to what the model was trained on; for models of pixels",
     )
     add_json(parser)
 

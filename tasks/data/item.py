@@ -13,9 +13,11 @@ Picture = bytes | npt.NDArray[np.uint8]
 """The content of a file, or pixels (H, W, C), or (H, W) for one channel or a mask."""
 
 
-Fit = Literal["scale", "crop", "whole"]
+Fit = Literal["scale", "crop"]
 """How a picture comes to its size. `scale`: its shorter side is scaled to it, and the middle taken; `crop`: the middle
-is taken as it is; `whole`: all of it, of whatever size."""
+is taken as it is."""
+Extent = Fit | Literal["whole"]
+"""What is taken of a picture: that, or all of it, of whatever size."""
 
 
 class Item(NamedTuple):

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks.data import source, transform
-from tasks.data.item import Fit, Item, Picture
+from tasks.data.item import Extent, Item, Picture
 from tasks.data.listing import Origin
 from tasks.data.samples import Samples
 from tasks.errors import one_line
@@ -87,7 +87,7 @@ def read_whole(
             yield found
 
 
-def _place(item: Item, image_HWC: npt.NDArray[np.uint8], image_size: int, fit: Fit) -> None:
+def _place(item: Item, image_HWC: npt.NDArray[np.uint8], image_size: int, fit: Extent) -> None:
     """Put a sample where it belongs; its mask into the last channel, if it has one."""
     colours_HWC, mask_HW = _pixels_of(item, image_size, fit)
     if mask_HW is None:
@@ -96,7 +96,7 @@ def _place(item: Item, image_HWC: npt.NDArray[np.uint8], image_size: int, fit: F
         image_HWC[..., :-1], image_HWC[..., -1] = colours_HWC, mask_HW
 
 
-def _pixels_of(item: Item, image_size: int, fit: Fit) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8] | None]:
+def _pixels_of(item: Item, image_size: int, fit: Extent) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8] | None]:
     """A sample's picture (H, W, C), and its mask (H, W) if it has one: 1 for the first class, 0 for none."""
     picture = _found(item.picture)
     if isinstance(picture, bytes):

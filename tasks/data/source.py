@@ -71,7 +71,7 @@ def read_items(origin: Origin, samples: Samples, image_size: int) -> Iterator[It
     Args:
         origin: Where they lie.
         samples: Which.
-        image_size: What the pictures will be scaled to; a source that draws them can draw that size.
+        image_size: What the pictures will be brought to; a source that draws them can draw that size.
 
     Raises:
         InputError: The root cannot be opened from this process, or what lies there is damaged.

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import simplejpeg
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from tasks.data.item import Fit
+from tasks.data.item import Extent
 from tasks.errors import one_line
 
 TRANSFORM_VERSION = 1
@@ -33,7 +33,7 @@ class DecodeError(Exception):
     """An image cannot be decoded; the message is the reason, on one line."""
 
 
-def decode(content: bytes, image_size: int, fit: Fit = "scale") -> npt.NDArray[np.uint8]:
+def decode(content: bytes, image_size: int, fit: Extent = "scale") -> npt.NDArray[np.uint8]:
     """Decode an image file: upright, on white, RGB, and of its size.
 
     Of an animation the first frame is taken. A grey image becomes three equal channels.
@@ -68,7 +68,7 @@ def decode(content: bytes, image_size: int, fit: Fit = "scale") -> npt.NDArray[n
         raise DecodeError(one_line(error)) from error
 
 
-def _decode_small_jpeg(content: bytes, image_size: int, fit: Fit = "scale") -> npt.NDArray[np.uint8] | None:
+def _decode_small_jpeg(content: bytes, image_size: int, fit: Extent = "scale") -> npt.NDArray[np.uint8] | None:
     """The same as Pillow makes of a small, sound, upright JPEG; None for all else, which Pillow judges.
 
     Both decode by libjpeg-turbo with the same settings, so the pixels are the same; but around the decoder Pillow
@@ -93,7 +93,7 @@ def _decode_small_jpeg(content: bytes, image_size: int, fit: Fit = "scale") -> n
     return _fit(Image.fromarray(pixels_HWC), image_size, fit)
 
 
-def _decode(content: bytes, image_size: int, fit: Fit = "scale") -> npt.NDArray[np.uint8]:
+def _decode(content: bytes, image_size: int, fit: Extent = "scale") -> npt.NDArray[np.uint8]:
     with Image.open(io.BytesIO(content)) as image:
         if image.width * image.height > MAX_PIXELS:
             raise DecodeError(f"{image.width} x {image.height} pixels; more than {MAX_PIXELS} look like a bomb")
@@ -106,13 +106,13 @@ def _decode(content: bytes, image_size: int, fit: Fit = "scale") -> npt.NDArray[
 
 
 def _fit(
-    picture: Image.Image, image_size: int, fit: Fit, method: Image.Resampling = Image.Resampling.BICUBIC
+    picture: Image.Image, image_size: int, fit: Extent, method: Image.Resampling = Image.Resampling.BICUBIC
 ) -> npt.NDArray[np.uint8]:
     """Of its size, where that is another."""
     size = (image_size, image_size)
     if fit == "crop" and min(picture.size) < image_size:
         raise DecodeError(
-            f"{picture.width} x {picture.height} pixels, and data.fit=crop takes {image_size} a side; use scale"
+            f"{picture.width} x {picture.height} pixels, too few to be cropped to {image_size} a side (data.fit)"
         )
     if fit == "whole" or picture.size == size:
         return np.asarray(picture)
@@ -151,7 +151,7 @@ def _from_sixteen_bit(image: Image.Image) -> Image.Image:
     return Image.fromarray(((values + 128) // 257).astype(np.uint8)).convert("RGB")
 
 
-def decode_mask(content: bytes, image: bytes, image_size: int, fit: Fit = "scale") -> npt.NDArray[np.uint8]:
+def decode_mask(content: bytes, image: bytes, image_size: int, fit: Extent = "scale") -> npt.NDArray[np.uint8]:
     """Decode the mask of an image: brought to its size as the image is, by nearest pixels, with 1 added.
 
     Args:
@@ -187,14 +187,14 @@ def decode_mask(content: bytes, image: bytes, image_size: int, fit: Fit = "scale
     return resize_mask(values, image_size, fit)
 
 
-def resize_mask(values_HW: npt.NDArray[np.uint8], image_size: int, fit: Fit = "scale") -> npt.NDArray[np.uint8]:
+def resize_mask(values_HW: npt.NDArray[np.uint8], image_size: int, fit: Extent = "scale") -> npt.NDArray[np.uint8]:
     """Bring a mask to its size, by nearest pixels; 1 for the first class, 0 for 255, which is no class."""
     if values_HW.shape != (image_size, image_size):
         values_HW = _fit(Image.fromarray(values_HW), image_size, fit, Image.Resampling.NEAREST)
     return values_HW + np.uint8(1)  # 255 becomes 0
 
 
-def resize(image: npt.NDArray[np.uint8], image_size: int, fit: Fit = "scale") -> npt.NDArray[np.uint8]:
+def resize(image: npt.NDArray[np.uint8], image_size: int, fit: Extent = "scale") -> npt.NDArray[np.uint8]:
     """Bring the pixels (H, W, C), or (H, W), of an RGB or grey image to their size; those of the size stay."""
     pixels_HWC = image if image.ndim > 2 else image[..., np.newaxis]  # noqa: PLR2004
     if fit == "whole" or pixels_HWC.shape[:2] == (image_size, image_size):

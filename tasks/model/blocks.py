@@ -36,7 +36,7 @@ def keep_format(features_NCHW: torch.Tensor) -> torch.Tensor:
     """The features themselves; where they are channels last, their gradient comes back so too.
 
     Whatever flattens or averages them hands back a contiguous gradient, and all the operations before it would go
-    through memory in two orders at once: a ReLU then takes up to nine times as long (infra/LOG.md, 2026-11-22).
+    through memory in two orders at once: a ReLU then takes up to nine times as long (infra/LOG.md, 2026-11-23).
     A compiled network orders its memory itself.
     """
     if features_NCHW.requires_grad and not torch.compiler.is_compiling() and not features_NCHW.is_contiguous():

@@ -22,6 +22,9 @@ class UNet(nn.Module):
     leaves checkerboards (Odena, Dumoulin and Olah, "Deconvolution and Checkerboard Artifacts", 2016).
     """
 
+    unordered = ("up",)
+    """Parts whose layers do not run in the order in which they are listed."""
+
     def __init__(self, channels: int, num_classes: int, width: int, depth: int) -> None:
         super().__init__()
         widths = [width * 2**level for level in range(depth + 1)]

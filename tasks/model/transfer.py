@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from conf.schema import Recipe
+from conf.schema import Config, Recipe
+from tasks.errors import InputError
 from tasks.model.muon import RATE_FACTOR
 from tasks.model.own import OwnNetwork
 from tasks.model.views import ViewMean
@@ -33,7 +34,7 @@ def heads_of(network: nn.Module) -> tuple[str, ...]:
     return tuple(name for name, _ in core.named_children() if name in heads)
 
 
-def looks_of(network: nn.Module) -> tuple[int, int] | None:
+def reach_and_stride(network: nn.Module) -> tuple[int, int] | None:
     """How far from a pixel it looks (`reach`), and what it takes height and width to be multiples of (`stride`).
 
     Both in pixels, as the network says; None for one that does not say how far it looks.
@@ -80,6 +81,45 @@ def freeze(network: nn.Module, what: str) -> None:
             parameter.requires_grad_(False)
         if name and not any(other.startswith(f"{name}.") for other in trained):
             parts[name].training = False
+
+
+def check_parts(config: Config, network: nn.Module) -> None:
+    """Hold what is to stay, or to learn more slowly, against a network; it is frozen by that.
+
+    Raises:
+        InputError: it has no such part, or nothing would be trained.
+    """
+    name, layer, heads = config.model.name, config.model.freeze, heads_of(network)
+    if not heads and (layer == "backbone" or config.recipe.backbone_rate != 1):
+        setting = "model.freeze=backbone" if layer == "backbone" else "recipe.backbone_rate"
+        raise InputError(f"{setting} is for networks with a head, and {name} has none; drop it")
+    if layer in ("none", "backbone"):
+        return
+    try:
+        freeze(network, layer)
+    except KeyError:
+        weights = [weight.split(".") for weight, _ in core_of(network).named_parameters()]
+        parts = {".".join(names[:length]) for names in weights for length in (1, 2)}
+        names = [part for part, _ in core_of(network).named_modules() if part in parts and part not in heads]
+        told = f"{name} has no such layer; it has {', '.join(names)}"
+        raise InputError(f"model.freeze={layer}: {told}") from None
+    except ValueError:
+        raise InputError(
+            f"model.freeze={layer}: the head would stay as well, which is to be trained; name a layer before "
+            f"{heads[0]}, or use backbone"
+        ) from None
+    if any(layer.startswith(f"{part}.") for part in getattr(core_of(network), "unordered", ())):
+        raise InputError(
+            f"model.freeze={layer}: these layers do not run in the order of their names; name another part"
+        )
+    trained = {part_of(weight) for weight, of in core_of(network).named_parameters() if of.requires_grad}
+    if config.recipe.backbone_rate != 1 and trained <= set(heads):
+        raise InputError(
+            f"recipe.backbone_rate={config.recipe.backbone_rate:g} has no use with model.freeze={layer}, which leaves "
+            "the head alone to be trained; drop one of them"
+        )
+    if not any(weight.requires_grad for weight in network.parameters()):
+        raise InputError(f"model.freeze={layer}: nothing of {name} would be trained; name a layer before it")
 
 
 def parameter_groups(network: nn.Module, recipe: Recipe, learning_rate: float) -> list[dict[str, Any]]:

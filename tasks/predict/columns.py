@@ -8,6 +8,7 @@ would no longer be there at once or not at all. Shapes: N samples that could be 
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -23,6 +24,9 @@ from tasks.records import ModelFacts
 
 PIXEL_TASKS = ("segment", "denoise")
 """What is asked of models that tell something of each pixel."""
+
+
+_ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -146,7 +150,7 @@ def _masks(facts: ModelFacts, part: Part, rows: Iterable[Row]) -> Answers:
 
 def _counted(told_HW: npt.NDArray[np.uint8], mask_HW: npt.NDArray[np.uint8], num_classes: int) -> npt.NDArray[np.int64]:
     """Pixels rightly told, told, and there, of each class, against a mask that is 0 for no class, and 1 and up."""
-    known = mask_HW > 0
+    known = (mask_HW > 0) & (mask_HW <= num_classes)  # preparation rejects images with other values
     told, there = told_HW[known], mask_HW[known] - 1
     return np.stack([np.bincount(kinds, minlength=num_classes) for kinds in (told[told == there], told, there)])
 
@@ -157,8 +161,17 @@ def _pictures(part: Part, rows: Iterable[Row]) -> Answers:
     changes: list[float | None] = [None] * len(part.samples)
     for position, picture_HWC, _, (told_HWC,) in rows:
         images[position] = png(told_HWC)
-        changes[position] = float(np.sqrt(np.square(told_HWC.astype(np.float32) - picture_HWC).mean()))
+        changes[position] = _change(told_HWC, picture_HWC)
     return Answers({"image": pa.array(images, pa.binary()), "change": pa.array(changes, pa.float32())})
+
+
+def _change(told_HWC: npt.NDArray[np.uint8], picture_HWC: npt.NDArray[np.uint8]) -> float:
+    """Root mean square of the difference; by rows, for the picture may be large."""
+    squares = 0.0
+    for top in range(0, len(told_HWC), _ROWS):
+        rows = slice(top, top + _ROWS)
+        squares += float(np.square(told_HWC[rows].astype(np.float32) - picture_HWC[rows]).sum(dtype=np.float64))
+    return math.sqrt(squares / told_HWC.size)
 
 
 def _lists(rows_NK: npt.NDArray[np.float32], missing_N: npt.NDArray[np.bool_]) -> pa.ListArray:

@@ -21,9 +21,11 @@ from tasks.data.pixels import Pixels, read_pixels, read_whole
 from tasks.durable import write_durably
 from tasks.predict.columns import PIXEL_TASKS, Answers, Row, answers_of, pixel_answers_of
 from tasks.predict.job import Parity, Part, PartRecord, Settings
-from tasks.predict.predictor import Predictor, parity, predictor
+from tasks.predict.predictor import Predictor, parity, parity_of_whole, predictor
 from tasks.records import ModelFacts
 
+PARITY_PIXELS = 2**21
+"""Of images at their own sizes, so many are held against the plain model."""
 METADATA = b"paceline"
 """Under which a file says what it is."""
 
@@ -87,7 +89,7 @@ def _at_one_size(part: Part, model: Predictor, seen: _Seen) -> Answers:
 
 def _at_own_sizes(part: Part, model: Predictor, seen: _Seen) -> Answers:
     """One sample after the other, for each may be large."""
-    size, _, channels = model.facts.image_shape
+    size = model.facts.image_shape[0]
 
     def rows() -> Iterator[Row]:
         images = read_whole(part.origin, part.samples, size)
@@ -99,7 +101,7 @@ def _at_own_sizes(part: Part, model: Predictor, seen: _Seen) -> Answers:
             if isinstance(found, str):
                 seen.reasons[position] = found
                 continue
-            picture_HWC = np.broadcast_to(found[0], (*found[0].shape[:2], channels))
+            picture_HWC = _coloured(found[0], model.facts)
             told = model.whole(picture_HWC)
             seen.predict_seconds += time.perf_counter() - read
             yield Row(position, picture_HWC, found[1], told)
@@ -119,8 +121,27 @@ def finished(part: Part) -> PartRecord | None:
 def check_parity(part: Part, settings: Settings) -> Parity | None:
     """The model as it is executed against the plain one, on a part's first images; None if none can be read."""
     facts = predictor(settings).facts
+    if settings.own_size:
+        pictures = list(_few(part, facts))
+        return parity_of_whole(settings, pictures) if pictures else None
     found = _read(part, facts)
     return parity(settings, _pictures(found, facts)) if found.kept else None
+
+
+def _few(part: Part, facts: ModelFacts) -> Iterator[npt.NDArray[np.uint8]]:
+    """Images at their own sizes, as many as make a large one."""
+    num_pixels = 0
+    for found in read_whole(part.origin, part.samples, facts.image_shape[0]):
+        if not isinstance(found, str):
+            yield _coloured(found[0], facts)
+            num_pixels += found[0].shape[0] * found[0].shape[1]
+            if num_pixels >= PARITY_PIXELS:
+                return
+
+
+def _coloured(picture_HWC: npt.NDArray[np.uint8], facts: ModelFacts) -> npt.NDArray[np.uint8]:
+    """With the channels that the model takes; grey is the same in all of them."""
+    return np.broadcast_to(picture_HWC, (*picture_HWC.shape[:2], facts.image_shape[2]))
 
 
 def _read(part: Part, facts: ModelFacts) -> Pixels:

@@ -20,7 +20,7 @@ from tasks.cluster.hardware import cpu_kind
 from tasks.data.loading.batch import Normalise, laid_out
 from tasks.model.fold import fold_batch_norm
 from tasks.model.trained import open_trained
-from tasks.model.transfer import looks_of
+from tasks.model.transfer import reach_and_stride
 from tasks.predict.heads import Arrays, asked_of, compared, with_head
 from tasks.predict.job import Parity, Settings, batch_size_for
 from tasks.predict.tiles import bands_of, grid_for, put
@@ -51,7 +51,7 @@ class Predictor:
         self._dtype = torch.float32 if plain else _dtype(settings)
         self._normalise = lru_cache(maxsize=NUM_SHAPES)(self._normalise_for)
         self._batch_size = settings.batch_size
-        looks = looks_of(network) if settings.own_size else None
+        looks = reach_and_stride(network) if settings.own_size else None
         self._grid = None if looks is None else grid_for(*looks)
         self._is_compiled = settings.compiled is not None and not plain
         if settings.compiled is not None and not plain:
@@ -110,6 +110,16 @@ def parity(settings: Settings, pixels_NHWC: npt.NDArray[np.uint8]) -> Parity:
     """The model as it is executed, against the plain one."""
     ours, plain = predictor(settings), Predictor(settings, plain=True)
     return compared(ours.asked, ours(pixels_NHWC), plain(pixels_NHWC))
+
+
+def parity_of_whole(settings: Settings, pictures: Sequence[npt.NDArray[np.uint8]]) -> Parity:
+    """The same of images (H, W, C) at their own sizes, pixel by pixel."""
+    ours, plain = predictor(settings), Predictor(settings, plain=True)
+    answers = [
+        tuple(np.concatenate([part.reshape(-1, *part.shape[2:]) for part in parts]) for parts in columns)
+        for columns in (zip(*map(model.whole, pictures), strict=True) for model in (ours, plain))
+    ]
+    return compared(ours.asked, *answers).model_copy(update={"num_samples": len(pictures)})
 
 
 def _package(settings: Settings, directory: Path) -> Path:

@@ -1,8 +1,8 @@
 """Images of any size in tiles that a network can take, and what it says of them put together again.
 
 A tile is what is wanted of it and a margin around that, as wide as a network looks: so a pixel's answer is the same
-whichever tile it lies in, but for rounding, and memory is that of a row of tiles. Beyond its borders an image goes on
-as its mirror image. Shapes: M tiles, H height, W width, C channels.
+whichever tile it lies in, but for rounding, and the network needs memory for a few tiles. Beyond its borders an image
+goes on as its mirror image. Shapes: M tiles, H height, W width, C channels.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import numpy.typing as npt
 
 SIDE = 256
 """Of a tile of a larger image, pixels, where the margins leave half of it."""
+MAX_SIDE = 2048
+"""Of a tile, pixels: what a network of 32 features at full size still fits into memory with."""
 STEP = 32
 """Tiles of smaller images have sides that are multiples of it: a network is tuned to each new size anew."""
 

@@ -171,7 +171,14 @@ def test_what_a_model_of_pixels_cannot_predict_is_told_before_anything_starts(sm
     assert clear_predict(asked, Site()).num_values > 0, "what a layer gives is held against no masks"
     with pytest.raises(InputError, match=r"unet has no such layer; it has down\.0, .*, classify$"):
         clear_predict(asked.model_copy(update={"layer": "down"}), Site())
+    with pytest.raises(InputError, match=r"data\.source=shapes are not images of their own sizes"):
+        clear_predict(PredictRequest(model=summary["run_id"], source="shapes", own_size=True), Site())
+    fitted = PredictRequest(model=summary["run_id"], source=str(tmp_path), overrides=("data.fit=crop",))
+    with pytest.raises(InputError, match=r"^data\.fit=crop: images come to their size as they did for"):
+        clear_predict(fitted, Site())
     large = PredictRequest(model=summary["run_id"], source=str(tmp_path), own_size=True)
+    with pytest.raises(InputError, match=r"a layer's output is none"):
+        clear_predict(large.model_copy(update={"layer": "down.0.0"}), Site())
     assert clear_predict(large, Site()).settings.own_size
     with pytest.raises(InputError, match=r"compiles for one size, and --own-size has many"):
         clear_predict(large.model_copy(update={"overrides": ("execution.compile=step",)}), Site())

@@ -91,6 +91,12 @@ def test_a_layer_that_cannot_stay_is_refused(layer, told, source):
         found_for(OTHERS, f"model.pretrained={source[1]}", f"model.freeze={layer}")
 
 
+def test_a_rate_of_a_backbone_of_which_nothing_is_trained_is_refused(source):
+    frozen = ("model.freeze=features", "recipe.backbone_rate=0.5")
+    with pytest.raises(InputError, match=r"^recipe\.backbone_rate=0\.5 has no use with model\.freeze=features"):
+        found_for(OTHERS, f"model.pretrained={source[1]}", *frozen)
+
+
 def test_models_by_name_have_heads_for_their_own_classes(recorded):
     for reference in (recorded, f"runs:/{recorded}/model", "models:/source/1"):
         found = found_for(OTHERS, f"model.pretrained={reference}")

@@ -51,11 +51,11 @@ class Source(Protocol):
     def read(self, names: Sequence[str], image_size: int) -> Iterable[Any]:
         """Samples by their names, one after the other, in the order asked for.
 
-        An image is the content of an image file (bytes) or an array of uint8 (H, W, C), of any size; it is scaled and
-        cropped to `image_size`. With masks each is a pair: the image, and its mask of uint8 (H, W) in the same form,
-        with 255 for no class; with targets a pair as well: the image, and its numbers. An exception in place of an
-        image says why this one cannot be read: it is counted and listed, and the others go on. One that is raised ends
-        the preparation; an OSError may be tried again (`limits.retries`).
+        An image is the content of an image file (bytes) or an array of uint8 (H, W, C), of any size; it is
+        brought to `image_size` as `data.fit` says. With masks each is a pair: the image, and its mask of uint8 (H, W)
+        in the same form, with 255 for no class; with targets a pair as well: the image, and its numbers. An exception
+        in place of an image says why this one cannot be read: it is counted and listed, and the others go on. One that
+        is raised ends the preparation; an OSError may be tried again (`limits.retries`).
         """
 
 

@@ -17,6 +17,7 @@ import zarr
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from zarr.storage import FsspecStore
 
+from tasks.data import s3
 from tasks.data.sources import folder
 from tasks.data.sources.array_rows import (
     CLASS_NAMES,
@@ -97,6 +98,8 @@ def rows(url: str, chosen: Sequence[int]) -> Iterator[Row | DecodeError]:
         except OSError:
             raise
         except Exception as error:  # each codec raises its own
+            if s3.is_of_store(error):
+                raise OSError(one_line(error)) from error
             raise InputError(f"{IMAGES} from {first} on: {one_line(error)}") from error
         if len(block) != inside[-1] + 1 - first:
             raise InputError(f"{IMAGES} ends before its image {inside[-1]}")

@@ -220,5 +220,5 @@ def test_a_crop_is_the_middle_of_the_whole_at_its_own_scale() -> None:
 def test_what_is_too_small_to_be_cropped_is_told(size: tuple[int, int]) -> None:
     buffer = io.BytesIO()
     Image.new("RGB", size).save(buffer, "PNG")
-    with pytest.raises(DecodeError, match=rf"^{size[0]} x {size[1]} pixels, and data.fit=crop takes 16 a side"):
+    with pytest.raises(DecodeError, match=rf"^{size[0]} x {size[1]} pixels, too few to be cropped to 16 a side"):
         decode(buffer.getvalue(), 16, "crop")

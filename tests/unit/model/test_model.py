@@ -64,7 +64,7 @@ class GradientFormats(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", ["convblocks", "twohead", "whitened", "unet", "resnet18", "sequence"])
 def test_gradients_come_back_in_the_format_of_the_features(name):
-    """Else each activation goes through memory in two orders at once (log 2026-11-22)."""
+    """Else each activation goes through memory in two orders at once (log 2026-11-23)."""
     network = build_network(Model(name=name, width=16, depth=2), (64, 64, 6), 10, int(name == "twohead"))
     network.to(memory_format=torch.channels_last)
     images_NCHW = torch.randn(4, 6, 64, 64).to(memory_format=torch.channels_last)

@@ -14,7 +14,7 @@ from conf.schema import Data, Model
 from flows.weights import check_own_size
 from tasks.errors import InputError
 from tasks.model.networks import build_network
-from tasks.model.transfer import looks_of
+from tasks.model.transfer import reach_and_stride
 from tasks.predict.images import in_folder, of_test_split
 from tasks.predict.job import cut, key_of
 from tasks.predict.part import check_parity, predict_part
@@ -26,6 +26,7 @@ CLASSES = ("dark", "light", "other")
 
 
 def settings_of(directory, name="unet", depth=2, channels=3):
+    directory.mkdir(exist_ok=True)
     model = Model(name=name, width=4, depth=depth)
     return save_model(directory / "model", model, CLASSES, (16, 16, channels)).model_copy(update={"own_size": True})
 
@@ -79,7 +80,7 @@ def test_a_network_looks_no_farther_than_it_says(name, depth):
     network = build_network(Model(name=name, width=2, depth=depth), (16, 16, 1), 3, 0).double().eval()
     for weight in network.parameters():
         weight.data.abs_()  # nothing is cut off, nothing cancels out
-    reach, stride = looks_of(network)
+    reach, stride = reach_and_stride(network)
     size = 2 * grid_for(reach, stride).margin + 2 * stride
     images_NCHW = torch.rand(1, 1, size, size, dtype=torch.float64)
     for centre in range(size // 2, size // 2 + stride):  # wherever it lies among those that become one
@@ -137,7 +138,9 @@ def test_each_image_gets_a_mask_of_its_size(tmp_path):
         assert row["confidence"] == pytest.approx(best_HW.mean(), rel=1e-5)
     assert rows[-1]["mask"] is None
     (part,) = cut(images, tmp_path, key_of(settings, images), 1)
-    assert check_parity(part, settings).agreement > 0.99
+    parity = check_parity(part, settings)
+    assert (parity.num_samples, parity.unit) == (3, "pixels")
+    assert parity.agreement > 0.99
 
 
 def test_masks_of_the_source_are_counted_at_their_own_sizes(tmp_path):
@@ -176,6 +179,32 @@ def test_a_denoiser_gives_images_of_their_sizes_back(tmp_path):
         assert row["change"] == pytest.approx(np.sqrt(np.square(told.astype(float) - seen).mean()), rel=1e-5)
 
 
+def test_what_is_too_small_to_be_cropped_is_still_held_against_the_plain_model(tmp_path):
+    (tmp_path / "root").mkdir()
+    Image.new("RGB", (9, 40)).save(tmp_path / "root" / "a.png")
+    for name in ("unet", "dncnn"):
+        (tmp_path / name).mkdir()
+        settings = settings_of(tmp_path / name, name, 2)
+        images = in_folder(str(tmp_path / "root"), (), fit="crop")
+        (part,) = cut(images, tmp_path / name, key_of(settings, images), 1)
+        assert check_parity(part, settings).num_samples == 1
+
+
+def test_values_of_masks_without_a_class_are_not_counted(tmp_path):
+    mask = np.full((20, 20), 1, np.uint8)
+    mask[10:] = 7
+    for kind, pixels in (("images", np.zeros((20, 20, 3), np.uint8)), ("masks", mask)):
+        (tmp_path / "root" / kind).mkdir(parents=True)
+        for number in range(20):
+            Image.fromarray(pixels).save(tmp_path / "root" / kind / f"{number:02d}.png")
+    (tmp_path / "root" / "classes.txt").write_text("\n".join(CLASSES))
+    images = of_test_split(Data(source="pairs", root=str(tmp_path / "root"), image_size=16))
+    for own in (False, True):
+        settings = settings_of(tmp_path / str(own)).model_copy(update={"own_size": own})
+        record, rows = rows_of(images, settings, tmp_path / str(own))
+        assert record.num_known == len(rows) * (200 if own else 128)
+
+
 def test_it_is_another_prediction_than_at_one_size(tmp_path):
     settings = settings_of(tmp_path)
     (tmp_path / "root").mkdir()
@@ -190,3 +219,5 @@ def test_a_model_of_whole_images_is_refused():
     with pytest.raises(InputError, match="--own-size is for models that tell something of each pixel"):
         check_own_size(Model(), (16, 16, 3), (3, 0))
     check_own_size(Model(name="unet", width=2, depth=1), (16, 16, 3), (3, 0))
+    with pytest.raises(InputError, match="looks 1024 pixels far, which takes tiles of more than 2048"):
+        check_own_size(Model(name="unet", width=1, depth=7), (128, 128, 3), (3, 0))
