@@ -126,7 +126,10 @@ def test_three_nights_an_alarm_and_a_comparison(services, known, nights, program
     assert "data wait" in nights.artifact(slow, "regression")
     usual, worse = run_of(client, good), run_of(client, slow)
     assert "accuracy" in worse.data.tags["paceline.regression"]  # what is slow alone may be laid to others
-    assert client.get_model_version_by_alias("digits-nights", "champion").run_id == usual.info.run_id
+    registered = {version.run_id for version in client.search_model_versions("name='digits-nights'")}
+    champion = client.get_model_version_by_alias("digits-nights", "champion").run_id
+    assert {usual.info.run_id, champion} <= registered  # on a slow machine the schedule has another good run meanwhile
+    assert worse.info.run_id not in registered
     check_comparison(client, known, program, usual, worse)
 
 
