@@ -18,8 +18,9 @@ from prefect.utilities.annotations import quote
 from pydantic import ConfigDict
 
 from conf.credentials import Text
+from conf.data import CLIP_SOURCES, SIGNAL_SOURCES, Data
 from conf.load import checked, load, preset_names
-from conf.schema import CLIP_SOURCES, SIGNAL_SOURCES, Config, Data
+from conf.schema import Config
 from conf.signal import Signal
 from conf.site import Site, quieten
 from flows import preflight

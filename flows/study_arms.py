@@ -14,8 +14,9 @@ from typing import Protocol
 
 from prefect import get_run_logger
 
+from conf.data import Data
 from conf.load import apply, validate
-from conf.schema import Config, Data
+from conf.schema import Config
 from conf.site import Site
 from flows import preflight
 from flows.asked import Kind, Request, tracked

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from conf.schema import Config, Model
+from conf.model import Model
+from conf.schema import Config
 from conf.site import Site
 from tasks.bundle import WEIGHTS
 from tasks.durable import sha256_of, write_durably

@@ -12,8 +12,11 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, PositiveInt
 
+from conf.data import NUM_COLOURS
+from conf.execution import Compile, Compression, Loading, MemoryFormat, Precision
+from conf.model import Model
 from conf.plugins import EMBEDDED_MODELS, NetworkFacts, Plugin
-from conf.schema import NUM_COLOURS, Compile, Compression, Config, Loading, MemoryFormat, Model, Precision
+from conf.schema import Config
 from conf.signal import Signal
 
 

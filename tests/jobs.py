@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from conf.load import load
-from conf.schema import Cluster
 from conf.site import Site
+from conf.workers import Cluster
 from tasks.cluster import hardware
 from tasks.cluster.address import connect
 from tasks.cluster.demand import Demand

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from conf.schema import Execution
+from conf.execution import Execution
 from tasks.records import Record
 
 

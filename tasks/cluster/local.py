@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from conf.schema import Cluster
+from conf.workers import Cluster
 from tasks.cluster.demand import Demand
 from tasks.cluster.hardware import describe, usable_cores
 from tasks.cluster.tls import opened_with

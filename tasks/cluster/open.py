@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from conf.schema import Cluster
 from conf.site import Site
+from conf.workers import Cluster
 from tasks.cluster.demand import Demand
 from tasks.cluster.lean import lean
 from tasks.cluster.local import open_local, open_local_cuda

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 
-from conf.schema import Cluster
 from conf.site import Site
+from conf.workers import Cluster
 from tasks.cluster.demand import Demand
 from tasks.cluster.open import open_cluster
 

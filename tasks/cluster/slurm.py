@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from conf.schema import Cluster
+from conf.workers import Cluster
 from tasks.cluster.address import wait_for_workers
 from tasks.cluster.demand import Demand
 from tasks.cluster.lean import exports

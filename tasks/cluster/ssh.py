@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from conf.schema import Cluster
+from conf.workers import Cluster
 from tasks.cluster.address import wait_for_workers
 from tasks.cluster.demand import Demand
 from tasks.cluster.host import HostFacts

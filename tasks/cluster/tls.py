@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from conf.schema import Cluster
 from conf.site import Site
+from conf.workers import Cluster
 from tasks.errors import InputError
 from tasks.records import Choice, Record
 

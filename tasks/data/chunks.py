@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from conf.schema import Data
+from conf.data import Data
 from tasks.data.listing import SPLITS, Origin, SampleListing, SplitName
 from tasks.data.samples import Samples
 from tasks.data.shard import Chunk

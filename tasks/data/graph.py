@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from pydantic import ValidationError
 
-from conf.schema import Data
+from conf.data import Data
 from tasks.cluster.address import workers
 from tasks.cluster.window import completed, connect_to_workers
 from tasks.data import manifest, store

@@ -9,7 +9,7 @@ import hashlib
 import json
 from importlib import metadata
 
-from conf.schema import Data
+from conf.data import Data
 from tasks.data import source
 from tasks.data.listing import SampleListing
 from tasks.data.sources import array_rows, clips, signals

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from conf.schema import MIN_CLASSES, Data
+from conf.data import MIN_CLASSES, Data
 from conf.signal import Signal
 from tasks.data.item import Fit
 from tasks.data.samples import Indices, Sample, Samples

@@ -20,7 +20,7 @@ import PIL
 import simplejpeg
 from pydantic import Field, ValidationError, model_validator
 
-from conf.schema import MAX_FRAMES, NUM_COLOURS, Data
+from conf.data import MAX_FRAMES, NUM_COLOURS, Data
 from tasks.data import moments
 from tasks.data.key import FORMAT_VERSION
 from tasks.data.listing import SPLITS, SampleListing, SplitName

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
+from conf.data import Data
 from conf.plugins import source_facts
-from conf.schema import Data
 from tasks.data import s3
 from tasks.data.classes import keep_classes
 from tasks.data.item import Item

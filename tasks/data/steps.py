@@ -7,7 +7,7 @@ from pathlib import Path
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from conf.schema import Data
+from conf.data import Data
 from tasks import deadline
 from tasks.data import graph, source
 from tasks.display import progress_of_samples

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from conf.schema import MIN_CLASSES
+from conf.data import MIN_CLASSES
 from tasks.errors import InputError
 from tasks.records import Record
 

@@ -15,7 +15,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from scipy.special import log_softmax
 
-from conf.schema import NUM_COLOURS
+from conf.data import NUM_COLOURS
 from tasks.errors import RunError
 from tasks.evaluate.metrics import read_predictions, read_test_split
 from tasks.figures import FONT_POINTS, INK, ORANGE, WIDTH_INCHES, new_figure, shorten

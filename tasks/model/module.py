@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import nn
 
-from conf.schema import Recipe
+from conf.recipe import Recipe
 from tasks.model.muon import RATE_FACTOR
 from tasks.model.objective import Course, LabelledBatch, batch_loss, build_optimizer
 from tasks.model.schedule import learning_rate_factor

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from conf.schema import Model
+from conf.model import Model
 from tasks.model import own
 from tasks.model.blocks import conv_blocks, every_nth, keep_format
 from tasks.model.dense import DnCnn, UNet

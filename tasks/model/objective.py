@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from conf.schema import Recipe
+from conf.recipe import Recipe
 from tasks.model.muon import Muon
 from tasks.model.transfer import parameter_groups
 

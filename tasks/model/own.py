@@ -10,8 +10,8 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from conf.model import Model
 from conf.plugins import NetworkFacts, Plugin, model_facts
-from conf.schema import Model
 from tasks.errors import RunError
 from tasks.plugged import blamed, load_own
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from conf.model import Model
 from conf.plugins import EMBEDDED_MODELS, Plugin
-from conf.schema import Model
 from tasks.errors import InputError
 from tasks.plugged import load_own
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from conf.schema import Model
+from conf.model import Model
 from tasks.errors import InputError, one_line
 from tasks.model.networks import build_network
 from tasks.model.transfer import heads_of, part_of

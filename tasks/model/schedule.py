@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from conf.schema import Recipe
+from conf.recipe import Recipe
 
 
 def learning_rate_factor(recipe: Recipe, step: float, steps_per_epoch: int) -> float:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from conf.schema import NUM_COLOURS, Model
+from conf.data import NUM_COLOURS
+from conf.model import Model
 from tasks.model.blocks import conv_blocks, keep_format
 
 GRID = 4

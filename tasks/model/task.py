@@ -14,7 +14,8 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-from conf.schema import Config, Recipe
+from conf.recipe import Recipe
+from conf.schema import Config
 from tasks.model.noise import gaussian
 from tasks.model.objective import LabelledBatch
 from tasks.plugged import needed

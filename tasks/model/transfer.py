@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from conf.schema import Config, Recipe
+from conf.recipe import Recipe
+from conf.schema import Config
 from tasks.errors import InputError
 from tasks.model.muon import RATE_FACTOR
 from tasks.model.own import OwnNetwork

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from conf.schema import Config, Precision
+from conf.execution import Precision
+from conf.schema import Config
 from tasks.bundle import digest_of, write_model
 from tasks.data.split import Split, open_split
 from tasks.evaluate.classifier import Fit, fit

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from conf.schema import Data
+from conf.data import Data
 from conf.signal import Signal
 from tasks.data import source
 from tasks.data.item import Fit

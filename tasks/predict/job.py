@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from conf.schema import Precision
+from conf.execution import Precision
 from tasks.data.listing import Origin
 from tasks.data.samples import Samples
 from tasks.predict.images import Images

@@ -19,7 +19,7 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-from conf.schema import Recipe
+from conf.recipe import Recipe
 from tasks.model.objective import BatchSource, LabelledBatch, batch_loss, build_optimizer, settle
 from tasks.model.task import Task
 from tasks.records import Arm

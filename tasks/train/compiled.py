@@ -22,7 +22,9 @@ def compile_network(network: nn.Module) -> None:
     # Inductor's choice between two ways to add up, by whether there are more than 4,096 summands, would else be a guard
     # on the batch size, and a small last batch a second graph (torch 2.13). Sums of batch norm keep their way.
     fx_config.backed_size_oblivious = True
-    network.compile()
+    # On CPUs small networks spend as long between kernels as in them: what calls them is compiled too.
+    is_on_cpu = all(parameter.device.type == "cpu" for parameter in network.parameters())
+    network.compile(options={"cpp_wrapper": True} if is_on_cpu else None)
 
 
 def any_batch_size(images_NCHW: torch.Tensor) -> None:

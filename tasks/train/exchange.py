@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from conf.schema import Compression
+from conf.execution import Compression
 
 # One bucket view, no buffer broadcast: see FACTS in infra/decisions/0003.
 DDP_SETTINGS = {"gradient_as_bucket_view": True, "broadcast_buffers": False}

@@ -13,7 +13,7 @@ from contextlib import ExitStack, closing
 import torch
 from torch import distributed
 
-from conf.schema import Compression
+from conf.execution import Compression
 from tasks.data.loading.loader import TrainLoader
 from tasks.data.loading.order import BatchPlan
 from tasks.model.objective import BatchSource, LabelledBatch

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from conf.schema import FLIPPING, Compile, Config, Loading, MemoryFormat, Precision
+from conf.execution import Compile, Loading, MemoryFormat, Precision
+from conf.recipe import FLIPPING
+from conf.schema import Config
 from tasks.errors import InputError
 from tasks.records import Arm, Choice, Hardware, Plan
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch.nn.parallel import DistributedDataParallel
 
-from conf.schema import Compression
+from conf.execution import Compression
 from tasks.model.module import Learner
 from tasks.train.exchange import DDP_SETTINGS, compress_gradients
 from tasks.train.sharding import shard

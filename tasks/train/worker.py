@@ -31,7 +31,7 @@ import torch  # noqa: E402
 from lightning.pytorch import Trainer  # noqa: E402
 from torch import nn  # noqa: E402
 
-from conf.schema import Precision  # noqa: E402
+from conf.execution import Precision  # noqa: E402
 from tasks.data.loading.course import Course  # noqa: E402
 from tasks.data.loading.loader import TrainLoader  # noqa: E402
 from tasks.data.split import open_split  # noqa: E402

@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from tasks.train.launch import rank_environment
 from tests.jobs import new_job, two_workers
 
 ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+PROGRAM = str(Path(sys.executable).with_name("paceline"))
 SECONDS = 60
 """Of a measurement."""
 
@@ -56,6 +59,21 @@ def said_in_a_rank(job, what, directory):
     done = subprocess.run([*command, str(SECONDS)], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
+
+
+def run_paceline(home, *arguments, **environment):
+    """The outcome of `paceline run`, Unix time of its start, and seconds that it took."""
+    began, started = time.time(), time.monotonic()
+    done = subprocess.run(
+        [PROGRAM, "run", *arguments, "--json"],
+        env=os.environ | {"PACELINE_HOME": str(home)} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    seconds = time.monotonic() - started
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), began, seconds
 
 
 def tell(goal, value, interval, verdict):

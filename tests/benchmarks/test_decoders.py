@@ -21,7 +21,7 @@ import pytest
 import simplejpeg
 from PIL import Image, ImageOps
 
-from conf.schema import Data
+from conf.data import Data
 from tasks.data import source, transform
 from tasks.data.chunks import Cutter
 from tasks.data.listing import SPLITS

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from distributed import LocalCluster
 
-from conf.schema import Data
+from conf.data import Data
 from tasks.data import graph, source
 from tasks.data.chunks import Cutter
 from tasks.data.listing import SPLITS

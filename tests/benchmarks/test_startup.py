@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,14 +19,11 @@ from mlflow.tracking import MlflowClient
 from tasks.cluster.hardware import usable_cores
 from tasks.speedup.statistics import FIXED_CONFIDENCE, estimate_ratio, location_interval
 from tasks.train.launch import KEEP_MEMORY, rank_environment
-from tests.benchmarks.conftest import at_least, at_most, tell
+from tests.benchmarks.conftest import HERE, ROOT, at_least, at_most, run_paceline, tell
 from tests.prefect_server import prefect_server
 
 pytestmark = pytest.mark.timeout(7200)
 
-ROOT = Path(__file__).parents[2]
-HERE = Path(__file__).parent
-PROGRAM = str(Path(sys.executable).with_name("paceline"))
 RAY = ROOT / ".paceline" / "bench" / "ray"
 RAY_PACKAGES = ("ray[train]", "torch==2.13.0", "numpy", "pillow")
 NUM_BLOCKS = 6
@@ -44,21 +40,6 @@ JOB = {
 }
 NUM_EPOCHS = {"bf16-mixed": 9, "32-true": 4}
 """Of 2,000 images: about 30 s on two cores, start and end included."""
-
-
-def run_paceline(home, *arguments, **environment):
-    """The outcome of `paceline run`, Unix time of its start, and seconds that it took."""
-    began, started = time.time(), time.monotonic()
-    done = subprocess.run(
-        [PROGRAM, "run", *arguments, "--json"],
-        env=os.environ | {"PACELINE_HOME": str(home)} | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    seconds = time.monotonic() - started
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1]), began, seconds
 
 
 # Goal 10

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from conf.schema import Model, Recipe
+from conf.model import Model
+from conf.recipe import Recipe
 from tasks.data.loading.batch import Batch
 from tasks.model.networks import build_network
 from tasks.model.objective import batch_loss, build_optimizer, settle

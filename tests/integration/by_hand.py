@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import distributed, nn
 
-from conf.schema import Recipe
+from conf.recipe import Recipe
 from tasks.data.loading.loader import make_loader
 from tasks.data.loading.order import BatchPlan
 from tasks.data.split import Split

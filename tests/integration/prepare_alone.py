@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from conf.schema import Data
+from conf.data import Data
 from tasks.data import graph, source
 from tests.jobs import two_workers
 

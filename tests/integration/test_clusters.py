@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from conf.load import load
-from conf.schema import Cluster
 from conf.site import Site
+from conf.workers import Cluster
 from flows.first_host import training_host
 from flows.preflight import check, settle
 from infra.services.home import free_port

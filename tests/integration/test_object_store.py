@@ -14,8 +14,8 @@ import zarr
 from mlflow.tracking import MlflowClient
 from PIL import Image
 
+from conf.data import Data
 from conf.load import DASK_SETTINGS
-from conf.schema import Data
 from tasks.cluster.address import connect
 from tasks.data import graph, reading, source, store
 from tasks.data.listing import SPLITS

@@ -18,7 +18,7 @@ import pytest
 from distributed import LocalCluster
 from PIL import Image
 
-from conf.schema import Data
+from conf.data import Data
 from tasks import display
 from tasks.data import chunks, graph, source, store
 from tasks.data.chunks import Cutter

@@ -9,7 +9,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 from PIL import Image
 
-from conf.schema import Data
+from conf.data import Data
 from conf.site import Site
 from flows.predict import PredictRequest, clear_predict
 from tasks.data import source

@@ -13,7 +13,8 @@ from mlflow.tracking import MlflowClient
 from PIL import Image
 from prefect import flow, settings
 
-from conf.schema import Data, Limits
+from conf.data import Data
+from conf.schema import Limits
 from conf.site import Site
 from flows.tried import tried
 from tasks import deadline

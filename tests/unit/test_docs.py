@@ -14,7 +14,8 @@ from pydantic import TypeAdapter
 
 from conf.load import apply, field_paths, load, preset_names
 from conf.plan import load_plan, plan_names
-from conf.schema import Cluster, Config
+from conf.schema import Config
+from conf.workers import Cluster
 from flows import cli
 from flows.commands import run
 from tasks.speedup.arms import parse_axes

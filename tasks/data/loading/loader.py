@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from conf.schema import Augment, Loading
+from conf.execution import Loading
+from conf.recipe import Augment
 from conf.vary import Vary
 from tasks.data.loading.foreground import ForegroundLoader
 from tasks.data.loading.order import BatchPlan, Shuffle

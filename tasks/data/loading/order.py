@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from conf.schema import FLIPPING, Augment
+from conf.recipe import FLIPPING, Augment
 from tasks.data.split import owner
 
 BLOCK_BYTES = 4 * 2**20

@@ -14,7 +14,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from conf.schema import FLIPPING
+from conf.recipe import FLIPPING
 from tasks.data.loading.batch import Batch, columns_before_flip, gather_windows, pad, window_numbers, windows
 from tasks.data.loading.train_loader import Feed, Request, TrainLoader
 from tasks.data.split import Split

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from conf.schema import Augment
+from conf.recipe import Augment
 from conf.vary import Vary
 from tasks.data.loading.batch import Batch, Normalise, fill_of
 from tasks.data.loading.course import Course

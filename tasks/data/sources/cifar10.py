@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from conf.schema import Data
+from conf.data import Data
 from tasks.data.listing import Origin, SampleListing, check_classes, hold_out
 from tasks.data.samples import Sample, Samples
 from tasks.data.sources import folder

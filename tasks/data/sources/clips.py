@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from conf.schema import NUM_COLOURS, Data
+from conf.data import NUM_COLOURS, Data
 from tasks.data import video
 from tasks.data.item import Item
 from tasks.data.listing import Origin, SampleListing

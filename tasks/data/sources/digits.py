@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from conf.schema import Data
+from conf.data import Data
 from tasks.data.listing import Origin, SampleListing, hash_name, hold_out, in_three
 from tasks.data.samples import Sample, Samples
 

@@ -16,7 +16,7 @@ import fsspec
 import numpy as np
 import numpy.typing as npt
 
-from conf.schema import Data
+from conf.data import Data
 from conf.site import Site
 from tasks.data import cache, s3
 from tasks.data.listing import SPLITS, Origin, OriginKind, SampleListing, SplitName, check_classes, hold_out

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from conf.schema import NUM_COLOURS, Data
+from conf.data import NUM_COLOURS, Data
 from tasks.data.listing import Origin, SampleListing, in_three
 from tasks.data.samples import Sample, Samples
 

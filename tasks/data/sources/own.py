@@ -15,8 +15,8 @@ from uuid import uuid4
 
 import numpy as np
 
+from conf.data import Data
 from conf.plugins import Plugin, SourceFacts, source_facts
-from conf.schema import Data
 from tasks.data.item import Item, Picture
 from tasks.data.listing import SPLITS, Origin, SampleListing, hold_out
 from tasks.data.samples import Samples, SamplesBuilder

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from conf.schema import Data
+from conf.data import Data
 from tasks.data import reading
 from tasks.data.listing import SPLITS, Origin, SampleListing, SplitName, hold_out
 from tasks.data.reading import File

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from conf.schema import Data
+from conf.data import Data
 from conf.signal import Signal
 from tasks.data.item import Item
 from tasks.data.listing import SampleListing

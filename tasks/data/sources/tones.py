@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from conf.schema import Data
+from conf.data import Data
 from conf.signal import Signal
 from tasks.data.listing import Origin, SampleListing, in_three
 from tasks.data.samples import Sample, Samples

@@ -1,6 +1,6 @@
 import pytest
 
-from conf.schema import Execution
+from conf.execution import Execution
 from tasks.cluster.demand import Demand, demand_of
 
 

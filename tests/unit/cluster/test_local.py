@@ -1,8 +1,8 @@
 import pytest
 from distributed import Client
 
-from conf.schema import Cluster
 from conf.site import Site
+from conf.workers import Cluster
 from tasks.cluster.address import connect, workers
 from tasks.cluster.demand import Demand
 from tasks.cluster.hardware import usable_cores

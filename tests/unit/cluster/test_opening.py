@@ -5,8 +5,8 @@ import threading
 import psutil
 import pytest
 
-from conf.schema import Cluster
 from conf.site import Site
+from conf.workers import Cluster
 from tasks.cluster.demand import Demand
 from tasks.cluster.opening import Opening
 from tasks.errors import InputError

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.schema import Cluster
+from conf.workers import Cluster
 from flows.cli import main
 from tasks.cluster.demand import Demand
 from tasks.cluster.lean import exports

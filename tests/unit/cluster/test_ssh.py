@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from conf.schema import Cluster
+from conf.workers import Cluster
 from tasks.cluster.demand import Demand
 from tasks.cluster.ssh import ssh_arguments
 from tasks.cluster.tls import Certificates

@@ -7,8 +7,10 @@ import sys
 import pytest
 
 from conf import plugins
+from conf.data import Source
 from conf.load import ConfigError, load
-from conf.schema import Config, ModelName, Source
+from conf.model import ModelName
+from conf.schema import Config
 from tests.documents import ROOT
 from tests.own_package import install, on_path
 

@@ -13,7 +13,7 @@ import pytest
 import zarr
 from PIL import Image
 
-from conf.schema import Data
+from conf.data import Data
 from tasks.data import source
 from tasks.data.chunks import dealt
 from tasks.data.key import describe

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from conf.schema import Data
+from conf.data import Data
 from tasks.data.chunks import Cutter, chunks_of
 from tasks.data.listing import SPLITS, Origin, SampleListing
 from tasks.data.moments import Moments

@@ -2,7 +2,7 @@
 
 import pytest
 
-from conf.schema import Data
+from conf.data import Data
 from tasks.data import key, source
 from tasks.data.sources import digits
 from tasks.errors import InputError

@@ -7,8 +7,8 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
+from conf.data import Data
 from conf.load import ConfigError, load
-from conf.schema import Data
 from tasks.data import moments, source
 from tasks.data.key import describe
 from tasks.data.loading.loader import make_loader

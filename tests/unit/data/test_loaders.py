@@ -12,7 +12,8 @@ import psutil
 import pytest
 import torch
 
-from conf.schema import FLIPPING, Augment, Loading
+from conf.execution import Loading
+from conf.recipe import FLIPPING, Augment
 from tasks.data.loading import resident
 from tasks.data.loading.batch import Batch, Normalise, fill_of, gather_windows, pad, window_numbers, windows
 from tasks.data.loading.canvas import mirrors

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from conf.schema import Data
+from conf.data import Data
 from tasks.data import manifest, source, store
 from tasks.data.chunks import Cutter
 from tasks.data.loading.loader import make_loader

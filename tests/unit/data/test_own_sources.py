@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from conf.schema import Data
+from conf.data import Data
 from tasks.data import graph, key, source, store
 from tasks.data.chunks import Cutter
 from tasks.data.pixels import read_pixels

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conf.schema import Data
+from conf.data import Data
 from tasks.data import manifest, source, store
 from tasks.data.chunks import Cutter
 from tasks.data.shard import write_shard

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from conf.data import Data
 from conf.load import ConfigError, load
-from conf.schema import Data
 from conf.signal import Signal
 from tasks.bundle import digest_of
 from tasks.data import source

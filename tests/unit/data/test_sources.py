@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from fsspec.registry import _registry
 
-from conf.schema import Data
+from conf.data import Data
 from tasks.data import key, source
 from tasks.data.listing import hold_out
 from tasks.data.pixels import read_pixels

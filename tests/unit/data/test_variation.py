@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from conf.load import ConfigError, load
-from conf.schema import Recipe
+from conf.recipe import Recipe
 from conf.vary import Vary
 from tasks.data.loading.batch import Batch
 from tasks.data.loading.variation import Variation, beta, boxes, mixed, resized

@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from conf.schema import Model
+from conf.model import Model
 from tasks.model.activations import Activations, layer_sizes
 from tasks.model.networks import build_network
 

@@ -7,7 +7,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from conf.load import load
-from conf.schema import Model, Recipe
+from conf.model import Model
+from conf.recipe import Recipe
 from tasks.data.loading.course import Course
 from tasks.data.loading.order import BatchPlan
 from tasks.model.blocks import every_nth

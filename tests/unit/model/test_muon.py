@@ -3,7 +3,8 @@ import io
 import pytest
 import torch
 
-from conf.schema import Model, Recipe
+from conf.model import Model
+from conf.recipe import Recipe
 from tasks.model.muon import Muon, orthogonalised
 from tasks.model.networks import build_network
 from tasks.model.objective import batch_loss, build_optimizer, settle

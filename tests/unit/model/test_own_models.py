@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from conf.load import load
-from conf.schema import Model
+from conf.model import Model
 from tasks.bundle import FACTS, WEIGHTS, digest_of
 from tasks.durable import sha256_of
 from tasks.errors import InputError, RunError

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from conf.schema import Model
+from conf.model import Model
 from tasks.model.fold import fold_batch_norm
 from tasks.model.networks import build_network
 from tasks.model.sequence import Recurrent

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from conf.load import load
-from conf.schema import Model, Recipe
+from conf.model import Model
+from conf.recipe import Recipe
 from tasks.data.loading.batch import Batch
 from tasks.model.fold import fold_batch_norm
 from tasks.model.networks import build_network

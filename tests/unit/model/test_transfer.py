@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from conf.load import ConfigError, load
-from conf.schema import Model, Recipe
+from conf.model import Model
+from conf.recipe import Recipe
 from tasks.data.loading.course import Course
 from tasks.data.loading.order import BatchPlan
 from tasks.durable import sha256_of

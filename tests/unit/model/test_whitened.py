@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from conf.schema import Model
+from conf.model import Model
 from tasks.model.fold import fold_batch_norm
 from tasks.model.networks import build_network
 from tasks.model.views import ViewMean

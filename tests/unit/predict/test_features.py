@@ -8,7 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from conf.schema import Data, Model
+from conf.data import Data
+from conf.model import Model
 from tasks.data.loading.batch import Normalise
 from tasks.data.transform import decode
 from tasks.model.trained import open_trained

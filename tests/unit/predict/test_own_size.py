@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from conf.schema import Data, Model
+from conf.data import Data
+from conf.model import Model
 from flows.weights import check_own_size
 from tasks.errors import InputError
 from tasks.model.networks import build_network

@@ -9,7 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from conf.schema import Data, Model
+from conf.data import Data
+from conf.model import Model
 from tasks.model.task import Segmentation
 from tasks.predict.heads import compared
 from tasks.predict.images import in_folder, of_test_split

@@ -3,7 +3,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from conf.schema import Model, Recipe
+from conf.model import Model
+from conf.recipe import Recipe
 from tasks.data.loading import batch as loading
 from tasks.data.loading.order import BatchPlan
 from tasks.errors import MemoryLimitError

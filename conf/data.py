@@ -1,0 +1,153 @@
+"""The settings of what is learned from: the kind of data, where it lies, how it becomes images of one size."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from conf import plugins
+from conf.credentials import Text
+from conf.plugins import Plugin
+from conf.section import Fraction, OwnName, Section
+from conf.signal import Signal
+
+Source = Literal[
+    "digits",
+    "rotated_digits",
+    "folder",
+    "cifar10",
+    "pairs",
+    "shapes",
+    "textures",
+    "signals",
+    "tones",
+    "arrays",
+    "clips",
+    "motions",
+]
+SIGNAL_SOURCES: frozenset[str] = frozenset({"signals", "tones"})
+"""Those whose samples are signals in time, and whose images have time from left to right."""
+NUM_COLOURS = 3
+"""Channels of a frame of a clip, of grey ones too."""
+NUM_FRAMES, MAX_FRAMES = 8, 64
+"""Of a clip: where nothing is said, and at most."""
+CLIP_SOURCES = frozenset(name for name, facts in plugins.EMBEDDED_SOURCES.items() if facts.has_clips)
+"""Those whose samples are clips, all frames of which are the channels of one image."""
+MIN_CLASSES = 2
+DRAWN_SOURCES: frozenset[str] = frozenset({"digits", "rotated_digits", "shapes", "textures"})
+"""Sources that draw their images at the size that is asked for."""
+
+
+class Data(Section):
+    """What is learned from."""
+
+    source: Source | OwnName = "digits"
+    """Kind of data: `digits` (1,797 handwritten digits), `rotated_digits` (with the angle as second target),
+    `folder` (class-named folders of images), `cifar10` (the official archives or class-named folders), `pairs` (folders
+    `images` and `masks` and a file `classes.txt`), `shapes` (2,000 generated scenes with their masks), `textures`
+    (1,200 generated grey textures), `signals` (class-named folders of WAV, NumPy and Parquet files, as time-frequency
+    images), `tones` (1,800 generated sounds in noise), `arrays` (files .npz with `images` and `labels`, or Parquet with
+    columns `image` and `label`), `clips` (class-named folders of videos, or of folders with numbered frames), `motions`
+    (1,600 generated clips in one of four directions), or the name of a source that an installed package offers."""
+    root: Text | None = None
+    """Where the data lies: a path or any URL that fsspec reads. Not used by the embedded sources."""
+    image_size: Annotated[int, Field(ge=8, le=1024)] = 28
+    """Height and width of a prepared image, pixels."""
+    fit: Literal["scale", "crop"] = "scale"
+    """How images of other sizes come to theirs. `scale`: the shorter side is scaled to it, and the middle taken;
+    `crop`: the middle is taken at the image's own scale, where the size of things or the grain of noise matters. Images
+    that are too small for that are rejected."""
+    num_frames: Annotated[int, Field(ge=2, le=MAX_FRAMES)] = NUM_FRAMES
+    """Frames of a prepared clip, of `clips` and `motions`: the middle ones of so many equal parts of a clip, however
+    long. Clips with fewer frames are rejected."""
+    test_fraction: Fraction = 0.2
+    """Share of each class that is held out for the test split where the source has no test split of its own."""
+    validation_fraction: Fraction = 0.1
+    """Share of each class of the training split that is held out for validation after each epoch; 0 for none."""
+    classes: tuple[Text, ...] | None = None
+    """Classes that are learned, by their names; the others' samples are left out. Quote numbers: ['0','1']. None for
+    all."""
+    max_rejected_fraction: Fraction = 0.01
+    """Largest tolerated share of samples that cannot be decoded; above it the run stops with their list."""
+    signal: Signal = Signal()
+    """How signals become pictures; used by `signals` and `tones`."""
+
+    @property
+    def used_signal(self) -> Signal | None:
+        """How signals become pictures; None for a source of pictures."""
+        return self.signal if self.source in SIGNAL_SOURCES else None
+
+    @model_validator(mode="after")
+    def _signal_fits(self) -> Self:
+        if self.source in SIGNAL_SOURCES:
+            self.signal.check_size(self.image_size)
+        elif self.signal != Signal():
+            raise ValueError(
+                f"data.signal has no use with source {self.source}, whose samples are images; "
+                "drop its settings or choose data.source=signals"
+            )
+        return self
+
+    @property
+    def num_channels(self) -> int:
+        """Of a prepared picture, its mask included: the colours of all its frames, where it is a clip."""
+        facts = plugins.source_facts(self.source)
+        return (facts.channels + facts.has_masks) * (self.num_frames if facts.has_clips else 1)
+
+    @property
+    def has_sizes(self) -> bool:
+        """Whether its samples are images of their own sizes."""
+        return self.source not in SIGNAL_SOURCES | CLIP_SOURCES | DRAWN_SOURCES
+
+    @model_validator(mode="after")
+    def _fit_fits(self) -> Self:
+        if self.fit != "scale" and not self.has_sizes:
+            raise ValueError(
+                f"data.fit={self.fit} has no use with source {self.source}, whose samples are not images of their own "
+                "sizes; drop it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _frames_fit(self) -> Self:
+        if self.num_frames != NUM_FRAMES and self.source not in CLIP_SOURCES:
+            raise ValueError(
+                f"data.num_frames={self.num_frames} has no use with source {self.source}, whose samples are no clips; "
+                "drop it or choose data.source=clips"
+            )
+        return self
+
+    @property
+    def plugin(self) -> Plugin | None:
+        """The user's package that offers the source; None for one of Paceline's."""
+        return None if self.source in plugins.EMBEDDED_SOURCES else plugins.find("source", self.source)
+
+    @model_validator(mode="after")
+    def _classes_fit(self) -> Self:
+        given = self.classes
+        if given is not None and (len(set(given)) < len(given) or len(given) < MIN_CLASSES):
+            raise ValueError(
+                f"data.classes=[{','.join(given)}] is not {MIN_CLASSES} or more different classes; name each once"
+            )
+        if given is not None and plugins.EMBEDDED_SOURCES.get(self.source, plugins.SourceFacts()).has_masks:
+            raise ValueError(f"data.classes is for classes of whole images, and data.source={self.source} has masks")
+        return self
+
+    @model_validator(mode="after")
+    def _root_fits(self) -> Self:
+        if self.source in plugins.EMBEDDED_SOURCES:
+            self.check_root()
+        return self
+
+    def check_root(self) -> None:
+        """Refuse a root that is not read.
+
+        Raises:
+            ValueError: there is one.
+        """
+        if self.root is not None and not plugins.source_facts(self.source).needs_root:
+            raise ValueError(
+                f"data.root={self.root} has no use with source {self.source}, which reads none; "
+                "drop it or choose data.source=folder"
+            )

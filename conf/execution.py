@@ -1,0 +1,93 @@
+"""The settings of how a workload is run on its devices."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from conf.section import Section
+
+Precision = Literal["32-true", "64-true", "bf16-mixed", "16-mixed"]
+MemoryFormat = Literal["contiguous", "channels_last"]
+Loading = Literal["resident", "streaming", "foreground"]
+Compile = Literal["off", "step", "graph"]
+Compression = Literal["off", "bf16"]
+
+
+class Execution(Section):
+    """How a workload is run; free to differ between compared runs."""
+
+    accelerator: Literal["auto", "cpu", "gpu"] = "auto"
+    """Kind of device; `auto` takes the GPUs where there are any."""
+    num_nodes: Annotated[int, Field(ge=1)] = 1
+    """Hosts to train on."""
+    num_devices: Annotated[int, Field(ge=1)] = 1
+    """Devices on each host, one rank each. On CPUs a device is an equal share of the host's cores."""
+    precision: Literal["auto", "32-true", "64-true", "bf16-mixed", "16-mixed"] = "auto"
+    """Arithmetic of the training step; `16-mixed` needs a GPU."""
+    compile: Literal["auto", "off", "step", "graph"] = "auto"
+    """`step` compiles the network with `torch.compile`; `graph` launches the whole step, update included, as one CUDA
+    graph, on one GPU, which frees small networks from the host's pace."""
+    memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
+    """Layout of image tensors."""
+    loading: Literal["auto", "resident", "streaming", "foreground"] = "auto"
+    """`resident`: the set in device memory; `streaming`: background threads; `foreground`: sample by sample, in
+    the step's way."""
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    """How ranks share the work; one rank needs none. `ddp`: each holds the whole network; `fsdp`: a part of every
+    weight, gradient and optimizer state, for networks that do not fit. Probes and evaluation hold whole weights."""
+    gradient_compression: Compression = "off"
+    """`bf16`: ranks exchange gradients rounded to 16 bits, half the bytes, for links that are slower than computing."""
+    worker_load: Literal["equal", "measured"] | tuple[float, ...] = "equal"
+    """How each batch is shared among the ranks. `equal`: evenly; `measured`: in proportion to their speeds, which are
+    timed before training; or relative speeds, one number per rank, such as [2,1]. The gradient stays the mean over
+    samples."""
+    micro_batch: Annotated[int, Field(ge=1)] | Literal["auto", "off"] = "auto"
+    """Samples that a rank computes on at once. A larger share of a batch is taken in several passes, whose gradients
+    add up to one step: recipe, samples and their order stay as they are. Batch norms take their statistics over a pass.
+    `auto`: the whole share, until a GPU's memory does not suffice: then the group goes on from its newest checkpoint
+    with half of it, and says so; `off`: the whole share."""
+    num_threads: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """CPU threads of each rank; `auto`: the host's cores divided by its ranks."""
+    checkpoint_steps: Annotated[int, Field(ge=1)] | None = None
+    """Steps between checkpoints inside an epoch; a checkpoint is written at each epoch's end in any case."""
+
+    max_restarts: Annotated[int, Field(ge=0)] = 3
+    """Times that a training which lost a rank, a worker or a host is begun again from its newest checkpoint without
+    having made progress in between, before it is given up."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks over all hosts."""
+        return self.num_nodes * self.num_devices
+
+    @model_validator(mode="after")
+    def _sharding_fits(self) -> Self:
+        if self.strategy != "fsdp":
+            return self
+        settings: dict[str, tuple[object, tuple[str, ...]]] = {
+            "gradient_compression": (self.gradient_compression, ("off",)),
+            "compile": (self.compile, ("auto", "off")),
+            "precision": (self.precision, ("auto", "32-true", "bf16-mixed")),
+            "micro_batch": (self.micro_batch, ("auto", "off")),
+        }
+        for name, (value, possible) in settings.items():
+            if value not in possible:
+                raise ValueError(
+                    f"execution.{name}={value} does not go with execution.strategy=fsdp; "
+                    f"use {name}={' or '.join(possible)}, or ddp"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _loads_fit(self) -> Self:
+        if isinstance(self.worker_load, str):
+            return self
+        if len(self.worker_load) != self.world_size or min(self.worker_load) <= 0:
+            given = ",".join(f"{load:g}" for load in self.worker_load)
+            raise ValueError(
+                f"execution.worker_load=[{given}] is not one positive number for each of {self.world_size} ranks "
+                f"({self.num_nodes} node x {self.num_devices} devices); give as many, or use equal or measured"
+            )
+        return self

@@ -1,0 +1,56 @@
+"""The settings of the network."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from conf import plugins
+from conf.credentials import Text
+from conf.plugins import Plugin, Task
+from conf.section import OwnName, Section
+
+ModelName = Literal["convblocks", "twohead", "whitened", "unet", "dncnn", "resnet18", "resnet50", "sequence"]
+LayerName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.\w+)*$", max_length=200)]
+"""Of a part of a network, as its parameters have it: `layer1`, `features.4`."""
+
+
+class Model(Section):
+    """The network."""
+
+    name: ModelName | OwnName = "convblocks"
+    """`convblocks`: three blocks of convolutions; `twohead`: a small residual net with a class and an angle head;
+    `whitened`: three blocks of two convolutions behind a fixed layer that whitens patches, which learns fastest;
+    `unet`: the class of each pixel, from data with masks; `dncnn`: the image without its noise, from any images;
+    `resnet18`, `resnet50`: residual networks as published, with the parameters' common names; their stem halves images
+    twice, small ones too; `sequence`: features of each frame of a clip, then a head over the frames; or the name of a
+    model that an installed package offers, which does with `width` and `depth` as it likes."""
+    width: Annotated[int, Field(ge=1, le=1024)] = 32
+    """Filters of the first block; the following blocks have twice as many each. `twohead`: of its first
+    convolution. `whitened`: the second and the third block have four times as many. `dncnn`: of all convolutions.
+    No use with `resnet18` and `resnet50`, nor has `depth`."""
+    depth: Annotated[int, Field(ge=1, le=32)] = 4
+    """`convblocks`, `sequence`: convolutions per block; `unet`: times that it halves an image; `dncnn`: convolutions,
+    2 or more."""
+    test_views: Literal[1, 2, 6] = 1
+    """Views of an image over which evaluation and prediction take the mean. 1: the image itself; 2: with its mirror
+    image; 6: both, also shifted by a pixel up and left, and down and right. They cost so many times the work."""
+    pretrained: Text | None = None
+    """Weights to begin with: a file (`.safetensors`, or a state dict or checkpoint of torch, of which no code is
+    executed), the id of a run, `runs:/RUN_ID/model`, `models:/NAME@ALIAS`, or a directory with a model. A head for
+    other classes begins anew; all else must fit. None: by the seed."""
+    freeze: Literal["none", "backbone"] | LayerName = "none"
+    """What stays as `pretrained` has it, and works as in evaluation: batch norms keep their statistics, nothing is
+    dropped. `backbone`: all but the head; the name of a layer: it and all that the network lists before it. What stays
+    at its beginning needs no backward pass, so that a step takes less time."""
+
+    @property
+    def task(self) -> Task:
+        """What it is to tell."""
+        return plugins.model_facts(self.name).task
+
+    @property
+    def plugin(self) -> Plugin | None:
+        """The user's package that offers the model; None for one of Paceline's."""
+        return None if self.name in plugins.EMBEDDED_MODELS else plugins.find("model", self.name)
