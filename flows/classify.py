@@ -16,7 +16,7 @@ from conf.schema import Config
 from conf.site import Site, quieten
 from flows import preflight
 from flows.interrupt import heard
-from flows.predict import SAID
+from flows.predict_request import SAID
 from flows.tracked import begun
 from tasks.errors import InputError
 from tasks.evaluate.classifier import Features, Fitted, Kind, fit_and_score, num_shared, read_features

@@ -51,7 +51,7 @@ def execute(options: Namespace) -> None:
 
 def carry_out(options: Namespace, *, layer: str | None, own_size: bool = False) -> None:
     """Write what the model tells, or what a layer of it gives."""
-    from flows.predict import PredictRequest, clear_predict
+    from flows.predict_request import PredictRequest, clear_predict
 
     site = Site()
     asked = {name: getattr(options, name) for name in ("model", "source", "overrides", "out")} | {"layer": layer}

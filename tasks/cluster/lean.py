@@ -10,6 +10,9 @@ import yaml
 
 from conf.load import DASK_SETTINGS
 
+ENVIRON = "distributed.nanny.pre-spawn-environ."
+"""Variables that nannies give to their workers."""
+
 
 @cache
 def lean() -> dict[str, Any]:
@@ -19,8 +22,14 @@ def lean() -> dict[str, Any]:
 
 def exports() -> list[str]:
     """The same as lines of a shell, for a worker that a batch system starts."""
-    names = {name: name.replace(".", "__").replace("-", "_").upper() for name in lean()}
-    return [f"export DASK_{names[name]}={value}" for name, value in lean().items()]
+    return [f"export {_variable(name)}={value}" for name, value in lean().items()]
+
+
+def _variable(name: str) -> str:
+    """By which a worker's nanny takes a setting; what it sets itself it leaves where it is set already."""
+    if name.startswith(ENVIRON):
+        return name.removeprefix(ENVIRON)
+    return "DASK_" + name.replace(".", "__").replace("-", "_").upper()
 
 
 def _flat(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -16,6 +16,7 @@ import pytest
 
 from tasks.bundle import digest_of
 from tasks.cluster.hardware import usable_cores
+from tasks.cluster.lean import ENVIRON, lean
 from tasks.data.split import open_split
 from tasks.predict.job import Settings, batch_size_for
 from tasks.speedup.statistics import FIXED_CONFIDENCE, estimate_ratio
@@ -27,6 +28,8 @@ pytestmark = pytest.mark.timeout(3600)
 NUM_BLOCKS = 4
 PREDICT_SECONDS = 4.0
 PRESET = "twohead"
+WORKER = {name.removeprefix(ENVIRON): str(value) for name, value in lean().items() if name.startswith(ENVIRON)}
+"""Variables of a worker's process."""
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +93,7 @@ class Sides:
         )
         path = self._directory / "settings.json"
         path.write_text(settings.model_dump_json())
-        found = said(HERE / "predicting.py", path, self._data, PREDICT_SECONDS, PYTHONPATH=str(ROOT))
+        found = said(HERE / "predicting.py", path, self._data, PREDICT_SECONDS, **WORKER, PYTHONPATH=str(ROOT))
         train = summary["train"]
         return self._noted("ours", train["num_steps"], found), train["seconds"], found["samples_per_second"]
 
@@ -101,9 +104,11 @@ class Sides:
 
 
 def said(script, *arguments, **environment):
+    """What a script says, without what a cluster in this process has set for its own processes."""
+    untouched = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "MKL_", "MALLOC_"))}
     done = subprocess.run(
         [sys.executable, str(script), *map(str, arguments)],
-        env=os.environ | environment,
+        env=untouched | environment,
         capture_output=True,
         text=True,
         check=False,

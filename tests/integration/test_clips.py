@@ -8,7 +8,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from conf.site import Site
-from flows.predict import PredictRequest, clear_predict
+from flows.predict_request import PredictRequest, clear_predict
 from tasks.errors import InputError
 from tasks.train.coordinate import train_group
 from tests.clips import make_clips

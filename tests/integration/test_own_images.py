@@ -16,7 +16,7 @@ from mlflow.tracking import MlflowClient
 from PIL import Image
 
 from conf.site import Site
-from flows.predict import PredictRequest, clear_predict
+from flows.predict_request import PredictRequest, clear_predict
 from tasks.bundle import digest_of, read_facts
 from tasks.data.loading.batch import Normalise
 from tasks.data.transform import decode

@@ -11,7 +11,7 @@ from mlflow.tracking import MlflowClient
 from PIL import Image
 
 from conf.site import Site
-from flows.predict import PredictRequest, clear_predict
+from flows.predict_request import PredictRequest, clear_predict
 from tasks.errors import InputError
 from tasks.evaluate.dense import evaluate_statistics
 from tasks.predict.job import cut

@@ -11,7 +11,7 @@ from PIL import Image
 
 from conf.data import Data
 from conf.site import Site
-from flows.predict import PredictRequest, clear_predict
+from flows.predict_request import PredictRequest, clear_predict
 from tasks.data import source
 from tasks.data.pixels import read_pixels
 from tasks.errors import InputError

@@ -1,19 +1,40 @@
+import os
+
 import dask
 import distributed  # noqa: F401  its defaults
 from dask.config import collect_env
 from dask.config import get as setting
 
-from tasks.cluster.lean import exports, lean
+from conf.workers import Cluster
+from tasks.cluster.address import connect
+from tasks.cluster.demand import Demand
+from tasks.cluster.lean import ENVIRON, exports, lean
+from tasks.cluster.open import open_cluster
+
+KEPT = {"MALLOC_TRIM_THRESHOLD_": "268435456", "MALLOC_MMAP_THRESHOLD_": "268435456"}
 
 
 def test_every_setting_is_one_that_dask_knows_and_has_otherwise():
     shipped = dask.config.merge(*dask.config.defaults)  # whatever this process has set
     for name, value in lean().items():
-        assert setting(name, config=shipped) != value, name
+        known = setting(name, config=shipped, **({"default": None} if name.startswith(ENVIRON) else {}))
+        assert known != value, name
 
 
 def test_a_batch_system_hands_the_same_on():
     variables = dict(line.removeprefix("export ").split("=") for line in exports())
     with dask.config.set(collect_env(variables)):
         for name, value in lean().items():
-            assert setting(name) == value
+            if name.startswith(ENVIRON):
+                assert variables[name.removeprefix(ENVIRON)] == str(value)
+            else:
+                assert setting(name) == value
+
+
+def test_workers_keep_memory_between_batches(monkeypatch):
+    for name in KEPT:
+        monkeypatch.delenv(name, raising=False)
+    one = Demand(num_hosts=1, workers_per_host=1, gpus=False)
+    with open_cluster(Cluster(num_workers=1), one) as address, connect(address) as client:
+        (found,) = client.run(lambda: {name: os.environ.get(name) for name in KEPT}).values()
+    assert found == KEPT
