@@ -10,6 +10,7 @@ from flows import preflight
 from tasks.cluster.demand import demand_of
 from tasks.cluster.open import open_cluster
 from tasks.cluster.tls import choose_tls, days_left, find_certificates
+from tasks.data.sources.folder import absolute
 from tasks.doctor.finding import Finding, bad, doubtful, good
 from tasks.doctor.host import examine_host
 from tasks.doctor.own import examine_own, own_packages
@@ -107,8 +108,11 @@ def _certificates(config: Config, site: Site) -> Finding:
 
 
 def _cluster(config: Config, site: Site) -> list[Finding]:
-    execution = config.execution
+    execution, root = config.execution, config.data.root
+    root = None if root is None else absolute(root)
     with open_cluster(
         config.cluster, demand_of([execution], "gpu" if execution.accelerator == "gpu" else "cpu"), site
     ) as address:
-        return examine_workers(address, site.root, site.leases, execution.world_size, own_packages(), config.packages)
+        return examine_workers(
+            address, site.root, site.leases, execution.world_size, own_packages(), config.packages, root
+        )

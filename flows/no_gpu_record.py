@@ -24,7 +24,7 @@ from tasks.track.environment import describe_environment
 from tasks.track.run import RunHandle
 
 if TYPE_CHECKING:
-    from flows.no_gpu import NoGpuRequest
+    from flows.no_gpu_request import NoGpuRequest
 
 ACCELERATOR = "execution.accelerator"
 

@@ -131,6 +131,7 @@ def _numbers(found: Predicted) -> dict[str, Any]:
         "accuracy": counts["num_correct"] / counts["num_known"] if counts["num_known"] else None,
         "mean_iou": mean_iou(pixels.tolist()) if pixels.any() else None,
         "samples_per_second": predicted_now / found.seconds if predicted_now else None,
+        "reads": found.reads.model_dump(mode="json"),
         "parity": found.parity.model_dump(mode="json") if found.parity else None,
     }
 
@@ -140,6 +141,7 @@ def _metrics(summary: dict[str, Any], found: Predicted) -> dict[str, float | Non
     metrics = {f"predict/{name}": summary[name] for name in names}
     metrics["throughput/prediction_samples_per_second"] = summary["samples_per_second"]
     metrics["time/wall_seconds"] = summary["seconds"]
+    metrics |= found.reads.metrics
     if found.parity is not None:
         metrics["predict/parity_agreement"] = found.parity.agreement
         metrics["predict/parity_max_difference"] = found.parity.max_difference

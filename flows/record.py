@@ -132,8 +132,7 @@ def _metrics(outcome: Outcome, summary: dict[str, Any]) -> dict[str, float | Non
     }
     metrics |= {f"speedup/share_{name}": share[0] for name, share in speedup.shares.items()}
     metrics |= compile_metrics(trained)
-    if outcome.prepared.reads.told:
-        metrics |= {f"data/{name}": value for name, value in outcome.prepared.reads.model_dump().items()}
+    metrics |= outcome.prepared.reads.metrics
     return metrics | {f"test/top_{k}_accuracy": value for k, value in evaluated.top_k.items()}
 
 

@@ -105,6 +105,11 @@ class Reads(Record):
             f"{self.num_cached:,} in the cache{again}{damaged}"
         )
 
+    @property
+    def metrics(self) -> dict[str, float | None]:
+        """By name in MLflow; none where nothing was read from afar."""
+        return {f"data/{name}": value for name, value in self.model_dump().items()} if self.told else {}
+
 
 class PreparedSet(Record):
     """A prepared set on disk; the facts of its manifest."""

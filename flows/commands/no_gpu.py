@@ -12,7 +12,7 @@ from flows.commands.terminal import add_preset, json_stream, say, say_pairs, say
 from tasks.errors import InputError
 
 if TYPE_CHECKING:
-    from flows.no_gpu import NoGpuRequest
+    from flows.no_gpu_request import NoGpuRequest
 
 HELP = "learn from scratch, by fine-tuning and by features on CPUs, and say what to do without a GPU"
 
@@ -40,7 +40,7 @@ def add(parser: ArgumentParser) -> None:
 
 def execute(options: Namespace) -> None:
     """Carry it out."""
-    from flows.no_gpu import clear_no_gpu
+    from flows.no_gpu_request import clear_no_gpu
 
     site = Site()
     request = _resumed(site, options) if options.resume else _request(options)
@@ -60,7 +60,7 @@ def _given(options: Namespace) -> dict[str, Any]:
 
 
 def _request(options: Namespace) -> NoGpuRequest:
-    from flows.no_gpu import NoGpuRequest
+    from flows.no_gpu_request import NoGpuRequest
 
     if options.preset is None or options.pretrained is None:
         raise InputError(
@@ -74,7 +74,7 @@ def _request(options: Namespace) -> NoGpuRequest:
 
 def _resumed(site: Site, options: Namespace) -> NoGpuRequest:
     from flows.asked import kept_request
-    from flows.no_gpu import NoGpuRequest
+    from flows.no_gpu_request import NoGpuRequest
 
     if options.preset or options.pretrained or options.overrides or _given(options):
         raise InputError(f"--resume {options.resume} goes on with the study as it was asked for; give nothing else")

@@ -101,8 +101,8 @@ class SampleListing:
         digest.update(self.origin.identity.encode())
         for split in SPLITS:
             digest.update(f"\n[{split}]\n".encode())
-            for line in self.split(split).lines():
-                digest.update(line)
+            for lines in self.split(split).lines():
+                digest.update(lines)
         return digest.hexdigest()
 
 

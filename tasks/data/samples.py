@@ -141,11 +141,11 @@ class Samples(Sequence[Sample]):
         return (f"{path}#{row}" for path, row in zip(self.paths, self.rows, strict=True))
 
     def lines(self) -> Iterator[bytes]:
-        """All that is known of each sample, for a hash."""
+        """All that is known of each sample, a line for each, many at once; for a hash."""
         for part in self.blocks():
             columns = part.names(), part.labels.tolist(), part.sizes.tolist(), part.stamps
-            for name, label, size, stamp in zip(*columns, strict=True):
-                yield f"{name}\0{label}\0{size}\0{stamp}\n".encode(errors="surrogateescape")
+            lines = [f"{name}\0{label}\0{size}\0{stamp}\n" for name, label, size, stamp in zip(*columns, strict=True)]
+            yield "".join(lines).encode(errors="surrogateescape")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence):

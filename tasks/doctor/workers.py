@@ -18,10 +18,12 @@ from tasks.cluster.hardware import describe
 from tasks.cluster.packages import Asked, wanting
 from tasks.cluster.packages import Seen as Packages
 from tasks.cluster.packages import look as look_for_packages
+from tasks.data.sources.folder import is_local, reach_root
 from tasks.doctor.finding import Finding, bad, doubtful, good
 from tasks.errors import one_line
 from tasks.fingerprint import code_fingerprint
 from tasks.records import Record
+from tasks.redact import redact
 from tasks.track.environment import installed
 from tasks.train.gang import ask
 
@@ -52,6 +54,8 @@ class Seen(Record):
     num_gpus: int
     own: Packages
     """What it has of the user's packages that were asked for."""
+    lacks_data: str
+    """Why the data cannot be read from there; empty where it can, or where nothing was asked."""
 
 
 def examine_workers(
@@ -61,6 +65,7 @@ def examine_workers(
     num_expected: int,
     packages: Sequence[Plugin] = (),
     named: Sequence[Plugin] = (),
+    root: str | None = None,
 ) -> list[Finding]:
     """Ask all workers of a cluster.
 
@@ -71,6 +76,7 @@ def examine_workers(
         num_expected: workers that the execution needs.
         packages: of the user's, that this process has.
         named: those of them that the configuration needs.
+        root: of the data, as each worker will read it; None for data that are nowhere else.
     """
     home.mkdir(parents=True, exist_ok=True)
     marker = home / f".doctor-{uuid4().hex}"
@@ -79,7 +85,7 @@ def examine_workers(
         with connect(address) as client:
             present = workers(client)
             answers, skews = _ask(
-                client, present, (str(marker), str(leases), tuple((one.kind, one.name) for one in packages))
+                client, present, (str(marker), str(leases), tuple((one.kind, one.name) for one in packages), root)
             )
     finally:
         marker.unlink(missing_ok=True)
@@ -89,12 +95,13 @@ def examine_workers(
     return (
         [*found, _code(seen), _versions(seen), _skew(skews), _home(seen, home), _leases(seen, leases)]
         + ([_packages(seen, packages, named)] if packages else [])
+        + ([_data(seen, root)] if root is not None else [])
         if seen
         else found
     )
 
 
-def look(marker: str, leases: str, asked: tuple[Asked, ...]) -> Seen:
+def look(marker: str, leases: str, asked: tuple[Asked, ...], root: str | None) -> Seen:
     """What the worker that this runs on sees."""
     there = Path(marker)
     own = there.with_name(f"{there.name}-{uuid4().hex}")
@@ -120,11 +127,24 @@ def look(marker: str, leases: str, asked: tuple[Asked, ...]) -> Seen:
         writes_leases=os.access(place, os.W_OK) and place == Path(leases),
         num_gpus=len(describe().gpus),
         own=look_for_packages(asked),
+        lacks_data="" if root is None else _lacks(root),
     )
 
 
+def _lacks(root: str) -> str:
+    """Why the worker that this runs on cannot read what lies at a root; empty where it can."""
+    try:
+        filesystem, path = reach_root(root)
+        if not filesystem.exists(path):
+            return f"data.root={root}: is not there"
+        is_closed = is_local(filesystem) and not os.access(path, os.R_OK)
+        return f"data.root={root}: may not be read" if is_closed else ""
+    except Exception as error:  # noqa: BLE001  whatever it is, it is what was to be found out
+        return one_line(error)
+
+
 def _ask(
-    client: Client, present: list[str], arguments: tuple[str, str, tuple[Asked, ...]]
+    client: Client, present: list[str], arguments: tuple[str, str, tuple[Asked, ...], str | None]
 ) -> tuple[dict[str, object], dict[str, tuple[float, float]]]:
     """What each worker answers; how far its clock is ahead, and how sure that is, in seconds."""
     answers: dict[str, object] = {}
@@ -215,6 +235,15 @@ def _home(seen: dict[str, Seen], home: Path) -> Finding:
     return good(
         "shared state", f"{home}: {min(found.free_bytes for found in seen.values()) / GIB:.0f} GiB free, seen by all"
     )
+
+
+def _data(seen: dict[str, Seen], root: str) -> Finding:
+    lacks = [f"{worker} on {found.host}: {found.lacks_data}" for worker, found in seen.items() if found.lacks_data]
+    if lacks:
+        text = lacks[0] + (f" and {len(lacks) - 1} more" if lacks[1:] else "")
+        remedy = "mount it there, or give the workers the credentials and the way to the store, and restart them"
+        return bad("data on workers", redact(text), remedy)
+    return good("data on workers", f"{redact(root)}, reached by all")
 
 
 def _leases(seen: dict[str, Seen], leases: Path) -> Finding:

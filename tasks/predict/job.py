@@ -13,7 +13,7 @@ from conf.execution import Precision
 from tasks.data.listing import Origin
 from tasks.data.samples import Samples
 from tasks.predict.images import Images
-from tasks.records import Record
+from tasks.records import Reads, Record
 
 VERSION = 2
 """Grows when a file of predictions gets another content."""
@@ -89,6 +89,8 @@ class PartRecord(Record):
     read_seconds: float
     predict_seconds: float
     """Of the worker that did it."""
+    reads: Reads = Reads()
+    """What it had to read from afar."""
 
 
 class Parity(Record):
@@ -115,8 +117,8 @@ def key_of(settings: Settings, images: Images) -> str:
     facts += ["own_size"] if settings.own_size else []
     facts += [images.origin.fit] if images.origin.fit != "scale" else []
     digest = hashlib.sha256(json.dumps(facts).encode())
-    for line in images.samples.lines():
-        digest.update(line)
+    for lines in images.samples.lines():
+        digest.update(lines)
     return digest.hexdigest()
 
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.data.pixels import Pixels, read_pixels, read_whole
+from tasks.data.reading import counted
 from tasks.durable import write_durably
 from tasks.predict.columns import PIXEL_TASKS, Answers, Row, answers_of, pixel_answers_of
 from tasks.predict.job import Parity, Part, PartRecord, Settings
@@ -39,7 +40,8 @@ def predict_part(part: Part, settings: Settings) -> PartRecord:
     """
     model = predictor(settings)
     seen = _Seen()
-    answers = _at_own_sizes(part, model, seen) if settings.own_size else _at_one_size(part, model, seen)
+    with counted() as tally:
+        answers = _at_own_sizes(part, model, seen) if settings.own_size else _at_one_size(part, model, seen)
     record = PartRecord(
         number=part.number,
         num_samples=len(part.samples) - len(seen.reasons),
@@ -49,6 +51,7 @@ def predict_part(part: Part, settings: Settings) -> PartRecord:
         class_pixels=answers.counts.class_pixels,
         read_seconds=seen.read_seconds,
         predict_seconds=seen.predict_seconds,
+        reads=tally.reads,
     )
     reasons = [seen.reasons.get(position) for position in range(len(part.samples))]
     columns = {

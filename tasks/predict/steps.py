@@ -19,7 +19,7 @@ from tasks.predict.job import Parity, Part, PartRecord, Settings
 from tasks.predict.pace import MODULE as PACE
 from tasks.predict.pace import PaceJob, Paces
 from tasks.predict.part import finished
-from tasks.records import Record
+from tasks.records import Reads, Record
 from tasks.redact import discreet
 
 MIN_AGREEMENT = 0.99
@@ -42,6 +42,8 @@ class Predicted(Record):
     """One for each part."""
     num_reused: int
     """Samples of parts that an earlier call has left."""
+    reads: Reads
+    """What this call had the workers read from afar."""
     parity: Parity | None
     """None where nothing was left to predict, or nothing can be read."""
     seconds: float
@@ -85,9 +87,13 @@ def _predict(parts: list[Part], settings: Settings, address: str) -> Predicted:
     started = time.perf_counter()
     with progress_of_samples("predict", logger.info) as show:
         records = predict_parts(address, missing, settings, show)
+    reads = Reads.total(record.reads for record in records)
+    if reads.told:
+        logger.info("Read %s", reads.told)
     return Predicted(
         records=tuple(sorted([*found.values(), *records], key=lambda record: record.number)),
         num_reused=num_reused,
+        reads=reads,
         parity=checked,
         seconds=time.perf_counter() - started if missing else 0.0,
     )

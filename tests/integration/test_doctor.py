@@ -58,6 +58,15 @@ def test_what_is_wrong_is_named_with_its_remedy_and_the_rest_is_looked_at_all_th
     assert "secret" not in stderr + json.dumps(found)
 
 
+def test_data_are_looked_for_where_workers_read_them(doctor, tmp_path):
+    status, found, stderr = doctor("data.source=folder", f"data.root={tmp_path}")
+    assert (status, found["data on workers"]["status"]) == (0, "ok"), stderr
+    status, found, _ = doctor("data.source=folder", f"data.root={tmp_path / 'nowhere'}")
+    assert (status, found["data on workers"]["status"]) == (1, "error")
+    assert f"data.root={tmp_path / 'nowhere'}: is not there" in found["data on workers"]["found"]
+    assert "data on workers" not in doctor()[1], "digits are drawn"
+
+
 def test_a_worker_with_other_code_is_found(doctor):
     with two_workers(tls="off") as address, Client(address, set_as_default=False) as client:
         client.run(_pretend_other_code)

@@ -405,10 +405,15 @@ def test_the_program_learns_and_predicts_from_a_store(s3, root, call, learned, t
     counted = {name: value for name, value in run.data.metrics.items() if name.startswith("data/")}
     assert counted["data/num_fetched"] + counted["data/num_cached"] == NUM_PICTURES
     assert counted["data/num_retries"] == 0
+    findings = call("doctor", "data.source=folder", f"data.root={root}")["findings"]
+    assert [one["found"] for one in findings if one["check"] == "data on workers"] == [f"{root}, reached by all"]
     s3.way.clear()
     predicted = call("predict", learned["run_id"], root, "--out", tmp_path / "out")
     assert (predicted["num_samples"], predicted["num_rejected"]) == (NUM_PICTURES - 8, 8)
     assert s3.way.gets == [], "all are in the cache"
+    told = MlflowClient(learned["tracking_uri"]).get_run(predicted["run_id"]).data.metrics
+    assert (told["data/num_cached"], told["data/num_fetched"]) == (NUM_PICTURES, 0)
+    assert predicted["reads"]["num_cached"] == NUM_PICTURES
 
 
 @pytest.mark.slow
