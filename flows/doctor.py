@@ -113,6 +113,4 @@ def _cluster(config: Config, site: Site) -> list[Finding]:
     with open_cluster(
         config.cluster, demand_of([execution], "gpu" if execution.accelerator == "gpu" else "cpu"), site
     ) as address:
-        return examine_workers(
-            address, site.root, site.leases, execution.world_size, own_packages(), config.packages, root
-        )
+        return examine_workers(address, site, execution.world_size, own_packages(), config.packages, root)

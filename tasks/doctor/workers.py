@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from conf.plugins import Plugin
+from conf.site import Site
 from tasks.cluster.address import connect, workers
 from tasks.cluster.hardware import describe
 from tasks.cluster.packages import Asked, wanting
@@ -60,8 +61,7 @@ class Seen(Record):
 
 def examine_workers(
     address: str,
-    home: Path,
-    leases: Path,
+    site: Site,
     num_expected: int,
     packages: Sequence[Plugin] = (),
     named: Sequence[Plugin] = (),
@@ -71,13 +71,13 @@ def examine_workers(
 
     Args:
         address: of the scheduler.
-        home: state directory, the same path everywhere.
-        leases: where each host's device leases lie.
+        site: has the state directory, the same path everywhere, and where each host's device leases lie.
         num_expected: workers that the execution needs.
         packages: of the user's, that this process has.
         named: those of them that the configuration needs.
         root: of the data, as each worker will read it; None for data that are nowhere else.
     """
+    home, leases = site.root, site.leases
     home.mkdir(parents=True, exist_ok=True)
     marker = home / f".doctor-{uuid4().hex}"
     marker.write_text("paceline doctor", encoding="utf-8")
