@@ -6,8 +6,8 @@ Knows workers and devices, not what is trained on them.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 from urllib.parse import urlparse
 
@@ -48,7 +48,8 @@ def inspect(config: Config, address: str) -> Hardware:
     """
     with connect(address) as client:
         facts = _facts(client, FIRST_ANSWER_SECONDS)
-        seats = _choose(_candidates(client, facts, "cpu"), config, config.cluster.min_workers)
+        with _silent_told(client, facts):
+            seats = _choose(_candidates(client, facts, "cpu"), config, config.cluster.min_workers)
         return facts[seats[0].worker].hardware
 
 
@@ -64,7 +65,9 @@ def find_seats(
     Raises:
         InputError: there are fewer, or other code runs on one of them.
     """
-    return _choose(_candidates(client, _facts(client), accelerator, spoken_for), config, fewest)
+    facts = _facts(client)
+    with _silent_told(client, facts):
+        return _choose(_candidates(client, facts, accelerator, spoken_for), config, fewest)
 
 
 def are_free(client: Client, config: Config, accelerator: str, held: Collection[Device]) -> bool:
@@ -117,6 +120,20 @@ def _choose(candidates: list[Candidate], config: Config, fewest: int | None) -> 
             with suppress(InputError):
                 return seat_ranks(candidates, *layout)
         raise
+
+
+@contextmanager
+def _silent_told(client: Client, facts: dict[str, WorkerFacts]) -> Iterator[None]:
+    """A cluster with too few workers may have others, which have not described themselves in time."""
+    try:
+        yield
+    except InputError as error:
+        present = workers(client)
+        silent = [worker for worker in present if worker not in facts]
+        if not silent:
+            raise
+        said = f"{len(silent)} of {len(present)} workers do not answer, first {silent[0]}"
+        raise type(error)(f"{said}; {error}") from error
 
 
 def _candidates(

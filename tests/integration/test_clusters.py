@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
@@ -28,9 +29,10 @@ from tasks.cluster.lean import lean
 from tasks.cluster.open import open_cluster
 from tasks.cluster.ssh import ask_hosts
 from tasks.errors import InputError, RunError
+from tasks.train import seats
 from tasks.train.coordinate import train_group
 from tests.integration.conftest import SMALL
-from tests.jobs import new_job
+from tests.jobs import new_job, two_workers
 from tests.patience import listens, until
 
 ROOT = Path(__file__).parents[2]
@@ -334,3 +336,21 @@ def test_a_job_that_ends_at_once_is_told_with_its_last_words(tls, slurm, monkeyp
         open_cluster(config.cluster, ONE),
     ):
         pass
+
+
+def test_workers_that_do_not_answer_are_named(monkeypatch):
+    config = load("digits", ["execution.num_devices=2"])
+    with two_workers() as address, connect(address) as client:
+        pids = client.run(os.getpid)
+        assert seats.inspect(config, address).num_cores  # all have answered before: what follows needs no import
+        silent, pid = next(iter(pids.items()))
+        monkeypatch.setattr(seats, "FIRST_ANSWER_SECONDS", 3.0)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(InputError) as caught:
+                seats.inspect(config, address)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    assert str(caught.value).startswith(
+        f"1 of 2 workers do not answer, first {silent}; execution asks for 1 hosts with 2"
+    )
