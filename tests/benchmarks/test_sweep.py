@@ -27,7 +27,7 @@ PROGRAM = str(Path(sys.executable).with_name("paceline"))
 NUM_TRIALS = 8
 NUM_BLOCKS = 3
 BAR = 1.7
-TRIALS = ["digits", "--param", f"seed=int(1,{NUM_TRIALS})", "--sampler", "grid", "recipe.num_epochs=30"]
+TRIALS = ["digits", "--param", f"seed=int(1,{NUM_TRIALS})", "--sampler", "grid", "recipe.num_epochs=40"]
 """Trials that differ in their seeds alone, so that each costs the same."""
 
 
