@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from conf import plugins
+from conf.data import Data
 from conf.schema import Config
 from conf.site import Site
 from flows import preflight
@@ -108,9 +110,19 @@ def _certificates(config: Config, site: Site) -> Finding:
 
 
 def _cluster(config: Config, site: Site) -> list[Finding]:
-    execution, root = config.execution, config.data.root
-    root = None if root is None else absolute(root)
+    execution = config.execution
+    root, found = _root(config.data)
     with open_cluster(
         config.cluster, demand_of([execution], "gpu" if execution.accelerator == "gpu" else "cpu"), site
     ) as address:
-        return examine_workers(address, site, execution.world_size, own_packages(), config.packages, root)
+        return found + examine_workers(address, site, execution.world_size, own_packages(), config.packages, root)
+
+
+def _root(data: Data) -> tuple[str | None, list[Finding]]:
+    """Where workers will read, or what is wrong with it; of a source of the user's it alone knows what its root is."""
+    if data.root is None or data.source not in plugins.EMBEDDED_SOURCES:
+        return None, []
+    try:
+        return absolute(data.root), []
+    except PacelineError as error:
+        return None, [_wrong("data", error)]

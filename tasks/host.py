@@ -1,7 +1,8 @@
-"""Which host this is, for whom a process id means something. A leaf; knows nothing of clusters."""
+"""Which host this is, for whom a process id means something, and what it offers. A leaf; knows nothing of clusters."""
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import socket
 from functools import cache
@@ -9,6 +10,12 @@ from pathlib import Path
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 PID_NAMESPACE = Path("/proc/self/ns/pid")
+M_MMAP_THRESHOLD = -3
+"""Of `mallopt`."""
+MOST_KEPT, MOST_MAPPED = 8 * 2**30, 4 * 2**30
+MAPPED_OF_OLD = 32 * 2**20
+"""Largest threshold that older glibc takes, 2.34 among them: a larger one it ignores, and maps anew each time whatever
+is above 128 KiB."""
 
 
 @cache
@@ -22,3 +29,24 @@ def host_identity() -> str:
 def has_compiler() -> bool:
     """Whether this host has the C++ compiler that torch.compile needs on CPUs."""
     return any(map(shutil.which, ("c++", "g++", "clang++")))
+
+
+@cache
+def keep_memory() -> dict[str, str]:
+    """Variables by which a process that lives for one piece of work keeps the memory that it frees.
+
+    Unless conf/cluster/dask.yaml is used, a worker's nanny has its children give memory back at once
+    (MALLOC_TRIM_THRESHOLD_=65536). A rank that inherits this faults its activations in again at every step: 1.9 x the
+    time of a CIFAR-10 step in bf16, 2.6 x in fp32. With glibc's own defaults fp32 still takes 1.6 x, for activations
+    above 32 MB are mapped anew each time (2026-11-21, infra/LOG.md).
+    """
+    mapped = MOST_MAPPED if _takes_more() else MAPPED_OF_OLD
+    return {"MALLOC_TRIM_THRESHOLD_": str(MOST_KEPT), "MALLOC_MMAP_THRESHOLD_": str(mapped)}
+
+
+def _takes_more() -> bool:
+    """Whether this host's glibc takes a larger threshold; this process has one of that limit from now on."""
+    try:
+        return bool(ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED_OF_OLD + 1) == 1)
+    except AttributeError:  # another C library
+        return False

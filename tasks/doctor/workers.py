@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import socket
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 PACKAGES = ("torch", "lightning", "distributed", "dask", "numpy", "mlflow")
 ANSWER_SECONDS = 30.0
+REACH_SECONDS = 20.0
+"""For a file system or a store to answer a worker."""
 SKEW_SECONDS, TOO_MUCH_SKEW_SECONDS = 1.0, 30.0
 """Clocks that differ by more muddle the order of logs and metrics; by much more, certificates are not yet or no longer
 valid."""
@@ -55,8 +58,6 @@ class Seen(Record):
     num_gpus: int
     own: Packages
     """What it has of the user's packages that were asked for."""
-    lacks_data: str
-    """Why the data cannot be read from there; empty where it can, or where nothing was asked."""
 
 
 def examine_workers(
@@ -85,8 +86,10 @@ def examine_workers(
         with connect(address) as client:
             present = workers(client)
             answers, skews = _ask(
-                client, present, (str(marker), str(leases), tuple((one.kind, one.name) for one in packages), root)
+                client, present, (str(marker), str(leases), tuple((one.kind, one.name) for one in packages))
             )
+            reached = [] if root is None else [(worker, lacks_data, (root,)) for worker in present]
+            lacks = ask(client, reached, REACH_SECONDS + ANSWER_SECONDS)
     finally:
         marker.unlink(missing_ok=True)
     silent = {worker: answer for worker, answer in answers.items() if not isinstance(answer, Seen)}
@@ -95,13 +98,13 @@ def examine_workers(
     return (
         [*found, _code(seen), _versions(seen), _skew(skews), _home(seen, home), _leases(seen, leases)]
         + ([_packages(seen, packages, named)] if packages else [])
-        + ([_data(seen, root)] if root is not None else [])
+        + ([_data(dict(zip(present, lacks, strict=True)), root)] if root is not None else [])
         if seen
         else found
     )
 
 
-def look(marker: str, leases: str, asked: tuple[Asked, ...], root: str | None) -> Seen:
+def look(marker: str, leases: str, asked: tuple[Asked, ...]) -> Seen:
     """What the worker that this runs on sees."""
     there = Path(marker)
     own = there.with_name(f"{there.name}-{uuid4().hex}")
@@ -127,12 +130,21 @@ def look(marker: str, leases: str, asked: tuple[Asked, ...], root: str | None) -
         writes_leases=os.access(place, os.W_OK) and place == Path(leases),
         num_gpus=len(describe().gpus),
         own=look_for_packages(asked),
-        lacks_data="" if root is None else _lacks(root),
     )
 
 
+async def lacks_data(root: str) -> str:
+    """Why the worker that this runs on cannot read what lies at a root; empty where it can.
+
+    A dead mount or store keeps one thread waiting, and not the worker, whom others take for lost when it is silent.
+    """
+    try:
+        return await asyncio.wait_for(asyncio.to_thread(_lacks, root), REACH_SECONDS)
+    except TimeoutError:
+        return f"data.root={root}: no answer within {REACH_SECONDS:.0f} s"
+
+
 def _lacks(root: str) -> str:
-    """Why the worker that this runs on cannot read what lies at a root; empty where it can."""
     try:
         filesystem, path = reach_root(root)
         if not filesystem.exists(path):
@@ -144,7 +156,7 @@ def _lacks(root: str) -> str:
 
 
 def _ask(
-    client: Client, present: list[str], arguments: tuple[str, str, tuple[Asked, ...], str | None]
+    client: Client, present: list[str], arguments: tuple[str, str, tuple[Asked, ...]]
 ) -> tuple[dict[str, object], dict[str, tuple[float, float]]]:
     """What each worker answers; how far its clock is ahead, and how sure that is, in seconds."""
     answers: dict[str, object] = {}
@@ -237,13 +249,17 @@ def _home(seen: dict[str, Seen], home: Path) -> Finding:
     )
 
 
-def _data(seen: dict[str, Seen], root: str) -> Finding:
-    lacks = [f"{worker} on {found.host}: {found.lacks_data}" for worker, found in seen.items() if found.lacks_data]
+def _data(answers: dict[str, object], root: str) -> Finding:
+    lacks = [f"{worker}: {_said(answer)}" for worker, answer in answers.items() if answer]
     if lacks:
         text = lacks[0] + (f" and {len(lacks) - 1} more" if lacks[1:] else "")
         remedy = "mount it there, or give the workers the credentials and the way to the store, and restart them"
         return bad("data on workers", redact(text), remedy)
     return good("data on workers", f"{redact(root)}, reached by all")
+
+
+def _said(answer: object) -> str:
+    return one_line(answer) if isinstance(answer, BaseException) else str(answer)
 
 
 def _leases(seen: dict[str, Seen], leases: Path) -> Finding:

@@ -16,6 +16,7 @@ from tasks.cluster.window import completed, connect_to_workers
 from tasks.predict.alone import Alone, run_alone
 from tasks.predict.job import Parity, Part, PartRecord, Settings
 from tasks.predict.part import check_parity, predict_part
+from tasks.records import Reads
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -24,8 +25,10 @@ RETRIES = 2
 Progress = Callable[[int, int], None]
 
 
-def parity_on_worker(address: str, part: Part, settings: Settings) -> Parity | None:
+def parity_on_worker(address: str, part: Part, settings: Settings) -> tuple[Parity | None, Reads]:
     """The model as it is executed against the plain one, on a part's images; None if none can be read.
+
+    Also what was read from afar for it.
 
     Raises:
         RunError: the cluster has no workers, or the worker cannot do it.

@@ -23,7 +23,7 @@ from tasks.durable import write_durably
 from tasks.predict.columns import PIXEL_TASKS, Answers, Row, answers_of, pixel_answers_of
 from tasks.predict.job import Parity, Part, PartRecord, Settings
 from tasks.predict.predictor import Predictor, parity, parity_of_whole, predictor
-from tasks.records import ModelFacts
+from tasks.records import ModelFacts, Reads
 
 PARITY_PIXELS = 2**21
 """Of images at their own sizes, so many are held against the plain model."""
@@ -121,8 +121,16 @@ def finished(part: Part) -> PartRecord | None:
         return None
 
 
-def check_parity(part: Part, settings: Settings) -> Parity | None:
-    """The model as it is executed against the plain one, on a part's first images; None if none can be read."""
+def check_parity(part: Part, settings: Settings) -> tuple[Parity | None, Reads]:
+    """The model as it is executed against the plain one, on a part's first images; None if none can be read.
+
+    Also what was read from afar for it.
+    """
+    with counted() as tally:
+        return _parity(part, settings), tally.reads
+
+
+def _parity(part: Part, settings: Settings) -> Parity | None:
     facts = predictor(settings).facts
     if settings.own_size:
         pictures = list(_few(part, facts))

@@ -76,7 +76,7 @@ def _predict(parts: list[Part], settings: Settings, address: str) -> Predicted:
     num_reused = sum(record.num_samples + record.num_rejected for record in found.values())
     if found:
         logger.info("%d samples in %d parts are predicted already", num_reused, len(found))
-    checked = _checked(missing, settings, address) if missing else None
+    checked, reads = _checked(missing, settings, address) if missing else (None, Reads())
     if checked is not None:
         logger.info(
             "Against float32, eager: %.2f %% of %s; the largest difference is %.4g",
@@ -87,7 +87,7 @@ def _predict(parts: list[Part], settings: Settings, address: str) -> Predicted:
     started = time.perf_counter()
     with progress_of_samples("predict", logger.info) as show:
         records = predict_parts(address, missing, settings, show)
-    reads = Reads.total(record.reads for record in records)
+    reads = Reads.total([reads, *(record.reads for record in records)])
     if reads.told:
         logger.info("Read %s", reads.told)
     return Predicted(
@@ -99,9 +99,9 @@ def _predict(parts: list[Part], settings: Settings, address: str) -> Predicted:
     )
 
 
-def _checked(missing: list[Part], settings: Settings, address: str) -> Parity | None:
+def _checked(missing: list[Part], settings: Settings, address: str) -> tuple[Parity | None, Reads]:
     first = missing[0]
-    found = parity_on_worker(address, replace(first, samples=first.samples[:NUM_PARITY]), settings)
+    found, reads = parity_on_worker(address, replace(first, samples=first.samples[:NUM_PARITY]), settings)
     # Of few samples one is many per cent; pixels are always many.
     slack = max(1.0, (1 - MIN_AGREEMENT) * NUM_PARITY) / found.num_samples if found and found.unit in FEW else 0.0
     if found is not None and 1 - found.agreement > max(slack, 1 - MIN_AGREEMENT):
@@ -109,7 +109,7 @@ def _checked(missing: list[Part], settings: Settings, address: str) -> Parity | 
             f"in {settings.precision}, {100 * found.agreement:.1f} % of {SAME[found.unit].format(found.num_samples)} "
             f"as in float32, and {100 * MIN_AGREEMENT:.0f} % must; use execution.precision=32-true"
         )
-    return found
+    return found, reads
 
 
 @task(name="classify features", cache_policy=NO_CACHE)

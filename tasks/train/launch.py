@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tasks.errors import InputError
+from tasks.host import keep_memory
 from tasks.records import Record
 
 # Inherited values of these would make torch or Lightning join another group (Lightning#16313, #5651).
@@ -29,13 +30,6 @@ SCRUBBED = frozenset(
         "CUDA_VISIBLE_DEVICES",
     }
 )
-# A worker's nanny has its children give memory back at once (MALLOC_TRIM_THRESHOLD_=65536). A rank that inherits
-# this faults its activations in again at every step: 1.9 x the time of a CIFAR-10 step in bf16, 2.6 x in fp32. With
-# glibc's own defaults fp32 still takes 1.6 x, for activations above 32 MB are mapped anew each time. A rank lives for
-# its training alone, so it keeps what it has. Measured 2026-11-21, see infra/LOG.md.
-KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(8 * 2**30), "MALLOC_MMAP_THRESHOLD_": str(4 * 2**30)}
-
-
 PROBE_FILE = "probe.json"
 """In rank 0's directory: what it has measured before training."""
 SEARCH_FILE = "search.json"
@@ -178,7 +172,7 @@ def rank_environment(
     environment["OMP_NUM_THREADS"] = str(num_threads)
     environment["MKL_NUM_THREADS"] = str(num_threads)
     environment["PYTHONUNBUFFERED"] = "1"
-    environment |= KEEP_MEMORY
+    environment |= keep_memory()
     environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     if interface is not None:
         environment["GLOO_SOCKET_IFNAME"] = interface

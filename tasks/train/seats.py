@@ -47,8 +47,8 @@ def inspect(config: Config, address: str) -> Hardware:
         InputError: no scheduler answers, the cluster cannot seat the group, or other code runs there.
     """
     with connect(address) as client:
-        facts = _facts(client, FIRST_ANSWER_SECONDS)
-        with _silent_told(client, facts):
+        facts, silent = _facts(client, FIRST_ANSWER_SECONDS)
+        with _silent_told(silent):
             seats = _choose(_candidates(client, facts, "cpu"), config, config.cluster.min_workers)
         return facts[seats[0].worker].hardware
 
@@ -65,8 +65,8 @@ def find_seats(
     Raises:
         InputError: there are fewer, or other code runs on one of them.
     """
-    facts = _facts(client)
-    with _silent_told(client, facts):
+    facts, silent = _facts(client)
+    with _silent_told(silent):
         return _choose(_candidates(client, facts, accelerator, spoken_for), config, fewest)
 
 
@@ -80,7 +80,8 @@ def are_free(client: Client, config: Config, accelerator: str, held: Collection[
         held: devices that the group has already.
     """
     try:
-        candidates = _candidates(client, _facts(client), accelerator, devices_spoken_for())
+        facts, _ = _facts(client)
+        candidates = _candidates(client, facts, accelerator, devices_spoken_for())
         free = [found for found in candidates if not found.busy or (found.host, found.device) in held]
         return bool(_choose(free, config, None))
     except (PacelineError, OSError, TimeoutError):  # a look must not end what goes well
@@ -104,7 +105,8 @@ def prepare_seats(address: str, config: Config, plan: Plan) -> None:
 def can_grow(client: Client, config: Config, accelerator: str, num_ranks: int) -> bool:
     """Whether a group could have more ranks than it has, on workers that nobody uses."""
     try:
-        candidates = _candidates(client, _facts(client), accelerator)
+        facts, _ = _facts(client)
+        candidates = _candidates(client, facts, accelerator)
         more = len(_choose(candidates, config, num_ranks)) - num_ranks
     except (PacelineError, OSError, TimeoutError):  # a look must not end what goes well
         return False
@@ -123,17 +125,14 @@ def _choose(candidates: list[Candidate], config: Config, fewest: int | None) -> 
 
 
 @contextmanager
-def _silent_told(client: Client, facts: dict[str, WorkerFacts]) -> Iterator[None]:
+def _silent_told(silent: list[str]) -> Iterator[None]:
     """A cluster with too few workers may have others, which have not described themselves in time."""
     try:
         yield
     except InputError as error:
-        present = workers(client)
-        silent = [worker for worker in present if worker not in facts]
         if not silent:
             raise
-        said = f"{len(silent)} of {len(present)} workers do not answer, first {silent[0]}"
-        raise type(error)(f"{said}; {error}") from error
+        raise type(error)(f"{len(silent)} workers do not answer, first {silent[0]}; {error}") from error
 
 
 def _candidates(
@@ -177,8 +176,8 @@ def is_leased(device: str) -> bool:
     return Lease(Site().leases, device).owner() is not None
 
 
-def _facts(client: Client, seconds: float = ANSWER_SECONDS) -> dict[str, WorkerFacts]:
-    """Of all workers that answer in time.
+def _facts(client: Client, seconds: float = ANSWER_SECONDS) -> tuple[dict[str, WorkerFacts], list[str]]:
+    """Of all workers that answer in time; and those that do not.
 
     Raises:
         InputError: other code runs on one of them.
@@ -195,7 +194,7 @@ def _facts(client: Client, seconds: float = ANSWER_SECONDS) -> dict[str, WorkerF
                 f"worker {worker} runs other code ({found.code}) than this process ({code_fingerprint()}); "
                 "install the same version on every host and restart its workers"
             )
-    return facts
+    return facts, [worker for worker in present if worker not in facts]
 
 
 def worker_facts() -> WorkerFacts:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tasks.host import keep_memory
 from tasks.records import Block
 from tasks.speedup.statistics import arm_ratio
 from tasks.train.coordinate import train_group
-from tasks.train.launch import KEEP_MEMORY
 from tests.benchmarks.conftest import at_least, measure, tell
 from tests.jobs import changed, planned_arm, planted
 
@@ -65,7 +65,7 @@ def test_a_loop_by_hand(batch_size):
     """The peer: torchrun, the same network in fp32, random images, nothing else on the machine. No verdict."""
     program = [str(Path(__file__).with_name("bare_ddp.py")), str(batch_size), "90"]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *program]
-    environment = os.environ | KEEP_MEMORY | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | keep_memory() | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     rounds = [[Block(**block) for block in blocks] for blocks in json.loads(printed.splitlines()[-1])]
     found = arm_ratio(rounds, "baseline", "candidate")

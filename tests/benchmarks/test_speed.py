@@ -1,6 +1,6 @@
 """Goals 1 to 4 and 6: loading, the step, prediction, Lightning's own cost, hit rate; goal, value, interval, verdict.
 
-infra/bench 1 2 3 4 6          about 15 minutes on two quiet cores
+infra/bench 1 2 3 4 6          about 30 minutes on two quiet cores, half of them in `test_two_heads.py`
 """
 
 import pytest

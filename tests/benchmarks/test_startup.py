@@ -17,8 +17,9 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from tasks.cluster.hardware import usable_cores
+from tasks.host import keep_memory
 from tasks.speedup.statistics import FIXED_CONFIDENCE, estimate_ratio, location_interval
-from tasks.train.launch import KEEP_MEMORY, rank_environment
+from tasks.train.launch import rank_environment
 from tests.benchmarks.conftest import HERE, ROOT, at_least, at_most, run_paceline, tell
 from tests.prefect_server import prefect_server
 
@@ -216,7 +217,7 @@ class Launchers:
         began = time.time()
         done = subprocess.run(
             [*command, str(settings)],
-            env=os.environ | KEEP_MEMORY | environment,  # our ranks have this too
+            env=os.environ | keep_memory() | environment,  # our ranks have this too
             capture_output=True,
             text=True,
             check=False,

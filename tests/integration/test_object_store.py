@@ -398,7 +398,7 @@ def learned(root, call):
 
 
 @pytest.mark.slow
-def test_the_program_learns_and_predicts_from_a_store(s3, root, call, learned, tmp_path):
+def test_the_program_learns_and_predicts_from_a_store(s3, root, call, learned, tmp_path, monkeypatch):
     dataset = learned["dataset"]
     assert dataset["num_train"] + dataset["num_validation"] + dataset["num_test"] == NUM_PICTURES - 8
     run = MlflowClient(learned["tracking_uri"]).get_run(learned["run_id"])
@@ -411,9 +411,13 @@ def test_the_program_learns_and_predicts_from_a_store(s3, root, call, learned, t
     predicted = call("predict", learned["run_id"], root, "--out", tmp_path / "out")
     assert (predicted["num_samples"], predicted["num_rejected"]) == (NUM_PICTURES - 8, 8)
     assert s3.way.gets == [], "all are in the cache"
+    assert predicted["reads"]["num_fetched"] == 0
+    assert predicted["reads"]["num_cached"] > NUM_PICTURES, "the first ones also for the parity"
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cold"))
+    predicted = call("predict", learned["run_id"], root, "--out", tmp_path / "cold-out")
     told = MlflowClient(learned["tracking_uri"]).get_run(predicted["run_id"]).data.metrics
-    assert (told["data/num_cached"], told["data/num_fetched"]) == (NUM_PICTURES, 0)
-    assert predicted["reads"]["num_cached"] == NUM_PICTURES
+    assert told["data/num_fetched"] == len(s3.way.gets) == NUM_PICTURES, "those of the parity too"
+    assert told["data/num_cached"] > 0, "the parity's, once more"
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from tasks.cluster.demand import Demand
 from tasks.cluster.lean import ENVIRON, exports, lean
 from tasks.cluster.open import open_cluster
 
-KEPT = {"MALLOC_TRIM_THRESHOLD_": "268435456", "MALLOC_MMAP_THRESHOLD_": "268435456"}
+KEPT = {"MALLOC_TRIM_THRESHOLD_": "268435456", "MALLOC_MMAP_THRESHOLD_": "33554432"}
 
 
 def test_every_setting_is_one_that_dask_knows_and_has_otherwise():

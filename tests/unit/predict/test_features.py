@@ -58,7 +58,7 @@ def written(settings, images, directory):
     (part,) = cut(images, directory, key_of(settings, images), 1)
     record = predict_part(part, settings)
     assert finished(part) == record
-    assert check_parity(part, settings).agreement == 1.0
+    assert check_parity(part, settings)[0].agreement == 1.0
     return record, {row["path"]: row for row in pq.read_table(part.path).to_pylist()}
 
 
@@ -104,7 +104,7 @@ def test_a_part_of_which_nothing_can_be_read_has_no_features(model, root, tmp_pa
     (part,) = cut(images, tmp_path, key_of(settings, images), 1)
     asked = settings.model_copy(update={"layer": "pool"})
     assert predict_part(part, asked).num_rejected == 1
-    assert check_parity(part, asked) is None
+    assert check_parity(part, asked)[0] is None
     (row,) = pq.read_table(part.path).to_pylist()
     assert (row["features"], row["true_label"]) == (None, "dark")
 

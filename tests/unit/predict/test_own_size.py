@@ -139,7 +139,7 @@ def test_each_image_gets_a_mask_of_its_size(tmp_path):
         assert row["confidence"] == pytest.approx(best_HW.mean(), rel=1e-5)
     assert rows[-1]["mask"] is None
     (part,) = cut(images, tmp_path, key_of(settings, images), 1)
-    parity = check_parity(part, settings)
+    parity = check_parity(part, settings)[0]
     assert (parity.num_samples, parity.unit) == (3, "pixels")
     assert parity.agreement > 0.99
 
@@ -188,7 +188,7 @@ def test_what_is_too_small_to_be_cropped_is_still_held_against_the_plain_model(t
         settings = settings_of(tmp_path / name, name, 2)
         images = in_folder(str(tmp_path / "root"), (), fit="crop")
         (part,) = cut(images, tmp_path / name, key_of(settings, images), 1)
-        assert check_parity(part, settings).num_samples == 1
+        assert check_parity(part, settings)[0].num_samples == 1
 
 
 def test_values_of_masks_without_a_class_are_not_counted(tmp_path):

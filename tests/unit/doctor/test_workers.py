@@ -1,0 +1,33 @@
+"""What the doctor asks of workers about the data, without any."""
+
+import asyncio
+import time
+
+from conf.data import Data
+from flows.doctor import _root
+from tasks.doctor import workers
+
+
+def test_a_dead_mount_keeps_a_thread_waiting_and_not_the_worker(monkeypatch):
+    monkeypatch.setattr(workers, "REACH_SECONDS", 0.2)
+    monkeypatch.setattr(workers, "_lacks", lambda _: time.sleep(1.0) or "")
+
+    async def ticks_meanwhile():
+        asked = asyncio.create_task(workers.lacks_data("/dead"))
+        ticks = 0
+        while not asked.done():
+            await asyncio.sleep(0.01)
+            ticks += 1
+        return asked.result(), ticks
+
+    said, ticks = asyncio.run(ticks_meanwhile())
+    assert said.startswith("data.root=/dead: no answer within")
+    assert ticks > 2, "the worker's loop goes on"
+
+
+def test_only_a_source_of_its_own_knows_what_its_root_is(tmp_path):
+    assert _root(Data(source="table", root="warehouse.images")) == (None, [])
+    assert _root(Data(source="folder", root=str(tmp_path))) == (str(tmp_path), [])
+    root, (finding,) = _root(Data(source="folder", root="nosuch://place"))
+    assert (root, finding.check, finding.status) == (None, "data", "error")
+    assert finding.found.startswith("data.root=nosuch://place: cannot be opened")
