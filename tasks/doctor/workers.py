@@ -95,13 +95,14 @@ def examine_workers(
     silent = {worker: answer for worker, answer in answers.items() if not isinstance(answer, Seen)}
     seen = {worker: answer for worker, answer in answers.items() if isinstance(answer, Seen)}
     found = [_number(seen, silent, num_expected)]
-    return (
-        [*found, _code(seen), _versions(seen), _skew(skews), _home(seen, home), _leases(seen, leases)]
-        + ([_packages(seen, packages, named)] if packages else [])
-        + ([_data(dict(zip(present, lacks, strict=True)), root)] if root is not None else [])
-        if seen
-        else found
-    )
+    if not seen:
+        return found
+    found += [_code(seen), _versions(seen), _skew(skews), _home(seen, home), _leases(seen, leases)]
+    if packages:
+        found.append(_packages(seen, packages, named))
+    if root is not None:
+        found.append(_data(dict(zip(present, lacks, strict=True)), root))
+    return found
 
 
 def look(marker: str, leases: str, asked: tuple[Asked, ...]) -> Seen:

@@ -54,26 +54,29 @@ def said_in_a_rank(job, what, directory):
     spec |= {"directory": str(directory / "rank"), "checkpoint_directory": str(directory / "checkpoints")}
     (directory / "rank").mkdir()
     (directory / "spec.json").write_text(json.dumps(spec))
-    command = [sys.executable, str(Path(__file__).with_name("in_a_rank.py")), str(directory / "spec.json"), what]
+    command = [sys.executable, HERE / "in_a_rank.py", directory / "spec.json", what, SECONDS]
     environment = rank_environment(os.environ, job.plan.num_threads, None, ()) | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([*command, str(SECONDS)], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()[-1]
+    return last_line(command, environment)
 
 
-def run_paceline(home, *arguments, **environment):
-    """The outcome of `paceline run`, Unix time of its start, and seconds that it took."""
+def paceline(home, *arguments, **environment):
+    """What a command of the program says with `--json`, Unix time of its start, and seconds that it took."""
     began, started = time.time(), time.monotonic()
-    done = subprocess.run(
-        [PROGRAM, "run", *arguments, "--json"],
-        env=os.environ | {"PACELINE_HOME": str(home)} | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    seconds = time.monotonic() - started
+    said = last_line([PROGRAM, *arguments, "--json"], os.environ | {"PACELINE_HOME": str(home)} | environment)
+    return json.loads(said), began, time.monotonic() - started
+
+
+def as_installed():
+    """This process's environment, without what a cluster in it has set for its own processes."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "MKL_", "MALLOC_"))}
+
+
+def last_line(command, environment):
+    """What a process says last; its log where it fails."""
+    done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1]), began, seconds
+    lines = done.stdout.splitlines()
+    return lines[-1] if lines else ""
 
 
 def tell(goal, value, interval, verdict):

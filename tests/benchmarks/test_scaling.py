@@ -5,7 +5,6 @@ infra/test -m benchmark tests/benchmarks/test_scaling.py -s          about 16 mi
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from tasks.host import keep_memory
 from tasks.records import Block
 from tasks.speedup.statistics import arm_ratio
 from tasks.train.coordinate import train_group
-from tests.benchmarks.conftest import at_least, measure, tell
+from tests.benchmarks.conftest import at_least, last_line, measure, tell
 from tests.jobs import changed, planned_arm, planted
 
 pytestmark = pytest.mark.timeout(1800)
@@ -66,8 +65,8 @@ def test_a_loop_by_hand(batch_size):
     program = [str(Path(__file__).with_name("bare_ddp.py")), str(batch_size), "90"]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *program]
     environment = os.environ | keep_memory() | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-    rounds = [[Block(**block) for block in blocks] for blocks in json.loads(printed.splitlines()[-1])]
+    printed = json.loads(last_line(command, environment))
+    rounds = [[Block(**block) for block in blocks] for blocks in printed]
     found = arm_ratio(rounds, "baseline", "candidate")
     tell(
         f"goal 7, peer: torchrun and a loop by hand, 32-true, weak, batch {batch_size}",

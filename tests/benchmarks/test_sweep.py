@@ -7,23 +7,15 @@ here, and each on one core, which is the device that it has when two run at once
 sweep's own estimate comes, which takes start-up to be held back by a neighbour as steps are.
 """
 
-import json
-import os
-import subprocess
-import sys
-import time
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from tasks.speedup.statistics import FIXED_CONFIDENCE, estimate_ratio
-from tests.benchmarks.conftest import at_least, tell
+from tests.benchmarks.conftest import at_least, paceline, tell
 from tests.prefect_server import prefect_server
 
 pytestmark = pytest.mark.timeout(7200)
 
-PROGRAM = str(Path(sys.executable).with_name("paceline"))
 NUM_TRIALS = 8
 NUM_BLOCKS = 3
 BAR = 1.7
@@ -35,21 +27,11 @@ class Sweeps:
     """Runs the same sweep in one home, with the prepared set in it."""
 
     def __init__(self, home, url):
-        self._environment = os.environ | {"PACELINE_HOME": str(home), "PREFECT_API_URL": url}
+        self._home, self._url = home, url
 
     def run(self, *arguments):
         """The sweep's JSON, and the seconds that the whole command took."""
-        started = time.monotonic()
-        done = subprocess.run(
-            [PROGRAM, "sweep", *TRIALS, *arguments, "--json"],
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        seconds = time.monotonic() - started
-        assert done.returncode == 0, done.stderr
-        summary = json.loads(done.stdout.splitlines()[-1])
+        summary, _, seconds = paceline(self._home, "sweep", *TRIALS, *arguments, PREFECT_API_URL=self._url)
         assert summary["num_done"] == NUM_TRIALS
         return summary, seconds
 

@@ -7,8 +7,6 @@ that has a rank's settings, so that they compare executions and nothing else.
 """
 
 import json
-import os
-import subprocess
 import sys
 
 import numpy as np
@@ -21,7 +19,7 @@ from tasks.data.split import open_split
 from tasks.predict.job import Settings, batch_size_for
 from tasks.speedup.statistics import FIXED_CONFIDENCE, estimate_ratio
 from tasks.track.models import fetch_model
-from tests.benchmarks.conftest import HERE, ROOT, at_least, run_paceline, tell
+from tests.benchmarks.conftest import HERE, ROOT, as_installed, at_least, last_line, paceline, tell
 
 pytestmark = pytest.mark.timeout(3600)
 
@@ -78,11 +76,12 @@ class Sides:
         path = self._directory / "plain.json"
         path.write_text(json.dumps(settings))
         found = said(HERE / "peers/plain_two_heads.py", path)
-        return self._noted("plain", found["num_steps"], found), found["seconds"], found["samples_per_second"]
+        self._note("plain", found["num_steps"], found["accuracy"])
+        return found["seconds"], found["samples_per_second"]
 
     def ours(self):
         home = self._directory / f"home-{len(self.accuracies['ours'])}"
-        summary, _, _ = run_paceline(home, PRESET, *CPU, "speedup.baseline=none", PREFECT_API_URL="")
+        summary, _, _ = paceline(home, "run", PRESET, *CPU, "speedup.baseline=none", PREFECT_API_URL="")
         directory, facts = fetch_model(summary["tracking_uri"], summary["run_id"], home)
         settings = Settings(
             model_directory=str(directory),
@@ -97,33 +96,24 @@ class Sides:
         path.write_text(settings.model_dump_json())
         found = said(HERE / "predicting.py", path, self._data, PREDICT_SECONDS, **WORKER, PYTHONPATH=str(ROOT))
         train = summary["train"]
-        return self._noted("ours", train["num_steps"], found), train["seconds"], found["samples_per_second"]
+        self._note("ours", train["num_steps"], found["accuracy"])
+        return train["seconds"], found["samples_per_second"]
 
-    def _noted(self, side, num_steps, found):
+    def _note(self, side, num_steps, accuracy):
         self.num_steps.add(num_steps)
-        self.accuracies[side].append(round(found["accuracy"], 4))
-        return side
+        self.accuracies[side].append(round(accuracy, 4))
 
 
 def said(script, *arguments, **environment):
-    """What a script says, without what a cluster in this process has set for its own processes."""
-    untouched = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "MKL_", "MALLOC_"))}
-    done = subprocess.run(
-        [sys.executable, str(script), *map(str, arguments)],
-        env=untouched | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    """What a script of its own says, in JSON."""
+    return json.loads(last_line([sys.executable, script, *arguments], as_installed() | environment))
 
 
 def test_goal_3_end_to_end(job, data, tmp_path):
     sides = Sides(job.config, data, tmp_path)
     seconds, rates = [], []
     for _ in range(NUM_BLOCKS):
-        _, times, speeds = zip(*(side() for side in (sides.plain, sides.ours, sides.ours, sides.plain)), strict=True)
+        times, speeds = zip(*(side() for side in (sides.plain, sides.ours, sides.ours, sides.plain)), strict=True)
         seconds.append((times[0] + times[3]) / (times[1] + times[2]))
         rates.append((speeds[1] + speeds[2]) / (speeds[0] + speeds[3]))
         print(f"seconds {times}; images/s {speeds}; {sides.accuracies}")
