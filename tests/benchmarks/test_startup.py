@@ -2,8 +2,9 @@
 
 infra/bench 10 11          about 70 minutes on two quiet cores; the first time also makes an environment for Ray
 
-Whole processes, from their start on, A B B A, at least three blocks. Goal 11's peers run as torch is installed, and once
-more with the allocator's settings that a rank has, which is the stricter comparison: A B C C B A.
+Whole processes, from their start on, A B B A, at least three blocks. For goal 11 the databases of Prefect and MLflow
+are there and the data are not prepared. Its peers run as torch is installed, and once more with the allocator's
+settings that a rank has, which is the stricter comparison: A B C C B A.
 """
 
 import json
@@ -165,9 +166,7 @@ class Launchers:
         self.accuracy = {}
 
     def paceline(self):
-        shutil.rmtree(self._home, ignore_errors=True)
-        # Another name each time: MLflow's client keeps the database of an address open, also one that is gone.
-        self._home = self._directory / f"paceline-{len(self.accuracy.get('paceline', ()))}"
+        shutil.rmtree(self._home / "prepared", ignore_errors=True)
         recipe = [f"recipe.{name}={JOB[name]}" for name in ("batch_size", "learning_rate", "momentum", "weight_decay")]
         model = [f"model.{name}={JOB[name]}" for name in ("width", "depth")]
         summary, began, _ = paceline(
@@ -249,7 +248,7 @@ def in_turn(jobs, name, peer):
     ways = {"": peer, ", with a rank's allocator": partial(peer, **keep_memory())}
     sides = [jobs.paceline, *ways.values()]
     for side in (jobs.paceline, peer):
-        side()  # files in the page cache, Prefect's database made
+        side()  # files in the page cache, the databases of Prefect and MLflow made
     ratios = {how: [] for how in ways}
     for _ in range(NUM_PEER_BLOCKS):
         times = [side() for side in (*sides, *reversed(sides))]
