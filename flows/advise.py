@@ -15,13 +15,13 @@ from flows import preflight
 from flows.interrupt import heard
 from flows.pipeline import publish
 from flows.predictions import execution_of, past_checks
+from flows.reports import log_report
 from flows.study_arms import make_config
 from flows.tracked import begun
 from tasks.cluster.demand import demand_of
 from tasks.cluster.open import open_cluster
 from tasks.data.steps import prepare
 from tasks.errors import InputError
-from tasks.figures import png_bytes
 from tasks.fingerprint import workload_fingerprint
 from tasks.host import has_compiler
 from tasks.records import Arm, Measurement, MeasureResult, Plan
@@ -267,9 +267,7 @@ def _record(handle: tracking.RunHandle, result: AdviseResult, plan: Plan) -> Non
         }
     tracking.log_facts(handle, metrics, {"paceline.execution": execution_of(plan), "paceline.bound": result.bound})
     tracking.log_document(handle, "advice.json", result.model_dump(mode="json"))
-    tracking.log_document(handle, "report.html", render_advise(result, checks))
-    for name, figure in draw_advise(result, checks).items():
-        tracking.log_document(handle, f"pictures/{name}.png", png_bytes(figure))
+    log_report(handle, render_advise(result, checks), draw_advise(result, checks))
 
 
 def summarise_advise(result: AdviseResult, handle: tracking.RunHandle) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 from conf.site import Site
 from tasks.errors import InputError
 from tasks.records import STEP_ITEMS
+from tasks.speedup.across import EXECUTION
 from tasks.speedup.compare import RATES
 from tasks.speedup.hardware import HardwareRun, HardwareTable, tabulate
 from tasks.speedup.match import world_of
@@ -19,7 +20,6 @@ TRAINED = ("run", "arm")
 """Roles of runs that have trained."""
 FIXED_ITEMS = ("startup", "setup", "prediction", "teardown")
 """Items of the time budget that do not grow with the length of a training."""
-EXECUTION = ("precision", "memory_format", "compile", "loading")
 
 
 def hardware_table(site: Site, experiment: str, prices: Mapping[str, float]) -> HardwareTable:

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from conf.site import Site
 from flows.hardware import trained_runs
+from flows.reports import describe_devices, log_environment, log_report
 from flows.study_arms import ReadyArm
-from flows.study_record import describe_devices
 from flows.views import share_study
-from tasks.figures import png_bytes
 from tasks.predict.pace import Paces
 from tasks.records import PreparedSet
 from tasks.speedup.datasheet import SHEETS
@@ -20,7 +19,6 @@ from tasks.speedup.no_gpu_page import draw_no_gpu, render_no_gpu
 from tasks.speedup.no_gpu_verdict import judge, notes_of
 from tasks.speedup.trainings import Trainings
 from tasks.track import run as tracking
-from tasks.track.environment import describe_environment
 from tasks.track.run import RunHandle
 
 if TYPE_CHECKING:
@@ -95,13 +93,9 @@ def _disturbance(paces: Paces | None) -> tuple[str, ...]:
 def log_no_gpu(found: Found, site: Site, parent: RunHandle) -> tuple[NoGpuResult, dict[str, Any]]:
     """Record the study in its run, and what each way gave in its runs; the JSON of `paceline no-gpu`."""
     result = found.result(site, parent)
-    hardware = found.arms[0].cleared.hardware
-    environment = describe_environment((hardware.host,), (describe_devices(hardware),))
-    tracking.log_document(parent, "report.html", render_no_gpu(result, environment))
+    environment = log_environment(parent, found.arms[0].cleared.hardware)
+    log_report(parent, render_no_gpu(result, environment), draw_no_gpu(result))
     tracking.log_document(parent, "no_gpu.json", result.model_dump(mode="json"))
-    tracking.log_document(parent, "environment.json", environment)
-    for name, figure in draw_no_gpu(result).items():
-        tracking.log_document(parent, f"pictures/{name}.png", png_bytes(figure))
     for way in result.ways:
         _log_way(parent, way)
     summary = summarise_no_gpu(result, parent) | {"view": share_study(parent, ["accuracy"])}

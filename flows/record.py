@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from flows.outcome import Outcome, Verdicts
+from flows.reports import log_report
 from tasks.bundle import FACTS, WEIGHTS, describe_trained, digest_of
 from tasks.durable import sha256_of
 from tasks.evaluate.charts import quality_figures, quality_svgs
-from tasks.figures import png_bytes
 from tasks.records import TrainResult
 from tasks.redact import redact
 from tasks.speedup.charts import draw_speed
@@ -87,13 +87,11 @@ def record(outcome: Outcome, verdicts: Verdicts, handle: RunHandle, summary: dic
         quality_svgs=quality_svgs(quality),
         environment=environment,
     )
-    tracking.log_document(handle, "report.html", render_report(report))
+    figures = draw_speed(outcome.speedup, outcome.trained, outcome.trained.time_budget)
+    log_report(handle, render_report(report), figures | quality)
     tracking.log_document(handle, "summary.json", summary)
     tracking.log_document(handle, "environment.json", environment)
     tracking.log_document(handle, tracking.FACTS_ARTIFACT, outcome.facts)
-    figures = draw_speed(outcome.speedup, outcome.trained, outcome.trained.time_budget)
-    for name, figure in (figures | quality).items():
-        tracking.log_document(handle, f"pictures/{name}.png", png_bytes(figure))
     _log_files(outcome, handle)
 
 

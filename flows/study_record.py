@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flows.record import compile_metrics
+from flows.reports import describe_devices, log_environment, log_report
 from flows.views import share_study
 from tasks.evaluate.dense import score_difference
 from tasks.evaluate.metrics import discordant
-from tasks.figures import png_bytes
 from tasks.records import EvaluateResult, Hardware, PreparedSet, SpeedupResult, TrainResult
 from tasks.speedup.analysis import budget_differences, ladder, scalings, summarise_arms, target_accuracy
 from tasks.speedup.study import ArmRun, ArmSummary, StudyArm, StudyResult
@@ -18,7 +18,7 @@ from tasks.speedup.study_charts import draw_study
 from tasks.speedup.study_page import render_study
 from tasks.speedup.trainings import Trainings
 from tasks.track import run as tracking
-from tasks.track.environment import describe_environment, package_versions
+from tasks.track.environment import package_versions
 from tasks.track.run import RunHandle
 
 if TYPE_CHECKING:
@@ -94,13 +94,6 @@ def _paired(run: ArmRun, base: ArmRun | None, known: Mapping[str, PreparedSet]) 
     return run.model_copy(update={"num_gained": gained, "num_lost": lost})
 
 
-def describe_devices(hardware: Hardware) -> str:
-    """A host's devices in words."""
-    if hardware.gpus:
-        return f"{len(hardware.gpus)} x {hardware.gpus[0].name}"
-    return f"{hardware.num_cores} cores of {hardware.cpu_name}"
-
-
 def training_metrics(run: ArmRun, trained: TrainResult, evaluated: EvaluateResult) -> dict[str, float | None]:
     """Of a training inside a study or a sweep."""
     metrics: dict[str, float | None] = {
@@ -148,12 +141,9 @@ def log_diagnosis(handle: RunHandle, speedup: SpeedupResult) -> None:
 def log_study(outcome: StudyOutcome, parent: RunHandle) -> tuple[StudyResult, dict[str, Any]]:
     """Record the study in its parent run, and each arm's ratio in the arm's runs; the JSON of `paceline study`."""
     result = outcome.result(parent)
-    environment = describe_environment((outcome.hardware.host,), (describe_devices(outcome.hardware),))
-    tracking.log_document(parent, "report.html", render_study(result, environment))
+    environment = log_environment(parent, outcome.hardware)
+    log_report(parent, render_study(result, environment), draw_study(result))
     tracking.log_document(parent, "study.json", result.model_dump(mode="json"))
-    tracking.log_document(parent, "environment.json", environment)
-    for name, figure in draw_study(result).items():
-        tracking.log_document(parent, f"pictures/{name}.png", png_bytes(figure))
     for arm in result.arms:
         _log_ratio(parent, result, arm)
     summary = summarise_study(result, parent) | {"view": share_study(parent, [arm.score_name for arm in result.arms])}

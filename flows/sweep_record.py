@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flows.study_record import describe_devices
+from flows.reports import describe_devices, log_environment, log_report
 from flows.sweep_trial import SweepWork
 from flows.views import share_sweep
-from tasks.figures import png_bytes
 from tasks.quality import SCORE_OF_TASK
 from tasks.sweep.charts import draw_sweep
 from tasks.sweep.colocation import Colocation
@@ -16,7 +15,7 @@ from tasks.sweep.page import render_sweep
 from tasks.sweep.space import most_epochs
 from tasks.sweep.trial import SweepResult, Trial
 from tasks.track import run as tracking
-from tasks.track.environment import describe_environment, package_versions
+from tasks.track.environment import package_versions
 from tasks.track.run import RunHandle
 
 if TYPE_CHECKING:
@@ -60,13 +59,9 @@ class SweepOutcome:
 def log_sweep(outcome: SweepOutcome) -> tuple[SweepResult, dict[str, Any]]:
     """Record the sweep in its run; the result, and the JSON of `paceline sweep`."""
     result, parent = outcome.result(), outcome.work.parent
-    hardware = outcome.work.cleared.hardware
-    environment = describe_environment((hardware.host,), (describe_devices(hardware),))
-    tracking.log_document(parent, "report.html", render_sweep(result, environment))
+    environment = log_environment(parent, outcome.work.cleared.hardware)
+    log_report(parent, render_sweep(result, environment), draw_sweep(result))
     tracking.log_document(parent, "sweep.json", result.model_dump(mode="json"))
-    tracking.log_document(parent, "environment.json", environment)
-    for name, figure in draw_sweep(result).items():
-        tracking.log_document(parent, f"pictures/{name}.png", png_bytes(figure))
     view = share_sweep(parent, [parameter.setting for parameter in result.parameters])
     summary = summarise_sweep(result, parent) | {"view": view}
     tracking.log_document(parent, "summary.json", summary)

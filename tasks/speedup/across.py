@@ -18,7 +18,8 @@ from tasks.speedup.compare import MAX_NAMED, ComparedRow, ComparedRun, Match, co
 from tasks.speedup.match import world_of
 from tasks.speedup.statistics import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Estimate
 
-EXECUTION = ("precision", "compile", "memory_format", "loading")
+EXECUTION = ("precision", "memory_format", "compile", "loading")
+"""Settings that name how a device executed a training."""
 FOREIGN = "machine/foreign_cores"
 
 

@@ -41,7 +41,7 @@ def test_one_run_gives_a_ratio_and_no_interval():
     found = across(run("b" * 8, 250.0, FAST), run("a" * 8, 100.0))
     assert found.ratio == pytest.approx(2.5)
     assert (found.low, found.high, found.significant, found.cause) == (None, None, None, "too few runs")
-    assert found.baseline == "run aaaaaaaa: 1 device, 32-true, off, contiguous, foreground"
+    assert found.baseline == "run aaaaaaaa: 1 device, 32-true, contiguous, off, foreground"
     assert "no interval: that takes 3 trainings" in found.verdict
     assert found.baseline_runs == ("aaaaaaaa",)
     assert (found.num_blocks, found.efficiency) == (0, None)
