@@ -41,7 +41,7 @@ def resolve(config: Config, hardware: Hardware, num_train: int) -> Plan:
         world_size=config.execution.world_size,
         num_threads=_num_threads(config, hardware, accelerator, reasons),
         precision=precision,
-        compile=_compile(config, accelerator, reasons),
+        compile=_compile(config, reasons),
         memory_format=_memory_format(config, accelerator, precision, reasons),
         loading=_loading(config, hardware, accelerator, num_train, reasons),
         strategy=_strategy(config, precision),
@@ -167,16 +167,12 @@ def _memory_format(
     return choice.value  # type: ignore[return-value]
 
 
-def _compile(config: Config, accelerator: Literal["cpu", "gpu"], reasons: dict[str, Choice]) -> Compile:
+def _compile(config: Config, reasons: dict[str, Choice]) -> Compile:
     asked = config.execution.compile
     if asked != "auto":
         return asked
-    reasons["compile"] = Choice(
-        value="off",
-        reason="on CPUs compiled steps were slower (0.64 and 0.72 x the speed) and took 29 to 32 s to make"
-        if accelerator == "cpu"
-        else "a training that is long enough times the others first",
-    )
+    reason = "compiling takes 10 s or more, which a short training never wins back; one that is long enough times it first"
+    reasons["compile"] = Choice(value="off", reason=reason)
     return "off"
 
 
