@@ -171,7 +171,7 @@ def _compile(config: Config, reasons: dict[str, Choice]) -> Compile:
     asked = config.execution.compile
     if asked != "auto":
         return asked
-    reason = "compiling takes 10 s or more, which a short training never wins back; one that is long enough times it first"
+    reason = "compiling takes 10 s or more, which a short training never wins back; a longer one times it first"
     reasons["compile"] = Choice(value="off", reason=reason)
     return "off"
 
