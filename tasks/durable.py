@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Iterable
@@ -9,6 +10,11 @@ from pathlib import Path
 from uuid import uuid4
 
 TEMPORARY_SUFFIX = ".tmp"
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error says that a disk has no room left, or this user no more of it."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def sha256_of(path: Path) -> str:

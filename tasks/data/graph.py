@@ -6,7 +6,6 @@ names and returns a small record.
 
 from __future__ import annotations
 
-import errno
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
@@ -27,6 +26,7 @@ from tasks.data.key import preparation_key
 from tasks.data.listing import SampleListing
 from tasks.data.rejected import RejectedSpool
 from tasks.data.shard import Rejected, ShardRecord, write_shards
+from tasks.durable import is_full
 from tasks.errors import InputError, OutsideError, RunError, one_line
 from tasks.records import PreparedSet, Reads
 
@@ -71,7 +71,7 @@ def prepare(
     try:
         path, facts, reads = _make(listing, data, key, home, address, on_progress)
     except OSError as error:
-        if not _is_full(error):
+        if not is_full(error):
             raise OutsideError(
                 f"{home}: preparation failed ({one_line(error)}); "
                 "check that every worker can read the data and write there"
@@ -92,7 +92,7 @@ def _make(
         try:
             run_chunks(cutter, address, spool, on_progress, records)
         except BaseException as error:
-            if records and not isinstance(error, InputError) and not _is_full(error):
+            if records and not is_full(error):
                 lines = (spool.restored(record).model_dump_json() for record in records)
                 store.leave(home, key, directory, lines)
             raise
@@ -107,11 +107,6 @@ def _make(
         facts = manifest.build(listing, data, key, records, spool.num_rejected)
         path = store.publish(home, directory, facts, spool.pieces())
     return path, facts, Reads.total(record.reads for record in records[len(left) :])
-
-
-def _is_full(error: BaseException) -> bool:
-    """Whether the disk is what is wanting."""
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _finished(directory: Path, spool: RejectedSpool) -> list[ShardRecord]:

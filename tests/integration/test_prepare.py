@@ -311,6 +311,32 @@ def test_an_interrupted_preparation_leaves_nothing(tmp_path: Path, address: str,
     assert prepare(Data(source="digits"), tmp_path, address).fingerprint == old.fingerprint
 
 
+def test_what_was_finished_before_the_data_failed_is_kept(tmp_path: Path) -> None:
+    """A file that is damaged, or a store that lets nobody in, is an error of the input, and may be mended."""
+    rng = np.random.default_rng(4)
+    for split in ("train", "test"):
+        images = rng.integers(0, 256, (60, 8, 8), dtype=np.uint8)
+        np.savez(tmp_path / f"{split}.npz", images=images, labels=np.arange(60) % 2)
+    data = Data(source="arrays", root=str(tmp_path), image_size=8, validation_fraction=0.1)
+    listing, test = source.list_samples(data), tmp_path / "test.npz"
+    sound, home = test.read_bytes(), tmp_path / "home"
+    test.write_bytes(sound[:500])
+    progress: list[int] = []
+
+    def tell(done: int, total: int) -> None:
+        progress.append(done)
+
+    with start(1, processes=False) as cluster:
+        with pytest.raises(InputError, match=r"test\.npz: rows cannot be read"):
+            graph.prepare(listing, data, home, cluster.scheduler_address, on_progress=tell)
+        assert leftovers(home) == []
+        assert progress == [54, 60], "training and validation, which come first"
+        test.write_bytes(sound)
+        prepared = graph.prepare(listing, data, home, cluster.scheduler_address, on_progress=tell)
+    assert progress == [54, 60, 120], "the test split alone"
+    assert store.verify(Path(prepared.path)) == ()
+
+
 def test_the_faster_process_wins(tmp_path: Path, address: str) -> None:
     data = Data(source="digits")
     raced: list[PreparedSet] = []
