@@ -26,7 +26,8 @@ class Sample(NamedTuple):
     size: int = 0
     """Encoded size, bytes; 0 for rows of arrays."""
     stamp: str = ""
-    """Changes when the content does: modification time or etag."""
+    """Changes when the content does: modification time, etag or checksum. Where a file system tells none the root
+    stands for it, or a file of this name and size in another place would be taken for this one."""
     row: int = -1
     """Row of the array; -1 for files."""
 

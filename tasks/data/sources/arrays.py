@@ -90,7 +90,7 @@ def _found(root: str) -> tuple[str, list[tuple[str, int, str]], dict[str, int]]:
             return base, [group for store in stores for group in _groups(filesystem, root, base, store)], {}
     if is_file:
         info = filesystem.info(path)
-        return base, [(name, int(info["size"] or 0), folder.stamp_of(info))], {}
+        return base, [(name, int(info["size"] or 0), folder.stamp_of(info) or base)], {}
     tree = folder.read_tree(root, suffixes)
     files = [(sample.path, sample.size, sample.stamp) for sample in tree.files]
     kinds = Counter(folder.suffix_of(path) for path, _, _ in files)
@@ -125,7 +125,7 @@ def _groups(filesystem: Any, root: str, base: str, store: str) -> list[tuple[str
         known = hashlib.sha256()
         for name in sorted(files):
             known.update(
-                f"{name.rpartition(path)[2]}\0{files[name]['size']}\0{folder.stamp_of(files[name])}\n".encode()
+                f"{name.rpartition(path)[2]}\0{files[name]['size']}\0{folder.stamp_of(files[name]) or base}\n".encode()
             )
         found.append((path, sum(int(info["size"] or 0) for info in files.values()), known.hexdigest()))
     return found

@@ -65,15 +65,25 @@ def list_samples(data: Data) -> SampleListing:
     if place is None:
         return folder.list_samples(data)
     check_archive(root, place)
-    labels = {name: read_batch(place, name)[1] for name in BATCHES}
-    train, validation = hold_out(_samples(labels, TRAIN_BATCHES), data.validation_fraction)
+    labels, stamps = {name: read_batch(place, name)[1] for name in BATCHES}, _stamps(place)
+    train, validation = hold_out(_samples(labels, stamps, TRAIN_BATCHES), data.validation_fraction)
     check_classes(train, CLASS_NAMES, f"data.root={root}")
-    test = _samples(labels, ("test_batch",))
+    test = _samples(labels, stamps, ("test_batch",))
     return SampleListing(Origin("cifar10", place), CLASS_NAMES, train, validation, test, channels=3)
 
 
-def _samples(labels: dict[str, npt.NDArray[np.int64]], names: Sequence[str]) -> Samples:
-    return Samples.of(Sample(name, int(label), row=row) for name in names for row, label in enumerate(labels[name]))
+def _stamps(place: str) -> dict[str, str]:
+    """Of each batch; empty where a checksum has told that it is the official one."""
+    filesystem, path = folder.open_root(place)
+    if filesystem.isfile(path) or not filesystem.exists(f"{path}/test_batch.bin"):
+        return dict.fromkeys(BATCHES, "")
+    return {name: folder.stamp_of(filesystem.info(f"{path}/{name}.bin")) or place for name in BATCHES}
+
+
+def _samples(labels: dict[str, npt.NDArray[np.int64]], stamps: dict[str, str], names: Sequence[str]) -> Samples:
+    return Samples.of(
+        Sample(name, int(label), 0, stamps[name], row) for name in names for row, label in enumerate(labels[name])
+    )
 
 
 def find_archive(root: str) -> str | None:

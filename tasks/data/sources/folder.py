@@ -30,8 +30,12 @@ IMAGE_SUFFIXES: frozenset[str] = frozenset(
     }
 )
 _NAMES_SHOWN = 5
-_STAMPS = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "updated", "created")
-"""What file systems of fsspec call the thing that changes with the content; the first that is there is taken."""
+_STAMPS = (
+    *("ETag", "etag", "md5Hash", "mtime", "LastModified", "updated", "created"),
+    *("CRC", "date_time", "modify", "modificationTime", "sha", "hex"),
+)
+"""What file systems of fsspec call the thing that changes with the content; the first that is there is taken. One that
+is 0 or empty says nothing, as a time in an archive that has none."""
 SPLIT_FOLDERS: dict[str, SplitName] = {
     "train": "train",
     "val": "validation",
@@ -224,7 +228,7 @@ def read_tree(root: str, suffixes: frozenset[str] = IMAGE_SUFFIXES) -> Tree:
     if is_local(filesystem):
         _LocalWalk(root, path, tree).visit("")
     else:
-        _walk_remote(filesystem, path, tree)
+        _walk_remote(root, filesystem, path, tree)
     if not tree.files and not tree.ignored:
         raise InputError(f"data.root={root}: is empty; give the folder that holds the class folders")
     return Tree(tree.files.build(), tuple(tree.folders), tree.ignored)
@@ -333,7 +337,7 @@ def _scan(descriptor: int) -> list[str]:
         )
 
 
-def _walk_remote(filesystem: Any, base: str, tree: _Growing) -> None:
+def _walk_remote(root: str, filesystem: Any, base: str, tree: _Growing) -> None:
     for path, info in sorted(filesystem.find(base, detail=True, withdirs=True).items()):
         relative = path[len(base) :].strip("/")
         if not relative or any(part.startswith(".") for part in relative.split("/")):
@@ -341,9 +345,9 @@ def _walk_remote(filesystem: Any, base: str, tree: _Growing) -> None:
         if info["type"] == "directory":
             tree.number(relative)
         else:
-            tree.add(tree.number(relative.rpartition("/")[0]), relative, int(info["size"] or 0), stamp_of(info))
+            tree.add(tree.number(relative.rpartition("/")[0]), relative, int(info["size"] or 0), stamp_of(info) or root)
 
 
 def stamp_of(info: dict[str, Any]) -> str:
-    """What changes with the content of a file, as its file system tells it."""
+    """What changes with the content of a file, as its file system tells it; empty where it tells nothing."""
     return next((str(info[key]) for key in _STAMPS if info.get(key)), "")

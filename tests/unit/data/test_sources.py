@@ -9,8 +9,10 @@ import os
 import pickle
 import sys
 import tarfile
+import zipfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -23,6 +25,7 @@ from tasks.data.listing import hold_out
 from tasks.data.pixels import read_pixels
 from tasks.data.samples import Sample
 from tasks.data.sources import cifar10, digits
+from tasks.data.sources.folder import stamp_of
 from tasks.errors import InputError
 
 
@@ -151,6 +154,55 @@ def test_the_key_follows_the_files_and_the_parameters(tmp_path: Path) -> None:
     assert len(set(keys)) == 5
 
 
+def write_zip(path: Path, files: dict[str, bytes]) -> str:
+    """An archive in which every file is of 1980, whenever it is written; its URL."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(zipfile.ZipInfo(name), content)
+    return f"zip://::{path}"
+
+
+def test_archives_of_the_same_names_and_sizes_are_told_apart_by_what_they_hold(tmp_path: Path) -> None:
+    files = {f"{name}/{n}.png": b"x" for name in "ab" for n in range(3)}
+    first, again = (write_zip(tmp_path / f"{name}.zip", files) for name in ("first", "again"))
+    other = write_zip(tmp_path / "other.zip", files | {"b/2.png": b"y"})
+    assert key.describe(folder(first)).key == key.describe(folder(again)).key != key.describe(folder(other)).key
+
+
+def test_where_a_file_system_tells_no_stamp_another_place_is_another_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.data.sources.folder._STAMPS", ())
+    stream = io.BytesIO()
+    np.savez(stream, images=np.zeros((6, 8, 8), np.uint8), labels=np.arange(6) % 2)
+    for place in ("here", "there"):
+        memory = fsspec.filesystem("memory")
+        memory.pipe({f"/{place}/files/{name}/{n}.png": b"x" for name in "ab" for n in range(3)})
+        memory.pipe(f"/{place}/tables/all.npz", stream.getvalue())
+    for data in (folder("memory://PLACE/files"), Data(source="arrays", root="memory://PLACE/tables")):
+        here, again, there = (
+            key.describe(data.model_copy(update={"root": str(data.root).replace("PLACE", place)})).key
+            for place in ("here", "here", "there")
+        )
+        assert here == again != there
+
+
+@pytest.mark.parametrize(
+    ("info", "stamp"),
+    [
+        ({"ETag": '"5d"', "LastModified": "today"}, '"5d"'),
+        ({"mtime": 0, "created": 7.5}, "7.5"),
+        ({"CRC": 3_632_233_996, "date_time": (1980, 1, 1, 0, 0, 0)}, "3632233996"),
+        ({"CRC": 0, "date_time": (1980, 1, 1, 0, 0, 0)}, "(1980, 1, 1, 0, 0, 0)"),
+        ({"modify": "20260102030405"}, "20260102030405"),
+        ({"modificationTime": 1_767_322_845_000}, "1767322845000"),
+        ({"sha": "e69de29"}, "e69de29"),
+        ({"hex": "e69de29"}, "e69de29"),
+        ({"name": "a", "size": 3, "type": "file"}, ""),
+    ],
+)
+def test_a_stamp_is_what_a_file_system_tells_of_the_content(info: dict[str, Any], stamp: str) -> None:
+    assert stamp_of(info) == stamp
+
+
 def test_digits_are_split_by_class() -> None:
     listing = source.list_samples(Data(source="digits"))
     assert listing.num_samples == 1_797
@@ -257,6 +309,20 @@ def test_wrong_checksums_and_sizes_are_refused(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(cifar10, "BINARY_BATCH_BYTES", 10 * 3_073)
     with pytest.raises(InputError, match="data_batch_3 is missing"):
         source.list_samples(data)
+
+
+def test_binary_batches_that_change_are_another_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has published checksums of them."""
+    monkeypatch.setattr(cifar10, "BINARY_BATCH_BYTES", 10 * 3_073)
+    root = write_tree(tmp_path / "cifar-10-batches-bin", binary_files(batches(np.random.default_rng(1))))
+    data = Data(source="cifar10", root=str(root))
+    before = key.describe(data).key
+    assert key.describe(data).key == before
+    content = bytearray((root / "data_batch_2.bin").read_bytes())
+    content[1] ^= 1
+    (root / "data_batch_2.bin").write_bytes(content)
+    os.utime(root / "data_batch_2.bin", (1, 1))
+    assert key.describe(data).key != before
 
 
 class Malice:
