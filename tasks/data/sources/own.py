@@ -168,8 +168,9 @@ def _item(what: str, one: Any, facts: SourceFacts) -> Item:
         raise RunError(f"{what} is {_described(one)}; give a pair of an image and its mask or targets")
     picture, beside = one
     if facts.has_masks:
-        mask = beside if isinstance(beside, Exception) else _picture(f"{what}, its mask,", beside, 1)
-        return Item(_image(what, picture, facts.channels), _of_same_size(what, picture, mask))
+        image = _image(what, picture, facts.channels)
+        mask = beside if isinstance(beside, Exception) else _mask(what, image, beside)
+        return Item(image, mask)
     targets_T = np.asarray(beside, dtype=np.float32)
     if targets_T.shape != (len(facts.target_names),) or not np.isfinite(targets_T).all():
         raise RunError(f"{what} has the targets {beside!r:.100}; give {len(facts.target_names)} finite number")
@@ -194,12 +195,20 @@ def _picture(what: str, one: Any, channels: int) -> Picture:
     return one
 
 
-def _of_same_size(what: str, picture: Any, mask: Picture | Exception) -> Picture | Exception:
-    if isinstance(picture, np.ndarray) and isinstance(mask, np.ndarray):
-        if mask.shape[:2] != picture.shape[:2]:
-            raise RunError(f"{what} is {_described(picture)}, and its mask {_described(mask)}; give both one size")
-        return mask.reshape(mask.shape[:2])
-    return mask
+def _mask(what: str, image: Picture, one: Any) -> Picture:
+    """The mask of an image, in its form and of its size; whether two files fit is seen when they are decoded."""
+    mask = _picture(f"{what}, its mask,", one, 1)
+    if isinstance(image, bytes) or isinstance(mask, bytes):
+        if type(image) is not type(mask):
+            raise RunError(f"{what} is {_form(image)}, and its mask {_form(mask)}; give both in one form")
+        return mask
+    if mask.shape[:2] != image.shape[:2]:
+        raise RunError(f"{what} is {_described(image)}, and its mask {_described(mask)}; give both one size")
+    return mask.reshape(mask.shape[:2])
+
+
+def _form(one: Picture) -> str:
+    return "a file" if isinstance(one, bytes) else _described(one)
 
 
 def _described(one: Any) -> str:

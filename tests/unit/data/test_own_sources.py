@@ -131,8 +131,9 @@ def test_files_are_decoded_and_what_cannot_be_is_told(offered: Offered) -> None:
     assert (found.images_NHWC == 200).all()
 
 
-def test_masks_are_stored_as_those_of_pairs(offered: Offered) -> None:
-    mask = "np.array([[0, 1], [255, 1]], np.uint8).repeat(2, 0).repeat(2, 1)"
+@pytest.mark.parametrize("form", ["", "[..., None]"])
+def test_masks_are_stored_as_those_of_pairs(offered: Offered, form: str) -> None:
+    mask = "np.array([[0, 1], [255, 1]], np.uint8).repeat(2, 0).repeat(2, 1)" + form
     read = f"return [(np.zeros((4, 4, 3), np.uint8), {mask})] * len(names)"
     data = offered.be(channels=3, has_masks=True, read=read, samples="return [(str(n), 0) for n in range(9)]")
     found = pixels(data, 4)
@@ -248,6 +249,11 @@ def test_what_is_read_wrongly_is_told_with_the_source(offered: Offered, read: st
         ("return [np.zeros((8, 8, 3), np.uint8)] * len(names)", "give a pair of an image and its mask or targets"),
         ("return [(np.zeros((8, 8, 3), np.uint8), np.zeros((8, 7), np.uint8))] * 9", "give both one size"),
         ("return [(np.zeros((8, 8, 3), np.uint8), np.zeros((8, 8), int))] * 9", "its mask, is an array of int64"),
+        (
+            "return [(b'x', np.zeros((8, 8), np.uint8))] * 9",
+            "is a file, and its mask an array of uint8 (8, 8); give both in",
+        ),
+        ("return [(np.zeros((8, 8, 3), np.uint8), b'x')] * 9", "(8, 8, 3), and its mask a file; give both in one form"),
     ],
 )
 def test_wrong_masks_are_told(offered: Offered, read: str, said: str) -> None:
