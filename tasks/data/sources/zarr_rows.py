@@ -34,7 +34,7 @@ from tasks.data.transform import DecodeError
 from tasks.errors import InputError, one_line
 
 MAX_CHUNK_BYTES = 2**28
-"""A chunk is decoded as a whole."""
+"""Of a chunk, which is decoded as a whole, and of the rows read at a time where an image lies in many chunks."""
 
 
 def groups(url: str) -> list[str]:
@@ -90,7 +90,8 @@ def rows(url: str, chosen: Sequence[int]) -> Iterator[Row | DecodeError]:
     images = _array(_group(url), IMAGES)
     channels = channels_of(images.shape, images.dtype)
     per_chunk = images.chunks[0]
-    for _, members in groupby(chosen, key=lambda row: row // per_chunk):
+    at_once = _rows_at_once(images)
+    for _, members in groupby(chosen, key=lambda row: (row // per_chunk, row % per_chunk // at_once)):
         inside = list(members)
         first = inside[0]
         try:
@@ -106,6 +107,12 @@ def rows(url: str, chosen: Sequence[int]) -> Iterator[Row | DecodeError]:
         for row in inside:
             image = block[row - first]
             yield _image(image.reshape(*image.shape[:2], channels), images.fill_value)
+
+
+def _rows_at_once(images: zarr.Array[Any]) -> int:
+    """How many rows of a chunk may be read together: whatever part of an image a chunk holds, all of it is read."""
+    row_bytes = int(np.prod(images.shape[1:])) * images.dtype.itemsize
+    return max(1, MAX_CHUNK_BYTES // row_bytes)
 
 
 def _image(values_HWC: npt.NDArray[Any], fill_value: Any) -> Row | DecodeError:

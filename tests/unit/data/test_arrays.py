@@ -19,7 +19,7 @@ from tasks.data.chunks import dealt
 from tasks.data.key import describe
 from tasks.data.pixels import read_pixels
 from tasks.data.samples import Sample, Samples
-from tasks.data.sources import array_rows, arrays
+from tasks.data.sources import array_rows, arrays, zarr_rows
 from tasks.data.transform import DecodeError
 from tasks.errors import InputError
 from tests.shards import shards_of
@@ -168,8 +168,8 @@ def test_zarr_on_another_file_system_is_read_alike(tmp_path):
         memory.rm("/zarr_test", recursive=True)
 
 
-def test_of_zarr_one_chunk_is_decoded_at_a_time(tmp_path, monkeypatch):
-    save_zarr(tmp_path / "a.zarr", chunks=10)
+def watched_reads(monkeypatch):
+    """What is read of arrays of Zarr from now on."""
     read = []
     whole = zarr.Array.__getitem__
 
@@ -178,10 +178,30 @@ def test_of_zarr_one_chunk_is_decoded_at_a_time(tmp_path, monkeypatch):
         return whole(self, selection)
 
     monkeypatch.setattr(zarr.Array, "__getitem__", watched)
+    return read
+
+
+def test_of_zarr_one_chunk_is_decoded_at_a_time(tmp_path, monkeypatch):
+    save_zarr(tmp_path / "a.zarr", chunks=10)
+    read = watched_reads(monkeypatch)
     rows = Samples.of(Sample("a.zarr", 0, row=row) for row in (11, 13, 55, 89))
     found = list(array_rows.read_rows(str(tmp_path), rows))
     assert [int(image[0, 0, 0]) for image in found] == [11, 13, 55, 89]
     assert read == [slice(11, 14), slice(55, 56), slice(89, 90)]
+
+
+def test_of_zarr_in_many_chunks_an_image_few_rows_are_read_at_a_time(tmp_path, monkeypatch):
+    """Reading a row takes all chunks that it lies in."""
+    group = save_zarr(tmp_path / "a.zarr")
+    del group["images"]
+    group.create_array("images", shape=IMAGES.shape, dtype=IMAGES.dtype, chunks=(10, 4, 4))[:] = IMAGES
+    monkeypatch.setattr(zarr_rows, "MAX_CHUNK_BYTES", 4 * IMAGES[0].nbytes)
+    read = watched_reads(monkeypatch)
+    rows = Samples.of(Sample("a.zarr", 0, row=row) for row in range(8, 30))
+    found = list(array_rows.read_rows(str(tmp_path), rows))
+    assert np.array_equal(np.stack(found)[..., 0], IMAGES[8:30])
+    assert [one.start for one in read] == [8, 10, 14, 18, 20, 24, 28]
+    assert [one.stop for one in read] == [10, 14, 18, 20, 24, 28, 30]
 
 
 def test_a_chunk_that_is_gone_is_not_taken_for_black_images(tmp_path):
