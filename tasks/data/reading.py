@@ -77,7 +77,6 @@ def read_files(root: str, files: Iterable[File]) -> Iterator[bytes | OSError]:
     filesystem, base = folder.open_root(root)
     if folder.is_local(filesystem):
         return (_read_local(f"{base}/{file.path}") for file in files)
-    base = base.rstrip("/")
     begin = _Objects(root, filesystem, base) if s3.is_s3(root) else _Others(filesystem, base)
     return _in_turn(begin, _waves(files))
 
@@ -128,9 +127,9 @@ class _Others:
         """Nothing is on its way."""
 
     def _contents(self, wave: Wave) -> list[bytes | OSError]:
-        paths = [f"{self._base}/{file.path}" for file in wave]
-        contents = self._filesystem.cat(paths, on_error="return")
-        found = [contents.get(path, FileNotFoundError(path)) for path in paths]
+        paths = [folder.below(self._base, file.path) for file in wave]
+        # Unlike `cat` it takes a path as it is: names may hold * and ?.
+        found: list[bytes | OSError] = self._filesystem.cat_ranges(paths, None, None, on_error="return")
         for content in found:
             # A file that is gone is a fact about the data; any other error is the network's, and worth a retry.
             if isinstance(content, Exception) and not isinstance(content, FileNotFoundError):
@@ -150,7 +149,7 @@ class _Objects:
         self._on_its_way: Future[list[s3.Fetched]] | None = None
 
     def __call__(self, wave: Wave) -> Contents:
-        wanted = [s3.Wanted(f"{self._base}/{file.path}", file.size, file.stamp) for file in wave]
+        wanted = [s3.Wanted(folder.below(self._base, file.path), file.size, file.stamp) for file in wave]
         keys = [self._key(one) for one in wanted]
         kept = [self._kept(key) for key in keys]
         missing = [place for place, content in enumerate(kept) if content is None]

@@ -123,7 +123,7 @@ def _url(root: str, path: str) -> str:
 
 def _opened(root: str, path: str) -> IO[bytes]:
     filesystem, base = folder.open_root(root)
-    stream: IO[bytes] = filesystem.open(f"{base.rstrip('/')}/{path}", "rb")
+    stream: IO[bytes] = filesystem.open(folder.below(base, path), "rb")
     return stream
 
 

@@ -121,7 +121,7 @@ def _groups(filesystem: Any, root: str, base: str, store: str) -> list[tuple[str
         raise InputError(f"data.root={root}: {store}: {error}") from error
     found = []
     for path in paths:
-        files = filesystem.find(f"{folder.open_root(base)[1].rstrip('/')}/{path}", detail=True)
+        files = filesystem.find(folder.below(folder.open_root(base)[1], path), detail=True)
         known = hashlib.sha256()
         for name in sorted(files):
             known.update(

@@ -102,7 +102,7 @@ def read(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
 def _of_folder(origin: Origin, path: str, image_size: int) -> npt.NDArray[np.uint8]:
     filesystem, base = folder.open_root(origin.root)
     # Anew: workers live for many nights, and some file systems remember what was there.
-    there = filesystem.ls(f"{base.rstrip('/')}/{path}".rstrip("/"), detail=True, refresh=True)
+    there = filesystem.ls(folder.below(base, path).rstrip("/"), detail=True, refresh=True)
     infos = {info["name"].rstrip("/").rpartition("/")[2]: info for info in there}
     names = sorted(infos, key=_in_order)
     frames = [name for name in names if not name.startswith(".") and folder.suffix_of(name) in FRAME_SUFFIXES]

@@ -263,6 +263,11 @@ def reach_root(root: str) -> tuple[Any, str]:
     return filesystem, path
 
 
+def below(base: str, path: str) -> str:
+    """The path of what lies below the path of a root, which is empty for the root of an archive."""
+    return f"{base.rstrip('/')}/{path}" if base else path
+
+
 def absolute(root: str) -> str:
     """A local root as an absolute path: workers may have been started in another directory."""
     filesystem, path = open_root(root)

@@ -104,7 +104,7 @@ def _with_mask(image: Sample, mask: Sample) -> Sample:
 
 def _class_names(root: str) -> tuple[str, ...]:
     filesystem, base = folder.open_root(root)
-    path = f"{base.rstrip('/')}/{CLASSES}"
+    path = folder.below(base, CLASSES)
     if not filesystem.exists(path):
         raise InputError(
             f"data.root={root}: {CLASSES} is missing; it names the classes of the masks' values, one line for each, "

@@ -1,6 +1,7 @@
 """Clips as samples: how they are listed, what is generated, how their frames stay together, what is refused."""
 
 import dataclasses
+import shutil
 
 import numpy as np
 import pytest
@@ -65,6 +66,20 @@ def test_frames_are_taken_in_the_order_of_their_numbers_and_a_changed_one_makes_
     (tmp_path / "a" / "clip1" / "frame3.png").unlink()
     assert describe(data).key != key
     assert describe(data_of(tmp_path, num_frames=5, test_fraction=0.34)).key != describe(data).key
+
+
+def test_frames_in_an_archive_are_found(tmp_path):
+    for label in ("a", "b"):
+        for number in range(2):
+            clips.write_frames(tmp_path / "clips" / label / str(number), clips.grey_levels(4))
+    shutil.make_archive(str(tmp_path / "clips"), "zip", tmp_path / "clips")
+    pixels = []
+    for root in (tmp_path / "clips", f"zip://::{tmp_path / 'clips.zip'}"):
+        listing = source.list_samples(data_of(root, num_frames=4, test_fraction=0, validation_fraction=0))
+        found = read_pixels(listing.origin, listing.train, 16, 12)
+        assert found.reasons == {}
+        pixels.append(found.images_NHWC)
+    assert np.array_equal(*pixels)
 
 
 def test_what_is_wrong_in_a_folder_of_frames_is_told(tmp_path):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import io
 import itertools
+import json
 import os
 import pickle
 import sys
 import tarfile
 import zipfile
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from conf.data import Data
 from tasks.data import key, source
 from tasks.data.listing import hold_out
 from tasks.data.pixels import read_pixels
-from tasks.data.samples import Sample
+from tasks.data.samples import Sample, Samples
 from tasks.data.sources import cifar10, digits
 from tasks.data.sources.folder import stamp_of
 from tasks.errors import InputError
@@ -183,6 +185,50 @@ def test_where_a_file_system_tells_no_stamp_another_place_is_another_set(monkeyp
             for place in ("here", "here", "there")
         )
         assert here == again != there
+
+
+ODD = {"a/[1].png": b"1", "a/?.png": b"22", "b/*.png": b"333", "b/x y.png": b"4444"}
+
+
+def as_zip(directory: Path) -> str:
+    return write_zip(directory / "odd.zip", ODD)
+
+
+def as_folder_of_a_zip(directory: Path) -> str:
+    files = {f"inside/{name}": content for name, content in ODD.items()}
+    return write_zip(directory / "odd.zip", files).replace("://", "://inside", 1)
+
+
+def as_tar(directory: Path) -> str:
+    with tarfile.open(directory / "odd.tar", "w") as archive:
+        for name, content in ODD.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    return f"tar://::{directory / 'odd.tar'}"
+
+
+def in_memory(directory: Path) -> str:
+    fsspec.filesystem("memory").pipe({f"{directory}/{name}": content for name, content in ODD.items()})
+    return f"memory:/{directory}"
+
+
+def by_reference(directory: Path) -> str:
+    """The one file system of fsspec itself that is asynchronous and needs no server."""
+    refs = {f"inside/{name}": content.decode() for name, content in ODD.items()}
+    (directory / "refs.json").write_text(json.dumps({"version": 1, "refs": refs}))
+    return f"reference://inside::{directory / 'refs.json'}"
+
+
+@pytest.mark.parametrize("lay", [as_zip, as_folder_of_a_zip, as_tar, in_memory, by_reference])
+def test_files_are_read_by_their_names_as_they_are(tmp_path: Path, lay: Callable[[Path], str]) -> None:
+    """Also where they lie in no folder below the root of their file system, or are called like patterns."""
+    listing = source.list_samples(folder(lay(tmp_path), test_fraction=0.0))
+    assert [sample.path for sample in listing.train] == sorted(ODD)
+    found = source.read_items(listing.origin, Samples.of([*listing.train, Sample("a/gone.png", 0)]), 8)
+    *there, gone = [item.picture for item in found]
+    assert there == [ODD[sample.path] for sample in listing.train]
+    assert isinstance(gone, FileNotFoundError)
 
 
 @pytest.mark.parametrize(
