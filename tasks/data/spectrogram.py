@@ -14,14 +14,15 @@ Shapes: T samples in time, F frequencies, W windows, B bands, H height, W width.
 
 from __future__ import annotations
 
+from fractions import Fraction
 from functools import lru_cache
-from math import gcd
 
 import numpy as np
 import numpy.typing as npt
 from scipy import signal as scipy_signal
 
 from conf.signal import Signal
+from tasks.data.transform import DecodeError
 
 SINE_POWER = 0.5
 """Of a sine of amplitude 1: the 0 of the decibels."""
@@ -30,11 +31,13 @@ _SILENCE = 1e-26
 """Power of what rounding leaves of a constant, and less than any instrument tells: -257 dB."""
 _FILTER_TAPS = 10
 """On each side, of SciPy's filter for resampling, in samples of the lower rate."""
+_MAX_RATIO = 10_000_000
+"""Of either number of a ratio of rates: the filter has 20 taps for each, so many of them are 1.6 GB."""
 
 Floats = npt.NDArray[np.float64]
 
 
-def draw(samples_T: Floats, rate: int, signal: Signal, image_size: int) -> npt.NDArray[np.uint8]:
+def draw(samples_T: Floats, rate: int | Fraction, signal: Signal, image_size: int) -> npt.NDArray[np.uint8]:
     """The picture of a clip.
 
     Args:
@@ -45,6 +48,9 @@ def draw(samples_T: Floats, rate: int, signal: Signal, image_size: int) -> npt.N
 
     Returns:
         Grey (image_size, image_size, 1), in steps of 1/255 of the dynamic range.
+
+    Raises:
+        DecodeError: The ratio of the two rates is one of too large numbers.
     """
     level_BW = decibels(band_powers(cut(samples_T, rate, signal), signal, image_size))
     rows = overlaps(np.linspace(0, len(level_BW), image_size + 1), len(level_BW))
@@ -52,11 +58,20 @@ def draw(samples_T: Floats, rate: int, signal: Signal, image_size: int) -> npt.N
     return quantised(level_HW, signal)[::-1, :, np.newaxis]
 
 
-def cut(samples_T: Floats, rate: int, signal: Signal) -> Floats:
-    """The middle of a signal at the sample rate of the settings, with silence around what is shorter than a clip."""
-    if rate != signal.sample_rate:
-        common = gcd(rate, signal.sample_rate)
-        samples_T = _resampled_middle(samples_T, signal.sample_rate // common, rate // common, signal.clip_samples)
+def cut(samples_T: Floats, rate: int | Fraction, signal: Signal) -> Floats:
+    """The middle of a signal at the sample rate of the settings, with silence around what is shorter than a clip.
+
+    Raises:
+        DecodeError: The ratio of the two rates is one of too large numbers.
+    """
+    ratio = Fraction(signal.sample_rate) / rate
+    if max(ratio.numerator, ratio.denominator) > _MAX_RATIO:
+        raise DecodeError(
+            f"{float(rate):.10g} samples per second, and data.signal.sample_rate={signal.sample_rate} is {ratio} times "
+            f"that; numbers up to {_MAX_RATIO} are understood; use a lower sample_rate"
+        )
+    if ratio != 1:
+        samples_T = _resampled_middle(samples_T, ratio.numerator, ratio.denominator, signal.clip_samples)
     return _middle(samples_T, signal.clip_samples)
 
 

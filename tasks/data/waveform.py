@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
@@ -24,13 +25,16 @@ TIME = "time"
 """Column of a Parquet file with the times of its samples."""
 JITTER = 0.5
 """Of a step, by how much a time may be off where steps are to be equal."""
+RATE_ERROR = Fraction(1, 1_000)
+"""Of a rate that times tell, by how much what is taken for it may be off: of 1,000 bands, one."""
 _WAV = (b"RIFF", b"RIFX", b"RF64")
 _NUMPY, _PARQUET = b"\x93NUMPY", b"PAR1"
 
 Floats = npt.NDArray[np.float64]
+Rate = int | Fraction
 
 
-def decode(content: bytes, default_rate: int) -> tuple[Floats, int]:
+def decode(content: bytes, default_rate: int) -> tuple[Floats, Rate]:
     """Decode a file: the mean of its channels, where integers have an amplitude of 1 at their full scale.
 
     Args:
@@ -38,7 +42,7 @@ def decode(content: bytes, default_rate: int) -> tuple[Floats, int]:
         default_rate: Samples per second of files that do not say it.
 
     Returns:
-        Samples (T) and how many there are in a second.
+        Samples (T) and how many there are in a second, which need not be a whole number.
 
     Raises:
         DecodeError: The file is empty, damaged, of another kind, or holds no numbers in time.
@@ -53,13 +57,13 @@ def decode(content: bytes, default_rate: int) -> tuple[Floats, int]:
         raise DecodeError(one_line(error)) from error
     samples_T = _one_channel(found)
     if not 1 <= rate <= MAX_RATE:
-        raise DecodeError(f"{rate} samples per second; from 1 to {MAX_RATE} is understood")
+        raise DecodeError(f"{float(rate):.10g} samples per second; from 1 to {MAX_RATE} is understood")
     if not np.isfinite(samples_T).all():
         raise DecodeError("a sample is not a finite number")
     return samples_T, rate
 
 
-def _read(content: bytes, default_rate: int) -> tuple[npt.NDArray[np.generic], int]:
+def _read(content: bytes, default_rate: int) -> tuple[npt.NDArray[np.generic], Rate]:
     if content.startswith(_WAV):
         return _read_wav(content)
     if content.startswith(_NUMPY):
@@ -95,7 +99,7 @@ def _one_channel(found: npt.NDArray[np.generic]) -> Floats:
     return scaled if scaled.ndim == 1 else scaled.mean(axis=1)
 
 
-def _read_parquet(content: bytes, default_rate: int) -> tuple[npt.NDArray[np.generic], int]:
+def _read_parquet(content: bytes, default_rate: int) -> tuple[npt.NDArray[np.generic], Rate]:
     """A row for each sample, a column for each channel, and perhaps one with their times."""
     file = pq.ParquetFile(io.BytesIO(content))
     if file.metadata.num_rows * file.metadata.num_columns > MAX_SAMPLES:
@@ -118,7 +122,7 @@ def _numbers(table: pa.Table, name: str) -> npt.NDArray[np.generic]:
     return np.asarray(column.to_numpy())
 
 
-def _rate(column: pa.ChunkedArray) -> int:
+def _rate(column: pa.ChunkedArray) -> Fraction:
     """Samples per second, from times that are timestamps, or seconds as numbers."""
     if column.null_count or len(column) < 2:  # noqa: PLR2004
         raise DecodeError(f"{TIME} needs two times or more, one for each sample")
@@ -131,4 +135,11 @@ def _rate(column: pa.ChunkedArray) -> int:
     step = seconds[-1] / (len(seconds) - 1)
     if not step > 0 or np.abs(seconds - step * np.arange(len(seconds))).max() > JITTER * step:
         raise DecodeError(f"{TIME} does not go on in equal steps; give one sample after each {step:.6g} s")
-    return round(1 / float(step))
+    return _simple(1 / float(step))
+
+
+def _simple(rate: float) -> Fraction:
+    """A whole number where that is as good as a rate, or a fraction of small numbers: by these it is resampled."""
+    exact = Fraction(rate)
+    near = (exact.limit_denominator(10**digits) for digits in range(4))
+    return next((one for one in near if abs(one - exact) <= RATE_ERROR * exact), exact)

@@ -20,7 +20,7 @@ from tasks.data.sources import folder
 from tasks.data.transform import DecodeError
 
 SIGNALS = folder.Kind("signal", frozenset({".wav", ".wave", ".npy", ".parquet"}), "signals", 1)
-SPECTROGRAM_VERSION = 1
+SPECTROGRAM_VERSION = 2
 """Grows with every change of a picture's pixel (`tasks.data.spectrogram`, `tasks.data.waveform`)."""
 
 

@@ -1,12 +1,13 @@
 """Signals out of files: every form that is understood gives the same numbers; what is damaged gives a reason."""
 
 import struct
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
 from conf.signal import Signal
-from tasks.data import waveform
+from tasks.data import spectrogram, waveform
 from tasks.data.sources import signals
 from tasks.data.transform import DecodeError
 from tests.signals import RATE, npy, parquet, sine, wav
@@ -69,6 +70,33 @@ def test_times_say_the_rate():
     assert waveform.decode(parquet(signal=SOUND), 123)[1] == waveform.decode(npy(SOUND), 123)[1] == 123
 
 
+@pytest.mark.parametrize(
+    ("rate", "told"),
+    [(12.5, Fraction(25, 2)), (1.5625, Fraction(25, 16)), (10.03, Fraction(1003, 100)), (44_099.5, 44_099)],
+)
+def test_times_say_a_rate_that_need_not_be_a_whole_number(rate, told):
+    content = parquet(time=np.arange(800) / rate, signal=SOUND[:800])
+    assert waveform.decode(content, RATE)[1] == pytest.approx(told, abs=1e-9 if rate < 1_000 else 1)
+
+
+def test_a_rate_that_is_no_whole_number_keeps_its_frequencies():
+    """Taken for 12, this tone of 3 Hz would be one of 2.88 Hz."""
+    signal = Signal(sample_rate=25, clip_seconds=8.0, window_ms=320.0)
+    times = np.arange(200) / 12.5
+    samples_T, rate = waveform.decode(parquet(time=times, signal=np.sin(2 * np.pi * 3 * times)), 25)
+    clip_T = spectrogram.cut(samples_T, rate, signal)
+    assert len(clip_T) == 200
+    assert np.abs(np.fft.rfft(clip_T)).argmax() == 3 * 8
+
+
+def test_rates_without_a_sensible_ratio_are_refused():
+    signal = Signal(sample_rate=9_999_999, clip_seconds=0.001, window_ms=0.1)
+    with pytest.raises(
+        DecodeError, match=r"1\.235235\d* samples per second, and data\.signal\.sample_rate=9999999 is \d+/\d+"
+    ):
+        spectrogram.cut(np.zeros(10), Fraction(1_234, 999), signal)
+
+
 def test_integers_of_numpy_have_the_full_scale_of_their_type():
     quiet = np.round(SOUND * 2**15).astype(np.int16)
     np.testing.assert_allclose(waveform.decode(npy(quiet), RATE)[0], waveform.decode(wav(SOUND), RATE)[0], atol=0)
@@ -100,6 +128,7 @@ WHOLE = wav(SOUND)
         (parquet(time=[0.0, 1.0]), "no column of samples beside time"),
         (parquet(time=[0.0, 1.0, 5.0], signal=[0.0, 1.0, 2.0]), "does not go on in equal steps"),
         (parquet(time=[0.0, 0.0], signal=[0.0, 1.0]), "does not go on in equal steps"),
+        (parquet(time=[0.0, 2.0], signal=[0.0, 1.0]), "0.5 samples per second; from 1 to 10000000 is understood"),
     ],
 )
 def test_what_is_damaged_has_a_reason_on_one_line(content, reason):
