@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import get_args
 
 from conf.load import load
+from conf.plugins import EMBEDDED_SOURCES
 from conf.schema import Config, Overlap
 from conf.site import Site
 from flows.commands.engines import collect_again
@@ -39,9 +41,15 @@ def add(parser: ArgumentParser) -> None:
 def settled(config: Config) -> Config:
     """With a path that means the same wherever a run is started."""
     root = config.data.root
-    if root is None or "://" in root:
+    if root is None or "://" in root or "::" in root:
         return config
-    data = config.data.model_copy(update={"root": str(Path(root).expanduser().absolute())})
+    if config.data.source in EMBEDDED_SOURCES:
+        path = Path(root).expanduser()
+    elif os.path.exists(root):  # noqa: PTH110  which takes any text: a source of the user's may be rooted in a word
+        path = Path(root)
+    else:
+        return config
+    data = config.data.model_copy(update={"root": str(path.absolute())})
     return config.model_copy(update={"data": data})
 
 
