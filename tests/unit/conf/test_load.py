@@ -102,6 +102,12 @@ def test_a_broken_preset_is_told_in_one_line(tmp_path, text):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["nonsense", "n" * 300, "nonsense/digits.yaml"])
+def test_an_unknown_preset_names_the_known(name):
+    with pytest.raises(ConfigError, match=r"is neither one of arrays, .* nor a file; name one of them or a YAML file"):
+        load(name)
+
+
 def test_every_setting_has_a_help_text():
     described = Config.model_json_schema()
     for section in described["$defs"].values():

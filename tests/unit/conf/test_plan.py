@@ -28,6 +28,7 @@ def test_what_is_no_plan_is_refused(tmp_path, text):
         load_plan(str(path))
 
 
-def test_an_unknown_plan_names_the_known():
+@pytest.mark.parametrize("name", ["nonsense", "n" * 300])
+def test_an_unknown_plan_names_the_known(name):
     with pytest.raises(ConfigError, match="acceleration, devices, scaling"):
-        load_plan("nonsense")
+        load_plan(name)
