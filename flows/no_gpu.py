@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect import flow, get_run_logger
+from pydantic import ValidationError
 
 from conf.schema import Config
 from conf.site import Site, quieten
@@ -164,8 +165,10 @@ def _settings(work: Work, arm: ReadyArm, run_id: str) -> Settings | None:
     """How the network that a run has left is executed in prediction; None if it is not there any more."""
     directory = work.site.root / "runs" / run_id
     if arm.arm.name not in TRAINED:
-        kept = directory / RESULT
-        return Frozen.model_validate_json(kept.read_bytes()).settings if kept.exists() else None
+        try:
+            return Frozen.model_validate_json((directory / RESULT).read_bytes()).settings
+        except (OSError, ValidationError):  # gone, or of another version
+            return None
     trained = find_kept(directory / "trained.json", TrainResult)
     if trained is None or trained.weights is None:
         return None

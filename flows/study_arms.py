@@ -29,12 +29,13 @@ from flows.tried import tried
 from tasks.cluster.demand import Demand, demand_of
 from tasks.cluster.open import open_cluster
 from tasks.data.steps import prepare
-from tasks.errors import PacelineError
+from tasks.errors import InputError, PacelineError
 from tasks.evaluate.steps import evaluate
 from tasks.fingerprint import workload_fingerprint
 from tasks.records import EvaluateResult, PreparedSet, TrainResult
 from tasks.speedup.arms import balanced_order
 from tasks.speedup.ledger import Ledger
+from tasks.speedup.match import differences
 from tasks.speedup.steady import steady_rate
 from tasks.speedup.steps import account
 from tasks.speedup.study import ArmRun, StudyArm
@@ -120,9 +121,40 @@ def begun_study(
         }
         data = prepared[arms[0].config.data].fingerprint
         workload = workload_fingerprint(request.config.workload, data, arms[0].cleared.weights)
+        if resume is not None:
+            _check_conditions(resume, _ledger(site, resume), request, arms, prepared)
         with tracked(kind, request, site, arms[0].cleared.experiment_id, workload, resume) as parent:
-            ledger = Ledger(site.root / "runs" / parent.run_id / "arms.jsonl")
-            yield Work(request, site, address, parent, prepared, ledger), arms
+            yield Work(request, site, address, parent, prepared, _ledger(site, parent.run_id)), arms
+
+
+def _ledger(site: Site, run_id: str) -> Ledger:
+    return Ledger(site.root / "runs" / run_id / "arms.jsonl")
+
+
+def _check_conditions(
+    resume: str, ledger: Ledger, request: Repeated, arms: list[ReadyArm], prepared: dict[Data, PreparedSet]
+) -> None:
+    """Trainings of one arm are put together, so all that they learned from and ran on must have stayed as it was.
+
+    Raises:
+        InputError: it has not.
+    """
+    by_name = {arm.arm.name: arm for arm in arms}
+    for run in ledger.runs():
+        if run.status != "done" or run.arm not in by_name:
+            continue
+        arm = by_name[run.arm]
+        changed = differences(run.facts, _facts(request, arm, prepared[arm.config.data], run.repeat))
+        if changed:
+            raise InputError(
+                f"--resume {resume}: since {run.arm}, repeat {run.repeat + 1}, was trained, {'; '.join(changed)}; "
+                "trainings from before and after that are not put together: start a new one"
+            )
+
+
+def _facts(request: Repeated, arm: ReadyArm, prepared: PreparedSet, repeat: int) -> dict[str, str]:
+    config = arm.config.model_copy(update={"seed": request.config.seed + repeat})
+    return run_facts(config, prepared, arm.cleared.plan, arm.cleared.pretrained)
 
 
 def run_all(work: Work, arms: list[ReadyArm]) -> None:
@@ -171,7 +203,7 @@ def _run_one(work: Work, arm: ReadyArm, repeat: int) -> ArmRun:
     known = {
         "repeat": repeat,
         "position": work.ledger.num_runs(),
-        "facts": run_facts(config, prepared, arm.cleared.plan, arm.cleared.pretrained),
+        "facts": _facts(work.request, arm, prepared, repeat),
     }
     run_id = None
     try:

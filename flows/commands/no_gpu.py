@@ -78,7 +78,7 @@ def _resumed(site: Site, options: Namespace) -> NoGpuRequest:
 
     if options.preset or options.pretrained or options.overrides or _given(options):
         raise InputError(f"--resume {options.resume} goes on with the study as it was asked for; give nothing else")
-    return NoGpuRequest.model_validate(kept_request("no-gpu", site, options.resume))
+    return checked(NoGpuRequest, kept_request("no-gpu", site, options.resume))
 
 
 def _show(summary: dict[str, Any]) -> None:

@@ -97,7 +97,7 @@ def _resumed(site: Site, options: Namespace) -> StudyRequest:
     changed = [options.preset, options.plan, *options.overrides, *options.axis, options.repeats, options.target]
     if any(value is not None for value in changed) or options.ladder:
         raise InputError(f"--resume {options.resume} goes on with the study as it was asked for; give nothing else")
-    return StudyRequest.model_validate(kept_request("study", site, options.resume))
+    return checked(StudyRequest, kept_request("study", site, options.resume))
 
 
 def _show(summary: dict[str, Any]) -> None:

@@ -79,7 +79,7 @@ def _resumed(site: Site, options: Namespace) -> SweepRequest:
     changed = [options.preset, *options.overrides, *options.param, options.trials, options.sampler, options.pruner]
     if any(value is not None for value in (*changed, options.at_once)):
         raise InputError(f"--resume {options.resume} goes on with the sweep as it was asked for; give nothing else")
-    return SweepRequest.model_validate(kept_request("sweep", site, options.resume))
+    return checked(SweepRequest, kept_request("sweep", site, options.resume))
 
 
 def _show(summary: dict[str, Any]) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from tasks.durable import write_durably
+from tasks.errors import InputError
 from tasks.speedup.study import ArmRun
 
 
@@ -13,6 +16,9 @@ class Ledger:
 
     Args:
         path: of the file; its directory is made.
+
+    Raises:
+        InputError: another version has written it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -42,4 +48,10 @@ class Ledger:
     def _read(self) -> list[ArmRun]:
         if not self._path.exists():
             return []
-        return [ArmRun.model_validate_json(line) for line in self._path.read_text(encoding="utf-8").splitlines()]
+        lines = self._path.read_text(encoding="utf-8").splitlines()
+        try:
+            return [ArmRun.model_validate_json(line) for line in lines]
+        except ValidationError as error:
+            raise InputError(
+                f"{self._path}: trainings that another version noted; go on with that version, or start a new study"
+            ) from error

@@ -1,5 +1,6 @@
 import pytest
 
+from tasks.errors import InputError
 from tasks.speedup.ledger import Ledger
 from tasks.speedup.study import ArmRun
 
@@ -32,3 +33,11 @@ def test_a_crash_while_noting_leaves_what_was_noted(tmp_path, monkeypatch):
     assert again.num_runs() == 1
     again.add(noted("b", 0, 1))
     assert Ledger(path).num_runs() == 2
+
+
+def test_what_another_version_noted_is_told(tmp_path):
+    path = tmp_path / "arms.jsonl"
+    Ledger(path).add(noted("a", 0, 0))
+    path.write_text(path.read_text().replace('"repeat"', '"round"'))
+    with pytest.raises(InputError, match="another version noted"):
+        Ledger(path)

@@ -1,0 +1,61 @@
+"""What a study that goes on may be put together with."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from conf.load import load
+from flows.facts import run_facts
+from flows.study_arms import ReadyArm, _check_conditions
+from tasks.errors import InputError
+from tasks.records import Pretrained
+from tasks.speedup.ledger import Ledger
+from tasks.train.plan import resolve
+from tests.studies import HARDWARE, PRECISION, arms_of, training
+
+CONFIG = load("digits", ["seed=5"])
+PLAN = resolve(CONFIG, HARDWARE, 1293)
+PREPARED = SimpleNamespace(fingerprint="0123")
+WEIGHTS = Pretrained(reference="weights.pt", path="/weights.pt", sha256="a" * 64, num_tensors=9)
+
+
+def ready(plan=PLAN, weights=None):
+    cleared = SimpleNamespace(plan=plan, pretrained=weights)
+    return [ReadyArm(arm, CONFIG, cleared, None) for arm in arms_of(PRECISION)[:1]]
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    """A training of repeat 0 and one of repeat 1, which began with weights; a failed one counts for nothing."""
+    ledger = Ledger(tmp_path / "arms.jsonl")
+    (arm,) = ready()
+    for repeat in range(2):
+        config = CONFIG.model_copy(update={"seed": 5 + repeat})
+        facts = run_facts(config, PREPARED, PLAN, WEIGHTS)
+        ledger.add(training(arm.arm, repeat, 100.0, facts=facts))
+    ledger.add(training(arm.arm, 2, 100.0, facts={}, status="failed", error="torn"))
+    return ledger
+
+
+def check(ledger, arms):
+    request = SimpleNamespace(config=CONFIG, repeats=3)
+    _check_conditions("abc", ledger, request, arms, {CONFIG.data: PREPARED})
+
+
+def test_it_goes_on_where_all_is_as_it_was(ledger):
+    check(ledger, ready(weights=WEIGHTS))
+    moved = WEIGHTS.model_copy(update={"path": "/elsewhere.pt"})
+    check(ledger, ready(weights=moved))
+
+
+@pytest.mark.parametrize(
+    ("arms", "changed"),
+    [
+        (ready(weights=WEIGHTS.model_copy(update={"sha256": "b" * 64})), "weights aaaaaaaaaaaa -> bbbbbbbbbbbb"),
+        (ready(PLAN.model_copy(update={"device_name": "another"}), WEIGHTS), "device .* -> another"),
+        (ready(PLAN.model_copy(update={"precision": "64-true"}), WEIGHTS), "execution.precision .* -> 64-true"),
+    ],
+)
+def test_it_does_not_where_something_has_changed(ledger, arms, changed):
+    with pytest.raises(InputError, match=f"--resume abc: since .*, repeat 1, was trained, {changed}"):
+        check(ledger, arms)
