@@ -33,6 +33,7 @@ from tasks.track import run as tracking
 from tasks.track.models import DIGEST_TAG, is_recorded
 
 FLOAT_BYTES = 4
+COUNTS = {"num_samples", "num_rejected", "num_unread", "num_known", "num_correct"}
 EXECUTION = {"accelerator", "device_name", "world_size", "num_threads", "precision", "compile"}
 """Of a plan, what concerns prediction."""
 LARGE_BYTES = 2**20
@@ -121,12 +122,13 @@ def _cluster(cleared: Cleared, site: Site) -> Iterator[str]:
 def _numbers(found: Predicted) -> dict[str, Any]:
     counts: Counter[str] = Counter()
     for record in found.records:
-        counts.update(record.model_dump(include={"num_samples", "num_rejected", "num_known", "num_correct"}))
+        counts.update(record.model_dump(include=COUNTS))
     pixels = np.sum([record.class_pixels for record in found.records if record.class_pixels], axis=0)
     predicted_now = counts["num_samples"] + counts["num_rejected"] - found.num_reused
     return {
         "num_samples": counts["num_samples"],
         "num_rejected": counts["num_rejected"],
+        "num_unread": counts["num_unread"],
         "num_reused": found.num_reused,
         "accuracy": counts["num_correct"] / counts["num_known"] if counts["num_known"] else None,
         "mean_iou": mean_iou(pixels.tolist()) if pixels.any() else None,
@@ -137,7 +139,7 @@ def _numbers(found: Predicted) -> dict[str, Any]:
 
 
 def _metrics(summary: dict[str, Any], found: Predicted) -> dict[str, float | None]:
-    names = ("num_samples", "num_rejected", "num_reused", "accuracy", "mean_iou")
+    names = ("num_samples", "num_rejected", "num_unread", "num_reused", "accuracy", "mean_iou")
     metrics = {f"predict/{name}": summary[name] for name in names}
     metrics["throughput/prediction_samples_per_second"] = summary["samples_per_second"]
     metrics["time/wall_seconds"] = summary["seconds"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from flows.weights import check_layer, check_own_size
 from tasks.bundle import digest_of
 from tasks.errors import InputError
 from tasks.model.packages import check_package
+from tasks.paths import nearest_existing
 from tasks.predict.images import Images, in_folder, of_test_split
 from tasks.predict.job import Settings, batch_size_for, key_of
 from tasks.records import Hardware, ModelFacts, Plan, Record
@@ -231,6 +233,8 @@ def _workers(config: Config, request: PredictRequest, site: Site) -> tuple[Confi
     devices = config.execution.num_devices
     if not any(override.startswith("execution.num_devices=") for override in request.overrides):
         devices = hardware.num_cores if not uses_gpus else 1 if is_plain else len(hardware.gpus)
+        if is_plain and not uses_gpus and config.cluster.num_workers != "auto":
+            devices = min(devices, config.cluster.num_workers)
     if is_plain and uses_gpus and devices > 1:
         raise InputError(
             f"execution.num_devices={devices} on GPUs and cluster.kind=local, whose workers all take the first GPU; "
@@ -254,6 +258,9 @@ def _check_out(request: PredictRequest, out: Path, key: str) -> None:
     except FileNotFoundError:
         if out.is_dir() and any(out.iterdir()):
             raise InputError(f"--out {request.out}: holds other files; give an empty or a new directory") from None
+        place = nearest_existing(out)
+        if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+            raise InputError(f"--out {out}: cannot be written; give a directory of yours") from None
         return
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"--out {out}: {SAID} cannot be read ({error}); give another directory") from error

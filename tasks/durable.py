@@ -13,7 +13,7 @@ TEMPORARY_SUFFIX = ".tmp"
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error says that a disk has no room left, or this user no more of it."""
+    """Whether the disk, or this user's share of it, is what is wanting."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 

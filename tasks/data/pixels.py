@@ -29,6 +29,8 @@ class Pixels(NamedTuple):
     """Positions of the images among the samples asked for."""
     reasons: dict[int, str]
     """Positions of the samples that cannot be read, and why, on one line."""
+    num_unread: int = 0
+    """Of those, samples whose bytes could not be had from here."""
 
 
 def read_pixels(
@@ -51,22 +53,24 @@ def read_pixels(
     targets: list[npt.NDArray[np.float32]] = []
     kept: list[int] = []
     reasons: dict[int, str] = {}
+    num_unread = 0
     for position, item in enumerate(source.read_items(origin, samples, image_size)):
         between()
         try:
             _place(item, images_NHWC[len(kept)], image_size, origin.fit)
         except transform.DecodeError as error:
             reasons[position] = str(error)
+            num_unread += isinstance(error, transform.UnreadError)
         else:
             kept.append(position)
             if item.targets_T is not None:
                 targets.append(item.targets_T)
-    return Pixels(images_NHWC[: len(kept)], np.stack(targets) if targets else None, kept, reasons)
+    return Pixels(images_NHWC[: len(kept)], np.stack(targets) if targets else None, kept, reasons, num_unread)
 
 
 def read_whole(
     origin: Origin, samples: Samples, image_size: int
-) -> Iterator[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8] | None] | str]:
+) -> Iterator[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8] | None] | transform.DecodeError]:
     """Read samples at their own sizes, one after the other: pixels and mask, or why one cannot be read.
 
     Args:
@@ -82,7 +86,7 @@ def read_whole(
         try:
             found = _pixels_of(item, image_size, "whole")
         except transform.DecodeError as error:
-            yield str(error)
+            yield error
         else:
             yield found
 
@@ -117,7 +121,7 @@ def _found(content: Picture | Exception) -> Picture:
     if isinstance(content, transform.DecodeError):
         raise content
     if isinstance(content, OSError):
-        raise transform.DecodeError(content.strerror or "file not found")
+        raise transform.UnreadError(content.strerror or "file not found")
     if isinstance(content, Exception):
         raise transform.DecodeError(one_line(content))
     return content

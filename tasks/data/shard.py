@@ -162,7 +162,7 @@ class _Wanted:
 
 
 def _write(chunk: Chunk, decoded: Pixels, reads: Reads) -> ShardRecord:
-    images_NHWC, targets_NT, kept, reasons = decoded
+    images_NHWC, targets_NT, kept, reasons, _ = decoded
     labels_N = chunk.samples.labels[kept].astype(np.int64)
     arrays: dict[str, npt.NDArray[Any]] = {"images": images_NHWC, "labels": labels_N}
     if targets_NT is not None:

@@ -33,6 +33,10 @@ class DecodeError(Exception):
     """An image cannot be decoded; the message is the reason, on one line."""
 
 
+class UnreadError(DecodeError):
+    """Its bytes could not be had from here; another time they may be."""
+
+
 def decode(content: bytes, image_size: int, fit: Extent = "scale") -> npt.NDArray[np.uint8]:
     """Decode an image file: upright, on white, RGB, and of its size.
 

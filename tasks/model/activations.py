@@ -5,6 +5,8 @@ Shapes: N samples, C channels, H height, W width, D values of a layer.
 
 from __future__ import annotations
 
+import threading
+
 import torch
 from torch import nn
 
@@ -49,15 +51,13 @@ class Activations(nn.Module):
     def __init__(self, network: nn.Module, layer: str) -> None:
         super().__init__()
         self.core = core_of(network)
-        self._found: torch.Tensor | None = None
+        self._found: dict[int, torch.Tensor] = {}  # by thread: those of a worker share its model
         self.core.get_submodule(layer).register_forward_hook(self._take)
 
     def _take(self, layer: nn.Module, inputs: object, output: torch.Tensor) -> None:
-        self._found = output.clone()  # the next layer may work in place
+        self._found[threading.get_ident()] = output.clone()  # the next layer may work in place
 
     def forward(self, images_NCHW: torch.Tensor) -> tuple[torch.Tensor]:
         """Return `(values_ND,)`."""
         self.core(images_NCHW)
-        found, self._found = self._found, None
-        assert found is not None
-        return (found.flatten(1).float(),)
+        return (self._found.pop(threading.get_ident()).flatten(1).float(),)

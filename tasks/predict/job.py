@@ -81,6 +81,8 @@ class PartRecord(Record):
     num_samples: int
     """Predicted; those that could not be read are not among them."""
     num_rejected: int
+    num_unread: int = 0
+    """Of those, samples whose bytes could not be had: a later call tries them again."""
     num_known: int
     """Samples whose class the source tells; of a segmentation, pixels."""
     num_correct: int

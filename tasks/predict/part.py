@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from tasks.data.pixels import Pixels, read_pixels, read_whole
 from tasks.data.reading import counted
+from tasks.data.transform import DecodeError, UnreadError
 from tasks.durable import write_durably
 from tasks.predict.columns import PIXEL_TASKS, Answers, Row, answers_of, pixel_answers_of
 from tasks.predict.job import Parity, Part, PartRecord, Settings
@@ -46,6 +47,7 @@ def predict_part(part: Part, settings: Settings) -> PartRecord:
         number=part.number,
         num_samples=len(part.samples) - len(seen.reasons),
         num_rejected=len(seen.reasons),
+        num_unread=seen.num_unread,
         num_known=answers.counts.num_known,
         num_correct=answers.counts.num_correct,
         class_pixels=answers.counts.class_pixels,
@@ -68,6 +70,7 @@ class _Seen:
     """What was seen of a part's samples."""
 
     reasons: dict[int, str] = field(default_factory=dict)
+    num_unread: int = 0
     read_seconds: float = 0.0
     predict_seconds: float = 0.0
 
@@ -78,7 +81,7 @@ def _at_one_size(part: Part, model: Predictor, seen: _Seen) -> Answers:
     found = _read(part, model.facts)
     read = time.perf_counter()
     arrays = model(_pictures(found, model.facts)) if found.kept else None
-    seen.reasons = found.reasons
+    seen.reasons, seen.num_unread = found.reasons, found.num_unread
     seen.read_seconds, seen.predict_seconds = read - started, time.perf_counter() - read
     if model.asked not in PIXEL_TASKS:
         return answers_of(model.asked, model.facts, part, found.kept, arrays)
@@ -101,8 +104,9 @@ def _at_own_sizes(part: Part, model: Predictor, seen: _Seen) -> Answers:
             found = next(images)
             read = time.perf_counter()
             seen.read_seconds += read - started
-            if isinstance(found, str):
-                seen.reasons[position] = found
+            if isinstance(found, DecodeError):
+                seen.reasons[position] = str(found)
+                seen.num_unread += isinstance(found, UnreadError)
                 continue
             picture_HWC = _coloured(found[0], model.facts)
             told = model.whole(picture_HWC)
@@ -113,10 +117,14 @@ def _at_own_sizes(part: Part, model: Predictor, seen: _Seen) -> Answers:
 
 
 def finished(part: Part) -> PartRecord | None:
-    """What is known of a part that an earlier call has written; None if there is none, or of another prediction."""
+    """What is known of a part that an earlier call has written.
+
+    None if there is none, or of another prediction, or where some samples' bytes could not be had.
+    """
     try:
         said = json.loads(pq.read_schema(part.path).metadata[METADATA])
-        return PartRecord.model_validate(said["record"]) if said["key"] == part.key else None
+        record = PartRecord.model_validate(said["record"])
+        return record if said["key"] == part.key and not record.num_unread else None
     except (OSError, KeyError, TypeError, ValueError, pa.ArrowException):
         return None
 
@@ -143,7 +151,7 @@ def _few(part: Part, facts: ModelFacts) -> Iterator[npt.NDArray[np.uint8]]:
     """Images at their own sizes, as many as make a large one."""
     num_pixels = 0
     for found in read_whole(part.origin, part.samples, facts.image_shape[0]):
-        if not isinstance(found, str):
+        if not isinstance(found, DecodeError):
             yield _coloured(found[0], facts)
             num_pixels += found[0].shape[0] * found[0].shape[1]
             if num_pixels >= PARITY_PIXELS:

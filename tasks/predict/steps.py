@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from tasks import deadline
 from tasks.display import progress_of_samples
-from tasks.errors import RunError
+from tasks.durable import is_full
+from tasks.errors import OutsideError, RunError, one_line
 from tasks.predict.alone import Alone
 from tasks.predict.frozen import MODULE as FROZEN
 from tasks.predict.frozen import Frozen, FrozenJob
@@ -62,11 +66,36 @@ def predict(parts: list[Part], settings: Settings, address: str, seconds: float 
         seconds: Time limit; None for none.
 
     Raises:
-        RunError: The executed model says other classes than the plain one, or the cluster failed.
+        RunError: The executed model says other classes than the plain one, or the disk is full.
+        OutsideError: The cluster or a file system failed, or of some part nothing could be read from where its worker
+            sits; what is finished is kept.
         TimeLimitError: It took longer than its limit.
     """
-    with deadline.limited("limits.predict_seconds", seconds):
-        return _predict(parts, settings, address)
+    with deadline.limited("limits.predict_seconds", seconds), _disk_told(Path(parts[0].path).parent):
+        found = _predict(parts, settings, address)
+    unread = [record for record in found.records if record.num_unread]
+    if unread:
+        words = (
+            f"{sum(record.num_unread for record in unread)} images could not be read (why: column error); "
+            "the next call tries them again"
+        )
+        if any(record.num_samples == 0 for record in unread):
+            raise OutsideError(f"{words}; there are parts of which none could: check that every worker reaches them")
+        get_run_logger().warning(words)
+    return found
+
+
+@contextmanager
+def _disk_told(place: Path) -> Iterator[None]:
+    """What file systems refuse, on one line."""
+    try:
+        yield
+    except OSError as error:
+        if is_full(error):
+            raise RunError(f"{place}: the disk is full; what is finished is kept; free space and call again") from error
+        raise OutsideError(
+            f"{place}: {one_line(error)}; check that every worker can read the data and write there"
+        ) from error
 
 
 def _predict(parts: list[Part], settings: Settings, address: str) -> Predicted:
@@ -102,14 +131,19 @@ def _predict(parts: list[Part], settings: Settings, address: str) -> Predicted:
 def _checked(missing: list[Part], settings: Settings, address: str) -> tuple[Parity | None, Reads]:
     first = missing[0]
     found, reads = parity_on_worker(address, replace(first, samples=first.samples[:NUM_PARITY]), settings)
-    # Of few samples one is many per cent; pixels are always many.
-    slack = max(1.0, (1 - MIN_AGREEMENT) * NUM_PARITY) / found.num_samples if found and found.unit in FEW else 0.0
-    if found is not None and 1 - found.agreement > max(slack, 1 - MIN_AGREEMENT):
+    if found is not None and not _agrees(found):
         raise RunError(
             f"in {settings.precision}, {100 * found.agreement:.1f} % of {SAME[found.unit].format(found.num_samples)} "
             f"as in float32, and {100 * MIN_AGREEMENT:.0f} % must; use execution.precision=32-true"
         )
     return found, reads
+
+
+def _agrees(found: Parity) -> bool:
+    """Whether it is near enough. Of few samples one is many per cent, and may differ; pixels are always many."""
+    if found.unit in FEW and 1 < found.num_samples < 1 / (1 - MIN_AGREEMENT):
+        return round((1 - found.agreement) * found.num_samples) <= 1
+    return found.agreement >= MIN_AGREEMENT
 
 
 @task(name="classify features", cache_policy=NO_CACHE)
@@ -127,7 +161,7 @@ def classify_features(job: FrozenJob, address: str, seconds: float | None = None
         TimeLimitError: It took longer than its limit.
     """
     asked = Alone(module=FROZEN, spec=job.model_dump_json(), directory=job.directory, num_threads=job.num_threads)
-    with deadline.limited("limits.train_seconds", seconds):
+    with deadline.limited("limits.train_seconds", seconds), _disk_told(Path(job.directory)):
         found = Frozen.model_validate_json(alone_on_worker(address, asked))
     log = get_run_logger()
     log.info(
@@ -164,7 +198,7 @@ def time_prediction(job: PaceJob, address: str, seconds: float | None = None) ->
         num_threads=job.num_threads,
         devices=tuple(gpu.uuid for gpu in job.gpus[:1]),
     )
-    with deadline.limited("limits.predict_seconds", seconds):
+    with deadline.limited("limits.predict_seconds", seconds), _disk_told(Path(job.directory)):
         found = Paces.model_validate_json(alone_on_worker(address, asked))
     for name, pace in found.paces.items():
         get_run_logger().info(

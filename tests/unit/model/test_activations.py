@@ -1,3 +1,6 @@
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 from torch import nn
 
@@ -67,3 +70,32 @@ def test_what_the_next_layer_does_in_place_changes_nothing():
         (found,) = Activations(odd, "parts.1")(images_NCHW)
         assert torch.equal(found, odd.parts[1](images_NCHW.flatten(1)))
         assert (found < 0).any()
+
+
+def test_threads_of_a_worker_get_each_their_own():
+    """Both are in the network at once: neither may read its answer before the other's layer has given one."""
+    network, met = nn.Sequential(nn.Flatten(), nn.Linear(3, 3)).eval(), threading.Barrier(2, timeout=30)
+
+    class Core(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = network
+
+        def forward(self, images_NCHW):
+            values_ND = self.parts(images_NCHW)
+            met.wait()
+            return values_ND, None
+
+    model = Activations(Core(), "parts.1")
+    images = [torch.full((2, 3, 1, 1), float(number)) for number in range(2)]
+
+    def ask(images_NCHW):
+        with torch.no_grad():
+            return model(images_NCHW)[0]
+
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(ask, images))
+    with torch.no_grad():
+        expected = [network(images_NCHW) for images_NCHW in images]
+    assert not torch.equal(*expected)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))

@@ -132,3 +132,19 @@ def test_how_far_features_of_two_executions_lie_apart():
     found = compared("features", (ours,), (plain,))
     assert (found.unit, found.num_samples, found.max_difference) == ("features", 5, 4)
     assert found.agreement == pytest.approx(3 / 5), "the first, both that are nought, and the smallest"
+
+
+def test_what_could_not_be_had_is_asked_for_again(model, root, tmp_path):
+    _, _, settings = model
+    images = in_folder(str(root), None)
+    (part,) = cut(images, tmp_path, key_of(settings, images), 1)
+    gone = root / "odd" / "1.png"
+    content = gone.read_bytes()
+    gone.unlink()
+    record = predict_part(part, settings)
+    assert (record.num_samples, record.num_rejected, record.num_unread) == (4, 2, 1)
+    assert finished(part) is None
+    gone.write_bytes(content)
+    again = predict_part(part, settings)
+    assert (again.num_samples, again.num_rejected, again.num_unread) == (5, 1, 0)
+    assert finished(part) == again
