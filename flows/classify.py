@@ -19,7 +19,16 @@ from flows.interrupt import heard
 from flows.predict_request import SAID
 from flows.tracked import begun
 from tasks.errors import InputError
-from tasks.evaluate.classifier import Features, Fitted, Kind, fit_and_score, num_shared, read_features
+from tasks.evaluate.classifier import (
+    Features,
+    Fitted,
+    Kind,
+    check_classes,
+    fit_and_score,
+    num_shared,
+    of_classes,
+    read_features,
+)
 from tasks.records import Record
 from tasks.redact import discreet
 from tasks.speedup.energy import EnergyMeter
@@ -60,6 +69,7 @@ def clear_classify(request: ClassifyRequest, site: Site) -> tuple[Config, str, d
             f"{request.train} and {request.test} are of the same images ({train['source']}); "
             "a classifier is scored on images that it was not fitted on"
         )
+    check_classes(Path(request.train), Path(request.test))
     config = load("folder", [*request.overrides, f"name={train['layer']}"])
     return config, preflight.check_servers(config, site), train
 
@@ -89,8 +99,15 @@ def run_classify(request: ClassifyRequest) -> dict[str, Any]:
     site = Site()
     config, experiment_id, said = clear_classify(request, site)
     train, test = (read_features(Path(directory)) for directory in (request.train, request.test))
+    num_test, test = len(test.labels), of_classes(test, set(train.labels))
     shared = num_shared(train, test)
     with begun(config, site, experiment_id, "classify") as handle:
+        if len(test.labels) < num_test:
+            get_run_logger().warning(
+                "%d of %d test images are of classes that are not fitted on, and are left out",
+                num_test - len(test.labels),
+                num_test,
+            )
         if shared:
             get_run_logger().warning(
                 "%d of %d test images are, by their features, among those that are fitted on: the accuracy is too good",

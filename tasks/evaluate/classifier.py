@@ -5,8 +5,10 @@ Reads files that `tasks.predict` has written. Shapes: N samples, D values of the
 
 from __future__ import annotations
 
+import hashlib
 import time
 import warnings
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -20,6 +22,7 @@ from tasks.records import Record
 
 Kind = Literal["logistic", "svm"]
 MAX_ITERATIONS = 2_000
+MAX_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -57,35 +60,98 @@ def read_features(directory: Path) -> Features:
     Raises:
         InputError: there is nothing to be used.
     """
-    import pyarrow.parquet as pq
-
-    parts = sorted(directory.glob("part-*.parquet"))
-    try:
-        tables = [pq.read_table(part, columns=["features", "true_label"]) for part in parts]
-    except (OSError, ValueError) as error:
-        raise InputError(f"{directory}: cannot be read ({error}); write it again with paceline features") from error
-    rows: list[npt.NDArray[np.float32]] = []
+    values_ND: npt.NDArray[np.float32] | None = None
     labels: list[str] = []
     num_samples = 0
-    for table in tables:
+    for table in _tables(directory, ["features", "true_label"]):
         num_samples += table.num_rows
         known = table.filter(table["features"].is_valid()).drop_null()
-        if known.num_rows:
-            flat = known["features"].combine_chunks().flatten().to_numpy()
-            rows.append(flat.reshape(known.num_rows, -1))
+        if not known.num_rows:
+            continue
+        flat = known["features"].combine_chunks().flatten().to_numpy()
+        if values_ND is None:  # of all, so that no part is in memory twice
+            values_ND = np.empty((_num_rows(directory), len(flat) // known.num_rows), np.float32)
+        values_ND[len(labels) : len(labels) + known.num_rows] = flat.reshape(known.num_rows, -1)
         labels += known["true_label"].to_pylist()
-    if len(set(labels)) < MIN_CLASSES:
+    if values_ND is None:
         raise InputError(
-            f"{directory}: images of {len(set(labels))} classes, and a classifier needs {MIN_CLASSES} or more; "
+            f"{directory}: holds features of no image whose class is known; write those of a folder with a folder for "
+            "each class"
+        )
+    return Features(values_ND[: len(labels)], tuple(labels), num_left_out=num_samples - len(labels))
+
+
+def read_classes(directory: Path) -> frozenset[str]:
+    """Names of the classes in such files.
+
+    Raises:
+        InputError: they cannot be read.
+    """
+    return frozenset(
+        label
+        for table in _tables(directory, ["true_label"])
+        for label in table["true_label"].unique().to_pylist()
+        if label is not None
+    )
+
+
+def _tables(directory: Path, columns: list[str]) -> Iterator[Any]:
+    """Tables of the files, one after the other."""
+    import pyarrow.parquet as pq
+
+    return _of_parts(directory, lambda part: pq.read_table(part, columns=columns))
+
+
+def _num_rows(directory: Path) -> int:
+    import pyarrow.parquet as pq
+
+    return sum(found.num_rows for found in _of_parts(directory, pq.read_metadata))
+
+
+def _of_parts(directory: Path, read: Callable[[Path], Any]) -> Iterator[Any]:
+    for part in sorted(directory.glob("part-*.parquet")):
+        try:
+            yield read(part)
+        except (OSError, ValueError) as error:
+            raise InputError(f"{part}: cannot be read ({error}); write it again with paceline features") from error
+
+
+def check_classes(train: Path, test: Path) -> None:
+    """Whether what is learned of one can be scored on the other.
+
+    Raises:
+        InputError: it cannot.
+    """
+    known, asked = read_classes(train), read_classes(test)
+    if len(known) < MIN_CLASSES:
+        raise InputError(
+            f"{train}: images of {len(known)} classes, and a classifier needs {MIN_CLASSES} or more; "
             "write features of a folder with a folder for each class"
         )
-    return Features(values_ND=np.concatenate(rows), labels=tuple(labels), num_left_out=num_samples - len(labels))
+    if not known & asked:
+        raise InputError(
+            f"{test}: has none of the classes of {train} ({', '.join(sorted(known)[:MAX_NAMED])}); "
+            "write features of a folder with a folder for each of them"
+        )
+
+
+def of_classes(found: Features, names: Collection[str]) -> Features:
+    """Without the images of other classes, which count as left out."""
+    kept = [place for place, label in enumerate(found.labels) if label in names]
+    if len(kept) == len(found.labels):
+        return found
+    labels = tuple(found.labels[place] for place in kept)
+    return Features(found.values_ND[kept], labels, found.num_left_out + len(found.labels) - len(kept))
 
 
 def num_shared(train: Features, test: Features) -> int:
     """Test images of which a layer gave, to the bit, what it gave of one to fit on: most likely the same image."""
-    seen = {row.tobytes() for row in train.values_ND}
-    return sum(row.tobytes() in seen for row in test.values_ND)
+    seen = {_digest(row_D) for row_D in train.values_ND}
+    return sum(_digest(row_D) in seen for row_D in test.values_ND)
+
+
+def _digest(row_D: npt.NDArray[np.float32]) -> bytes:
+    return hashlib.blake2b(row_D.tobytes(), digest_size=16).digest()
 
 
 class Fit(NamedTuple):

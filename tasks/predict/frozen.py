@@ -142,7 +142,9 @@ def pictures(predictor: Predictor, split: Split, indices_N: npt.NDArray[np.int64
 def _logits(fitted: Fit, values_ND: npt.NDArray[np.float32], num_classes: int) -> npt.NDArray[np.float32]:
     """Log-probabilities (N, K), by the numbers of the classes."""
     logits_NK = np.full((len(values_ND), num_classes), UNKNOWN_LOGIT, dtype=np.float32)
-    logits_NK[:, fitted.pipeline.classes_] = fitted.pipeline.predict_log_proba(values_ND)
+    with np.errstate(divide="ignore"):  # a probability may be too small for a number
+        found_NK = fitted.pipeline.predict_log_proba(values_ND)
+    logits_NK[:, fitted.pipeline.classes_] = np.maximum(found_NK, UNKNOWN_LOGIT)
     return logits_NK
 
 

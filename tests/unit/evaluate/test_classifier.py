@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.errors import InputError
-from tasks.evaluate.classifier import Features, fit_and_score, num_shared, read_features
+from tasks.evaluate.classifier import Features, check_classes, fit_and_score, num_shared, of_classes, read_features
 
 
 def clouds(seed, num=60, distance=8.0):
@@ -50,7 +50,32 @@ def test_what_has_no_features_or_no_class_is_left_out(tmp_path):
     assert (found.labels, found.num_left_out) == (("a", "b"), 3)
 
 
-def test_one_class_is_too_few(tmp_path):
-    write(tmp_path, 0, [([1, 2], "a"), ([1, 3], "a")])
+def test_what_is_learned_must_have_classes_and_share_one_with_what_is_scored(tmp_path):
+    train, test, other = (tmp_path / name for name in ("train", "test", "other"))
+    for place, rows in (
+        (train, [([1, 2], "a"), ([1, 3], "b"), ([1, 4], None)]),
+        (test, [([1, 2], "b")]),
+        (other, [([1, 2], "x"), ([1, 2], "y")]),
+    ):
+        place.mkdir()
+        write(place, 0, rows)
+    check_classes(train, test)
     with pytest.raises(InputError, match="images of 1 classes, and a classifier needs 2 or more"):
-        read_features(tmp_path)
+        check_classes(test, train)
+    with pytest.raises(InputError, match=r"has none of the classes of .*train \(a, b\)"):
+        check_classes(train, other)
+    write(other, 0, [([1, 2], None)])
+    with pytest.raises(InputError, match="no image whose class is known"):
+        read_features(other)
+    (other / "part-00001.parquet").write_bytes(b"nothing")
+    with pytest.raises(InputError, match=r"part-00001\.parquet: cannot be read"):
+        check_classes(train, other)
+
+
+def test_images_of_other_classes_are_left_out_of_the_score():
+    train, test = clouds(1), clouds(2)
+    strange = Features(np.concatenate([test.values_ND, test.values_ND[:5]]), test.labels + ("x",) * 5, 2)
+    found = of_classes(strange, set(train.labels))
+    assert (found.labels, found.num_left_out) == (test.labels, 7)
+    assert fit_and_score("logistic", train, found, seed=1).accuracy == 1.0
+    assert of_classes(test, set(train.labels)) is test
