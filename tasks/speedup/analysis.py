@@ -197,15 +197,16 @@ def _interaction(trainings: Trainings, rungs: Sequence[StudyArm], alone: Sequenc
     """Repeat by repeat: log of the whole, less the logs of the single factors."""
     if len(alone) != len(rungs) - 1:
         return None
-    rates = [
-        {run.repeat: run.samples_per_second for run in trainings.of(arm) if run.samples_per_second}
-        for arm in (rungs[0], rungs[-1], *alone)
+    verdicts = [trainings.verdict(arm, rungs[0]) for arm in (rungs[-1], *alone)]
+    if any(verdict is None or not verdict.matches for verdict in verdicts):
+        return None
+    logs_of = [
+        {base.repeat: log_ratios([(base, run)], steady) for base, run in trainings.pairs(arm, rungs[0])}
+        for arm in (rungs[-1], *alone)
     ]
-    common = sorted(set.intersection(*(set(rate) for rate in rates)))
-    logs = [
-        np.log(rates[1][repeat] / rates[0][repeat]) - sum(np.log(rate[repeat] / rates[0][repeat]) for rate in rates[2:])
-        for repeat in common
-    ]
+    common = sorted(set.intersection(*({repeat for repeat, logs in found.items() if logs} for found in logs_of)))
+    whole, *parts = logs_of
+    logs = [whole[repeat][0] - sum(one[repeat][0] for one in parts) for repeat in common]
     return as_interval(estimate_ratio(np.asarray(logs, dtype=np.float64), FIXED_CONFIDENCE))
 
 

@@ -42,8 +42,8 @@ class ComparedRun(Record):
 
     @property
     def contaminated(self) -> bool:
-        """Whether other work disturbed what it measured."""
-        return self.tags.get("paceline.contaminated") == "True"
+        """Whether something disturbed its probe or its training."""
+        return "True" in (self.tags.get("paceline.contaminated"), self.tags.get("paceline.disturbed"))
 
 
 class ComparedRow(Record):
@@ -152,7 +152,7 @@ def _why_no_ratio(run: ComparedRun, base: ComparedRun, verdict: MatchVerdict | N
     reasons = {
         f"not comparable: {_which(verdict)}": not verdict.matches,
         f"{unfinished.label if unfinished else ''} did not finish": unfinished is not None,
-        f"{disturbed.label if disturbed else ''} was disturbed by other work": disturbed is not None,
+        f"{disturbed.label if disturbed else ''} was disturbed": disturbed is not None,
         "no throughput is known of both": _rate(run, base) is None,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")

@@ -102,6 +102,18 @@ def test_the_ladder_multiplies_up_and_shows_the_interaction():
     assert interaction.value == pytest.approx(4.5 / (1.5 * 2.0))
 
 
+def test_a_contaminated_training_is_in_no_interaction():
+    arms = arms_of(PRECISION, "execution.loading=foreground,resident", ladder=True)
+    rates = dict(zip([arm.name for arm in arms], (100, 150, 450, 200), strict=True))
+    runs = [training(arm, repeat, float(rates[arm.name])) for repeat in range(5) for arm in arms]
+    for disturbed in (0, 5):  # a baseline, and another arm of another repeat
+        runs[disturbed] = runs[disturbed].model_copy(update={"samples_per_second": 10.0, "contaminated": True})
+    interaction = ladder(Trainings(arms, runs))[1]
+    assert interaction.value == pytest.approx(4.5 / (1.5 * 2.0))
+    foreign = [run.model_copy(update={"facts": run.facts | {"code": run.arm}}) for run in runs]
+    assert ladder(Trainings(arms, foreign))[1] is None
+
+
 @given(st.lists(st.tuples(st.floats(0, 1e4), st.floats(0, 1e4)), min_size=1, max_size=8))
 def test_budget_differences_add_up(seconds):
     arms = arms_of(PRECISION)
