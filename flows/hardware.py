@@ -47,9 +47,9 @@ def trained_runs(site: Site, experiment: str) -> tuple[list[HardwareRun], Counte
     """The trainings of an experiment, the newest first, and how many were left out for which reason."""
     left_out: Counter[str] = Counter()
     runs = []
-    for run in find_runs(site.tracking_uri, experiment):
-        if run.tags.get("paceline.role") not in TRAINED:
-            continue
+    conditions = [f"tags.`paceline.role` = '{role}'" for role in TRAINED]
+    found = [run for condition in conditions for run in find_runs(site.tracking_uri, experiment, condition, None)]
+    for run in sorted(found, key=lambda run: -run.start_time):
         why = _why_left_out(run)
         facts = {} if why else read_document(site.tracking_uri, run.run_id, FACTS_ARTIFACT) or {}
         num_devices = world_of(facts)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import ValidationError
 
 from conf.load import ConfigError
@@ -27,10 +29,11 @@ def colocation_on(work: SweepWork, baseline: str) -> tuple[Colocation | None, st
         baseline: `speedup.baseline`, as asked for.
     """
     kept = work.home / "runs" / work.parent.run_id / KEPT
-    try:
-        return Colocation.model_validate_json(kept.read_bytes()), ""
-    except (OSError, ValidationError):
-        pass
+    before = _kept(kept)
+    if before is not None and before.num_devices != work.room.num_at_once:
+        return None, f"{before.num_devices} trials ran at once before it was cut short, now {work.room.num_at_once} do"
+    if before is not None:
+        return before, ""
     reason = _why_not(work, baseline)
     if reason:
         return None, reason
@@ -43,6 +46,13 @@ def colocation_on(work: SweepWork, baseline: str) -> tuple[Colocation | None, st
     if found is not None:
         write_durably(kept, found.model_dump_json().encode())
     return found, "" if found is not None else "the measurement was too short"
+
+
+def _kept(path: Path) -> Colocation | None:
+    try:
+        return Colocation.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
 
 
 def _why_not(work: SweepWork, baseline: str) -> str:

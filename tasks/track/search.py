@@ -19,6 +19,7 @@ from tasks.redact import redact
 from tasks.track.store import existing_client
 
 MAX_RUNS = 1000
+"""Of an answer of MLflow's."""
 
 
 class FoundRun(Record):
@@ -52,14 +53,14 @@ def get_runs(tracking_uri: str, run_ids: Sequence[str]) -> list[FoundRun]:
     return found
 
 
-def find_runs(tracking_uri: str, experiment: str, condition: str = "", limit: int = MAX_RUNS) -> list[FoundRun]:
+def find_runs(tracking_uri: str, experiment: str, condition: str = "", limit: int | None = MAX_RUNS) -> list[FoundRun]:
     """Runs of an experiment, the newest first; none when there is no such experiment.
 
     Args:
         tracking_uri: Of the store.
         experiment: Name.
         condition: In MLflow's search syntax, such as "tags.`paceline.role` = 'run'".
-        limit: Largest number.
+        limit: Largest number; None for all.
 
     Raises:
         InputError: the store does not answer.
@@ -68,10 +69,22 @@ def find_runs(tracking_uri: str, experiment: str, condition: str = "", limit: in
     known = client.get_experiment_by_name(experiment)
     if known is None:
         return []
-    runs = client.search_runs(
-        [known.experiment_id], condition, max_results=limit, order_by=["attributes.start_time DESC"]
-    )
-    return [_plain(run) for run in runs]
+    found: list[FoundRun] = []
+    token = None
+    while limit is None or len(found) < limit:
+        size = MAX_RUNS if limit is None else min(MAX_RUNS, limit - len(found))
+        page = client.search_runs(
+            [known.experiment_id],
+            condition,
+            max_results=size,
+            order_by=["attributes.start_time DESC"],
+            page_token=token,
+        )
+        found += map(_plain, page)
+        token = page.token
+        if not token:
+            break
+    return found
 
 
 def read_document(tracking_uri: str, run_id: str, name: str) -> Any:

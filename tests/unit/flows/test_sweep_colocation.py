@@ -1,0 +1,31 @@
+"""What a sweep that goes on makes of what was measured before it was cut short."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from flows.sweep_colocation import KEPT, colocation_on
+from tasks.speedup.study import Interval
+from tasks.sweep.colocation import Colocation
+
+MEASURED = Colocation(
+    num_devices=4,
+    over_alone=Interval(value=3.6, low=3.5, high=3.7),
+    over_together=Interval(value=1.5, low=1.4, high=1.6),
+    over_whole=None,
+    num_rounds=9,
+    seconds=9.0,
+    contaminated=False,
+)
+
+
+@pytest.mark.parametrize("num_at_once", [4, 2, 1])
+def test_it_counts_only_for_as_many_trials_at_once(num_at_once, tmp_path):
+    kept = tmp_path / "runs" / "0123" / KEPT
+    kept.parent.mkdir(parents=True)
+    kept.write_text(MEASURED.model_dump_json())
+    room = SimpleNamespace(num_at_once=num_at_once)
+    work = SimpleNamespace(home=tmp_path, parent=SimpleNamespace(run_id="0123"), room=room)
+    found, why = colocation_on(work, "probe")
+    assert found == (MEASURED if num_at_once == 4 else None)
+    assert why == ("" if num_at_once == 4 else f"4 trials ran at once before it was cut short, now {num_at_once} do")
