@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from conf.model import Model
@@ -108,7 +109,7 @@ def _place(reference: str, site: Site) -> tuple[Path, ModelFacts | None]:
     """The file, and what it is the weights of, where that is known."""
     from tasks.track.models import fetch_model, is_recorded  # MLflow: a second
 
-    if is_recorded(reference) or Path(reference).is_dir():
+    if is_recorded(reference) or os.path.isdir(reference):  # noqa: PTH112  which takes any text, however long
         try:
             directory, facts = fetch_model(site.tracking_uri, reference, site.root)
         except InputError as error:
@@ -116,7 +117,7 @@ def _place(reference: str, site: Site) -> tuple[Path, ModelFacts | None]:
             raise InputError(f"model.pretrained={reference}: {told}") from error
         return directory / WEIGHTS, facts
     path = Path(reference).expanduser().absolute()
-    if not path.is_file():
+    if not os.path.isfile(path):  # noqa: PTH113
         raise InputError(
             f"model.pretrained={reference}: no such file; give a file of weights (.safetensors, .pt, .ckpt), a run's "
             "id, runs:/RUN_ID/model, models:/NAME@ALIAS or a directory with a model"

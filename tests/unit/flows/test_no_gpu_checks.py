@@ -41,6 +41,7 @@ def refused(weights, *overrides, preset="digits", **fields):
         ({"tuned": ["recipe.num_epochs=0"]}, "fine-tuned: recipe.num_epochs"),
         ({"layer": "pond"}, "features: --layer pond: convblocks has no such layer; it has features"),
         ({"pretrained": "nowhere.pt"}, "fine-tuned: model.pretrained=nowhere.pt: no such file"),
+        ({"pretrained": "n" * 300}, "n: no such file"),
     ],
 )
 def test_what_is_asked_wrongly(weights, fields, told):
