@@ -17,6 +17,8 @@ from tasks.speedup.statistics import MIN_INTERVAL_ROUNDS, Estimate, Floats, loca
 
 Bottleneck = Literal["data-bound", "communication-bound", "contention", "launch-bound", "compute-bound"]
 
+ALONE = ("alone", "single")
+"""Arms of one device. Under strong scaling the one that tells the efficiency has the whole batch."""
 MIN_SHARE = 0.1
 """A share is a bottleneck when its interval lies above this. Taking a tenth of the step away altogether makes it 1.11
 times as fast: less hardly pays for a change, and the few percent by which caches suit one arm better are no cause."""
@@ -62,8 +64,8 @@ def diagnose(probe: ProbeResult) -> Diagnosis | None:
     """Shares of a step of the candidate.
 
     Args:
-        probe: With any of the arms `synthetic_input`, `no_sync`, `half_batch`; `single` beside `no_sync` shows
-            contention when its batch per device is the candidate's.
+        probe: With any of the arms `synthetic_input`, `no_sync`, `half_batch`; `alone`, or `single`, beside `no_sync`
+            shows contention when its batch per device is the candidate's.
 
     Returns:
         None when the probe has none of these arms.
@@ -94,8 +96,9 @@ def _weights(probe: ProbeResult) -> dict[str, dict[str, float]]:
         weights["input"] = {"candidate": 1.0, "synthetic_input": -1.0}
     if "no_sync" in others:
         weights["communication"] = {"candidate": 1.0, "no_sync": -1.0}
-        if "single" in others and samples["single"] * devices == samples["no_sync"]:
-            weights["contention"] = {"no_sync": 1.0, "single": -1.0}
+        one = next((role for role in ALONE if role in others and samples[role] * devices == samples["no_sync"]), None)
+        if one is not None:
+            weights["contention"] = {"no_sync": 1.0, one: -1.0}
     if "half_batch" in others and samples["half_batch"] < samples["candidate"]:
         factor = samples["candidate"] / samples["half_batch"]
         constant = {"half_batch": factor / (factor - 1), "candidate": -1 / (factor - 1)}

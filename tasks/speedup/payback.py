@@ -51,9 +51,10 @@ def not_amortised(probe: ProbeResult, train: TrainResult | None) -> NotAmortised
         None when it pays, when nothing was compiled, or when no arm shows what a step takes without.
     """
     eager = _eager_role(probe)
-    cost = warm_up_seconds(train) if train else None
-    if train is None or cost is None or eager is None:
+    if train is None or eager is None or len(train.windows) < MIN_WINDOWS:
         return None
+    # Compiled in the probe before, whose code the training found cached.
+    cost = train.compile.seconds if train.compile else warm_up_seconds(train) or 0.0
     ratio = arm_ratio(probe.rounds, eager, "candidate")
     if ratio is None or ratio.high is None:
         return None

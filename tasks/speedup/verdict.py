@@ -263,8 +263,16 @@ _FACTOR_TEXT: dict[str, dict[str, str]] = {
         "16-mixed": "fp16 arithmetic",
     },
     "memory_format": {"channels_last": "the channels-last layout", "contiguous": "the contiguous layout"},
-    "compile": {"step": "compilation", "off": "eager execution"},
+    "compile": {"step": "compilation", "graph": "the step as one CUDA graph", "off": "eager execution"},
 }
+_UNNAMED = {
+    "num_threads": "other numbers of threads",
+    "strategy": "another strategy",
+    "gradient_compression": "gradient compression",
+    "micro_batch": "other passes of a batch",
+    "loads": "other shares of the devices",
+}
+"""Of settings whose values need no words of their own."""
 
 
 def _differences(baseline: Arm, candidate: Arm) -> str:
@@ -277,6 +285,8 @@ def _differences(baseline: Arm, candidate: Arm) -> str:
             parts.append(texts[getattr(candidate, field)])
     if candidate.loading != baseline.loading:
         parts.append(f"{candidate.loading} loading")
+    if not parts:
+        parts = [words for field, words in _UNNAMED.items() if getattr(candidate, field) != getattr(baseline, field)]
     if len(parts) <= 1:
         return parts[0] if parts else "the same execution"
     return f"the whole of {', '.join(parts[:-1])} and {parts[-1]}"

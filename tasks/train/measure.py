@@ -169,7 +169,7 @@ class Bench:
 
 
 def diagnostic_arms(candidate: Arm, batch_size: int) -> dict[str, Arm]:
-    """The further arms that show what limits a candidate.
+    """The further arms that show what limits a candidate: one of its devices, too, with its own batch.
 
     Args:
         candidate: the execution in question.
@@ -179,7 +179,7 @@ def diagnostic_arms(candidate: Arm, batch_size: int) -> dict[str, Arm]:
     arms = {"synthetic_input": change(update={"variant": "synthetic_input"})}
     if candidate.num_devices > 1:
         arms["no_sync"] = change(update={"variant": "no_sync"})
-        arms["single"] = change(update={"num_devices": 1, "batch_size": batch_size})
+        arms["alone"] = change(update={"num_devices": 1, "batch_size": batch_size})
     if batch_size > 1:
         arms["half_batch"] = change(update={"batch_size": batch_size // 2})
     return arms

@@ -194,7 +194,10 @@ class Rank:
         if arm.compile != "off":
             arms["uncompiled"] = arm.model_copy(update={"compile": "off"})  # whether compiling pays
         if self.config.speedup.diagnose:
-            arms |= diagnostic_arms(arm, max(1, self.place.batches.global_batch_size // arm.num_devices))
+            own_batch = max(1, self.place.batches.global_batch_size // arm.num_devices)
+            arms |= diagnostic_arms(arm, own_batch)
+            if own_batch == self.config.batch_size_over(1):  # weak scaling: that is the single device's already
+                arms.pop("alone", None)
         probe = Bench(self.place).probe(arms, {"candidate": loader})
         if self.place.writes:
             write_atomically(self.place.directory / PROBE_FILE, probe.model_dump_json())

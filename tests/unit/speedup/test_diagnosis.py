@@ -11,6 +11,7 @@ from tasks.records import BASELINE, Arm
 from tasks.speedup.diagnosis import MIN_SHARE, diagnose
 from tasks.speedup.probe import ArmRunner, run_probe
 from tasks.speedup.verdict import speedup_result
+from tasks.train.measure import diagnostic_arms
 from tests.unit.speedup.conftest import make_probe, make_train
 
 BATCH = 64
@@ -173,3 +174,20 @@ def test_result_carries_shares_sentences_and_validity():
     assert result.diagnosis == diagnose(probe).sentences
     assert result.validity == probe.validity
     assert type(result).model_validate_json(result.model_dump_json()) == result
+
+
+def test_the_whole_batch_on_one_device_tells_the_efficiency_and_its_own_batch_the_contention():
+    """Under strong scaling: what is measured of limits changes nothing of what efficiency is."""
+    probe = Machine(contention=1.5).probe()
+    whole = probe.samples_per_step | {"single": 2 * BATCH}
+    rounds = tuple(
+        (*blocks, *(block.model_copy(update={"arm": "alone"}) for block in blocks if block.arm == "single"))
+        for blocks in probe.rounds
+    )
+    both = {"samples_per_step": whole | {"alone": BATCH}, "rounds": rounds}
+    both["others"] = probe.others | {"alone": probe.others["single"]}
+    found = diagnose(probe.model_copy(update=both)).shares["contention"]
+    assert found.value == pytest.approx(diagnose(probe).shares["contention"].value)
+    arms = diagnostic_arms(probe.candidate, BATCH)
+    assert "single" not in arms
+    assert (arms["alone"].num_devices, arms["alone"].batch_size) == (1, BATCH)

@@ -1,6 +1,8 @@
+from typing import get_args
+
 import pytest
 
-from tasks.records import CompileStats, SpeedupResult, Validity
+from tasks.records import Arm, CompileStats, SpeedupResult, Validity
 from tasks.speedup.advice import next_steps
 from tasks.speedup.payback import break_even_steps
 from tasks.speedup.validity import judge
@@ -147,3 +149,29 @@ def test_break_even_is_what_compiling_took_over_what_a_step_saves():
     )
     assert break_even_steps(make_train(make_probe(), windows=WINDOWS, compile=stats)) is None, "nothing to compare with"
     assert break_even_steps(make_train(make_probe(candidate=COMPILED), windows=WINDOWS)) is None
+
+
+@pytest.mark.parametrize("name", ["precision", "memory_format", "compile", "loading"])
+def test_every_execution_has_words(name):
+    for value in get_args(Arm.model_fields[name].annotation):
+        for ratio in (1.5, 0.7):
+            arm = BASELINE.model_copy(update={name: value})
+            result = speedup_result(make_probe(ratio=ratio, candidate=arm), make_train(None))
+            assert result.ratio == pytest.approx(ratio, rel=0.02)
+            assert arm == BASELINE or "the same execution" not in result.verdict
+
+
+def test_what_differs_in_threads_alone_is_not_the_same_execution():
+    result = speedup_result(make_probe(candidate=BASELINE.model_copy(update={"num_threads": 3})), make_train(None))
+    assert "other numbers of threads pays" in result.verdict
+
+
+def test_a_compilation_costs_what_it_took_in_the_probe():
+    """Whose code the training found: its own first steps are as short as the others."""
+    steady = tuple((first, number, number * 0.1) for first, number, _ in WINDOWS)
+    stats = CompileStats(num_calls=300, num_graphs=1, hit_rate=0.99, seconds=20.0)
+    train = make_train(None, windows=steady, num_steps=300, compile=stats)
+    probe = make_probe(ratio=1.5, candidate=COMPILED)
+    assert speedup_result(probe, train).cause == "compile not amortised"
+    warm = train.model_copy(update={"compile": stats.model_copy(update={"seconds": 1.0})})
+    assert speedup_result(probe, warm).cause == "compute-bound"
