@@ -222,7 +222,7 @@ def _way(trainings: Trainings, arm: StudyArm, goal: Goal, rates: Rates | None) -
         target_seconds=_target_cell(judged, [goal.seconds(run) for run in _undisturbed(reached)]),
         whole_seconds=measured(median_known([run.end_to_end_seconds for run in clean]), "no training was done"),
         joules=measured(statistics.fmean(joules) if joules else None, NO_COUNTER),
-        target_ratio=to_target,
+        target_ratio=to_target if len(reached) == len(judged) else None,
         whole_ratio=whole,
         num_pairs=0 if arm.is_baseline else len(trainings.pairs(arm, trainings.baseline(arm))),
         eager=measured(rates.eager if rates else None),

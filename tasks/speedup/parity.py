@@ -21,8 +21,9 @@ def parity(pairs: Sequence[Pair], margin: float = MARGIN) -> tuple[Interval | No
     """Difference of accuracy, arm minus baseline, and what to make of it.
 
     Two things make the difference uncertain. The test samples are a sample: the variance of a paired difference of
-    proportions follows from the discordant pairs (McNemar 1947). Training is chaotic: the repeats differ among each
-    other by more. The larger of both standard errors counts, the second one with Student's t.
+    proportions follows from the discordant pairs (McNemar 1947), and as all repeats have the same test samples, more of
+    them do not make it smaller. Training is chaotic: the repeats differ among each other. The larger of both standard
+    errors counts, the second one with Student's t.
 
     The verdict is that of a non-inferiority test: `worse` when the interval lies below 0 and the loss is above the
     margin, `better` when it lies above 0, `on par` when its low end is above minus the margin, else `undecided`.
@@ -63,10 +64,9 @@ def _judged(value: float, reach: float, margin: float) -> tuple[Interval, Parity
 
 
 def _sampling_reach(pairs: Sequence[Pair]) -> float:
-    gained, lost, total = (sum(column) for column in zip(*pairs, strict=True))
     # One pseudo-observation: without a single discordant pair the interval must not have width 0.
-    variance = (max(1, gained + lost) - (gained - lost) ** 2 / total) / total**2
-    return float(stats.norm.ppf(0.975) * np.sqrt(max(variance, 0.0)))
+    variances = [(max(1, gained + lost) - (gained - lost) ** 2 / total) / total**2 for gained, lost, total in pairs]
+    return float(stats.norm.ppf(0.975) * np.sqrt(max(float(np.mean(variances)), 0.0)))
 
 
 def _repeat_reach(differences: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:

@@ -126,7 +126,8 @@ def _universal(counts_D: Floats, measured_DR: Floats) -> Fit:
     design_DP = np.stack([counts_D - 1, counts_D * (counts_D - 1)], axis=1)
     parameters_PR, residual = _fit(design_DP, counts_D, measured_DR)
     contention, coherence = _interval(parameters_PR[0]), _interval(parameters_PR[1])
-    peak = math.sqrt((1 - contention.value) / coherence.value) if coherence.value > 0 else None
+    # Whose contention is above 1 is slowest with a second device: the maximum lies below 1.
+    peak = math.sqrt(max(0.0, 1 - contention.value) / coherence.value) if coherence.value > 0 else None
     return Fit(
         law="Universal Scalability",
         parameters={"contention": contention, "coherence": coherence},

@@ -126,6 +126,16 @@ def test_what_never_reaches_the_target_says_never_and_is_not_divided():
     assert any("reached the target in 2 of 3" in note for note in found.notes)
 
 
+def test_a_miss_beside_a_disturbed_training_is_a_miss():
+    """Which is left out of the pairs, and would leave the others to be divided."""
+    runs = [one for one in runs_of(repeats=5) if one.repeat != 2]
+    runs += [run(SCRATCH, 2, (0.5, 0.6, 0.7, 0.8), 25.0, contaminated=True), run(TUNED, 2, (0.6, 0.7), 10.0)]
+    found = result_of(runs, repeats=5)
+    assert (found.way(TUNED).num_reached, found.way(TUNED).num_judged) == (4, 5)
+    assert found.way(TUNED).target_ratio is None
+    assert found.choice != "fine-tune"
+
+
 def test_a_given_target_is_the_same_for_all():
     found = result_of(runs_of(), target=0.65)
     assert [found.way(name).target_seconds.value for name in (SCRATCH, TUNED, FEATURES)] == [75.0, 20.0, 4.0]

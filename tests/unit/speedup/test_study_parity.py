@@ -68,3 +68,15 @@ def test_the_interval_of_a_score_holds_the_choice_of_samples_which_repeats_share
         interval, _ = score_parity([(shared + rng.normal(0, 0.001), 0.004) for _ in range(3)])
         covered += interval.low <= -0.01 <= interval.high
     assert covered >= 0.93 * 400
+
+
+def test_repeats_on_the_same_test_samples_do_not_make_them_more():
+    """What two networks tell differently of a split they do in each repeat: its choice is one draw, not six."""
+    rng = np.random.default_rng(6)
+    num_test, covered, trials = 2000, 0, 400
+    for _ in range(trials):
+        gained, lost, _ = (int(count) for count in rng.multinomial(num_test, [0.02, 0.03, 0.95]))
+        interval, _ = parity([(gained, lost, num_test)] * 6)
+        covered += interval.low <= -0.01 <= interval.high
+    assert covered >= 0.93 * trials
+    assert parity([(0, 2, 360)] * 6)[1] == "undecided"

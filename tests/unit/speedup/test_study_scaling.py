@@ -73,3 +73,10 @@ def test_intervals_of_the_parameters_cover_also_though_all_share_one_baseline(nu
             serial.low <= truth <= serial.high,
         ]
     assert (covered >= 0.93 * trials).all(), covered / trials
+
+
+def test_more_devices_that_are_slower_have_their_peak_at_one():
+    steps = {2: 3.0, 4: 4.0, 8: 6.0, 16: 10.0}  # milliseconds, of one device 2
+    fit = scaling("strong", "", {count: [2.0 / step] * 3 for count, step in steps.items()}).fits[1]
+    assert fit.parameters["contention"].value > 1
+    assert fit.peak_devices == 1.0
