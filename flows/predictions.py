@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
 
 from conf.schema import Config
-from tasks.records import Plan, SpeedupResult
+from tasks.records import Plan, Record, SpeedupResult
 from tasks.speedup.checks import calibration, check
 from tasks.speedup.forecast import AdviseResult, Check
 from tasks.track import run as tracking
 from tasks.track.run import RunHandle
 from tasks.track.search import find_runs, read_document
 
+R = TypeVar("R", bound=Record)
 CHECK_ARTIFACT = "prediction_check.json"
 
 
@@ -42,7 +45,7 @@ def check_prediction(
         if found.tags.get("paceline.execution") != execution_of(plan):
             continue
         document = read_document(handle.tracking_uri, found.run_id, "advice.json")
-        advised = AdviseResult.model_validate(document) if document else None
+        advised = _known(AdviseResult, document)
         for prediction in advised.predictions if advised else ():
             if (prediction.num_devices, prediction.scaling) == (plan.world_size, config.recipe.batch_scaling):
                 measured = speedup.efficiency * plan.world_size
@@ -70,4 +73,12 @@ def past_checks(handle: RunHandle) -> list[Check]:
     """All checks of the experiment, the oldest first."""
     found = find_runs(handle.tracking_uri, handle.experiment, "metrics.`prediction/error` > -1e9")
     documents = [read_document(handle.tracking_uri, run.run_id, CHECK_ARTIFACT) for run in reversed(found)]
-    return [Check.model_validate(document) for document in documents if document]
+    return [check for document in documents if (check := _known(Check, document)) is not None]
+
+
+def _known(kind: type[R], document: object) -> R | None:
+    """A record of the store; None where it is not there, or another version wrote it."""
+    try:
+        return kind.model_validate(document) if document else None
+    except ValidationError:
+        return None

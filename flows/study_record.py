@@ -13,7 +13,7 @@ from tasks.evaluate.dense import score_difference
 from tasks.evaluate.metrics import discordant
 from tasks.records import EvaluateResult, Hardware, PreparedSet, SpeedupResult, TrainResult
 from tasks.speedup.analysis import budget_differences, ladder, scalings, summarise_arms, target_accuracy
-from tasks.speedup.study import ArmRun, ArmSummary, StudyArm, StudyResult
+from tasks.speedup.study import ArmRun, ArmSummary, Scaling, StudyArm, StudyResult
 from tasks.speedup.study_charts import draw_study
 from tasks.speedup.study_page import render_study
 from tasks.speedup.trainings import Trainings
@@ -213,7 +213,6 @@ def summarise_study(result: StudyResult, parent: RunHandle) -> dict[str, Any]:
         }
         for arm in result.arms
     ]
-    points = [point for found in result.scalings for point in found.points if point.karp_flatt is not None]
     return {
         "run_id": result.run_id,
         "experiment": result.experiment,
@@ -221,8 +220,18 @@ def summarise_study(result: StudyResult, parent: RunHandle) -> dict[str, Any]:
         "kind": result.kind,
         "num_repeats": result.num_repeats,
         "arms": arms,
-        "karp_flatt": {str(point.num_devices): point.karp_flatt.value for point in points if point.karp_flatt} or None,
+        "karp_flatt": _serial_fractions(result.scalings),
         "report": "report.html",
         "contaminated": result.contaminated,
         "seconds": result.seconds,
     }
+
+
+def _serial_fractions(scalings: Sequence[Scaling]) -> dict[str, Any] | None:
+    """By number of devices; where there is more than one scaling, by its group first."""
+    found = {
+        one.group: {str(point.num_devices): point.karp_flatt.value for point in one.points if point.karp_flatt}
+        for one in scalings
+    }
+    known = {group: fractions for group, fractions in found.items() if fractions}
+    return next(iter(known.values()), None) if len(known) <= 1 else known

@@ -134,7 +134,9 @@ def limit_sentences(limits: Limits) -> list[str]:
         f"Under {kind} scaling doubling the devices gives 1.1 x or more up to N = {last}; "
         f"the fastest would be N = {best}{beyond}."
     ]
-    if limits.smallest_paying_batch_size is not None:
+    if limits.smallest_paying_batch_size == 0:
+        sentences.append(f"Under {kind} scaling two devices are slower than one with every batch.")
+    elif limits.smallest_paying_batch_size is not None:
         sentences.append(
             f"Under {kind} scaling two devices beat one from {limits.smallest_paying_batch_size} samples per device "
             "and step on."

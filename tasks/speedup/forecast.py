@@ -108,7 +108,8 @@ class Limits(Record):
     last_paying_num_devices: int
     """Largest power of two at which doubling the devices still gave at least 1.1 times the speedup."""
     smallest_paying_batch_size: int | None
-    """Samples per device and step below which two devices are slower than one; None when two always pay."""
+    """Samples per device and step below which two devices are slower than one; None when two always pay, 0 when they do
+    with no batch."""
 
 
 class Advice(Record):

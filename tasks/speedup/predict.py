@@ -54,6 +54,8 @@ MIN_EXCHANGE = 0.2
 PAYING_FACTOR = 1.1
 """Doubling the devices pays while it gives at least this factor."""
 MAX_DEVICES = 4096
+MAX_LARGER = 1024
+"""Times the batch of the profile, up to which batches are tried."""
 TWO_SIGMA = 1.96
 SECONDS_PER_HOUR = 3600.0
 
@@ -301,14 +303,14 @@ def limits(profile: DeviceProfile, link: Link, scaling: ScalingKind) -> Limits:
 
 
 def _smallest_batch(profile: DeviceProfile, link: Link, draws: _Draws, scaling: ScalingKind) -> int | None:
-    """Samples per device and step from which two devices beat one; None when they always do."""
+    """Samples per device and step from which two devices beat one; None when they always do, 0 when never."""
     size = 1
-    while size <= profile.batch_size * 1024:
+    while size <= profile.batch_size * MAX_LARGER:
         changed = profile.model_copy(update={"batch_size": size * (2 if scaling == "strong" else 1)})
         if _predict(changed, link, draws, 2, scaling).ratio > 1:
             return None if size == 1 else size
         size *= 2
-    return size
+    return 0
 
 
 def cheapest(

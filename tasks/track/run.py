@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -141,7 +142,7 @@ def log_dataset(handle: RunHandle, prepared: PreparedSet, name: str) -> None:
 
 def log_facts(handle: RunHandle, metrics: dict[str, float | None], tags: dict[str, str], step: int = 0) -> None:
     """Log final metrics and tags; unknown metrics are left out."""
-    now = handle.client.get_run(handle.run_id).info.start_time
+    now = int(time.time() * 1000)  # of two values of a step MLflow keeps the later one, and of one time the larger
     known = [Metric(key, float(value), now, step) for key, value in metrics.items() if value is not None]
     handle.client.log_batch(
         handle.run_id, metrics=known, tags=[RunTag(key, redact(value)[:5000]) for key, value in tags.items()]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tasks.errors import InputError
+from tasks.speedup.advise_page import limit_sentences
 from tasks.speedup.forecast import AllReduceSample, Company, DeviceProfile, Link, ProfilePoint
 from tasks.speedup.links import LINKS, all_reduce_seconds, fit_link, given_link
 from tasks.speedup.predict import cheapest, expected_largest, limits, predict, step_seconds
@@ -243,3 +244,11 @@ def test_known_links_are_ordered_as_everybody_knows():
     times = [all_reduce_seconds(LINKS[name], 8, message) for name in order]
     assert times[0] < times[1]
     assert times[2:] == sorted(times[2:])
+
+
+def test_no_batch_may_be_large_enough():
+    one = Interval(value=1.0)
+    at_256 = Company(batch_size=256, contention=Interval(value=2.1), waiting=one, exchange=one, token_seconds=0.0)
+    found = limits(simple(company=(at_256.model_copy(update={"batch_size": 64}), at_256)), FREE, "weak")
+    assert found.smallest_paying_batch_size == 0
+    assert any("slower than one with every batch" in sentence for sentence in limit_sentences(found))

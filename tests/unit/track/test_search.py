@@ -1,5 +1,7 @@
 """Runs found again in a store."""
 
+import time
+
 from conf.load import load
 from conf.site import Site
 from tasks.track import run as tracking
@@ -21,3 +23,15 @@ def test_all_runs_are_found_however_many_an_answer_holds(tmp_path, monkeypatch):
     assert [run.run_id for run in search.find_runs(site.tracking_uri, "many", condition, 3)] == found[:3]
     assert len(search.find_runs(site.tracking_uri, "many")) == len(begun), "all of them are the default"
     assert search.find_runs(site.tracking_uri, "none such") == []
+
+
+def test_what_is_logged_again_is_what_is_shown(tmp_path, monkeypatch):
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    site = Site()
+    experiment_id = store.check_store(site.tracking_uri, "again", site.artifact_root)
+    handle = tracking.begin(site.tracking_uri, experiment_id, load("digits"), {})
+    for seconds in (300.0, 0.4):
+        tracking.log_facts(handle, {"time/prepare_seconds": seconds}, {})
+        time.sleep(0.01)
+    (found,) = search.find_runs(site.tracking_uri, "again")
+    assert found.metrics == {"time/prepare_seconds": 0.4}
