@@ -8,6 +8,7 @@
         ├── TimeLimitError   a stage took longer than its limit
         ├── StoppedError     whoever had asked for it wants it no more
         ├── MemoryLimitError a pass of a training step needs more memory than its device has
+        ├── MeasureMemoryError so does what is timed before a training, which may fit all the same
         ├── RankError        a training rank failed; carries the rank and its own traceback
         ├── LostError        a rank, worker, host or the scheduler has gone; a restart may help
         └── RegressionError  it came to its end, worse than those before it, and was told to fail then
@@ -66,11 +67,20 @@ class MemoryLimitError(RunError):
         self.num_samples = num_samples
 
 
+class MeasureMemoryError(RunError):
+    """What is timed before a training, `stage`, needs more memory than a device has beside it."""
+
+    def __init__(self, message: str, stage: str) -> None:
+        super().__init__(message)
+        self.stage = stage
+
+
 class RankError(RunError):
     """A rank failed; `rank_traceback` is its own traceback, `rank` its number (None when unknown).
 
     `final`: it said so itself, as when the loss is no longer finite, and would say so again. `too_many`: the samples of
-    a pass that its device had no memory for, where that is why.
+    a pass that its device had no memory for, where that is why. `unmeasured`: what was timed before the training when
+    there was no memory for that.
     """
 
     def __init__(
@@ -81,12 +91,14 @@ class RankError(RunError):
         *,
         final: bool = False,
         too_many: int | None = None,
+        unmeasured: str | None = None,
     ) -> None:
         super().__init__(message)
         self.rank = rank
         self.rank_traceback = rank_traceback
         self.final = final
         self.too_many = too_many
+        self.unmeasured = unmeasured
 
 
 class LostError(RunError):

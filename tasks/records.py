@@ -355,6 +355,8 @@ class Search(Record):
     `baseline` and the others are what could be better."""
     slower: dict[str, float] = {}
     """Arms that were left out at once, by their labels: their first steps took so many times the candidate's."""
+    failed: dict[str, str] = {}
+    """Compiled arms that were left out because compiling them failed, by their labels, and why."""
     compile_seconds: float = 0.0
     """That compiling took in it."""
     budget_seconds: float

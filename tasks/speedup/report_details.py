@@ -125,6 +125,7 @@ def choices(report: ReportInput) -> Html:
         slower = "; ".join(f"{label}: {times:.1f} x the time" for label, times in search.slower.items())
         parts.append(paragraph(f"Executions were timed before training, or before one alike, for {spent}."))
         parts += [paragraph(f"Left out after their first steps: {slower}.")] if slower else []
+        parts += [paragraph(f"{label} failed, and was left out: {why}.") for label, why in search.failed.items()]
     return join([*parts, _compiling(report.train)])
 
 

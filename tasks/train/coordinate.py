@@ -131,7 +131,7 @@ def _group(job: TrainJob, address: str, on_progress: Progress | None, tell: Told
                 stack.enter_context(_progress(client, job.run_id, attempts.note, on_progress))
                 return attempts.next(client, seats), recovery
         except (RankError, LostError) as error:
-            if attempts.shrinks(error):
+            if attempts.shrinks(error) or attempts.measures_less(error):
                 recovery.regroup(str(error), attempts.num_ranks, attempts.steps_done)
             else:
                 recovery.judge(error, attempts.num_ranks, attempts.steps_done)
@@ -154,6 +154,7 @@ class _Attempts:
 
     def __init__(self, job: TrainJob, recovery: Recovery, tell: Told) -> None:
         self._job = job.model_copy(update={"plan": with_fitting(job.directory, job.plan, job.config)})
+        self._asked = job.config
         self._recovery = recovery
         self._tell = tell
         self._resume = job.resume
@@ -215,10 +216,21 @@ class _Attempts:
         if plan is None:
             return False
         keep_fitting(self._job.directory, plan)
-        self._job = self._job.model_copy(update={"plan": plan})
+        self._job = self._job.model_copy(update={"plan": plan, "config": self._asked})
         choice = plan.reasons["micro_batch"]
         self._tell(f"{choice.reason}; going on with passes of {choice.value}, on the same batches")
         return True
+
+    def measures_less(self, error: RankError | LostError) -> bool:
+        """Whether the next attempt leaves out what the last one had no memory for beside the training."""
+        if not isinstance(error, RankError) or error.unmeasured is None:
+            return False
+        if error.unmeasured == "probe":
+            config = self._job.config
+            speedup = config.speedup.model_copy(update={"baseline": "none", "diagnose": False})
+            self._job = self._job.model_copy(update={"config": config.model_copy(update={"speedup": speedup})})
+        self._tell(f"There is no memory for the {error.unmeasured} beside the training; going on without")
+        return True  # a search is for first attempts alone
 
     def note(self, facts: dict[str, Any]) -> None:
         """Rank 0's progress."""

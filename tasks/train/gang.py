@@ -123,10 +123,11 @@ class Gang:
             claim = Claim(key=self._keys[seat.rank], run_id=self._run_id, rank=seat.rank, device=seat.device)
             self._futures[seat.rank] = self._submit(claim, seat.worker)
             self._heard[seat.rank] = time.monotonic()
-            while (state := self._reports()[seat.rank].state) != "held":
+            while (found := self._reports()[seat.rank]).state != "held":
                 deadline.check()
                 self._check_futures()
-                if state == "waiting" and time.monotonic() > next_look:
+                is_anothers = found.state == "waiting" or found.owner is not None
+                if is_anothers and time.monotonic() > next_look:
                     next_look = time.monotonic() + ASK_SECONDS
                     waiting(held)
                 time.sleep(POLL_SECONDS / 5)
@@ -218,7 +219,8 @@ class Gang:
         self._check_workers()
         made = [seat for seat in self._seats if seat.rank in self._futures and not self._futures[seat.rank].done()]
         hopeful = ("running",) if self._is_started else ("queued", "waiting", "held", "running")
-        answers = ask(self._client, [(seat.worker, report, (self._keys[seat.rank],)) for seat in made], ANSWER_SECONDS)
+        requests = [(seat.worker, report, (self._keys[seat.rank], seat.device)) for seat in made]
+        answers = ask(self._client, requests, ANSWER_SECONDS)
         found = {seat.rank: Report(state="queued") for seat in self._seats}
         for seat, answer in zip(made, answers, strict=True):
             if isinstance(answer, Report):
@@ -231,7 +233,7 @@ class Gang:
         return [found[rank] for rank in range(len(self._seats))]
 
     def _tell_waiting(self, seat: Seat, answer: Report) -> None:
-        if answer.state == "waiting" and answer.owner is not None:
+        if answer.state in ("queued", "waiting") and answer.owner is not None:
             sentence = f"Waiting for {seat.device} on {seat.host}: rank {answer.owner.rank} of run "
             sentence += f"{answer.owner.run_id} uses it"
             if sentence != self._told_waiting:
@@ -279,7 +281,14 @@ class Gang:
         # One that was killed has told no time: it went before those that noticed.
         first = min(own or failed, key=lambda outcome: outcome.failed_at or 0.0)
         said = f"rank {first.rank} failed: {first.error}"
-        return RankError(said, first.rank, first.traceback, final=first.final, too_many=first.too_many)
+        return RankError(
+            said,
+            first.rank,
+            first.traceback,
+            final=first.final,
+            too_many=first.too_many,
+            unmeasured=first.unmeasured,
+        )
 
     def _check_futures(self) -> None:
         for rank, future in self._futures.items():

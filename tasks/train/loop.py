@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any, Self
 
+import numpy as np
+import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -29,20 +31,25 @@ class StepLoop(_TrainingEpochLoop):
         trainer: whose fit this is.
         plan: how steps are executed.
         stopwatch: for the items `forward`, `backward`, `optimizer`, or `graph`, and `loop`.
+        draws: of what a network draws itself, as dropout does: numbers that each step's seed is made of, besides its
+            own; None where it draws nothing.
     """
 
-    def __init__(self, trainer: Trainer, plan: Plan, stopwatch: Stopwatch) -> None:
+    def __init__(
+        self, trainer: Trainer, plan: Plan, stopwatch: Stopwatch, draws: tuple[int, ...] | None = None
+    ) -> None:
         super().__init__(trainer)
         self._plan = plan
+        self._draws = draws
         self._stopwatch = stopwatch
         self._step: TrainStep | CapturedStep | None = None
         self._passes: TrainStep | None = None
         """What the step is made of."""
 
     @classmethod
-    def install(cls, trainer: Trainer, plan: Plan, stopwatch: Stopwatch) -> Self:
+    def install(cls, trainer: Trainer, plan: Plan, stopwatch: Stopwatch, draws: tuple[int, ...] | None = None) -> Self:
         """Put it in a trainer that has not begun."""
-        loop = cls(trainer, plan, stopwatch)
+        loop = cls(trainer, plan, stopwatch, draws)
         trainer.fit_loop.epoch_loop = loop
         return loop
 
@@ -70,6 +77,9 @@ class StepLoop(_TrainingEpochLoop):
         progress.increment_ready()
         progress.increment_started()
         learner.set_learning_rate(trainer.optimizers[0])
+        if self._draws is not None:  # a resume draws on as if nothing had been
+            seed = np.random.SeedSequence((*self._draws, learner.global_step)).generate_state(1, np.uint64)
+            torch.manual_seed(int(seed[0] >> 1))
         updates = self.automatic_optimization.optim_progress.optimizer.step  # the trainer's global step
         updates.increment_ready()
         learner.pending.append(step(batch))

@@ -15,12 +15,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from conf.schema import Speedup
+from tasks.errors import one_line
 from tasks.host import has_compiler
 from tasks.records import Arm, Plan, ProbeResult, Search, Validity
 from tasks.speedup.choice import best_role, combined, roles_of, step_seconds, winning_roles
 from tasks.speedup.probe import ArmRunner, run_probe
 from tasks.train import group
 from tasks.train.measure import NUM_WARM_UP, Bench
+from tasks.train.passes import too_many
 from tasks.train.plan import arm_of, can_capture
 
 SHARE = 0.05
@@ -37,6 +39,8 @@ COLD_COMPILE_SECONDS = 60.0
 AGAIN_FACTOR = 4.0
 """A search that may take so many times as long as the one before may find what that one could not."""
 MAX_ROUNDS = 40
+MAX_REASON = 300
+"""Characters of a compiler's error."""
 HALF_WIDTH = 0.01
 
 
@@ -108,6 +112,7 @@ class _Hunt:
     started: float
     probes: list[ProbeResult] = field(default_factory=list)
     slower: dict[str, float] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
     compile_seconds: float = 0.0
 
     def again(self, best: Arm, others: Mapping[str, Arm], *, compiles: bool = False) -> Arm:
@@ -137,9 +142,11 @@ class _Hunt:
         return roles_of(probe)[winner]
 
     def _begun(self, stack: ExitStack, arm: Arm, *, compiles: bool) -> ArmRunner | None:
-        """An arm whose first steps are done; None if they took too long for the others to be hopeful."""
-        runner = self.bench.runner(stack, arm)
-        first = group.agreed(sum(runner.run(1)))
+        """An arm whose first steps are done; None if they failed, or took too long for the others to be hopeful."""
+        begun = self._tried(stack, arm)
+        if begun is None:
+            return None
+        runner, first = begun
         if compiles:
             self.compile_seconds = first
         times = group.agreed(sum(runner.run(1))) / self.step
@@ -147,6 +154,26 @@ class _Hunt:
             return runner
         self.slower[arm.label] = times
         return None
+
+    def _tried(self, stack: ExitStack, arm: Arm) -> tuple[ArmRunner, float] | None:
+        """An arm after its first step, and that one's seconds; None where some rank's compiler refuses the network.
+
+        Raises:
+            Exception: what an arm raises that is not compiled.
+        """
+        begun, reason = None, ""
+        try:
+            runner = self.bench.runner(stack, arm)
+            begun = runner, sum(runner.run(1))
+        except Exception as error:
+            if arm.compile == "off" or too_many(error) is not None:
+                raise
+            reason = one_line(error)[:MAX_REASON]
+        if min(group.gathered(float(begun is not None))) == 0:
+            self.failed[arm.label] = reason or "another rank's compiler refused it"
+            return None
+        assert begun is not None
+        return begun[0], group.agreed(begun[1])
 
     def can_compile(self) -> bool:
         """Whether there is a compiler everywhere, and time enough for it."""
@@ -158,6 +185,7 @@ class _Hunt:
         return Search(
             probes=tuple(self.probes),
             slower=self.slower,
+            failed=self.failed,
             compile_seconds=self.compile_seconds,
             budget_seconds=self.budget,
             seconds=group.agreed(time.monotonic() - self.started),

@@ -52,6 +52,8 @@ class RankOutcome(Record):
     """The error is one that the rank raises on purpose, and would raise again."""
     too_many: int | None = None
     """Samples of a pass that its device had no memory for, where the error is that."""
+    unmeasured: str | None = None
+    """What was timed before the training when its device had no memory for that."""
     traceback: str
     """Its own traceback, else the end of its log."""
     failed_at: float | None
@@ -134,10 +136,15 @@ class _Watch:
 _watches: dict[str, _Watch] = {}
 
 
-def report(key: str) -> Report:
-    """How the claim of that key stands; to be run on its worker."""
+def report(key: str, device: str) -> Report:
+    """How the claim of that key to a device stands; to be run on its worker.
+
+    One that stands in line behind another training of this very worker has not begun, and does not know whose it is.
+    """
     watch = _watches.get(key)
-    return Report(state="queued") if watch is None else watch.report()
+    if watch is None:
+        return Report(state="queued", owner=Lease(Site().leases, device).owner())
+    return watch.report()
 
 
 def order(key: str, spec_json: str, user: dict[str, str]) -> None:
@@ -278,6 +285,7 @@ def _outcome(spec: RankSpec, returncode: int, error: dict[str, Any], wall_second
         error=None if result is not None else message,
         final=bool(error.get("final")),
         too_many=error.get("too_many"),
+        unmeasured=error.get("unmeasured"),
         traceback=error.get("traceback") or log[-LOG_TAIL_CHARACTERS:],
         failed_at=error.get("time"),
         wall_seconds=wall_seconds,

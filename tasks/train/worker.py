@@ -35,7 +35,7 @@ from conf.execution import Precision  # noqa: E402
 from tasks.data.loading.course import Course  # noqa: E402
 from tasks.data.loading.loader import TrainLoader  # noqa: E402
 from tasks.data.split import open_split  # noqa: E402
-from tasks.errors import PacelineError, RunError  # noqa: E402
+from tasks.errors import MeasureMemoryError, PacelineError, RunError  # noqa: E402
 from tasks.model.fold import fold_batch_norm  # noqa: E402
 from tasks.model.module import STATE_KEY, Learner  # noqa: E402
 from tasks.model.task import PixelTask  # noqa: E402
@@ -91,6 +91,17 @@ if TYPE_CHECKING:
     from tasks.track.metrics import MetricsWriter
 
 
+@contextmanager
+def _measuring(stage: str) -> Iterator[None]:
+    """Tells what is timed before a training, and has no memory beside it, from a training that has none."""
+    try:
+        yield
+    except Exception as error:
+        if too_many(error) is None:
+            raise
+        raise MeasureMemoryError(f"{stage}: {error}", stage) from error
+
+
 class Rank:
     """One rank's training.
 
@@ -119,13 +130,13 @@ class Rank:
             with self.stopwatch.during("setup"):
                 place.share_by(measured_loads(place, self._candidate()))
         course = self._course()
-        with self.stopwatch.during("search"):
+        with self.stopwatch.during("search"), _measuring("search"):
             found = self._search(course)
         arm = self._candidate()
         loader = place.loader(arm, place.batches, self.spec.rank)
         with ExitStack() as stack:
             stack.callback(loader.close)
-            with self.stopwatch.during("probe"):
+            with self.stopwatch.during("probe"), _measuring("probe"):
                 probe = self._probe(arm, loader)
             writer = stack.enter_context(self._metrics()) if place.writes else None
             learner, fit_facts = self._fit(loader, course, writer)
@@ -219,10 +230,14 @@ class Rank:
         )
         validation = ValidationCallback(watch, lambda: self._validate(learner.network), place.task, log)
         trainer = self._trainer([budget, progress, validation, checkpoints])
-        loop = StepLoop.install(trainer, spec.plan, watch)
+        # Networks of the user's may have dropout and the like; those that are here draw nothing in a step.
+        draws = (self.config.seed, spec.rank) if self.config.model.plugin is not None else None
+        loop = StepLoop.install(trainer, spec.plan, watch, draws)
         energy = EnergyMeter(place.gpu_uuids()) if spec.local_rank == 0 else None
         validity = ValidityWatch(place.own_processes(), gpu_uuids=place.gpu_uuids()) if place.writes else None
         steps_compiled = CompileWatch()
+        if place.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(place.device)  # arms of a probe took theirs
         cpu_seconds = time.process_time()
         loader.follow(course)
         steps = StepLoader(loader, watch, course.first_step)
@@ -257,6 +272,7 @@ class Rank:
         return max(0.0, 1.0 - cpu_seconds / (seconds * self.spec.plan.num_threads))
 
     def _peak_memory(self) -> int:
+        """Of the training; on a CPU of the whole process."""
         if self.place.device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self.place.device))
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -429,7 +445,8 @@ def main(spec_path: str) -> int:
             "traceback": redact(traceback.format_exc()),
             "time": time.time(),
             "final": isinstance(error, PacelineError),
-            "too_many": too_many(error),
+            "too_many": None if isinstance(error, MeasureMemoryError) else too_many(error),
+            "unmeasured": error.stage if isinstance(error, MeasureMemoryError) else None,
         }
         pulse.last_words(facts)
         with suppress(OSError):  # the log's disk may be what is full

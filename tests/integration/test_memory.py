@@ -58,3 +58,15 @@ def test_what_was_asked_for_and_does_not_fit_is_an_error_with_its_remedy(make_jo
         pytest.raises(RankError, match=r"pass over 32 samples .* use execution\.micro_batch=auto, or 16"),
     ):
         train_group(job, cluster_address)
+
+
+def test_a_yardstick_without_memory_changes_nothing_of_a_training_that_has_it(make_job, cluster_address):
+    told, job = [], make_job(*TWO, "speedup.baseline=probe", "speedup.max_seconds=2")
+    with planted(cluster_address, "rank-0=0", ARM_MEMORY="8"):
+        result = train_group(job, cluster_address, tell=told.append)
+    assert result.probe is None
+    assert (result.plan.micro_batch, (job.directory / "micro_batch.json").exists()) == (None, False)
+    assert any("no memory for the probe beside the training; going on without" in said for said in told)
+    assert "failed: MeasureMemoryError: probe: a pass over" in result.restarts[0].cause
+    alone = train_group(make_job(*TWO), cluster_address)
+    assert result.losses == alone.losses

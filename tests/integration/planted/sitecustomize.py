@@ -3,7 +3,8 @@
 PLANT is `input`, `exchange` or a rank such as `rank-1`, and seconds, such as input=0.001: for each sample read, for
 each all-reduce of a step, or for each sample that this one rank trains on. BLIND makes them train on black images. LOUD
 makes them log what no library should, and fail with it. MEMORY is the largest number of samples of a pass for which a
-device has memory, of one rank alone where one is named, such as rank-1=32.
+device has memory, of one rank alone where one is named, such as rank-1=32; ARM_MEMORY the same for what is timed before
+a training.
 """
 
 import os
@@ -33,6 +34,20 @@ if "tasks.train.worker" in sys.orig_argv and "MEMORY" in os.environ:
 
     if not named or f"/{named[0]}/" in sys.orig_argv[-1]:
         objective.batch_loss = limited
+
+if "tasks.train.worker" in sys.orig_argv and "ARM_MEMORY" in os.environ:
+    import torch
+
+    from tasks.train import bare_step
+
+    training = bare_step.batch_loss
+
+    def limited_arm(network, batch, *more):
+        if len(batch.labels_N) > int(os.environ["ARM_MEMORY"]):
+            raise torch.OutOfMemoryError("CUDA out of memory, planted for what is timed")
+        return training(network, batch, *more)
+
+    bare_step.batch_loss = limited_arm
 
 if "tasks.train.worker" in sys.orig_argv and "LOUD" in os.environ:
     import logging
