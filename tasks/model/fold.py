@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import torch
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
@@ -33,7 +34,8 @@ def fold_batch_norm(network: nn.Module) -> nn.Module:
 
 
 def _fold(part: nn.Sequential) -> None:
-    layers = list(part.named_children())
+    # Not its `named_children`, which has a layer that is used twice once.
+    layers = list(part._modules.items())
     for index, (name, convolution) in enumerate(layers):
         norm_name, norm = _norm_behind(layers[index + 1 : index + 3])
         if isinstance(convolution, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
@@ -45,7 +47,15 @@ def _norm_behind(layers: list[tuple[str, nn.Module]]) -> tuple[str, nn.BatchNorm
     """The batch norm that comes first of two layers, or second after a max-pool, with its name."""
     for position, (name, layer) in enumerate(layers):
         if isinstance(layer, nn.BatchNorm2d):
-            return name, layer if position == 0 or bool((layer.weight >= 0).all()) else None
+            return name, layer if _folds(layer, behind_pool=position > 0) else None
         if not isinstance(layer, nn.MaxPool2d):
             break
     return "", None
+
+
+def _folds(norm: nn.BatchNorm2d, *, behind_pool: bool) -> bool:
+    """Whether its numbers are fixed in evaluation, and let a max-pool stay before it."""
+    if norm.running_mean is None or norm.running_var is None:
+        return False
+    weight: torch.Tensor | None = norm.weight  # None without weights of its own, which its type does not say
+    return not behind_pool or weight is None or bool((weight >= 0).all())

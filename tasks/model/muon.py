@@ -1,4 +1,4 @@
-"""Muon: the filters of convolutions take orthogonal steps; biases and dense layers take those of SGD.
+"""Muon: the filters of convolutions over images take orthogonal steps; biases, dense layers and all else take SGD's.
 
 Shapes: B matrices of one shape, R rows, C columns.
 
@@ -51,11 +51,11 @@ class Muon(torch.optim.Optimizer):
         trained = [weight for weight in network.parameters() if weight.requires_grad]
         filters = [weight for weight in trained if weight.dim() == _FILTER_DIMENSIONS]
         dense = [weight for weight in trained if weight.dim() == _MATRIX_DIMENSIONS]
-        biases = [weight for weight in trained if weight.dim() < _MATRIX_DIMENSIONS]
+        rest = [weight for weight in trained if weight.dim() not in (_FILTER_DIMENSIONS, _MATRIX_DIMENSIONS)]
         bias_factor, dense_factor = _rate_factors(network)
         groups: list[dict[str, Any]] = [
             {"params": filters, RATE_FACTOR: 1.0, "momentum": momentum, "weight_decay": 0.0, "is_orthogonal": True},
-            {"params": biases, RATE_FACTOR: bias_factor, "weight_decay": weight_decay / bias_factor},
+            {"params": rest, RATE_FACTOR: bias_factor, "weight_decay": weight_decay / bias_factor},
             {"params": dense, RATE_FACTOR: dense_factor, "weight_decay": weight_decay / dense_factor},
         ]
         used = [group | {"lr": learning_rate * group[RATE_FACTOR]} for group in groups if group["params"]]

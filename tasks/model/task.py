@@ -214,7 +214,9 @@ class Denoising(_StatisticsKept):
         return images_NCHW + noise_NCHW * (self._noise / self._scale(images_NCHW))
 
     def _scale(self, images_NCHW: torch.Tensor) -> torch.Tensor:
-        return torch.tensor(self._std_C, dtype=images_NCHW.dtype, device=images_NCHW.device).view(1, -1, 1, 1)
+        """Made where the images are: a copy from the host is not allowed while a CUDA graph is recorded."""
+        channels = [images_NCHW.new_full((1, 1, 1, 1), std) for std in self._std_C]
+        return torch.cat(channels, dim=1)
 
     def loss(self, outputs: Outputs, batch: LabelledBatch, recipe: Recipe) -> torch.Tensor:
         """Mean squared error of the pixels, where images are divided by their channels' deviation."""

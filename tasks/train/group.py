@@ -167,6 +167,8 @@ def average_buffers(network: nn.Module) -> None:
     if not distributed.is_initialized():
         return
     buffers = [buffer for buffer in network.buffers() if buffer.is_floating_point()]
+    if not buffers:
+        return
     flat = torch.cat([buffer.flatten().double() for buffer in buffers])
     reduced(flat, "mean")
     for buffer, mean in zip(buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True):

@@ -231,3 +231,22 @@ def test_a_restored_optimizer_fits_another_memory_layout(optimizer):
     other.weight.data = other.weight.data.contiguous(memory_format=torch.channels_last)
     trained(other, (3,), state)
     torch.testing.assert_close(other.weight, whole.weight)
+
+
+def test_layers_that_are_used_twice_stay_between_their_neighbours():
+    """The second norm is behind the activation, and not behind the convolution that is folded before it."""
+    torch.manual_seed(3)
+    activation = nn.GELU()
+    layers = [nn.Conv2d(1, 4, 3), activation, nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), activation, nn.BatchNorm2d(4)]
+    bare = [nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4, affine=False), nn.Conv2d(4, 4, 1), nn.MaxPool2d(2)]
+    network = nn.Sequential(*layers, *bare, nn.BatchNorm2d(4, affine=False))
+    with torch.no_grad():
+        for _ in range(3):
+            network(torch.randn(8, 1, 12, 12) + 1)
+        network.eval()
+        images_NCHW = torch.randn(4, 1, 12, 12)
+        folded = fold_batch_norm(network)
+        torch.testing.assert_close(folded(images_NCHW), network(images_NCHW))
+    assert [isinstance(folded[place], nn.Identity) for place in (2, 5, 7, 10)] == [False, False, True, True]
+    of_the_batch = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2, track_running_stats=False))
+    assert isinstance(fold_batch_norm(of_the_batch)[1], nn.BatchNorm2d)

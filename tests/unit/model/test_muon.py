@@ -149,3 +149,18 @@ def test_scaled_gradients_are_unscaled_before_the_step():
     scaler.scale(batch_loss(scaled, Batch(2), RECIPE, TASK) * float("inf")).backward()
     scaler.step(optimizer)
     assert all(torch.equal(now, then) for now, then in zip(scaled.parameters(), before, strict=True))
+
+
+def test_parameters_of_any_shape_are_trained():
+    class Odd(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            shapes = ((), (3,), (3, 4), (1, 3, 4), (2, 3, 3, 3), (2, 3, 3, 3, 3))
+            self.weights = torch.nn.ParameterList(torch.nn.Parameter(torch.ones(shape)) for shape in shapes)
+
+    network = Odd()
+    optimizer = Muon(network, 0.1, 0.6, 0.0, fused=False)
+    sum(weight.square().sum() for weight in network.weights).backward()
+    before = [weight.detach().clone() for weight in network.weights]
+    optimizer.step()
+    assert not any(weight.equal(old) for weight, old in zip(network.weights, before, strict=True))
