@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+from tasks.errors import InputError
 from tasks.records import Gpu, Hardware
 
 CPU_INFO = Path("/proc/cpuinfo")
@@ -73,12 +74,26 @@ def _gpus() -> tuple[Gpu, ...]:
 
 
 def visible(found: list[Gpu], setting: str | None) -> tuple[Gpu, ...]:
-    """The GPUs that `CUDA_VISIBLE_DEVICES` leaves, which NVML does not heed; never in the rotated order of a worker."""
+    """The GPUs that `CUDA_VISIBLE_DEVICES` leaves, which NVML does not heed; never in the rotated order of a worker.
+
+    Raises:
+        InputError: it names parts of GPUs.
+    """
     if setting is None:
         return tuple(found)
     names = [name.strip() for name in setting.split(",") if name.strip()]
+    if any(name.startswith("MIG") for name in names):
+        raise InputError(
+            f"CUDA_VISIBLE_DEVICES={setting}: instances of a divided GPU (MIG) are not supported; give whole GPUs, or "
+            "an empty value to train on the CPU"
+        )
+    whole = {gpu.uuid for gpu in found}
+    # CUDA takes the beginning of a UUID for it, too.
+    beginnings = tuple(name for name in names if name.startswith("GPU-") and name not in whole)
     return tuple(
-        gpu for index, gpu in enumerate(found) if str(index) in names or any(gpu.uuid == name for name in names)
+        gpu
+        for index, gpu in enumerate(found)
+        if str(index) in names or gpu.uuid in names or (beginnings and gpu.uuid.startswith(beginnings))
     )
 
 

@@ -67,10 +67,11 @@ class Lease:
         if os.fstat(file).st_nlink == 0:  # its owner has removed it since it was opened
             os.close(file)
             return False
-        owner = Owner(run_id=run_id, rank=rank, host=socket.gethostname(), pid=os.getpid(), since=time.time())
-        os.ftruncate(file, 0)
-        os.pwrite(file, owner.model_dump_json().encode(), 0)
         self._file = file
+        owner = Owner(run_id=run_id, rank=rank, host=socket.gethostname(), pid=os.getpid(), since=time.time())
+        with contextlib.suppress(OSError):  # no space left: the lock holds without the text, which is for people
+            os.ftruncate(file, 0)
+            os.pwrite(file, owner.model_dump_json().encode(), 0)
         return True
 
     def fileno(self) -> int:

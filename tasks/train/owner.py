@@ -17,10 +17,10 @@ TRY_SECONDS = 0.05
 
 
 def is_owned(directory: Path) -> bool | None:
-    """Whether a process holds the run of a directory now; None where no process ever did."""
+    """Whether a process holds the run of a directory now; None where no process ever did, or it is another user's."""
     try:
-        lock = os.open(directory / "lock", os.O_RDWR)
-    except FileNotFoundError:
+        lock = os.open(directory / "lock", os.O_RDONLY)
+    except (FileNotFoundError, PermissionError):
         return None
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,6 +1,7 @@
 import pytest
 
 from tasks.cluster.hardware import describe, visible
+from tasks.errors import InputError
 from tasks.records import Gpu
 
 
@@ -28,3 +29,10 @@ def test_this_host_is_described():
     assert here.num_cores >= 1
     assert here.memory_bytes > 2**28
     assert here.cpu_name
+
+
+def test_parts_of_gpus_are_refused_and_beginnings_of_names_are_names():
+    (first, *_) = found = gpus(3)
+    assert visible(found, first.uuid[:-1]) == tuple(gpu for gpu in found if gpu.uuid.startswith(first.uuid[:-1]))
+    with pytest.raises(InputError, match=r"CUDA_VISIBLE_DEVICES=MIG-1: instances of a divided GPU \(MIG\) are not"):
+        visible(found, "MIG-1")

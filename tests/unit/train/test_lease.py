@@ -1,3 +1,4 @@
+import errno
 import os
 import stat
 import subprocess
@@ -105,3 +106,16 @@ def test_what_an_owner_says_of_itself_is_a_name_or_is_not_shown(tmp_path):
     os.pwrite(lease.fileno(), b'{"run_id":"\\u001b[2J x","rank":0,"host":"h","pid":1,"since":1}'.ljust(200), 0)
     assert Lease(tmp_path, "GPU-1").owner().run_id == "unknown"
     lease.release()
+
+
+def test_a_full_disk_leaves_the_text_out_and_keeps_no_lock(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    mine, other = (Lease(tmp_path, "GPU-1") for _ in range(2))
+    monkeypatch.setattr(os, "pwrite", full)
+    assert mine.take("r1", 0)
+    assert not other.take("r2", 0)
+    mine.release()
+    assert other.take("r2", 0)
+    other.release()
