@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
+from sqlalchemy import make_url
 
 from infra.services.home import free_port
 from tests.integration import test_clusters
@@ -261,3 +262,12 @@ def test_prometheus_scrapes_a_scheduler_and_its_workers(tmp_path):
         for process in reversed(started):
             process.terminate()
             process.wait(30)
+
+
+def test_every_database_has_a_driver_that_is_installed(tmp_path):
+    run(INFRA / "systemd" / "install", tmp_path)
+    files = [INFRA / "compose.yaml", *(tmp_path / "etc" / "paceline").iterdir()]
+    drivers = {found for file in files for found in re.findall(r"(postgresql[+\w]*)://", file.read_text())}
+    assert drivers == {"postgresql+psycopg", "postgresql+asyncpg"}
+    for driver in drivers:
+        assert make_url(f"{driver}://x@y/z").get_dialect().import_dbapi()
