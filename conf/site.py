@@ -27,6 +27,8 @@ QUIET_ENVIRONMENT = {
 }
 
 
+PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+OWN_NAMES = ("127.0.0.1", "localhost")
 TRACKING_USER = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
 """What MLflow's client logs in with; it reads these variables itself."""
 
@@ -34,12 +36,12 @@ TRACKING_USER = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW
 def _directory_of_leases() -> Path:
     """The same for all users of a host: where they may all write, and nothing is removed behind their backs.
 
-    Debian lets everybody write to /run/lock, others do not. Not /dev/shm, where a user's files go with the user's last
-    login session (RemoveIPC of systemd).
+    Debian lets everybody write to /run/lock, others do not, unless the directory was made for all (infra/systemd). Not
+    /dev/shm, where a user's files go with the user's last login session (RemoveIPC of systemd).
     """
     lock = Path("/run/lock")
-    all_may_write = lock.is_dir() and lock.stat().st_mode & stat.S_IWOTH
-    return (lock if all_may_write else Path("/var/tmp")) / "paceline"
+    for_all = any(place.is_dir() and place.stat().st_mode & stat.S_IWOTH for place in (lock / "paceline", lock))
+    return (lock if for_all else Path("/var/tmp")) / "paceline"
 
 
 class Site(BaseSettings):
@@ -111,3 +113,16 @@ def quieten() -> None:
     """Set the engines' switches against telemetry where the user has not set them. Call before importing them."""
     for name, value in QUIET_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    spare_loopback()
+
+
+def spare_loopback() -> None:
+    """Keep what this host asks itself away from a proxy, which libraries would send that to as well."""
+    if not any(os.environ.get(name) for name in (*PROXIES, *map(str.upper, PROXIES))):
+        return
+    known = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    names = [name.strip() for name in known.split(",") if name.strip()]
+    if "*" in names:
+        return
+    spared = ",".join(dict.fromkeys([*names, *OWN_NAMES]))
+    os.environ |= {"no_proxy": spared, "NO_PROXY": spared}

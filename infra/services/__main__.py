@@ -8,10 +8,11 @@ import sys
 import time
 from pathlib import Path
 
-from conf.site import Site
+from conf.site import Site, spare_loopback
 from flows.commands.terminal import say, say_pairs
 from infra.services.archive import back_up, restore
 from infra.services.home import Home, told
+from infra.services.servers import check_workers
 from infra.services.start import down, running, up
 from tasks.errors import InputError, PacelineError
 
@@ -22,6 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command; the exit status: 0 done, 1 failed, 2 the input is wrong."""
     gc.disable()
     options = _parser().parse_args(arguments)
+    spare_loopback()
     site = Site()
     home = Home((options.home or site.root / "services").expanduser().absolute())
     try:
@@ -39,6 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _up(options: argparse.Namespace, home: Home, site: Site) -> None:
     old = home.settings() if home.is_made else None
     settings = told(old, options.host, dict(options.port), options.workers)
+    check_workers(settings)
     servers = up(home, settings, site, lambda line: say(f"infra/up: {line}"))
     rows = [("postgres", f"127.0.0.1:{settings.ports['postgres']}")]
     rows += [(service.daemon.name, service.address) for service in servers.all()]

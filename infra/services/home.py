@@ -68,7 +68,10 @@ class Home:
             if self.tls.exists():
                 self.tls.chmod(PRIVATE)
         except OSError as error:
-            raise InputError(f"--home {self.root} cannot be written ({error}); name a directory of yours") from error
+            raise self._closed(error) from error
+
+    def _closed(self, error: OSError) -> InputError:
+        return InputError(f"--home {self.root} cannot be written ({error}); name a directory of yours")
 
     @property
     def is_made(self) -> bool:
@@ -97,11 +100,14 @@ class Home:
         """Keep other commands away from this set while the body lasts.
 
         Raises:
-            InputError: another one is at work on it.
+            InputError: another one is at work on it, or nobody may be.
         """
-        self.root.parent.mkdir(parents=True, exist_ok=True)
-        # Beside the home, which infra/restore replaces as a whole.
-        lock = os.open(self.root.with_name(f".{self.root.name}.lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            self.root.parent.mkdir(parents=True, exist_ok=True)
+            # Beside the home, which infra/restore replaces as a whole.
+            lock = os.open(self.root.with_name(f".{self.root.name}.lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise self._closed(error) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield

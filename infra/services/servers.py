@@ -5,6 +5,7 @@ Commands hold no secrets, since everybody on a host can read them; those go by e
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
@@ -19,6 +20,7 @@ from infra.services.home import LOOPBACK, Home, Settings
 from infra.services.postgres import Postgres
 from infra.services.vault import Vault, write_privately
 from tasks.cluster.hardware import describe, usable_cores
+from tasks.errors import InputError
 from tasks.web import ask, status
 
 USER, ADMIN = "paceline", "admin"
@@ -37,6 +39,10 @@ auth_cache_ttl_seconds = {AUTH_CACHE_SECONDS}
 """
 
 
+Port = tuple[str, str, int]
+"""What `infra/up --port` calls it, its address and its number."""
+
+
 @dataclass(frozen=True)
 class Service:
     """One service of a set, PostgreSQL aside."""
@@ -44,8 +50,8 @@ class Service:
     daemon: Daemon
     command: tuple[str, ...]
     environment: Mapping[str, str]
-    ports: tuple[tuple[str, int], ...]
-    """Address and port of each that it listens on."""
+    ports: tuple[Port, ...]
+    """That it listens on."""
     check: Callable[[], None]
     """Raises while it is not well."""
     address: str
@@ -141,7 +147,7 @@ class Servers:
             daemon=self._daemon("prefect"),
             command=_python("prefect", "server", "start", "--host", host, "--port", str(port)),
             environment=self.prefect_environment(),
-            ports=((host, port),),
+            ports=(("prefect", host, port),),
             check=lambda: _require(ask(f"{self.prefect_url}/admin/version", self._prefect_user)),
             address=self.prefect_url,
         )
@@ -153,7 +159,7 @@ class Servers:
             daemon=self._daemon("mlflow"),
             command=(*command, "--app-name", "basic-auth"),
             environment=self.mlflow_environment(),
-            ports=((host, port),),
+            ports=(("mlflow", host, port),),
             check=self._check_mlflow,
             address=self.mlflow_url,
         )
@@ -177,7 +183,7 @@ class Servers:
             daemon=self._daemon("scheduler"),
             command=(*command, *self._tls(), "--no-dashboard", "--dashboard-address", f"{LOOPBACK}:{status_port}"),
             environment=self._dask_environment(),
-            ports=((host, port), (LOOPBACK, status_port)),
+            ports=(("scheduler", host, port), ("dashboard", LOOPBACK, status_port)),
             check=lambda: _require(ask(f"{self._dashboard}/health")),
             address=f"{self.scheduler_address}, status and metrics on {self._dashboard}",
         )
@@ -220,6 +226,22 @@ class Servers:
 
 def _python(module: str, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", module, *arguments)
+
+
+def check_workers(settings: Settings) -> None:
+    """Whether this host can have as many workers as it is told to.
+
+    Raises:
+        InputError: it cannot.
+    """
+    asked = settings.num_workers or 0
+    if asked < 0:
+        raise InputError(f"--workers {asked}; give how many, or 0 for as many as fit")
+    gpus = describe().gpus
+    if gpus and asked > len(gpus):
+        raise InputError(f"--workers {asked}, and this host has {len(gpus)} GPUs; each has one worker")
+    if gpus and importlib.util.find_spec("dask_cuda") is None:
+        raise InputError("this host has GPUs, and dask-cuda is not installed: pip install --editable '.[cuda]'")
 
 
 def _inherited() -> dict[str, str]:

@@ -17,7 +17,7 @@ from infra.services.archive import dump_databases
 from infra.services.daemon import Daemon
 from infra.services.home import LOOPBACK, Home, Settings, is_free
 from infra.services.postgres import Postgres
-from infra.services.servers import Servers, Service
+from infra.services.servers import Port, Servers, Service
 from infra.services.vault import Vault, write_privately
 from tasks.errors import InputError, RunError
 from tasks.redact import redact
@@ -54,9 +54,11 @@ def up(home: Home, settings: Settings, site: Site, say: Say) -> Servers:
     vault = Vault(home.secrets)
     vault.fill()
     if not home.tls.exists():
-        subprocess.run([CERTIFICATES, home.tls], check=True, stdout=subprocess.DEVNULL)
+        made = subprocess.run([CERTIFICATES, home.tls], stdout=subprocess.DEVNULL, check=False)
+        if made.returncode != 0:
+            raise InputError("infra/certificates failed, as it says above; install openssl, and call infra/up again")
     postgres = Postgres(home, settings.ports["postgres"], vault)
-    _start(postgres.daemon, postgres.start, ((LOOPBACK, settings.ports["postgres"]),), say)
+    _start(postgres.daemon, postgres.start, (("postgres", LOOPBACK, settings.ports["postgres"]),), say)
     postgres.daemon.wait(postgres.check, START_SECONDS)
     postgres.open_databases()
     servers = Servers(home, settings, vault, postgres, site)
@@ -106,18 +108,18 @@ def _start_service(service: Service, say: Say) -> bool:
     return _start(service.daemon, start, service.ports, say)
 
 
-def _start(daemon: Daemon, start: Callable[[], None], ports: tuple[tuple[str, int], ...], say: Say) -> bool:
+def _start(daemon: Daemon, start: Callable[[], None], ports: tuple[Port, ...], say: Say) -> bool:
     """Start a service unless it runs; whether it was started."""
     pid = daemon.pid()
     if pid is not None:
         say(f"{daemon.name} runs already (process {pid})")
         return False
     daemon.end(signal.SIGKILL, END_SECONDS)  # what it has left behind may hold its port
-    for host, port in ports:
+    for setting, host, port in ports:
         if not _becomes_free(host, port):
             raise InputError(
                 f"port {port} on {host} cannot be listened on, and {daemon.name} needs it; end whoever has it, or "
-                f"choose another: infra/up --port {daemon.name}=NUMBER"
+                f"choose another: infra/up --port {setting}=NUMBER"
             )
     start()
     say(f"{daemon.name} started (process {daemon.pid()})")

@@ -171,6 +171,7 @@ def test_what_runs_is_left_alone_and_what_was_killed_comes_back(services, mlflow
     ("command", "arguments", "said"),
     [
         ("up", ["--workers", "1"], "infra/down first"),
+        ("up", ["--workers", "-1"], "--workers -1; give how many, or 0 for as many as fit"),
         ("up", ["--host", "0.0.0.0"], "name the one by which they reach it"),
         ("up", ["--port", "nobody=1"], "names no service; use one of postgres"),
         ("restore", [__file__], "infra/down first"),
@@ -192,6 +193,10 @@ def test_what_cannot_be_started_or_restored_leaves_nothing_running(services, tmp
     assert taken.returncode == 2
     assert "cannot be listened on, and postgres needs it" in taken.stderr
     assert other.family() == []
+    (tmp_path / "file").touch()
+    closed = Services(tmp_path / "file" / "home").command("down")
+    assert (closed.returncode, len(closed.stderr.splitlines())) == (2, 1), closed.stderr
+    assert "cannot be written" in closed.stderr
     nothing = Services(tmp_path / "nothing")
     for command, arguments, said in (
         ("backup", [tmp_path / "a.tar"], "holds no services"),

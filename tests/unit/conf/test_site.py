@@ -1,9 +1,12 @@
+import os
 from pathlib import Path
+from urllib.request import proxy_bypass
 
+import pytest
 import yaml
 
 from conf.load import PRESETS
-from conf.site import QUIET_ENVIRONMENT, Site, quieten
+from conf.site import QUIET_ENVIRONMENT, Site, quieten, spare_loopback
 
 
 def test_state_lies_in_the_working_directory_unless_told(monkeypatch, tmp_path):
@@ -34,8 +37,6 @@ def test_the_environment_decides(monkeypatch, tmp_path):
 
 
 def test_telemetry_is_off_unless_the_user_says_otherwise(monkeypatch):
-    import os
-
     for name in QUIET_ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PREFECT_SERVER_ANALYTICS_ENABLED", "true")
@@ -49,3 +50,22 @@ def test_what_workers_beside_a_store_are_told_is_something_that_is_listened_to()
     known = {field.validation_alias for field in Site.model_fields.values()}
     assert {name for name in told if name.startswith("PACELINE_")} <= known
     assert not any(word in name for name in told for word in ("KEY", "SECRET", "TOKEN"))
+
+
+@pytest.mark.parametrize(
+    ("known", "spared"),
+    [("", "127.0.0.1,localhost"), ("intra.net, localhost", "intra.net,localhost,127.0.0.1"), ("*", "*")],
+)
+def test_what_a_host_asks_itself_goes_by_no_proxy(known, spared, monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("no_proxy", known)
+    spare_loopback()
+    assert os.environ["no_proxy"] == known, "there is no proxy"
+    monkeypatch.setenv("https_proxy", "http://proxy:3128")
+    monkeypatch.setenv("NO_PROXY", known)
+    spare_loopback()
+    assert os.environ["no_proxy"] == os.environ["NO_PROXY"] == spared
+    if known != "*":
+        assert proxy_bypass("127.0.0.1:4200")
+        assert not proxy_bypass("elsewhere.net")
