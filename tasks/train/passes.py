@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import torch
 
-from tasks.errors import MemoryLimitError
+from tasks.errors import MeasureMemoryError, MemoryLimitError
 from tasks.model.objective import LabelledBatch
 
 
@@ -48,10 +48,10 @@ def out_of_memory(batch: LabelledBatch, error: torch.OutOfMemoryError) -> Memory
 
 
 def too_many(error: BaseException | None) -> int | None:
-    """The samples of the pass that did not fit, where that has led to an error; None where it has not.
+    """The samples of the training's pass that did not fit, where that has led to an error; None where it has not.
 
     It may lie behind others: the end of a recording that it broke off fails as well.
     """
-    while error is not None and not isinstance(error, MemoryLimitError):
+    while error is not None and not isinstance(error, (MemoryLimitError, MeasureMemoryError)):
         error = error.__cause__ or error.__context__
-    return error.num_samples if error is not None else None
+    return error.num_samples if isinstance(error, MemoryLimitError) else None

@@ -445,7 +445,7 @@ def main(spec_path: str) -> int:
             "traceback": redact(traceback.format_exc()),
             "time": time.time(),
             "final": isinstance(error, PacelineError),
-            "too_many": None if isinstance(error, MeasureMemoryError) else too_many(error),
+            "too_many": too_many(error),
             "unmeasured": error.stage if isinstance(error, MeasureMemoryError) else None,
         }
         pulse.last_words(facts)
