@@ -306,7 +306,7 @@ def _on_gpu(trainings: Trainings, arm: StudyArm, goal: Goal, gpu: Gpu) -> Way:
         name=arm.name,
         device=row.label if row else gpu.sheet.name,
         is_measured=False,
-        basis=_basis(gpu, row),
+        basis=_basis(arm.name, gpu, row),
         target_seconds=to_target,
         whole_seconds=whole,
         joules=_joules(trainings.of(arm), gpu, row),
@@ -315,12 +315,15 @@ def _on_gpu(trainings: Trainings, arm: StudyArm, goal: Goal, gpu: Gpu) -> Way:
     )
 
 
-def _basis(gpu: Gpu, row: HardwareRow | None) -> str:
+def _basis(name: str, gpu: Gpu, row: HardwareRow | None) -> str:
+    rates = gpu.rates.get(name)
+    # Training and prediction may be known of two devices: what was timed here is never told as another's.
+    here = f"; prediction measured on this host's {gpu.name}" if rates is not None and rates.gpu is not None else ""
     if row is not None:
-        return f"estimate: {row.num_runs} matched runs in the store"
+        return f"estimate: {row.num_runs} matched runs in the store{here}"
     if gpu.cost is None:
-        return f"not measured, {NO_BASIS}"
-    return f"estimate: bound by data sheet ({gpu.sheet.source})"
+        return f"not measured, {NO_BASIS}{here}"
+    return f"estimate: bound by data sheet ({gpu.sheet.source}){here}"
 
 
 def _training_cells(runs: Sequence[ArmRun], goal: Goal, gpu: Gpu, row: HardwareRow | None) -> tuple[Cell, Cell]:

@@ -55,7 +55,8 @@ def said_in_a_rank(job, what, directory):
     (directory / "rank").mkdir()
     (directory / "spec.json").write_text(json.dumps(spec))
     command = [sys.executable, HERE / "in_a_rank.py", directory / "spec.json", what, SECONDS]
-    environment = rank_environment(os.environ, job.plan.num_threads, None, ()) | {"PYTHONPATH": str(ROOT)}
+    environment = rank_environment(os.environ, job.plan.num_threads, None, tuple(spec["devices"]))
+    environment |= {"PYTHONPATH": str(ROOT)}
     return last_line(command, environment)
 
 

@@ -246,6 +246,8 @@ def test_a_gpu_of_this_host_is_measured():
     assert (scratch.executed.kind, scratch.executed.value) == ("measured", 80_000.0)
     assert scratch.executed.basis == "on this host's L4"
     assert tuned.executed.kind == "at most"
+    assert scratch.basis.endswith("; prediction measured on this host's L4")
+    assert "measured on" not in tuned.basis
 
 
 def test_the_table_and_the_page_say_how_each_figure_is_known():
