@@ -302,28 +302,28 @@ def _on_gpu(trainings: Trainings, arm: StudyArm, goal: Goal, gpu: Gpu) -> Way:
         to_target = whole = unmeasured("no basis: where the classifier is fitted was not tried")
     else:
         to_target, whole = _training_cells(trainings.of(arm), goal, gpu, row)
+    executed = _predicted(arm.name, gpu, row)
+    # Training and prediction may be known of two devices: what was timed here is never told as another's.
+    here = f"; prediction measured {executed.basis}" if executed.kind == "measured" else ""
     return Way(
         name=arm.name,
         device=row.label if row else gpu.sheet.name,
         is_measured=False,
-        basis=_basis(arm.name, gpu, row),
+        basis=_basis(gpu, row) + here,
         target_seconds=to_target,
         whole_seconds=whole,
         joules=_joules(trainings.of(arm), gpu, row),
         eager=unmeasured(),
-        executed=_predicted(arm.name, gpu, row),
+        executed=executed,
     )
 
 
-def _basis(name: str, gpu: Gpu, row: HardwareRow | None) -> str:
-    rates = gpu.rates.get(name)
-    # Training and prediction may be known of two devices: what was timed here is never told as another's.
-    here = f"; prediction measured on this host's {gpu.name}" if rates is not None and rates.gpu is not None else ""
+def _basis(gpu: Gpu, row: HardwareRow | None) -> str:
     if row is not None:
-        return f"estimate: {row.num_runs} matched runs in the store{here}"
+        return f"estimate: {row.num_runs} matched runs in the store"
     if gpu.cost is None:
-        return f"not measured, {NO_BASIS}{here}"
-    return f"estimate: bound by data sheet ({gpu.sheet.source}){here}"
+        return f"not measured, {NO_BASIS}"
+    return f"estimate: bound by data sheet ({gpu.sheet.source})"
 
 
 def _training_cells(runs: Sequence[ArmRun], goal: Goal, gpu: Gpu, row: HardwareRow | None) -> tuple[Cell, Cell]:

@@ -91,8 +91,8 @@ def paceline(program, prefect_url):
 def call(paceline):
     """Calls the program, which must succeed; the JSON on its stdout."""
 
-    def to_the_end(*arguments):
-        process = paceline(*map(str, arguments), "--json")
+    def to_the_end(*arguments, **environment):
+        process = paceline(*map(str, arguments), "--json", **environment)
         out, said = process.communicate(timeout=280)
         assert process.returncode == 0, said
         return json.loads(out.splitlines()[-1])

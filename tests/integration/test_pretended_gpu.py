@@ -3,7 +3,6 @@ how fast they are, but that they go to their end, with the CPU's numbers.
 """
 
 import importlib.util
-import json
 import os
 import subprocess
 import sys
@@ -46,7 +45,7 @@ def with_gpu(tmp_path_factory):
     }
 
 
-def test_tests_of_the_gpu_pass(with_gpu, tmp_path):
+def test_tests_of_the_gpu_pass(with_gpu):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu", "-k", ON_DEVICE]
     done = subprocess.run(command, cwd=ROOT, env=os.environ | with_gpu, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
@@ -88,15 +87,10 @@ def test_it_refuses_what_a_gpu_refuses_and_a_graph_is_one(with_gpu):
 
 
 @pytest.fixture(scope="module")
-def run(paceline, with_gpu):
+def run(call, with_gpu):
     def to_the_end(accelerator, *overrides):
         given = with_gpu if accelerator == "gpu" else {}
-        started = paceline(
-            "run", "digits", *FIXED, f"execution.accelerator={accelerator}", *overrides, "--json", **given
-        )
-        out, said = started.communicate(timeout=280)
-        assert started.returncode == 0, said
-        return json.loads(out.splitlines()[-1])
+        return call("run", "digits", *FIXED, f"execution.accelerator={accelerator}", *overrides, **given)
 
     return to_the_end
 

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import torch
+from pretended_nvml import MEMORY_BYTES, NAME
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 DEVICE = torch.device("cuda", 0)
-MEMORY_BYTES = 8 << 30
 ON_HOST = {"device": torch.device("cpu"), "pin_memory": False}
 """Where the numbers really are."""
 _aten = torch.ops.aten
@@ -131,7 +131,6 @@ def _check_devices(func, flat):
 def _wait(func):
     if _state.recording is not None:
         raise CudaError(f"{func}: the host waits for the device while a graph is captured")
-    _state.num_waits += 1
 
 
 class _State:
@@ -139,7 +138,6 @@ class _State:
 
     def __init__(self):
         self.recording = None
-        self.num_waits = 0
         self.stream = threading.local()
 
 
@@ -280,14 +278,6 @@ class CUDAGraph:
                 if is_own and old.data_ptr() != new.data_ptr():
                     old.copy_(new)
 
-    def reset(self):
-        """Let go of it."""
-        self._calls.clear()
-
-    def pool(self):
-        """Where its memory comes from."""
-        return (0, id(self))
-
 
 @contextmanager
 def graph(captured, pool=None, stream=None, capture_error_mode="global"):
@@ -328,7 +318,7 @@ def install():
     install.library = library  # lives as long as the process
     torch.__future__.set_swap_module_params_on_conversion(True)  # keeps parameters who they are
     properties = SimpleNamespace(
-        name="Pretended GPU",
+        name=NAME,
         major=9,
         minor=0,
         total_memory=MEMORY_BYTES,
@@ -380,8 +370,3 @@ def _through_host(make):
         return on_host if device is None else on_host.to(device)
 
     return made
-
-
-def num_waits():
-    """How often the host has waited for the device until now."""
-    return _state.num_waits
