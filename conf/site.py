@@ -29,8 +29,6 @@ QUIET_ENVIRONMENT = {
 
 PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 OWN_NAMES = ("127.0.0.1", "localhost")
-TRACKING_USER = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
-"""What MLflow's client logs in with; it reads these variables itself."""
 
 
 def _directory_of_leases() -> Path:
@@ -102,11 +100,6 @@ class Site(BaseSettings):
     def artifact_root(self) -> str | None:
         """Where artifacts of the default store lie; None when a given store decides."""
         return None if self.tracking_uri_given else (self.root / "mlartifacts").as_uri()
-
-
-def tracking_user() -> dict[str, str]:
-    """What this process logs in to MLflow with, by the names of the variables; empty where nobody is named."""
-    return {name: os.environ[name] for name in TRACKING_USER if os.environ.get(name)}
 
 
 def quieten() -> None:

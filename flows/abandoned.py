@@ -12,6 +12,7 @@ from prefect import get_run_logger
 from conf.site import Site
 from tasks.errors import InputError
 from tasks.track import run as tracking
+from tasks.track.metrics import deliver_rest
 from tasks.track.run import RunHandle
 from tasks.track.search import FoundRun, find_runs
 from tasks.train.owner import is_owned, own
@@ -42,8 +43,10 @@ def _end(site: Site, experiment: str, run: FoundRun) -> None:
         if handle.client.get_run(run.run_id).info.status == "RUNNING":
             role = run.tags.get("paceline.role")
             way_on = f"; go on with: paceline {role} --resume {run.run_id}" if role in RESUMABLE else ""
+            warn = get_run_logger().warning
+            deliver_rest(site.root / "runs" / run.run_id, site.tracking_uri, run.run_id, warn)
             tracking.finish(handle, "KILLED", f"its process had gone without a word{way_on}")
-            get_run_logger().warning("MLflow run %s was left RUNNING by a process that is gone: KILLED", run.run_id)
+            warn("MLflow run %s was left RUNNING by a process that is gone: KILLED", run.run_id)
 
 
 def _directory(site: Site, run: FoundRun) -> Path:

@@ -286,8 +286,8 @@ BASELINE = Arm(num_devices=1, precision="32-true", compile="off", memory_format=
 """What a run is divided by unless it is told otherwise."""
 
 
-KeptMetric = tuple[str, float, int, int]
-"""A metric that can lie in a checkpoint: name, value, Unix time in milliseconds, step."""
+LoggedMetric = tuple[str, float, int, int]
+"""Name, value, Unix time in milliseconds, step."""
 
 
 class Block(Record):
@@ -595,9 +595,8 @@ class RankSpec(Record):
     pretrained: Pretrained | None = None
     """None to begin by the seed."""
     run_id: str
-    tracking_uri: str
     directory: str
-    """Where this rank writes its log, result and predictions."""
+    """Where this rank writes its log, metrics, result and predictions."""
     checkpoint_directory: str
     resume_from: str | None
     rank: int

@@ -97,11 +97,6 @@ def is_loopback(address: str) -> bool:
     return host in LOOPBACK or host.startswith("127.")
 
 
-def is_private(address: str) -> bool:
-    """Whether what is said by way of a scheduler stays among its own parts."""
-    return address.startswith(SCHEME) or is_loopback(address)
-
-
 def certificates(settings: Cluster, site: Site) -> Certificates | None:
     """The certificates for a cluster; None where it goes without TLS.
 

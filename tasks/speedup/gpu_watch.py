@@ -39,6 +39,19 @@ class GpuSample:
     """Processes with a compute context on it."""
 
 
+@dataclass(frozen=True)
+class GpuLoad:
+    """How much of one GPU is used now; None where the driver does not tell."""
+
+    used_bytes: int | None
+    memory_bytes: int | None
+    busy_percent: float | None
+    """Of the driver's last sampling period, in which a kernel ran."""
+    watts: float | None
+    most_watts: float | None
+    """The board's limit."""
+
+
 @contextmanager
 def nvml() -> Iterator[Any | None]:
     """The NVML module, initialised; None where there is no driver."""
@@ -67,14 +80,30 @@ def told(read: Callable[..., T], *arguments: Any) -> T | None:
 
 def sample_gpus(uuids: Iterable[str]) -> dict[str, GpuSample]:
     """The state of each GPU now, by UUID; those that the driver does not know are left out."""
+    with _handles(uuids) as (library, handles):
+        return {uuid: _sample(library, handle) for uuid, handle in handles.items()}
+
+
+def gpu_loads(uuids: Iterable[str]) -> dict[int, GpuLoad]:
+    """How much of each GPU is used now, by NVML's index; those that the driver does not know are left out."""
+    with _handles(uuids) as (library, handles):
+        indices = {told(library.nvmlDeviceGetIndex, handle): handle for handle in handles.values()}
+        return {index: _load(library, handle) for index, handle in indices.items() if index is not None}
+
+
+@contextmanager
+def _handles(uuids: Iterable[str]) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """NVML, and its handles of the GPUs that it knows, by UUID; none of either where there is no driver."""
     wanted = tuple(uuids)
     if not wanted:
-        return {}
+        yield None, {}
+        return
     with nvml() as library:
         if library is None:
-            return {}
-        handles = {uuid: told(library.nvmlDeviceGetHandleByUUID, uuid) for uuid in wanted}
-        return {uuid: _sample(library, handle) for uuid, handle in handles.items() if handle is not None}
+            yield None, {}
+            return
+        found = {uuid: told(library.nvmlDeviceGetHandleByUUID, uuid) for uuid in wanted}
+        yield library, {uuid: handle for uuid, handle in found.items() if handle is not None}
 
 
 def gpu_joules(uuids: Iterable[str]) -> float | None:
@@ -93,6 +122,20 @@ def gpu_joules(uuids: Iterable[str]) -> float | None:
                 return None
             total += millijoules / 1000
         return total
+
+
+def _load(library: Any, handle: Any) -> GpuLoad:
+    memory = told(library.nvmlDeviceGetMemoryInfo, handle)
+    rates = told(library.nvmlDeviceGetUtilizationRates, handle)
+    milliwatts = told(library.nvmlDeviceGetPowerUsage, handle)
+    most_milliwatts = told(library.nvmlDeviceGetEnforcedPowerLimit, handle)
+    return GpuLoad(
+        used_bytes=None if memory is None else int(memory.used),
+        memory_bytes=None if memory is None else int(memory.total),
+        busy_percent=None if rates is None else float(rates.gpu),
+        watts=None if milliwatts is None else milliwatts / 1000,
+        most_watts=None if most_milliwatts is None else most_milliwatts / 1000,
+    )
 
 
 def _sample(library: Any, handle: Any) -> GpuSample:

@@ -9,10 +9,10 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, Trainer
@@ -21,7 +21,6 @@ from tasks.errors import RunError
 from tasks.model.module import Learner
 from tasks.model.objective import BatchSource, LabelledBatch
 from tasks.model.task import Task
-from tasks.records import KeptMetric
 from tasks.train.checkpoint import checkpoint_path
 from tasks.train.exposure import communication_fraction
 from tasks.train.group import average_buffers, reduced
@@ -29,18 +28,7 @@ from tasks.train.loop import StepLoop
 from tasks.train.stopwatch import Stopwatch
 
 MAX_LOG_STEPS = 50
-UNDELIVERED = "undelivered"
 LogMetrics = Callable[[dict[str, float], int], None]
-
-
-class KeepsMetrics(Protocol):
-    """Metrics on their way."""
-
-    def undelivered(self) -> list[KeptMetric]:
-        """What has not arrived yet."""
-
-    def log_again(self, kept: Iterable[KeptMetric]) -> None:
-        """Deliver."""
 
 
 class StepLoader:
@@ -235,7 +223,6 @@ class CheckpointCallback(Callback):
         directory: of the run's checkpoints.
         every_steps: inside an epoch; None for its end only.
         progress: closes the loss window first, so that the saved curve is whole.
-        writer: whose undelivered metrics lie in the checkpoint, and are delivered after a resume; None on other ranks.
     """
 
     def __init__(
@@ -244,9 +231,7 @@ class CheckpointCallback(Callback):
         directory: Path,
         every_steps: int | None,
         progress: ProgressCallback,
-        writer: KeepsMetrics | None = None,
     ) -> None:
-        self._writer = writer
         self._stopwatch = stopwatch
         self._directory = directory
         self._every_steps = every_steps
@@ -267,15 +252,6 @@ class CheckpointCallback(Callback):
         self._save(trainer, pl_module)
         self._progress.write_progress(trainer, pl_module)  # the coordinator acts on what is kept
         self.epoch_ends.append(self._stopwatch.elapsed("probe"))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Metrics that the store may not have when this process ends."""
-        return {UNDELIVERED: [list(kept) for kept in self._writer.undelivered()] if self._writer else []}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Deliver them after all; the writer leaves out what has arrived."""
-        if self._writer is not None:
-            self._writer.log_again((key, value, when, step) for key, value, when, step in state_dict[UNDELIVERED])
 
     def _save(self, trainer: Trainer, learner: Learner) -> None:
         with self._stopwatch.during("checkpoint"):

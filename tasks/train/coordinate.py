@@ -30,6 +30,7 @@ from tasks.records import (
     Search,
     TrainResult,
 )
+from tasks.track.metrics import delivered
 from tasks.train.checkpoint import newest_verified, step_of
 from tasks.train.gang import ANSWER_SECONDS, Gang, Told, ask
 from tasks.train.launch import PROBE_FILE, SEARCH_FILE, Seat, devices_beside
@@ -105,7 +106,9 @@ def train_group(job: TrainJob, address: str, on_progress: Progress | None = None
         LostError: a worker, a host or the scheduler was lost, and did not come back.
         TimeLimitError: the stage's time is over.
     """
-    return _merge(*_group(job, address, on_progress, tell))
+    with delivered(job.directory, job.tracking_uri, job.run_id, tell):
+        outcomes, recovery = _group(job, address, on_progress, tell)
+    return _merge(outcomes, recovery)
 
 
 def measure_group(job: TrainJob, address: str, tell: Told = print) -> MeasureResult:
@@ -302,7 +305,6 @@ def _specs(client: Client, job: TrainJob, seats: list[Seat], attempt: int, resum
             prepared=job.prepared,
             pretrained=job.pretrained,
             run_id=job.run_id,
-            tracking_uri=job.tracking_uri,
             directory=str(job.directory / f"attempt-{attempt}" / f"rank-{seat.rank}"),
             checkpoint_directory=str(job.checkpoints),
             resume_from=str(resume_from) if resume_from else None,

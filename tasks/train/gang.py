@@ -12,10 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from conf.site import tracking_user
 from tasks import deadline
 from tasks.cluster.address import workers
-from tasks.cluster.tls import is_private
 from tasks.errors import LostError, RankError
 from tasks.records import RankSpec
 from tasks.train.launch import Seat
@@ -155,11 +153,8 @@ class Gang:
         """
         self._is_started = True
         self._heard = [time.monotonic()] * len(self._seats)
-        # Workers need not know the user who trains; the first rank does, which writes to MLflow, and no stranger may.
-        scheduler = self._client.scheduler
-        user = tracking_user() if scheduler is not None and is_private(str(scheduler.address)) else {}
         requests = [
-            (seat.worker, order, (self._keys[seat.rank], spec.model_dump_json(), {} if spec.rank else user))
+            (seat.worker, order, (self._keys[seat.rank], spec.model_dump_json()))
             for seat, spec in zip(self._seats, specs, strict=True)
         ]
         for seat, answer in zip(self._seats, ask(self._client, requests, ANSWER_SECONDS), strict=True):

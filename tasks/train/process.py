@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -25,29 +24,23 @@ from tasks.train.standby import PARENT, Standby, standby_command, take
 
 GRACE_SECONDS = 1.5
 RANK_MODULE = "tasks.train.worker"
-WRITER_MODULE = "tasks.track.metrics"
-"""What a rank that writes metrics imports beside it: MLflow, for a second."""
 
 _ready: list[Standby] = []
 
 
-def keep_ready(num_threads: int, host: str, devices: tuple[str, ...], writes: bool) -> None:
+def keep_ready(num_threads: int, host: str, devices: tuple[str, ...]) -> None:
     """Start a process that a rank of this worker can begin in; to be run on the worker.
 
     Args:
         num_threads: CPU threads of the rank.
         host: this host's address in the group.
         devices: GPU UUIDs of the host, in one order for all its ranks; empty on CPUs.
-        writes: whether the rank writes metrics.
     """
-    modules = (RANK_MODULE, WRITER_MODULE) if writes else (RANK_MODULE,)
     environment = rank_environment(os.environ, num_threads, interface_of(host), devices)
-    _ready.append(Standby(standby_command(*modules), environment))
+    _ready.append(Standby(standby_command(RANK_MODULE), environment))
 
 
-def start_rank(
-    spec: RankSpec, spec_path: Path, lease: Lease, pulse: PulseReader, user: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
+def start_rank(spec: RankSpec, spec_path: Path, lease: Lease, pulse: PulseReader) -> subprocess.Popen[bytes]:
     """Start a rank, in a process that was kept ready for it if there is one."""
     environment = rank_environment(os.environ, spec.plan.num_threads, spec.interface, spec.devices)
     own = {
@@ -55,7 +48,6 @@ def start_rank(
         "TORCHINDUCTOR_CACHE_DIR": str(private_directory(Path(spec.compile_cache)) / cpu_kind()),
         "PACELINE_SPAWNED_AT": repr(time.monotonic()),  # one clock for all processes of a host
         PARENT: str(os.getpid()),
-        **user,
     }
     try:
         with (spec_path.parent / "log.txt").open("ab") as log:

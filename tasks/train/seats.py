@@ -98,7 +98,7 @@ def prepare_seats(address: str, config: Config, plan: Plan) -> None:
         requests = []
         for seat in seats:
             devices = devices_beside(seat, seats) if plan.accelerator == "gpu" else ()
-            requests.append((seat.worker, keep_ready, (plan.num_threads, seat.host, devices, seat.rank == 0)))
+            requests.append((seat.worker, keep_ready, (plan.num_threads, seat.host, devices)))
         ask(client, requests, ANSWER_SECONDS)
 
 

@@ -77,9 +77,9 @@ def take(ready: list[Standby], environment: Mapping[str, str]) -> Standby | None
     return None
 
 
-def standby_command(run: str, *imported: str) -> list[str]:
-    """The command of a process that imports modules, and will call the first one's `main` with a spec's path."""
-    return [sys.executable, "-m", __name__, run, *imported]
+def standby_command(run: str) -> list[str]:
+    """The command of a process that imports a module, and will call its `main` with a spec's path."""
+    return [sys.executable, "-m", __name__, run]
 
 
 # The process
@@ -110,13 +110,11 @@ def _ordered() -> str:
     return str(order["spec"])
 
 
-def main(run: str, *imported: str) -> int:
-    """Import the modules, wait, and run the first."""
+def main(run: str) -> int:
+    """Import the module, wait, and run it."""
     die_with_supervisor()
     gc.disable()  # until the rank begins: looking for garbage among what is imported takes a quarter of the time
     program = importlib.import_module(run)
-    for name in imported:
-        importlib.import_module(name)
     status: int = program.main(_ordered())
     return status
 

@@ -19,6 +19,7 @@ from tasks.errors import StoppedError
 from tasks.kept import find_kept, keep
 from tasks.records import Choice, MeasureResult, TrainResult
 from tasks.redact import discreet
+from tasks.track.metrics import deliver_rest
 from tasks.train.checkpoint import newest_verified
 from tasks.train.coordinate import TrainJob, measure_group, train_group
 
@@ -68,6 +69,7 @@ def _train_once(job: TrainJob, address: str) -> TrainResult:
     done = find_kept(job.kept, TrainResult) if job.resume else None
     if done is not None:
         logger.info("The training is finished already (%s)", job.kept)
+        deliver_rest(job.directory, job.tracking_uri, job.run_id, logger.warning)
         return done
     with deadline.limited("limits.train_seconds", job.config.limits.train_seconds):
         result = _train(job, address)

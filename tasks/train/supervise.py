@@ -96,7 +96,6 @@ class _Watch:
         self.owner: Owner | None = None
         self.held = False
         self.spec_json: str | None = None
-        self.user: dict[str, str] = {}
         self.started: float | None = None
         self.pulse: PulseReader | None = None
         self.pid: int | None = None
@@ -147,16 +146,14 @@ def report(key: str, device: str) -> Report:
     return watch.report()
 
 
-def order(key: str, spec_json: str, user: dict[str, str]) -> None:
+def order(key: str, spec_json: str) -> None:
     """Have the holder of a claim run a rank; to be run on its worker.
 
     Args:
         key: of the claim.
         spec_json: a `RankSpec` as JSON.
-        user: whom the rank logs in to MLflow as (`conf.site.tracking_user`); it is written nowhere.
     """
     _watches[key].asked = time.monotonic()
-    _watches[key].user = user
     _watches[key].spec_json = spec_json
 
 
@@ -200,7 +197,7 @@ def _run(spec_json: str, lease: Lease, watch: _Watch) -> RankOutcome:
     started = time.monotonic()
     pulse = watch.pulse = PulseReader()
     try:
-        process = start_rank(spec, spec_path, lease, pulse, watch.user)
+        process = start_rank(spec, spec_path, lease, pulse)
         watch.pid, watch.started = process.pid, started
         try:
             _stay_with(process, spec, lease, watch)

@@ -18,9 +18,9 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 LOADED_AT = time.monotonic()
 if __name__ == "__main__":
@@ -32,6 +32,8 @@ from lightning.pytorch import Trainer  # noqa: E402
 from torch import nn  # noqa: E402
 
 from conf.execution import Precision  # noqa: E402
+from tasks.curves import FILE as METRICS_FILE  # noqa: E402
+from tasks.curves import MetricsFile  # noqa: E402
 from tasks.data.loading.course import Course  # noqa: E402
 from tasks.data.loading.loader import TrainLoader  # noqa: E402
 from tasks.data.split import open_split  # noqa: E402
@@ -53,6 +55,7 @@ from tasks.records import (  # noqa: E402
 from tasks.redact import redact, redact_logs  # noqa: E402
 from tasks.speedup.choice import choose  # noqa: E402
 from tasks.speedup.energy import EnergyMeter  # noqa: E402
+from tasks.speedup.load import sampled  # noqa: E402
 from tasks.speedup.validity import ValidityWatch  # noqa: E402
 from tasks.train import group  # noqa: E402
 from tasks.train.appraise import (  # noqa: E402
@@ -66,6 +69,7 @@ from tasks.train.appraise import (  # noqa: E402
 from tasks.train.callbacks import (  # noqa: E402
     BudgetCallback,
     CheckpointCallback,
+    LogMetrics,
     ProgressCallback,
     StepLoader,
     ValidationCallback,
@@ -86,9 +90,6 @@ from tasks.train.sharding import whole  # noqa: E402
 from tasks.train.standby import die_with_supervisor  # noqa: E402
 from tasks.train.stopwatch import Stopwatch  # noqa: E402
 from tasks.train.strategy import ExchangeStrategy, ShardedLearner, sharding_strategy  # noqa: E402
-
-if TYPE_CHECKING:
-    from tasks.track.metrics import MetricsWriter
 
 
 @contextmanager
@@ -138,8 +139,8 @@ class Rank:
             stack.callback(loader.close)
             with self.stopwatch.during("probe"), _measuring("probe"):
                 probe = self._probe(arm, loader)
-            writer = stack.enter_context(self._metrics()) if place.writes else None
-            learner, fit_facts = self._fit(loader, course, writer)
+            log = stack.enter_context(self._metrics()) if place.writes else None
+            learner, fit_facts = self._fit(loader, course, log)
             learner.network.to(place.device)  # Lightning has moved it to the CPU, where NCCL cannot average
             group.average_buffers(learner.network)
             with self.stopwatch.during("prediction"):
@@ -216,17 +217,16 @@ class Rank:
 
     # Training
 
-    def _fit(self, loader: TrainLoader, course: Course, writer: MetricsWriter | None) -> tuple[Learner, dict[str, Any]]:
+    def _fit(self, loader: TrainLoader, course: Course, log: LogMetrics | None) -> tuple[Learner, dict[str, Any]]:
         spec, place, watch = self.spec, self.place, self.stopwatch
         watch.switch("setup")
         kind = ShardedLearner if spec.plan.strategy == "fsdp" else Learner
         rate = self.config.learning_rate_over(spec.world_size)
         learner = kind(self._prepared_network(), place.task, self.config.recipe, rate, course)
-        log = writer.log if writer else None
         budget = BudgetCallback(watch)
         progress = ProgressCallback(watch, log, place.directory / "progress.json" if place.writes else None)
         checkpoints = CheckpointCallback(
-            watch, Path(spec.checkpoint_directory), self.config.execution.checkpoint_steps, progress, writer
+            watch, Path(spec.checkpoint_directory), self.config.execution.checkpoint_steps, progress
         )
         validation = ValidationCallback(watch, lambda: self._validate(learner.network), place.task, log)
         trainer = self._trainer([budget, progress, validation, checkpoints])
@@ -318,17 +318,11 @@ class Rank:
         )
 
     @contextmanager
-    def _metrics(self) -> Iterator[MetricsWriter]:
-        from tasks.track.metrics import MetricsWriter, system_metrics  # 2 s of imports, which one rank needs
-
-        spec = self.spec
-        resumed = spec.resume_from is not None or not self.place.directory.parent.name.endswith("-0")
-        writer = MetricsWriter(spec.tracking_uri, spec.run_id, resumed)
-        try:
-            with system_metrics(writer, spec.tracking_uri, spec.run_id):
-                yield writer
-        finally:
-            writer.close()
+    def _metrics(self) -> Iterator[LogMetrics]:
+        """Takes metrics and their step; the machine's load is among them."""
+        path = self.place.directory / METRICS_FILE
+        with closing(MetricsFile(path)) as metrics, sampled(metrics.log, self.place.gpu_uuids()):
+            yield metrics.log
 
     # Evaluating
 

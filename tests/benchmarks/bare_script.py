@@ -55,7 +55,6 @@ def train(config, prepared, home):
         plan=resolve(config, hardware.describe(), prepared.num_train),
         prepared=prepared,
         run_id="bare",
-        tracking_uri="",
         directory=str(directory),
         checkpoint_directory=str(directory / "checkpoints"),
         resume_from=None,

@@ -56,7 +56,7 @@ def said_in_a_rank(job, what, directory):
     (directory / "spec.json").write_text(json.dumps(spec))
     command = [sys.executable, HERE / "in_a_rank.py", directory / "spec.json", what, SECONDS]
     environment = rank_environment(os.environ, job.plan.num_threads, None, tuple(spec["devices"]))
-    environment |= {"PYTHONPATH": str(ROOT)}
+    environment |= {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
     return last_line(command, environment)
 
 

@@ -164,6 +164,7 @@ def may_wait(method):
 
 def idle_share(busy):
     """Of the time from the first to the last kernel, what none covers; log points, validation, checkpoints included."""
+    assert busy, "the profiler saw no kernel"
     idle, end = 0.0, busy[0][1]
     for start, stop in busy:
         idle += max(0.0, start - end)

@@ -12,7 +12,7 @@ from tasks.evaluate.metrics import evaluate_predictions, read_test_split
 from tasks.records import ProbeResult
 from tasks.speedup.statistics import arm_ratio
 from tasks.train.coordinate import train_group
-from tests.benchmarks.conftest import at_least, at_most, in_a_rank, measure, said_in_a_rank, tell
+from tests.benchmarks.conftest import SECONDS, at_least, at_most, in_a_rank, measure, said_in_a_rank, tell
 from tests.jobs import changed, planned_arm
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.gpu]
@@ -76,7 +76,7 @@ def test_goal_b_the_fast_recipes(job, cluster_address, preset, seconds_bar, accu
 
 
 def test_goal_c_the_whole_step_as_a_graph(job, cluster_address):
-    built = changed(job("twohead"), speedup={"max_seconds": 60, "num_blocks": 1000, "target_half_width": 0.01})
+    built = changed(job("twohead"), speedup={"max_seconds": SECONDS, "num_blocks": 1000, "target_half_width": 0.01})
     eager = planned_arm(built, compile="off")
     captured = planned_arm(built, compile="graph")
     probe = measure(built, cluster_address, {"baseline": eager, "candidate": captured}).probe

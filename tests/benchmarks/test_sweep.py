@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(7200)
 NUM_TRIALS = 8
 NUM_BLOCKS = 3
 BAR = 1.7
-TRIALS = ["digits", "--param", f"seed=int(1,{NUM_TRIALS})", "--sampler", "grid", "recipe.num_epochs=40"]
+TRIALS = ["digits", "--param", f"seed=int(1,{NUM_TRIALS})", "--sampler", "grid", "recipe.num_epochs=60"]
 """Trials that differ in their seeds alone, so that each costs the same."""
 
 

@@ -120,3 +120,16 @@ def test_a_run_has_the_loss_of_the_cpu(run, on_cpu, execution):
         compiled = found["train"]["compile"]
         assert compiled["num_graphs"] == 1
         assert compiled["hit_rate"] > 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("goal", "abcd")
+def test_a_goal_is_measured_to_its_end(with_gpu, goal, test_data):
+    command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "-p", "small_goals"]
+    chosen = f"goal_{goal} and not step]"  # no compiler makes code for it
+    command += ["-m", "benchmark", "tests/benchmarks/test_gpu_goals.py", "-k", chosen]
+    environment = os.environ | with_gpu | {"PACELINE_TEST_DATA": str(test_data)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert f"goal {goal.upper()}" in done.stdout
+    assert "skipped" not in done.stdout

@@ -137,7 +137,7 @@ def test_no_secret_is_in_a_log_or_on_a_command_line(services):
 
 
 def test_dask_is_given_no_secret(services):
-    """Its workers run whatever a client sends; a rank gets the password of its run's own user with its order."""
+    """Its workers run whatever a client sends; their ranks need none, for the flow tells MLflow what they log."""
     secrets = services.secrets().values()
     for name in ("scheduler", "workers"):
         for process in services.daemon(name).family():

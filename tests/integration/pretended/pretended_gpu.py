@@ -10,6 +10,8 @@ computes them again on the same tensors, as CUDA does at the same addresses.
 """
 
 import threading
+import time
+import warnings
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -101,14 +103,19 @@ def _call(func, args, kwargs):
     stays = target is None or torch.device(target).type == "cuda"
     if func in _WAITS or not stays or _is_read(func, args):
         _wait(func)
+        if _state.sync_debug_mode == "warn":
+            warnings.warn("called a synchronizing CUDA operation", stacklevel=2)
     recording = _state.recording
     if recording is not None:
         recording.check_inputs(func, flat)
         recording.keep(func, flat)
     owners = {id(one.inner): one for one in flat if isinstance(one, Pretended)}
+    began = time.perf_counter()
     inner_args, inner_kwargs = tree_unflatten([one.inner if isinstance(one, Pretended) else one for one in flat], tree)
     found = func(*inner_args, **inner_kwargs)
-    if recording is not None:
+    if recording is None:
+        _note_kernel(began)
+    else:
         recording.add(func, inner_args, inner_kwargs, found)
     if not stays:
         return found
@@ -133,12 +140,20 @@ def _wait(func):
         raise CudaError(f"{func}: the host waits for the device while a graph is captured")
 
 
+def _note_kernel(began):
+    if _state.kernels is not None:
+        _state.kernels.append((began * 1e6, time.perf_counter() * 1e6))
+
+
 class _State:
     """Of the device."""
 
     def __init__(self):
         self.recording = None
         self.stream = threading.local()
+        self.sync_debug_mode = "default"
+        self.kernels = None
+        """(start, end) in microseconds of each; None while nobody profiles."""
 
 
 _state = _State()
@@ -271,12 +286,14 @@ class CUDAGraph:
     def replay(self):
         """Compute it."""
         assert self.is_captured, "replayed before it was captured"
+        began = time.perf_counter()
         for func, args, kwargs, found in self._calls:
             again = func(*args, **kwargs)
             for old, new in zip(tree_flatten(found)[0], tree_flatten(again)[0], strict=True):
                 is_own = isinstance(old, torch.Tensor) and old.untyped_storage().data_ptr() in self._made
                 if is_own and old.data_ptr() != new.data_ptr():
                     old.copy_(new)
+        _note_kernel(began)
 
 
 @contextmanager
@@ -293,6 +310,30 @@ def graph(captured, pool=None, stream=None, capture_error_mode="global"):
 
 
 _on = stream
+
+
+class Profile:
+    """As much of torch's profiler as is asked of it: when the device was busy."""
+
+    def __init__(self, activities):
+        assert activities == [torch.profiler.ProfilerActivity.CUDA]
+
+    def __enter__(self):
+        self._kernels = _state.kernels = []
+        return self
+
+    def __exit__(self, *_):
+        _state.kernels = None
+
+    def events(self):
+        """One for each kernel."""
+        kind = torch.autograd.DeviceType.CUDA
+        times = (SimpleNamespace(start=start, end=end) for start, end in self._kernels)
+        return [SimpleNamespace(device_type=kind, time_range=time_range) for time_range in times]
+
+
+def _set_sync_debug_mode(mode):
+    _state.sync_debug_mode = mode
 
 
 def _empty(size, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
@@ -343,13 +384,14 @@ def install():
         "memory_reserved": 1 << 20,
         "reset_peak_memory_stats": None,
         "empty_cache": None,
-        "set_sync_debug_mode": None,
         "manual_seed": None,
         "manual_seed_all": None,
     }
     for name, answer in answers.items():
         setattr(torch.cuda, name, lambda *_, answer=answer, **__: answer)
     torch.cuda.synchronize = lambda device=None: _wait("torch.cuda.synchronize")
+    torch.cuda.set_sync_debug_mode = _set_sync_debug_mode
+    torch.profiler.profile = Profile
     for kind in (Stream, Event, CUDAGraph, graph, stream, current_stream):
         setattr(torch.cuda, kind.__name__, kind)
     torch.Tensor.record_stream = _record_stream

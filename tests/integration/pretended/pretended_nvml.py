@@ -65,6 +65,26 @@ def nvmlDeviceGetMemoryInfo(handle):
     return SimpleNamespace(total=MEMORY_BYTES, free=MEMORY_BYTES, used=0)
 
 
+def nvmlDeviceGetIndex(handle):
+    """Of the GPU among the host's."""
+    return 0
+
+
+def nvmlDeviceGetUtilizationRates(handle):
+    """In percent."""
+    return SimpleNamespace(gpu=50, memory=10)
+
+
+def nvmlDeviceGetPowerUsage(handle):
+    """In milliwatts."""
+    return 100_000
+
+
+def nvmlDeviceGetEnforcedPowerLimit(handle):
+    """In milliwatts."""
+    return 400_000
+
+
 def nvmlDeviceGetCurrentClocksThrottleReasons(handle):
     """None."""
     return 0
