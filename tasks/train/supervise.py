@@ -140,10 +140,11 @@ def report(key: str, device: str) -> Report:
 
     One that stands in line behind another training of this very worker has not begun, and does not know whose it is.
     """
-    watch = _watches.get(key)
+    watch, owner = _watches.get(key), None
     if watch is None:
-        return Report(state="queued", owner=Lease(Site().leases, device).owner())
-    return watch.report()
+        owner = Lease(Site().leases, device).owner()
+        watch = _watches.get(key)  # it may have begun meanwhile, and the owner be itself
+    return watch.report() if watch is not None else Report(state="queued", owner=owner)
 
 
 def order(key: str, spec_json: str) -> None:

@@ -1,0 +1,38 @@
+"""What a coordinator is told of a claim to a device."""
+
+import pytest
+
+from conf.site import Site
+from tasks.train import supervise
+from tasks.train.lease import Lease
+from tasks.train.supervise import Claim, report
+
+KEY, DEVICE = "rank-0-of-mine", "cpu here"
+
+
+@pytest.fixture
+def lease():
+    lease = Lease(Site().leases, DEVICE)
+    yield lease
+    lease.release()
+
+
+def test_a_claim_that_has_not_begun_is_told_whose_the_device_is(lease):
+    assert report(KEY, DEVICE).owner is None
+    assert lease.take("of-another", 3)
+    found = report(KEY, DEVICE)
+    assert found.state == "queued"
+    assert (found.owner.run_id, found.owner.rank) == ("of-another", 3)
+
+
+def test_a_claim_that_begins_while_it_is_asked_for_does_not_wait_for_itself(lease, monkeypatch):
+    class Begins(Lease):
+        def owner(self):
+            watch = supervise._Watch(Claim(key=KEY, run_id="mine", rank=0, device=DEVICE))
+            monkeypatch.setitem(supervise._watches, KEY, watch)
+            watch.held = lease.take("mine", 0)
+            return super().owner()
+
+    monkeypatch.setattr(supervise, "Lease", Begins)
+    found = report(KEY, DEVICE)
+    assert (found.state, found.owner) == ("held", None)
