@@ -24,7 +24,7 @@ from tasks.records import RankSpec
 from tasks.speedup.probe import ArmRunner, run_probe
 from tasks.speedup.validity import ValidityWatch
 from tasks.train.bare_step import BareStep, StepInputs
-from tasks.train.callbacks import CheckpointCallback, ProgressCallback, ValidationCallback, log_steps
+from tasks.train.callbacks import BudgetCallback, CheckpointCallback, ProgressCallback, ValidationCallback, log_steps
 from tasks.train.place import Place
 from tasks.train.precision import forward_context, prepare_network
 from tasks.train.pulse import Pulse
@@ -137,12 +137,12 @@ def device(place):
     for kind, name in ((ProgressCallback, "close_window"), (ValidationCallback, "on_train_epoch_end")):
         setattr(kind, name, may_wait(getattr(kind, name)))
     CheckpointCallback._save = may_wait(CheckpointCallback._save)
+    BudgetCallback.on_train_end = watched_until(BudgetCallback.on_train_end)
     new = new_rank(place)
     loader = place.loader(new._candidate(), place.batches, 0)
     with warnings.catch_warnings(record=True) as told, profile(activities=[ProfilerActivity.CUDA]) as profiled:
         warnings.simplefilter("always")
         new._fit(loader, Course(place.batches), None)
-        torch.cuda.set_sync_debug_mode("default")
     loader.close()
     busy = sorted((e.time_range.start, e.time_range.end) for e in profiled.events() if e.device_type.name == "CUDA")
     waits = [str(one.message) for one in told if "synchroniz" in str(one.message)]
@@ -160,6 +160,16 @@ def may_wait(method):
             torch.cuda.set_sync_debug_mode("warn")
 
     return quietly
+
+
+def watched_until(method):
+    """Of a callback: after it Lightning takes network and optimizer to the host, which is no step any more."""
+
+    def last(*arguments, **keywords):
+        torch.cuda.set_sync_debug_mode("default")
+        return method(*arguments, **keywords)
+
+    return last
 
 
 def idle_share(busy):

@@ -133,3 +133,5 @@ def test_a_goal_is_measured_to_its_end(with_gpu, goal, test_data):
     assert done.returncode == 0, done.stdout
     assert f"goal {goal.upper()}" in done.stdout
     assert "skipped" not in done.stdout
+    if goal == "d":
+        assert done.stdout.count("waits of the host between log points: 0 | 0 [] |") == 3, done.stdout
