@@ -17,6 +17,7 @@ from flows.interrupt import held, is_interruption
 from flows.views import deployment_tags
 from tasks.errors import InputError, StoppedError
 from tasks.track import run as tracking
+from tasks.track.metrics import deliver_left
 from tasks.track.run import Role, RunHandle
 from tasks.train.owner import own
 
@@ -115,6 +116,7 @@ def _truthful(handle: RunHandle, way_on: str | None) -> Iterator[None]:
         interrupted = "interrupted" + (f"; go on with: {way_on}" if way_on else "")  # or a cancelled flow
         _finish(handle, "FAILED" if failed else "KILLED", str(error) if failed or stopped else interrupted)
         raise
+    deliver_left(handle.tracking_uri, handle.run_id, get_run_logger().warning)
     with held():
         tracking.finish(handle, "FINISHED")
 

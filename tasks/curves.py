@@ -44,10 +44,17 @@ class MetricsFile:
             while self._kept:
                 self._kept = self._kept[os.write(self._file, self._kept) :]
 
+    def log_durably(self, metrics: dict[str, float], step: int) -> None:
+        """The same, and all lines so far seen to the disk, or to other hosts: for a thread that may wait."""
+        self.log(metrics, step)
+        with suppress(OSError):
+            os.fdatasync(self._file)
+
     def close(self) -> None:
         """Append what is left, if the disk takes it now."""
-        self.log({}, 0)
-        os.close(self._file)
+        self.log_durably({}, 0)
+        with suppress(OSError):  # some file systems tell only now that they are full
+            os.close(self._file)
 
 
 class MetricsReader:
@@ -65,35 +72,41 @@ class MetricsReader:
         self._first_sample = self._num_samples = 0
 
     def read(self, most: int) -> list[LoggedMetric]:
-        """The next lines that are whole by now, `most` at a time; none if there are none."""
-        while not (found := self._next(most)):
+        """The next metrics whose lines are whole by now, `most` at a time; none if there are none."""
+        while True:
+            while lines := self._lines(most):
+                if found := [metric for line in lines for metric in self._metrics(line)]:
+                    return found
             if not self._turn():
-                break
-        return found
+                return []
 
-    def _next(self, most: int) -> list[LoggedMetric]:
+    def _lines(self, most: int) -> list[bytes]:
         if self._path is None:
             return []
-        found: list[LoggedMetric] = []
         with self._path.open("rb") as file:
             file.seek(self._offset)
-            for line in islice(file, most):
-                if not line.endswith(b"\n"):
-                    break
-                found.append(self._placed(*json.loads(line)))
-                self._offset += len(line)
-        return found
+            lines = [line for line in islice(file, most) if line.endswith(b"\n")]
+        self._offset += sum(map(len, lines))
+        return lines
 
-    def _placed(self, name: str, value: float, when: int, step: int) -> LoggedMetric:
-        """Samples of a machine are counted on from the attempts before; training steps are what they are."""
+    def _metrics(self, line: bytes) -> Iterator[LoggedMetric]:
+        """The one of a line; none of a line that a disk has spoilt.
+
+        Samples of a machine are counted on from the attempts before; training steps are what they are.
+        """
+        try:
+            name, value, when, step = json.loads(line)
+        except (ValueError, TypeError):
+            return
         if name.startswith(SAMPLES):
             step += self._first_sample
             self._num_samples = max(self._num_samples, step + 1)
-        return name, value, when, step
+        yield name, value, when, step
 
     def _turn(self) -> bool:
         """Go on with the next attempt's file; False if there is none."""
-        later = {number: path for number, path in _files(self._directory) if number > self._attempt}
+        paths = {attempt_number(path.parents[1]): path for path in self._directory.glob(f"attempt-*/rank-0/{FILE}")}
+        later = {number: path for number, path in paths.items() if number > self._attempt}
         if not later:
             return False
         self._attempt = min(later)
@@ -101,12 +114,11 @@ class MetricsReader:
         return True
 
 
-def has_metrics(directory: Path) -> bool:
-    """Whether any attempt at a training has begun to write them."""
-    return any(_files(directory))
+def attempts(directory: Path) -> list[int]:
+    """Numbers of a training's attempts."""
+    return sorted(attempt_number(path) for path in directory.glob("attempt-*"))
 
 
-def _files(directory: Path) -> Iterator[tuple[int, Path]]:
-    """Number and file of each attempt that has one."""
-    for path in directory.glob(f"attempt-*/rank-0/{FILE}"):
-        yield int(path.parent.parent.name.removeprefix("attempt-")), path
+def attempt_number(directory: Path) -> int:
+    """Of an attempt by its directory."""
+    return int(directory.name.removeprefix("attempt-"))

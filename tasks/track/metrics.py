@@ -14,7 +14,7 @@ from pathlib import Path
 from mlflow.entities import Metric
 from mlflow.tracking import MlflowClient
 
-from tasks.curves import MetricsReader, has_metrics
+from tasks.curves import FILE, MetricsReader, attempts
 from tasks.records import LoggedMetric
 from tasks.redact import redact
 
@@ -22,18 +22,22 @@ MAX_BATCH = 500
 GATHER_SECONDS = 1.0
 """Writing one batch takes 5 to 20 ms of a core, however small it is."""
 RETRY_SECONDS = 2.0
-CLOSE_SECONDS = 60.0
-BREAK_SECONDS = 5.0
-"""For what is left when an error or a signal ends the training: a resume delivers what takes longer."""
+CLOSE_SECONDS = 5.0
+"""For what is left when a training ends."""
+LAST_SECONDS = 60.0
+"""For what is still left when its run is about to be FINISHED."""
 
 Told = Callable[[str], None]
+
+_left: dict[str, Path] = {}
+"""By run, directories of trainings with metrics that the store has not taken by their end."""
 
 
 @contextmanager
 def delivered(directory: Path, tracking_uri: str, run_id: str, tell: Told) -> Iterator[None]:
-    """Deliver what a training's ranks log, while the body lasts, and what is left of it then.
+    """Deliver what a training's ranks log, while the body lasts, and for `CLOSE_SECONDS` what is left of it then.
 
-    None comes twice: what the store has already is left out.
+    None comes twice: what the store has already is left out. What it does not take is left to `deliver_left`.
 
     Args:
         directory: of the training.
@@ -44,10 +48,9 @@ def delivered(directory: Path, tracking_uri: str, run_id: str, tell: Told) -> It
     delivery = _Delivery(directory, tracking_uri, run_id, tell)
     try:
         yield
-    except BaseException:
-        delivery.close(BREAK_SECONDS)
-        raise
-    delivery.close(CLOSE_SECONDS)
+    finally:
+        if not delivery.close(CLOSE_SECONDS):
+            _left[run_id] = directory
 
 
 def deliver_rest(directory: Path, tracking_uri: str, run_id: str, tell: Told) -> None:
@@ -56,13 +59,22 @@ def deliver_rest(directory: Path, tracking_uri: str, run_id: str, tell: Told) ->
         pass
 
 
+def deliver_left(tracking_uri: str, run_id: str, tell: Told) -> None:
+    """Deliver what was left of this flow's own training of a run, if anything was: the last time that it is tried.
+
+    By a client of its own, for the one before may be asleep between two tries.
+    """
+    directory = _left.pop(run_id, None)
+    if directory is not None and not _Delivery(directory, tracking_uri, run_id, tell).close(LAST_SECONDS):
+        tell(f"MLflow has not taken all metrics of run {run_id}; they stay in {directory}/attempt-*/rank-0/{FILE}")
+
+
 class _Delivery:
     def __init__(self, directory: Path, tracking_uri: str, run_id: str, tell: Told) -> None:
-        self._directory = directory
         self._tracking_uri = tracking_uri
         self._run_id = run_id
         self._tell = tell
-        self._resumed = has_metrics(directory)
+        self._resumed = bool(attempts(directory))
         self._reader = MetricsReader(directory)
         self._batch: list[LoggedMetric] = []
         """Read, and not delivered yet."""
@@ -72,16 +84,12 @@ class _Delivery:
         self._thread = threading.Thread(target=self._deliver, name="metrics", daemon=True)
         self._thread.start()
 
-    def close(self, seconds: float) -> None:
-        """Deliver what is left, for so long at most, and say so if that was not enough."""
+    def close(self, seconds: float) -> bool:
+        """Deliver what is left, for so long at most; whether that was enough."""
         self._closing.set()
         self._thread.join(seconds)
         self._given_up.set()
-        if self._thread.is_alive():
-            self._tell(
-                f"MLflow has not taken all metrics; they lie in {self._directory}, and paceline run --resume "
-                f"{self._run_id} delivers them"
-            )
+        return not self._thread.is_alive()
 
     def _deliver(self) -> None:
         while not self._given_up.is_set():
@@ -121,5 +129,5 @@ class _Delivery:
 
     def _tell_away(self, error: Exception) -> None:
         if not self._is_away:
-            self._tell(f"MLflow is away, metrics are kept: {redact(str(error))}")
+            self._tell(f"Metrics cannot be delivered to MLflow now, and are kept: {redact(str(error))}")
         self._is_away = True

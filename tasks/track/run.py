@@ -1,6 +1,6 @@
 """The MLflow run of a pipeline: begun and ended, with its true status, by the flow.
 
-Rank 0 writes to it while training goes on (`metrics`). Knows nothing of how the stages work.
+What ranks log joins it while training goes on (`metrics`). Knows nothing of how the stages work.
 """
 
 from __future__ import annotations

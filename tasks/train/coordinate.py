@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from conf.schema import Config
 from tasks.cluster.address import connect
+from tasks.curves import FILE, attempts
 from tasks.errors import LostError, RankError
 from tasks.fingerprint import code_fingerprint
 from tasks.host import host_identity
@@ -161,7 +162,7 @@ class _Attempts:
         self._recovery = recovery
         self._tell = tell
         self._resume = job.resume
-        self._first = len(list(job.directory.glob("attempt-*")))
+        self._first = 1 + max(attempts(job.directory), default=-1)
         self._number = self._first
         self._next_look = 0.0
         self._epochs_kept: int | None = None
@@ -202,6 +203,7 @@ class _Attempts:
             }
             self._resume = True  # whatever comes, the next attempt goes on from what this one leaves
             self._number += 1
+            _make_room(Path(specs[0].directory))
             gang.start([spec.model_copy(update=known) for spec in specs])
             self._recovery.begun(step_of(resume_from) if resume_from else 0)
             return gang.watch(lambda: self._regroup_with_more(client))
@@ -330,6 +332,13 @@ def _specs(client: Client, job: TrainJob, seats: list[Seat], attempt: int, resum
         )
         for seat, interface in zip(seats, interfaces, strict=True)
     ]
+
+
+def _make_room(directory: Path) -> None:
+    """Make a rank's file of metrics: a name that another host makes may be seen here half a minute later."""
+    with suppress(OSError):  # the rank tells what is wrong there
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / FILE).touch()
 
 
 @contextmanager

@@ -321,7 +321,7 @@ class Rank:
     def _metrics(self) -> Iterator[LogMetrics]:
         """Takes metrics and their step; the machine's load is among them."""
         path = self.place.directory / METRICS_FILE
-        with closing(MetricsFile(path)) as metrics, sampled(metrics.log, self.place.gpu_uuids()):
+        with closing(MetricsFile(path)) as metrics, sampled(metrics.log_durably, self.place.gpu_uuids()):
             yield metrics.log
 
     # Evaluating
@@ -426,7 +426,7 @@ def main(spec_path: str) -> int:
     spec = RankSpec.model_validate_json(Path(spec_path).read_text(encoding="utf-8"))
     directory = Path(spec.directory)
     directory.mkdir(parents=True, exist_ok=True)
-    for engine in ("lightning.pytorch", "lightning.fabric", "mlflow"):
+    for engine in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(engine).setLevel(logging.WARNING)  # their greetings and advertisements
     warnings.filterwarnings("ignore", module="lightning")  # advice on DataLoader workers that we do not use
     try:

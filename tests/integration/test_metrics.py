@@ -6,7 +6,7 @@ from mlflow.tracking import MlflowClient
 from conf.site import Site
 from tasks.curves import FILE, MetricsFile
 from tasks.track import metrics
-from tasks.track.metrics import delivered
+from tasks.track.metrics import deliver_left, deliver_rest, delivered
 from tests.patience import until
 
 
@@ -60,18 +60,41 @@ def test_they_come_while_the_training_goes_on(run_id, attempt, tmp_path):
         until(lambda: steps(run_id) == [1, 2], "metrics")
 
 
-def test_what_a_store_that_is_away_did_not_take_is_delivered_by_the_next(run_id, attempt, tmp_path, monkeypatch):
-    away, told = f"sqlite:////proc/{run_id}/mlflow.db", []
-    monkeypatch.setattr(metrics, "CLOSE_SECONDS", 3.0)
+@pytest.fixture
+def away(run_id, monkeypatch):
+    """A store that takes nothing, and little patience."""
+    for name in ("CLOSE_SECONDS", "LAST_SECONDS"):
+        monkeypatch.setattr(metrics, name, 3.0)
+    return f"sqlite:////proc/{run_id}/mlflow.db"
+
+
+def test_what_a_store_that_was_away_did_not_take_is_delivered_before_the_run_is_finished(
+    run_id, attempt, tmp_path, away
+):
+    told = []
     with delivered(tmp_path, away, run_id, told.append):
         attempt(0, 1, 2)
-    assert len(told) == 2, told
-    assert told[0].startswith("MLflow is away, metrics are kept: ")
-    assert f"paceline run --resume {run_id} delivers them" in told[1]
-    with delivered(tmp_path, Site().tracking_uri, run_id, told.append):
-        pass
+    (sentence,) = told
+    assert sentence.startswith("Metrics cannot be delivered to MLflow now, and are kept: ")
+    deliver_left(Site().tracking_uri, run_id, told.append)
     assert steps(run_id) == [1, 2]
-    assert len(told) == 2
+    attempt(1, 3)
+    deliver_left(Site().tracking_uri, run_id, told.append)
+    assert steps(run_id) == [1, 2], "nothing was left"
+    assert len(told) == 1
+
+
+def test_where_the_rest_lies_is_told_when_it_is_given_up(run_id, attempt, tmp_path, away):
+    told = []
+    attempt(0, 1)
+    with pytest.raises(InterruptedError), delivered(tmp_path, away, run_id, told.append):
+        raise InterruptedError
+    deliver_left(away, run_id, told.append)
+    assert told[-1] == (
+        f"MLflow has not taken all metrics of run {run_id}; they stay in {tmp_path}/attempt-*/rank-0/metrics.jsonl"
+    )
+    deliver_rest(tmp_path, Site().tracking_uri, run_id, told.append)
+    assert steps(run_id) == [1], "by another flow"
 
 
 def test_a_store_that_comes_back_gets_all(run_id, attempt, tmp_path, monkeypatch):
@@ -90,16 +113,4 @@ def test_a_store_that_comes_back_gets_all(run_id, attempt, tmp_path, monkeypatch
     with delivered(tmp_path, Site().tracking_uri, run_id, told.append):
         attempt(0, 1, 2)
     assert steps(run_id) == [1, 2]
-    assert told == ["MLflow is away, metrics are kept: down"]
-
-
-def test_an_error_does_not_wait_for_the_store(run_id, attempt, tmp_path, monkeypatch):
-    monkeypatch.setattr(metrics, "BREAK_SECONDS", 0.1)
-
-    def failing():
-        with delivered(tmp_path, f"sqlite:////proc/{run_id}/mlflow.db", run_id, lambda told: None):
-            attempt(0, 1)
-            raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        failing()
+    assert told == ["Metrics cannot be delivered to MLflow now, and are kept: down"]

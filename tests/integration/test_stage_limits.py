@@ -18,6 +18,7 @@ from conf.schema import Limits
 from conf.site import Site
 from flows.tried import tried
 from tasks import deadline
+from tasks.curves import FILE
 from tasks.data import chunks, graph, reading, source, store
 from tasks.data.steps import prepare
 from tasks.errors import TimeLimitError
@@ -217,8 +218,12 @@ def test_a_run_over_its_limits_tells_it_and_what_is_done_is_not_done_again(pacel
 
     night.client.set_terminated(run.info.run_id, "FAILED")  # as if its last stage had failed
     (Path(first["train"]["checkpoint"])).unlink()  # with the ranks' result it is not needed any more
+    untold = max(attempts, key=lambda path: path.name) / "rank-0" / FILE
+    # As if its flow had been killed before it told the last line.
+    untold.write_text(untold.read_text() + '["train/loss", 0.5, 1700000000000, 1000000]\n')
     status, second, stderr = night.run(*resume)
     assert status == 0, stderr
+    assert night.client.get_metric_history(run.info.run_id, "train/loss")[-1].step == 1_000_000
     assert "The training is finished already" in stderr
     assert "The evaluation is finished already" in stderr
     assert list(directory.glob("attempt-*")) == attempts

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tasks.curves import FILE, MetricsFile, MetricsReader, has_metrics
+from tasks.curves import FILE, MetricsFile, MetricsReader, attempts
 
 MOST = 100
 
@@ -41,9 +41,7 @@ def told(found):
 def test_what_is_written_is_read_once_and_in_order(attempt, tmp_path):
     reader = MetricsReader(tmp_path)
     assert reader.read(MOST) == []
-    assert not has_metrics(tmp_path)
     file = attempt(0)
-    assert has_metrics(tmp_path)
     assert reader.read(MOST) == []
     file.log({"loss": 0.1, "rate": 2}, 5)
     assert told(reader.read(1)) == [("loss", 0.1, 5)]
@@ -62,13 +60,28 @@ def test_what_is_written_is_read_once_and_in_order(attempt, tmp_path):
 def test_a_line_is_read_when_it_is_whole(attempt, tmp_path):
     attempt(0).close()
     reader, path = MetricsReader(tmp_path), tmp_path / "attempt-0" / "rank-0" / FILE
+    found = []
     with path.open("a") as file:
         for part in ('["loss", 0.5, 1', '7, 3]\n["lo', 'ss", 0.4, 18, 4]'):
             file.write(part)
             file.flush()
-            if part.endswith("["):
-                assert reader.read(MOST) == []
-    assert reader.read(MOST) == [("loss", 0.5, 17, 3)], "the last line has no end: its process has died"
+            found.append(reader.read(MOST))
+    assert found == [[], [("loss", 0.5, 17, 3)], []], "the last line has no end: its process has died"
+
+
+def test_what_a_disk_has_spoilt_is_left_out(attempt, tmp_path):
+    file, path = attempt(0), tmp_path / "attempt-0" / "rank-0" / FILE
+    file.log({"loss": 1.0}, 1)
+    with path.open("ab") as spoilt:
+        spoilt.write(b"\0\0\0\n5\n[1, 2]\n" * MOST)
+    with path.open("ab") as more:
+        more.write(b'["loss", 2.0, 17, 2]\n')
+    file.close()
+    attempt(1).close()
+    reader = MetricsReader(tmp_path)
+    assert [step for *_, step in reader.read(MOST)] == [1]
+    assert [step for *_, step in reader.read(MOST)] == [2]
+    assert reader.read(MOST) == []
 
 
 def test_a_full_disk_loses_nothing_that_fits_later(attempt, tmp_path):
@@ -90,6 +103,7 @@ def test_attempts_follow_each_other_and_their_samples_are_counted_on(attempt, tm
             file.log({"loss": float(number)}, step)
             file.log({"system/cpu": float(number)}, sample)
         file.close()
+    assert attempts(tmp_path) == [0, 2, 10]
     first, again = MetricsReader(tmp_path), MetricsReader(tmp_path)
     found = [first.read(MOST) for _ in range(4)]
     assert found[3] == []

@@ -65,7 +65,7 @@ class Pretended(torch.Tensor):
             args[0].inner = args[1].inner
             return None
         if func is torch.Tensor.tolist:
-            _wait("tolist")
+            _wait_unasked("tolist")
             return args[0].inner.tolist()
         if func is torch.Tensor.is_pinned:
             return False
@@ -102,9 +102,7 @@ def _call(func, args, kwargs):
     _check_devices(func, flat)
     stays = target is None or torch.device(target).type == "cuda"
     if func in _WAITS or not stays or _is_read(func, args):
-        _wait(func)
-        if _state.sync_debug_mode == "warn":
-            warnings.warn("called a synchronizing CUDA operation", stacklevel=2)
+        _wait_unasked(func)
     recording = _state.recording
     if recording is not None:
         recording.check_inputs(func, flat)
@@ -138,6 +136,13 @@ def _check_devices(func, flat):
 def _wait(func):
     if _state.recording is not None:
         raise CudaError(f"{func}: the host waits for the device while a graph is captured")
+
+
+def _wait_unasked(func):
+    """An operation waits of itself, which the host can ask to be told."""
+    _wait(func)
+    if _state.sync_debug_mode == "warn":
+        warnings.warn(f"called a synchronizing CUDA operation: {func}", stacklevel=3)
 
 
 def _note_kernel(began):

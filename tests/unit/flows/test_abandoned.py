@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 from mlflow import MlflowClient
@@ -9,6 +10,7 @@ from conf.load import load
 from conf.site import Site
 from flows import abandoned, tracked
 from flows.abandoned import set_right
+from tasks.curves import FILE, MetricsFile
 from tasks.track.run import PARENT_TAG
 from tasks.track.search import FoundRun
 from tasks.track.store import check_store
@@ -46,10 +48,15 @@ def test_a_run_whose_process_is_gone_is_killed_by_the_next_command_and_a_living_
         )
         with holder:
             assert holder.stdout.readline().strip() == "held"
+            directory = site.root / "runs" / gone[1] / "attempt-0" / "rank-0"
+            directory.mkdir(parents=True)
+            with closing(MetricsFile(directory / FILE)) as untold:
+                untold.log({"train/loss": 0.5}, 7)
             set_right(site, config.track.experiment)
             holder.kill()
     statuses = [[client.get_run(run_id).info.status for run_id in runs] for runs in (gone, living, elsewhere)]
     assert statuses == [["KILLED"] * 2, ["RUNNING"] * 2, ["RUNNING"] * 2]
+    assert [metric.step for metric in client.get_metric_history(gone[1], "train/loss")] == [7]
     assert f"paceline study --resume {gone[0]}" in client.get_run(gone[0]).data.tags["paceline.error"]
 
 

@@ -1,9 +1,10 @@
 """The machine's load: the same figures, under the same names, as MLflow's own sampler."""
 
+import socket
 import sys
+import threading
 from types import SimpleNamespace
 
-import psutil
 import pytest
 from mlflow.system_metrics.metrics import gpu_monitor
 from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
@@ -89,7 +90,23 @@ def test_the_hosts_figures_are_mlflows():
         if name.removeprefix("system/") not in BUSY:
             assert ours[name] == pytest.approx(value, rel=0.05, abs=0.5), name
     assert 0 <= ours["system/cpu_utilization_percentage"] <= 100
-    assert 0 <= ours["system/network_receive_megabytes"] < psutil.net_io_counters().bytes_recv / 1e6 + 1
+
+
+def test_traffic_is_counted_from_the_first_sample_on(monkeypatch):
+    monkeypatch.setattr(load, "FIRST_SAMPLE_SECONDS", 0.2)
+    found = []
+    with sampled(lambda metrics, number: found.append(metrics["system/network_receive_megabytes"]), ()):
+        until(lambda: found, "a sample")
+        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as here:
+            there, _ = server.accept()
+            with there:
+                threading.Thread(target=here.sendall, args=(bytes(5_000_000),), daemon=True).start()
+                num_bytes = 0
+                while num_bytes < 5_000_000:
+                    num_bytes += len(there.recv(1 << 20))
+        until(lambda: found[-1] >= 5, "the traffic")
+    assert found[0] < 5
+    assert found[-1] < 50
 
 
 def test_the_gpus_figures_are_mlflows(boards):

@@ -53,6 +53,12 @@ def test_it_becomes_the_rank_of_its_spec(environment, tmp_path):
     assert told == [f"{tmp_path / 'spec.json'} started ordered ''", "in between"]
 
 
+def test_a_rank_does_not_import_mlflow():
+    """It takes 2 s of both cores before the first step, and is the flow's."""
+    program = "import sys, tasks.train.worker; sys.exit('mlflow' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_it_holds_its_lease_as_long_as_it_lives(environment, tmp_path):
     standby = Standby(standby_command("time"), environment)  # whose `main` there is none of: it ends by an error
     reading, writing = os.pipe()
