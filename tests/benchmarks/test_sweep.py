@@ -1,6 +1,6 @@
 """A sweep of eight trials on two workers against the same trials one after the other. Whole commands, A B B A.
 
-infra/bench S          about an hour on two quiet cores
+infra/bench S          about 70 minutes on two quiet cores
 
 "One after the other" is `--at-once 1`, in two ways: each trial on one device of all cores, as such a sweep would be run
 here, and each on one core, which is the device that it has when two run at once. The second also says how near the
