@@ -15,6 +15,8 @@ import psutil
 
 from tasks.speedup.gpu_watch import gpu_loads
 
+FIRST_SECONDS = 0.2
+"""That the first sample is of, unless the training ends sooner."""
 FIRST_SAMPLES = 10
 FIRST_SAMPLE_SECONDS = 1.0
 SAMPLE_SECONDS = 10.0
@@ -44,6 +46,8 @@ def sampled(log: LogMetrics, gpu_uuids: tuple[str, ...]) -> Iterator[None]:
 
 def _sample(log: LogMetrics, gpu_uuids: tuple[str, ...], ended: threading.Event) -> None:
     network = _network_megabytes()
+    psutil.cpu_percent()  # each call tells of the time since the one before
+    ended.wait(FIRST_SECONDS)
     number = 0
     while True:
         log({f"system/{name}": round(value, 1) for name, value in _load(gpu_uuids, network).items()}, number)
