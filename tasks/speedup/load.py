@@ -86,6 +86,8 @@ def _percent(value: float | None, whole: float | None) -> float | None:
 
 def _network_megabytes() -> dict[str, float]:
     counters = psutil.net_io_counters()
+    if counters is None:  # a host without a network
+        return {}
     return {
         "network_receive_megabytes": counters.bytes_recv / MEGABYTE,
         "network_transmit_megabytes": counters.bytes_sent / MEGABYTE,

@@ -92,6 +92,13 @@ def test_the_hosts_figures_are_mlflows():
     assert 0 <= ours["system/cpu_utilization_percentage"] <= 100
 
 
+def test_a_host_without_a_network_has_its_other_figures(monkeypatch):
+    monkeypatch.setattr(load.psutil, "net_io_counters", lambda: None)
+    ((_, ours),) = samples(())
+    assert "system/cpu_utilization_percentage" in ours
+    assert not [name for name in ours if "network" in name]
+
+
 def test_traffic_is_counted_from_the_first_sample_on(monkeypatch):
     monkeypatch.setattr(load, "FIRST_SAMPLE_SECONDS", 0.2)
     found = []
