@@ -108,20 +108,11 @@ def _handles(uuids: Iterable[str]) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 def gpu_joules(uuids: Iterable[str]) -> float | None:
     """Energy that the GPUs have used since their driver was loaded, all together; None when one does not tell."""
-    wanted = tuple(uuids)
-    if not wanted:
-        return None
-    with nvml() as library:
-        if library is None:
-            return None
-        total = 0.0
-        for uuid in wanted:
-            handle = told(library.nvmlDeviceGetHandleByUUID, uuid)
-            millijoules = told(library.nvmlDeviceGetTotalEnergyConsumption, handle) if handle is not None else None
-            if millijoules is None:
-                return None
-            total += millijoules / 1000
-        return total
+    wanted = set(uuids)
+    with _handles(wanted) as (library, handles):
+        found = [told(library.nvmlDeviceGetTotalEnergyConsumption, handle) for handle in handles.values()]
+    millijoules = [each for each in found if each is not None]
+    return sum(millijoules) / 1000 if wanted and len(millijoules) == len(wanted) else None
 
 
 def _load(library: Any, handle: Any) -> GpuLoad:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import psutil
 
+from tasks.curves import SAMPLES
 from tasks.speedup.gpu_watch import gpu_loads
 
 FIRST_SECONDS = 0.2
@@ -50,7 +51,7 @@ def _sample(log: LogMetrics, gpu_uuids: tuple[str, ...], ended: threading.Event)
     ended.wait(FIRST_SECONDS)
     number = 0
     while True:
-        log({f"system/{name}": round(value, 1) for name, value in _load(gpu_uuids, network).items()}, number)
+        log({SAMPLES + name: round(value, 1) for name, value in _load(gpu_uuids, network).items()}, number)
         number += 1
         if ended.wait(FIRST_SAMPLE_SECONDS if number < FIRST_SAMPLES else SAMPLE_SECONDS):
             return
