@@ -13,6 +13,7 @@ from conf.schema import Config
 from conf.site import Site, quieten
 from flows import preflight
 from flows.interrupt import heard
+from flows.layers import measured_plan
 from flows.pipeline import publish
 from flows.predictions import execution_of, past_checks
 from flows.reports import log_report
@@ -130,12 +131,12 @@ def run_advise(request: AdviseRequest) -> dict[str, Any]:
                 tracking_uri=handle.tracking_uri,
                 home=str(site.root),
             )
-            measured = measure(
-                job.model_copy(update={"measurement": _profiling(config, cleared.plan, request)}), address
-            )
-            moved = measure(job.model_copy(update={"measurement": _moves(config, cleared.plan)}), address)
+            plan = measured_plan(job, cleared.hardware, address)
+            job = job.model_copy(update={"plan": plan})
+            measured = measure(job.model_copy(update={"measurement": _profiling(config, plan, request)}), address)
+            moved = measure(job.model_copy(update={"measurement": _moves(config, plan)}), address)
             link = _link(request, measured)
-            profile = _profile(config, cleared.plan, prepared.num_train, measured)
+            profile = _profile(config, plan, prepared.num_train, measured)
             result = _advise(request, profile, link, moved)
             result = result.model_copy(
                 update={
@@ -145,7 +146,7 @@ def run_advise(request: AdviseRequest) -> dict[str, Any]:
                     "seconds": time.monotonic() - started,
                 }
             )
-            _record(handle, result, cleared.plan)
+            _record(handle, result, plan)
     publish(advise_table(result), "advice", "What more devices would give")
     return summarise_advise(result, handle)
 

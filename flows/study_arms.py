@@ -22,6 +22,7 @@ from flows import preflight
 from flows.asked import Kind, Request, tracked
 from flows.facts import run_facts
 from flows.interrupt import is_interruption
+from flows.layers import measured_plan
 from flows.preflight import Cleared
 from flows.study_record import log_arm, log_diagnosis, training_metrics
 from flows.tracked import nested
@@ -122,9 +123,27 @@ def begun_study(
         data = prepared[arms[0].config.data].fingerprint
         workload = workload_fingerprint(request.config.workload, data, arms[0].cleared.weights)
         if resume is not None:
+            arms = [_with_layers(arm, prepared, site, resume, address) for arm in arms]
             _check_conditions(resume, _ledger(site, resume), request, arms, prepared)
         with tracked(kind, request, site, arms[0].cleared.experiment_id, workload, resume) as parent:
+            if resume is None:
+                arms = [_with_layers(arm, prepared, site, parent.run_id, address) for arm in arms]
             yield Work(request, site, address, parent, prepared, _ledger(site, parent.run_id)), arms
+
+
+def _with_layers(arm: ReadyArm, prepared: dict[Data, PreparedSet], site: Site, run_id: str, address: str) -> ReadyArm:
+    """The arm with precision, memory format and threads as measured, where they are left to `auto`."""
+    job = TrainJob(
+        config=arm.config,
+        plan=arm.cleared.plan,
+        prepared=prepared[arm.config.data],
+        pretrained=arm.cleared.pretrained,
+        run_id=run_id,
+        tracking_uri=site.tracking_uri,
+        home=str(site.root),
+    )
+    plan = measured_plan(job, arm.cleared.hardware, address)
+    return replace(arm, cleared=replace(arm.cleared, plan=plan))
 
 
 def _ledger(site: Site, run_id: str) -> Ledger:

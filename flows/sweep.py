@@ -20,6 +20,7 @@ from conf.site import Site, quieten
 from flows import preflight, views
 from flows.asked import tracked
 from flows.interrupt import heard
+from flows.layers import measured_plan
 from flows.overlap import cancel_older
 from flows.pipeline import publish
 from flows.preflight import Cleared
@@ -35,12 +36,15 @@ from tasks.data.steps import prepare
 from tasks.errors import InputError, RunError
 from tasks.fingerprint import workload_fingerprint
 from tasks.quality import SCORE_OF_TASK, SCORE_WORDS
-from tasks.records import PreparedSet
+from tasks.records import Plan, PreparedSet
 from tasks.redact import discreet
+from tasks.speedup.choice import LAYER_SETTINGS
 from tasks.sweep.page import sweep_notes, trial_line
 from tasks.sweep.proposer import Proposer, Search
 from tasks.sweep.space import Parameter, most_epochs, num_proposals, parse_parameters
 from tasks.sweep.trial import Proposal, Pruner, Sampler, Trial
+from tasks.track.run import RunHandle
+from tasks.train.coordinate import TrainJob
 
 JOURNAL = "trials.journal"
 """In the run's directory."""
@@ -185,7 +189,8 @@ def run_sweep(request: SweepRequest, resume: str | None = None) -> dict[str, Any
         _check_validation(prepared)
         workload = workload_fingerprint(config.workload, prepared.fingerprint, cleared.weights)
         with tracked("sweep", request, site, ready.cleared.experiment_id, workload, resume) as parent:
-            _tell_choices(ready, cleared)
+            plan = _measured(ready, cleared, prepared, site, parent, address)
+            _tell_choices(ready, plan)
             work = SweepWork(
                 config=config,
                 parameters=ready.parameters,
@@ -195,6 +200,7 @@ def run_sweep(request: SweepRequest, resume: str | None = None) -> dict[str, Any
                 home=site.root,
                 parent=parent,
                 prepared=prepared,
+                layers={name: getattr(plan, name) for name in LAYER_SETTINGS if name in plan.reasons},
                 proposer=Proposer(site.root / "runs" / parent.run_id / JOURNAL, _search(ready)),
                 stopped=threading.Event(),
             )
@@ -208,11 +214,27 @@ def run_sweep(request: SweepRequest, resume: str | None = None) -> dict[str, Any
     return summary | {"result": result.model_dump(mode="json")}
 
 
-def _tell_choices(ready: Ready, cleared: Cleared) -> None:
+def _measured(
+    ready: Ready, cleared: Cleared, prepared: PreparedSet, site: Site, parent: RunHandle, address: str
+) -> Plan:
+    """The execution of a trial on its share of the devices; what is left to `auto` of the layers is measured once."""
+    job = TrainJob(
+        config=ready.config,
+        plan=preflight.plan_like(ready.config, cleared, ready.room.share),
+        prepared=prepared,
+        pretrained=cleared.pretrained,
+        run_id=parent.run_id,
+        tracking_uri=parent.tracking_uri,
+        home=str(site.root),
+    )
+    return measured_plan(job, ready.room.share, address)
+
+
+def _tell_choices(ready: Ready, plan: Plan) -> None:
     """Once for all trials."""
     log, room = get_run_logger(), ready.room
     log.info("%d trials, %s at once: %s", ready.num_trials, room.at_once.value, room.at_once.reason)
-    for name, choice in preflight.plan_like(ready.config, cleared, room.share).reasons.items():
+    for name, choice in plan.reasons.items():
         log.info("Each has execution.%s=%s: %s", name, choice.value, choice.reason)
 
 

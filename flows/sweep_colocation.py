@@ -71,7 +71,7 @@ def _measured(work: SweepWork) -> Colocation | None:
         [f"execution.num_devices={work.room.num_at_once}", "recipe.batch_scaling=weak", "speedup.baseline=probe"],
     )
     hardware = work.cleared.hardware
-    plan = preflight.plan_like(config, work.cleared, hardware)
+    plan = preflight.plan_like(config, work.cleared, hardware).model_copy(update=work.layers)
     job = TrainJob(
         config=config,
         plan=plan,

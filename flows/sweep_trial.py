@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from prefect import get_run_logger
 from prefect.client.schemas.objects import State
@@ -52,6 +53,8 @@ class SweepWork:
     home: Path
     parent: RunHandle
     prepared: PreparedSet
+    layers: dict[str, Any]
+    """Precision, memory format and threads of all trials, where they were left to `auto`, as measured."""
     proposer: Proposer
     stopped: threading.Event
     """Set when the sweep is to end before its time."""
@@ -66,7 +69,7 @@ class SweepWork:
         config = make_config(self.config, list(self.overrides(proposal)))
         config = config.model_copy(update={"name": f"trial {proposal.number}"})
         plan = preflight.plan_like(config, self.cleared, self.room.share)
-        return config, plan.model_copy(update={"reasons": {}})  # which the sweep has told for all
+        return config, plan.model_copy(update=self.layers | {"reasons": {}})  # which the sweep has told for all
 
     def overrides(self, proposal: Proposal) -> tuple[str, ...]:
         """`key=value` for each of its settings."""

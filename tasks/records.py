@@ -347,14 +347,24 @@ class ProbeResult(Record):
     """How often the probe was begun again because the machine was contaminated; the last attempt is the one kept."""
 
 
+class SlowArm(Record):
+    """An arm whose first steps took too long to compare it further."""
+
+    arm: Arm
+    candidate: Arm
+    """The arm that it was compared with."""
+    times: float
+    """Seconds of a step over those of the candidate's."""
+
+
 class Search(Record):
     """What a training timed, before it began, against the execution that the rules had chosen for it."""
 
     probes: tuple[ProbeResult, ...]
     """One after the other. In each the `candidate` is the best execution known by then, the first one the rules'; the
     `baseline` and the others are what could be better."""
-    slower: dict[str, float] = {}
-    """Arms that were left out at once, by their labels: their first steps took so many times the candidate's."""
+    slower: tuple[SlowArm, ...] = ()
+    """Arms that were left out after their first steps."""
     failed: dict[str, str] = {}
     """Compiled arms that were left out because compiling them failed, by their labels, and why."""
     compile_seconds: float = 0.0
@@ -525,7 +535,8 @@ class Measurement(Record):
     """What a group of ranks is to measure instead of training."""
 
     arms: dict[str, Arm]
-    """By role; `baseline` and `candidate` among them. An arm has one device or all of the group's."""
+    """By role; `baseline` and `candidate` among them. An arm has one device or all of the group's. None: the layers are
+    timed, as before a training (`Search`)."""
     all_reduce_bytes: tuple[int, ...] = ()
     """Sizes of the messages whose all-reduce is timed; needs at least two ranks."""
 

@@ -16,14 +16,18 @@ from tasks.speedup.statistics import Estimate, arm_ratio
 
 MIN_GAIN = 0.01
 """Of the throughput. Below it an execution is not worth departing from the rules, which hold from run to run."""
-SEARCHED = ("precision", "memory_format", "loading", "num_threads", "compile")
+ARITHMETIC = ("precision", "memory_format")
+LAYER_SETTINGS = (*ARITHMETIC, "num_threads")
+"""Settings that decide how fast the layers compute."""
+SEARCHED = (*LAYER_SETTINGS, "loading", "compile")
 """Settings that can be searched for."""
 
 
 def choose(plan: Plan, search: Search, rules: Arm, num_steps: int) -> Plan:
     """The plan with the best execution that a search has found, each changed or confirmed setting with its reason.
 
-    What was timed on a contaminated machine changes nothing.
+    A contaminated search decides on precision and memory format alone: their arms run on the same threads in turn, so
+    that the load of other programs falls on all of them alike.
 
     Args:
         plan: by the rules.
@@ -31,22 +35,90 @@ def choose(plan: Plan, search: Search, rules: Arm, num_steps: int) -> Plan:
         rules: the plan's arm.
         num_steps: to be trained.
     """
-    if search.validity.contaminated:
-        return plan
-    best = rules
-    for probe in search.probes:
-        if probe.candidate == best:
-            winner = best_role(probe, search.compile_seconds, num_steps)
-            best = roles_of(probe)[winner] if winner else best
-    changes = _changes(rules, best)
+    contaminated = bool(search.validity.contaminated)
+    best = chosen_arm(search.probes, rules, num_steps, search.compile_seconds)
+    names = ARITHMETIC if contaminated else SEARCHED
+    changes = {name: value for name, value in _changes(rules, best).items() if name in names}
+    note = " (while other programs used the machine)" if contaminated else ""
     reasons = dict(plan.reasons)
-    for name in SEARCHED:
+    for name in names:
         timed = [*_timed(search, name, getattr(plan, name))][-1:]  # against the best of the others
         if name in changes:
-            reason = f"timed before training: {''.join(timed) or 'with other settings, ' + best.label}"
+            reason = f"timed before training{note}: {''.join(timed) or 'with other settings, ' + best.label}"
             reasons[name] = Choice(value=changes[name], reason=reason)
         elif timed and name in reasons:
-            reasons[name] = Choice(value=reasons[name].value, reason=f"{reasons[name].reason}; timed: {timed[0]}")
+            reason = f"{reasons[name].reason}; timed{note}: {timed[0]}"
+            reasons[name] = Choice(value=reasons[name].value, reason=reason)
+    return plan.model_copy(update=changes | {"reasons": reasons})
+
+
+def chosen_arm(probes: Iterable[ProbeResult], rules: Arm, num_steps: int, compile_seconds: float) -> Arm:
+    """The best arm that a search's probes lead to, one after the other.
+
+    Args:
+        probes: in the order of their measurement; one whose candidate is not the best arm by then is left out.
+        rules: the arm to start from.
+        num_steps: to be trained.
+        compile_seconds: that compiling took in the search.
+    """
+    best = rules
+    for probe in probes:
+        names = LAYER_SETTINGS if probe.candidate.variant == "synthetic_input" else tuple(Arm.model_fields)
+        if any(getattr(probe.candidate, name) != getattr(best, name) for name in (*names, "num_devices")):
+            continue
+        winner = best_role(probe, compile_seconds, num_steps)
+        if winner is not None:
+            best = best.model_copy(update=_changes(probe.candidate, roles_of(probe)[winner]))
+    return best
+
+
+def faster_plan(plan: Plan, probe: ProbeResult) -> Plan | None:
+    """The plan of an arm that the probe timed as faster than the plan's own; None if there is none.
+
+    Only settings that were left to `auto` change. The arithmetic changes first: the loading of the probe's baseline is
+    taken only if that one is faster with the same arithmetic.
+
+    Args:
+        plan: of the probe's candidate.
+        probe: of the run.
+    """
+    own = "single" if "single" in probe.others else "candidate"  # arms of one device are compared with each other
+    if own == "candidate" and probe.candidate.num_devices > 1:
+        return None
+    arms = {"candidate": probe.candidate} | roles_of(probe)
+    for role in ("uncompiled", "baseline"):
+        if role not in arms or arms[role].num_devices != arms[own].num_devices:
+            continue
+        gain = arm_ratio(probe.rounds, own, role)
+        if gain is None or gain.low is None or gain.low <= 1 or gain.value < 1 + MIN_GAIN:
+            continue
+        changes = _changes(arms[own], arms[role])
+        changes.pop("num_threads", None)  # the baseline has those of the training
+        changes = {name: value for name, value in changes.items() if name != "loading"} or changes
+        if changes and changes.keys() <= plan.reasons.keys():
+            reason = (
+                f"switched before the first step: the probe timed {arms[role].label} at {gain.value:.2f} x "
+                f"[{gain.low:.2f}, {gain.high:.2f}] the speed of {arms[own].label}"
+            )
+            return _with_changes(plan, changes, reason)
+    return None
+
+
+def plan_of_probe(plan: Plan, own: Arm, probe: ProbeResult) -> Plan:
+    """The plan with the execution of an earlier attempt's probe, with which a restarted training continues.
+
+    Args:
+        plan: of the restarted training.
+        own: the plan's arm.
+        probe: of the attempt before.
+    """
+    changes = _changes(own, probe.candidate)
+    changes = {name: value for name, value in changes.items() if name in plan.reasons and value is not None}
+    return _with_changes(plan, changes, "as the attempt before the restart has measured it") if changes else plan
+
+
+def _with_changes(plan: Plan, changes: dict[str, Any], reason: str) -> Plan:
+    reasons = plan.reasons | {name: Choice(value=value, reason=reason) for name, value in changes.items()}
     return plan.model_copy(update=changes | {"reasons": reasons})
 
 
@@ -102,8 +174,38 @@ def step_seconds(probe: ProbeResult, role: str) -> float:
     return statistics.median(per_sample) * probe.samples_per_step[role]
 
 
+def single_gains(search: Search, baseline: Arm, candidate: Arm) -> dict[str, Estimate]:
+    """Gain of each setting alone, as far as a search has timed it in arms that differ in nothing else.
+
+    Args:
+        search: of the run.
+        baseline: of the run's probe.
+        candidate: of the run's probe.
+
+    Returns:
+        By setting: throughput with the candidate's value over throughput with the baseline's.
+    """
+    gains: dict[str, Estimate] = {}
+    for probe in search.probes if not search.validity.contaminated else ():
+        for role, arm in roles_of(probe).items():
+            changes = _changes(probe.candidate, arm)
+            if len(changes) != 1:
+                continue
+            (name, value), before = *changes.items(), getattr(probe.candidate, *changes)
+            for slow, fast in (("candidate", role), (role, "candidate")):
+                ends = (before, value) if fast == role else (value, before)
+                gain = arm_ratio(probe.rounds, slow, fast)
+                if gain is not None and ends == (getattr(baseline, name), getattr(candidate, name)):
+                    gains[name] = gain
+    return gains
+
+
 def _timed(search: Search, name: str, planned: object) -> Iterator[str]:
     """How the arms did that differ from their candidate in this setting alone."""
+    for slow in search.slower:
+        if _changes(slow.candidate, slow.arm).keys() == {name}:
+            value, before = getattr(slow.arm, name), getattr(slow.candidate, name)
+            yield f"{value} {1 / slow.times:.2f} x the speed of {before or planned} in its first steps"
     for probe in search.probes:
         for role, arm in roles_of(probe).items():
             value, before = getattr(arm, name), getattr(probe.candidate, name)

@@ -47,7 +47,8 @@ class Diagnosis:
     sentences: tuple[str, ...]
     """One for each share, the largest first."""
     cause: Bottleneck | None
-    """The largest share that is beyond doubt a bottleneck, else compute-bound; None with too few rounds to tell."""
+    """The largest share, among those that are certainly above `MIN_SHARE` and the remainder; None with too few rounds
+    for intervals."""
 
     @property
     def intervals(self) -> dict[str, tuple[float, float | None, float | None]]:
@@ -58,6 +59,12 @@ class Diagnosis:
         """The share behind a cause, with its interval, in words; None when it was not measured."""
         share = self.shares.get(next((name for name, bound in CAUSES.items() if bound == cause), "compute"))
         return _percent(share) if share else None
+
+    @property
+    def lesser(self) -> tuple[Bottleneck, ...]:
+        """The causes apart from the largest whose shares are certainly above `MIN_SHARE`, the largest first."""
+        clear = [name for name in _clear(self.shares) if CAUSES[name] != self.cause]
+        return tuple(CAUSES[name] for name in sorted(clear, key=lambda name: -self.shares[name].value))
 
 
 def diagnose(probe: ProbeResult) -> Diagnosis | None:
@@ -138,13 +145,14 @@ def _cut(value: Floats | np.floating) -> float:
 
 
 def _cause(shares: Mapping[str, Estimate]) -> Bottleneck | None:
-    bottlenecks = {name: share for name, share in shares.items() if name in CAUSES}
-    if any(share.low is None for share in bottlenecks.values()):
+    if any(share.low is None for name, share in shares.items() if name in CAUSES):
         return None
-    clear = [name for name, share in bottlenecks.items() if (share.low or 0.0) > MIN_SHARE]
-    if not clear:
-        return "compute-bound"
-    return CAUSES[max(clear, key=lambda name: bottlenecks[name].value)]
+    largest = max([*_clear(shares), "compute"], key=lambda name: shares[name].value)
+    return CAUSES.get(largest, "compute-bound")
+
+
+def _clear(shares: Mapping[str, Estimate]) -> list[str]:
+    return [name for name, share in shares.items() if name in CAUSES and (share.low or 0.0) > MIN_SHARE]
 
 
 def _percent(share: Estimate) -> str:

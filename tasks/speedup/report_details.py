@@ -122,7 +122,7 @@ def choices(report: ReportInput) -> Html:
         parts = [table(("Setting", "Chosen", "Because"), rows)]
     if search is not None:
         spent = f"{format_seconds(search.seconds)} of the {format_seconds(search.budget_seconds)} it might take"
-        slower = "; ".join(f"{label}: {times:.1f} x the time" for label, times in search.slower.items())
+        slower = "; ".join(f"{slow.arm.label}: {slow.times:.1f} x the time" for slow in search.slower)
         parts.append(paragraph(f"Executions were timed before training, or before one alike, for {spent}."))
         parts += [paragraph(f"Left out after their first steps: {slower}.")] if slower else []
         parts += [paragraph(f"{label} failed, and was left out: {why}.") for label, why in search.failed.items()]

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tasks.records import Arm, ProbeResult, SpeedupResult, TrainResult, Validity
+from tasks.speedup.choice import single_gains
 from tasks.speedup.diagnosis import Diagnosis, diagnose
 from tasks.speedup.payback import NotAmortised, TooSmall, not_amortised, too_small
-from tasks.speedup.statistics import Estimate, parallel_efficiency, speedup_ratio
+from tasks.speedup.statistics import Estimate, arm_ratio, parallel_efficiency, speedup_ratio
 from tasks.speedup.validity import judge
 
 Cause = Literal[
@@ -52,6 +53,8 @@ class _Facts:
     diagnosis: Diagnosis | None
     too_small: TooSmall | None
     not_amortised: NotAmortised | None
+    gains: dict[str, Estimate]
+    """What settings gain that were timed alone."""
 
     @property
     def bottleneck(self) -> Cause | None:
@@ -83,6 +86,7 @@ def speedup_result(
         diagnosis=diagnose(probe),
         too_small=too_small(train),
         not_amortised=not_amortised(probe, train),
+        gains=_gains(probe, train),
     )
     cause = _cause(facts)
     return SpeedupResult(
@@ -105,6 +109,14 @@ def speedup_result(
         shares=facts.diagnosis.intervals if facts.diagnosis else {},
         diagnosis=facts.diagnosis.sentences if facts.diagnosis else (),
     )
+
+
+def _gains(probe: ProbeResult, train: TrainResult | None) -> dict[str, Estimate]:
+    """By setting, what its value in the candidate gains over that in the baseline, where it was timed alone."""
+    search = train.search if train else None
+    gains = single_gains(search, probe.baseline, probe.candidate) if search else {}
+    compiling = arm_ratio(probe.rounds, "uncompiled", "candidate")
+    return gains | ({"compile": compiling} if compiling else {})
 
 
 def _median_seconds(probe: ProbeResult, role: str) -> float:
@@ -200,13 +212,31 @@ def _explanation(cause: Cause, facts: _Facts) -> str:
 
 
 def _effect(facts: _Facts) -> str:
-    """What the candidate's settings did, as far as it is certain."""
-    pays = _differences(facts.probe.baseline, facts.probe.candidate)
-    if facts.ratio.significant is None or facts.probe.baseline == facts.probe.candidate:
+    """What the candidate's settings did: single ones get the credit only where they were timed alone."""
+    baseline, candidate = facts.probe.baseline, facts.probe.candidate
+    if facts.ratio.significant is None or baseline == candidate:
         return ""
+    parts = _differences(baseline, candidate)
+    alone = len(parts) == 1
+    what = _listed(list(parts.values())) + ("" if alone else " together")
     if not facts.ratio.significant:
-        return f"{pays} makes no difference here; "
-    return f"{pays} pays; " if facts.ratio.value > 1 else f"slower with {pays}; "
+        effect = f"{what} make{'s' if alone else ''} no difference here"
+    elif facts.ratio.value > 1:
+        effect = f"{what} pay{'s' if alone else ''}"
+    else:
+        effect = f"slower with {what}"
+    singly = [f"{parts[name]} {_gain(gain)}" for name, gain in facts.gains.items() if name in parts]
+    return f"{effect}, alone {_listed(singly)}; " if singly and not alone else f"{effect}; "
+
+
+def _listed(words: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def _gain(gain: Estimate) -> str:
+    if gain.low is None or gain.high is None:
+        return f"{format_ratio(gain.value)} x"
+    return f"{format_ratio(gain.value)} x [{format_ratio(gain.low)}, {format_ratio(gain.high)}]"
 
 
 def _limit_text(cause: Cause, facts: _Facts) -> str:
@@ -220,8 +250,9 @@ def _limit_text(cause: Cause, facts: _Facts) -> str:
         )
     limit = _limit(facts)
     share = facts.diagnosis.share_of(limit) if facts.diagnosis else None
-    if share:
-        return _MEASURED_TEXT[limit].format(share=share)
+    if facts.diagnosis and share:
+        lesser = [_LESSER_TEXT[cause].format(share=facts.diagnosis.share_of(cause)) for cause in facts.diagnosis.lesser]
+        return ", ".join([_MEASURED_TEXT[limit].format(share=share), *lesser])
     return _LIMIT_TEXT[limit].format(**_figures(facts))
 
 
@@ -243,6 +274,13 @@ _MEASURED_TEXT: dict[str, str] = {
     "contention": "the devices are in contention for what they share, which takes {share} of a step",
     "launch-bound": "the step is launch-bound, {share} of it do not shrink with the batch",
     "compute-bound": "the step is compute-bound, {share} of it are arithmetic and memory traffic",
+}
+
+_LESSER_TEXT: dict[str, str] = {
+    "data-bound": "waiting for input takes {share}",
+    "communication-bound": "exchanging gradients takes {share}",
+    "contention": "contention of the devices takes {share}",
+    "launch-bound": "{share} do not shrink with the batch",
 }
 
 
@@ -275,18 +313,15 @@ _UNNAMED = {
 """Of settings whose values need no words of their own."""
 
 
-def _differences(baseline: Arm, candidate: Arm) -> str:
-    """What the candidate has and the baseline has not; a probe cannot tell several factors apart, a study can."""
-    parts = []
+def _differences(baseline: Arm, candidate: Arm) -> dict[str, str]:
+    """What the candidate has and the baseline has not, in words by setting."""
+    parts: dict[str, str] = {}
     if candidate.num_devices != baseline.num_devices:
-        parts.append(f"{candidate.num_devices} device" + ("s" if candidate.num_devices > 1 else ""))
+        parts["num_devices"] = f"{candidate.num_devices} device" + ("s" if candidate.num_devices > 1 else "")
     for field, texts in _FACTOR_TEXT.items():
         if getattr(candidate, field) != getattr(baseline, field):
-            parts.append(texts[getattr(candidate, field)])
+            parts[field] = texts[getattr(candidate, field)]
     if candidate.loading != baseline.loading:
-        parts.append(f"{candidate.loading} loading")
-    if not parts:
-        parts = [words for field, words in _UNNAMED.items() if getattr(candidate, field) != getattr(baseline, field)]
-    if len(parts) <= 1:
-        return parts[0] if parts else "the same execution"
-    return f"the whole of {', '.join(parts[:-1])} and {parts[-1]}"
+        parts["loading"] = f"{candidate.loading} loading"
+    unnamed = {name: words for name, words in _UNNAMED.items() if getattr(candidate, name) != getattr(baseline, name)}
+    return parts or unnamed or {"": "the same execution"}

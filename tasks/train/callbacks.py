@@ -9,7 +9,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from tasks.errors import RunError
 from tasks.model.module import Learner
 from tasks.model.objective import BatchSource, LabelledBatch
 from tasks.model.task import Task
+from tasks.records import Choice
 from tasks.train.checkpoint import checkpoint_path
 from tasks.train.exposure import communication_fraction
 from tasks.train.group import average_buffers, reduced
@@ -97,10 +98,18 @@ class ProgressCallback(Callback):
         stopwatch: for the item `logging`.
         log_metrics: takes metrics and the step; None on ranks that do not write.
         progress_path: small JSON file for whoever watches; None on ranks that do not write.
+        choices: how `auto` was decided, for those who watch.
     """
 
-    def __init__(self, stopwatch: Stopwatch, log_metrics: LogMetrics | None, progress_path: Path | None) -> None:
+    def __init__(
+        self,
+        stopwatch: Stopwatch,
+        log_metrics: LogMetrics | None,
+        progress_path: Path | None,
+        choices: Mapping[str, Choice],
+    ) -> None:
         self._stopwatch = stopwatch
+        self._choices = {name: choice.model_dump(mode="json") for name, choice in choices.items()}
         self._log_metrics = log_metrics
         self._progress_path = progress_path
         self._newest: dict[str, float] = {}
@@ -177,6 +186,7 @@ class ProgressCallback(Callback):
             "validation_score": score,
             "validation_scores": learner.validation_scores,
             "score_name": learner.task.score_name,
+            "choices": self._choices,
             **self._newest,
         }
         with suppress(OSError):  # what people watch is not worth a training

@@ -125,6 +125,18 @@ def measure_group(job: TrainJob, address: str, tell: Told = print) -> MeasureRes
     return MeasureResult.model_validate(outcomes[0].result)
 
 
+def time_layers(job: TrainJob, address: str, tell: Told = print) -> Search:
+    """Have the group time the layers of the job's network, and return what rank 0 found.
+
+    Raises:
+        InputError: the cluster cannot seat the group, or other code runs there.
+        RankError: a rank failed, and would again; all others have been ended.
+        LostError: a worker, a host or the scheduler was lost, and did not come back.
+    """
+    outcomes, _ = _group(job.model_copy(update={"measurement": Measurement(arms={})}), address, None, tell)
+    return Search.model_validate(outcomes[0].result)
+
+
 def _group(job: TrainJob, address: str, on_progress: Progress | None, tell: Told) -> tuple[list[RankOutcome], Recovery]:
     recovery = Recovery(job.checkpoints, job.config.execution.max_restarts, tell)
     attempts = _Attempts(job, recovery, tell)

@@ -79,6 +79,12 @@ class Bench:
         recipe = place.config.recipe
         self._inputs = StepInputs(place.network, place.task, recipe, recipe.learning_rate, place.device)
 
+    @property
+    def samples_per_device(self) -> int:
+        """Of a batch of the training, their mean."""
+        batches = self._place.batches
+        return max(1, min(batches.global_batch_size, batches.num_samples) // batches.world_size)
+
     def probe(self, arms: Mapping[str, Arm], ready: Mapping[str, TrainLoader]) -> ProbeResult:
         """Measure arms in alternating blocks; the same result on every rank.
 

@@ -52,9 +52,14 @@ class SearchStore:
         except (FileNotFoundError, ValidationError):
             return None
 
-    def keep(self, found: Search | None) -> None:
-        """For the next training alike, unless the machine was contaminated."""
-        if found is None or found.validity.contaminated or found == self.find():
+    def keep(self, found: Search | None, *, even_contaminated: bool = False) -> None:
+        """Store a search for the next training alike.
+
+        Args:
+            found: None for nothing to store.
+            even_contaminated: also one that was made while other programs used the machine.
+        """
+        if found is None or (found.validity.contaminated and not even_contaminated) or found == self.find():
             return
         self._directory.mkdir(parents=True, exist_ok=True)
         write_durably(self._path, found.model_dump_json().encode())

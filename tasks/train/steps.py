@@ -5,6 +5,7 @@ The task runs in the flow's own process: a task on a Dask worker would occupy on
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,11 +18,13 @@ from tasks import deadline
 from tasks.display import progress_bar
 from tasks.errors import StoppedError
 from tasks.kept import find_kept, keep
-from tasks.records import Choice, MeasureResult, TrainResult
+from tasks.records import Choice, MeasureResult, Search, TrainResult
 from tasks.redact import discreet
 from tasks.track.metrics import deliver_rest
 from tasks.train.checkpoint import newest_verified
-from tasks.train.coordinate import TrainJob, measure_group, train_group
+from tasks.train.coordinate import TrainJob, measure_group, time_layers, train_group
+
+Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
 
 @task(name="train", cache_policy=NO_CACHE)
@@ -80,7 +83,7 @@ def _train_once(job: TrainJob, address: str) -> TrainResult:
 
 def _train(job: TrainJob, address: str) -> TrainResult:
     logger = get_run_logger()
-    _tell_choices(job.plan.reasons)
+    choices = _log_choices(logger, job.plan.reasons, {})
     last_epoch = -1
     if job.pretrained is not None:
         logger.info("The network begins with %s", job.pretrained.told)
@@ -92,7 +95,9 @@ def _train(job: TrainJob, address: str) -> TrainResult:
             logger.info("Resuming from %s", checkpoint)
 
     def on_progress(facts: dict[str, Any]) -> None:
-        nonlocal last_epoch
+        nonlocal last_epoch, choices
+        found = {name: Choice.model_validate(choice) for name, choice in facts["choices"].items()}
+        choices = _log_choices(logger, found, choices)
         note = f"loss {facts['train/loss']:.3f}  {facts['train/samples_per_second']:,.0f} samples/s"
         if facts["validation_score"] is not None:
             note += f"  validation {facts['score_name'].replace('_', ' ')} {facts['validation_score']:.3f}"
@@ -105,9 +110,12 @@ def _train(job: TrainJob, address: str) -> TrainResult:
         result = train_group(job, address, on_progress, logger.warning)
     if result.search is not None and result.search.validity.contaminated:
         why = "; ".join(result.search.validity.reasons)
-        logger.warning("What was timed before training is not gone by: contaminated (%s)", why)
-    found = (result.plan or job.plan).reasons
-    _tell_choices({name: choice for name, choice in found.items() if choice != job.plan.reasons.get(name)})
+        logger.warning(
+            "Executions were timed while other programs used the machine (%s): the figures decide on precision and "
+            "memory format of this run alone",
+            why,
+        )
+    _log_choices(logger, (result.plan or job.plan).reasons, choices)
     logger.info(
         "Trained %d steps on %d ranks in %.1f s (%.0f samples/s), final loss %.4f",
         result.num_steps - result.first_step,
@@ -119,9 +127,12 @@ def _train(job: TrainJob, address: str) -> TrainResult:
     return result
 
 
-def _tell_choices(choices: Mapping[str, Choice]) -> None:
+def _log_choices(logger: Log, choices: Mapping[str, Choice], before: Mapping[str, Choice]) -> Mapping[str, Choice]:
+    """Log the choices that are not among those logged before; returns all of them."""
     for name, choice in choices.items():
-        get_run_logger().info("execution.%s=%s: %s", name, choice.value, choice.reason)
+        if choice != before.get(name):
+            logger.info("execution.%s=%s: %s", name, choice.value, choice.reason)
+    return choices
 
 
 @task(name="measure", cache_policy=NO_CACHE)
@@ -150,3 +161,22 @@ def measure(job: TrainJob, address: str) -> MeasureResult:
     if result.probe.validity.contaminated:
         logger.warning("Contaminated: %s", "; ".join(result.probe.validity.reasons))
     return result
+
+
+@task(name="time-layers", cache_policy=NO_CACHE)
+@discreet
+def measure_layers(job: TrainJob, address: str) -> Search:
+    """Time precision, memory format and threads of a network, as far as they are left to `auto`.
+
+    Args:
+        job: The training that they are for; its plan is by the rules.
+        address: Of the Dask scheduler.
+
+    Raises:
+        RankError: A rank failed, and would again; no process of the run is left.
+        LostError: A worker, a host or the scheduler was lost, and did not come back.
+    """
+    logger = get_run_logger()
+    found = time_layers(job, address, logger.warning)
+    logger.info("Timed the layers of %s in %.1f s", job.config.name, found.seconds)
+    return found

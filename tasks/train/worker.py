@@ -53,7 +53,7 @@ from tasks.records import (  # noqa: E402
     TrainResult,
 )
 from tasks.redact import redact, redact_logs  # noqa: E402
-from tasks.speedup.choice import choose  # noqa: E402
+from tasks.speedup.choice import choose, faster_plan, plan_of_probe  # noqa: E402
 from tasks.speedup.energy import EnergyMeter  # noqa: E402
 from tasks.speedup.load import sampled  # noqa: E402
 from tasks.speedup.validity import ValidityWatch  # noqa: E402
@@ -85,11 +85,14 @@ from tasks.train.place import Place  # noqa: E402
 from tasks.train.plan import arm_of  # noqa: E402
 from tasks.train.precision import forward_context, prepare_network  # noqa: E402
 from tasks.train.pulse import Pulse  # noqa: E402
-from tasks.train.search import search  # noqa: E402
+from tasks.train.search import search, time_layers  # noqa: E402
 from tasks.train.sharding import whole  # noqa: E402
 from tasks.train.standby import die_with_supervisor  # noqa: E402
 from tasks.train.stopwatch import Stopwatch  # noqa: E402
 from tasks.train.strategy import ExchangeStrategy, ShardedLearner, sharding_strategy  # noqa: E402
+
+MAX_SWITCHES = 2
+"""Times that the execution is switched after a probe: to another arithmetic, then to another loading."""
 
 
 @contextmanager
@@ -133,12 +136,10 @@ class Rank:
         course = self._course()
         with self.stopwatch.during("search"), _measuring("search"):
             found = self._search(course)
-        arm = self._candidate()
-        loader = place.loader(arm, place.batches, self.spec.rank)
         with ExitStack() as stack:
-            stack.callback(loader.close)
             with self.stopwatch.during("probe"), _measuring("probe"):
-                probe = self._probe(arm, loader)
+                loader, probe = self._probed()
+            stack.callback(loader.close)
             log = stack.enter_context(self._metrics()) if place.writes else None
             learner, fit_facts = self._fit(loader, course, log)
             learner.network.to(place.device)  # Lightning has moved it to the CPU, where NCCL cannot average
@@ -194,11 +195,27 @@ class Rank:
         own_threads = plan.num_threads if plan.num_threads != place.num_threads else None
         return arm_of(plan, place.loads).model_copy(update={"num_threads": own_threads})
 
+    def _probed(self) -> tuple[TrainLoader, ProbeResult | None]:
+        """The training's loader and its probe; an execution that the probe finds slower than another is switched."""
+        place, known = self.place, self.spec.probe
+        if known is not None:
+            place.execute(plan_of_probe(self.spec.plan, self._candidate(), known))
+            return place.loader(self._candidate(), place.batches, self.spec.rank), known
+        for num_left in range(MAX_SWITCHES, -1, -1):
+            arm = self._candidate()
+            with ExitStack() as stack:
+                loader = stack.enter_context(closing(place.loader(arm, place.batches, self.spec.rank)))
+                probe = self._probe(arm, loader)
+                better = faster_plan(self.spec.plan, probe) if probe is not None and num_left else None
+                if better is None:
+                    stack.pop_all()
+                    return loader, probe
+            place.execute(better)
+        raise AssertionError("the last round returns")
+
     def _probe(self, arm: Arm, loader: TrainLoader) -> ProbeResult | None:
         if self.config.speedup.baseline != "probe":
             return None
-        if self.spec.probe is not None:
-            return self.spec.probe
         # A baseline that takes more samples at once than the candidate may not fit where the candidate does.
         arms = {"baseline": BASELINE.model_copy(update={"micro_batch": arm.micro_batch}), "candidate": arm}
         if arm.num_devices > 1:
@@ -224,7 +241,8 @@ class Rank:
         rate = self.config.learning_rate_over(spec.world_size)
         learner = kind(self._prepared_network(), place.task, self.config.recipe, rate, course)
         budget = BudgetCallback(watch)
-        progress = ProgressCallback(watch, log, place.directory / "progress.json" if place.writes else None)
+        progress_path = place.directory / "progress.json" if place.writes else None
+        progress = ProgressCallback(watch, log, progress_path, self.spec.plan.reasons)
         checkpoints = CheckpointCallback(
             watch, Path(spec.checkpoint_directory), self.config.execution.checkpoint_steps, progress
         )
@@ -409,9 +427,11 @@ class Rank:
         }
 
 
-def _work(spec: RankSpec, stopwatch: Stopwatch, pulse: Pulse) -> TrainResult | MeasureResult:
+def _work(spec: RankSpec, stopwatch: Stopwatch, pulse: Pulse) -> TrainResult | MeasureResult | Search:
     place = Place(spec)
-    return Rank(place, stopwatch, pulse).run() if spec.measurement is None else measure(place)
+    if spec.measurement is None:
+        return Rank(place, stopwatch, pulse).run()
+    return measure(place) if spec.measurement.arms else time_layers(Bench(place), spec.plan)
 
 
 def main(spec_path: str) -> int:

@@ -4,7 +4,8 @@ PLANT is `input`, `exchange` or a rank such as `rank-1`, and seconds, such as in
 each all-reduce of a step, or for each sample that this one rank trains on. BLIND makes them train on black images. LOUD
 makes them log what no library should, and fail with it. MEMORY is the largest number of samples of a pass for which a
 device has memory, of one rank alone where one is named, such as rank-1=32; ARM_MEMORY the same for what is timed before
-a training.
+a training. SLOW_ARITHMETIC is a precision, bf16 or fp32, in which each sample of a step takes so many seconds more,
+such as bf16=0.002.
 """
 
 import os
@@ -48,6 +49,21 @@ if "tasks.train.worker" in sys.orig_argv and "ARM_MEMORY" in os.environ:
         return training(network, batch, *more)
 
     bare_step.batch_loss = limited_arm
+
+if "tasks.train.worker" in sys.orig_argv and "SLOW_ARITHMETIC" in os.environ:
+    import torch
+
+    from tasks.model import objective
+
+    slow, _, more = os.environ["SLOW_ARITHMETIC"].partition("=")
+    computing = objective.batch_loss
+
+    def slow_loss(network, batch, *others):
+        if torch.is_autocast_enabled("cpu") == (slow == "bf16"):
+            time.sleep(float(more) * len(batch.labels_N))
+        return computing(network, batch, *others)
+
+    objective.batch_loss = slow_loss
 
 if "tasks.train.worker" in sys.orig_argv and "LOUD" in os.environ:
     import logging

@@ -3,10 +3,10 @@ import itertools
 import pytest
 
 from conf.load import load
-from tasks.records import Arm, Block, Choice, Hardware, ProbeResult, Search, Validity
-from tasks.speedup.choice import choose, combined, winning_roles
+from tasks.records import BASELINE, Arm, Block, Choice, Hardware, ProbeResult, Search, Validity
+from tasks.speedup.choice import choose, combined, faster_plan, plan_of_probe, single_gains, winning_roles
 from tasks.train.plan import arm_of, resolve
-from tasks.train.search import alternatives
+from tasks.train.search import alternatives, layer_arms
 
 NUM_ROUNDS = 8
 STEPS = 1000
@@ -116,3 +116,116 @@ def test_only_what_auto_left_open_is_searched_one_setting_at_a_time():
     assert set(alternatives(asked)) == {"memory_format", "loading"}
     assert isinstance(asked.reasons["loading"], Choice)
     assert isinstance(RULES, Arm)
+
+
+SYNTHETIC = RULES.model_copy(update={"variant": "synthetic_input", "loading": "foreground", "batch_size": 4})
+
+
+def layer_probe(seconds):
+    """Times in milliseconds of the four combinations: (precision, memory format)."""
+    arms = {
+        "candidate": SYNTHETIC,
+        "baseline": SYNTHETIC.model_copy(update={"memory_format": "contiguous"}),
+        "fp32": SYNTHETIC.model_copy(update={"precision": "32-true"}),
+        "both": SYNTHETIC.model_copy(update={"precision": "32-true", "memory_format": "contiguous"}),
+    }
+    candidate = arms.pop("candidate")
+    return probe_of(candidate, arms, dict(zip(("candidate", "baseline", "fp32", "both"), seconds, strict=True)))
+
+
+XEON = layer_probe((4.0, 6.0, 3.0, 4.2))
+"""As on a CPU whose flags name bf16 and whose fp32 is faster: 332 samples/s of it, 241 in bf16 (2026-11-23)."""
+EPYC = layer_probe((1.0, 1.5, 2.2, 2.8))
+
+
+def test_the_layers_decide_on_precision_and_the_reason_quotes_the_figures():
+    slow = choose(PLAN, search_of(XEON), RULES, STEPS)
+    assert (slow.precision, slow.memory_format, slow.loading) == ("32-true", "channels_last", "resident")
+    assert slow.reasons["precision"].reason.startswith("timed before training: 32-true 1.33 x [1.3")
+    assert "contiguous 0.67 x" in slow.reasons["memory_format"].reason
+    fast = choose(PLAN, search_of(EPYC), RULES, STEPS)
+    assert (fast.precision, fast.memory_format) == ("bf16-mixed", "channels_last")
+    assert "32-true 0.46 x" in fast.reasons["precision"].reason
+
+
+def test_a_contaminated_search_decides_on_the_arithmetic_alone():
+    busy = Validity(contaminated=True)
+    assert choose(PLAN, search_of(XEON, validity=busy), RULES, STEPS).precision == "32-true"
+    threads = probe_of(
+        SYNTHETIC, {"baseline": SYNTHETIC.model_copy(update={"num_threads": 1})}, {"candidate": 0.01, "baseline": 0.005}
+    )
+    assert choose(PLAN, search_of(threads, validity=busy), RULES, STEPS) == PLAN
+    assert choose(PLAN, search_of(threads), RULES, STEPS).num_threads == 1
+
+
+def test_settings_are_compared_with_the_best_that_the_layers_have_shown():
+    best = changed(precision="32-true")
+    later = probe_of(
+        best, {"baseline": best.model_copy(update={"loading": "streaming"})}, {"candidate": 3, "baseline": 2}
+    )
+    plan = choose(PLAN, search_of(XEON, later), RULES, STEPS)
+    assert (plan.precision, plan.loading) == ("32-true", "streaming")
+    other = probe_of(RULES, {"baseline": changed(loading="streaming")}, {"candidate": 3, "baseline": 2})
+    assert choose(PLAN, search_of(XEON, other), RULES, STEPS).loading == "resident"
+
+
+def test_combinations_that_are_open_are_timed_on_a_batch_that_is_there():
+    arms = layer_arms(PLAN)
+    assert [(arm.precision, arm.memory_format) for arm in arms] == [
+        ("bf16-mixed", "channels_last"),
+        ("bf16-mixed", "contiguous"),
+        ("32-true", "channels_last"),
+        ("32-true", "contiguous"),
+    ]
+    assert {(arm.variant, arm.compile) for arm in arms} == {("synthetic_input", "off")}
+    asked = resolve(
+        load("digits", ["execution.precision=bf16-mixed", "execution.memory_format=contiguous"]), HOST, 1000
+    )
+    assert len(layer_arms(asked)) == 1
+
+
+SLOW_BF16 = {"candidate": 0.012, "baseline": 0.010}
+
+
+def test_an_execution_that_the_probe_finds_slower_is_switched():
+    probe = probe_of(RULES, {"baseline": BASELINE}, SLOW_BF16)
+    plan = faster_plan(PLAN, probe)
+    assert (plan.precision, plan.memory_format, plan.loading) == ("32-true", "contiguous", "resident")
+    reason = plan.reasons["precision"].reason
+    assert reason.startswith("switched before the first step: the probe timed 1 device, 32-true, contiguous")
+    assert "at 1.20 x [1.20, 1.21]" in reason
+    again = probe_of(arm_of(plan), {"baseline": BASELINE}, SLOW_BF16)
+    assert faster_plan(plan, again).loading == "foreground", "with the same arithmetic the loading is what is left"
+    assert faster_plan(PLAN, probe_of(RULES, {"baseline": BASELINE}, {"candidate": 0.010, "baseline": 0.010})) is None
+    restarted = plan_of_probe(PLAN, RULES, again)
+    assert (restarted.precision, restarted.memory_format) == ("32-true", "contiguous")
+    assert plan_of_probe(PLAN, RULES, probe) == PLAN
+
+
+def test_what_was_asked_for_is_never_switched():
+    asked = resolve(load("digits", ["execution.precision=bf16-mixed"]), HOST, 1000)
+    assert faster_plan(asked, probe_of(RULES, {"baseline": BASELINE}, SLOW_BF16)) is None
+
+
+def test_of_several_devices_one_is_compared_with_the_baseline():
+    two = changed(num_devices=2)
+    arms = {"baseline": BASELINE, "single": RULES}
+    seconds = {"candidate": 0.030, "baseline": 0.010, "single": 0.009}
+    assert faster_plan(PLAN, probe_of(two, arms, seconds)) is None, "the devices hold each other up, not the arithmetic"
+    assert faster_plan(PLAN, probe_of(two, arms, seconds | {"single": 0.013})).precision == "32-true"
+
+
+def test_a_compiled_step_that_is_slower_is_not_compiled():
+    compiled = changed(compile="step")
+    probe = probe_of(
+        compiled, {"baseline": BASELINE, "uncompiled": RULES}, {"candidate": 3.0, "baseline": 4.0, "uncompiled": 2.0}
+    )
+    plan = faster_plan(PLAN.model_copy(update={"compile": "step"}), probe)
+    assert (plan.compile, plan.precision) == ("off", "bf16-mixed")
+
+
+def test_gains_of_single_settings_come_from_arms_that_differ_in_nothing_else():
+    gains = single_gains(search_of(XEON), BASELINE, RULES)
+    assert {name: round(gain.value, 2) for name, gain in gains.items()} == {"memory_format": 1.5, "precision": 0.75}
+    assert single_gains(search_of(XEON, validity=Validity(contaminated=True)), BASELINE, RULES) == {}
+    assert single_gains(search_of(XEON), BASELINE, BASELINE) == {}

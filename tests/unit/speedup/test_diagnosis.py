@@ -72,10 +72,11 @@ def _noise(seed):
 PLANTED = [
     ("compute-bound", Machine(), 2),
     ("compute-bound", Machine(all_reduce=0.0, contention=1.0), 1),
-    ("data-bound", Machine(input=0.8), 2),
-    ("data-bound", Machine(input=0.4), 1),
-    ("communication-bound", Machine(all_reduce=40.0), 2),
-    ("contention", Machine(contention=1.5), 2),
+    ("compute-bound", Machine(input=0.4, all_reduce=20.0, contention=1.3), 2),
+    ("data-bound", Machine(input=1.6), 2),
+    ("data-bound", Machine(input=1.2), 1),
+    ("communication-bound", Machine(all_reduce=90.0), 2),
+    ("contention", Machine(contention=2.5), 2),
     ("launch-bound", Machine(arithmetic=0.02, launch=4.0, input=0.001, all_reduce=0.2), 2),
     ("launch-bound", Machine(arithmetic=0.02, launch=4.0, input=0.001), 1),
 ]
@@ -127,11 +128,34 @@ def test_small_shares_are_no_bottleneck():
 
 
 def test_largest_bottleneck_is_named_and_said_first():
-    diagnosis = diagnose(Machine(input=0.5, all_reduce=60.0).probe())
+    diagnosis = diagnose(Machine(input=0.5, all_reduce=80.0).probe())
     assert diagnosis.cause == "communication-bound"
-    assert diagnosis.sentences[0].startswith("Exchanging gradients takes 38% (38% to 38%) of a step")
+    assert diagnosis.lesser == ("data-bound",)
+    assert diagnosis.sentences[0].startswith("Exchanging gradients takes 45% (45% to 45%) of a step")
     assert diagnosis.sentences[1].startswith("Waiting for input")
     assert diagnosis.sentences[-1].startswith("The rest")
+
+
+def test_a_small_overhead_beside_much_arithmetic_is_no_launch_bound_step():
+    """18 % do not shrink with the batch, 82 % are arithmetic: so it was with two layers of 2,048 units."""
+    probe = Machine(arithmetic=0.82 / BATCH, launch=0.18, input=0.0).probe(1, _noise(1).__next__)
+    diagnosis = diagnose(probe)
+    assert (diagnosis.cause, diagnosis.lesser) == ("compute-bound", ("launch-bound",))
+    verdict = speedup_result(probe.model_copy(update={"baseline": BASELINE, "rounds": _faster(probe)})).verdict
+    assert "the step is compute-bound, 8" in verdict
+    assert "do not shrink with the batch" in verdict
+
+
+def _faster(probe):
+    """Rounds in which the baseline takes twice as long."""
+    slow = {"baseline": 2.0}
+    return tuple(
+        tuple(
+            block.model_copy(update={"seconds_per_sample": block.seconds_per_sample * slow.get(block.arm, 1.0)})
+            for block in blocks
+        )
+        for blocks in probe.rounds
+    )
 
 
 def test_a_probe_without_such_arms_has_no_diagnosis():
@@ -153,11 +177,11 @@ def test_one_device_at_another_batch_shows_no_contention():
 
 
 def test_measured_bottleneck_goes_before_presumed_ones_and_after_contamination():
-    probe = Machine(input=0.8).probe()
+    probe = Machine(input=1.6).probe()
     tiny = make_train(None, seconds=1.0, startup_seconds=5.0, data_wait_fraction=0.0)
     result = speedup_result(probe, tiny)
     assert result.cause == "data-bound"
-    assert "waiting for input takes 43% (43% to 43%) of a step" in result.verdict
+    assert "waiting for input takes 60% (60% to 60%) of a step" in result.verdict
     assert speedup_result(Machine().probe(), tiny).cause == "too small"
     # What was measured replaces the threshold on waiting for data.
     assert speedup_result(Machine().probe(), make_train(None, data_wait_fraction=0.9)).cause == "compute-bound"

@@ -4,7 +4,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from tasks.records import CompileStats, Search, SpeedupResult
+from tasks.records import BASELINE, CompileStats, Search, SlowArm, SpeedupResult
 from tasks.speedup.advice import next_steps
 from tasks.speedup.report import render_report
 from tasks.speedup.summary import summary_table
@@ -145,14 +145,16 @@ def test_candidate_label_is_known():
 def test_the_report_says_what_the_search_and_compiling_took():
     report = make_report(make_probe())
     stats = CompileStats(num_calls=800, num_graphs=2, hit_rate=0.9975, seconds=31.0, recompile_reasons=("size 3",))
-    search = Search(probes=(), slower={"one device, 32-true": 2.4}, budget_seconds=40.0, seconds=12.0)
+    search = Search(
+        probes=(), slower=(SlowArm(arm=BASELINE, candidate=CANDIDATE, times=2.4),), budget_seconds=40.0, seconds=12.0
+    )
     train = report.train.model_copy(update={"compile": stats, "search": search})
     page = render_report(replace(report, train=train))
     for told in (
         "Compiled to 2 graphs in 31.0 s; it is not known to save time. 99.75% of 800 calls",
         "Made again: size 3.",
         "for 12.0 s of the 40.0 s it might take",
-        "one device, 32-true: 2.4 x the time",
+        "1 device, 32-true, contiguous, eager, foreground: 2.4 x the time",
     ):
         assert told in page, told
     assert "Compiled to" not in render_report(report)

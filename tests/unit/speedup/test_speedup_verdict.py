@@ -2,7 +2,7 @@ from typing import get_args
 
 import pytest
 
-from tasks.records import Arm, CompileStats, SpeedupResult, Validity
+from tasks.records import Arm, CompileStats, Search, SpeedupResult, Validity
 from tasks.speedup.advice import next_steps
 from tasks.speedup.payback import break_even_steps
 from tasks.speedup.validity import judge
@@ -175,3 +175,17 @@ def test_a_compilation_costs_what_it_took_in_the_probe():
     assert speedup_result(probe, train).cause == "compile not amortised"
     warm = train.model_copy(update={"compile": stats.model_copy(update={"seconds": 1.0})})
     assert speedup_result(probe, warm).cause == "compute-bound"
+
+
+def test_several_settings_are_credited_together_and_alone_only_as_measured():
+    """A run said that bf16, the layout and the loading pay, while bf16 alone cost a third."""
+    probe = make_probe(ratio=1.04)
+    verdict = speedup_result(probe, make_train(None)).verdict
+    assert ": bf16 arithmetic, the channels-last layout and resident loading together pay; the step" in verdict
+
+    steps = CANDIDATE.model_copy(update={"variant": "synthetic_input", "loading": "foreground"})
+    fp32 = steps.model_copy(update={"precision": "32-true"})
+    timed = make_probe(ratio=1 / 1.47, candidate=steps, baseline=fp32)
+    train = make_train(None, search=Search(probes=(timed,), budget_seconds=2.0, seconds=2.0))
+    verdict = speedup_result(probe, train).verdict
+    assert "resident loading together pay, alone bf16 arithmetic 0.68 x [0.6" in verdict
