@@ -174,32 +174,6 @@ def step_seconds(probe: ProbeResult, role: str) -> float:
     return statistics.median(per_sample) * probe.samples_per_step[role]
 
 
-def single_gains(search: Search, baseline: Arm, candidate: Arm) -> dict[str, Estimate]:
-    """Gain of each setting alone, as far as a search has timed it in arms that differ in nothing else.
-
-    Args:
-        search: of the run.
-        baseline: of the run's probe.
-        candidate: of the run's probe.
-
-    Returns:
-        By setting: throughput with the candidate's value over throughput with the baseline's.
-    """
-    gains: dict[str, Estimate] = {}
-    for probe in search.probes if not search.validity.contaminated else ():
-        for role, arm in roles_of(probe).items():
-            changes = _changes(probe.candidate, arm)
-            if len(changes) != 1:
-                continue
-            (name, value), before = *changes.items(), getattr(probe.candidate, *changes)
-            for slow, fast in (("candidate", role), (role, "candidate")):
-                ends = (before, value) if fast == role else (value, before)
-                gain = arm_ratio(probe.rounds, slow, fast)
-                if gain is not None and ends == (getattr(baseline, name), getattr(candidate, name)):
-                    gains[name] = gain
-    return gains
-
-
 def _timed(search: Search, name: str, planned: object) -> Iterator[str]:
     """How the arms did that differ from their candidate in this setting alone."""
     for slow in search.slower:

@@ -5,12 +5,12 @@ The cause is found from what was measured; a cause for which nothing was measure
 
 from __future__ import annotations
 
+import itertools
 import statistics as plain_statistics
 from dataclasses import dataclass
 from typing import Literal
 
-from tasks.records import Arm, ProbeResult, SpeedupResult, TrainResult, Validity
-from tasks.speedup.choice import single_gains
+from tasks.records import Arm, ProbeResult, Search, SpeedupResult, TrainResult, Validity
 from tasks.speedup.diagnosis import Diagnosis, diagnose
 from tasks.speedup.payback import NotAmortised, TooSmall, not_amortised, too_small
 from tasks.speedup.statistics import Estimate, arm_ratio, parallel_efficiency, speedup_ratio
@@ -38,6 +38,9 @@ MIN_EFFICIENCY = 0.9
 """Below this parallel efficiency, with several devices, a run is communication-bound."""
 MIN_STEP_SECONDS = 0.005
 """Below this a step is launch-bound: calling some hundred operators one by one from Python takes 1 to 2 ms of it."""
+
+SINGLY = ("precision", "memory_format", "num_threads", "loading", "compile")
+"""Settings that a search can time alone."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,32 @@ def _gains(probe: ProbeResult, train: TrainResult | None) -> dict[str, Estimate]
     gains = single_gains(search, probe.baseline, probe.candidate) if search else {}
     compiling = arm_ratio(probe.rounds, "uncompiled", "candidate")
     return gains | ({"compile": compiling} if compiling else {})
+
+
+def single_gains(search: Search, baseline: Arm, candidate: Arm) -> dict[str, Estimate]:
+    """Gain of each setting alone, as far as a search has timed it in arms that differ in nothing else.
+
+    Args:
+        search: of the run.
+        baseline: of the run's probe.
+        candidate: of the run's probe.
+
+    Returns:
+        By setting: throughput with the candidate's value over throughput with the baseline's.
+    """
+    gains: dict[str, Estimate] = {}
+    for probe in search.probes if not search.validity.contaminated else ():
+        for role, arm in ({"baseline": probe.baseline} | probe.others).items():
+            differing = [name for name in SINGLY if getattr(arm, name) != getattr(probe.candidate, name)]
+            if len(differing) != 1:
+                continue
+            (name,) = differing
+            for (slow, before), (fast, after) in itertools.permutations([("candidate", probe.candidate), (role, arm)]):
+                gain = arm_ratio(probe.rounds, slow, fast)
+                ends = getattr(before, name), getattr(after, name)
+                if gain is not None and ends == (getattr(baseline, name), getattr(candidate, name)):
+                    gains[name] = gain
+    return gains
 
 
 def _median_seconds(probe: ProbeResult, role: str) -> float:
