@@ -80,8 +80,8 @@ def _train_once(job: TrainJob, address: str) -> TrainResult:
 
 def _train(job: TrainJob, address: str) -> TrainResult:
     logger = get_run_logger()
-    _tell_choices(job.plan.reasons)
-    last_epoch = -1
+    _tell_choices(logger, job.plan.reasons)
+    told, last_epoch = dict(job.plan.reasons), -1
     if job.pretrained is not None:
         logger.info("The network begins with %s", job.pretrained.told)
     if job.resume:
@@ -93,13 +93,14 @@ def _train(job: TrainJob, address: str) -> TrainResult:
 
     def on_progress(facts: dict[str, Any]) -> None:
         nonlocal last_epoch
-        note = f"loss {facts['train/loss']:.3f}  {facts['train/samples_per_second']:,.0f} samples/s"
-        if facts["validation_score"] is not None:
-            note += f"  validation {facts['score_name'].replace('_', ' ')} {facts['validation_score']:.3f}"
+        note = _note(facts)
         advance(facts["step"], facts["num_steps"], note)
         if facts["epoch"] > last_epoch:
             last_epoch = facts["epoch"]
             logger.info("Epoch %d of %d: %s", last_epoch + 1, facts["num_epochs"], note)
+        if facts["checkpoint_steps"] and told.get("checkpoint_steps") == job.plan.reasons.get("checkpoint_steps"):
+            told["checkpoint_steps"] = Choice.model_validate(facts["checkpoint_steps"])
+            _tell_choices(logger, {"checkpoint_steps": told["checkpoint_steps"]})
 
     with progress_bar("train") as advance:
         result = train_group(job, address, on_progress, logger.warning)
@@ -107,7 +108,7 @@ def _train(job: TrainJob, address: str) -> TrainResult:
         why = "; ".join(result.search.validity.reasons)
         logger.warning("What was timed before training is not gone by: contaminated (%s)", why)
     found = (result.plan or job.plan).reasons
-    _tell_choices({name: choice for name, choice in found.items() if choice != job.plan.reasons.get(name)})
+    _tell_choices(logger, {name: choice for name, choice in found.items() if choice != told.get(name)})
     logger.info(
         "Trained %d steps on %d ranks in %.1f s (%.0f samples/s), final loss %.4f",
         result.num_steps - result.first_step,
@@ -119,9 +120,16 @@ def _train(job: TrainJob, address: str) -> TrainResult:
     return result
 
 
-def _tell_choices(choices: Mapping[str, Choice]) -> None:
+def _note(facts: Mapping[str, Any]) -> str:
+    note = f"loss {facts['train/loss']:.3f}  {facts['train/samples_per_second']:,.0f} samples/s"
+    if facts["validation_score"] is not None:
+        note += f"  validation {facts['score_name'].replace('_', ' ')} {facts['validation_score']:.3f}"
+    return note
+
+
+def _tell_choices(logger: Any, choices: Mapping[str, Choice]) -> None:
     for name, choice in choices.items():
-        get_run_logger().info("execution.%s=%s: %s", name, choice.value, choice.reason)
+        logger.info("execution.%s=%s: %s", name, choice.value, choice.reason)
 
 
 @task(name="measure", cache_policy=NO_CACHE)

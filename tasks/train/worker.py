@@ -45,8 +45,10 @@ from tasks.records import (  # noqa: E402
     BASELINE,
     STEP_ITEMS,
     Arm,
+    Choice,
     CompileStats,
     MeasureResult,
+    Plan,
     ProbeResult,
     RankSpec,
     Search,
@@ -159,7 +161,6 @@ class Rank:
             "plain_score": plain_score,
             "weights": weights,
             "worker_load": place.loads,
-            "plan": self.spec.plan,
             "search": found,
         }
         return TrainResult.model_validate(facts)
@@ -251,6 +252,7 @@ class Rank:
             "epoch_ends": checkpoints.epoch_ends,
             "windows": progress.windows,
             "checkpoint": str(checkpoints.last or spec.resume_from),
+            "plan": _with_interval(spec.plan, progress.interval),
             "validity": validity.stop() if validity else None,
             "energy_joules": energy.joules() if energy else None,
             "communication_fraction": budget.communication_fraction,
@@ -407,6 +409,11 @@ class Rank:
             "hosts": (socket.gethostname(),),
             "devices": (" ".join([plan.device_name, *self.spec.devices[self.spec.local_rank :][:1]]),),
         }
+
+
+def _with_interval(plan: Plan, interval: Choice | None) -> Plan:
+    found = {"checkpoint_steps": interval} if interval else {}
+    return plan.model_copy(update={"reasons": plan.reasons | found})
 
 
 def _work(spec: RankSpec, stopwatch: Stopwatch, pulse: Pulse) -> TrainResult | MeasureResult:
