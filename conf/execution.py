@@ -50,8 +50,11 @@ class Execution(Section):
     with half of it, and says so; `off`: the whole share."""
     num_threads: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """CPU threads of each rank; `auto`: the host's cores divided by its ranks."""
-    checkpoint_steps: Annotated[int, Field(ge=1)] | None = None
-    """Steps between checkpoints inside an epoch; a checkpoint is written at each epoch's end in any case."""
+    checkpoint_steps: Annotated[int, Field(ge=1)] | Literal["auto"] | None = "auto"
+    """Steps between checkpoints inside an epoch. `auto`: by the measured cost of a checkpoint, at least 30 s apart: at
+    most 2 % of the time, and at most five minutes of work lost unless checkpoints are so expensive that they would take
+    more than that; at epochs' ends where these are near, and at the last one. A number, or null for none: each epoch's
+    end has one in any case."""
 
     max_restarts: Annotated[int, Field(ge=0)] = 3
     """Times that a training which lost a rank, a worker or a host is begun again from its newest checkpoint without

@@ -54,6 +54,8 @@ def series_fingerprint(config: Config, devices: str, class_names: Sequence[str])
     night, code and versions may be brought up to date: those are what a regression is looked for after.
     """
     settings = without_later(config.model_dump(mode="json", include={"name", "data", "model", "recipe", "execution"}))
+    if settings["execution"]["checkpoint_steps"] == "auto":  # the default was null when series began
+        settings["execution"]["checkpoint_steps"] = None
     facts = settings | {"cluster": config.cluster.kind, "devices": devices, "classes": list(class_names)}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]
 

@@ -76,6 +76,9 @@ class Course(Protocol):
     def ends_epoch(self, step: int) -> bool:
         """Whether an epoch is over when so many steps are done."""
 
+    def epoch_end(self, step: int) -> int:
+        """The first step from this one on after which an epoch is over."""
+
     def num_steps(self, num_epochs: int) -> int:
         """Of a training of so many epochs."""
 

@@ -30,6 +30,7 @@ def summary_table(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("throughput", _throughput(summary.get("train"), summary.get("evaluate"))),
         ("compile", _compile(summary.get("train"))),
         ("restarts", _restarts(summary.get("train"))),
+        ("checkpoints", _checkpoints(summary.get("execution"))),
         ("time", _time(summary.get("time_budget"), summary.get("seconds"))),
     ]
     return [(name, value) for name, value in rows if value]
@@ -120,6 +121,13 @@ def _restarts(train: Mapping[str, Any] | None) -> str:
         f"{one['lost_steps']} steps done again"
         for one in restarts
     )
+
+
+def _checkpoints(execution: Mapping[str, Any] | None) -> str:
+    choice = ((execution or {}).get("reasons") or {}).get("checkpoint_steps")
+    if not choice or not isinstance(choice["value"], int):  # the training was over before one was due
+        return ""
+    return f"every {choice['value']:,} steps: {choice['reason']}"
 
 
 def _time(time_budget: Mapping[str, float] | None, seconds: float | None) -> str:

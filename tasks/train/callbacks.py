@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, Trainer
@@ -24,7 +24,8 @@ from tasks.model.task import Task
 from tasks.records import Choice
 from tasks.train.checkpoint import checkpoint_path
 from tasks.train.exposure import communication_fraction
-from tasks.train.group import average_buffers, reduced
+from tasks.train.group import agreed, average_buffers, reduced
+from tasks.train.interval import CheckpointInterval
 from tasks.train.loop import StepLoop
 from tasks.train.stopwatch import Stopwatch
 
@@ -109,16 +110,20 @@ class ProgressCallback(Callback):
         choices: Mapping[str, Choice],
     ) -> None:
         self._stopwatch = stopwatch
-        self._choices = {name: choice.model_dump(mode="json") for name, choice in choices.items()}
+        self.choices = dict(choices)
+        """How `auto` was decided, the interval between checkpoints once it is known."""
         self._log_metrics = log_metrics
         self._progress_path = progress_path
         self._newest: dict[str, float] = {}
         self.windows: list[tuple[int, int, float]] = []
         """(first step, number of steps, seconds) between two reads of the loss."""
+        self.num_saved_epochs = 0
+        """Epochs that are over and in a checkpoint."""
         self._window_started = time.monotonic()
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Start the first window."""
+        self.num_saved_epochs = len(pl_module.epoch_ends)
         self._window_started = time.monotonic()
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
@@ -182,11 +187,11 @@ class ProgressCallback(Callback):
             "num_steps": learner.course.num_steps(learner.recipe.num_epochs),
             "epoch": trainer.current_epoch,
             "num_epochs": learner.recipe.num_epochs,
-            "epochs_kept": len(learner.epoch_ends),
+            "epochs_kept": self.num_saved_epochs,
             "validation_score": score,
             "validation_scores": learner.validation_scores,
             "score_name": learner.task.score_name,
-            "choices": self._choices,
+            "choices": {name: choice.model_dump(mode="json") for name, choice in self.choices.items()},
             **self._newest,
         }
         with suppress(OSError):  # what people watch is not worth a training
@@ -226,12 +231,15 @@ class ValidationCallback(Callback):
 
 
 class CheckpointCallback(Callback):
-    """Saves at each epoch's end, and every so many steps inside an epoch.
+    """Saves after the last step, at each epoch's end, and every so many steps inside an epoch.
+
+    With `auto`, rank 0 decides at a few steps whether a checkpoint is due, for all; an epoch's end has no other rule
+    then than any step.
 
     Args:
         stopwatch: for the item `checkpoint`.
         directory: of the run's checkpoints.
-        every_steps: inside an epoch; None for its end only.
+        every_steps: inside an epoch; None for its end only; `auto` for what `CheckpointInterval` says.
         progress: closes the loss window first, so that the saved curve is whole.
     """
 
@@ -239,36 +247,75 @@ class CheckpointCallback(Callback):
         self,
         stopwatch: Stopwatch,
         directory: Path,
-        every_steps: int | None,
+        every_steps: int | Literal["auto"] | None,
         progress: ProgressCallback,
     ) -> None:
         self._stopwatch = stopwatch
         self._directory = directory
         self._every_steps = every_steps
         self._progress = progress
+        self._interval: CheckpointInterval | None = None
+        self._next_step = 0
+        """At which the interval is asked; the same on all ranks."""
         self.last: Path | None = None
         self.epoch_ends: list[float] = []
         """Seconds from process start to the end of each epoch, probe excluded."""
 
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Start the first interval, which is looked at after the first step."""
+        if self._every_steps != "auto":
+            return
+        course, step = pl_module.course, trainer.global_step
+        self._interval = CheckpointInterval(course, log_steps(course.steps_per_epoch), step, time.monotonic())
+        self._next_step = step + 1
+
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Inside an epoch; its last step is left to the epoch's end."""
         step = trainer.global_step
-        if self._every_steps and step % self._every_steps == 0 and not pl_module.course.ends_epoch(step):
+        if self._every_steps == "auto":
+            may_save = step >= self._next_step
+        else:
+            may_save = self._every_steps is not None and step % self._every_steps == 0
+        if may_save and not pl_module.course.ends_epoch(step) and self._is_due(step, pl_module):
             self._save(trainer, pl_module)
+            if self._interval is not None:
+                self._progress.write_progress(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         """After validation."""
-        pl_module.epoch_ends.append(trainer.global_step)
-        self._save(trainer, pl_module)
-        self._progress.write_progress(trainer, pl_module)  # the coordinator acts on what is kept
+        step = trainer.global_step
+        pl_module.epoch_ends.append(step)
+        is_last = step == pl_module.course.num_steps(pl_module.recipe.num_epochs)
+        if is_last or self._is_due(step, pl_module):
+            self._save(trainer, pl_module)
+        self._progress.write_progress(trainer, pl_module)  # the coordinator acts on what is saved
         self.epoch_ends.append(self._stopwatch.elapsed("probe"))
 
+    def _is_due(self, step: int, learner: Learner) -> bool:
+        """Whether the interval is over; without one, always."""
+        if self._interval is None:
+            return True
+        if step < self._next_step:
+            return False
+        if learner.pending:
+            learner.pending[-1].item()  # or the host's pace would be taken for the device's
+        self._next_step = int(agreed(self._interval.next_step(step, time.monotonic())))
+        return self._next_step <= step
+
     def _save(self, trainer: Trainer, learner: Learner) -> None:
+        step = trainer.global_step
         with self._stopwatch.during("checkpoint"):
             self._progress.close_window(trainer, learner)
+            started = time.monotonic()  # the device has caught up
             average_buffers(learner.network)  # a file has one rank's, and a resume gives it to all
-            self.last = checkpoint_path(self._directory, trainer.global_step)
+            self.last = checkpoint_path(self._directory, step)
             trainer.save_checkpoint(self.last)
+            self._progress.num_saved_epochs = len(learner.epoch_ends)
+            if self._interval is not None and step < learner.course.num_steps(learner.recipe.num_epochs):
+                now = time.monotonic()
+                self._next_step = int(agreed(self._interval.saved(step, now - started, now)))
+                if self._interval.choice is not None:
+                    self._progress.choices["checkpoint_steps"] = self._interval.choice
             self._progress.restart_window()
 
 

@@ -13,6 +13,7 @@ from conf.recipe import FLIPPING
 from conf.schema import Config
 from tasks.errors import InputError
 from tasks.records import Arm, Choice, Hardware, Plan
+from tasks.train.interval import rule
 
 # Share of a device's memory that a resident set may take; the rest is for the model, its activations and the system.
 RESIDENT_MEMORY_FRACTION = 0.25
@@ -34,6 +35,8 @@ def resolve(config: Config, hardware: Hardware, num_train: int) -> Plan:
     accelerator = _accelerator(config, hardware, reasons)
     _check_devices(config, hardware, accelerator)
     precision = _precision(config, hardware, accelerator, reasons)
+    if config.execution.checkpoint_steps == "auto":
+        reasons["checkpoint_steps"] = rule()
     device_name = hardware.gpus[0].name if accelerator == "gpu" else hardware.cpu_name
     plan = Plan(
         accelerator=accelerator,

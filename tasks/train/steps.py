@@ -98,9 +98,7 @@ def _train(job: TrainJob, address: str) -> TrainResult:
         nonlocal last_epoch, choices
         found = {name: Choice.model_validate(choice) for name, choice in facts["choices"].items()}
         choices = _log_choices(logger, found, choices)
-        note = f"loss {facts['train/loss']:.3f}  {facts['train/samples_per_second']:,.0f} samples/s"
-        if facts["validation_score"] is not None:
-            note += f"  validation {facts['score_name'].replace('_', ' ')} {facts['validation_score']:.3f}"
+        note = _note(facts)
         advance(facts["step"], facts["num_steps"], note)
         if facts["epoch"] > last_epoch:
             last_epoch = facts["epoch"]
@@ -128,11 +126,23 @@ def _train(job: TrainJob, address: str) -> TrainResult:
 
 
 def _log_choices(logger: Log, choices: Mapping[str, Choice], before: Mapping[str, Choice]) -> Mapping[str, Choice]:
-    """Log the choices that are not among those logged before; returns all of them."""
+    """Log the choices that are not among those logged before; returns all of them.
+
+    The interval between checkpoints follows the cost of each: its first number is logged alone.
+    """
     for name, choice in choices.items():
-        if choice != before.get(name):
+        known = before.get(name)
+        is_refined = name == "checkpoint_steps" and known is not None and isinstance(known.value, int)
+        if choice != known and not is_refined:
             logger.info("execution.%s=%s: %s", name, choice.value, choice.reason)
     return choices
+
+
+def _note(facts: Mapping[str, Any]) -> str:
+    note = f"loss {facts['train/loss']:.3f}  {facts['train/samples_per_second']:,.0f} samples/s"
+    if facts["validation_score"] is not None:
+        note += f"  validation {facts['score_name'].replace('_', ' ')} {facts['validation_score']:.3f}"
+    return note
 
 
 @task(name="measure", cache_policy=NO_CACHE)

@@ -160,7 +160,6 @@ class Rank:
             "plain_score": plain_score,
             "weights": weights,
             "worker_load": place.loads,
-            "plan": self.spec.plan,
             "search": found,
         }
         return TrainResult.model_validate(facts)
@@ -269,6 +268,7 @@ class Rank:
             "epoch_ends": checkpoints.epoch_ends,
             "windows": progress.windows,
             "checkpoint": str(checkpoints.last or spec.resume_from),
+            "plan": self.spec.plan.model_copy(update={"reasons": progress.choices}),
             "validity": validity.stop() if validity else None,
             "energy_joules": energy.joules() if energy else None,
             "communication_fraction": budget.communication_fraction,

@@ -16,7 +16,7 @@ AWAY_SECONDS = 5.0  # MLflow's own client tries for minutes
 @pytest.mark.slow
 def test_metrics_wait_for_a_server_that_is_away(paceline, mlflow_server, tmp_path):
     home = tmp_path / "home"
-    settings = [*SMALL, "recipe.num_epochs=20", "track.experiment=away"]
+    settings = [*SMALL, "recipe.num_epochs=20", "execution.checkpoint_steps=10", "track.experiment=away"]
     process = paceline(
         "run", "digits", *settings, "--json", MLFLOW_TRACKING_URI=mlflow_server.url, PACELINE_HOME=str(home)
     )

@@ -218,7 +218,8 @@ def test_the_flow_shows_a_form_of_every_field():
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_an_interrupted_run_is_killed_in_mlflow_and_can_be_resumed(start, run, number, prefect_url):
     name = f"interrupted-{number.name.lower()}"
-    process, end = start("run", "digits", *ENDLESS, f"name={name}", start_new_session=True)
+    settings = [*ENDLESS, "execution.checkpoint_steps=4", f"name={name}"]
+    process, end = start("run", "digits", *settings, start_new_session=True)
     wait_for_checkpoint(process)
     (rank,) = running_ranks(unfinished_run().info.run_id)
     assert "tasks.train.standby" in psutil.Process(rank).cmdline(), "it was not kept ready"

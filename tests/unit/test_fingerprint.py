@@ -57,6 +57,10 @@ def test_other_settings_are_another_series(change):
     assert series(change) != series()
 
 
+def test_the_default_of_checkpoints_has_changed_and_no_series_with_it():
+    assert series() == series("execution.checkpoint_steps=null") != series("execution.checkpoint_steps=10")
+
+
 def test_other_devices_classes_and_places_are_another_series():
     assert len({series(), series(devices="CPU, 4 cores"), series(classes=("cat", "dog"))}) == 3
     assert series("data.source=folder", "data.root=/a") != series("data.source=folder", "data.root=/b")

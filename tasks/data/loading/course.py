@@ -65,6 +65,11 @@ class Course:
         """Whether an epoch is over when so many steps are done."""
         return self.done(step)[1] == 0
 
+    def epoch_end(self, step: int) -> int:
+        """The first step from this one on after which an epoch is over."""
+        _, plan, local = self.locate(step)
+        return step if self.ends_epoch(step) else step + plan.steps_per_epoch - local
+
     def num_steps(self, num_epochs: int) -> int:
         """Of a training of so many epochs, those before this group's included."""
         return self.first_step + self._rest.steps_per_epoch + (num_epochs - self.epoch - 1) * self.steps_per_epoch

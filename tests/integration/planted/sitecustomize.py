@@ -4,8 +4,9 @@ PLANT is `input`, `exchange` or a rank such as `rank-1`, and seconds, such as in
 each all-reduce of a step, or for each sample that this one rank trains on. BLIND makes them train on black images. LOUD
 makes them log what no library should, and fail with it. MEMORY is the largest number of samples of a pass for which a
 device has memory, of one rank alone where one is named, such as rank-1=32; ARM_MEMORY the same for what is timed before
-a training. SLOW_ARITHMETIC is a precision, bf16 or fp32, in which each sample of a step takes so many seconds more,
-such as bf16=0.002.
+a training. SAVE_SECONDS is the least time between two checkpoints where the configuration leaves it open, and SAVE_COST
+what each takes longer. SLOW_ARITHMETIC is a precision, bf16 or fp32, in which each sample of a step takes so many
+seconds more, such as bf16=0.002.
 """
 
 import os
@@ -64,6 +65,20 @@ if "tasks.train.worker" in sys.orig_argv and "SLOW_ARITHMETIC" in os.environ:
         return computing(network, batch, *others)
 
     objective.batch_loss = slow_loss
+
+if "tasks.train.worker" in sys.orig_argv and "SAVE_SECONDS" in os.environ:
+    from tasks.train import interval
+
+    interval.MIN_SECONDS = float(os.environ["SAVE_SECONDS"])
+
+if "tasks.train.worker" in sys.orig_argv and "SAVE_COST" in os.environ:
+    from tasks.train import checkpoint_io
+
+    save = checkpoint_io.AtomicCheckpointIO.save_checkpoint
+    checkpoint_io.AtomicCheckpointIO.save_checkpoint = lambda *arguments, **more: (
+        time.sleep(float(os.environ["SAVE_COST"])),
+        save(*arguments, **more),
+    )[1]
 
 if "tasks.train.worker" in sys.orig_argv and "LOUD" in os.environ:
     import logging

@@ -114,6 +114,11 @@ def test_summary_table(report):
     assert rows["speedup"] == report.speedup.verdict
     assert "training steps 1 min 50 s (77%)" in rows["time"]
     assert summary_table({}) == []
+    choice = {"value": 1200, "reason": "a checkpoint takes 7.0 ms"}
+    execution = {"execution": {"reasons": {"checkpoint_steps": choice}}}
+    assert summary_table(execution) == [("checkpoints", "every 1,200 steps: a checkpoint takes 7.0 ms")]
+    choice["value"] = "by cost"
+    assert summary_table(execution) == [], "the training was over before it was known"
     assert dict(summary_table({"speedup": SpeedupResult().model_dump()})) == {"speedup": "not measured"}
 
 

@@ -33,6 +33,7 @@ def test_auto_follows_the_hardware_and_gives_its_reason(hardware, precision, mem
         "loading",
         "micro_batch",
         "num_threads",
+        "checkpoint_steps",
     }
     assert all(choice.reason for choice in plan.reasons.values())
 

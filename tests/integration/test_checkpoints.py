@@ -1,0 +1,95 @@
+"""Checkpoints at an interval that follows from their cost: real ranks, whose least interval alone is made smaller."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from tasks.train.coordinate import train_group
+from tasks.train.interval import rule
+from tests.integration.test_recovery import newest_step, rank_pid, weights
+from tests.integration.test_training import check_golden
+from tests.jobs import planted
+
+LONG_EPOCH = ["execution.num_devices=2", "execution.num_threads=1", "recipe.num_epochs=1", "recipe.batch_size=4"]
+NUM_STEPS = 323
+
+
+@pytest.fixture(scope="module")
+def undisturbed(make_job, cluster_address):
+    """Two ranks that nothing happens to, in one epoch without a checkpoint before its end."""
+    return train_group(make_job(*LONG_EPOCH), cluster_address)
+
+
+def test_a_rank_killed_inside_its_first_epoch_costs_what_came_after_the_checkpoint(
+    undisturbed, make_job, cluster_address
+):
+    job, events = make_job(*LONG_EPOCH), []
+
+    def kill():
+        while not newest_step(job):
+            if over.wait(0.01):
+                return
+        os.kill(rank_pid(job, 1), signal.SIGKILL)
+
+    over = threading.Event()
+    thread = threading.Thread(target=kill, daemon=True)
+    thread.start()
+    with planted(cluster_address, "rank-0=0", SAVE_SECONDS="0.3"):
+        result = train_group(job, cluster_address, events.append)
+    over.set()
+    thread.join()
+    (restart,) = result.restarts
+    assert restart.cause == "rank 1 failed: ended by SIGKILL"
+    assert 0 < restart.first_step == result.first_step < NUM_STEPS
+    assert result.losses == undisturbed.losses
+    assert result.num_steps == NUM_STEPS
+    for name, tensor in weights(undisturbed).items():
+        if "running_" not in name:  # averaged over the ranks at the checkpoint too, and rounded
+            assert tensor.equal(weights(result)[name]), name
+    reasons = [facts["choices"]["checkpoint_steps"]["reason"] for facts in events]
+    assert any("of the time; up to " in reason for reason in reasons), "logged while it trains"
+
+
+def test_the_losses_with_checkpoints_inside_epochs_are_the_golden_ones(make_job, cluster_address):
+    job = make_job("recipe.augment=shift")
+    with planted(cluster_address, "rank-0=0", SAVE_SECONDS="0"):
+        result = train_group(job, cluster_address)
+    saved = sorted(int(path.stem.removeprefix("step-")) for path in job.checkpoints.glob("*.ckpt"))
+    assert saved[0] % 21, "inside an epoch"
+    assert saved[-1] == 42
+    assert isinstance(result.plan.reasons["checkpoint_steps"].value, int)
+    check_golden("digits", result.losses)
+
+
+def test_epochs_shorter_than_the_interval_are_not_saved_each(make_job, cluster_address):
+    job, events = make_job("recipe.augment=shift"), []
+    result = train_group(job, cluster_address, events.append)
+    assert [path.name for path in job.checkpoints.glob("*.ckpt")] == ["step-0000000042.ckpt"]
+    assert result.checkpoint.endswith("step-0000000042.ckpt")
+    assert len(result.epoch_ends) == len(result.validation_scores) == 2
+    assert result.plan.reasons["checkpoint_steps"] == rule()
+    assert events[-1]["epochs_kept"] == 2
+    assert {facts["epochs_kept"] for facts in events[:-1]} <= {0, 2}
+    check_golden("digits", result.losses)
+
+
+@pytest.mark.parametrize(("setting", "saved"), [("null", [21, 42]), ("16", [32, 42])])
+def test_what_is_asked_for_is_done_as_before(make_job, cluster_address, setting, saved):
+    job = make_job(f"execution.checkpoint_steps={setting}")
+    result = train_group(job, cluster_address)
+    assert [int(path.stem.removeprefix("step-")) for path in sorted(job.checkpoints.glob("*.ckpt"))] == saved
+    assert "checkpoint_steps" not in result.plan.reasons
+
+
+def test_what_a_checkpoint_takes_decides_on_the_next(make_job, cluster_address):
+    job = make_job()
+    with planted(cluster_address, "rank-0=0", SAVE_SECONDS="0", SAVE_COST="2"):
+        result = train_group(job, cluster_address)
+    saved = [int(path.stem.removeprefix("step-")) for path in sorted(job.checkpoints.glob("*.ckpt"))]
+    assert saved == [1, 42], "the training is over before the second is due"
+    reason = result.plan.reasons["checkpoint_steps"].reason
+    assert reason.startswith("a checkpoint takes 2.0 s, a step ")
+    assert "s apart, 1.96% of the time" in reason
+    assert result.time_budget["checkpoint"] >= 4.0, "two that take two seconds"
