@@ -22,6 +22,7 @@ from flows import preflight
 from flows.asked import Kind, Request, tracked
 from flows.facts import run_facts
 from flows.interrupt import is_interruption
+from flows.origin import check_origin
 from flows.preflight import Cleared
 from flows.study_record import log_arm, log_diagnosis, training_metrics
 from flows.tracked import nested
@@ -111,6 +112,7 @@ def begun_study(
         site: this machine's facts.
         resume: id of an unfinished study to go on with.
     """
+    check_origin(request.config.cluster, site)  # of the arms it is checked, and they may have another one
     with open_cluster(request.config.cluster, _demand(arms), site) as address:
         arms = [replace(arm, cleared=preflight.settle(arm.config, arm.cleared, address)) for arm in arms]
         limits = request.config.limits
