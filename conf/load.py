@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -16,7 +19,8 @@ PRESETS = Path(__file__).parent
 DASK_SETTINGS = PRESETS / "cluster" / "dask.yaml"
 """In Dask's own format."""
 M = TypeVar("M", bound=BaseModel)
-TEXTS = (".root", ".address", ".experiment", ".interface", ".partition", ".account", ".time_limit", ".memory_per_host")
+NOTHING = ("", "null", "none", "~")
+"""Words that leave an optional setting unset, in any case of their letters."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -126,7 +130,19 @@ def _read_preset(preset: str) -> dict[str, Any]:
         ) from error
     if not isinstance(tree, dict):
         raise ConfigError(f"preset {path} holds {type(tree).__name__}, not a mapping of sections; see conf/digits.yaml")
+    for key in field_paths():
+        _unset(tree, key)
     return tree
+
+
+def _unset(tree: dict[str, Any], key: str) -> None:
+    """Replace the word None, which is a text in YAML, where it leaves an optional setting unset."""
+    *sections, name = key.split(".")
+    node: Any = tree
+    for section in sections:
+        node = node.get(section) if isinstance(node, dict) else None
+    if isinstance(node, dict) and isinstance(node.get(name), str) and _is_nothing(key, node[name]):
+        node[name] = None
 
 
 def apply(tree: dict[str, Any], override: str) -> None:
@@ -149,12 +165,50 @@ def apply(tree: dict[str, Any], override: str) -> None:
 
 
 def _parse(key: str, text: str) -> Any:
-    if key.endswith(TEXTS) or key == "name":
+    if _is_nothing(key, text):
+        return None
+    if str in _kinds(key):
         return text  # never let YAML turn a path such as 2024, a name such as "on" or 2:00:00 into another type
+    return plain_value(key, text)
+
+
+def plain_value(key: str, text: str) -> Any:
+    """A number, word or list as YAML reads it, whatever the setting takes.
+
+    Raises:
+        ConfigError: it is none.
+    """
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"{key}={text} is not a plain value; quote it as YAML would") from error
+
+
+def _is_nothing(key: str, text: str) -> bool:
+    return NoneType in _kinds(key) and text.strip().lower() in NOTHING
+
+
+@cache
+def _kinds(key: str) -> frozenset[object]:
+    """The types that a setting takes: each member of a union, without its constraints."""
+    model: type[BaseModel] = Config
+    *sections, name = key.split(".")
+    for section in sections:
+        inner = model.model_fields[section].annotation
+        assert isinstance(inner, type)
+        assert issubclass(inner, BaseModel)
+        model = inner
+    return frozenset(_members(model.model_fields[name].annotation))
+
+
+def _members(kind: object) -> Iterator[object]:
+    if get_origin(kind) is Annotated:
+        yield from _members(get_args(kind)[0])
+    elif get_origin(kind) in (Union, UnionType):
+        for member in get_args(kind):
+            yield from _members(member)
+    else:
+        yield kind
 
 
 def _check_known(key: str) -> None:

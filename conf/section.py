@@ -3,22 +3,45 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import PydanticCustomError, core_schema
 
 from conf.credentials import Text
 
-_NAME = r"^[A-Za-z][\w.-]{0,63}$"
+
+@dataclass(frozen=True)
+class Shape:
+    """A constraint of a text: its pattern, which Prefect's form checks too, and the rule in words for the refusal."""
+
+    pattern: str
+    """Of all of the text, line breaks included; without `^` and `$`."""
+    rule: str
+    """Such as "is not the name of a network interface, such as eth0"."""
+
+    def check(self, text: str) -> str:
+        """The text, if it has the shape.
+
+        Raises:
+            PydanticCustomError: it has another one.
+        """
+        if re.fullmatch(self.pattern, text) is None:
+            raise PydanticCustomError("shape", "{rule}", {"rule": self.rule})
+        return text
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        # Python's `$`, by which Prefect's server checks, allows a line break at the end.
+        return handler(schema) | {"pattern": rf"^(?:{self.pattern})$(?!\n)"}
 
 
-def _is_name(text: str) -> str:
-    if re.match(_NAME, text) is None:
-        raise ValueError("no name")
-    return text
-
-
-OwnName = Annotated[Text, AfterValidator(_is_name), Field(json_schema_extra={"pattern": _NAME})]
+OwnName = Annotated[Text, Shape(r"[A-Za-z][\w.-]{0,63}", "no name")]
 """Of a source or a model that an installed package offers, see `conf.plugins`."""
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 

@@ -61,6 +61,11 @@ class Site(BaseSettings):
     tls_given: Path | None = Field(default=None, validation_alias="PACELINE_TLS")
     """Directory with the certificates of the Dask parts (ca.pem, cert.pem, key.pem), where one was given."""
 
+    scheduler: str | None = Field(default=None, validation_alias="PACELINE_SCHEDULER")
+    """Address of the Dask scheduler that runs which Prefect starts may join; none where it is not set."""
+    cluster_tls: str | None = Field(default=None, validation_alias="PACELINE_CLUSTER_TLS")
+    """`off` where runs that Prefect starts may go without TLS between the Dask parts."""
+
     cache_given: Path | None = Field(default=None, validation_alias="PACELINE_CACHE")
     """Directory for copies of what workers of this host read from an object store; best on a disk of the host."""
     cache_gib_given: str | None = Field(default=None, validation_alias="PACELINE_CACHE_GIB")

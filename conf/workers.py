@@ -7,7 +7,49 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from conf.credentials import Text
-from conf.section import Section
+from conf.section import Section, Shape
+
+# What ends in a job script, on a command line of another host or in its shell: no blank, quote or line break.
+Address = Annotated[
+    Text,
+    Shape(
+        r"(?:(?:tcp|tls)://)?(?:\[[A-Za-z0-9:.%]+\]|[A-Za-z0-9_.-]+):[0-9]{1,5}",
+        "is not the address of a Dask scheduler, such as tls://host:8786",
+    ),
+]
+Host = Annotated[Text, Shape(r"[A-Za-z0-9_:][A-Za-z0-9_.:%@-]*", "is not the name of a host, such as node1")]
+Interface = Annotated[
+    Text, Shape(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,14}", "is not the name of a network interface, such as eth0")
+]
+SlurmName = Annotated[
+    Text,
+    Shape(r"[A-Za-z0-9_][A-Za-z0-9_.,:+@-]*", "is not a name that Slurm allows; use letters, digits and _ . , : + @ -"),
+]
+TimeLimit = Annotated[
+    Text, Shape(r"([0-9]+-)?[0-9]+(:[0-9]+){0,2}", "is not a time limit of Slurm, such as 2:00:00 or 1-12")
+]
+Memory = Annotated[Text, Shape(r"[1-9][0-9]*[MGT]", "is not an amount of memory, such as 64G")]
+SBATCH_OPTIONS = (
+    *("acctg-freq", "begin", "cluster-constraint", "clusters", "comment", "constraint", "contiguous", "core-spec"),
+    *("cores-per-socket", "cpu-freq", "cpus-per-gpu", "deadline", "delay-boot", "dependency", "distribution"),
+    *("exclude", "exclusive", "extra-node-info", "gpu-bind", "gpu-freq", "gpus", "gpus-per-node", "gpus-per-socket"),
+    *("gpus-per-task", "gres", "gres-flags", "hint", "hold", "kill-on-invalid-dep", "licenses", "mail-type"),
+    *("mail-user", "mem-bind", "mem-per-cpu", "mem-per-gpu", "mincpus", "network", "nice", "no-kill", "no-requeue"),
+    *("nodelist", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-node", "ntasks-per-socket", "overcommit"),
+    *("oversubscribe", "power", "prefer", "priority", "profile", "qos", "reboot", "requeue", "reservation", "signal"),
+    *("sockets-per-node", "spread-job", "switches", "thread-spec", "threads-per-core", "time-min", "tmp"),
+    *("tres-bind", "tres-per-task", "use-min-nodes", "wait-all-nodes", "wckey"),
+)
+"""Those that choose nodes, resources, order and account. Not those that set variables, name files or bring a command
+(`export`, `output`, `wrap`, `prolog`): they would run code or overwrite files on the node."""
+SbatchOption = Annotated[
+    Text,
+    Shape(
+        rf"--(?:{'|'.join(SBATCH_OPTIONS)})(?:=[A-Za-z0-9_.,:+@%/=*&|()\[\]?-]+)?",
+        "is not an option that chooses nodes, resources or order, without blanks and quotes, such as "
+        "--constraint=a100; set variables, files and commands in the site's jobqueue.yaml",
+    ),
+]
 
 
 class Cluster(Section):
@@ -19,27 +61,29 @@ class Cluster(Section):
     num_workers: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """`local`: worker processes; `auto`: one per core, and at least one per rank. The other kinds start one worker for
     each device that is trained on."""
-    address: Text | None = None
-    """`address`: the scheduler's address, such as tcp://host:8786, or tls:// where it wants certificates."""
-    hosts: tuple[Text, ...] = ()
+    address: Address | None = None
+    """`address`: the scheduler's address, such as tcp://host:8786, or tls:// where it wants certificates. A run that
+    Prefect starts joins only the scheduler that PACELINE_SCHEDULER names on its host."""
+    hosts: tuple[Host, ...] = ()
     """`ssh`: hosts by the names under which `ssh` knows them; the scheduler runs on the first one too."""
-    interface: Text | None = None
+    interface: Interface | None = None
     """`ssh`, `slurm`: network interface that Dask listens on, such as eth0; None for the one that leads outwards."""
-    partition: Text | None = None
+    partition: SlurmName | None = None
     """`slurm`: partition of the jobs; None for Slurm's default."""
-    account: Text | None = None
+    account: SlurmName | None = None
     """`slurm`: account that the jobs are charged to."""
-    time_limit: Annotated[str, Field(pattern=r"^(\d+-)?\d+(:\d+){0,2}$")] | None = None
+    time_limit: TimeLimit | None = None
     """`slurm`: time limit of the jobs, such as 2:00:00 or 1-12 (a day and a half)."""
     cores_per_host: Annotated[int, Field(ge=1)] | None = None
     """`slurm`: CPU cores that a job asks for; needed there."""
-    memory_per_host: Annotated[str, Field(pattern=r"^[1-9]\d*[MGT]$")] | None = None
+    memory_per_host: Memory | None = None
     """`slurm`: memory that a job asks for, such as 64G; needed there."""
-    sbatch: tuple[Text, ...] = ()
-    """`slurm`: further options of sbatch, such as --constraint=a100."""
+    sbatch: tuple[SbatchOption, ...] = ()
+    """`slurm`: further options of sbatch that choose nodes, resources or order, such as --constraint=a100."""
     tls: Literal["auto", "on", "off"] = "auto"
     """Whether the Dask parts talk TLS, with the certificates in PACELINE_TLS, and refuse everybody else; `auto`: beyond
-    this host's loopback, and there with a certificate that is made for the run."""
+    this host's loopback, and there with a certificate that is made for the run. A run that Prefect starts accepts
+    `off` only where its host has PACELINE_CLUSTER_TLS=off."""
     wait_seconds: Annotated[float, Field(gt=0)] = 300.0
     """`ssh`, `slurm`: how long to wait for the workers, seconds; the time in Slurm's queue counts."""
     min_workers: Annotated[int, Field(ge=1)] | None = None

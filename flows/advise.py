@@ -208,6 +208,7 @@ def _profile(config: Config, plan: Plan, num_train: int, measured: MeasureResult
         num_epochs=config.recipe.num_epochs,
         company=company_of(measured.probe, measured.all_reduces) if plan.world_size > 1 else None,
         label=f"{plan.device_name}{_threads(plan)}, {_single(plan).label}",
+        num_threads=plan.num_threads if plan.accelerator == "cpu" else None,
     )
 
 

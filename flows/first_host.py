@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from conf.schema import Config
 from conf.site import Site
+from flows.origin import check_origin
 from tasks.cluster import hardware
 from tasks.cluster.demand import Demand, demand_of
 from tasks.cluster.host import HostFacts
@@ -27,8 +28,9 @@ def training_host(config: Config, site: Site) -> Hardware:
     """Hardware of the first host that will train; of a Slurm node, what is asked for.
 
     Raises:
-        InputError: the cluster cannot be started, does not answer, or is too small.
+        InputError: the cluster may not be joined, cannot be started, does not answer, or is too small.
     """
+    check_origin(config.cluster, site)
     found = certificates(config.cluster, site)
     match config.cluster.kind:
         case "ssh":

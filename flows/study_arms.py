@@ -23,6 +23,7 @@ from flows.asked import Kind, Request, tracked
 from flows.facts import run_facts
 from flows.interrupt import is_interruption
 from flows.layers import measured_plan
+from flows.origin import check_origin
 from flows.preflight import Cleared
 from flows.study_record import log_arm, log_diagnosis, training_metrics
 from flows.tracked import nested
@@ -112,6 +113,7 @@ def begun_study(
         site: this machine's facts.
         resume: id of an unfinished study to go on with.
     """
+    check_origin(request.config.cluster, site)  # of the arms it is checked, and they may have another one
     with open_cluster(request.config.cluster, _demand(arms), site) as address:
         arms = [replace(arm, cleared=preflight.settle(arm.config, arm.cleared, address)) for arm in arms]
         limits = request.config.limits

@@ -121,6 +121,7 @@ TREATMENTS: dict[str, Told | Checked] = {
     "paceline run digits cluster.kind=address cluster.address=tls://host:8786": Told(
         "own scheduler", f"{SMALL} {NO_PROBE}"
     ),
+    "export PACELINE_TLS=${PACELINE_TLS:-$PWD/.paceline/tls}": Told("own scheduler"),
     'T="--tls-ca-file $PACELINE_TLS/ca.pem --tls-cert $PACELINE_TLS/cert.pem --tls-key $PACELINE_TLS/key.pem"': Told(
         "own scheduler"
     ),

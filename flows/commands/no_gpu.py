@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from conf.load import checked, load
 from conf.site import Site
 from flows.commands.engines import quiet_flow
+from flows.commands.resumed import stored_request
 from flows.commands.terminal import add_preset, json_stream, say, say_pairs, say_table, whereabouts, write_json
 from tasks.errors import InputError
 
@@ -73,12 +74,10 @@ def _request(options: Namespace) -> NoGpuRequest:
 
 
 def _resumed(site: Site, options: Namespace) -> NoGpuRequest:
-    from flows.asked import kept_request
     from flows.no_gpu_request import NoGpuRequest
 
-    if options.preset or options.pretrained or options.overrides or _given(options):
-        raise InputError(f"--resume {options.resume} goes on with the study as it was asked for; give nothing else")
-    return checked(NoGpuRequest, kept_request("no-gpu", site, options.resume))
+    changed = bool(options.pretrained or _given(options))
+    return checked(NoGpuRequest, stored_request(options, "no-gpu", site, changed))
 
 
 def _show(summary: dict[str, Any]) -> None:

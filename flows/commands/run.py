@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from conf.load import apply, load, preset_names, validate
 from conf.site import Site
 from flows.commands.engines import quiet_flow
+from flows.commands.resumed import take_cluster
 from flows.commands.terminal import add_preset, json_stream, say_pairs, whereabouts, write_json
 from tasks.errors import InputError, RegressionError
 
@@ -69,7 +70,8 @@ def _resumed(site: Site, options: Namespace) -> Config:
                 f"--resume {options.resume}: {override} would change what the run is; "
                 f"only {' and '.join(section + '*' for section in RESUMABLE_SECTIONS)} may change"
             )
-    before = validate(tree)
+    before = validate({name: section for name, section in tree.items() if name != "cluster"})
+    take_cluster(tree, options)
     for override in options.overrides:
         apply(tree, override)
     config = validate(tree)

@@ -13,6 +13,7 @@ from conf.schema import Config, Overlap
 from conf.site import Site
 from flows.commands.engines import collect_again
 from flows.commands.terminal import add_preset, say_pairs
+from flows.origin import allow
 from tasks.errors import InputError
 
 HELP = "run by schedule: a deployment in Prefect, served by this process"
@@ -68,6 +69,7 @@ def execute(options: Namespace) -> None:
     preflight.check(config, site)
     from flows.deploy import deployment_of, local_timezone, schedule_of, serve
 
+    allow(config.cluster)
     timezone = options.timezone or local_timezone()
     schedule = schedule_of(options.cron, timezone)
     name = options.name or config.name

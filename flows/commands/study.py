@@ -9,6 +9,7 @@ from conf.load import checked, load
 from conf.plan import StudyPlan, load_plan, plan_names
 from conf.site import Site
 from flows.commands.engines import quiet_flow
+from flows.commands.resumed import stored_request
 from flows.commands.terminal import add_preset, json_stream, say, say_pairs, say_table, whereabouts, write_json
 from tasks.errors import InputError
 
@@ -91,13 +92,12 @@ def _follow(options: Namespace, plan: StudyPlan, given: dict[str, list[str]]) ->
 
 
 def _resumed(site: Site, options: Namespace) -> StudyRequest:
-    from flows.asked import kept_request
     from flows.study import StudyRequest
 
-    changed = [options.preset, options.plan, *options.overrides, *options.axis, options.repeats, options.target]
-    if any(value is not None for value in changed) or options.ladder:
-        raise InputError(f"--resume {options.resume} goes on with the study as it was asked for; give nothing else")
-    return checked(StudyRequest, kept_request("study", site, options.resume))
+    changed = options.ladder or any(
+        value is not None for value in (options.plan, *options.axis, options.repeats, options.target)
+    )
+    return checked(StudyRequest, stored_request(options, "study", site, changed))
 
 
 def _show(summary: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from conf.load import checked, load
 from conf.site import Site
 from flows.commands.engines import quiet_flow
+from flows.commands.resumed import stored_request
 from flows.commands.terminal import add_preset, json_stream, say, say_pairs, say_table, whereabouts, write_json
 from tasks.errors import InputError
 
@@ -73,13 +74,11 @@ def _request(options: Namespace) -> SweepRequest:
 
 
 def _resumed(site: Site, options: Namespace) -> SweepRequest:
-    from flows.asked import kept_request
     from flows.sweep import SweepRequest
 
-    changed = [options.preset, *options.overrides, *options.param, options.trials, options.sampler, options.pruner]
-    if any(value is not None for value in (*changed, options.at_once)):
-        raise InputError(f"--resume {options.resume} goes on with the sweep as it was asked for; give nothing else")
-    return checked(SweepRequest, kept_request("sweep", site, options.resume))
+    given = (*options.param, options.trials, options.sampler, options.pruner, options.at_once)
+    changed = any(value is not None for value in given)
+    return checked(SweepRequest, stored_request(options, "sweep", site, changed))
 
 
 def _show(summary: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from conf.site import Site
 from tasks.cluster.demand import Demand
+from tasks.cluster.greet import NoSchedulerError, greet
 from tasks.cluster.tls import SCHEME, security_of
 from tasks.errors import InputError, RunError
 
@@ -27,21 +28,24 @@ def connect(address: str) -> Iterator[Client]:
     """Yield a client of the scheduler at `address`; for tls:// with the certificates of this site.
 
     Raises:
-        InputError: no scheduler answers there, it refuses us, or there are no certificates.
+        InputError: no scheduler answers there, something else does, it refuses us, or there are no certificates.
     """
     from distributed import Client
 
     secured = address.startswith(SCHEME)
     security = security_of(address, Site())
     try:
+        greet(address, security, CONNECT_SECONDS)
         client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False, security=security)
-    except (OSError, ValueError) as error:
+    except (NoSchedulerError, OSError, ValueError) as error:
+        why = f" ({error})" if isinstance(error, NoSchedulerError) else ""
         raise InputError(
-            f"cluster.address={address}: no Dask scheduler answers within {CONNECT_SECONDS} s; start it or mend the "
+            f"cluster.address={address}: no Dask scheduler answers within {CONNECT_SECONDS} s{why}; start it, or "
+            "correct host and port, which `dask scheduler` prints at its start, "
             + (
-                f"address; its certificates must be of the authority in PACELINE_TLS={Site().tls_directory}"
+                f"and have its certificates of the authority in PACELINE_TLS={Site().tls_directory}"
                 if secured
-                else "address, which is tls:// where the scheduler wants certificates"
+                else "and use tls:// where the scheduler wants certificates"
             )
         ) from error
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
@@ -22,7 +23,7 @@ def lean() -> dict[str, Any]:
 
 def exports() -> list[str]:
     """The same as lines of a shell, for a worker that a batch system starts."""
-    return [f"export {_variable(name)}={value}" for name, value in lean().items()]
+    return [f"export {_variable(name)}={shlex.quote(str(value))}" for name, value in lean().items()]
 
 
 def _variable(name: str) -> str:

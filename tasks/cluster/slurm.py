@@ -6,6 +6,7 @@ The scheduler runs in this process, on the host that submits. What is submitted 
 from __future__ import annotations
 
 import logging
+import shlex
 import shutil
 import subprocess
 import sys
@@ -33,11 +34,16 @@ LOG_LINES = 3
 
 
 def slurm_arguments(settings: Cluster, demand: Demand, certificates: Certificates | None, logs: Path) -> dict[str, Any]:
-    """Arguments of dask-jobqueue's `SLURMCluster`, less the number of jobs, of which there is one per host."""
+    """Arguments of dask-jobqueue's `SLURMCluster`, less the number of jobs, of which there is one per host.
+
+    Raises:
+        InputError: a path would not enter the job script as one word.
+    """
     assert settings.cores_per_host is not None
+    _check_words({"PACELINE_HOME": str(logs)} | ({"PACELINE_TLS": certificates.authority} if certificates else {}))
     return {
-        "queue": settings.partition,
-        "account": settings.account,
+        "queue": settings.partition and shlex.quote(settings.partition),
+        "account": settings.account and shlex.quote(settings.account),
         "walltime": settings.time_limit,
         # Without a walltime dask-jobqueue asks for half an hour; the partition's own limit is what is meant.
         "job_directives_skip": [] if settings.time_limit else ["#SBATCH -t "],
@@ -46,7 +52,7 @@ def slurm_arguments(settings: Cluster, demand: Demand, certificates: Certificate
         "job_name": "paceline",
         "job_extra_directives": _directives(settings, demand, logs),
         "job_script_prologue": [*_lines_of_the_site(), *exports()],
-        "python": sys.executable,
+        "python": shlex.quote(sys.executable),
         # dask-cuda starts one worker per GPU that Slurm grants; plain workers are told their number.
         "worker_command": "dask cuda worker" if demand.gpus else "distributed.cli.dask_worker",
         "processes": 1 if demand.gpus else demand.workers_per_host,
@@ -54,11 +60,22 @@ def slurm_arguments(settings: Cluster, demand: Demand, certificates: Certificate
         "memory": memory_bytes(settings) // (demand.workers_per_host if demand.gpus else 1),
         "worker_extra_args": ["--no-dashboard", "--dashboard-address", "127.0.0.1:0"],
         "death_timeout": DEATH_SECONDS,
-        "interface": settings.interface,
+        "interface": settings.interface
+        and shlex.quote(settings.interface),  # of the command; the scheduler's own below
         "protocol": "tls://" if certificates else "tcp://",
         "security": certificates.security() if certificates else None,
         "scheduler_options": dict(QUIET_HTTP) | ({"interface": settings.interface} if settings.interface else {}),
     }
+
+
+def _check_words(paths: dict[str, str]) -> None:
+    """Refuse paths that the shell or sbatch would take apart; dask-jobqueue quotes none."""
+    for variable, path in paths.items():
+        if shlex.quote(path) != path:
+            raise InputError(
+                f"{variable}: {path!r} enters the job script of Slurm; use a path of letters, digits and "
+                "_ @ % + = : , . / - alone"
+            )
 
 
 def _lines_of_the_site() -> list[str]:

@@ -44,7 +44,8 @@ def _on_speed(config: Config, plan: Plan, speedup: SpeedupResult) -> Iterator[st
         f"`speedup.max_seconds={config.speedup.max_seconds * 3:g}`.",
         "contaminated machine": "Repeat the run when the machine is quiet; do not compare others with this one.",
         "identical arms": "The run was its own baseline; change one of `execution.precision`, `execution.loading` "
-        "or `execution.num_devices` to learn what pays.",
+        + ("or `execution.num_devices` " if plan.accelerator == "gpu" else "or `execution.memory_format` ")
+        + "to learn what pays.",
         "no measurable difference": "The plain baseline is as fast: prefer it for its simplicity, or try a larger "
         f"`recipe.batch_size={config.recipe.batch_size * 2}`.",
         "slower": "The baseline is faster: run it instead, or find the guilty setting by changing one at a time.",
@@ -66,12 +67,21 @@ def _on_speed(config: Config, plan: Plan, speedup: SpeedupResult) -> Iterator[st
         better = "resident" if plan.loading != "resident" else "streaming"
         yield f"Training waits for data: try `execution.loading={better}`, or put the prepared set on a faster disk."
     elif cause == "compute-bound":
-        yield from _on_compute(plan)
+        yield from _on_compute(config, plan)
 
 
-def _on_compute(plan: Plan) -> Iterator[str]:
-    yield f"The arithmetic is the limit: more devices help, such as `execution.num_devices={plan.world_size + 1}`."
-    if plan.precision in ("32-true", "64-true"):
+def _on_compute(config: Config, plan: Plan) -> Iterator[str]:
+    """More devices, except on a CPU, where they only divide the cores of the host (decision 0005)."""
+    execution = config.execution
+    if plan.accelerator == "gpu":
+        more = f"more devices help, such as `execution.num_devices={execution.num_devices + 1}`."
+    else:
+        more = (
+            "on CPUs more devices of a host only divide its cores. A GPU or more hosts help, such as "
+            f"`execution.num_nodes={execution.num_nodes + 1}` with a `cluster.kind` that reaches them."
+        )
+    yield f"The arithmetic is the limit: {more}"
+    if plan.precision in ("32-true", "64-true") and "precision" not in plan.reasons:  # else it was measured
         yield "Reduced precision may help where the hardware has it: `execution.precision=bf16-mixed`."
 
 

@@ -144,10 +144,21 @@ def limit_sentences(limits: Limits) -> list[str]:
     return sentences
 
 
+def device_sentences(result: AdviseResult) -> list[str]:
+    """Which devices are worth counting: on a CPU only those that come with cores of their own (decision 0005)."""
+    threads = result.profile.num_threads
+    if threads is None:
+        return []
+    return [
+        f"A device is here {threads} core{'s' if threads > 1 else ''} of a CPU. N devices need N times those cores, on "
+        "this host or more hosts; on the same cores more devices only divide them."
+    ]
+
+
 def _limits(result: AdviseResult) -> Html:
     sentences = [f"At the largest number of devices the step is bound by {result.bound}."]
-    for limits in result.limits:
-        sentences += limit_sentences(limits)
+    sentences += [sentence for limits in result.limits for sentence in limit_sentences(limits)]
+    sentences += device_sentences(result)
     if result.cheapest is not None:
         sentences.append(cheapest_sentence(result))
     return bullets(sentences)
@@ -243,6 +254,7 @@ def advise_table(result: AdviseResult) -> list[tuple[str, str]]:
         for one in result.predictions
     ]
     rows += [("limit", sentence) for limits in result.limits for sentence in limit_sentences(limits)]
+    rows += [("devices", sentence) for sentence in device_sentences(result)]
     if result.cheapest is not None:
         rows.append(("deadline", cheapest_sentence(result)))
     for advice in result.advice:

@@ -72,8 +72,11 @@ def expand(make: Callable[[list[str]], Config], axes: Axes, *, ladder: bool = Fa
         ladder: One factor at a time instead of the grid.
 
     Raises:
-        InputError: an arm cannot be configured, or a ladder has an axis that changes the work.
+        InputError: a setting cannot be an axis, an arm cannot be configured, or a ladder has an axis that changes the
+            work.
     """
+    for field, values in axes.items():  # a form's, or those of a stored study
+        _check_axis(field, list(values), {})
     arms = _ladder(axes) if ladder else _grid(axes)
     for arm in arms:
         try:

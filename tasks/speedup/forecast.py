@@ -73,6 +73,8 @@ class DeviceProfile(Record):
     """Two devices at a small and a large batch; None where only one was profiled."""
     label: str
     """The execution that was profiled, in words."""
+    num_threads: int | None = None
+    """Threads of a device on a CPU, which is a share of the cores; None on a GPU."""
 
 
 class Prediction(Record):

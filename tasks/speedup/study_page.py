@@ -7,7 +7,7 @@ case with its absolute times, an interval beside every ratio, bounds in the char
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tasks.figures import svg_text
@@ -20,6 +20,8 @@ from tasks.speedup.study import ArmSummary, Interval, StudyResult
 from tasks.speedup.study_charts import draw_study, execution_name, why_no_ratio, winner
 
 DASH = "\N{EN DASH}"
+FASTER = "faster"
+"""The verdict on an arm that certainly beats its baseline and learns as much."""
 CERTAIN_REPEATS = 6
 """Repeats from which on an interval needs no assumption on the shape of the noise."""
 
@@ -52,15 +54,6 @@ def _head(result: StudyResult) -> Html:
     name = f"{result.experiment} / study of {result.preset}"
     facts = f"run {result.run_id} · {result.hardware}"
     header = tag("header", join([tag("h1", text(name)), paragraph(facts)]))
-    certain = [arm for arm in result.arms if arm.ratio and arm.significant and arm.parity != "worse"]
-    best = max(certain, key=_value, default=None)
-    if best is None or best.ratio is None:
-        known = any(arm.ratio for arm in result.arms)
-        hero = [tag("div", text("no certain difference" if known else "no ratio"), "big unknown")]
-    else:
-        label = f"{best.arm.name}, {_interval_words(best.ratio)}"
-        big = text(f"{best.ratio.value:.2f} x") + tag("small", text(label))
-        hero = [tag("div", Html(big), "big")]
     failed = sum(arm.num_failed for arm in result.arms)
     items = [
         ("arms, each trained " + str(result.num_repeats) + " times", str(len(result.arms))),
@@ -68,7 +61,32 @@ def _head(result: StudyResult) -> Html:
         ("trainings on a busy machine", str(result.contaminated)),
         ("failed trainings", str(failed)),
     ]
-    return join([header, tag("div", join([*hero, tiles(items)]), "hero")])
+    return join([header, tag("div", join([_hero(result), tiles(items)]), "hero")])
+
+
+def _hero(result: StudyResult) -> Html:
+    """The ratio of the best arm that certainly beats its baseline; never that of one that does not."""
+    best = max((arm for arm in result.arms if _verdict(arm) == FASTER), key=_value, default=None)
+    if best is not None and best.ratio is not None:
+        label = f"{best.arm.name}, {_interval_words(best.ratio)}"
+        return tag("div", Html(text(f"{best.ratio.value:.2f} x") + tag("small", text(label))), "big")
+    closest = nearest(result.arms)
+    if closest is None or closest.ratio is None:
+        return tag("div", text("no ratio"), "big unknown")
+    words = f"nearest: {closest.arm.name}, {closest.ratio.value:.2f} x, {_verdict(closest)}"
+    label = f"{words}; {_interval_words(closest.ratio)}"
+    return tag("div", Html(text(_none_won(result.arms)) + tag("small", text(label))), "big unknown")
+
+
+def nearest(arms: Iterable[ArmSummary]) -> ArmSummary | None:
+    """The arm with the highest ratio, of those that learned as much as the baseline where there are any."""
+    divided = (arm for arm in arms if arm.ratio is not None)
+    return max(divided, key=lambda arm: (arm.parity != "worse", _value(arm)), default=None)
+
+
+def _none_won(arms: Iterable[ArmSummary]) -> str:
+    decided = all(_verdict(arm) == "slower" for arm in arms if arm.ratio is not None)
+    return "no arm beats the baseline" if decided else "no arm certainly beats the baseline"
 
 
 def _value(arm: ArmSummary) -> float:
@@ -111,7 +129,7 @@ def _verdict(arm: ArmSummary) -> str:
         return "not significant"
     if arm.ratio.value < 1:
         return "slower"
-    return "faster but worse" if arm.parity == "worse" else "faster"
+    return "faster but worse" if arm.parity == "worse" else FASTER
 
 
 def _score(arm: ArmSummary, word: str) -> str:
@@ -340,11 +358,18 @@ def _winners(result: StudyResult) -> Iterator[str]:
         if best is None:
             yield f"{where}the baseline did not run, so nothing can be said."
         elif best.arm.is_baseline:
-            yield f"{where}no arm is certainly faster than the baseline, {execution_name(best)}: keep it."
+            yield f"{where}{_none_won(members)}, {execution_name(best)}: keep it.{_nearest_words(members)}"
         else:
             word = score_word([best.score_name])
             settings = " ".join(f"`{key}={value}`" for key, value in best.execution.items() if "execution." in key)
             yield f"{where}take {settings}: {ratio_text(best.ratio)} x its baseline, {word} {best.parity}."
+
+
+def _nearest_words(arms: Iterable[ArmSummary]) -> str:
+    closest = nearest(arms)
+    return (
+        "" if closest is None else f" Nearest: {closest.arm.name}, {ratio_text(closest.ratio)} x ({_verdict(closest)})."
+    )
 
 
 def _losers(result: StudyResult) -> Iterator[str]:

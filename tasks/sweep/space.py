@@ -6,9 +6,9 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
-from conf.load import ConfigError, apply
+from conf.load import ConfigError, apply, plain_value
 from conf.schema import Config
 from tasks.errors import InputError
 from tasks.records import Record
@@ -198,14 +198,10 @@ def _whole(given: str, setting: str, numbers: Sequence[float]) -> Parameter:
 
 
 def _choices(setting: str, values: str) -> tuple[Scalar, ...]:
-    tree: dict[str, Any] = {}
     try:
-        apply(tree, f"{setting}={values}")
+        found = plain_value(setting, values)
     except ConfigError as error:
         raise InputError(f"--param {error}") from error
-    for part in setting.split("."):
-        tree = tree[part]
-    found: Any = tree
     if not isinstance(found, list) or not all(isinstance(value, Scalar) for value in found):
         raise InputError(f"--param {setting}={values} is no list of plain values; {FORM}")
     choices = tuple(_as_number(value) for value in found)

@@ -168,7 +168,10 @@ class Course:
         left = unfinished(self._client)
         if not left:
             return "ended before its run began"
-        command = self._paceline("run", "--resume", left[0].info.run_id, "--json", MLFLOW_TRACKING_URI=self._uri)
+        where = ["cluster.kind=address", f"cluster.address={self._address}"]
+        command = self._paceline(
+            "run", "--resume", left[0].info.run_id, *where, "--json", MLFLOW_TRACKING_URI=self._uri
+        )
         stdout, stderr = command.communicate(timeout=300)
         assert command.returncode == 0, stderr
         self.restarts += finished(self._client, *run_of(stdout))

@@ -314,7 +314,7 @@ def test_the_program_runs_over_ssh(tls, ssh_home, paceline):
 
 
 def test_a_job_that_slurm_would_not_take_is_refused(tls, slurm):
-    for override, reason in (("cluster.partition=none", "invalid partition"), ("cluster.cores_per_host=9999", "")):
+    for override, reason in (("cluster.partition=nowhere", "invalid partition"), ("cluster.cores_per_host=9999", "")):
         with pytest.raises(InputError, match=f"(?i)Slurm does not take the job .*{reason}"):
             training_host(load("digits", [*SLURM, "execution.accelerator=cpu", override]), Site())
 

@@ -265,9 +265,7 @@ def test_nights(clone):
 def test_a_scheduler_of_ones_own(clone):
     certificates, run, *settings, scheduler, worker = of_story("own scheduler")
     port = free_port()
-    site = clone.changed(
-        {"PORT": port, "host:8786": f"127.0.0.1:{port}"}, PACELINE_TLS=f"{clone.directory}/certificates"
-    )
+    site = clone.changed({"PORT": port, "host:8786": f"127.0.0.1:{port}"})  # nothing that the page does not set
     site.shell([certificates])
     with (
         site.running("\n".join([*settings, scheduler]), lambda said: listens(port)),

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 from distributed import Client
 
+from conf.load import load
+from conf.site import Site
+from flows.doctor import _cluster, _wrong
+from flows.first_host import training_host
+from tasks.cluster.address import connect
+from tasks.errors import InputError
 from tests.jobs import two_workers
+from tests.listeners import listening
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,6 +72,52 @@ def test_data_are_looked_for_where_workers_read_them(doctor, tmp_path):
     assert (status, found["data on workers"]["status"]) == (1, "error")
     assert f"data.root={tmp_path / 'nowhere'}: is not there" in found["data on workers"]["found"]
     assert "data on workers" not in doctor()[1], "digits are drawn"
+
+
+HTTP = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+OTHERS = {
+    "an HTTP server": ((HTTP, True), "in another protocol than Dask's"),
+    "an SSH server": ((b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n", False), "in another protocol than Dask's"),
+    "silence": ((b"", False), "accepts connections there and does not answer"),
+    "noise": ((bytes(range(256)) * 256, False), "in another protocol than Dask's"),
+    "a long message that never comes": (((2**34).to_bytes(8, "little") + b"x", False), "there"),
+    "an early end": ((b"", True), "accepts connections there and closes them"),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_an_address_without_a_scheduler_is_told_in_bounded_time(other, monkeypatch):
+    monkeypatch.setattr("tasks.cluster.address.CONNECT_SECONDS", 1)
+    behaviour, told = OTHERS[other]
+    with listening(*behaviour) as listener:
+        config = load("digits", ["cluster.kind=address", f"cluster.address={listener.address}"])
+        for look in (_cluster, training_host):  # the doctor's, and that of a run: exit status 2
+            with pytest.raises(InputError) as refused:
+                look(config, Site())
+            found = _wrong("workers", refused.value)
+            assert f"cluster.address={listener.address}: no Dask scheduler answers within 1 s" in found.found
+            assert told in found.found
+            assert "start it, or correct host and port, which `dask scheduler` prints at its start" in found.remedy
+        assert listener.num_connections
+
+
+def test_a_worker_is_no_scheduler():
+    with two_workers(tls="off") as address, Client(address, set_as_default=False) as client:
+        worker = next(iter(client.scheduler_info()["workers"]))
+        with pytest.raises(InputError, match="a Dask worker answers there"), connect(worker):
+            pass
+
+
+@pytest.mark.slow
+def test_the_doctor_and_a_run_end_where_nothing_answers(doctor, paceline):
+    with listening() as silent:
+        there = ["cluster.kind=address", f"cluster.address={silent.address}"]
+        status, found, _ = doctor(*there)
+        assert (status, found["workers"]["status"]) == (1, "error")
+        run = paceline("run", "digits", *there)
+        _, stderr = run.communicate(timeout=60)
+        assert run.returncode == 2, stderr
+        assert "accepts connections there and does not answer" in stderr.splitlines()[-1]
 
 
 def test_a_worker_with_other_code_is_found(doctor):

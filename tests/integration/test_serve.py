@@ -1,13 +1,21 @@
 """Runs by schedule: a deployment of a real Prefect server, served by the program, with runs that overlap."""
 
+import os
 import signal
+import subprocess
+import sys
 
 import httpx
 import pytest
 from mlflow.tracking import MlflowClient
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from conf.load import load
 from conf.site import Site
-from tests.deployments import LONG, SHORT, Served
+from flows.deploy import deployment_of, schedule_of
+from tests.deployments import LONG, SHORT, Deployments, Served
+from tests.jobs import two_workers
+from tests.listeners import listening
 from tests.patience import until
 
 NIGHTLY = ["serve", "digits", *SHORT, "speedup.baseline=none", "track.experiment=served"]
@@ -74,6 +82,39 @@ def test_the_newest_run_goes_first_where_the_policy_says_so(serve):
     served.process.terminate()
     served.process.communicate(timeout=60)
     assert not served.deployment["paused"], "what comes due meanwhile is to be caught up with"
+
+
+HOSTILE = {"kind": "address", "tls": "off"}
+
+
+def test_a_form_names_no_scheduler(prefect_url, tmp_path):
+    """A flow run of a deployment, in a process like that of Prefect's runners and workers."""
+    config = load("digits", SHORT)
+    with temporary_settings({PREFECT_API_URL: prefect_url}):
+        deployment_of(config, "attacked", schedule_of("0 2 * * *", "UTC"), "queue").apply()
+    api = Deployments(prefect_url)
+    with listening(b"nothing", answers=True) as hostile:
+        cluster = HOSTILE | {"address": hostile.address}
+        run = api.begin(
+            api.find("paceline-run/attacked"), {"config": config.model_dump(mode="json") | {"cluster": cluster}}
+        )
+        environment = {"PREFECT_API_URL": prefect_url, "PREFECT__FLOW_RUN_ID": run}
+        engine = [sys.executable, "-m", "prefect.engine"]
+        subprocess.run(engine, env=os.environ | environment, capture_output=True, timeout=120, check=False)
+        state = api.state(run)
+        assert (state["type"], hostile.num_connections) == ("FAILED", 0), state
+    assert f"cluster.address={hostile.address} is not the scheduler of this host" in state["message"]
+
+
+@pytest.mark.slow
+def test_a_deployment_joins_the_scheduler_that_it_was_served_with_and_no_other(serve):
+    with two_workers(tls="off") as address, listening(b"nothing", answers=True) as hostile:
+        cluster = ["cluster.kind=address", f"cluster.address={address}", "cluster.tls=off"]
+        served = serve("joining", *cluster, "--cron", "0 2 * * *", "--timezone", "UTC")
+        attacked = served.begin_with(cluster={"address": hostile.address})
+        assert served.end_of(attacked)["type"] == "FAILED"
+        assert hostile.num_connections == 0
+        assert served.end_of(served.begin_with())["type"] == "COMPLETED"
 
 
 @pytest.mark.parametrize(

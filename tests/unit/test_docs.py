@@ -28,6 +28,9 @@ PROGRAMS = ("paceline ", "prefect ", "dask ", "infra/", ".ci/", "python ", "pip 
 SETTING = re.compile(r"(?<![\w.])(?<!--param \")(?P<key>[a-z_]+\.[a-z_]+)=(?P<value>[^\s`]+)")
 SECTIONS = {path.partition(".")[0] for path in field_paths() if "." in path}
 README = ROOT / "README.md"
+SCHEDULER = "$PACELINE_SCHEDULER"
+VALUES = {SCHEDULER: "tls://host:8786", "RUN_ID": 32 * "a"}
+"""What is put into the place of a word where the pattern of a setting is checked."""
 READMES = [path for path in living() if path.parent.name != "decisions"]
 
 
@@ -98,7 +101,7 @@ def examples(tmp_path_factory):
 
 @pytest.mark.parametrize("line", paceline_lines())
 def test_paceline_understands(line, examples):
-    arguments = shlex.split(line)[1:]
+    arguments = shlex.split(line.replace(SCHEDULER, VALUES[SCHEDULER]))[1:]
     if len(arguments) == 1 and not arguments[0].startswith("-"):
         assert arguments[0] in cli.COMMANDS  # spoken of, not called
         return
@@ -130,9 +133,11 @@ def test_a_setting_exists_and_may_have_that_value(path, key, value):
     section, name = key.split(".")
     field = Config.model_fields[section].annotation.model_fields[name]
     axis = f"--axis {key}={value}" in path.read_text()
+    for word, filling in VALUES.items():
+        value = value.replace(word, filling)
     for one in value.rstrip(".,;:)").split(",") if axis else [value.rstrip(".,;:)")]:
         tree = {}
-        apply(tree, f"{key}={one.replace('RUN_ID', 32 * 'a')}")
+        apply(tree, f"{key}={one}")
         TypeAdapter(Annotated[field.annotation, field]).validate_python(tree[section][name])
 
 

@@ -7,6 +7,7 @@ really is what its name says is the transform's business.
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections import Counter
 from dataclasses import dataclass, field
@@ -29,6 +30,8 @@ IMAGE_SUFFIXES: frozenset[str] = frozenset(
         *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif", ".tga"),
     }
 )
+_THROUGH_DASK = re.compile(r"(?:^|::)dask(?:::|://)")
+"""fsspec's protocol, alone or in a chain, that unpickles what the scheduler in the URL sends."""
 _NAMES_SHOWN = 5
 _STAMPS = (
     *("ETag", "etag", "md5Hash", "mtime", "LastModified", "updated", "created"),
@@ -240,6 +243,11 @@ def open_root(root: str) -> tuple[Any, str]:
     Raises:
         InputError: fsspec cannot read such a URL here.
     """
+    if _THROUGH_DASK.search(root):
+        raise InputError(
+            f"data.root={root}: fsspec would join a Dask scheduler, which can send code; give the place of the files "
+            "themselves"
+        )
     try:
         filesystem, path = fsspec.core.url_to_fs(root, **(s3.options() if s3.is_s3(root) else {}))
     except (ValueError, ImportError, OSError) as error:

@@ -1,7 +1,11 @@
+import shlex
+import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from conf.workers import Cluster
 from flows.cli import main
@@ -9,6 +13,7 @@ from tasks.cluster.demand import Demand
 from tasks.cluster.lean import exports
 from tasks.cluster.slurm import asked_host, job_script, slurm_arguments
 from tasks.cluster.tls import Certificates
+from tasks.errors import InputError
 
 FILES = Certificates(authority="/tls/ca.pem", certificate="/tls/cert.pem", key="/tls/key.pem")
 LOGS = Path("/shared/paceline/slurm")
@@ -81,6 +86,45 @@ def test_what_a_site_asks_for_is_in_the_job():
     assert option(words, "--tls-cert") == "/tls/cert.pem"
     assert option(words, "--tls-key") == "/tls/key.pem"
     assert option(words, "--dashboard-address") == "127.0.0.1:0"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"partition": "gpu\n{code}"},
+        {"account": "vision\n{code}"},
+        {"sbatch": ["--constraint=a100\n{code}"]},
+        {"interface": "lo; {code}"},
+        {"interface": "$({code})"},
+    ],
+    ids=str,
+)
+def test_no_setting_runs_code_on_the_node(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/true")  # instead of a worker
+    marker = tmp_path / "marker"
+
+    def planted(value):
+        return [planted(one) for one in value] if isinstance(value, list) else value.format(code=f"touch {marker}")
+
+    script = ""
+    with suppress(ValidationError):
+        script = script_of(1, 1, **{name: planted(value) for name, value in settings.items()})
+    subprocess.run(["bash"], input=script, text=True, check=True)
+    assert not marker.exists()
+
+
+def test_an_interpreter_with_blanks_is_one_word(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/my env/python")
+    assert shlex.split(script_of(1, 1).splitlines()[-1])[0] == "/my env/python"
+
+
+@pytest.mark.parametrize("character", [" ", "\n", ";", "$", "'"])
+def test_a_path_that_the_script_would_take_apart_is_refused(character):
+    demand = Demand(num_hosts=1, workers_per_host=1, gpus=False)
+    files = FILES.model_copy(update={"authority": f"/t{character}ls/ca.pem"})
+    for certificates, logs in ((FILES, Path(f"/sh{character}ared/slurm")), (files, LOGS)):
+        with pytest.raises(InputError, match=r"PACELINE_(HOME|TLS): .* enters the job script"):
+            job_script(Cluster(kind="slurm", **ASKED), demand, certificates, logs)
 
 
 def test_the_scheduler_listens_where_the_workers_do():

@@ -1,8 +1,11 @@
 import json
 import shlex
+import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
+from pydantic import ValidationError
 
 from conf.workers import Cluster
 from tasks.cluster.demand import Demand
@@ -59,3 +62,14 @@ def test_tls_reaches_every_part_as_plain_data():
             f"tls_{role}_cert": "/tls/cert.pem",
             f"tls_{role}_key": "/tls/key.pem",
         }
+
+
+def test_no_interface_runs_code_on_a_host(tmp_path):
+    """Dask puts the options as JSON between single quotes, for the shell of the host."""
+    marker = tmp_path / "marker"
+    command = "true"
+    with suppress(ValidationError):
+        options = arguments_for(1, 1, interface=f"lo'; touch {marker}; '")["worker_options"]
+        command = f"true --spec '{json.dumps(options)}'"
+    subprocess.run(["sh", "-c", command], check=True)
+    assert not marker.exists()

@@ -1,6 +1,7 @@
 from typing import Literal, get_args, get_origin
 
 import pytest
+import yaml
 from pydantic import BaseModel
 
 from conf.load import ConfigError, field_paths, flatten, load, preset_names
@@ -31,6 +32,58 @@ def test_every_named_value_can_be_given_on_the_command_line_and_in_a_preset(key,
     preset = tmp_path / "preset.yaml"
     preset.write_text(f"{section}:\n  {name}: {value}\n")
     assert flatten(load(str(preset)))[key] == value
+
+
+def optional(schema, definitions, prefix=""):
+    """Settings that may be null, by the schema that Prefect's form shows."""
+    for name, field in schema["properties"].items():
+        if "$ref" in field:
+            yield from optional(definitions[field["$ref"].rpartition("/")[2]], definitions, f"{prefix}{name}.")
+        elif {"type": "null"} in field.get("anyOf", ()):
+            yield f"{prefix}{name}", "string" in {kind.get("type") for kind in field["anyOf"]}
+
+
+SCHEMA = Config.model_json_schema()
+OPTIONAL = dict(optional(SCHEMA, SCHEMA["$defs"]))
+
+
+def test_the_optional_texts_are_known():
+    assert {name for name, is_text in OPTIONAL.items() if is_text} == {
+        *("data.root", "model.pretrained", "track.register"),
+        *(f"cluster.{name}" for name in ("address", "interface", "partition", "account", "time_limit")),
+        "cluster.memory_per_host",
+    }
+
+
+@pytest.mark.parametrize("word", ["null", "None", "none", "NONE", "~", ""])
+@pytest.mark.parametrize("key", OPTIONAL)
+def test_a_word_for_nothing_leaves_an_optional_setting_unset(key, word, tmp_path):
+    assert flatten(load("digits", [f"{key}={word}"]))[key] is None
+    *sections, name = key.split(".")
+    tree = {name: word}
+    for section in reversed(sections):
+        tree = {section: tree}
+    preset = tmp_path / "preset.yaml"
+    preset.write_text(yaml.safe_dump(tree))  # as a text, in quotes where YAML would read null
+    assert flatten(load(str(preset)))[key] is None
+
+
+def test_a_word_for_nothing_is_a_value_where_a_setting_has_it():
+    config = load("digits", ["model.freeze=none", "speedup.baseline=none", "name=none", "track.experiment=None"])
+    assert (config.model.freeze, config.speedup.baseline) == ("none", "none")
+    assert (config.name, config.track.experiment) == ("none", "None")
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("track.register", "2024"),
+        ("model.pretrained", "12345678901234567890123456789012"),
+        ("speedup.baseline", "1" * 32),
+    ],
+)
+def test_a_text_of_digits_stays_one(key, text):
+    assert flatten(load("digits", [f"{key}={text}"]))[key] == text
 
 
 def test_overrides_win_and_keep_their_types():

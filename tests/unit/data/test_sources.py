@@ -29,6 +29,7 @@ from tasks.data.samples import Sample, Samples
 from tasks.data.sources import cifar10, digits
 from tasks.data.sources.folder import stamp_of
 from tasks.errors import InputError
+from tests.listeners import listening
 
 
 def fill(root: Path, *names: str) -> Path:
@@ -449,3 +450,13 @@ def test_the_digits_are_those_of_scikit_learn(file: str, monkeypatch: pytest.Mon
     images, labels = digits._digits.__wrapped__()
     assert (images == np.round(load_digits().images * (255.0 / 16.0))).all()
     assert (labels == load_digits().target).all()
+
+
+@pytest.mark.parametrize("url", ["{}/::file:///tmp", "{}/x::memory://y", "simplecache::{}/::file:///tmp", "{}/x"])
+def test_no_root_joins_a_scheduler(url: str) -> None:
+    """fsspec's protocol `dask` unpickles what the scheduler in the URL sends."""
+    with listening(b"nothing", answers=True) as hostile:
+        root = url.format(hostile.address.replace("tcp://", "dask://"))
+        with pytest.raises(InputError, match="would join a Dask scheduler"):
+            key.describe(Data(source="folder", root=root))
+        assert hostile.num_connections == 0

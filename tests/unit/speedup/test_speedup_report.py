@@ -1,6 +1,7 @@
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from typing import get_args
 
 import pytest
 
@@ -8,6 +9,7 @@ from tasks.records import BASELINE, CompileStats, Search, SlowArm, SpeedupResult
 from tasks.speedup.advice import next_steps
 from tasks.speedup.report import render_report
 from tasks.speedup.summary import summary_table
+from tasks.speedup.verdict import Cause
 from tests.unit.speedup.conftest import CANDIDATE, CLASSES, make_probe, make_report
 
 VOID = {"meta", "br", "path", "use", "image", "rect"}
@@ -128,7 +130,7 @@ def test_summary_table(report):
         ("data-bound", "execution.loading=streaming"),
         ("launch-bound", "recipe.batch_size=512"),
         ("communication-bound", "recipe.batch_size=512"),
-        ("compute-bound", "execution.num_devices=3"),
+        ("compute-bound", "execution.num_nodes=2"),
         ("too few rounds", "speedup.max_seconds=75"),
         ("not measured", "speedup.baseline=probe"),
         ("contaminated machine", "quiet"),
@@ -141,6 +143,23 @@ def test_advice_fits_the_cause(report, cause, setting):
     assert any(setting in item for item in advice)
     assert any("rejected.jsonl" in item for item in advice)
     assert any("commonest mistake" in item for item in advice)
+
+
+def test_more_devices_are_advised_only_where_they_bring_cores_of_their_own(report):
+    """On a CPU they divide those of the host: decision 0005."""
+
+    def told(cause, accelerator):
+        plan = report.plan.model_copy(update={"accelerator": accelerator})
+        speedup = SpeedupResult(cause=cause)
+        return " ".join(next_steps(report.config, plan, report.prepared, report.train, (speedup, report.evaluate)))
+
+    for cause in get_args(Cause):
+        raised = re.findall(r"execution\.num_devices=(\d+)", told(cause, "cpu"))
+        assert all(int(number) <= report.plan.world_size for number in raised), cause
+    assert "only divide its cores" in told("compute-bound", "cpu")
+    assert f"`execution.num_devices={report.config.execution.num_devices + 1}`" in told("compute-bound", "gpu")
+    assert "num_devices" not in told("identical arms", "cpu")
+    assert "num_devices" in told("identical arms", "gpu")
 
 
 def test_candidate_label_is_known():

@@ -133,8 +133,41 @@ def test_an_uncertain_gain_is_no_headline():
     rates = {arms[0].name: (100, 100, 100), arms[1].name: (60, 200, 120)}
     runs = [training(arm, repeat, float(rates[arm.name][repeat])) for arm in arms for repeat in range(3)]
     page = render_study(result_of(arms, runs), {})
-    assert "no certain difference" in page
+    assert hero_of(page) == (
+        "no arm certainly beats the baseline",
+        "nearest: precision=bf16-mixed, 1.15 x, not significant; 0.25 to 5.07 with 95 % confidence",
+    )
     assert "not significant" in page
+
+
+def hero_of(page):
+    """The large words of a page, and the small ones under them."""
+    found = re.search(r'<div class="big[^"]*">(.*?)<small>(.*?)</small></div>', page)
+    return found[1], found[2]
+
+
+def test_an_arm_that_loses_is_no_headline():
+    axis = "execution.loading=foreground,streaming,resident"
+    rates = {"foreground": 100.0, "streaming": 80.0, "resident": 50.0}
+    result = result_of(*study([axis], lambda settings: rates[settings["execution.loading"]]))
+    big, small = hero_of(render_study(result, {}))
+    assert big == "no arm beats the baseline"
+    assert re.fullmatch(
+        r"nearest: loading=streaming, 0\.\d\d x, slower; 0\.\d\d to 0\.\d\d with 95 % confidence", small
+    )
+    note = study_notes(result)[0]
+    assert note.startswith("no arm beats the baseline, loading=foreground: keep it. Nearest: loading=streaming, 0.")
+
+
+def test_an_arm_that_learns_less_is_no_headline_and_not_nearest():
+    axis = "execution.precision=32-true,bf16-mixed,64-true"
+    rates = {"32-true": 100.0, "bf16-mixed": 200.0, "64-true": 60.0}
+    arms, runs = study([axis], lambda settings: rates[settings["execution.precision"]])
+    worse = {"accuracy": 0.8, "num_lost": 100, "num_gained": 0}
+    runs = [run.model_copy(update=worse if "bf16" in run.arm else {}) for run in runs]
+    big, small = hero_of(render_study(result_of(arms, runs), {}))
+    assert big == "no arm certainly beats the baseline"
+    assert small.startswith("nearest: precision=64-true, 0.")
 
 
 def test_faster_but_worse_is_marked():
@@ -223,6 +256,16 @@ def test_advice_shows_predictions_limits_moves_and_how_earlier_ones_did():
     assert "Cheapest within" in table["deadline"]
     assert "1 device," in table["deadline"]
     assert "No prediction has been checked yet" in render_advise(result, [])
+
+
+def test_on_a_cpu_more_devices_need_more_cores():
+    result = advice()
+    on_cpu = result.model_copy(update={"profile": result.profile.model_copy(update={"num_threads": 1})})
+    told = "A device is here 1 core of a CPU. N devices need N times those cores"
+    assert told in dict(advise_table(on_cpu))["devices"]
+    assert told in render_advise(on_cpu, [])
+    assert "devices" not in dict(advise_table(result))
+    assert "of a CPU" not in render_advise(result, [])
 
 
 def test_calibration_counts_what_lay_inside():

@@ -1,0 +1,170 @@
+"""Schedulers that only the store or a form of Prefect names get no connection."""
+
+import pytest
+import yaml
+from mlflow import MlflowClient
+from prefect.logging import disable_run_logger
+
+from conf.load import load
+from conf.site import Site
+from conf.workers import Cluster
+from flows import tracked
+from flows.asked import ARTIFACTS
+from flows.cli import main
+from flows.first_host import training_host
+from flows.origin import FLOW_RUN, allow, check_origin
+from flows.study import StudyRequest, clear_study
+from tasks.errors import InputError
+from tasks.track import run as tracking
+from tasks.track.store import check_store
+from tests.listeners import listening
+
+OF_SERVER = {"kind": "address", "address": "tcp://127.0.0.1:8786"}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """One store for all tests: to make one takes seconds."""
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture
+def site(home, monkeypatch):
+    monkeypatch.setenv("PACELINE_HOME", str(home))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr("tasks.cluster.address.CONNECT_SECONDS", 2)
+    return Site()
+
+
+@pytest.fixture
+def as_deployment(site, monkeypatch):
+    """As in a process that Prefect's runner has started for a flow run."""
+    monkeypatch.setenv(FLOW_RUN, "00000000-0000-0000-0000-000000000000")
+
+
+@pytest.fixture
+def hostile():
+    """A scheduler that says nothing, and counts who connects."""
+    with listening(b"nothing", answers=True) as found:
+        yield found
+
+
+def config_at(address, *overrides):
+    return load("digits", ["cluster.kind=address", f"cluster.address={address}", *overrides])
+
+
+def test_a_command_joins_what_its_user_names(site, hostile):
+    with pytest.raises(InputError, match="no Dask scheduler answers"):
+        training_host(config_at(hostile.address), site)
+    assert hostile.num_connections
+
+
+def test_a_form_cannot_name_a_scheduler(as_deployment, hostile):
+    with pytest.raises(InputError, match=r"cluster\.address=tcp://.* is not the scheduler of this host"):
+        training_host(config_at(hostile.address, "cluster.tls=off"), Site())
+    assert hostile.num_connections == 0
+
+
+def test_a_form_joins_the_scheduler_of_its_host(as_deployment, monkeypatch):
+    monkeypatch.setenv("PACELINE_SCHEDULER", OF_SERVER["address"])
+    check_origin(Cluster(**OF_SERVER), Site())
+    with pytest.raises(InputError, match=r"PACELINE_SCHEDULER=tcp://127\.0\.0\.1:8786"):
+        check_origin(Cluster(kind="address", address="tcp://127.0.0.1:1"), Site())
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [{"tls": "off"}, {"kind": "ssh", "hosts": ["node1"], "tls": "off"}, OF_SERVER | {"tls": "off"}],
+    ids=str,
+)
+def test_a_form_cannot_go_without_tls_unless_its_host_does(as_deployment, monkeypatch, cluster):
+    monkeypatch.setenv("PACELINE_SCHEDULER", OF_SERVER["address"])
+    with pytest.raises(InputError, match=r"cluster\.tls=off is not allowed on this host"):
+        check_origin(Cluster(**cluster), Site())
+    monkeypatch.setenv("PACELINE_CLUSTER_TLS", "off")
+    check_origin(Cluster(**cluster), Site())
+
+
+def test_what_is_served_is_allowed_for_its_own_runs(as_deployment, monkeypatch):
+    monkeypatch.setenv("PACELINE_SCHEDULER", "")
+    monkeypatch.setenv("PACELINE_CLUSTER_TLS", "")
+    served = Cluster(**OF_SERVER, tls="off")
+    allow(served)
+    check_origin(served, Site())
+    check_origin(Cluster(), Site())
+
+
+def test_no_axis_of_a_form_names_a_scheduler(as_deployment, hostile):
+    config = load("digits")
+    axes = {"cluster.kind": ["address"], "cluster.address": [hostile.address]}
+    with pytest.raises(InputError, match=r"--axis cluster\.kind"):
+        clear_study(StudyRequest(preset="digits", config=config, axes=axes), Site())
+    assert hostile.num_connections == 0
+
+
+def stored(site, config, role, **request):
+    """An unfinished run of a store that somebody else has written to; its id."""
+    experiment_id = check_store(site.tracking_uri, config.track.experiment, site.artifact_root)
+    with disable_run_logger(), tracked.begun(config, site, experiment_id, role) as handle:
+        if request:
+            document = {"preset": "digits", "config": config.model_dump(mode="json")} | request
+            tracking.log_document(handle, ARTIFACTS[role], document)
+    MlflowClient(site.tracking_uri).update_run(handle.run_id, status="KILLED")
+    return handle.run_id
+
+
+@pytest.mark.parametrize("role", ["run", "study", "sweep", "no-gpu"])
+def test_a_resume_takes_no_scheduler_from_the_store(site, hostile, capsys, role):
+    request = {
+        "run": {},
+        "study": {"axes": {"execution.precision": ["32-true", "bf16-mixed"]}},
+        "sweep": {"parameters": {"recipe.learning_rate": "log(1e-3,1)"}},
+        "no-gpu": {"pretrained": "weights.pt"},
+    }[role]
+    run_id = stored(site, config_at(hostile.address, "cluster.tls=off"), role, **request)
+    assert main([role, "--resume", run_id]) == 2
+    assert hostile.num_connections == 0
+    told = capsys.readouterr().err
+    assert "no setting of a cluster is taken from the store" in told
+    assert hostile.address not in told, "nobody is to paste it"
+    # The user may name any scheduler.
+    assert main([role, "--resume", run_id, "cluster.kind=address", f"cluster.address={hostile.address}"]) == 2
+    assert hostile.num_connections
+    assert "no Dask scheduler answers" in capsys.readouterr().err
+
+
+def test_a_resume_says_which_settings_of_the_cluster_it_leaves(site, capsys):
+    config = load("digits", ["cluster.num_workers=3", "cluster.tls=off", "limits.train_seconds=60"])
+    run_id = stored(site, config, "run")
+    assert main(["run", "--resume", run_id, "cluster.num_workers=2", "--show"]) == 0
+    shown = capsys.readouterr()
+    assert "not taken from the run: cluster.tls; give again what you need" in shown.err
+    lines = dict(line.split(maxsplit=1) for line in shown.out.splitlines() if " " in line.strip())
+    assert lines["cluster.num_workers"].startswith("2")
+    assert lines["cluster.tls"].startswith("auto")
+    assert lines["limits.train_seconds"].startswith("60")
+
+
+def test_the_store_plants_no_axes(site, hostile, capsys):
+    axes = {"cluster.kind": ["address"], "cluster.address": [hostile.address]}
+    run_id = stored(site, load("digits"), "study", axes=axes)
+    assert main(["study", "--resume", run_id]) == 2
+    assert "--axis cluster.kind changes neither the work" in capsys.readouterr().err
+    assert hostile.num_connections == 0
+
+
+def test_other_settings_are_not_given_with_a_resumed_study(site, capsys):
+    run_id = stored(site, load("digits"), "study", axes={"execution.precision": ["32-true", "bf16-mixed"]})
+    for more in (["digits"], ["recipe.num_epochs=1"], ["--repeats", "2"], ["cluster.wait_seconds=3", "seed=2"]):
+        assert main(["study", "--resume", run_id, *more]) == 2
+        assert "give nothing else, except cluster.*" in capsys.readouterr().err
+
+
+def test_stored_settings_that_are_not_allowed_any_more_do_not_stop_a_resume(site, capsys):
+    run_id = stored(site, load("digits"), "run")
+    client = MlflowClient(site.tracking_uri)
+    tree = load("digits").model_dump(mode="json")
+    tree["cluster"]["interface"] = "lo; touch x"
+    client.log_text(run_id, yaml.safe_dump(tree), tracking.CONFIG_ARTIFACT)
+    assert main(["run", "--resume", run_id, "--show"]) == 0
+    assert "not taken from the run: cluster.interface" in capsys.readouterr().err
