@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 from argparse import ArgumentParser, Namespace
 
 from conf.site import Site
 from tasks.errors import InputError
 from tasks.track.reach import check_tracking_uri
+from tasks.track.serve import STORE, TOKEN
 
 HELP = "open the MLflow UI on the runs of this machine"
 
@@ -27,9 +29,10 @@ def execute(options: Namespace) -> None:
         return
     if not site.tracking_uri_given and not (site.root / "mlflow.db").exists():
         raise InputError(f"PACELINE_HOME={site.root} holds no runs yet; run paceline run digits first")
+    token = secrets.token_urlsafe(32)
     # Without the workflow type the UI opens on its pages for agents.
-    page = f"http://127.0.0.1:{options.port}/#/experiments?workflowType=machine_learning"
+    page = f"http://127.0.0.1:{options.port}/?token={token}#/experiments?workflowType=machine_learning"
     print(f"MLflow UI on {page} (Ctrl-C ends it)", flush=True)
-    environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    arguments = ["--backend-store-uri", site.tracking_uri, "--host", "127.0.0.1", "--port", str(options.port)]
-    os.execve(sys.executable, [sys.executable, "-m", "mlflow", "server", *arguments], environment)
+    environment = os.environ | {TOKEN: token, STORE: site.tracking_uri}
+    arguments = ["--host", "127.0.0.1", "--port", str(options.port)]
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "tasks.track.serve", *arguments], environment)

@@ -126,7 +126,6 @@ class Servers:
             "MLFLOW_AUTH_CONFIG_PATH": str(auth_config),
             "MLFLOW_AUTH_ADMIN_PASSWORD": self._vault["mlflow_admin_password"],
             "MLFLOW_FLASK_SERVER_SECRET_KEY": self._vault["mlflow_secret_key"],
-            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # 2 processes, not 10
         }
         if self._settings.host != LOOPBACK:
             origin = f"{self._settings.host}:{self._settings.ports['mlflow']}"
@@ -154,7 +153,7 @@ class Servers:
 
     def _mlflow(self) -> Service:
         host, port = self._settings.host, self._settings.ports["mlflow"]
-        command = _python("mlflow", "server", "--host", host, "--port", str(port), "--workers", "1")
+        command = _python("tasks.track.serve", "--host", host, "--port", str(port), "--workers", "1")
         return Service(
             daemon=self._daemon("mlflow"),
             command=(*command, "--app-name", "basic-auth"),

@@ -24,7 +24,7 @@ from tasks.errors import InputError
 from tasks.records import PreparedSet, Record
 from tasks.redact import redact, redacted
 from tasks.track.reach import check_reachable
-from tasks.track.store import sqlite_path
+from tasks.track.store import open_store, sqlite_path
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 Role = Literal["run", "study", "sweep", "advise", "predict", "classify", "no-gpu"]
@@ -97,11 +97,11 @@ def reopen(tracking_uri: str, run_id: str) -> tuple[RunHandle, dict[str, Any]]:
         InputError: there is no such run, it is finished, or it is not one of ours.
     """
     check_reachable(tracking_uri)
-    client = MlflowClient(tracking_uri)
     try:
         file = sqlite_path(tracking_uri)
         if file is not None and not file.exists():
-            raise FileNotFoundError(file)  # asking the client would create an empty store
+            raise FileNotFoundError(file)  # opening it would create an empty store
+        client = open_store(tracking_uri)
         run = client.get_run(run_id)
         with tempfile.TemporaryDirectory() as directory:
             path = client.download_artifacts(run_id, CONFIG_ARTIFACT, directory)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from mlflow.exceptions import MlflowException
-from mlflow.tracking import MlflowClient
 from mlflow.utils.credentials import get_default_host_creds
 from mlflow.utils.rest_utils import http_request
 from sqlalchemy.exc import SQLAlchemyError
@@ -11,7 +10,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from tasks.errors import InputError, one_line
 from tasks.redact import redact
 from tasks.track.reach import check_reachable
-from tasks.track.store import LOG_IN, is_refusal, sqlite_path
+from tasks.track.store import LOG_IN, is_refusal, open_store, sqlite_path
 from tasks.web import ANSWER_SECONDS
 
 
@@ -26,7 +25,7 @@ def server_version(tracking_uri: str) -> str | None:
     if file is not None and not file.exists():
         return None
     try:
-        MlflowClient(tracking_uri).search_experiments(max_results=1)
+        open_store(tracking_uri).search_experiments(max_results=1)
         if not tracking_uri.startswith("http"):
             return "in use"
         answer = http_request(  # type: ignore[no-untyped-call]

@@ -5,14 +5,16 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.parse import urlparse
 from urllib.request import url2pathname
 
 from mlflow.entities import Experiment
 from mlflow.exceptions import MlflowException
+from mlflow.store.tracking import DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH
 from mlflow.tracking import MlflowClient
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
@@ -24,6 +26,7 @@ from tasks.track.reach import check_reachable
 
 REFUSALS = ("UNAUTHENTICATED", "PERMISSION_DENIED", "CUSTOMER_UNAUTHORIZED")
 LOG_IN = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to those of a user who may"
+DRAFT_SUFFIX, UNFINISHED_SUFFIX = ".new", ".unfinished"
 
 logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it tells of every migration
 
@@ -68,7 +71,13 @@ def existing_client(tracking_uri: str) -> MlflowClient:
     file = sqlite_path(tracking_uri)
     if file is not None and not file.exists():
         raise InputError(f"{redact(tracking_uri)} does not exist: there are no runs yet; run paceline run digits first")
-    return MlflowClient(tracking_uri, tracking_uri)
+    return open_store(tracking_uri)
+
+
+def open_store(tracking_uri: str) -> MlflowClient:
+    """A client of a store and its registry; one process at a time creates or migrates it, where that is due."""
+    with _only_one(tracking_uri):
+        return MlflowClient(tracking_uri, tracking_uri)
 
 
 def sqlite_path(tracking_uri: str) -> Path | None:
@@ -94,18 +103,51 @@ def _check_writable(*paths: Path | None) -> None:
 
 @contextmanager
 def _only_one(tracking_uri: str) -> Iterator[None]:
-    """One process at a time: several first clients of a new sqlite file can break it."""
+    """One process at a time, with a complete store: several first clients of a sqlite file can break it."""
     path = sqlite_path(tracking_uri)
     if path is None:
         yield
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = os.open(path.with_name(path.name + ".lock"), os.O_CREAT | os.O_RDWR, 0o644)
+    try:
+        lock = os.open(path.with_name(path.name + ".lock"), os.O_CREAT | os.O_RDWR, 0o644)
+    except OSError:
+        if not path.exists():
+            raise
+        yield  # who may not write there migrates nothing
+        return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        if path.exists() and _is_unfinished(path):
+            path.replace(path.with_name(path.name + UNFINISHED_SUFFIX))
+        if not path.exists():
+            _create(tracking_uri, path)
         yield
     finally:
         os.close(lock)
+
+
+def _is_unfinished(path: Path) -> bool:
+    """Whether a client of MLflow alone was killed while it created this store: an experiment of MLflow's comes last."""
+    with closing(sqlite3.connect(path)) as connection:
+        try:
+            filled = "SELECT EXISTS(SELECT 1 FROM experiments) OR EXISTS(SELECT 1 FROM runs)"
+            return bool(connection.execute(filled).fetchone() == (0,))
+        except sqlite3.DatabaseError:
+            return False  # MLflow's error is the better one
+
+
+def _create(tracking_uri: str, path: Path) -> None:
+    """Create a store under another name first: what is there under its own is complete, whatever ends this process."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    draft = path.with_name(path.name + DRAFT_SUFFIX)
+    for leftover in (draft, draft.with_name(draft.name + "-journal")):
+        leftover.unlink(missing_ok=True)
+    address = make_url(tracking_uri).set(database=str(draft)).render_as_string(hide_password=False)
+    store = SqlAlchemyStore(address, DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH)  # type: ignore[no-untyped-call]
+    store.engine.dispose()
+    draft.replace(path)
 
 
 def _experiment(client: MlflowClient, name: str, artifact_root: str | None) -> Experiment:

@@ -1,5 +1,6 @@
 """The services of infra/up: well, closed to strangers, quiet about their secrets, and kept through crashes."""
 
+import base64
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from conf.site import Site
 from infra.services.postgres import Postgres
 from infra.services.servers import Servers
 from infra.services.vault import Vault
+from tests.assistant import SPELLINGS, Caller, attack
 from tests.services import NAMES, Services
 
 SECONDS = 60
@@ -63,6 +65,18 @@ def test_strangers_are_refused(known, user):
         httpx.post(f"{mlflow}/api/2.0/mlflow/experiments/search", json={"max_results": 1}, auth=user).status_code == 401
     )
     assert httpx.get(f"{prefect}/health").text == "true", "that it is well is no secret"
+
+
+@pytest.mark.parametrize("name", [None, "paceline", "admin"])
+def test_nobody_runs_a_command_through_mlflow(services, known, tmp_path, name):
+    secrets = services.secrets()
+    passwords = {"paceline": secrets["mlflow_password"], "admin": secrets["mlflow_admin_password"]}
+    user = base64.b64encode(f"{name}:{passwords.get(name)}".encode()).decode()
+    call = Caller(known["MLFLOW_TRACKING_URI"], **({"Authorization": f"Basic {user}"} if name else {}))
+    for place in SPELLINGS:
+        assert set(attack(call, tmp_path / "mark", place)) <= {401, 403, 404, 405}, place
+        assert not (tmp_path / "mark").exists(), place
+    assert call("POST", "/api/2.0/mlflow/webhooks", {})[0] in {401, 404}
 
 
 @pytest.mark.parametrize(

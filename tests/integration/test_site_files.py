@@ -44,9 +44,15 @@ def commands_of_units():
 COMMANDS = commands_of_compose() | commands_of_units()
 
 
+GUARDED = ["python", "-P", "-m", "tasks.track.serve"]
+"""MLflow's server, of whose application parts are withheld."""
+
+
 @cache
 def help_of(*words):
-    name = {"dask": "dask", "prefect": "prefect", "mlflow": "mlflow", "paceline": "flows.cli"}[words[0]]
+    name = {"dask": "dask", "prefect": "prefect", "tasks.track.serve": "tasks.track.serve", "paceline": "flows.cli"}[
+        words[0]
+    ]
     done = subprocess.run(
         [sys.executable, "-m", name, *words[1:], "--help"],
         capture_output=True,
@@ -63,11 +69,24 @@ def test_a_command_has_the_options_that_it_is_given(where):
     command = COMMANDS[where]
     words = [word for word in command if re.fullmatch(r"[a-z]+", word)]
     words = words[: 3 if words[0] == "prefect" else 2]
+    if command[: len(GUARDED)] == GUARDED:
+        words = GUARDED[-1:]
     if words[:2] == ["dask", "cuda"]:
         assert " ".join(command[:3]) in UNCHECKED
         words = ["dask", "worker"]  # those that both have
     known = set(re.findall(r"--[a-z][\w-]*", help_of(*words)))
     assert {option for option in command if option.startswith("--")} <= known
+
+
+@pytest.mark.parametrize("where", ["compose mlflow", "paceline-mlflow.service"])
+def test_mlflow_is_served_without_what_runs_commands(where):
+    command = COMMANDS[where]
+    assert command[: len(GUARDED)] == GUARDED
+    assert command[command.index("--app-name") + 1] == "basic-auth"
+    assert [name for name, other in COMMANDS.items() if "mlflow" in other] == []
+    dockerfile = (INFRA / "compose" / "Dockerfile").read_text()
+    assert "COPY tasks tasks" in dockerfile
+    assert "flask-wtf" in dockerfile
 
 
 def test_compose_reads_its_file():

@@ -1,0 +1,87 @@
+"""Several processes that create one store of MLflow, and processes that are killed while they create it."""
+
+import subprocess
+import sys
+
+import pytest
+from mlflow.tracking import MlflowClient
+
+from tests.paceline_ui import paceline_ui
+from tests.patience import until
+
+CHECK = "import sys; from tasks.track.store import check_store; check_store(sys.argv[1], 'many', None)"
+MLFLOW_ALONE = "import sys; from mlflow.tracking import MlflowClient; MlflowClient(sys.argv[1])"
+WAIT = """
+import pathlib, sys, time
+{imports}
+file = pathlib.Path(sys.argv[1].removeprefix("sqlite:///"))
+print("ready", flush=True)
+while not file.exists():
+    time.sleep(0.001)
+time.sleep(0.3)
+{work}
+"""
+SEARCH = WAIT.format(
+    imports="from tasks.track.search import find_runs",
+    work="find_runs(sys.argv[1], 'many')",
+)
+LOOK = WAIT.format(imports="from tasks.track.server import server_version", work="server_version(sys.argv[1])")
+SECONDS = 120
+
+
+@pytest.fixture
+def start():
+    """Starts Python code in a process of its own; those still running at the end are killed."""
+    processes = []
+
+    def start(code, *arguments):
+        command = [sys.executable, "-c", code, *map(str, arguments)]
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def end(process):
+    _, said = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, said
+
+
+def test_readers_never_meet_half_a_store(start, tmp_path):
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    readers = [start(code, uri) for code in (SEARCH, LOOK)]
+    for reader in readers:
+        assert reader.stdout.readline() == "ready\n"
+    for process in [start(CHECK, uri) for _ in range(3)] + readers:
+        end(process)
+    assert MlflowClient(uri).get_experiment_by_name("many") is not None
+    assert {path.name for path in tmp_path.iterdir()} == {"mlflow.db", "mlflow.db.lock"}
+
+
+@pytest.mark.parametrize(
+    ("creator", "num_bytes"),
+    [(CHECK, 1), (CHECK, 200_000), (MLFLOW_ALONE, 100_000), (MLFLOW_ALONE, 300_000)],
+    ids=["at once", "midway", "mlflow", "mlflow, later"],
+)
+def test_a_store_whose_creation_was_killed_is_created_again(start, tmp_path, creator, num_bytes):
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    killed = start(creator, uri)
+    until(
+        lambda: any(p.stat().st_size >= num_bytes for p in tmp_path.glob("mlflow.db*")), "some of the store", every=0.01
+    )
+    killed.kill()
+    killed.communicate()
+    end(start(CHECK, uri))
+    assert MlflowClient(uri).get_experiment_by_name("many") is not None
+
+
+def test_the_ui_and_a_run_create_one_store(start, tmp_path):
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    processes = [start(CHECK, uri) for _ in range(2)]
+    with paceline_ui(tmp_path, tmp_path / "ui.log", MLFLOW_TRACKING_URI=uri):
+        for process in processes:
+            end(process)
+    assert MlflowClient(uri).get_experiment_by_name("many") is not None
