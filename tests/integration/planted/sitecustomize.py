@@ -4,7 +4,8 @@ PLANT is `input`, `exchange` or a rank such as `rank-1`, and seconds, such as in
 each all-reduce of a step, or for each sample that this one rank trains on. BLIND makes them train on black images. LOUD
 makes them log what no library should, and fail with it. MEMORY is the largest number of samples of a pass for which a
 device has memory, of one rank alone where one is named, such as rank-1=32; ARM_MEMORY the same for what is timed before
-a training.
+a training. HOLD is a file: as long as it exists, no sample is read. RENEWAL is the seconds between two renewals of the
+concurrency lease of a flow in a process of its own.
 """
 
 import os
@@ -63,6 +64,25 @@ if "tasks.train.worker" in sys.orig_argv and "LOUD" in os.environ:
             raise ValueError(f"no answer from {said}") from error
 
     objective.batch_loss = fail
+
+if "prefect.engine" in sys.orig_argv and "RENEWAL" in os.environ:
+    from prefect.concurrency import _leases
+
+    _leases._RENEWAL_FRACTION = float(os.environ["RENEWAL"]) / 300
+
+if "tasks.train.worker" in sys.orig_argv and "HOLD" in os.environ:
+    from pathlib import Path
+
+    from tasks.data.split import Split
+
+    read_on = Split.image
+
+    def wait_and_read(self, index):
+        while Path(os.environ["HOLD"]).exists():
+            time.sleep(0.1)
+        return read_on(self, index)
+
+    Split.image = wait_and_read
 
 if "tasks.train.worker" in sys.orig_argv and "PLANT" in os.environ:
     where, _, delay = os.environ["PLANT"].partition("=")
