@@ -14,6 +14,7 @@ from conf.site import Site, quieten
 from flows import preflight
 from flows.interrupt import heard
 from flows.layers import measured_plan
+from flows.outage import outlive_outages
 from flows.pipeline import publish
 from flows.predictions import execution_of, past_checks
 from flows.reports import log_report
@@ -105,6 +106,7 @@ def clear_advise(request: AdviseRequest, site: Site) -> tuple[Config, preflight.
 
 @flow(name="paceline-advise", flow_run_name="advise {request.config.name}", persist_result=False)
 @heard
+@outlive_outages
 @discreet
 def run_advise(request: AdviseRequest) -> dict[str, Any]:
     """Predict what more devices would give, and rank what to do next.

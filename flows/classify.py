@@ -16,6 +16,7 @@ from conf.schema import Config
 from conf.site import Site, quieten
 from flows import preflight
 from flows.interrupt import heard
+from flows.outage import outlive_outages
 from flows.predict_request import SAID
 from flows.tracked import begun
 from tasks.errors import InputError
@@ -87,6 +88,7 @@ def _said(directory: Path) -> dict[str, Any]:
 
 @flow(name="paceline-classify", flow_run_name="classify {request.train}", persist_result=False)
 @heard
+@outlive_outages
 @discreet
 def run_classify(request: ClassifyRequest) -> dict[str, Any]:
     """Fit classifiers on the features of some images, and score them on those of others.

@@ -14,11 +14,16 @@ from prefect.schedules import Cron, Schedule
 from prefect.types.entrypoint import EntrypointType
 
 from conf.schema import Config, Overlap
+from conf.site import Site
+from flows.outage import set_right
 from flows.overlap import POLICY_TAG
+from flows.patient_runner import PatientRunner
 from flows.pipeline import run_pipeline
 from tasks.errors import InputError
 
 POLL_SECONDS = 0.1
+SET_RIGHT_SECONDS = 60.0
+"""Between two looks for runs that have lost their process, and slots that have lost their run."""
 
 
 def schedule_of(cron: str, timezone: str) -> Schedule:
@@ -90,7 +95,17 @@ def serve(deployment: RunnerDeployment, *, catch_up: bool) -> None:
 
 
 async def _serve(deployment: RunnerDeployment, *, pause_at_end: bool) -> None:
-    runner = Runner(pause_on_shutdown=pause_at_end)
+    runner = PatientRunner(pause_on_shutdown=pause_at_end)
+    stopping = _stop_on_signals(runner)
+    deployment_id = await runner.aadd_deployment(deployment)
+    cleaning = asyncio.create_task(_set_right_now_and_then(str(deployment_id)))
+    await runner.start()
+    cleaning.cancel()
+    await asyncio.gather(*stopping)
+
+
+def _stop_on_signals(runner: Runner) -> set[asyncio.Task[None]]:
+    """Stop a runner at SIGTERM or Ctrl-C; what does so will be in the set."""
     loop = asyncio.get_running_loop()
     stopping: set[asyncio.Task[None]] = set()
 
@@ -111,6 +126,10 @@ async def _serve(deployment: RunnerDeployment, *, pause_at_end: bool) -> None:
     signal.signal(signal.SIGTERM, stop)  # the deployment can be seen, and somebody want its end, before Prefect does so
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, stop)
-    await runner.aadd_deployment(deployment)
-    await runner.start()
-    await asyncio.gather(*stopping)
+    return stopping
+
+
+async def _set_right_now_and_then(deployment_id: str) -> None:
+    while True:
+        await asyncio.to_thread(set_right, Site(), deployment_id)
+        await asyncio.sleep(SET_RIGHT_SECONDS)

@@ -10,6 +10,7 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.events import emit_event
 
 from flows.markdown import plain, table
+from flows.outage import report
 from flows.outcome import Outcome
 from flows.record import judged_metrics
 from tasks.errors import RegressionError
@@ -125,7 +126,8 @@ def tell(outcome: Outcome, summary: dict[str, Any]) -> None:
         for change in judged["changes"]
     ]
     figures_of_it = table(("measure", "now", "before", "alarm at", "runs", "runs before"), rows)
-    create_markdown_artifact(
+    report(
+        create_markdown_artifact,
         key="regression",
         markdown=f"{plain(judged['text'])}\n\n{figures_of_it}",
         description=f"{plain(config.name)} is worse than before",

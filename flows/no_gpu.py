@@ -21,6 +21,7 @@ from flows import views
 from flows.interrupt import heard, is_interruption
 from flows.no_gpu_record import Found, log_no_gpu
 from flows.no_gpu_request import NoGpuRequest, clear_no_gpu
+from flows.outage import outlive_outages
 from flows.overlap import cancel_older
 from flows.pipeline import publish
 from flows.preflight import Cleared
@@ -48,6 +49,7 @@ PACE_SECONDS = 2.0
 
 @flow(name="paceline-no-gpu", flow_run_name="no GPU: {request.config.name}", persist_result=False)
 @heard
+@outlive_outages
 @discreet
 def run_no_gpu(request: NoGpuRequest, resume: str | None = None) -> dict[str, Any]:
     """Learn in three ways on CPUs, and say which to take without a GPU.

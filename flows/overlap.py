@@ -9,20 +9,15 @@ from uuid import UUID
 
 from prefect import get_run_logger
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import (
-    DeploymentFilter,
-    DeploymentFilterId,
-    FlowRunFilter,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-)
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelling
 
+from flows.outage import wait_for_api
+from flows.slots import active_runs
+
 POLICY_TAG = "overlap:"
 """Beginning of the tag of a deployment, and so of its runs, that names its policy."""
-ACTIVE = [StateType.RUNNING, StateType.PENDING]
 
 
 def _began(run: FlowRun) -> float:
@@ -35,12 +30,9 @@ def cancel_older() -> None:
     mine, deployed = flow_run.get_id(), deployment.get_id()
     if not deployed or f"{POLICY_TAG}cancel-oldest" not in flow_run.get_tags():
         return
-    active = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=ACTIVE)))
+    wait_for_api()
     with get_client(sync_client=True) as client:
-        found = client.read_flow_runs(
-            flow_run_filter=active,
-            deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[UUID(str(deployed))])),
-        )
+        found = [run for run in active_runs(client, UUID(str(deployed))) if run.state_type != StateType.CANCELLING]
         (me,) = [run for run in found if str(run.id) == str(mine)]
         for run in found:
             if run.id != me.id and _began(run) < _began(me):

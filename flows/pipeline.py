@@ -16,6 +16,7 @@ from flows.ahead import clear, cluster_for
 from flows.baseline import speedup_over_others
 from flows.interrupt import heard
 from flows.markdown import table
+from flows.outage import outlive_outages, report
 from flows.outcome import Outcome, Verdicts
 from flows.overlap import cancel_older
 from flows.predictions import check_prediction
@@ -40,6 +41,7 @@ from tasks.train.steps import train
 
 @flow(name="paceline-run", flow_run_name="{config.name}", persist_result=False)
 @heard
+@outlive_outages
 @discreet
 def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
     """Prepare data, train, evaluate, and account for the speed of it.
@@ -135,4 +137,4 @@ def _show(summary: dict[str, Any]) -> None:
 
 def publish(rows: list[tuple[str, str]], key: str, description: str) -> None:
     """Show a short table with the flow run in the Prefect UI."""
-    create_markdown_artifact(key=key, markdown=table(("", ""), rows), description=description)
+    report(create_markdown_artifact, key=key, markdown=table(("", ""), rows), description=description)

@@ -16,6 +16,7 @@ from prefect.utilities.annotations import quote
 
 from conf.site import Site, quieten
 from flows.interrupt import heard
+from flows.outage import outlive_outages
 from flows.overlap import cancel_older
 from flows.predict_request import SAID, Cleared, PredictRequest, clear_predict
 from flows.tracked import begun
@@ -42,6 +43,7 @@ LARGE_BYTES = 2**20
 
 @flow(name="paceline-predict", flow_run_name="predict {request.source}", persist_result=False)
 @heard
+@outlive_outages
 @discreet
 def run_predict(request: PredictRequest) -> dict[str, Any]:
     """Predict every image of a source with a trained model.

@@ -13,6 +13,7 @@ from conf.schema import Config
 from conf.site import Site, quieten
 from flows import preflight, views
 from flows.interrupt import heard
+from flows.outage import outlive_outages
 from flows.overlap import cancel_older
 from flows.pipeline import publish
 from flows.study_arms import ReadyArm, begun_study, learn_by_training, make_config, run_all
@@ -68,6 +69,7 @@ def clear_study(request: StudyRequest, site: Site) -> list[ReadyArm]:
 
 @flow(name="paceline-study", flow_run_name="study {request.config.name}", persist_result=False)
 @heard
+@outlive_outages
 @discreet
 def run_study(request: StudyRequest, resume: str | None = None) -> dict[str, Any]:
     """Train every arm several times in a balanced order, and say what each factor is worth.

@@ -21,6 +21,7 @@ from flows import preflight, views
 from flows.asked import tracked
 from flows.interrupt import heard
 from flows.layers import measured_plan
+from flows.outage import outlive_outages
 from flows.overlap import cancel_older
 from flows.pipeline import publish
 from flows.preflight import Cleared
@@ -168,6 +169,7 @@ def _room(
 
 @flow(name="paceline-sweep", flow_run_name="sweep {request.config.name}", persist_result=False)
 @heard
+@outlive_outages
 @discreet
 def run_sweep(request: SweepRequest, resume: str | None = None) -> dict[str, Any]:
     """Run trials of one recipe with other settings, several at once, and say which is best.

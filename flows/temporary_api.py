@@ -84,6 +84,11 @@ def begin() -> TemporaryApi:
     return _running[0]
 
 
+def is_begun() -> bool:
+    """Whether this process has an API of its own."""
+    return bool(_running)
+
+
 def end_unused() -> None:
     """End the API if nobody has waited for it."""
     if _running and not _running[0].is_used:

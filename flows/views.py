@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from prefect.artifacts import create_link_artifact
 from prefect.runtime import deployment
 
+from flows.outage import report
 from tasks.records import ScoreName
 from tasks.track import run as tracking
 from tasks.track.run import RunHandle
@@ -58,4 +59,4 @@ def _share(handle: RunHandle, view: View) -> str:
 
 def link(address: str, description: str) -> None:
     """Show the address of a view with the flow run in the Prefect UI."""
-    create_link_artifact(link=address, link_text="See it in MLflow", key="mlflow-view", description=description)
+    report(create_link_artifact, link=address, link_text="See it in MLflow", key="mlflow-view", description=description)

@@ -1,6 +1,7 @@
-"""A real Prefect server on a free port, with its UI."""
+"""A real Prefect server on a free port, with its UI. It can be killed, and come back with all that it held."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -11,6 +12,46 @@ from contextlib import contextmanager
 START_SECONDS = 120
 
 
+class PrefectServer:
+    """A server that runs between `start` and `stop` or `kill`.
+
+    Args:
+        directory: existing, for its log and its pages.
+        environment: of its own.
+    """
+
+    def __init__(self, directory, **environment):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self._port}/api"
+        self._directory = directory
+        # What the UI's own pages ask, and where they lie; else a fixed port, and a folder that all servers share.
+        pages = {"PREFECT_UI_API_URL": self.url, "PREFECT_UI_STATIC_DIRECTORY": str(directory / "ui")}
+        self._environment = os.environ | {"PREFECT_API_URL": ""} | pages | environment
+        self._process = None
+
+    def start(self):
+        """Start it, and wait until it answers."""
+        command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1"]
+        command += ["--port", str(self._port)]
+        with (self._directory / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, env=self._environment, start_new_session=True
+            )
+        _wait_until_healthy(self.url, self._process)
+
+    def stop(self):
+        """End it in order."""
+        self._process.terminate()
+        self._process.wait(30)
+
+    def kill(self):
+        """End it at once, with all its processes, as a power failure does."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(30)
+
+
 @contextmanager
 def prefect_server(directory):
     """The address of a server that runs while the body does.
@@ -18,31 +59,12 @@ def prefect_server(directory):
     Args:
         directory: existing, for its log.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [
-        sys.executable,
-        "-m",
-        "prefect",
-        "server",
-        "start",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-    ]
-    url = f"http://127.0.0.1:{port}/api"
-    # What the UI's own pages ask, and where they lie; else a fixed port, and a folder that all servers share.
-    pages = {"PREFECT_UI_API_URL": url, "PREFECT_UI_STATIC_DIRECTORY": str(directory / "ui")}
-    with (directory / "server.log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"PREFECT_API_URL": ""} | pages)
-        try:
-            _wait_until_healthy(url, server)
-            yield url
-        finally:
-            server.terminate()
-            server.wait(30)
+    server = PrefectServer(directory)
+    server.start()
+    try:
+        yield server.url
+    finally:
+        server.stop()
 
 
 def _wait_until_healthy(url, server):
@@ -54,4 +76,6 @@ def _wait_until_healthy(url, server):
             return
         except OSError:
             time.sleep(0.3)
+    server.kill()
+    server.wait(30)
     raise TimeoutError(f"no Prefect server within {START_SECONDS} s")

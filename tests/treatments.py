@@ -105,6 +105,9 @@ TREATMENTS: dict[str, Told | Checked] = {
         "tests/integration/test_nights.py asks for the table of its nights, of which some are undisturbed for certain"
     ),
     "paceline doctor": Told("doctor"),
+    "export PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE=prefect.server.concurrency.lease_storage.filesystem": Told(
+        "settings"
+    ),
     "prefect server start": Told("nights", "--host 127.0.0.1 --port PORT --no-ui"),
     "export PREFECT_API_URL=http://127.0.0.1:4200/api": Told("settings"),
     'paceline serve cifar10 data.root=DIR --cron "0 2 * * *" --timezone Europe/Zurich --overlap skip '

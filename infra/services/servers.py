@@ -27,6 +27,8 @@ USER, ADMIN = "paceline", "admin"
 MLFLOW_DRIVER = "postgresql+psycopg"  # psycopg 3, under any SQLAlchemy 2
 REFUSED, UNKNOWN = 401, 404
 FOREIGN_PREFIXES = ("PREFECT_", "MLFLOW_")
+LEASES_ON_DISK = "prefect.server.concurrency.lease_storage.filesystem"
+"""Below PREFECT_HOME. Prefect's default is its memory, and a restart would forget who holds a deployment's slots."""
 AUTH_CACHE_SECONDS = 60
 """A password's hash takes MLflow 50 ms and more. With the one worker process that there is, its own changes show at
 once."""
@@ -111,6 +113,7 @@ class Servers:
             "PREFECT_SERVER_API_AUTH_STRING": self._prefect_user,
             "PREFECT_API_AUTH_STRING": self._prefect_user,
             "PREFECT_UI_API_URL": self.prefect_url,
+            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": LEASES_ON_DISK,
             # Defaults of 5 and 10 s: beside trainings that have all cores, that is too little for a start.
             "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "60",
             "PREFECT_SERVER_DATABASE_TIMEOUT": "60",

@@ -1,6 +1,7 @@
 """Files for a site: each is read by the program that it is for, and each command in them by the program it starts."""
 
 import http.client
+import importlib
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import yaml
 from sqlalchemy import make_url
 
 from infra.services.home import free_port
+from infra.services.servers import LEASES_ON_DISK
 from tests.integration import test_clusters
 from tests.integration.test_clusters import no_job, program, run
 from tests.patience import listens, until
@@ -163,6 +165,18 @@ def test_every_variable_of_a_unit_is_in_its_file(tmp_path):
         given = "".join((tmp_path / file.lstrip("/").replace("%i", "nightly")).read_text() for file in files)
         wanted = set(re.findall(r"\$\{?([A-Z_]+)\}?", re.search(r"^ExecStart=.*$", text, re.MULTILINE)[0]))
         assert wanted <= set(re.findall(r"^([A-Z_]+)=", given, re.MULTILINE)), unit.name
+
+
+def test_every_prefect_server_has_its_leases_on_disk(tmp_path):
+    """In its memory it would forget in a restart who holds a deployment's slots."""
+    prefect = yaml.safe_load(COMPOSE.read_text())["services"]["prefect"]
+    subprocess.run([INFRA / "systemd" / "install", tmp_path], check=True, capture_output=True)
+    unit = dict(line.split("=", 1) for line in (tmp_path / "etc/paceline/prefect.env").read_text().splitlines())
+    name = "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE"
+    assert [prefect["environment"][name], unit[name]] == [LEASES_ON_DISK] * 2
+    assert f"export {name}={LEASES_ON_DISK}" in (ROOT / "README.md").read_text()
+    assert prefect["volumes"] == [f"prefect:{prefect['environment']['PREFECT_HOME']}"]
+    assert importlib.import_module(LEASES_ON_DISK).ConcurrencyLeaseStorage().storage_path.name == "concurrency_leases"
 
 
 @pytest.fixture

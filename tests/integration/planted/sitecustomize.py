@@ -6,7 +6,8 @@ makes them log what no library should, and fail with it. MEMORY is the largest n
 device has memory, of one rank alone where one is named, such as rank-1=32; ARM_MEMORY the same for what is timed before
 a training. SAVE_SECONDS is the least time between two checkpoints where the configuration leaves it open, and SAVE_COST
 what each takes longer. SLOW_ARITHMETIC is a precision, bf16 or fp32, in which each sample of a step takes so many
-seconds more, such as bf16=0.002.
+seconds more, such as bf16=0.002. HOLD is a file: as long as it exists, no sample is read. RENEWAL is the time between
+two renewals of the concurrency lease of a flow in a process of its own, in seconds.
 """
 
 import os
@@ -94,6 +95,25 @@ if "tasks.train.worker" in sys.orig_argv and "LOUD" in os.environ:
             raise ValueError(f"no answer from {said}") from error
 
     objective.batch_loss = fail
+
+if "prefect.engine" in sys.orig_argv and "RENEWAL" in os.environ:
+    from prefect.concurrency import _leases
+
+    _leases._RENEWAL_FRACTION = float(os.environ["RENEWAL"]) / 300
+
+if "tasks.train.worker" in sys.orig_argv and "HOLD" in os.environ:
+    from pathlib import Path
+
+    from tasks.data.split import Split
+
+    read_on = Split.image
+
+    def wait_and_read(self, index):
+        while Path(os.environ["HOLD"]).exists():
+            time.sleep(0.1)
+        return read_on(self, index)
+
+    Split.image = wait_and_read
 
 if "tasks.train.worker" in sys.orig_argv and "PLANT" in os.environ:
     where, _, delay = os.environ["PLANT"].partition("=")

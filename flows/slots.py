@@ -1,0 +1,84 @@
+"""The slots of a deployment's concurrency limit: no more are held than it has runs that may hold one.
+
+Prefect 3.8.8 counts held slots in its database and has the leases elsewhere. After a failure the two may differ: leases
+in memory are lost with the server, and a run that ends after its lease has expired frees a slot once more.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import NamedTuple
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterId,
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.logging import get_logger
+from prefect.states import Crashed
+from prefect.types._datetime import now
+
+HOLDING = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
+"""States of runs that hold a slot."""
+PENDING_LIMIT = timedelta(minutes=15)
+"""After which a run that is PENDING has lost its process: that takes seconds to start."""
+SETTLE_SECONDS = 1.0
+"""Between two looks that must agree: a run that starts or ends meanwhile changes both counts."""
+
+
+class Held(NamedTuple):
+    """What is held of a limit now."""
+
+    name: str
+    limit: int
+    slots: int
+    runs: frozenset[UUID]
+
+
+def active_runs(client: SyncPrefectClient, deployment_id: UUID) -> list[FlowRun]:
+    """A deployment's runs that hold a slot."""
+    active = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=HOLDING)))
+    mine = DeploymentFilter(id=DeploymentFilterId(any_=[deployment_id]))
+    return client.read_flow_runs(flow_run_filter=active, deployment_filter=mine)
+
+
+def set_slots_right(client: SyncPrefectClient, deployment_id: UUID, living: frozenset[UUID]) -> None:
+    """Free the slots that a deployment has no runs for, and hold one for each run that certainly lives.
+
+    Args:
+        client: of the server.
+        deployment_id: with a limit or without.
+        living: runs with a process. Others may be alive on other hosts, or may have lost their slot with their lease.
+    """
+    for run in active_runs(client, deployment_id):
+        if run.state and run.state.type == StateType.PENDING and run.state.timestamp < now("UTC") - PENDING_LIMIT:
+            # Should its process be on its way all the same, Prefect lets it go from here to RUNNING.
+            client.set_flow_run_state(run.id, Crashed(message=f"PENDING for {PENDING_LIMIT} without a process"))
+    held = _held(client, deployment_id)
+    if held is None or (due := _due(held, living)) == held.slots:
+        return
+    time.sleep(SETTLE_SECONDS)
+    if _held(client, deployment_id) != held:
+        return
+    client.update_global_concurrency_limit(held.name, GlobalConcurrencyLimitUpdate(active_slots=due))
+    get_logger("paceline").warning("Prefect counted %d held slots of %s: set to %d", held.slots, held.name, due)
+
+
+def _due(held: Held, living: frozenset[UUID]) -> int:
+    least, most = len(held.runs & living), len(held.runs)
+    return min(max(held.slots, least), most, held.limit)
+
+
+def _held(client: SyncPrefectClient, deployment_id: UUID) -> Held | None:
+    limit = client.read_deployment(deployment_id).global_concurrency_limit
+    if limit is None:
+        return None
+    runs = frozenset(run.id for run in active_runs(client, deployment_id))
+    return Held(limit.name, limit.limit, limit.active_slots, runs)

@@ -1,0 +1,85 @@
+"""The automations that infra/alarm creates send nights that did not run well to a web hook."""
+
+import os
+import subprocess
+import sys
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+from prefect import flow
+from prefect.automations import Automation
+from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Running, Scheduled
+from prefect.types._datetime import now
+
+from tests.nights import web_hook
+from tests.patience import until
+from tests.services import ROOT
+
+
+@flow(name="guarded")
+def guard():
+    """Never called: its runs are made."""
+
+
+@pytest.fixture
+def client(prefect_url):
+    with temporary_settings({PREFECT_API_URL: prefect_url}), get_client(sync_client=True) as made:
+        yield made
+
+
+@pytest.fixture
+def received(prefect_url):
+    """What has been sent to the web hook, which this server calls from now on."""
+    with web_hook() as (address, texts):
+        known = {"PREFECT_API_URL": prefect_url, "PACELINE_ALARM_URL": address, "PYTHON": sys.executable}
+        command = [ROOT / "infra" / "alarm"]
+        done = subprocess.run(command, env=os.environ | known, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert address not in done.stdout + done.stderr
+        yield texts
+
+
+def deploy(client, *tags):
+    return client.create_deployment(client.create_flow(guard), name=str(uuid4()), tags=["overlap:skip", *tags])
+
+
+def run_to(client, deployment, *states):
+    run = client.create_flow_run_from_deployment(deployment)
+    for state in states:
+        client.set_flow_run_state(run.id, state)
+    return run.name
+
+
+def test_a_night_that_did_not_complete_is_sent(client, received):
+    others, nights = deploy(client), deploy(client, "paceline")
+    run_to(client, others, Pending(), Running(), Failed(message="of somebody else"))
+    run_to(client, nights, Pending(), Running(), Completed(message="all is well"))
+    name = client.read_deployment(nights).name
+    ends = [Failed(message="no disk"), Crashed(message="no process"), Cancelled(message="no room")]
+    wanted = set()
+    for end in ends:
+        run = run_to(client, nights, Pending(), Running(), end)
+        wanted.add(f"Run {run} of {name} is {end.name}: {end.message}")
+    until(lambda: len(received) >= len(ends), "messages", seconds=60)
+    assert {message["text"] for message in received} == wanted
+
+
+@pytest.mark.slow
+def test_a_night_that_is_due_and_does_not_start_is_sent(client, received):
+    """What would serve the deployment is away. Prefect looks for late runs every five seconds."""
+    automation = Automation.read(name="paceline late night")
+    automation.trigger.within = timedelta(seconds=10)
+    automation.update()
+    nights = deploy(client, "paceline")
+    due = now("UTC") - timedelta(minutes=1)
+    late, started = (
+        client.create_flow_run_from_deployment(nights, state=Scheduled(scheduled_time=due)) for _ in range(2)
+    )
+    until(lambda: client.read_flow_run(started.id).state.name == "Late", "late run")
+    client.set_flow_run_state(started.id, Pending())
+    until(lambda: received, "message", seconds=90)
+    name = client.read_deployment(nights).name
+    assert [message["text"] for message in received] == [f"Run {late.name} of {name} was due and has not started"]

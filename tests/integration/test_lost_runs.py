@@ -1,0 +1,166 @@
+"""What lost runs have left in Prefect: states that nobody will end, and slots that nobody holds."""
+
+import signal
+import socket
+import subprocess
+import sys
+from datetime import timedelta
+from uuid import UUID, uuid4
+
+import pytest
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Cancelling, Pending, Running
+
+from conf.site import Site
+from flows import flow_owner, slots
+from flows.outage import set_right
+
+OWNER = """
+import sys, time
+from uuid import UUID
+from conf.site import Site
+from flows.flow_owner import own_flow_run
+own_flow_run(Site(), UUID(sys.argv[1]))
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@flow(name="lost")
+def lose():
+    """Never called: its runs are made."""
+
+
+@pytest.fixture
+def client(prefect_url, monkeypatch, tmp_path):
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    monkeypatch.setattr(flow_owner, "MIN_AGE_SECONDS", 0.0)
+    with temporary_settings({PREFECT_API_URL: prefect_url}), get_client(sync_client=True) as made:
+        yield made
+
+
+@pytest.fixture
+def deployment(client):
+    """A deployment of its own with a limit of one run."""
+    flow_id = client.create_flow(lose)
+    made = client.create_deployment(flow_id, name=str(uuid4()), concurrency_limit=1)
+    return str(made)
+
+
+@pytest.fixture
+def owned():
+    """Has a process of this host own a flow run; the process."""
+    processes = []
+
+    def start(run):
+        process = subprocess.Popen([sys.executable, "-c", OWNER, str(run.id)], stdout=subprocess.PIPE, text=True)
+        processes.append(process)
+        assert process.stdout.readline() == "held\n"
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def run_in(client, deployment, *states):
+    """A run of a deployment that has gone through these states."""
+    run = client.create_flow_run_from_deployment(UUID(deployment))
+    for state in states:
+        client.set_flow_run_state(run.id, state)
+    return client.read_flow_run(run.id)
+
+
+def held(client, deployment):
+    return client.read_deployment(UUID(deployment)).global_concurrency_limit.active_slots
+
+
+def test_a_run_is_crashed_when_its_process_is_gone_and_never_before(client, deployment, owned):
+    run = run_in(client, deployment, Pending(), Running())
+    process = owned(run)
+    set_right(Site(), deployment)
+    assert client.read_flow_run(run.id).state.is_running()
+    assert held(client, deployment) == 1
+    process.kill()
+    process.wait()
+    set_right(Site(), deployment)
+    state = client.read_flow_run(run.id).state
+    assert (state.is_crashed(), state.message) == (True, f"its process on {socket.gethostname()} is gone")
+    assert held(client, deployment) == 0
+    assert not list((Site().root / "flow-runs" / socket.gethostname()).iterdir())
+
+
+def test_a_run_that_was_to_be_cancelled_is_cancelled_when_its_process_is_gone(client, deployment, owned):
+    run = run_in(client, deployment, Pending(), Running(), Cancelling())
+    process = owned(run)
+    process.kill()
+    process.wait()
+    set_right(Site(), None)
+    assert client.read_flow_run(run.id).state.is_cancelled()
+    assert held(client, deployment) == 0
+
+
+def test_a_run_of_another_host_is_left_alone(client, deployment, owned, monkeypatch):
+    run = run_in(client, deployment, Pending(), Running())
+    process = owned(run)
+    process.kill()
+    process.wait()
+    monkeypatch.setattr(socket, "gethostname", lambda: "another")
+    set_right(Site(), deployment)
+    assert client.read_flow_run(run.id).state.is_running()
+    assert held(client, deployment) == 1
+
+
+def test_a_process_that_is_about_to_take_its_lock_is_not_gone(client, deployment, monkeypatch):
+    monkeypatch.setattr(flow_owner, "MIN_AGE_SECONDS", 60.0)
+    run = run_in(client, deployment, Pending(), Running())
+    record = Site().root / "flow-runs" / socket.gethostname() / str(run.id)
+    record.mkdir(parents=True)
+    (record / "lock").touch()
+    set_right(Site(), deployment)
+    assert client.read_flow_run(run.id).state.is_running()
+
+
+def test_a_process_that_ends_in_order_leaves_no_record(client, deployment, owned):
+    process = owned(run_in(client, deployment, Pending(), Running()))
+    process.send_signal(signal.SIGINT)
+    process.wait()
+    assert not list((Site().root / "flow-runs" / socket.gethostname()).iterdir())
+
+
+def set_slots(client, deployment, number):
+    limit = client.read_deployment(UUID(deployment)).global_concurrency_limit.name
+    client.update_global_concurrency_limit(limit, GlobalConcurrencyLimitUpdate(active_slots=number))
+
+
+def test_a_slot_without_a_run_is_freed(client, deployment):
+    set_slots(client, deployment, 1)  # by a run that is no more, without a lease that could expire
+    assert run_in(client, deployment, Pending()).state.name == "AwaitingConcurrencySlot"
+    set_right(Site(), deployment)
+    assert held(client, deployment) == 0
+
+
+def test_a_slot_is_held_for_a_run_that_lives_and_for_no_other(client, deployment, owned):
+    run = run_in(client, deployment, Pending(), Running())
+    set_slots(client, deployment, 0)  # its lease has expired
+    set_right(Site(), deployment)
+    assert held(client, deployment) == 0, "the run may be of a host that is no more"
+    owned(run)
+    set_right(Site(), deployment)
+    assert held(client, deployment) == 1
+
+
+def test_a_run_that_never_came_to_its_process_is_crashed_and_may_still_come(client, deployment, monkeypatch):
+    run = run_in(client, deployment, Pending())
+    set_right(Site(), deployment)
+    assert client.read_flow_run(run.id).state.is_pending()
+    monkeypatch.setattr(slots, "PENDING_LIMIT", timedelta(0))
+    set_right(Site(), deployment)
+    assert client.read_flow_run(run.id).state.is_crashed()
+    assert held(client, deployment) == 0
+    client.set_flow_run_state(run.id, Running())
+    assert client.read_flow_run(run.id).state.is_running()
