@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import zoneinfo
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
@@ -98,7 +100,9 @@ async def _serve(deployment: RunnerDeployment, *, pause_at_end: bool) -> None:
     runner = PatientRunner(pause_on_shutdown=pause_at_end)
     stopping = _stop_on_signals(runner)
     deployment_id = await runner.aadd_deployment(deployment)
-    cleaning = asyncio.create_task(_set_right_now_and_then(str(deployment_id)))
+    clean_up = partial(asyncio.to_thread, set_right, Site(), str(deployment_id))
+    await clean_up()  # before a run is started, which `skip` would cancel for a slot that a lost run holds
+    cleaning = asyncio.create_task(_repeat(clean_up))
     await runner.start()
     cleaning.cancel()
     await asyncio.gather(*stopping)
@@ -129,7 +133,7 @@ def _stop_on_signals(runner: Runner) -> set[asyncio.Task[None]]:
     return stopping
 
 
-async def _set_right_now_and_then(deployment_id: str) -> None:
+async def _repeat(clean_up: Callable[[], Awaitable[None]]) -> None:
     while True:
-        await asyncio.to_thread(set_right, Site(), deployment_id)
         await asyncio.sleep(SET_RIGHT_SECONDS)
+        await clean_up()

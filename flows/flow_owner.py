@@ -24,6 +24,7 @@ MIN_AGE_SECONDS = 5.0
 """The process of a younger record may be about to take its lock."""
 _held = ExitStack()
 """Never closed: the last state of a run is set after its flow has returned, and until then it has an owner."""
+_owned: set[Path] = set()
 
 
 def _directory(site: Site) -> Path:
@@ -47,7 +48,10 @@ def own_flow_run(site: Site, flow_run_id: UUID) -> None:
         InputError: another process runs it now.
     """
     record = _directory(site) / str(flow_run_id)
+    if record in _owned:
+        return
     _held.enter_context(own(record))
+    _owned.add(record)
     atexit.register(shutil.rmtree, record, ignore_errors=True)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
@@ -22,6 +24,7 @@ from flows.flow_owner import end_abandoned, has_abandoned, living, own_flow_run
 from flows.interrupt import is_interruption
 from flows.lease_renewal import tolerate_outages
 from flows.slots import set_slots_right
+from tasks.errors import InputError
 from tasks.web import ask
 
 Arguments = ParamSpec("Arguments")
@@ -30,6 +33,8 @@ Result = TypeVar("Result")
 AWAY_SECONDS = 1800.0
 """For which a flow waits for an API that is away when it has something to report."""
 POLL_SECONDS = 2.0
+ENGINE = "prefect.engine"
+"""The program that a runner or a worker starts for one flow run."""
 _given_up: set[str] = set()
 """Addresses of APIs that were away for longer."""
 
@@ -37,9 +42,13 @@ _given_up: set[str] = set()
 def outlive_outages(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Have a flow own its run, clean up after lost ones, and wait at its end until Prefect answers.
 
-    Where a flow is defined it already changes how leases are renewed: Prefect starts that before it calls the function.
+    Where a flow is defined it already changes how leases are renewed, and takes the run that this process was started
+    for: Prefect begins both before it calls the function.
     """
     tolerate_outages()
+    if ENGINE in sys.orig_argv:
+        with suppress(InputError):  # the flow says so when it is called
+            _own()
 
     @wraps(function)
     def call(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
@@ -56,14 +65,20 @@ def outlive_outages(function: Callable[Arguments, Result]) -> Callable[Arguments
     return call
 
 
-def _take_over() -> None:
-    site = Site()
+def _own() -> None:
+    site, mine = Site(), flow_run.get_id()
+    if mine is None:
+        return
     try:
-        own_flow_run(site, UUID(str(flow_run.get_id())))
+        own_flow_run(site, UUID(mine))
     except OSError as error:  # of which the run itself says more
-        get_run_logger().warning("This run cannot be recorded in %s (%s)", site.root, error)
+        get_logger("paceline").warning("This run cannot be recorded in %s (%s)", site.root, error)
+
+
+def _take_over() -> None:
+    _own()
     wait_for_api()
-    set_right(site, deployment.get_id())
+    set_right(Site(), deployment.get_id())
 
 
 def set_right(site: Site, deployment_id: str | None) -> None:
