@@ -25,7 +25,8 @@ DEFAULT_KIND = Cluster().kind
 def is_from_api() -> bool:
     """Whether the parameters of the flow that this process runs came from Prefect's API.
 
-    A flow that a command or a program of the user calls has its parameters from there, and no deployment.
+    A command, or a program of the user, that calls a flow passes the parameters itself; then there is neither the
+    variable nor a deployment.
     """
     if FLOW_RUN in os.environ:
         return True
