@@ -10,6 +10,7 @@ import pytest
 from prefect import flow
 from prefect.automations import Automation
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Running, Scheduled
 from prefect.types._datetime import now
@@ -42,8 +43,9 @@ def received(prefect_url):
         yield texts
 
 
-def deploy(client, *tags):
-    return client.create_deployment(client.create_flow(guard), name=str(uuid4()), tags=["overlap:skip", *tags])
+def deploy(client, *tags, **options):
+    flow_id = client.create_flow(guard)
+    return client.create_deployment(flow_id, name=str(uuid4()), tags=["overlap:skip", *tags], **options)
 
 
 def run_to(client, deployment, *states):
@@ -65,6 +67,19 @@ def test_a_night_that_did_not_complete_is_sent(client, received):
         wanted.add(f"Run {run} of {name} is {end.name}: {end.message}")
     until(lambda: len(received) >= len(ends), "messages", seconds=60)
     assert {message["text"] for message in received} == wanted
+
+
+def test_a_night_that_is_skipped_is_sent(client, received):
+    """Prefect skips a run when it is to start, or when it has become late."""
+    strategy = ConcurrencyOptions(collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW)
+    nights = deploy(client, "paceline", concurrency_limit=1, concurrency_options=strategy)
+    run_to(client, nights, Pending(), Running())
+    starting = run_to(client, nights, Pending())
+    due = Scheduled(scheduled_time=now("UTC") - timedelta(minutes=1))
+    late = client.create_flow_run_from_deployment(nights, state=due).name
+    until(lambda: len(received) >= 2, "messages", seconds=60)
+    end = f"of {client.read_deployment(nights).name} is Cancelled: Deployment concurrency limit reached."
+    assert {message["text"] for message in received} == {f"Run {starting} {end}", f"Run {late} {end}"}
 
 
 @pytest.mark.slow

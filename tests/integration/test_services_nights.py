@@ -118,8 +118,6 @@ def test_three_nights_an_alarm_and_a_comparison(services, known, nights, program
         good, slow, skipped = three_nights(nights, client, known)
         worse_than_before = "nights is worse than before: throughput"
         until(lambda: any(said["text"].startswith(worse_than_before) for said in received), "message of the alarm")
-        cancelled = f"Run {skipped['name']} of nights is Cancelled: Deployment concurrency limit reached."
-        until(lambda: {"text": cancelled} in received, "message of the night that was skipped")
     assert list((services.home.work / "prefect" / "concurrency_leases").iterdir()), "they outlive the server"
     assert all(run["auto_scheduled"] for run in (good, slow, skipped))
     assert len({run["expected_start_time"][:16] for run in (good, slow, skipped)}) == 3, "each in a minute of its own"
