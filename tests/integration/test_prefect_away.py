@@ -103,7 +103,9 @@ def slots(served):
 
 def status_of(tmp_path, run):
     """The status in MLflow of a flow run, once it has one."""
-    client = MlflowClient(f"sqlite:///{tmp_path / 'home' / 'mlflow.db'}")
+    home = tmp_path / "home"
+    until(lambda: list(home.glob("runs/*/lock")), "MLflow run")  # its database is not to be made by two at once
+    client = MlflowClient(f"sqlite:///{home / 'mlflow.db'}")
 
     def found():
         experiment = client.get_experiment_by_name(EXPERIMENT)
