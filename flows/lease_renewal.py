@@ -40,7 +40,7 @@ def _renew_while_running(lease_id: UUID, lease_duration: float, stop_event: thre
         try:
             with get_client(sync_client=True) as client:
                 client.renew_concurrency_lease(lease_id=lease_id, lease_duration=LEASE_SECONDS)
-        except Exception as error:  # noqa: BLE001  whatever it is, it is no reason to end a training
+        except Exception as error:  # noqa: BLE001  no error of the renewal may end a training
             if isinstance(error, PrefectHTTPStatusError) and error.response.status_code == HTTPStatus.GONE:
                 get_run_logger().warning(
                     "Prefect does not know this run's concurrency lease any more, as after a restart of its server; "

@@ -69,7 +69,7 @@ class SweepWork:
         config = make_config(self.config, list(self.overrides(proposal)))
         config = config.model_copy(update={"name": f"trial {proposal.number}"})
         plan = preflight.plan_like(config, self.cleared, self.room.share)
-        return config, plan.model_copy(update=self.layers | {"reasons": {}})  # which the sweep has told for all
+        return config, plan.model_copy(update=self.layers | {"reasons": {}})  # the sweep has logged them for all trials
 
     def overrides(self, proposal: Proposal) -> tuple[str, ...]:
         """`key=value` for each of its settings."""

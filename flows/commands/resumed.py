@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def take_cluster(tree: dict[str, Any], options: Namespace) -> None:
-    """Give a stored configuration the `cluster.*` settings of the command line, and tell which it had besides."""
+    """Replace the `cluster.*` settings of a stored configuration by those of the command line; warn of the rest."""
     given = [override for override in options.overrides if override.startswith(SECTION)]
     left = replace_cluster(tree, given, options.resume)
     if left:
