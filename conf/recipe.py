@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from conf.section import Fraction, Section
-from conf.vary import Vary
+from conf.augmentation import Vary
 
 Augment = Literal["none", "shift", "flip_shift", "alternating_flip_shift"]
 FLIPPING: frozenset[Augment] = frozenset({"flip_shift", "alternating_flip_shift"})

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from prefect import get_run_logger
 
-from conf.site import Site
+from conf.environment import Site
 from tasks.errors import InputError
 from tasks.track import run as tracking
-from tasks.track.metrics import deliver_rest
+from tasks.track.metrics_upload import deliver_rest
 from tasks.track.run import RunHandle
-from tasks.track.search import FoundRun, find_runs
-from tasks.train.owner import is_owned, own
+from tasks.track.queries import FoundRun, find_runs
+from tasks.train.launch.run_lock import is_owned, own
 
 HOST_TAG = "paceline.host"
 RESUMABLE = ("run", "study", "sweep", "no-gpu")

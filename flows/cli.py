@@ -14,8 +14,8 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from conf.load import ConfigError
-from conf.site import quieten
-from flows import interrupt
+from conf.environment import quieten
+from flows.lifecycle import signals as interrupt
 from flows.commands import (
     advise,
     classify,
@@ -31,7 +31,7 @@ from flows.commands import (
     sweep,
     ui,
 )
-from flows.commands.terminal import say
+from flows.commands.console import say
 from tasks.errors import InputError, PacelineError, RankError
 from tasks.redact import redact_logs
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from conf.site import Site
+from conf.environment import Site
 from tasks.errors import InputError
 from tasks.speedup.compare import ComparedRun, Comparison, compare
-from tasks.speedup.match import match
+from tasks.speedup.comparability import match
 from tasks.track.run import FACTS_ARTIFACT
-from tasks.track.search import FoundRun, find_runs, get_runs, read_document
-from tasks.track.view import ACCURACY, share_runs
+from tasks.track.queries import FoundRun, find_runs, get_runs, read_document
+from tasks.track.ui_views import ACCURACY, share_runs
 
 MIN_RUNS = 2
 LAST = 5

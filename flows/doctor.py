@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 from conf import plugins
 from conf.data import Data
-from conf.schema import Config
-from conf.site import Site
-from flows import preflight
-from tasks.cluster.demand import demand_of
-from tasks.cluster.open import open_cluster
+from conf.config import Config
+from conf.environment import Site
+from flows.checks import preflight
+from tasks.cluster.resources import demand_of
+from tasks.cluster.start import open_cluster
 from tasks.cluster.tls import choose_tls, days_left, find_certificates
 from tasks.data.sources.folder import absolute
 from tasks.doctor.finding import Finding, bad, doubtful, good
 from tasks.doctor.host import examine_host
-from tasks.doctor.own import examine_own, own_packages
+from tasks.doctor.user_packages import examine_own, own_packages
 from tasks.doctor.packages import examine_packages
 from tasks.doctor.workers import examine_workers
 from tasks.errors import PacelineError, one_line

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.plugins import code_digest
-from conf.schema import Config, Workload
+from conf.config import Config, Workload
 
 LATER = {
     ("data", "signal"),

@@ -16,7 +16,7 @@ from conf.data import NUM_COLOURS
 from conf.execution import Compile, Compression, Loading, MemoryFormat, Precision
 from conf.model import Model
 from conf.plugins import EMBEDDED_MODELS, NetworkFacts, Plugin
-from conf.schema import Config
+from conf.config import Config
 from conf.signal import Signal
 
 
@@ -598,7 +598,7 @@ class EvaluateResult(Record):
 
 
 class RankSpec(Record):
-    """Everything one rank needs, as data: `python -m tasks.train.worker spec.json` replays it."""
+    """Everything one rank needs, as data: `python -m tasks.train.rank.main spec.json` replays it."""
 
     config: Config
     plan: Plan

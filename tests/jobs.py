@@ -5,16 +5,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from conf.load import load
-from conf.site import Site
-from conf.workers import Cluster
+from conf.environment import Site
+from conf.cluster import Cluster
 from tasks.cluster import hardware
-from tasks.cluster.address import connect
-from tasks.cluster.demand import Demand
-from tasks.cluster.open import open_cluster
-from tasks.data import graph, source
+from tasks.cluster.client import connect
+from tasks.cluster.resources import Demand
+from tasks.cluster.start import open_cluster
+from tasks.data.prepare import dask_graph as graph
+from tasks.data.sources import registry as source
 from tasks.track import run as tracking
 from tasks.track import store
-from tasks.train.coordinate import TrainJob
+from tasks.train.launch.coordinator import TrainJob
 from tasks.train.plan import arm_of, resolve
 
 PLANTED = str(Path(__file__).parent / "integration" / "planted")

@@ -2,9 +2,9 @@
 
 import torch
 
-from tasks.bundle import FACTS, WEIGHTS, digest_of
-from tasks.durable import sha256_of
-from tasks.model.networks import build_network
+from tasks.model_bundle import FACTS, WEIGHTS, digest_of
+from tasks.files import sha256_of
+from tasks.model.networks.registry import build_network
 from tasks.predict.job import Settings
 from tasks.records import ModelFacts
 

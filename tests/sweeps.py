@@ -2,7 +2,7 @@
 
 from tasks.records import Choice
 from tasks.sweep.space import parse_parameters
-from tasks.sweep.trial import SweepResult, Trial
+from tasks.sweep.records import SweepResult, Trial
 
 PARAMETERS = parse_parameters(["recipe.learning_rate=log(1e-3,1)", "recipe.optimizer=[sgd,adamw]"])
 

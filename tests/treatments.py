@@ -156,7 +156,7 @@ TREATMENTS: dict[str, Told | Checked] = {
     'python -c "from conf.load import load; from tasks.data.key import describe; '
     "print(describe(load('folder', ['data.root=DIR']).data))\"": Told("a set by hand"),
     "python -m json.tool SET/manifest.json": Told("a set by hand"),
-    'python -c "from pathlib import Path; from tasks.data.store import verify; '
+    'python -c "from pathlib import Path; from tasks.data.prepare.store import verify; '
     "print(verify(Path('SET')) or 'sound')\"": Told("a set by hand"),
     "python -c \"import numpy; print(numpy.load('SET/train/00000.images.npy', mmap_mode='r').shape)\"": Told(
         "a set by hand"
@@ -172,8 +172,8 @@ TREATMENTS: dict[str, Told | Checked] = {
     'sed \'s#"directory":"[^"]*"#"directory":"replay"#; '
     's#"checkpoint_directory":"[^"]*"#"checkpoint_directory":"replay"#\' '
     ".paceline/runs/RUN_ID/attempt-0/rank-0/spec.json > spec.json": Told("a rank by hand"),
-    "python -m tasks.train.worker spec.json": Told("a rank by hand"),
-    "python -c \"from conf.site import Site; print(*(path.read_text() for path in Site().leases.glob('*.lease')), "
+    "python -m tasks.train.rank.main spec.json": Told("a rank by hand"),
+    "python -c \"from conf.environment import Site; print(*(path.read_text() for path in Site().leases.glob('*.lease')), "
     "sep='\\n')\"": Told("a rank by hand"),
 }
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 
 from conf.load import checked
-from conf.site import Site
-from flows.commands.engines import quiet_flow
-from flows.commands.terminal import add_json, json_stream, say_pairs, say_table, whereabouts, write_json
+from conf.environment import Site
+from flows.commands.prefect_session import quiet_flow
+from flows.commands.console import add_json, json_stream, say_pairs, say_table, whereabouts, write_json
 
 HELP = "fit linear classifiers on what paceline features has written, and score them"
 
@@ -25,7 +25,7 @@ def add(parser: ArgumentParser) -> None:
 
 def execute(options: Namespace) -> None:
     """Carry it out."""
-    from flows.classify import ClassifyRequest, clear_classify, run_classify
+    from flows.predict.classify import ClassifyRequest, clear_classify, run_classify
 
     site = Site()
     asked = {name: getattr(options, name) for name in ("train", "test", "overrides")}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from conf.site import Site
-from flows.commands.terminal import add_json, json_stream, say, say_table, write_json, write_page
+from conf.environment import Site
+from flows.commands.console import add_json, json_stream, say, say_table, write_json, write_page
 from tasks.errors import InputError
 
 HELP = "compare runs of the store, the first one being the base"

@@ -6,8 +6,8 @@ from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
 from conf.load import load
-from conf.site import Site
-from flows.commands.terminal import add_json, json_stream, say, write_json
+from conf.environment import Site
+from flows.commands.console import add_json, json_stream, say, write_json
 from tasks.errors import RunError
 
 if TYPE_CHECKING:

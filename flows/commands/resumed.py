@@ -5,13 +5,13 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
-from conf.site import Site
-from flows.commands.terminal import say
-from flows.origin import SECTION, replace_cluster
+from conf.environment import Site
+from flows.commands.console import say
+from flows.checks.origin import SECTION, replace_cluster
 from tasks.errors import InputError
 
 if TYPE_CHECKING:
-    from flows.asked import Kind
+    from flows.lifecycle.request_artifact import Kind
 
 
 def take_cluster(tree: dict[str, Any], options: Namespace) -> None:
@@ -34,7 +34,7 @@ def stored_request(options: Namespace, role: Kind, site: Site, changed: bool) ->
     Raises:
         InputError: it does, or there is no such run.
     """
-    from flows.asked import kept_request
+    from flows.lifecycle.request_artifact import kept_request
 
     if options.preset is not None:
         options.overrides.insert(0, options.preset)  # with --resume every positional argument is an override

@@ -9,11 +9,11 @@ from typing import get_args
 
 from conf.load import load
 from conf.plugins import EMBEDDED_SOURCES
-from conf.schema import Config, Overlap
-from conf.site import Site
-from flows.commands.engines import collect_again
-from flows.commands.terminal import add_preset, say_pairs
-from flows.origin import allow
+from conf.config import Config, Overlap
+from conf.environment import Site
+from flows.commands.prefect_session import collect_again
+from flows.commands.console import add_preset, say_pairs
+from flows.checks.origin import allow
 from tasks.errors import InputError
 
 HELP = "run by schedule: a deployment in Prefect, served by this process"
@@ -58,7 +58,7 @@ def execute(options: Namespace) -> None:
     """Check the run, deploy it, and start its runs until interrupted."""
     site = Site()
     config = settled(load(options.preset, options.overrides))
-    from flows import preflight
+    from flows.checks import preflight
 
     url = preflight.prefect_server(site)
     if url is None:
@@ -67,7 +67,7 @@ def execute(options: Namespace) -> None:
             "PREFECT_API_URL to its address, such as http://127.0.0.1:4200/api"
         )
     preflight.check(config, site)
-    from flows.deploy import deployment_of, local_timezone, schedule_of, serve
+    from flows.deployment import deployment_of, local_timezone, schedule_of, serve
 
     allow(config.cluster)
     timezone = options.timezone or local_timezone()

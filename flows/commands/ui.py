@@ -7,9 +7,9 @@ import secrets
 import sys
 from argparse import ArgumentParser, Namespace
 
-from conf.site import Site
+from conf.environment import Site
 from tasks.errors import InputError
-from tasks.track.reach import check_tracking_uri
+from tasks.track.connectivity import check_tracking_uri
 from tasks.track.serve import STORE, TOKEN
 
 HELP = "open the MLflow UI on the runs of this machine"

@@ -8,8 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from conf.site import Site, spare_loopback
-from flows.commands.terminal import say, say_pairs
+from conf.environment import Site, spare_loopback
+from flows.commands.console import say, say_pairs
 from infra.services.archive import back_up, restore
 from infra.services.home import Home, told
 from infra.services.servers import check_workers

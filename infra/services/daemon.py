@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 from pydantic import ValidationError
 
-from tasks.durable import write_durably
+from tasks.files import write_durably
 from tasks.errors import RunError, one_line
 from tasks.host import BOOT_ID
 from tasks.records import Record

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from tasks.durable import write_durably
+from tasks.files import write_durably
 from tasks.errors import InputError
 from tasks.records import Record
 

@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from conf.load import DASK_SETTINGS
-from conf.site import QUIET_ENVIRONMENT, Site
+from conf.environment import QUIET_ENVIRONMENT, Site
 from infra.services.daemon import Daemon
 from infra.services.home import LOOPBACK, Home, Settings
 from infra.services.postgres import Postgres
 from infra.services.vault import Vault, write_privately
 from tasks.cluster.hardware import describe, usable_cores
 from tasks.errors import InputError
-from tasks.web import ask, status
+from tasks.http import ask, status
 
 USER, ADMIN = "paceline", "admin"
 MLFLOW_DRIVER = "postgresql+psycopg"  # psycopg 3, under any SQLAlchemy 2
@@ -193,7 +193,7 @@ class Servers:
     def _workers(self) -> Service:
         arguments = [self.scheduler_address, *self._tls(), "--host", f"tls://{self._settings.host}", "--nthreads", "1"]
         arguments += ["--local-directory", str(self._home.work), "--no-dashboard", "--dashboard-address"]
-        arguments += [f"{LOOPBACK}:0", "--death-timeout", "60", "--preload", "tasks.train.seats"]
+        arguments += [f"{LOOPBACK}:0", "--death-timeout", "60", "--preload", "tasks.train.launch.placement"]
         gpus = [gpu.uuid for gpu in describe().gpus][: self.num_workers]
         environment = self._dask_environment()
         if gpus:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 
-from conf.site import Site
+from conf.environment import Site
 from infra.services.archive import dump_databases
 from infra.services.daemon import Daemon
 from infra.services.home import LOOPBACK, Home, Settings, is_free

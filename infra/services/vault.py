@@ -6,7 +6,7 @@ import os
 import secrets
 from pathlib import Path
 
-from tasks.durable import write_durably
+from tasks.files import write_durably
 from tasks.errors import InputError
 
 OWN_ONLY = 0o600

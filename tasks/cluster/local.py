@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from conf.workers import Cluster
-from tasks.cluster.demand import Demand
+from conf.cluster import Cluster
+from tasks.cluster.resources import Demand
 from tasks.cluster.hardware import describe, usable_cores
 from tasks.cluster.tls import opened_with
 from tasks.errors import InputError

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 
-from conf.site import Site
-from conf.workers import Cluster
-from tasks.cluster.demand import Demand
-from tasks.cluster.open import open_cluster
+from conf.environment import Site
+from conf.cluster import Cluster
+from tasks.cluster.resources import Demand
+from tasks.cluster.start import open_cluster
 
 
 class Opening:

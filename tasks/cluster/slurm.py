@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from conf.workers import Cluster
-from tasks.cluster.address import wait_for_workers
-from tasks.cluster.demand import Demand
-from tasks.cluster.lean import exports
+from conf.cluster import Cluster
+from tasks.cluster.client import wait_for_workers
+from tasks.cluster.resources import Demand
+from tasks.cluster.dask_config import exports
 from tasks.cluster.local import QUIET_HTTP
 from tasks.cluster.tls import Certificates
 from tasks.errors import InputError, RunError

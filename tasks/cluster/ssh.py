@@ -16,10 +16,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from conf.workers import Cluster
-from tasks.cluster.address import wait_for_workers
-from tasks.cluster.demand import Demand
-from tasks.cluster.host import HostFacts
+from conf.cluster import Cluster
+from tasks.cluster.client import wait_for_workers
+from tasks.cluster.resources import Demand
+from tasks.cluster.host_report import HostFacts
 from tasks.cluster.local import QUIET_HTTP
 from tasks.cluster.tls import Certificates
 from tasks.errors import InputError, RunError, one_line
@@ -133,7 +133,7 @@ def ask_hosts(settings: Cluster, certificates: Certificates | None) -> list[Host
         InputError: a host cannot be reached, or lacks something that a worker needs.
     """
     directory = [certificates.authority.rpartition("/")[0]] if certificates else []
-    command = " ".join([_python(), "-m", "tasks.cluster.host", *map(shlex.quote, directory)])
+    command = " ".join([_python(), "-m", "tasks.cluster.host_report", *map(shlex.quote, directory)])
     answers = asyncio.run(_ask_all(settings.hosts, command))
     return [_understood(host, answer) for host, answer in zip(settings.hosts, answers, strict=True)]
 

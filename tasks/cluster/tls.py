@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from conf.site import Site
-from conf.workers import Cluster
+from conf.environment import Site
+from conf.cluster import Cluster
 from tasks.errors import InputError
 from tasks.records import Choice, Record
 

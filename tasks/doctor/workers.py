@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from conf.plugins import Plugin
-from conf.site import Site
-from tasks.cluster.address import connect, workers
+from conf.environment import Site
+from tasks.cluster.client import connect, workers
 from tasks.cluster.hardware import describe
-from tasks.cluster.packages import Asked, wanting
-from tasks.cluster.packages import Seen as Packages
-from tasks.cluster.packages import look as look_for_packages
+from tasks.cluster.user_packages import Asked, wanting
+from tasks.cluster.user_packages import Seen as Packages
+from tasks.cluster.user_packages import look as look_for_packages
 from tasks.data.sources.folder import is_local, reach_root
 from tasks.doctor.finding import Finding, bad, doubtful, good
 from tasks.errors import one_line
@@ -27,7 +27,7 @@ from tasks.fingerprint import code_fingerprint
 from tasks.records import Record
 from tasks.redact import redact
 from tasks.track.environment import installed
-from tasks.train.gang import ask
+from tasks.train.launch.rank_group import ask
 
 if TYPE_CHECKING:
     from distributed import Client

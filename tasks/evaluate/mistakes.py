@@ -18,7 +18,7 @@ from scipy.special import log_softmax
 from conf.data import NUM_COLOURS
 from tasks.errors import RunError
 from tasks.evaluate.metrics import read_predictions, read_test_split
-from tasks.figures import FONT_POINTS, INK, ORANGE, WIDTH_INCHES, new_figure, shorten
+from tasks.report.plotting import FONT_POINTS, INK, ORANGE, WIDTH_INCHES, new_figure, shorten
 from tasks.records import PreparedSet, TrainResult
 
 NUM_SHOWN, NUM_COLUMNS = 8, 4

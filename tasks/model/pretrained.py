@@ -18,7 +18,7 @@ from torch import nn
 
 from conf.model import Model
 from tasks.errors import InputError, one_line
-from tasks.model.networks import build_network
+from tasks.model.networks.registry import build_network
 from tasks.model.transfer import heads_of, part_of
 from tasks.records import PreparedSet, Pretrained
 

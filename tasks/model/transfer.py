@@ -10,11 +10,11 @@ from typing import Any
 from torch import nn
 
 from conf.recipe import Recipe
-from conf.schema import Config
+from conf.config import Config
 from tasks.errors import InputError
 from tasks.model.muon import RATE_FACTOR
-from tasks.model.own import OwnNetwork
-from tasks.model.views import ViewMean
+from tasks.model.networks.user_network import OwnNetwork
+from tasks.model.networks.test_time_augmentation import ViewMean
 
 HEADS = ("classify", "regress", "fc", "head", "classifier")
 """Names of the parts that are heads, in networks which do not name their own in `heads`, a tuple."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from conf.data import Data
 from conf.signal import Signal
-from tasks.data import source
+from tasks.data.sources import registry as source
 from tasks.data.item import Fit
 from tasks.data.listing import Origin
 from tasks.data.samples import Samples

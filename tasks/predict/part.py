@@ -17,11 +17,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.data.pixels import Pixels, read_pixels, read_whole
-from tasks.data.reading import counted
-from tasks.data.transform import DecodeError, UnreadError
-from tasks.durable import write_durably
-from tasks.predict.columns import PIXEL_TASKS, Answers, Row, answers_of, pixel_answers_of
+from tasks.data.decode.pixels import Pixels, read_pixels, read_whole
+from tasks.data.storage.read_files import counted
+from tasks.data.decode.transform import DecodeError, UnreadError
+from tasks.files import write_durably
+from tasks.predict.parquet_columns import PIXEL_TASKS, Answers, Row, answers_of, pixel_answers_of
 from tasks.predict.job import Parity, Part, PartRecord, Settings
 from tasks.predict.predictor import Predictor, parity, parity_of_whole, predictor
 from tasks.records import ModelFacts, Reads

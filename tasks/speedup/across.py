@@ -15,8 +15,8 @@ from scipy import stats
 
 from tasks.records import Arm, SpeedupResult
 from tasks.speedup.compare import MAX_NAMED, ComparedRow, ComparedRun, Match, compare
-from tasks.speedup.match import world_of
-from tasks.speedup.statistics import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Estimate
+from tasks.speedup.comparability import world_of
+from tasks.measure.statistics import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Estimate
 
 EXECUTION = ("precision", "memory_format", "compile", "loading")
 """Settings that name how a device executed a training."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conf.schema import Config
-from tasks.quality import SCORE_WORDS
+from conf.config import Config
+from tasks.scores import SCORE_WORDS
 from tasks.records import EvaluateResult, Plan, PreparedSet, SpeedupResult, TrainResult
 
 MIN_GAIN = 0.005

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from tasks.speedup.forecast import Check, Prediction
+from tasks.speedup.forecast.records import Check, Prediction
 
 Z = 1.96
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from pydantic import Field
 
-from tasks.quality import SCORE, score_of, score_word
+from tasks.scores import SCORE, score_of, score_word
 from tasks.records import Record, ScoreName
-from tasks.speedup.match import list_facts
-from tasks.speedup.study import MatchVerdict
+from tasks.speedup.comparability import list_facts
+from tasks.speedup.study.records import MatchVerdict
 
 RATES = ("throughput/steady_samples_per_second", "throughput/samples_per_second")
 """What is divided: after warm-up where both runs know it, else over the whole training."""

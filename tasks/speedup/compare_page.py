@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from tasks.figures import svg_text
+from tasks.report.plotting import svg_text
 from tasks.redact import redact
-from tasks.speedup.charts import draw_ratios
+from tasks.report.run_charts import draw_ratios
 from tasks.speedup.compare import Comparison, compare_notes, compare_table
-from tasks.speedup.page import Html, bullets, columns, join, page, paragraph, section, table, tag, text
+from tasks.report.html import Html, bullets, columns, join, page, paragraph, section, table, tag, text
 
 
 def render_compare(comparison: Comparison) -> str:

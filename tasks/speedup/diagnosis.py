@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from tasks.records import ProbeResult
-from tasks.speedup.statistics import MIN_INTERVAL_ROUNDS, Estimate, Floats, location_interval
+from tasks.measure.statistics import MIN_INTERVAL_ROUNDS, Estimate, Floats, location_interval
 
 Bottleneck = Literal["data-bound", "communication-bound", "contention", "launch-bound", "compute-bound"]
 

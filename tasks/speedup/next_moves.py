@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tasks.speedup.forecast import Advice
-from tasks.speedup.study import Interval
+from tasks.speedup.forecast.records import Advice
+from tasks.speedup.study.records import Interval
 
 FASTER_INPUT = "faster input"
 """The move that stands for all that could be done about loading."""

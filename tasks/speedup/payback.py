@@ -6,7 +6,7 @@ import statistics as plain_statistics
 from dataclasses import dataclass
 
 from tasks.records import ProbeResult, TrainResult
-from tasks.speedup.statistics import arm_ratio
+from tasks.measure.statistics import arm_ratio
 
 MIN_WINDOWS = 3
 """Fewest windows for a first one to be told from the usual ones: the median of two others at least."""

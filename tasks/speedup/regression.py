@@ -25,9 +25,9 @@ import numpy as np
 from pydantic import Field
 from scipy import stats
 
-from tasks.quality import SCORE_WORDS
+from tasks.scores import SCORE_WORDS
 from tasks.records import Record, ScoreName
-from tasks.speedup.validity import MAX_FOREIGN_CORES
+from tasks.measure.validity import MAX_FOREIGN_CORES
 
 Measure = Literal["throughput", "score", "data wait"]
 WINDOW = 30

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from conf.schema import Config
-from tasks.quality import class_scores, quality_facts
+from conf.config import Config
+from tasks.scores import class_scores, quality_facts
 from tasks.records import EvaluateResult, Plan, PreparedSet, Pretrained, SpeedupResult, TrainResult, Validity
-from tasks.speedup.charts import format_seconds
-from tasks.speedup.page import Html, bars, columns, folded, join, paragraph, table, tag, text
+from tasks.report.run_charts import format_seconds
+from tasks.report.html import Html, bars, columns, folded, join, paragraph, table, tag, text
 from tasks.speedup.payback import break_even_steps
 
 MAX_CLASSES = 20

@@ -13,8 +13,8 @@ from typing import Literal
 from tasks.records import Arm, ProbeResult, Search, SpeedupResult, TrainResult, Validity
 from tasks.speedup.diagnosis import Diagnosis, diagnose
 from tasks.speedup.payback import NotAmortised, TooSmall, not_amortised, too_small
-from tasks.speedup.statistics import Estimate, arm_ratio, parallel_efficiency, speedup_ratio
-from tasks.speedup.validity import judge
+from tasks.measure.statistics import Estimate, arm_ratio, parallel_efficiency, speedup_ratio
+from tasks.measure.validity import judge
 
 Cause = Literal[
     "not measured",

@@ -1,6 +1,6 @@
 """What trials side by side give: a paired measurement of their steps on the very devices, and what follows from it.
 
-All arms are steps of the same recipe, in blocks that alternate (`tasks.speedup.probe`): one model alone on one device;
+All arms are steps of the same recipe, in blocks that alternate (`tasks.measure.probe`): one model alone on one device;
 one on each device, side by side; one on all devices, which share its batches; and on CPUs one on a device of all cores.
 Pure: nothing is run here.
 """
@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Literal
 
 from tasks.records import Arm, Measurement, Plan, ProbeResult, Record
-from tasks.speedup.statistics import Estimate, arm_ratio
-from tasks.speedup.study import Interval
+from tasks.measure.statistics import Estimate, arm_ratio
+from tasks.speedup.study.records import Interval
 from tasks.train.plan import arm_of
 
 Layout = Literal["one model per device", "one model on all devices", "no certain difference"]

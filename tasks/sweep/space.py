@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from conf.load import ConfigError, apply, plain_value
-from conf.schema import Config
+from conf.config import Config
 from tasks.errors import InputError
 from tasks.records import Record
 

@@ -11,7 +11,7 @@ import mlflow.artifacts
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from tasks.bundle import FACTS, WEIGHTS, digest_of, read_facts
+from tasks.model_bundle import FACTS, WEIGHTS, digest_of, read_facts
 from tasks.errors import InputError, one_line
 from tasks.records import ModelFacts
 from tasks.redact import redact

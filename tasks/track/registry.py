@@ -20,8 +20,8 @@ from mlflow.tracking import MlflowClient
 from mlflow.types import ColSpec, Schema, TensorSpec
 
 from conf.plugins import Task
-from tasks.bundle import FACTS, WEIGHTS
-from tasks.quality import SCORE_WORDS
+from tasks.model_bundle import FACTS, WEIGHTS
+from tasks.scores import SCORE_WORDS
 from tasks.records import ModelFacts, Record, ScoreName
 from tasks.redact import redact
 from tasks.track.run import RunHandle

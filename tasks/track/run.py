@@ -19,11 +19,11 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from conf.load import flatten
-from conf.schema import Config
+from conf.config import Config
 from tasks.errors import InputError
 from tasks.records import PreparedSet, Record
 from tasks.redact import redact, redacted
-from tasks.track.reach import check_reachable
+from tasks.track.connectivity import check_reachable
 from tasks.track.store import open_store, sqlite_path
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]

@@ -9,9 +9,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from tasks.errors import InputError, one_line
 from tasks.redact import redact
-from tasks.track.reach import check_reachable
+from tasks.track.connectivity import check_reachable
 from tasks.track.store import LOG_IN, is_refusal, open_store, sqlite_path
-from tasks.web import ANSWER_SECONDS
+from tasks.http import ANSWER_SECONDS
 
 
 def server_version(tracking_uri: str) -> str | None:

@@ -22,7 +22,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from tasks.errors import InputError
 from tasks.paths import nearest_existing
 from tasks.redact import redact
-from tasks.track.reach import check_reachable
+from tasks.track.connectivity import check_reachable
 
 REFUSALS = ("UNAUTHENTICATED", "PERMISSION_DENIED", "CUSTOMER_UNAUTHORIZED")
 LOG_IN = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to those of a user who may"

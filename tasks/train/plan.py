@@ -10,10 +10,10 @@ from typing import Literal
 
 from conf.execution import Compile, Loading, MemoryFormat, Precision
 from conf.recipe import FLIPPING
-from conf.schema import Config
+from conf.config import Config
 from tasks.errors import InputError
 from tasks.records import Arm, Choice, Hardware, Plan
-from tasks.train.interval import rule
+from tasks.train.checkpoint_interval import rule
 
 # Share of a device's memory that a resident set may take; the rest is for the model, its activations and the system.
 RESIDENT_MEMORY_FRACTION = 0.25

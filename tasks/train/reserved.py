@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tasks.train.launch import Seat
+from tasks.train.launch.layout import Seat
 
 Device = tuple[str, str]
 """Its host's address, and its name there."""

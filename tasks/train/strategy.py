@@ -6,8 +6,8 @@ from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch.nn.parallel import DistributedDataParallel
 
 from conf.execution import Compression
-from tasks.model.module import Learner
-from tasks.train.exchange import DDP_SETTINGS, compress_gradients
+from tasks.model.lightning_module import Learner
+from tasks.train.step.distributed import DDP_SETTINGS, compress_gradients
 from tasks.train.sharding import shard
 
 

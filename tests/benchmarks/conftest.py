@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tasks.records import Measurement, ProbeResult
-from tasks.train.coordinate import measure_group
-from tasks.train.launch import rank_environment
+from tasks.train.launch.coordinator import measure_group
+from tasks.train.launch.layout import rank_environment
 from tests.jobs import new_job, two_workers
 
 ROOT = Path(__file__).parents[2]

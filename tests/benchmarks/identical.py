@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 from tasks.records import Arm, RankSpec
-from tasks.speedup.statistics import speedup_ratio
-from tasks.train.measure import Bench
-from tasks.train.place import Place
+from tasks.measure.statistics import speedup_ratio
+from tasks.train.rank.benchmark import Bench
+from tasks.train.rank.context import Place
 
 
 def main(spec_path, number):

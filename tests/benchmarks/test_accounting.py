@@ -13,13 +13,13 @@ import sys
 
 import pytest
 
-from tasks.speedup.forecast import DeviceProfile
-from tasks.speedup.links import fit_link
-from tasks.speedup.predict import predict, step_seconds
-from tasks.speedup.profile import company_of, link_samples, profile_of
-from tasks.speedup.statistics import arm_ratio, speedup_ratio
-from tasks.train.coordinate import train_group
-from tasks.train.launch import rank_environment
+from tasks.speedup.forecast.records import DeviceProfile
+from tasks.speedup.forecast.links import fit_link
+from tasks.speedup.forecast.model import predict, step_seconds
+from tasks.speedup.forecast.device_profile import company_of, link_samples, profile_of
+from tasks.measure.statistics import arm_ratio, speedup_ratio
+from tasks.train.launch.coordinator import train_group
+from tasks.train.launch.layout import rank_environment
 from tests.benchmarks.conftest import at_most, measure, tell
 from tests.jobs import changed, planned_arm
 

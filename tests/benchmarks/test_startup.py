@@ -21,8 +21,8 @@ from mlflow.tracking import MlflowClient
 
 from tasks.cluster.hardware import usable_cores
 from tasks.host import keep_memory
-from tasks.speedup.statistics import FIXED_CONFIDENCE, estimate_ratio, location_interval
-from tasks.train.launch import rank_environment
+from tasks.measure.statistics import FIXED_CONFIDENCE, estimate_ratio, location_interval
+from tasks.train.launch.layout import rank_environment
 from tests.benchmarks.conftest import HERE, ROOT, as_installed, at_least, at_most, last_line, paceline, tell
 from tests.prefect_server import prefect_server
 

@@ -8,13 +8,13 @@ import torch
 from conf.model import Model
 from conf.recipe import Recipe
 from tasks.data.loading.batch import Batch
-from tasks.model.networks import build_network
-from tasks.model.objective import batch_loss, build_optimizer, settle
-from tasks.model.task import Classification
+from tasks.model.networks.registry import build_network
+from tasks.model.optimization import batch_loss, build_optimizer, settle
+from tasks.model.objectives import Classification
 from tasks.records import Arm
-from tasks.train.captured import NUM_EAGER, make_step
-from tasks.train.precision import make_scaler, prepare_network
-from tasks.train.step import TrainStep
+from tasks.train.step.cuda_graph import NUM_EAGER, make_step
+from tasks.train.step.precision import make_scaler, prepare_network
+from tasks.train.step.train_step import TrainStep
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed"])
@@ -22,12 +22,13 @@ def test_a_rank_trains_on_the_gpu_in_every_precision(tmp_path, precision):
     from distributed import LocalCluster
 
     from conf.load import load
-    from conf.site import Site
+    from conf.environment import Site
     from tasks.cluster import hardware
-    from tasks.data import graph, source
+    from tasks.data.prepare import dask_graph as graph
+    from tasks.data.sources import registry as source
     from tasks.track import run as tracking
     from tasks.track import store
-    from tasks.train.coordinate import TrainJob, train_group
+    from tasks.train.launch.coordinator import TrainJob, train_group
     from tasks.train.plan import resolve
 
     site = Site()
@@ -52,9 +53,9 @@ def test_a_rank_trains_on_the_gpu_in_every_precision(tmp_path, precision):
 
 def test_a_cluster_of_dask_cuda_trains():
     from conf.load import load
-    from tasks.cluster.demand import demand_of
-    from tasks.cluster.open import open_cluster
-    from tasks.train.coordinate import train_group
+    from tasks.cluster.resources import demand_of
+    from tasks.cluster.start import open_cluster
+    from tasks.train.launch.coordinator import train_group
     from tests.jobs import new_job
 
     pytest.importorskip("dask_cuda")
@@ -71,7 +72,7 @@ def test_batches_on_the_gpu_equal_those_on_the_cpu():
     import torch
 
     from tasks.data.loading.loader import make_loader
-    from tasks.data.loading.order import BatchPlan
+    from tasks.data.loading.sampling import BatchPlan
     from tasks.data.split import Split
 
     images = np.random.default_rng(0).integers(0, 256, (100, 16, 16, 3), dtype=np.uint8)

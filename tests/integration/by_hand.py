@@ -13,11 +13,11 @@ from torch import distributed, nn
 
 from conf.recipe import Recipe
 from tasks.data.loading.loader import make_loader
-from tasks.data.loading.order import BatchPlan
+from tasks.data.loading.sampling import BatchPlan
 from tasks.data.split import Split
-from tasks.model.task import Classification
+from tasks.model.objectives import Classification
 from tasks.records import Arm
-from tasks.train.bare_step import BareStep, StepInputs
+from tasks.train.step.benchmark_step import BareStep, StepInputs
 
 NUM_SAMPLES = 150  # at a batch of 64 the last one is ragged
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import psutil
 
 from conf.data import Data
-from tasks.data import graph, source
+from tasks.data.prepare import dask_graph as graph
+from tasks.data.sources import registry as source
 from tests.jobs import two_workers
 
 

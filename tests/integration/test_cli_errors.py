@@ -7,7 +7,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 from PIL import Image
 
-from conf.site import Site
+from conf.environment import Site
 from flows.cli import main
 from infra.services.home import free_port
 from tasks.cluster.hardware import torch_has_cuda

@@ -7,10 +7,10 @@ import pyarrow.parquet as pq
 import pytest
 from mlflow.tracking import MlflowClient
 
-from conf.site import Site
-from flows.predict_request import PredictRequest, clear_predict
+from conf.environment import Site
+from flows.predict.request import PredictRequest, clear_predict
 from tasks.errors import InputError
-from tasks.train.coordinate import train_group
+from tasks.train.launch.coordinator import train_group
 from tests.clips import make_clips
 from tests.pictures import make_pictures
 

@@ -18,19 +18,19 @@ import psutil
 import pytest
 
 from conf.load import load
-from conf.site import Site
-from conf.workers import Cluster
-from flows.first_host import training_host
-from flows.preflight import check, settle
+from conf.environment import Site
+from conf.cluster import Cluster
+from flows.checks.training_host import training_host
+from flows.checks.preflight import check, settle
 from infra.services.home import free_port
-from tasks.cluster.address import connect
-from tasks.cluster.demand import Demand, demand_of
-from tasks.cluster.lean import lean
-from tasks.cluster.open import open_cluster
+from tasks.cluster.client import connect
+from tasks.cluster.resources import Demand, demand_of
+from tasks.cluster.dask_config import lean
+from tasks.cluster.start import open_cluster
 from tasks.cluster.ssh import ask_hosts
 from tasks.errors import InputError, RunError
-from tasks.train import seats
-from tasks.train.coordinate import train_group
+from tasks.train.launch import placement as seats
+from tasks.train.launch.coordinator import train_group
 from tests.integration.conftest import SMALL
 from tests.jobs import new_job, two_workers
 from tests.patience import listens, until
@@ -89,7 +89,7 @@ def knock(address, directory):
 
 
 def test_tls_refuses_whoever_has_no_certificate(tls, monkeypatch):
-    monkeypatch.setattr("tasks.cluster.address.CONNECT_SECONDS", 2)
+    monkeypatch.setattr("tasks.cluster.client.CONNECT_SECONDS", 2)
     with open_cluster(Cluster(tls="on", num_workers=1), ONE) as address:
         with connect(address) as client:
             assert client.submit(sum, [1, 2]).result() == 3

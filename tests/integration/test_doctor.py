@@ -8,10 +8,10 @@ import pytest
 from distributed import Client
 
 from conf.load import load
-from conf.site import Site
+from conf.environment import Site
 from flows.doctor import _cluster, _wrong
-from flows.first_host import training_host
-from tasks.cluster.address import connect
+from flows.checks.training_host import training_host
+from tasks.cluster.client import connect
 from tasks.errors import InputError
 from tests.jobs import two_workers
 from tests.listeners import listening
@@ -87,7 +87,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("other", OTHERS)
 def test_an_address_without_a_scheduler_is_told_in_bounded_time(other, monkeypatch):
-    monkeypatch.setattr("tasks.cluster.address.CONNECT_SECONDS", 1)
+    monkeypatch.setattr("tasks.cluster.client.CONNECT_SECONDS", 1)
     behaviour, told = OTHERS[other]
     with listening(*behaviour) as listener:
         config = load("digits", ["cluster.kind=address", f"cluster.address={listener.address}"])

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.bundle import FACTS, WEIGHTS, digest_of
+from tasks.model_bundle import FACTS, WEIGHTS, digest_of
 from tasks.data.split import open_split
-from tasks.durable import sha256_of
+from tasks.files import sha256_of
 from tasks.evaluate.metrics import evaluate_predictions, read_test_split
 from tasks.predict.job import Settings
 from tasks.predict.predictor import Predictor
 from tasks.records import ModelFacts
-from tasks.train.coordinate import train_group
+from tasks.train.launch.coordinator import train_group
 
 FAST = (
     "model.name=whitened",

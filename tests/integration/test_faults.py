@@ -10,11 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from conf.load import load
-from tasks.data import graph, source
+from tasks.data.prepare import dask_graph as graph
+from tasks.data.sources import registry as source
 from tasks.errors import LostError
-from tasks.train import coordinate, recovery
-from tasks.train.coordinate import TrainJob, train_group
-from tasks.train.process import running_ranks
+from tasks.train.launch import coordinator as coordinate
+from tasks.train.launch import recovery
+from tasks.train.launch.coordinator import TrainJob, train_group
+from tasks.train.launch.rank_process import running_ranks
 from tests.integration.conftest import SMALL
 from tests.integration.test_recovery import FAR, LONG, check_nothing_is_lost, happening, newest_step
 from tests.jobs import new_job

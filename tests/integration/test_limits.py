@@ -11,8 +11,8 @@ import pytest
 from tasks.records import BASELINE, Measurement
 from tasks.speedup.diagnosis import diagnose
 from tasks.speedup.verdict import speedup_result
-from tasks.train.coordinate import measure_group
-from tasks.train.measure import diagnostic_arms
+from tasks.train.launch.coordinator import measure_group
+from tasks.train.rank.benchmark import diagnostic_arms
 from tests.jobs import planned_arm, planted
 
 LARGE = ["data.image_size=28", "model.width=12", "model.depth=2"]

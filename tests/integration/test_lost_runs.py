@@ -14,9 +14,10 @@ from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling, Pending, Running
 
-from conf.site import Site
-from flows import flow_owner, slots
-from flows.outage import set_right
+from conf.environment import Site
+from flows.lifecycle import flow_run_lock as flow_owner
+from flows.lifecycle import concurrency_slots as slots
+from flows.lifecycle.outage import set_right
 
 OWNER = """
 import sys, time

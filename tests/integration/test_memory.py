@@ -6,8 +6,8 @@ import signal
 import pytest
 
 from tasks.errors import RankError
-from tasks.train.coordinate import train_group
-from tasks.train.memory import with_fitting
+from tasks.train.launch.coordinator import train_group
+from tasks.train.launch.out_of_memory import with_fitting
 from tests.integration.test_recovery import LONG, check_nothing_is_lost, happening, rank_pid, weights
 from tests.jobs import changed, planted
 

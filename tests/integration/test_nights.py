@@ -11,8 +11,8 @@ import httpx
 import pytest
 from mlflow.tracking import MlflowClient
 
-from conf.site import Site
-from flows.history import past_runs
+from conf.environment import Site
+from flows.run.history import past_runs
 from tasks.track.run import RunHandle
 from tests.jobs import PLANTED
 from tests.nights import NIGHT, QUIET_RATE, repeat, web_hook

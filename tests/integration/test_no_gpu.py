@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from mlflow.tracking import MlflowClient
 
-from conf.site import Site
+from conf.environment import Site
 from tasks.evaluate.metrics import read_test_split
-from tasks.train.coordinate import train_group
+from tasks.train.launch.coordinator import train_group
 from tests.integration.conftest import SMALL
 from tests.patience import until
 

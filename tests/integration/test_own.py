@@ -12,10 +12,11 @@ from mlflow.tracking import MlflowClient
 
 from conf.load import load
 from conf.plugins import embedded
-from conf.site import Site
-from tasks.cluster.address import connect
-from tasks.cluster.packages import require_packages
-from tasks.data import graph, source
+from conf.environment import Site
+from tasks.cluster.client import connect
+from tasks.cluster.user_packages import require_packages
+from tasks.data.prepare import dask_graph as graph
+from tasks.data.sources import registry as source
 from tasks.errors import InputError, RunError
 from tests.jobs import two_workers
 from tests.own_package import forget, install, on_path, write_readme_package
@@ -145,7 +146,7 @@ def replayed(learned, tmp_path, environment, other=None):
         tree["packages"] = [one.replace(*other) for one in tree["packages"]]
     (tmp_path / "replay").mkdir()
     (tmp_path / "spec.json").write_text(json.dumps(tree))
-    rank = [sys.executable, "-m", "tasks.train.worker", tmp_path / "spec.json"]
+    rank = [sys.executable, "-m", "tasks.train.rank.main", tmp_path / "spec.json"]
     done = subprocess.run(rank, env=os.environ | environment, check=False, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     return done.stderr.strip().splitlines()[-1]

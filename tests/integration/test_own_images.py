@@ -15,14 +15,14 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from PIL import Image
 
-from conf.site import Site
-from flows.predict_request import PredictRequest, clear_predict
-from tasks.bundle import digest_of, read_facts
+from conf.environment import Site
+from flows.predict.request import PredictRequest, clear_predict
+from tasks.model_bundle import digest_of, read_facts
 from tasks.data.loading.batch import Normalise
-from tasks.data.transform import decode
-from tasks.durable import sha256_of
+from tasks.data.decode.transform import decode
+from tasks.files import sha256_of
 from tasks.errors import InputError
-from tasks.model.trained import open_trained
+from tasks.model.load import open_trained
 from tasks.predict.job import Settings
 from tasks.predict.predictor import Predictor
 from tasks.track.models import fetch_model

@@ -10,14 +10,14 @@ import pytest
 from mlflow.tracking import MlflowClient
 from PIL import Image
 
-from conf.site import Site
-from flows.predict_request import PredictRequest, clear_predict
+from conf.environment import Site
+from flows.predict.request import PredictRequest, clear_predict
 from tasks.errors import InputError
-from tasks.evaluate.dense import evaluate_statistics
+from tasks.evaluate.pixel_metrics import evaluate_statistics
 from tasks.predict.job import cut
 from tasks.predict.part import check_parity, finished, predict_part
-from tasks.quality import mean_iou
-from tasks.train.coordinate import TrainJob, train_group
+from tasks.scores import mean_iou
+from tasks.train.launch.coordinator import TrainJob, train_group
 
 SMALL = {
     "shapes": ["data.image_size=16", "model.width=6", "model.depth=2", "recipe.num_epochs=2"],

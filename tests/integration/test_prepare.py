@@ -19,10 +19,13 @@ from distributed import LocalCluster
 from PIL import Image
 
 from conf.data import Data
-from tasks import display
-from tasks.data import chunks, graph, source, store
-from tasks.data.chunks import Cutter
-from tasks.data.shard import Chunk
+from tasks import progress as display
+from tasks.data.prepare import chunks
+from tasks.data.prepare import dask_graph as graph
+from tasks.data.sources import registry as source
+from tasks.data.prepare import store
+from tasks.data.prepare.chunks import Cutter
+from tasks.data.prepare.shard import Chunk
 from tasks.errors import InputError, RunError
 from tasks.records import PreparedSet
 from tests.jobs import two_workers
@@ -399,7 +402,7 @@ def test_a_remote_root(tmp_path: Path) -> None:
 
 
 def test_no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.cluster.address.CONNECT_SECONDS", 1)
+    monkeypatch.setattr("tasks.cluster.client.CONNECT_SECONDS", 1)
     with pytest.raises(RunError, match=r"cluster address tcp://127.0.0.1:1: no Dask") as caught:
         prepare(Data(source="digits"), tmp_path, "tcp://127.0.0.1:1")
     assert "\n" not in str(caught.value)

@@ -7,8 +7,8 @@ from mlflow.tracking import MlflowClient
 from prefect.logging import disable_run_logger
 
 from conf.load import load
-from conf.site import Site
-from flows import handoff
+from conf.environment import Site
+from flows.run import registry as handoff
 from tasks.records import EvaluateResult, SpeedupResult, TrainResult
 from tasks.track import registry, store
 from tasks.track import run as tracking

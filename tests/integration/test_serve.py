@@ -11,8 +11,8 @@ from mlflow.tracking import MlflowClient
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from conf.load import load
-from conf.site import Site
-from flows.deploy import deployment_of, schedule_of
+from conf.environment import Site
+from flows.deployment import deployment_of, schedule_of
 from tests.deployments import LONG, SHORT, Deployments, Served
 from tests.jobs import two_workers
 from tests.listeners import listening

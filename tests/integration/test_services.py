@@ -18,7 +18,7 @@ import psycopg
 import pytest
 from mlflow.tracking import MlflowClient
 
-from conf.site import Site
+from conf.environment import Site
 from infra.services.postgres import Postgres
 from infra.services.servers import Servers
 from infra.services.vault import Vault

@@ -23,7 +23,7 @@ time.sleep(0.3)
 {work}
 """
 SEARCH = WAIT.format(
-    imports="from tasks.track.search import find_runs",
+    imports="from tasks.track.queries import find_runs",
     work="find_runs(sys.argv[1], 'many')",
 )
 LOOK = WAIT.format(imports="from tasks.track.server import server_version", work="server_version(sys.argv[1])")

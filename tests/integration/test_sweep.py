@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from mlflow.tracking import MlflowClient
 
-from conf.site import Site
+from conf.environment import Site
 from tasks import deadline
-from tasks.cluster.address import connect, workers
+from tasks.cluster.client import connect, workers
 from tasks.errors import StoppedError
-from tasks.train.coordinate import train_group
-from tasks.train.lease import Lease
+from tasks.train.launch.coordinator import train_group
+from tasks.train.launch.device_lock import Lease
 from tests.patience import until
 from tests.scratch_cluster import ScratchCluster
 

@@ -9,7 +9,7 @@ import urllib.request
 import psutil
 import pytest
 
-from flows.temporary_api import TemporaryApi
+from flows.lifecycle.prefect_api import TemporaryApi
 from tasks.errors import RunError
 
 COMMAND = """

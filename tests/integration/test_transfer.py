@@ -7,17 +7,17 @@ import pytest
 import torch
 
 from conf.load import load
-from conf.site import Site
-from flows.weights import check_weights
-from tasks.bundle import FACTS, WEIGHTS, digest_of
+from conf.environment import Site
+from flows.checks.pretrained import check_weights
+from tasks.model_bundle import FACTS, WEIGHTS, digest_of
 from tasks.data.key import describe
-from tasks.durable import sha256_of
+from tasks.files import sha256_of
 from tasks.errors import InputError
 from tasks.records import ModelFacts
 from tasks.track import run as tracking
 from tasks.track.models import DIGEST_TAG
 from tasks.track.registry import register
-from tasks.train.coordinate import train_group
+from tasks.train.launch.coordinator import train_group
 from tests.integration.conftest import SMALL
 
 FIRST, OTHERS = ("data.classes=['0','1','2','3','4']", "data.classes=['5','6','7','8','9']")

@@ -12,10 +12,13 @@ import torch
 from distributed import Client
 
 from conf.load import load
-from tasks.data import chunks, graph, source, store
+from tasks.data.prepare import chunks
+from tasks.data.prepare import dask_graph as graph
+from tasks.data.sources import registry as source
+from tasks.data.prepare import store
 from tasks.evaluate.metrics import evaluate_predictions, read_test_split
-from tasks.train.coordinate import train_group
-from tasks.train.process import running_ranks
+from tasks.train.launch.coordinator import train_group
+from tasks.train.launch.rank_process import running_ranks
 from tests.hosts import ROOT, skip_unless_permitted, two_hosts
 from tests.patience import until
 

@@ -12,8 +12,8 @@ import yaml
 from mlflow.tracking import MlflowClient
 
 from conf.load import load
-from conf.schema import Config, Overlap
-from conf.site import Site
+from conf.config import Config, Overlap
+from conf.environment import Site
 from tests.deployments import SHORT, Deployments
 from tests.patience import until
 

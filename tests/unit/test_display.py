@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tasks.display import LINE_SECONDS, Pace, progress_of_samples
+from tasks.progress import LINE_SECONDS, Pace, progress_of_samples
 
 
 class Clock:

@@ -13,12 +13,12 @@ import pytest
 from pydantic import TypeAdapter
 
 from conf.load import apply, field_paths, load, preset_names
-from conf.plan import load_plan, plan_names
-from conf.schema import Config
-from conf.workers import Cluster
+from conf.study_plan import load_plan, plan_names
+from conf.config import Config
+from conf.cluster import Cluster
 from flows import cli
 from flows.commands import run
-from tasks.speedup.arms import parse_axes
+from tasks.speedup.study.design import parse_axes
 from tasks.sweep.space import parse_parameters
 from tests.documents import ROOT, all_commands, anchors, documents, fences, inline_codes, links, living
 from tests.own_package import install_readme_package, on_path

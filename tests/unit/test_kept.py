@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tasks.kept import find_kept, keep
+from tasks.result_cache import find_kept, keep
 from tasks.records import Choice, Restart
 
 

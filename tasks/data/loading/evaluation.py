@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from tasks.data.loading.batch import Batch, Normalise, on_device
-from tasks.data.loading.order import share
+from tasks.data.loading.sampling import share
 from tasks.data.split import Split
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from tasks.data.loading.order import Shuffle
+from tasks.data.loading.sampling import Shuffle
 from tasks.data.loading.train_loader import Request
 from tasks.data.split import Split
 

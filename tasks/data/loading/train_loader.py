@@ -14,11 +14,11 @@ import numpy.typing as npt
 import torch
 
 from conf.recipe import Augment
-from conf.vary import Vary
+from conf.augmentation import Vary
 from tasks.data.loading.batch import Batch, Normalise, fill_of
-from tasks.data.loading.course import Course
-from tasks.data.loading.order import BatchPlan, Shuffle, epoch_augmentation, epoch_order, padding
-from tasks.data.loading.variation import Variation
+from tasks.data.loading.step_schedule import Course
+from tasks.data.loading.sampling import BatchPlan, Shuffle, epoch_augmentation, epoch_order, padding
+from tasks.data.loading.augmentation import Variation
 from tasks.data.split import Split
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from tasks.data.samples import Samples
 from tasks.data.sources import folder
-from tasks.data.transform import MAX_PIXELS, DecodeError
+from tasks.data.decode.transform import MAX_PIXELS, DecodeError
 from tasks.errors import InputError, one_line
 
 NPZ, PARQUET, ZARR = ".npz", ".parquet", ".zarr"

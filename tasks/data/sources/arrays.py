@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conf.data import Data
-from tasks.data import s3
+from tasks.data.storage import s3
 from tasks.data.listing import SPLITS, Origin, SampleListing, SplitName, check_classes, hold_out
 from tasks.data.samples import Samples, SamplesBuilder
 from tasks.data.sources import folder

@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from conf.data import Data
-from conf.site import Site
-from tasks.data import cache, s3
+from conf.environment import Site
+from tasks.data.storage import cache
+from tasks.data.storage import s3
 from tasks.data.listing import SPLITS, Origin, OriginKind, SampleListing, SplitName, check_classes, hold_out
 from tasks.data.samples import Indices, Samples, SamplesBuilder
 from tasks.errors import InputError, one_line

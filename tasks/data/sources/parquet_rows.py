@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.data.sources.array_rows import BLOCK_BYTES, COLOURS, Row, Table
-from tasks.data.transform import DecodeError
+from tasks.data.decode.transform import DecodeError
 from tasks.errors import InputError
 
 IMAGE, LABEL = "image", "label"

@@ -1,6 +1,6 @@
 """Class-named folders of signals in time: WAV, NumPy and Parquet files, laid out as `folder` lays out images.
 
-A file is one sample. What becomes of it is `tasks.data.spectrogram`'s business, which costs its process a second or two
+A file is one sample. What becomes of it is `tasks.data.decode.spectrogram`'s business, which costs its process a second or two
 to import (SciPy's signals): on workers, at the first sample.
 """
 
@@ -17,11 +17,11 @@ from conf.signal import Signal
 from tasks.data.item import Item
 from tasks.data.listing import SampleListing
 from tasks.data.sources import folder
-from tasks.data.transform import DecodeError
+from tasks.data.decode.transform import DecodeError
 
 SIGNALS = folder.Kind("signal", frozenset({".wav", ".wave", ".npy", ".parquet"}), "signals", 1)
 SPECTROGRAM_VERSION = 2
-"""Grows with every change of a picture's pixel (`tasks.data.spectrogram`, `tasks.data.waveform`)."""
+"""Grows with every change of a picture's pixel (`tasks.data.decode.spectrogram`, `tasks.data.decode.waveform`)."""
 
 
 def list_samples(data: Data) -> SampleListing:
@@ -49,7 +49,8 @@ def decode(content: bytes, signal: Signal, image_size: int) -> npt.NDArray[np.ui
     Raises:
         DecodeError: The file holds no signal.
     """
-    from tasks.data import spectrogram, waveform
+    from tasks.data.decode import spectrogram
+    from tasks.data.decode import waveform
 
     samples_T, rate = waveform.decode(content, signal.sample_rate)
     return spectrogram.draw(samples_T, rate, signal, image_size)

@@ -35,7 +35,7 @@ def list_samples(data: Data) -> SampleListing:
 
 def read_tones(origin: Origin, samples: Samples, image_size: int) -> npt.NDArray[np.uint8]:
     """Grey pictures (N, S, S, 1)."""
-    from tasks.data import spectrogram  # SciPy's signals take a second or two
+    from tasks.data.decode import spectrogram
 
     signal = origin.signal
     assert signal is not None

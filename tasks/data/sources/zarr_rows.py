@@ -17,7 +17,7 @@ import zarr
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from zarr.storage import FsspecStore
 
-from tasks.data import s3
+from tasks.data.storage import s3
 from tasks.data.sources import folder
 from tasks.data.sources.array_rows import (
     CLASS_NAMES,
@@ -30,7 +30,7 @@ from tasks.data.sources.array_rows import (
     channels_of,
     in_eight_bits,
 )
-from tasks.data.transform import DecodeError
+from tasks.data.decode.transform import DecodeError
 from tasks.errors import InputError, one_line
 
 MAX_CHUNK_BYTES = 2**28

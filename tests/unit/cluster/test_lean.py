@@ -5,11 +5,11 @@ import distributed  # noqa: F401  its defaults
 from dask.config import collect_env
 from dask.config import get as setting
 
-from conf.workers import Cluster
-from tasks.cluster.address import connect
-from tasks.cluster.demand import Demand
-from tasks.cluster.lean import ENVIRON, exports, lean
-from tasks.cluster.open import open_cluster
+from conf.cluster import Cluster
+from tasks.cluster.client import connect
+from tasks.cluster.resources import Demand
+from tasks.cluster.dask_config import ENVIRON, exports, lean
+from tasks.cluster.start import open_cluster
 
 KEPT = {"MALLOC_TRIM_THRESHOLD_": "268435456", "MALLOC_MMAP_THRESHOLD_": "33554432"}
 

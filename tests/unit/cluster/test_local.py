@@ -1,13 +1,13 @@
 import pytest
 from distributed import Client
 
-from conf.site import Site
-from conf.workers import Cluster
-from tasks.cluster.address import connect, workers
-from tasks.cluster.demand import Demand
+from conf.environment import Site
+from conf.cluster import Cluster
+from tasks.cluster.client import connect, workers
+from tasks.cluster.resources import Demand
 from tasks.cluster.hardware import usable_cores
 from tasks.cluster.local import local_arguments, local_cuda_arguments, num_local_workers
-from tasks.cluster.open import open_cluster
+from tasks.cluster.start import open_cluster
 from tasks.cluster.tls import local_security
 from tasks.errors import InputError
 from tasks.records import Gpu

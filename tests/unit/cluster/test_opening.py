@@ -5,9 +5,9 @@ import threading
 import psutil
 import pytest
 
-from conf.site import Site
-from conf.workers import Cluster
-from tasks.cluster.demand import Demand
+from conf.environment import Site
+from conf.cluster import Cluster
+from tasks.cluster.resources import Demand
 from tasks.cluster.opening import Opening
 from tasks.errors import InputError
 

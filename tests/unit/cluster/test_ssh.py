@@ -7,8 +7,8 @@ from contextlib import suppress
 import pytest
 from pydantic import ValidationError
 
-from conf.workers import Cluster
-from tasks.cluster.demand import Demand
+from conf.cluster import Cluster
+from tasks.cluster.resources import Demand
 from tasks.cluster.ssh import ssh_arguments
 from tasks.cluster.tls import Certificates
 

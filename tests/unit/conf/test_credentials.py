@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from conf.credentials import holds_credential
 from conf.load import ConfigError, load
-from conf.schema import Config
+from conf.config import Config
 
 PLANTED = [
     "s3://AKIAKEY:hunter2@bucket/x",

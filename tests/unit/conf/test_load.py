@@ -5,7 +5,7 @@ import yaml
 from pydantic import BaseModel
 
 from conf.load import ConfigError, field_paths, flatten, load, preset_names
-from conf.schema import Config
+from conf.config import Config
 
 
 @pytest.mark.parametrize("name", preset_names())

@@ -1,8 +1,8 @@
 import pytest
 
 from conf.load import ConfigError, load
-from conf.plan import load_plan, plan_names
-from tasks.speedup.arms import expand, parse_axes
+from conf.study_plan import load_plan, plan_names
+from tasks.speedup.study.design import expand, parse_axes
 
 
 @pytest.mark.parametrize("name", plan_names())

@@ -10,7 +10,7 @@ from conf import plugins
 from conf.data import Source
 from conf.load import ConfigError, load
 from conf.model import ModelName
-from conf.schema import Config
+from conf.config import Config
 from tests.documents import ROOT
 from tests.own_package import install, on_path
 

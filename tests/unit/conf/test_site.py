@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from conf.load import PRESETS
-from conf.site import QUIET_ENVIRONMENT, Site, quieten, spare_loopback
+from conf.environment import QUIET_ENVIRONMENT, Site, quieten, spare_loopback
 
 
 def test_state_lies_in_the_working_directory_unless_told(monkeypatch, tmp_path):

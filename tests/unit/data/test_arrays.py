@@ -14,13 +14,13 @@ import zarr
 from PIL import Image
 
 from conf.data import Data
-from tasks.data import source
-from tasks.data.chunks import dealt
+from tasks.data.sources import registry as source
+from tasks.data.prepare.chunks import dealt
 from tasks.data.key import describe
-from tasks.data.pixels import read_pixels
+from tasks.data.decode.pixels import read_pixels
 from tasks.data.samples import Sample, Samples
 from tasks.data.sources import array_rows, arrays, zarr_rows
-from tasks.data.transform import DecodeError
+from tasks.data.decode.transform import DecodeError
 from tasks.errors import InputError
 from tests.shards import shards_of
 
@@ -447,7 +447,7 @@ def test_a_file_that_is_cut_off_later_is_told_by_its_name(tmp_path):
 
 
 def test_what_the_store_says_is_not_taken_for_a_damaged_file(tmp_path, monkeypatch):
-    """Such errors are told by `tasks.data.s3`, which knows what to do about each."""
+    """Such errors are told by `tasks.data.storage.s3`, which knows what to do about each."""
     exceptions = pytest.importorskip("botocore.exceptions")
     np.savez(tmp_path / "all.npz", images=IMAGES, labels=LABELS)
     said = exceptions.EndpointConnectionError(endpoint_url="http://127.0.0.1:9")

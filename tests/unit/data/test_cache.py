@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.data import cache
-from tasks.data.cache import Cache, DamagedError, key_of
+from tasks.data.storage import cache
+from tasks.data.storage.cache import Cache, DamagedError, key_of
 from tasks.errors import InputError, RunError
 
 ENTRY = 1_000

@@ -3,7 +3,8 @@
 import pytest
 
 from conf.data import Data
-from tasks.data import key, source
+from tasks.data import key
+from tasks.data.sources import registry as source
 from tasks.data.sources import digits
 from tasks.errors import InputError
 

@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 
 from conf.data import Data
-from tasks.data import manifest, source, store
-from tasks.data.chunks import Cutter
-from tasks.data.shard import write_shard
+from tasks.data.prepare import manifest
+from tasks.data.sources import registry as source
+from tasks.data.prepare import store
+from tasks.data.prepare.chunks import Cutter
+from tasks.data.prepare.shard import write_shard
 from tasks.data.split import open_split
-from tasks.durable import TEMPORARY_SUFFIX
+from tasks.files import TEMPORARY_SUFFIX
 from tasks.errors import RunError
 from tasks.records import PreparedSet
 

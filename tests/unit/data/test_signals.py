@@ -6,10 +6,10 @@ import pytest
 from conf.data import Data
 from conf.load import ConfigError, load
 from conf.signal import Signal
-from tasks.bundle import digest_of
-from tasks.data import source
+from tasks.model_bundle import digest_of
+from tasks.data.sources import registry as source
 from tasks.data.key import describe
-from tasks.data.pixels import read_pixels
+from tasks.data.decode.pixels import read_pixels
 from tasks.data.sources import tones
 from tasks.errors import InputError
 from tasks.records import ModelFacts

@@ -5,7 +5,7 @@ import pytest
 from scipy.signal import chirp
 
 from conf.signal import Signal
-from tasks.data.spectrogram import band_powers, bands, cut, decibels, draw, hertz, mel, quantised
+from tasks.data.decode.spectrogram import band_powers, bands, cut, decibels, draw, hertz, mel, quantised
 from tests.signals import RATE, sine
 
 SIZE = 64

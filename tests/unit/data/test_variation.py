@@ -7,12 +7,12 @@ from torch.nn import functional
 
 from conf.load import ConfigError, load
 from conf.recipe import Recipe
-from conf.vary import Vary
+from conf.augmentation import Vary
 from tasks.data.loading.batch import Batch
-from tasks.data.loading.variation import Variation, beta, boxes, mixed, resized
+from tasks.data.loading.augmentation import Variation, beta, boxes, mixed, resized
 from tasks.fingerprint import workload_fingerprint
 from tasks.model.noise import uniform
-from tasks.model.task import Classification
+from tasks.model.objectives import Classification
 from tests.unit.data.test_loaders import KINDS, assert_equal, loader_of, make_split
 
 SHAPE = (24, 20)

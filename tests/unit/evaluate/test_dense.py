@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tasks.evaluate.dense import score_difference
-from tasks.quality import class_scores, mean_iou, score_of, score_word
+from tasks.evaluate.pixel_metrics import score_difference
+from tasks.scores import class_scores, mean_iou, score_of, score_word
 from tasks.records import EvaluateResult
 from tests.unit.speedup.conftest import make_report
 

@@ -1,15 +1,8 @@
 import numpy as np
 import pytest
 
-from tasks.evaluate.charts import (
-    CLASS_COLOURS,
-    draw_classes,
-    draw_confusion,
-    draw_examples,
-    draw_quality,
-    quality_svgs,
-)
-from tasks.figures import png_bytes
+from tasks.report.quality_charts import CLASS_COLOURS, draw_classes, draw_confusion, draw_examples, draw_quality, quality_svgs
+from tasks.report.plotting import png_bytes
 from tasks.records import EvaluateResult
 from tests.unit.speedup.conftest import make_report, make_train
 

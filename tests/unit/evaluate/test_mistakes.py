@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tasks.evaluate.mistakes import draw_mistakes, worst
-from tasks.figures import png_bytes
+from tasks.report.plotting import png_bytes
 from tasks.records import PreparedSet, TrainResult
 
 NUM, PER_SHARD = 20, 7

@@ -7,15 +7,16 @@ from mlflow import MlflowClient
 from prefect.logging import disable_run_logger
 
 from conf.load import load
-from conf.site import Site
-from flows import abandoned, tracked
+from conf.environment import Site
+from flows import abandoned
+from flows.lifecycle import mlflow_run as tracked
 from flows.abandoned import set_right
-from tasks.curves import FILE, MetricsFile
+from tasks.metrics_file import FILE, MetricsFile
 from tasks.track.run import PARENT_TAG
-from tasks.track.search import FoundRun
+from tasks.track.queries import FoundRun
 from tasks.track.store import check_store
 
-HOLD = "import sys, time; from pathlib import Path; from tasks.train.owner import own\n"
+HOLD = "import sys, time; from pathlib import Path; from tasks.train.launch.run_lock import own\n"
 HOLD += "with own(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
 
 

@@ -7,8 +7,8 @@ from typing import get_args
 import pytest
 
 from flows.commands import sweep
-from flows.commands.terminal import say, whereabouts
-from tasks.sweep.trial import Pruner, Sampler
+from flows.commands.console import say, whereabouts
+from tasks.sweep.records import Pruner, Sampler
 
 ENGINES = {
     "prefect", "dask", "distributed", "mlflow", "torch", "lightning", "sklearn", "scipy", "numpy", "pandas",

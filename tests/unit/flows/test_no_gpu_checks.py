@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from conf.load import load
-from conf.site import Site
+from conf.environment import Site
 from flows.cli import main
-from flows.no_gpu_request import NoGpuRequest, _configs, clear_no_gpu
+from flows.no_gpu.request import NoGpuRequest, _configs, clear_no_gpu
 from tasks.errors import InputError
-from tasks.model.networks import build_network
+from tasks.model.networks.registry import build_network
 from tests.integration.conftest import SMALL
 
 

@@ -6,14 +6,14 @@ from mlflow import MlflowClient
 from prefect.logging import disable_run_logger
 
 from conf.load import load
-from conf.site import Site
-from conf.workers import Cluster
-from flows import tracked
-from flows.asked import ARTIFACTS
+from conf.environment import Site
+from conf.cluster import Cluster
+from flows.lifecycle import mlflow_run as tracked
+from flows.lifecycle.request_artifact import ARTIFACTS
 from flows.cli import main
-from flows.first_host import training_host
-from flows.origin import FLOW_RUN, allow, check_origin
-from flows.study import StudyRequest, clear_study
+from flows.checks.training_host import training_host
+from flows.checks.origin import FLOW_RUN, allow, check_origin
+from flows.study.flow import StudyRequest, clear_study
 from tasks.errors import InputError
 from tasks.track import run as tracking
 from tasks.track.store import check_store
@@ -32,7 +32,7 @@ def home(tmp_path_factory):
 def site(home, monkeypatch):
     monkeypatch.setenv("PACELINE_HOME", str(home))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setattr("tasks.cluster.address.CONNECT_SECONDS", 2)
+    monkeypatch.setattr("tasks.cluster.client.CONNECT_SECONDS", 2)
     return Site()
 
 

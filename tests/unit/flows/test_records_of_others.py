@@ -1,9 +1,9 @@
 """What another version has left in the store, and what has several parts."""
 
-from flows.predictions import _known
-from flows.study_record import _serial_fractions
-from tasks.speedup.forecast import Check
-from tasks.speedup.scaling import scaling
+from flows.run.forecast_check import _known
+from flows.study.record import _serial_fractions
+from tasks.speedup.forecast.records import Check
+from tasks.speedup.study.scaling import scaling
 
 
 def test_a_document_of_another_version_is_as_if_it_were_not_there():

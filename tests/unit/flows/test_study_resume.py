@@ -6,10 +6,10 @@ import pytest
 
 from conf.load import load
 from flows.facts import run_facts
-from flows.study_arms import ReadyArm, _check_conditions
+from flows.study.trainings import ReadyArm, _check_conditions
 from tasks.errors import InputError
 from tasks.records import Pretrained
-from tasks.speedup.ledger import Ledger
+from tasks.speedup.study.ledger import Ledger
 from tasks.train.plan import resolve
 from tests.studies import HARDWARE, PRECISION, arms_of, training
 

@@ -3,8 +3,8 @@
 import pytest
 
 from conf.load import load
-from conf.site import Site
-from flows.sweep import SweepRequest, clear_sweep
+from conf.environment import Site
+from flows.sweep.flow import SweepRequest, clear_sweep
 from tasks.errors import InputError
 from tasks.sweep.space import most_epochs, parse_parameters
 

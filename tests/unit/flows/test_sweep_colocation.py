@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from flows.sweep_colocation import KEPT, colocation_on
-from tasks.speedup.study import Interval
+from flows.sweep.colocation import KEPT, colocation_on
+from tasks.speedup.study.records import Interval
 from tasks.sweep.colocation import Colocation
 
 MEASURED = Colocation(

@@ -3,7 +3,7 @@
 import pytest
 
 from conf.load import load
-from flows.sweep_room import find_room
+from tasks.sweep.concurrency import find_room
 from tasks.errors import InputError
 from tasks.records import Gpu
 from tests.studies import HARDWARE

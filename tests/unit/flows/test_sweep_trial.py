@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from flows import sweep_trial
-from flows.sweep_trial import _Begun, _Watch, run_trial
-from tasks.sweep.proposer import Proposer, Search
+from flows.sweep import trial as sweep_trial
+from flows.sweep.trial import _Begun, _Watch, run_trial
+from tasks.sweep.optuna_study import Proposer, Search
 from tasks.sweep.space import parse_parameters
-from tasks.sweep.trial import Proposal
+from tasks.sweep.records import Proposal
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from torch import nn
 
 from conf.model import Model
 from tasks.model.activations import Activations, layer_sizes
-from tasks.model.networks import build_network
+from tasks.model.networks.registry import build_network
 
 SHAPE = (12, 12, 3)
 MODEL = Model(width=4, depth=1)

@@ -9,16 +9,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from conf.load import load
 from conf.model import Model
 from conf.recipe import Recipe
-from tasks.data.loading.course import Course
-from tasks.data.loading.order import BatchPlan
-from tasks.model.blocks import every_nth
-from tasks.model.fold import fold_batch_norm
-from tasks.model.infer import predictions
-from tasks.model.module import Learner
-from tasks.model.networks import build_network
-from tasks.model.objective import batch_loss, build_optimizer, settle
+from tasks.data.loading.step_schedule import Course
+from tasks.data.loading.sampling import BatchPlan
+from tasks.model.networks.blocks import every_nth
+from tasks.model.fuse_batch_norm import fold_batch_norm
+from tasks.model.inference import predictions
+from tasks.model.lightning_module import Learner
+from tasks.model.networks.registry import build_network
+from tasks.model.optimization import batch_loss, build_optimizer, settle
 from tasks.model.schedule import learning_rate_factor
-from tasks.model.task import Classification
+from tasks.model.objectives import Classification
 
 TASK = Classification(10)
 

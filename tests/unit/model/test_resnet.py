@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from conf.model import Model
-from tasks.model.fold import fold_batch_norm
-from tasks.model.networks import build_network
+from tasks.model.fuse_batch_norm import fold_batch_norm
+from tasks.model.networks.registry import build_network
 from tasks.model.pretrained import blank_network
 
 

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from conf.model import Model
-from tasks.model.fold import fold_batch_norm
-from tasks.model.networks import build_network
-from tasks.model.sequence import Recurrent
+from tasks.model.fuse_batch_norm import fold_batch_norm
+from tasks.model.networks.registry import build_network
+from tasks.model.networks.sequence import Recurrent
 
 FRAMES, SIZE = 5, 12
 

@@ -8,11 +8,11 @@ from conf.load import load
 from conf.model import Model
 from conf.recipe import Recipe
 from tasks.data.loading.batch import Batch
-from tasks.model.fold import fold_batch_norm
-from tasks.model.networks import build_network
-from tasks.model.objective import batch_loss
-from tasks.model.task import Classification, Denoising, Segmentation
-from tasks.quality import SCORE_OF_TASK, ious, mean_iou
+from tasks.model.fuse_batch_norm import fold_batch_norm
+from tasks.model.networks.registry import build_network
+from tasks.model.optimization import batch_loss
+from tasks.model.objectives import Classification, Denoising, Segmentation
+from tasks.scores import SCORE_OF_TASK, ious, mean_iou
 
 RECIPE = Recipe()
 

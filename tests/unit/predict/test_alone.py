@@ -5,8 +5,8 @@ import os
 import pytest
 
 from tasks.errors import RunError
-from tasks.predict.alone import LOG, Alone, run_alone
-from tasks.predict.pace import MAX_ROUNDS, _rounds
+from tasks.predict.subprocess_job import LOG, Alone, run_alone
+from tasks.predict.throughput import MAX_ROUNDS, _rounds
 
 
 def test_a_process_that_fails_is_told_with_its_last_line(tmp_path):

@@ -12,9 +12,9 @@ from PIL import Image
 
 from conf.data import Data
 from conf.model import Model
-from flows.weights import check_own_size
+from flows.checks.pretrained import check_own_size
 from tasks.errors import InputError
-from tasks.model.networks import build_network
+from tasks.model.networks.registry import build_network
 from tasks.model.transfer import reach_and_stride
 from tasks.predict.images import in_folder, of_test_split
 from tasks.predict.job import cut, key_of

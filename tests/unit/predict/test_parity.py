@@ -3,7 +3,7 @@
 import pytest
 
 from tasks.predict.job import Parity
-from tasks.predict.steps import _agrees
+from tasks.predict.prefect_tasks import _agrees
 
 
 @pytest.mark.parametrize(

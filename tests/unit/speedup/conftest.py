@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conf.schema import Config
+from conf.config import Config
 from tasks.records import (
     BASELINE,
     Arm,
@@ -20,7 +20,7 @@ from tasks.records import (
     Validity,
 )
 from tasks.speedup.report_details import ReportInput
-from tasks.speedup.validity import judge
+from tasks.measure.validity import judge
 from tasks.speedup.verdict import speedup_result
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

@@ -8,7 +8,7 @@ import pytest
 from tasks.records import BASELINE
 from tasks.speedup.across import is_plain, ratio_across, speedup_across
 from tasks.speedup.compare import ComparedRun
-from tasks.speedup.match import match
+from tasks.speedup.comparability import match
 
 PLAIN = {
     "execution.num_nodes": "1",

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from conf.schema import Speedup
+from conf.config import Speedup
 from tasks.records import BASELINE, Arm
 from tasks.speedup.diagnosis import MIN_SHARE, diagnose
-from tasks.speedup.probe import ArmRunner, run_probe
+from tasks.measure.probe import ArmRunner, run_probe
 from tasks.speedup.verdict import speedup_result
-from tasks.train.measure import diagnostic_arms
+from tasks.train.rank.benchmark import diagnostic_arms
 from tests.unit.speedup.conftest import make_probe, make_train
 
 BATCH = 64

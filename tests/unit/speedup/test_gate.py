@@ -2,9 +2,9 @@
 
 import pytest
 
-from conf.schema import Track
+from conf.config import Track
 from tasks.records import EvaluateResult, TrainResult
-from tasks.speedup.gate import gate
+from tasks.speedup.promotion_gate import gate
 from tasks.speedup.regression import Judgement
 
 

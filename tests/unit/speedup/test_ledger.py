@@ -1,8 +1,8 @@
 import pytest
 
 from tasks.errors import InputError
-from tasks.speedup.ledger import Ledger
-from tasks.speedup.study import ArmRun
+from tasks.speedup.study.ledger import Ledger
+from tasks.speedup.study.records import ArmRun
 
 
 def noted(arm, repeat, position, **figures):

@@ -3,16 +3,9 @@ import re
 import pytest
 from matplotlib.figure import Figure
 
-from tasks.figures import png_bytes, svg_text
+from tasks.report.plotting import png_bytes, svg_text
 from tasks.records import SpeedupResult
-from tasks.speedup.charts import (
-    budget_items,
-    draw_speed,
-    draw_speedup,
-    draw_time_budget,
-    draw_training,
-    format_seconds,
-)
+from tasks.report.run_charts import budget_items, draw_speed, draw_speedup, draw_time_budget, draw_training, format_seconds
 
 
 def test_all_pictures_of_a_run(report):

@@ -4,11 +4,11 @@ import threading
 import numpy as np
 import pytest
 
-from conf.schema import Speedup
+from conf.config import Speedup
 from tasks.errors import RunError
 from tasks.records import Arm, Validity
-from tasks.speedup.probe import ArmRunner, order_of_round, run_probe
-from tasks.speedup.statistics import arm_ratio, speedup_ratio
+from tasks.measure.probe import ArmRunner, order_of_round, run_probe
+from tasks.measure.statistics import arm_ratio, speedup_ratio
 
 ARM = Arm(num_devices=1, precision="32-true", compile="off", memory_format="contiguous", loading="foreground")
 

@@ -5,7 +5,7 @@ import pytest
 from tasks.records import Arm, CompileStats, Search, SpeedupResult, Validity
 from tasks.speedup.advice import next_steps
 from tasks.speedup.payback import break_even_steps
-from tasks.speedup.validity import judge
+from tasks.measure.validity import judge
 from tasks.speedup.verdict import speedup_result
 from tests.unit.speedup.conftest import BASELINE, CANDIDATE, make_probe, make_train
 

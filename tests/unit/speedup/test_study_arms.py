@@ -5,7 +5,7 @@ import pytest
 
 from conf.load import load
 from tasks.errors import InputError
-from tasks.speedup.arms import balanced_order, expand, parse_axes
+from tasks.speedup.study.design import balanced_order, expand, parse_axes
 
 PRECISION = "execution.precision=32-true,bf16-mixed"
 LOADING = "execution.loading=foreground,resident"

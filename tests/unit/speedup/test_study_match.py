@@ -2,7 +2,7 @@ import pytest
 
 from conf.load import load
 from tasks.records import Hardware
-from tasks.speedup.match import differences, explain, facts_of, match
+from tasks.speedup.comparability import differences, explain, facts_of, match
 from tasks.train.plan import resolve
 
 

@@ -9,10 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from tasks.records import Validity
-from tasks.speedup import gpu_watch, validity
-from tasks.speedup.gpu_watch import GpuSample, gpu_joules, num_foreign, sample_gpus
-from tasks.speedup.page_cache import MAX_FILES, cached_fraction
-from tasks.speedup.validity import ValidityWatch, judge
+from tasks.measure import gpu as gpu_watch
+from tasks.measure import validity
+from tasks.measure.gpu import GpuSample, gpu_joules, num_foreign, sample_gpus
+from tasks.measure.page_cache import MAX_FILES, cached_fraction
+from tasks.measure.validity import ValidityWatch, judge
 
 SPIN = "import time\nwhile time.process_time() < {}: pass"
 

@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
-from tasks.sweep.proposer import AGAIN, Proposer, Search
+from tasks.sweep.optuna_study import AGAIN, Proposer, Search
 from tasks.sweep.space import parse_parameters
-from tasks.sweep.trial import Trial
+from tasks.sweep.records import Trial
 
 RATE = "recipe.learning_rate"
 

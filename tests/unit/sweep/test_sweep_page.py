@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from tasks.figures import png_bytes
-from tasks.speedup.study import Interval
-from tasks.sweep.charts import _rows, draw_sweep
+from tasks.report.plotting import png_bytes
+from tasks.speedup.study.records import Interval
+from tasks.report.sweep_charts import _rows, draw_sweep
 from tasks.sweep.colocation import Colocation
-from tasks.sweep.page import render_sweep, sweep_notes, sweep_table
+from tasks.report.sweep_report import render_sweep, sweep_notes, sweep_table
 from tests.sweeps import five_trials, result_of, trial
 
 

@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from conf.load import load
-from conf.site import Site
+from conf.environment import Site
 from tasks.track import environment, store
 from tasks.track import run as tracking
 

@@ -3,9 +3,10 @@
 import time
 
 from conf.load import load
-from conf.site import Site
+from conf.environment import Site
 from tasks.track import run as tracking
-from tasks.track import search, store
+from tasks.track import store
+from tasks.track import queries as search
 
 
 def test_all_runs_are_found_however_many_an_answer_holds(tmp_path, monkeypatch):

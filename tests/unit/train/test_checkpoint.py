@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasks.durable import sha256_of
+from tasks.files import sha256_of
 from tasks.errors import RunError
-from tasks.train.checkpoint import checkpoint_path, digest_path, newest_verified, verify
-from tasks.train.checkpoint_io import AtomicCheckpointIO, load
+from tasks.train.rank.checkpoint import checkpoint_path, digest_path, newest_verified, verify
+from tasks.train.rank.checkpoint_io import AtomicCheckpointIO, load
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ import sys
 import pytest
 
 from tasks.errors import InputError
-from tasks.train.owner import is_owned, own
+from tasks.train.launch.run_lock import is_owned, own
 
-HOLD = "import sys, time; from pathlib import Path; from tasks.train.owner import own\n"
+HOLD = "import sys, time; from pathlib import Path; from tasks.train.launch.run_lock import own\n"
 HOLD += "with own(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
 
 

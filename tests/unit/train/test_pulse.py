@@ -3,10 +3,10 @@ import subprocess
 import sys
 import time
 
-from tasks.train.pulse import VARIABLE, Pulse, PulseReader
+from tasks.train.launch.heartbeat import VARIABLE, Pulse, PulseReader
 
 RANK = (
-    "import time; from tasks.train.pulse import Pulse\npulse = Pulse(); pulse.count_steps = lambda: 7\ntime.sleep(60)"
+    "import time; from tasks.train.launch.heartbeat import Pulse\npulse = Pulse(); pulse.count_steps = lambda: 7\ntime.sleep(60)"
 )
 
 
@@ -37,7 +37,7 @@ def test_a_rank_without_a_supervisor_has_no_pulse(monkeypatch):
 
 def test_last_words_need_no_disk():
     reader = PulseReader()
-    program = "from tasks.train.pulse import Pulse; Pulse().last_words({'message': 'full', 'traceback': 'x' * 100_000})"
+    program = "from tasks.train.launch.heartbeat import Pulse; Pulse().last_words({'message': 'full', 'traceback': 'x' * 100_000})"
     environment = os.environ | {VARIABLE: str(reader.writing)}
     rank = subprocess.Popen([sys.executable, "-c", program], env=environment, pass_fds=(reader.writing,))
     reader.close_writing()

@@ -1,10 +1,10 @@
 import pytest
 
-from tasks.durable import write_durably
+from tasks.files import write_durably
 from tasks.errors import InputError, LostError, RankError
-from tasks.train import recovery as module
-from tasks.train.checkpoint import checkpoint_path, digest_path
-from tasks.train.recovery import Recovery
+from tasks.train.launch import recovery as module
+from tasks.train.rank.checkpoint import checkpoint_path, digest_path
+from tasks.train.launch.recovery import Recovery
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from tasks.train.launch import Seat
+from tasks.train.launch.layout import Seat
 from tasks.train.reserved import chosen, devices_spoken_for
 
 

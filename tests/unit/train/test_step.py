@@ -6,16 +6,16 @@ import torch
 from conf.model import Model
 from conf.recipe import Recipe
 from tasks.data.loading import batch as loading
-from tasks.data.loading.order import BatchPlan
+from tasks.data.loading.sampling import BatchPlan
 from tasks.errors import MemoryLimitError
-from tasks.model.networks import build_network
-from tasks.model.task import Classification
+from tasks.model.networks.registry import build_network
+from tasks.model.objectives import Classification
 from tasks.model.transfer import freeze
 from tasks.records import Arm
-from tasks.train.bare_step import BareStep, StepInputs
-from tasks.train.passes import passes, too_many
-from tasks.train.precision import make_scaler
-from tasks.train.step import TrainStep
+from tasks.train.step.benchmark_step import BareStep, StepInputs
+from tasks.train.step.micro_batches import passes, too_many
+from tasks.train.step.precision import make_scaler
+from tasks.train.step.train_step import TrainStep
 
 ARM = Arm(num_devices=1, precision="32-true", compile="off", memory_format="contiguous", loading="resident")
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from conf.site import Site
-from tasks.train import supervise
-from tasks.train.lease import Lease
-from tasks.train.supervise import Claim, report
+from conf.environment import Site
+from tasks.train.launch import supervisor as supervise
+from tasks.train.launch.device_lock import Lease
+from tasks.train.launch.supervisor import Claim, report
 
 KEY, DEVICE = "rank-0-of-mine", "cpu here"
 

@@ -1,0 +1,115 @@
+"""What parts of a configuration must agree on. Each check raises ValueError with the value, the rule and the fix."""
+
+from __future__ import annotations
+
+from conf import plugins
+from conf.data import SIGNAL_SOURCES, Data
+from conf.execution import Execution
+from conf.model import Model
+from conf.recipe import FLIPPING, Recipe
+from conf.cluster import Cluster
+
+WHITENED_MIN_SIZE = 9
+"""Of an image, pixels: whitening takes one away, and what is left is halved three times."""
+MIN_DNCNN_DEPTH = 2
+"""Convolutions: into the features, and out of them."""
+
+
+def check_task(data: Data, model: Model, recipe: Recipe) -> None:
+    """What the network is to tell must be in the data."""
+    name, source = model.name, data.source
+    told, there = plugins.model_facts(name), plugins.source_facts(source)
+    wrong = f"model.name={name} does not fit data.source={source}"
+    if told.takes_targets != bool(there.target_names):
+        lack = "needs angles, and the source has none" if told.takes_targets else "has no use for the angles there"
+        raise ValueError(f"{wrong}: it {lack}; twohead and rotated_digits go together")
+    if told.takes_clips != there.has_clips:
+        lack = "takes clips, and the source has images" if told.takes_clips else "takes images, and there are clips"
+        raise ValueError(f"{wrong}: it {lack}; sequence goes with clips or motions")
+    if (told.task == "segment") != there.has_masks:
+        lack = "has no use for the masks there" if there.has_masks else "needs masks, and the source has none"
+        raise ValueError(f"{wrong}: it {lack}; unet goes with pairs or shapes")
+    recipe.vary.check(told.task, has_targets=told.takes_targets, channels=there.channels, source=source)
+    views, side = model.test_views, data.image_size
+    if told.task != "classify" and views > 1:
+        raise ValueError(f"model.test_views={views} is for classes of whole images; use test_views=1 with {name}")
+    if told.takes_targets and views > 1:
+        raise ValueError(
+            f"model.test_views={views} does not go with model.name={name}: a mirror image has another angle; "
+            "use test_views=1"
+        )
+    if name == "unet" and side % 2**model.depth:
+        raise ValueError(
+            f"data.image_size={side} cannot be halved model.depth={model.depth} times; "
+            f"use a multiple of {2**model.depth}, or a smaller depth"
+        )
+    if name == "dncnn" and model.depth < MIN_DNCNN_DEPTH:
+        raise ValueError(f"model.depth={model.depth} is too small for dncnn; use {MIN_DNCNN_DEPTH} or more")
+
+
+def check_network(data: Data, model: Model, recipe: Recipe, execution: Execution) -> None:
+    """What a network or an optimizer cannot do."""
+    name, side = model.name, data.image_size
+    if name == "whitened" and side < WHITENED_MIN_SIZE:
+        raise ValueError(
+            f"data.image_size={side} is too small for model.name=whitened, which halves images three times; "
+            f"use at least {WHITENED_MIN_SIZE}, or convblocks"
+        )
+    if recipe.optimizer == "muon" and execution.strategy == "fsdp":
+        raise ValueError(
+            "recipe.optimizer=muon does not go with execution.strategy=fsdp: it takes whole filters, and each rank "
+            "would have a part of them; use ddp, or another optimizer"
+        )
+
+
+def check_mirrors(data: Data, model: Model, recipe: Recipe) -> None:
+    """A mirror image of a sound is played backwards, that of a motion goes the other way."""
+    source = data.source
+    if source in SIGNAL_SOURCES:
+        mirrored = f"mirrors images, and those of data.source={source} have time from left to right"
+    elif source == "motions":
+        mirrored = "mirrors clips, and data.source=motions has their directions as classes"
+    else:
+        return
+    if recipe.augment in FLIPPING:
+        raise ValueError(f"recipe.augment={recipe.augment} {mirrored}; use shift or none")
+    if model.test_views > 1:
+        raise ValueError(f"model.test_views={model.test_views} {mirrored}; use test_views=1")
+
+
+def check_transfer(model: Model, recipe: Recipe) -> None:
+    """What goes with weights that were trained before."""
+    if model.freeze != "none" and model.pretrained is None:
+        raise ValueError(
+            f"model.freeze={model.freeze} without model.pretrained would keep random weights; name weights, or drop it"
+        )
+    rate = recipe.backbone_rate
+    if rate == 1:
+        return
+    if model.freeze == "backbone":
+        raise ValueError(
+            f"recipe.backbone_rate={rate:g} has no use with model.freeze=backbone, which trains the head alone; "
+            "drop one of them"
+        )
+    if recipe.optimizer == "muon":
+        raise ValueError(
+            f"recipe.backbone_rate={rate:g} does not go with recipe.optimizer=muon, whose rates are for filters, "
+            "biases and dense layers; use another optimizer"
+        )
+
+
+def check_cluster(cluster: Cluster, execution: Execution) -> None:
+    """Workers of a kind must do for what is executed on them."""
+    kind, accelerator = cluster.kind, execution.accelerator
+    if kind == "local_cuda" and accelerator == "cpu":
+        raise ValueError("cluster.kind=local_cuda is for GPUs, and execution.accelerator=cpu; use cluster.kind=local")
+    if kind == "slurm" and accelerator == "auto":
+        raise ValueError(
+            "cluster.kind=slurm and execution.accelerator=auto; what to ask Slurm for must be known before: "
+            "set execution.accelerator to cpu or gpu"
+        )
+    if kind == "ssh" and len(cluster.hosts) < execution.num_nodes:
+        raise ValueError(
+            f"execution.num_nodes={execution.num_nodes} exceeds the {len(cluster.hosts)} hosts of "
+            "cluster.hosts; name more hosts or train on fewer"
+        )

@@ -1,0 +1,208 @@
+"""The configuration of a run as frozen pydantic models.
+
+Every field has its unit and its help in the docstring under it; the command line, the Prefect form and the
+README show these same texts. Validators check and never rewrite: a value that follows from others is a property.
+This module knows nothing of machines: URIs and roots come from the environment (`conf.environment`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from conf import plugins
+from conf import compatibility as fit
+from conf.credentials import Text
+from conf.data import Data
+from conf.execution import Execution
+from conf.model import Model
+from conf.plugins import Plugin
+from conf.recipe import Recipe
+from conf.section import Section
+from conf.cluster import Cluster
+
+Overlap = Literal["queue", "skip", "cancel-oldest"]
+"""What becomes of a scheduled run whose predecessor has not ended."""
+
+
+class Workload(Section):
+    """What is learned: data, model, recipe and seed. Runs are comparable only when their workloads match."""
+
+    data: Data
+    model: Model
+    recipe: Recipe
+    seed: int
+
+
+class Speedup(Section):
+    """How the speedup of the run is measured."""
+
+    baseline: Literal["probe", "matched", "none"] | Annotated[Text, Field(pattern=r"^[0-9a-f]{32}$")] = "probe"
+    """What the run is divided by. `probe`: one device, 32-true, contiguous, eager, foreground, in a paired measurement;
+    `matched`: the newest runs of the experiment that did the same work so, with an interval from three on; a run's id:
+    that run, if it did the same work; `none`: nothing."""
+    num_blocks: Annotated[int, Field(ge=3, le=1000)] = 24
+    """Largest number of paired blocks."""
+    steps_per_block: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """Training steps of one arm in a block; `auto`: enough for a block of a quarter of a second."""
+    max_seconds: Annotated[float, Field(gt=0)] = 25.0
+    """Time limit of the measured blocks, seconds."""
+    target_half_width: Annotated[float, Field(gt=0, lt=1)] = 0.02
+    """The probe stops early once the relative half-width of the 95 % interval is below this."""
+    diagnose: bool = False
+    """Measure what limits the step with further arms of the probe: on input that is there already, without exchange of
+    gradients, on one device at the same batch, and at half the batch."""
+    price_per_device_hour: Annotated[float, Field(ge=0)] | None = None
+    """Price of one device for one hour, in any currency; gives the cost per epoch."""
+
+
+with warnings.catch_warnings():
+    # `register` is also a method of the metaclass, which no instance has and nobody calls.
+    warnings.filterwarnings("ignore", 'Field name "register"')
+
+    class Track(Section):
+        """Where the run is recorded, and what is made of it there."""
+
+        experiment: Annotated[Text, Field(min_length=1)] = "paceline"
+        """MLflow experiment."""
+        register: Annotated[str, Field(pattern=r"^[\w.\- ]+$")] | None = None
+        """Name in MLflow's model registry. A model that passes the gate becomes its newest version and gets the alias
+        `champion`: at least `min_accuracy`, no worse than the champion nor than itself in 32-true without folding (by
+        more than `max_accuracy_loss`), and no regression. None: nothing is registered."""
+        min_accuracy: Annotated[float, Field(ge=0, le=1)] | None = None
+        """Test score (accuracy, mean IoU or SSIM) that a model needs to be registered; None: whatever the champion
+        has."""
+        on_regression: Literal["mark", "fail", "off"] = "mark"
+        """What happens when the run is worse than the runs of the same settings before it. `mark`: tags, a Prefect
+        artifact and an event tell it; `fail`: the flow and the command fail as well, with everything recorded; `off`:
+        nobody looks."""
+        max_throughput_loss: Annotated[float, Field(gt=0, lt=1)] = 0.05
+        """A loss of training throughput up to this share is no regression; of a single run up to twice as much."""
+        max_accuracy_loss: Annotated[float, Field(gt=0, lt=1)] = 0.01
+        """A loss of the test score up to this is no regression; of a single run up to twice as much."""
+        max_data_wait_rise: Annotated[float, Field(gt=0, lt=1)] = 0.05
+        """The share of time spent waiting for data may rise by this; in a single run by twice as much."""
+
+
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class Limits(Section):
+    """How long a stage may take, and how often one that was failed from outside is tried.
+
+    Over its limit a stage ends all that it has started and the run is FAILED; what was finished is kept: shards of the
+    set, checkpoints, predicted parts. `paceline run --resume RUN_ID limits.train_seconds=...` goes on.
+    """
+
+    prepare_seconds: Seconds | None = None
+    """Time limit of listing and preparing the data, seconds, waits between tries left out; None for none."""
+    train_seconds: Seconds | None = None
+    """Time limit of the training, seconds; the wait for its devices, the probe and restarts count. A study's hold for
+    each of its trainings."""
+    evaluate_seconds: Seconds | None = None
+    """Time limit of the evaluation, seconds; predictions on the test split are part of the training."""
+    predict_seconds: Seconds | None = None
+    """Time limit of `paceline predict`, seconds."""
+    retries: Annotated[int, Field(ge=0, le=100)] = 2
+    """Further tries of preparation and prediction when a source, a file system or the cluster fails them. A training
+    has its own: `execution.max_restarts`."""
+    retry_delay_seconds: Annotated[float, Field(ge=0, le=3600)] = 10.0
+    """Wait before each further try, seconds."""
+
+
+class Config(Section):
+    """Everything a run can be told."""
+
+    name: Text = "run"
+    """Name of the run; presets set it to their own."""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
+    """Seed of initial weights, sample order and augmentation."""
+    data: Data = Data()
+    model: Model = Model()
+    recipe: Recipe = Recipe()
+    execution: Execution = Execution()
+    cluster: Cluster = Cluster()
+    speedup: Speedup = Speedup()
+    track: Track = Track()
+    limits: Limits = Limits()
+
+    @property
+    def workload(self) -> Workload:
+        """The part that two compared runs must share."""
+        return Workload(data=self.data, model=self.model, recipe=self.recipe, seed=self.seed)
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        if not self._names_own:
+            fit.check_task(self.data, self.model, self.recipe)
+        world_size = self.execution.world_size
+        if self.recipe.batch_scaling == "strong" and self.recipe.batch_size % world_size:
+            raise ValueError(
+                f"recipe.batch_size={self.recipe.batch_size} does not divide over {world_size} ranks "
+                f"({self.execution.num_nodes} node x {self.execution.num_devices} devices); "
+                f"use a multiple of {world_size}"
+            )
+        if self.execution.accelerator == "cpu" and self.execution.precision == "16-mixed":
+            raise ValueError(
+                "execution.precision=16-mixed is for GPUs, and execution.accelerator=cpu; use bf16-mixed or 32-true"
+            )
+        fit.check_network(self.data, self.model, self.recipe, self.execution)
+        fit.check_mirrors(self.data, self.model, self.recipe)
+        fit.check_transfer(self.model, self.recipe)
+        fit.check_cluster(self.cluster, self.execution)
+        fewest = self.cluster.min_workers
+        if fewest is not None and fewest > world_size:
+            raise ValueError(
+                f"cluster.min_workers={fewest} exceeds the {world_size} ranks of execution.num_nodes x num_devices; "
+                f"use at most {world_size}"
+            )
+        if self.recipe.shift_pixels >= self.data.image_size and self.recipe.augment != "none":
+            raise ValueError(
+                f"recipe.shift_pixels={self.recipe.shift_pixels} is not below data.image_size={self.data.image_size}; "
+                "use smaller shifts"
+            )
+        return self
+
+    @property
+    def packages(self) -> tuple[Plugin, ...]:
+        """The user's packages that it names; each process that prepares or trains needs them.
+
+        Raises:
+            PluginError: nobody offers one.
+        """
+        return tuple(plugin for plugin in (self.data.plugin, self.model.plugin) if plugin is not None)
+
+    @property
+    def _names_own(self) -> bool:
+        return not (self.data.source in plugins.EMBEDDED_SOURCES and self.model.name in plugins.EMBEDDED_MODELS)
+
+    def check_own(self) -> None:
+        """Check what the packages of the user's own source and model alone can tell; imports them.
+
+        No validator does it: a configuration is also read by processes that have no use for the packages, such as the
+        Dask worker that starts a rank.
+
+        Raises:
+            ValueError: nobody offers one, or they do not fit each other; one line.
+        """
+        if self._names_own:
+            self.data.check_root()
+            fit.check_task(self.data, self.model, self.recipe)
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples per step over all ranks."""
+        return self.batch_size_over(self.execution.world_size)
+
+    def batch_size_over(self, num_ranks: int) -> int:
+        """Samples per step over a number of ranks."""
+        return self.recipe.batch_size * (num_ranks if self.recipe.batch_scaling == "weak" else 1)
+
+    def learning_rate_over(self, num_ranks: int) -> float:
+        """Peak learning rate after batch scaling: linear in the number of ranks when the global batch grows with it.
+
+        Source: Goyal et al., "Accurate, Large Minibatch SGD" (2017), the linear scaling rule.
+        """
+        return self.recipe.learning_rate * (num_ranks if self.recipe.batch_scaling == "weak" else 1)

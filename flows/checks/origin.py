@@ -1,0 +1,93 @@
+"""Which cluster a run may join: that of this host, never one that only a form or the store names.
+
+Dask runs what a scheduler sends. So the address of a scheduler, and going without TLS, come from the local user's
+command line or environment alone. Parameters of Prefect's API and stored configurations are other people's text.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from conf.load import apply
+from conf.environment import Site
+from conf.cluster import Cluster
+from tasks.errors import InputError
+
+FLOW_RUN = "PREFECT__FLOW_RUN_ID"
+"""Prefect's runners and workers set it in the process of each flow run that they start."""
+SECTION = "cluster."
+DEFAULT_KIND = Cluster().kind
+
+
+def is_from_api() -> bool:
+    """Whether the parameters of the flow that this process runs came from Prefect's API.
+
+    A command, or a program of the user, that calls a flow passes the parameters itself; then there is neither the
+    variable nor a deployment.
+    """
+    if FLOW_RUN in os.environ:
+        return True
+    context: Any = sys.modules.get("prefect.context")  # before it is imported, no flow runs here
+    running = context and context.FlowRunContext.get()
+    return bool(running and running.flow_run and running.flow_run.deployment_id)
+
+
+def check_origin(cluster: Cluster, site: Site) -> None:
+    """Refuse a scheduler, or a cluster without TLS, that only Prefect's API names. Connects to nothing.
+
+    Raises:
+        InputError: the environment of this host does not allow it.
+    """
+    if not is_from_api():
+        return
+    if cluster.address is not None and cluster.address != site.scheduler:
+        raise InputError(
+            f"cluster.address={cluster.address} is not the scheduler of this host "
+            f"(PACELINE_SCHEDULER={site.scheduler or ''}), and a run that Prefect starts joins no other; "
+            "set PACELINE_SCHEDULER where the flows are started, or name that address"
+        )
+    if cluster.tls == "off" and site.cluster_tls != "off":
+        raise InputError(
+            "cluster.tls=off is not allowed on this host for a run that Prefect starts; leave it auto, or set "
+            "PACELINE_CLUSTER_TLS=off where the flows are started"
+        )
+
+
+def allow(cluster: Cluster) -> None:
+    """Let the flow runs that this process starts join the cluster that its command line names."""
+    if cluster.address is not None:
+        os.environ["PACELINE_SCHEDULER"] = cluster.address
+    if cluster.tls == "off":
+        os.environ["PACELINE_CLUSTER_TLS"] = cluster.tls
+
+
+def replace_cluster(tree: dict[str, Any], overrides: Sequence[str], run_id: str) -> tuple[str, ...]:
+    """Give a stored configuration the cluster of the command line in place of its own.
+
+    Args:
+        tree: of the configuration; it is changed.
+        overrides: the `cluster.*` settings of the command line.
+        run_id: of the run that is resumed.
+
+    Returns:
+        Settings that the run had and the command line does not name.
+
+    Raises:
+        InputError: the run was on another kind of cluster, and the command line names none.
+    """
+    stored = tree.pop("cluster", None)
+    before = stored if isinstance(stored, dict) else {}
+    for override in overrides:
+        apply(tree, override)
+    given = tree.setdefault("cluster", {})
+    kind = before.get("kind", DEFAULT_KIND)
+    if "kind" not in given and kind != DEFAULT_KIND:
+        raise InputError(
+            f"--resume {run_id}: the run was on cluster.kind={kind}, and no setting of a cluster is taken from the "
+            f"store; repeat its cluster.* settings, or give cluster.kind={DEFAULT_KIND} for this host"
+        )
+    default = Cluster().model_dump(mode="json")
+    return tuple(name for name in default if before.get(name, default[name]) != default[name] and name not in given)

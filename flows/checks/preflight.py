@@ -1,0 +1,245 @@
+"""Everything that can be known to be wrong before any work starts. Leaves nothing behind when it refuses."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from typing import Protocol
+
+from conf.load import check_own
+from conf.config import Config
+from conf.environment import Site
+from flows.lifecycle import prefect_api as temporary_api
+from flows.checks.training_host import training_host
+from flows.lifecycle.prefect_api import TemporaryApi
+from flows.checks.pretrained import check_weights
+from tasks.cluster.user_packages import require_packages
+from tasks.data.key import describe
+from tasks.errors import InputError
+from tasks.paths import nearest_existing
+from tasks.records import Hardware, Plan, Pretrained
+from tasks.track.connectivity import check_address, check_reachable
+from tasks.train.plan import resolve
+from tasks.train.launch.placement import inspect
+from tasks.http import ANSWER_SECONDS, ask, status
+
+OF_THIS_RUN = ("probe", "none")
+"""Baselines that need no other run."""
+RESNETS = ("resnet18", "resnet50")
+RESNET_HALVED = 32
+"""Pixels: they halve images five times."""
+
+
+@dataclass(frozen=True)
+class Cleared:
+    """What the checks found out."""
+
+    plan: Plan
+    hardware: Hardware
+    experiment_id: str
+    num_train: int
+    """Samples of the training split, as listed."""
+    pretrained: Pretrained | None = None
+    """Weights to begin with; None to begin by the seed."""
+
+    @property
+    def weights(self) -> str | None:
+        """sha256 of those."""
+        return self.pretrained.sha256 if self.pretrained else None
+
+
+class Beginner(Protocol):
+    """Begins what a run needs, while the rest of its input is checked."""
+
+    def begin_api(self) -> None:
+        """The servers are there."""
+
+    def begin_cluster(self, plan: Plan) -> None:
+        """Nothing is wrong with devices and data."""
+
+
+def check(config: Config, site: Site, beginner: Beginner | None = None) -> Cleared:
+    """Check devices, servers, data and stores; what is told at once first.
+
+    Args:
+        config: of the run.
+        site: this machine's facts.
+        beginner: is told how far the checks are.
+
+    Raises:
+        ConfigError: the package of a source or a model is not installed here, or they do not fit.
+        InputError: one line with the value, the rule and the fix.
+    """
+    check_own(config)  # of a form nobody has done so yet
+    found = training_host(config, site)
+    if config.cluster.address is not None:
+        require_packages(config.cluster.address, config.packages)
+    resolve(config, found, 0)  # what devices cannot do needs no data to be told
+    check_prefect(site)
+    _check_home(site)
+    check_reachable(site.tracking_uri)
+    if beginner is not None:
+        beginner.begin_api()
+    listing = describe(config.data)
+    plan = resolve(config, found, listing.num_train)
+    _check_batch(config, listing.num_train)
+    _check_last_batch(config, listing.num_train)
+    _check_test(config, listing.num_test)
+    if beginner is not None:
+        beginner.begin_cluster(plan)
+    pretrained = check_weights(config, listing, site)
+    experiment_id = _check_store(config, site)
+    if config.speedup.baseline not in OF_THIS_RUN:
+        from flows.run.baseline import check_baseline
+
+        check_baseline(config, site)
+    return Cleared(plan, found, experiment_id, listing.num_train, pretrained)
+
+
+def check_servers(config: Config, site: Site) -> str:
+    """Check the Prefect server, the state directory and the MLflow store; the experiment's id.
+
+    Raises:
+        InputError: one line with the value, the rule and the fix.
+    """
+    check_prefect(site)
+    _check_home(site)
+    return _check_store(config, site)
+
+
+def _check_store(config: Config, site: Site) -> str:
+    from tasks.track import store  # MLflow: a second
+
+    return store.check_store(site.tracking_uri, config.track.experiment, site.artifact_root)
+
+
+def begin_api(site: Site) -> TemporaryApi | None:
+    """Prefect's temporary API, on its way; None where there is a server, or no such API is wanted.
+
+    Raises:
+        InputError: there is no place for its database.
+    """
+    if prefect_server(site):
+        return None
+    from prefect.settings import get_current_settings
+
+    settings = get_current_settings()
+    if not settings.server.ephemeral.enabled:
+        return None
+    try:
+        settings.home.mkdir(parents=True, exist_ok=True)  # Prefect makes it only where its parent is there
+    except OSError as error:
+        raise InputError(
+            f"PREFECT_HOME={settings.home} cannot be made ({error}); set it to a directory of yours"
+        ) from error
+    return temporary_api.begin()
+
+
+def settle(config: Config, cleared: Cleared, address: str) -> Cleared:
+    """What was cleared, once the cluster is there: which hardware Slurm gives is not known before, nor its packages.
+
+    Raises:
+        InputError: the hosts that came cannot do what is asked, or lack a package of the user's.
+    """
+    if address != config.cluster.address:  # whose workers have been asked
+        require_packages(address, config.packages)
+    if config.cluster.kind != "slurm":
+        return cleared
+    found = inspect(config, address)
+    return replace(cleared, plan=resolve(config, found, cleared.num_train), hardware=found)
+
+
+def plan_like(config: Config, cleared: Cleared, hardware: Hardware) -> Plan:
+    """The plan of a configuration with another recipe or model than the one that was cleared, on the same data.
+
+    Raises:
+        InputError: the hardware or the data cannot do what is asked.
+    """
+    plan = resolve(config, hardware, cleared.num_train)
+    _check_batch(config, cleared.num_train)
+    _check_last_batch(config, cleared.num_train)
+    return plan
+
+
+def _check_batch(config: Config, num_train: int) -> None:
+    ranks = config.global_batch_size // config.recipe.batch_size
+    if config.global_batch_size > num_train:
+        raise InputError(
+            f"recipe.batch_size={config.recipe.batch_size} ({config.global_batch_size} over all ranks) exceeds the "
+            f"{num_train} training samples; use at most {num_train // ranks}"
+        )
+
+
+def _check_last_batch(config: Config, num_train: int) -> None:
+    """Batch norm needs two values of a channel, and small images leave one in each sample behind a ResNet's layers."""
+    size, ranks = config.global_batch_size, config.execution.world_size
+    rest = num_train % size
+    if config.model.name in RESNETS and config.data.image_size <= RESNET_HALVED and 0 < rest < 2 * ranks:
+        raise InputError(
+            f"recipe.batch_size={config.recipe.batch_size} leaves a last batch of {rest} of the {num_train} "
+            f"training samples, and a device needs two with {config.model.name} on images of at most {RESNET_HALVED} "
+            "pixels; use another batch_size or larger images"
+        )
+
+
+def _check_test(config: Config, num_test: int) -> None:
+    if num_test == 0:
+        raise InputError(
+            f"data.test_fraction={config.data.test_fraction} leaves no test samples, and a run is evaluated on them; "
+            "raise it or give the source a test split"
+        )
+
+
+def check_prefect(site: Site) -> None:
+    """Check that the Prefect server, where one is named, answers.
+
+    Raises:
+        InputError: it does not, or is something else.
+    """
+    url = prefect_server(site)
+    if not url:
+        return
+    check_address("PREFECT_API_URL", url, "set PREFECT_API_AUTH_STRING instead")
+    try:
+        healthy = ask(f"{url.rstrip('/')}/health").strip() == b"true"
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"PREFECT_API_URL={url} does not answer within {ANSWER_SECONDS:g} s ({error}); "
+            "start the server (prefect server start) or unset the variable"
+        ) from error
+    if not healthy:
+        raise InputError(
+            f"PREFECT_API_URL={url} answers, but is no Prefect API; it ends in /api, as in http://host:4200/api"
+        )
+    if not _lets_in(url, site):
+        raise InputError(f"PREFECT_API_URL={url} refuses this user; set PREFECT_API_AUTH_STRING to NAME:PASSWORD")
+
+
+def _lets_in(url: str, site: Site) -> bool:
+    """Whether the server answers this user: its health it tells to everybody."""
+    user = site.prefect_user
+    if user is None and site.prefect_api_url is None:  # the server is named in Prefect's profile, and so is the user
+        from prefect.settings import get_current_settings
+
+        user = get_current_settings().api.auth_string
+    try:
+        answer = status(f"{url.rstrip('/')}/admin/version", user.get_secret_value() if user is not None else None)
+    except OSError:
+        return True  # it was well a moment ago, and Prefect asks again
+    return answer != HTTPStatus.UNAUTHORIZED
+
+
+def prefect_server(site: Site) -> str | None:
+    """Address of the Prefect server, from the environment or Prefect's own profile; None for the temporary one."""
+    if site.prefect_api_url is not None:
+        return site.prefect_api_url or None
+    from prefect.settings import get_current_settings
+
+    return get_current_settings().api.url
+
+
+def _check_home(site: Site) -> None:
+    place = nearest_existing(site.root)
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise InputError(f"PACELINE_HOME={site.root} cannot be written; set it to a directory of yours")

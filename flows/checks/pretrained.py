@@ -1,0 +1,157 @@
+"""The weights that a network is to begin with: found by name, held against the network, kept where ranks see them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from conf.model import Model
+from conf.config import Config
+from conf.environment import Site
+from tasks.model_bundle import WEIGHTS
+from tasks.files import sha256_of, write_durably
+from tasks.errors import InputError
+from tasks.model.user_package import check_package
+from tasks.records import Listing, ModelFacts, Pretrained
+
+SHAPE = ("name", "width", "depth")
+"""Settings that a network is built by; not every network uses each."""
+
+
+def check_weights(config: Config, listing: Listing, site: Site) -> Pretrained | None:
+    """Find the weights that a network begins with, and hold them against it; None where it begins by the seed.
+
+    Raises:
+        InputError: there are none, they do not fit, or the network has no head.
+    """
+    reference = config.model.pretrained
+    if reference is None and config.recipe.backbone_rate == 1:
+        return None
+    from tasks.model.pretrained import blank_network, check_fit, read_weights  # torch: a second
+    from tasks.model.transfer import check_parts
+
+    shape = (config.data.image_size, config.data.image_size, listing.channels)
+    network = blank_network(config.model, shape, len(listing.class_names), len(listing.target_names))
+    check_parts(config, network)
+    if reference is None:
+        return None
+    where, (path, facts), same_classes = f"model.pretrained={reference}", _place(reference, site), True
+    if facts is not None:
+        _check_same_name(facts, config.model, where)
+        same_classes = (facts.class_names, facts.target_names) == (listing.class_names, listing.target_names)
+    tensors, digest = read_weights(path)
+    try:
+        anew = check_fit(tensors, network, same_classes=same_classes, where=where)
+    except InputError as error:
+        if facts is not None and _shape(facts.model) != _shape(config.model):
+            raise InputError(_other_network(facts.model, where)) from error
+        raise
+    num_tensors = len(network.state_dict()) - len(anew)
+    return Pretrained(
+        reference=reference, path=_kept(path, digest, site.root), sha256=digest, num_tensors=num_tensors, anew=anew
+    )
+
+
+def check_layer(layer: str, model: Model, image_shape: tuple[int, int, int], heads: tuple[int, int]) -> int:
+    """How many values a layer of a network gives for an image.
+
+    Args:
+        layer: its name.
+        model: of the network.
+        image_shape: height, width, channels.
+        heads: classes and regression targets.
+
+    Raises:
+        InputError: it has no such layer.
+    """
+    from tasks.model.activations import layer_sizes  # torch: a second
+    from tasks.model.networks.registry import build_network
+
+    sizes = layer_sizes(build_network(model, image_shape, *heads), image_shape)
+    if layer not in sizes:
+        raise InputError(f"--layer {layer}: {model.name} has no such layer; it has {', '.join(sizes)}")
+    return sizes[layer]
+
+
+def check_own_size(model: Model, image_shape: tuple[int, int, int], heads: tuple[int, int]) -> None:
+    """Refuse to predict images at their own sizes by a model that cannot.
+
+    Args:
+        model: of the network.
+        image_shape: height, width, channels.
+        heads: classes and regression targets.
+
+    Raises:
+        InputError: it tells something of whole images, or does not say how far it looks.
+    """
+    from tasks.model.networks.registry import build_network
+    from tasks.model.transfer import reach_and_stride
+    from tasks.predict.tiles import MAX_SIDE, grid_for
+
+    if model.task == "classify":
+        raise InputError(
+            "--own-size is for models that tell something of each pixel, and this one tells classes of images"
+        )
+    looks = reach_and_stride(build_network(model, image_shape, *heads))
+    if looks is None or looks[0] < 0 or looks[1] < 1:
+        raise InputError(
+            f"--own-size: the model {model.name} does not say how far from a pixel it looks; give its module the "
+            "attributes `reach` (0 or more) and `stride` (1 or more), in pixels"
+        )
+    if grid_for(*looks).side > MAX_SIDE:
+        raise InputError(
+            f"--own-size: the model {model.name} looks {looks[0]} pixels far, which takes tiles of more than "
+            f"{MAX_SIDE} pixels a side; train one of less depth"
+        )
+
+
+def _place(reference: str, site: Site) -> tuple[Path, ModelFacts | None]:
+    """The file, and what it is the weights of, where that is known."""
+    from tasks.track.models import fetch_model, is_recorded  # MLflow: a second
+
+    if is_recorded(reference) or os.path.isdir(reference):  # noqa: PTH112  which takes any text, however long
+        try:
+            directory, facts = fetch_model(site.tracking_uri, reference, site.root)
+        except InputError as error:
+            told = str(error).removeprefix(f"{reference}: ")
+            raise InputError(f"model.pretrained={reference}: {told}") from error
+        return directory / WEIGHTS, facts
+    path = Path(reference).expanduser().absolute()
+    if not os.path.isfile(path):  # noqa: PTH113
+        raise InputError(
+            f"model.pretrained={reference}: no such file; give a file of weights (.safetensors, .pt, .ckpt), a run's "
+            "id, runs:/RUN_ID/model, models:/NAME@ALIAS or a directory with a model"
+        )
+    return path, None
+
+
+def _check_same_name(theirs: ModelFacts, ours: Model, where: str) -> None:
+    if theirs.model.name != ours.name:
+        raise InputError(_other_network(theirs.model, where))
+    try:
+        check_package(ours, theirs.package)  # that it has changed is no matter where its weights still fit
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
+
+
+def _shape(model: Model) -> dict[str, object]:
+    return {name: getattr(model, name) for name in SHAPE}
+
+
+def _other_network(theirs: Model, where: str) -> str:
+    settings = " ".join(f"model.{name}={value}" for name, value in _shape(theirs).items())
+    return f"{where}: was trained with {settings}, and the network here is another one; set the same"
+
+
+def _kept(path: Path, digest: str, home: Path) -> str:
+    """Where the file lies under the state directory, which all hosts see: by its content, so that it stays as it is."""
+    if path.is_relative_to(home / "models"):  # by content already
+        return str(path)
+    kept = home / "pretrained" / f"{digest}{path.suffix}"
+    if not (kept.is_file() and sha256_of(kept) == digest):
+        try:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            write_durably(kept, path.read_bytes())
+        except OSError as error:
+            raise InputError(f"{kept}: cannot be written ({error.strerror}); free some space") from error
+    return str(kept)

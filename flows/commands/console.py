@@ -1,0 +1,105 @@
+"""What the commands show: people read stderr and tables, programs read the last line of stdout."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from conf.load import preset_names
+from conf.environment import Site
+from tasks.errors import InputError
+from tasks.redact import redact, redacted
+
+CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
+
+
+def add_preset(parser: ArgumentParser, *, optional: bool = False) -> None:
+    """The preset and its overrides, and `--json`."""
+    parser.add_argument(
+        "preset", nargs="?" if optional else None, help=f"one of {', '.join(preset_names())}, or a YAML file"
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that differ from the preset's")
+    add_json(parser)
+
+
+def add_json(parser: ArgumentParser) -> None:
+    """`--json`."""
+    parser.add_argument("--json", action="store_true", help="end stdout with the outcome as one line of JSON")
+
+
+def say(line: str) -> None:
+    """One line on stderr; names from outside, of classes and files, cannot steer the terminal."""
+    print(redact(line).translate(CONTROLS), file=sys.stderr, flush=True)
+
+
+def say_pairs(rows: Sequence[tuple[str, str]]) -> None:
+    """Names and values below each other."""
+    width = max((len(name) for name, _ in rows), default=0)
+    say("")
+    for name, value in rows:
+        say(f"{name:<{width}}  {value}")
+
+
+def say_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table, as wide as its cells."""
+    widths = [max(len(str(cell)) for cell in column) for column in zip(head, *rows, strict=True)]
+    say("")
+    for row in (head, *rows):
+        say("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def whereabouts(run_id: str, experiment: str) -> str:
+    """Where a run of MLflow is, and how it is looked at."""
+    uri = Site().tracking_uri
+    way = f"it is on {uri}" if uri.startswith("http") else f"see it with: {program()} ui"
+    return f"{run_id} in experiment {experiment}; {way}"
+
+
+def program() -> str:
+    """How the user calls this program: by its name where that is found, else by its path."""
+    return "paceline" if shutil.which("paceline") else os.path.relpath(sys.argv[0])
+
+
+@contextmanager
+def json_stream(wanted: bool) -> Iterator[TextIO | None]:
+    """The real stdout, while whatever engines and their child processes print there goes to stderr."""
+    if not wanted:
+        yield None
+        return
+    sys.stdout.flush()
+    real = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with os.fdopen(os.dup(real), "w", encoding="utf-8") as stream:
+            yield stream
+    finally:
+        sys.stdout.flush()
+        os.dup2(real, 1)
+        os.close(real)
+
+
+def write_page(path: Path, html: str) -> None:
+    """Write a page where `--html` says.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    try:
+        path.write_text(html, encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            f"--html {path} cannot be written ({error.strerror}); name a file in a directory of yours"
+        ) from error
+
+
+def write_json(stream: TextIO | None, outcome: dict[str, Any]) -> None:
+    """The outcome on one line, where it is wanted."""
+    if stream is not None:
+        print(json.dumps(redacted(outcome)), file=stream, flush=True)

@@ -1,0 +1,95 @@
+"""The hardware table: what each model of device made of the same work, read from the store. Starts nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from conf.environment import Site
+from tasks.errors import InputError
+from tasks.records import STEP_ITEMS
+from tasks.speedup.across import EXECUTION
+from tasks.speedup.compare import RATES
+from tasks.speedup.hardware_table import HardwareRun, HardwareTable, tabulate
+from tasks.speedup.comparability import world_of
+from tasks.track.run import DISTURBED_TAG, FACTS_ARTIFACT
+from tasks.track.queries import FoundRun, find_runs, read_document
+
+TRAINED = ("run", "arm")
+"""Roles of runs that have trained."""
+FIXED_ITEMS = ("startup", "setup", "prediction", "teardown")
+"""Items of the time budget that do not grow with the length of a training."""
+
+
+def hardware_table(site: Site, experiment: str, prices: Mapping[str, float]) -> HardwareTable:
+    """The table of an experiment.
+
+    Args:
+        site: this machine's facts.
+        experiment: in MLflow.
+        prices: of one device for an hour, by a part of its name.
+
+    Raises:
+        InputError: there is no run to make it of.
+    """
+    runs, left_out = trained_runs(site, experiment)
+    if not runs:
+        reasons = ", ".join(f"{number} {reason}" for reason, number in left_out.items()) or "there is no run at all"
+        raise InputError(
+            f"--experiment {experiment}: no finished, undisturbed training is there ({reasons}); "
+            "train, or name another experiment"
+        )
+    return tabulate(runs, left_out, prices)
+
+
+def trained_runs(site: Site, experiment: str) -> tuple[list[HardwareRun], Counter[str]]:
+    """The trainings of an experiment, the newest first, and how many were left out for which reason."""
+    left_out: Counter[str] = Counter()
+    runs = []
+    conditions = [f"tags.`paceline.role` = '{role}'" for role in TRAINED]
+    found = [run for condition in conditions for run in find_runs(site.tracking_uri, experiment, condition, None)]
+    for run in sorted(found, key=lambda run: -run.start_time):
+        why = _why_left_out(run)
+        facts = {} if why else read_document(site.tracking_uri, run.run_id, FACTS_ARTIFACT) or {}
+        num_devices = world_of(facts)
+        if why or num_devices is None:
+            left_out[why or "without their facts"] += 1
+        else:
+            runs.append(_hardware_run(run, facts, num_devices))
+    return runs, left_out
+
+
+def _why_left_out(run: FoundRun) -> str:
+    if run.status != "FINISHED":
+        return "not finished"
+    if "True" in (run.tags.get("paceline.contaminated"), run.tags.get(DISTURBED_TAG)):
+        return "disturbed by other work"
+    return "" if any(run.metrics.get(name) for name in RATES) else "without a throughput"
+
+
+def _hardware_run(run: FoundRun, facts: Mapping[str, Any], num_devices: int) -> HardwareRun:
+    price = run.params.get("speedup.price_per_device_hour", "None")
+    return HardwareRun(
+        run_id=run.run_id,
+        facts={name: str(value) for name, value in facts.items()},
+        num_devices=num_devices,
+        execution=", ".join(str(facts[f"execution.{name}"]) for name in EXECUTION),
+        samples_per_second=next(run.metrics[name] for name in RATES if run.metrics.get(name)),
+        fixed_seconds=sum(_seconds(run, item) for item in FIXED_ITEMS) or None,
+        peak_memory_bytes=run.metrics.get("memory/peak_bytes"),
+        joules_per_sample=_joules_per_sample(run),
+        price_per_device_hour=None if price == "None" else float(price),
+        prediction_samples_per_second=run.metrics.get("throughput/prediction_samples_per_second"),
+    )
+
+
+def _joules_per_sample(run: FoundRun) -> float | None:
+    """Of the whole fit, over the samples that passed in it."""
+    joules, rate = (run.metrics.get(name) for name in ("energy/joules", "throughput/samples_per_second"))
+    seconds = sum(_seconds(run, item) for item in (*STEP_ITEMS, "data_wait"))
+    return joules / (rate * seconds) if joules and rate and seconds else None
+
+
+def _seconds(run: FoundRun, item: str) -> float:
+    return run.metrics.get(f"time/{item}_seconds", 0.0)

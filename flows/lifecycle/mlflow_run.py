@@ -1,0 +1,139 @@
+"""MLflow runs that end with their true status whatever happens to the flow."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from prefect import get_run_logger
+from prefect.runtime import flow_run
+
+from conf.config import Config
+from conf.environment import Site
+from flows.abandoned import HOST_TAG, RESUMABLE, set_right
+from flows.lifecycle.signals import held, is_interruption
+from flows.lifecycle.mlflow_views import deployment_tags
+from tasks.errors import InputError, StoppedError
+from tasks.track import run as tracking
+from tasks.track.metrics_upload import deliver_left
+from tasks.track.run import Role, RunHandle
+from tasks.train.launch.run_lock import own
+
+
+@contextmanager
+def begun(config: Config, site: Site, experiment_id: str, role: Role, workload: str = "") -> Iterator[RunHandle]:
+    """A new run with its parameters; FINISHED, FAILED or KILLED at the end of the body."""
+    set_right(site, config.track.experiment)
+    tags = {
+        "paceline.role": role,
+        "paceline.workload": workload,
+        HOST_TAG: socket.gethostname(),
+        "prefect.flow_run_id": str(flow_run.get_id() or ""),
+        **deployment_tags(),
+    }
+    name = config.name if role == "run" else f"{role} {config.name}"
+    with ExitStack() as stack:
+        with held():
+            handle = tracking.begin(site.tracking_uri, experiment_id, config, tags, name=name)
+            way_on = f"paceline {role} --resume {handle.run_id}" if role in RESUMABLE else None
+            stack.enter_context(_kept(handle, site.root, way_on))
+        tracking.log_config(handle, config)
+        yield handle
+
+
+@contextmanager
+def nested(
+    parent: RunHandle, config: Config, name: str, role: tracking.NestedRole = "arm", run_id: str | None = None
+) -> Iterator[RunHandle]:
+    """A run inside another one. Interrupted with its parent; failing, or being stopped, alone.
+
+    Args:
+        parent: The study or sweep.
+        config: Its own.
+        name: Its own.
+        role: What it is of its parent: one arm of a study, or one trial of a sweep.
+        run_id: Of the run that goes on; None for a new one.
+    """
+    tags = {
+        "paceline.role": role,
+        tracking.PARENT_ID_TAGS[role]: parent.run_id,
+        HOST_TAG: socket.gethostname(),
+        tracking.PARENT_TAG: parent.run_id,
+        "prefect.flow_run_id": str(flow_run.get_id() or ""),
+    }
+    with ExitStack() as stack:
+        with held():
+            if run_id is None:
+                handle = tracking.begin(parent.tracking_uri, parent.experiment_id, config, tags, name=name)
+            else:
+                handle = parent.model_copy(update={"run_id": run_id})
+                tracking.revive(handle, tags)
+            stack.enter_context(_truthful(handle, None))
+        if run_id is None:
+            tracking.log_config(handle, config)
+        yield handle
+
+
+@contextmanager
+def reopened(site: Site, run_id: str, role: Role, workload: str | None = None) -> Iterator[RunHandle]:
+    """An unfinished run that goes on.
+
+    Raises:
+        InputError: it is finished, of another role, or its data have changed since.
+    """
+    handle, _ = tracking.reopen(site.tracking_uri, run_id)
+    found = tracking.tag(handle, "paceline.role")
+    if found != role:
+        raise InputError(
+            f"--resume {run_id}: that is a run of paceline {found}; use paceline {found} --resume {run_id}"
+        )
+    if workload is not None:
+        _check_same_workload(handle, workload)
+    set_right(site, handle.experiment)
+    with _kept(handle, site.root, f"paceline {role} --resume {run_id}"):
+        tags = {"prefect.flow_run_id": str(flow_run.get_id() or ""), HOST_TAG: socket.gethostname()}
+        tracking.revive(handle, tags | ({"paceline.workload": workload} if workload else {}))
+        yield handle
+
+
+@contextmanager
+def _kept(handle: RunHandle, home: Path, way_on: str | None) -> Iterator[None]:
+    """One process at a time; the lock refuses before anything of the run is changed."""
+    get_run_logger().info("MLflow run %s in %s", handle.run_id, handle.experiment)
+    with own(home / "runs" / handle.run_id), _truthful(handle, way_on):
+        yield
+
+
+@contextmanager
+def _truthful(handle: RunHandle, way_on: str | None) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        stopped = isinstance(error, StoppedError)
+        failed = isinstance(error, Exception) and not stopped and not is_interruption(error)
+        interrupted = "interrupted" + (f"; go on with: {way_on}" if way_on else "")  # or a cancelled flow
+        _finish(handle, "FAILED" if failed else "KILLED", str(error) if failed or stopped else interrupted)
+        raise
+    deliver_left(handle.tracking_uri, handle.run_id, get_run_logger().warning)
+    with held():
+        tracking.finish(handle, "FINISHED")
+
+
+def _finish(handle: RunHandle, status: tracking.Status, error: str) -> None:
+    """End the run without hiding the error that ended it."""
+    try:
+        with held():
+            tracking.finish(handle, status, error)
+    except Exception:  # noqa: BLE001  the store may be what failed; the first error is the one to tell
+        get_run_logger().exception("MLflow run %s could not be set %s", handle.run_id, status)
+
+
+def _check_same_workload(handle: RunHandle, workload: str) -> None:
+    before = tracking.tag(handle, "paceline.workload")
+    if before and before != workload:  # none is known of a run whose preparation failed
+        raise InputError(
+            f"--resume {handle.run_id}: its workload was {before} and is now {workload}; "
+            "the data, the package of the model, or the weights that it began with, have changed since: start a new run"
+        )

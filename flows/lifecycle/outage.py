@@ -1,0 +1,139 @@
+"""Flows that end well though Prefect's API is away for a while, and set right what a failure of Prefect has left."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+from uuid import UUID
+
+import httpx
+from prefect import get_run_logger
+from prefect.client.orchestration import get_client
+from prefect.exceptions import PrefectException
+from prefect.logging import get_logger
+from prefect.runtime import deployment, flow_run
+from prefect.settings import get_current_settings
+
+from conf.environment import Site
+from flows.lifecycle import prefect_api as temporary_api
+from flows.lifecycle.flow_run_lock import end_abandoned, has_abandoned, living, own_flow_run
+from flows.lifecycle.signals import is_interruption
+from flows.lifecycle.lease_renewal import tolerate_outages
+from flows.lifecycle.concurrency_slots import set_slots_right
+from tasks.errors import InputError
+from tasks.http import ask
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+AWAY_SECONDS = 1800.0
+"""For which a flow waits for an API that is away when it has something to report."""
+POLL_SECONDS = 2.0
+ENGINE = "prefect.engine"
+"""The program that a runner or a worker starts for one flow run."""
+_given_up: set[str] = set()
+"""Addresses of APIs that were away for longer."""
+
+
+def outlive_outages(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Have a flow own its run, clean up after lost ones, and wait at its end until Prefect answers.
+
+    Where a flow is defined it already changes how leases are renewed, and takes the run that this process was started
+    for: Prefect begins both before it calls the function.
+    """
+    tolerate_outages()
+    if ENGINE in sys.orig_argv:
+        with suppress(InputError):  # the flow says so when it is called
+            _own()
+
+    @wraps(function)
+    def call(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
+        _take_over()
+        try:
+            result = function(*arguments, **options)
+        except Exception as error:
+            if not is_interruption(error):
+                wait_for_api()
+            raise
+        wait_for_api()
+        return result
+
+    return call
+
+
+def _own() -> None:
+    site, mine = Site(), flow_run.get_id()
+    if mine is None:
+        return
+    try:
+        own_flow_run(site, UUID(mine))
+    except OSError as error:  # of which the run itself says more
+        get_logger("paceline").warning("This run cannot be recorded in %s (%s)", site.root, error)
+
+
+def _take_over() -> None:
+    _own()
+    wait_for_api()
+    set_right(Site(), deployment.get_id())
+
+
+def set_right(site: Site, deployment_id: str | None) -> None:
+    """End the flow runs whose process on this host is gone, and free the slots that runs of a deployment have lost.
+
+    An error is logged: nothing that is to run has to wait for that.
+
+    Args:
+        site: whose state directory has the records of runs.
+        deployment_id: None for no deployment.
+    """
+    try:
+        if deployment_id is None and not has_abandoned(site):
+            return
+        with get_client(sync_client=True) as client:
+            end_abandoned(site, client)
+            if deployment_id is not None:
+                set_slots_right(client, UUID(deployment_id), living(site))
+    except (httpx.HTTPError, PrefectException, OSError) as error:
+        get_logger("paceline").warning("What lost runs have left in Prefect could not be set right (%r)", error)
+
+
+def report(create: Callable[..., object], **arguments: Any) -> None:
+    """Create an artifact of the flow run, once the API answers. A run does not fail because it could not.
+
+    Args:
+        create: of `prefect.artifacts`.
+        arguments: of that.
+    """
+    wait_for_api()
+    try:
+        create(**arguments)
+    except httpx.HTTPError as error:
+        get_run_logger().warning("Prefect has not taken %r (%s)", arguments["description"], error)
+
+
+def wait_for_api() -> None:
+    """Wait until Prefect's API answers, for half an hour at most; the temporary one is not waited for."""
+    url = get_current_settings().api.url
+    if url is None or temporary_api.is_begun() or url in _given_up or _answers(url):
+        return
+    log = get_run_logger()
+    log.warning("Prefect's API %s does not answer; waiting for it for up to %g min", url, AWAY_SECONDS / 60)
+    deadline = time.monotonic() + AWAY_SECONDS
+    while time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+        if _answers(url):
+            log.info("Prefect's API answers again")
+            return
+    _given_up.add(url)
+    log.error("Prefect's API %s is away: Prefect does not learn how this run ends; see its run in MLflow", url)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return ask(f"{url.rstrip('/')}/health").strip() == b"true"
+    except (OSError, ValueError):
+        return False

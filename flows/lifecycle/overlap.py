@@ -1,0 +1,41 @@
+"""The newest of a deployment's runs goes first, where its policy says so; Prefect's own limits do the other policies.
+
+Training itself is kept apart by the device leases whatever the policy: two runs never share a device.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from prefect import get_run_logger
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.runtime import deployment, flow_run
+from prefect.states import Cancelling
+
+from flows.lifecycle.outage import wait_for_api
+from flows.lifecycle.concurrency_slots import active_runs
+
+POLICY_TAG = "overlap:"
+"""Beginning of the tag of a deployment, and so of its runs, that names its policy."""
+
+
+def _began(run: FlowRun) -> float:
+    moment = run.start_time or run.expected_start_time or run.created
+    return moment.timestamp() if moment else 0.0
+
+
+def cancel_older() -> None:
+    """Cancel the runs of this flow run's deployment that began before it, if its policy is `cancel-oldest`."""
+    mine, deployed = flow_run.get_id(), deployment.get_id()
+    if not deployed or f"{POLICY_TAG}cancel-oldest" not in flow_run.get_tags():
+        return
+    wait_for_api()
+    with get_client(sync_client=True) as client:
+        found = [run for run in active_runs(client, UUID(str(deployed))) if run.state_type != StateType.CANCELLING]
+        (me,) = [run for run in found if str(run.id) == str(mine)]
+        for run in found:
+            if run.id != me.id and _began(run) < _began(me):
+                message = f"{me.name} of the same deployment has begun, and its overlap is cancel-oldest"
+                client.set_flow_run_state(run.id, Cancelling(message=message), force=True)
+                get_run_logger().warning("Cancelled %s (%s), which had not ended", run.name, run.id)

@@ -1,0 +1,60 @@
+"""What a study or a sweep was asked to do: kept in its run, so that a resume goes on with that and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, Protocol
+
+from conf.config import Config
+from conf.environment import Site
+from flows.lifecycle.mlflow_run import begun, reopened
+from tasks.errors import InputError
+from tasks.track import run as tracking
+from tasks.track.run import RunHandle
+from tasks.track.queries import read_document
+
+Kind = Literal["study", "sweep", "no-gpu"]
+ARTIFACTS: dict[Kind, str] = {
+    "study": tracking.STUDY_ARTIFACT,
+    "sweep": tracking.SWEEP_ARTIFACT,
+    "no-gpu": tracking.NO_GPU_ARTIFACT,
+}
+
+
+class Request(Protocol):
+    """Of either."""
+
+    @property
+    def config(self) -> Config:
+        """What its trainings have in common."""
+
+    def model_dump(self, *, mode: str) -> dict[str, Any]:
+        """As JSON has it."""
+
+
+@contextmanager
+def tracked(
+    kind: Kind, request: Request, site: Site, experiment_id: str, workload: str, resume: str | None
+) -> Iterator[RunHandle]:
+    """Its run: a new one that keeps the request, or the one that goes on."""
+    if resume is not None:
+        with reopened(site, resume, kind, workload) as parent:
+            yield parent
+        return
+    with begun(request.config, site, experiment_id, kind, workload) as parent:
+        tracking.log_document(parent, ARTIFACTS[kind], request.model_dump(mode="json"))
+        yield parent
+
+
+def kept_request(kind: Kind, site: Site, run_id: str) -> dict[str, Any]:
+    """What a run that is to go on was asked to do.
+
+    Raises:
+        InputError: no such run, none that can go on, or one of another kind.
+    """
+    tracking.reopen(site.tracking_uri, run_id)
+    document: dict[str, Any] | None = read_document(site.tracking_uri, run_id, ARTIFACTS[kind])
+    if document is None:
+        raise InputError(f"--resume {run_id}: that run is no {kind}; use paceline run --resume")
+    return document

@@ -1,0 +1,187 @@
+"""The study "no GPU?": from scratch, fine-tuned, and features with a classifier, on CPUs, matched and repeated.
+
+Its trainings are those of any study (`study_arms`), of which the third kind is no training but a classifier on what a
+frozen backbone gives.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from prefect import flow, get_run_logger
+from pydantic import ValidationError
+
+from conf.config import Config
+from conf.environment import Site, quieten
+from flows.lifecycle import mlflow_views as views
+from flows.lifecycle.signals import heard, is_interruption
+from flows.no_gpu.record import Found, log_no_gpu
+from flows.no_gpu.request import NoGpuRequest, clear_no_gpu
+from flows.lifecycle.outage import outlive_outages
+from flows.lifecycle.overlap import cancel_older
+from flows.run.flow import publish
+from flows.checks.preflight import Cleared
+from flows.study.trainings import ReadyArm, Work, begun_study, learn_by_training, run_all
+from flows.study.record import with_parity
+from tasks.model_bundle import digest_of, write_model
+from tasks.errors import PacelineError
+from tasks.evaluate.metrics import evaluate_predictions, read_test_split
+from tasks.result_cache import find_kept
+from tasks.predict.subprocess_job import RESULT
+from tasks.predict.linear_eval import Frozen, FrozenJob
+from tasks.predict.job import Settings, batch_size_for
+from tasks.predict.throughput import PaceJob, Paces
+from tasks.predict.prefect_tasks import classify_features, time_prediction
+from tasks.records import TrainResult
+from tasks.redact import discreet
+from tasks.speedup.study.no_gpu import FEATURES, SCRATCH, TRAINED
+from tasks.speedup.study.records import ArmRun, StudyArm
+from tasks.speedup.study.pairs import Trainings
+from tasks.track import run as tracking
+from tasks.track.run import RunHandle
+
+PACE_SECONDS = 2.0
+
+
+@flow(name="paceline-no-gpu", flow_run_name="no GPU: {request.config.name}", persist_result=False)
+@heard
+@outlive_outages
+@discreet
+def run_no_gpu(request: NoGpuRequest, resume: str | None = None) -> dict[str, Any]:
+    """Learn in three ways on CPUs, and say which to take without a GPU.
+
+    Args:
+        request: Weights, repeats, and what the ways have in common.
+        resume: Id of an unfinished study to go on with.
+    """
+    quieten()
+    started = time.monotonic()
+    site = Site()
+    arms = [_ready(name, *way, request.layer) for name, way in clear_no_gpu(request, site).items()]
+    cancel_older()
+    with begun_study("no-gpu", request, arms, site, resume) as (work, arms):
+        run_all(work, arms)
+        prepared = work.prepared[arms[0].config.data]
+        runs = with_parity(work.ledger.runs(), [arm.arm for arm in arms], {prepared.fingerprint: prepared})
+        found = Found(
+            request=request,
+            arms=arms,
+            trainings=Trainings([arm.arm for arm in arms], runs),
+            prepared=prepared,
+            paces=_paces(work, arms, runs),
+            seconds=time.monotonic() - started,
+        )
+        result, summary = log_no_gpu(found, site, work.parent)
+    publish([("", result.verdict), *(("", note) for note in result.notes)], "no-gpu", "What to do without a GPU")
+    views.link(summary["view"], "The trainings of this study")
+    return summary | {"result": result.model_dump(mode="json")}
+
+
+def _ready(name: str, config: Config, cleared: Cleared, layer: str) -> ReadyArm:
+    """A way as an arm of a study."""
+    arm = StudyArm(name=name, overrides=(), group="", is_baseline=name == SCRATCH)
+    return ReadyArm(
+        arm, config, cleared, partial(_learn_frozen, layer=layer) if name == FEATURES else learn_by_training
+    )
+
+
+def _learn_frozen(work: Work, arm: ReadyArm, config: Config, handle: RunHandle, *, layer: str) -> ArmRun:
+    """Features of the frozen backbone, and a classifier on them; all of it on as many threads as a training has."""
+    prepared, plan = work.prepared[config.data], arm.cleared.plan
+    assert arm.cleared.pretrained is not None
+    job = FrozenJob(
+        config=config,
+        prepared=prepared,
+        pretrained=arm.cleared.pretrained,
+        layer=layer,
+        precision=plan.precision,
+        num_threads=plan.num_threads * plan.world_size,
+        directory=str(work.site.root / "runs" / handle.run_id),
+        own_pids=(os.getpid(),),
+    )
+    found = classify_features(job, work.address, config.limits.train_seconds)
+    truth = read_test_split(Path(prepared.path), prepared.class_names)
+    evaluated = evaluate_predictions((found.predictions,), truth, found.prediction_samples_per_second)
+    metrics: dict[str, float | None] = {
+        "throughput/prediction_samples_per_second": found.prediction_samples_per_second,
+        "time/startup_seconds": found.startup_seconds,
+        "time/extract_seconds": found.extract_seconds,
+        "time/fit_seconds": found.fit_seconds,
+        "time/end_to_end_seconds": found.ended_seconds,
+        "memory/peak_bytes": found.peak_memory_bytes,
+        "energy/joules": found.joules,
+        "test/accuracy": evaluated.accuracy,
+        "test/score": evaluated.score,
+    }
+    tracking.log_facts(handle, metrics, {"paceline.layer": layer})
+    return ArmRun(
+        arm=arm.arm.name,
+        repeat=0,
+        position=0,
+        num_epochs=1,
+        startup_seconds=found.startup_seconds,
+        end_to_end_seconds=found.ended_seconds,
+        accuracy=evaluated.accuracy,
+        num_test=evaluated.num_samples,
+        validation=((found.ended_seconds, found.validation_score),),
+        peak_memory_bytes=found.peak_memory_bytes,
+        energy_joules=found.joules,
+        contaminated=found.validity.contaminated,
+        contamination=found.validity.reasons,
+        predictions=(found.predictions,),
+        prediction_samples_per_second=found.prediction_samples_per_second,
+    )
+
+
+def _paces(work: Work, arms: list[ReadyArm], runs: list[ArmRun]) -> Paces | None:
+    """How fast the networks predict that the last repeat has left; None where that cannot be timed."""
+    last = {run.arm: run.run_id for run in runs if run.status == "done" and run.run_id}
+    found = {arm.arm.name: _settings(work, arm, last[arm.arm.name]) for arm in arms if arm.arm.name in last}
+    ways = {name: settings for name, settings in found.items() if settings is not None}
+    if not ways:
+        return None
+    plan, config = arms[0].cleared.plan, work.request.config
+    job = PaceJob(
+        ways=ways,
+        prepared=work.prepared[arms[0].config.data],
+        directory=str(work.site.root / "runs" / work.parent.run_id / "pace"),
+        num_threads=plan.num_threads * plan.world_size,
+        gpus=arms[0].cleared.hardware.gpus,
+        seconds=PACE_SECONDS,
+        own_pids=(os.getpid(),),
+    )
+    try:
+        return time_prediction(job, work.address, config.limits.predict_seconds)
+    except PacelineError as error:
+        if is_interruption(error):
+            raise
+        get_run_logger().warning("How fast the networks predict is not known: %s", error)
+        return None
+
+
+def _settings(work: Work, arm: ReadyArm, run_id: str) -> Settings | None:
+    """How the network that a run has left is executed in prediction; None if it is not there any more."""
+    directory = work.site.root / "runs" / run_id
+    if arm.arm.name not in TRAINED:
+        try:
+            return Frozen.model_validate_json((directory / RESULT).read_bytes()).settings
+        except (OSError, ValidationError):  # gone, or of another version
+            return None
+    trained = find_kept(directory / "trained.json", TrainResult)
+    if trained is None or trained.weights is None:
+        return None
+    prepared, plan = work.prepared[arm.config.data], arm.cleared.plan
+    facts = write_model(directory / "model", arm.config, prepared, Path(trained.weights).read_bytes())
+    return Settings(
+        model_directory=str(directory / "model"),
+        model_digest=digest_of(facts),
+        precision=plan.precision,
+        gpu=False,
+        num_threads=plan.num_threads * plan.world_size,
+        batch_size=batch_size_for(facts.image_shape, facts.model.test_views),
+        package=facts.package.identity if facts.package else None,
+    )

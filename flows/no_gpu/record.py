@@ -1,0 +1,158 @@
+"""Puts the study "no GPU?" together and records it: its run with the report, and each way's runs with its figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from conf.environment import Site
+from flows.hardware_table import trained_runs
+from flows.lifecycle.report_artifacts import describe_devices, log_environment, log_report
+from flows.study.trainings import ReadyArm
+from flows.lifecycle.mlflow_views import share_study
+from tasks.predict.throughput import Paces
+from tasks.records import PreparedSet
+from tasks.speedup.datasheet import SHEETS
+from tasks.speedup.hardware_table import HardwareRow, same_work, tabulate
+from tasks.speedup.study.no_gpu import SCRATCH, TRAINED, Goal, Gpu, NoGpuResult, Way, on_gpu, ways_of
+from tasks.report.no_gpu_report import draw_no_gpu, render_no_gpu
+from tasks.speedup.study.no_gpu_verdict import judge, notes_of
+from tasks.speedup.study.pairs import Trainings
+from tasks.track import run as tracking
+from tasks.track.run import RunHandle
+
+if TYPE_CHECKING:
+    from flows.no_gpu.request import NoGpuRequest
+
+ACCELERATOR = "execution.accelerator"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the study has done."""
+
+    request: NoGpuRequest
+    arms: list[ReadyArm]
+    trainings: Trainings
+    prepared: PreparedSet
+    paces: Paces | None
+    seconds: float
+
+    def result(self, site: Site, parent: RunHandle) -> NoGpuResult:
+        """Everything that follows from the trainings, and from runs on GPUs that the store has."""
+        request, cleared = self.request, self.arms[-1].cleared
+        assert cleared.pretrained is not None
+        rates = self.paces.paces if self.paces else {}
+        gpu = Gpu(
+            sheet=SHEETS[request.gpu],
+            rows=self._rows(site, parent.experiment),
+            rates=rates,
+            name=self.paces.gpu_name if self.paces else None,
+            cost=self.paces.cost if self.paces else None,
+            num_train=self.prepared.num_train,
+            batch_size=request.config.global_batch_size,
+        )
+        scratch = rates.get(SCRATCH)
+        ways = ways_of(self.trainings, request.target, rates) + on_gpu(self.trainings, request.target, gpu)
+        found = NoGpuResult(
+            run_id=parent.run_id,
+            experiment=parent.experiment,
+            preset=request.preset,
+            pretrained=cleared.pretrained.told,
+            layer=request.layer,
+            num_repeats=request.repeats,
+            target=request.target,
+            targets=Goal(self.trainings, request.target).all(),
+            ways=ways,
+            prediction_ratio=scratch.ratio if scratch else None,
+            prediction_disturbed=_disturbance(self.paces),
+            cost=gpu.cost,
+            sheet=gpu.sheet,
+            hardware=f"{cleared.hardware.host}: {describe_devices(cleared.hardware)}",
+            seconds=self.seconds,
+        )
+        choice, verdict = judge(found)
+        return found.model_copy(update={"choice": choice, "verdict": verdict, "notes": tuple(notes_of(found))})
+
+    def _rows(self, site: Site, experiment: str) -> dict[str, tuple[HardwareRow, ...]]:
+        """What GPUs made of the very work of a way, in other runs of the experiment."""
+        runs, _ = trained_runs(site, experiment)
+        on_gpus = [run for run in runs if run.facts.get(ACCELERATOR) == "gpu"]
+        rows = {}
+        for arm in self.trainings.arms:
+            done = self.trainings.of(arm)
+            same = same_work(on_gpus, done[0].facts) if done and arm.name in TRAINED else []
+            rows[arm.name] = tuple(row for table in tabulate(same, {}, {}).tables for row in table.rows)
+        return rows
+
+
+def _disturbance(paces: Paces | None) -> tuple[str, ...]:
+    return paces.validity.reasons if paces is not None and paces.validity.contaminated else ()
+
+
+def log_no_gpu(found: Found, site: Site, parent: RunHandle) -> tuple[NoGpuResult, dict[str, Any]]:
+    """Record the study in its run, and what each way gave in its runs; the JSON of `paceline no-gpu`."""
+    result = found.result(site, parent)
+    environment = log_environment(parent, found.arms[0].cleared.hardware)
+    log_report(parent, render_no_gpu(result, environment), draw_no_gpu(result))
+    tracking.log_document(parent, "no_gpu.json", result.model_dump(mode="json"))
+    for way in result.ways:
+        _log_way(parent, way)
+    summary = summarise_no_gpu(result, parent) | {"view": share_study(parent, ["accuracy"])}
+    tracking.log_document(parent, "summary.json", summary)
+    tracking.log_facts(parent, _metrics(result), {"paceline.verdict": result.verdict, "paceline.choice": result.choice})
+    return result, summary
+
+
+def _metrics(result: NoGpuResult) -> dict[str, float | None]:
+    measured = [way for way in result.ways if way.is_measured]
+    metrics: dict[str, float | None] = {
+        "study/num_arms": len(measured),
+        "study/num_failed": sum(way.num_failed for way in measured),
+        "study/num_contaminated": sum(way.contaminated for way in measured),
+        "study/seconds": result.seconds,
+    }
+    for way in measured:
+        name = way.name.replace(" ", "_").replace("-", "_")
+        metrics |= {
+            f"{name}/accuracy": way.score,
+            f"{name}/target_seconds": way.target_seconds.value,
+            f"{name}/end_to_end_seconds": way.whole_seconds.value,
+            f"{name}/joules": way.joules.value,
+            f"{name}/prediction_samples_per_second": way.executed.value,
+            f"{name}/eager_prediction_samples_per_second": way.eager.value,
+        }
+    return metrics
+
+
+def _log_way(parent: RunHandle, way: Way) -> None:
+    """A way's ratios over all repeats, in each of its runs; what is estimated belongs to no run."""
+    if not way.is_measured:
+        return
+    ratio, whole = way.target_ratio, way.whole_ratio
+    metrics: dict[str, float | None] = {
+        "speedup/target_ratio": ratio.value if ratio else None,
+        "speedup/target_low": ratio.low if ratio else None,
+        "speedup/target_high": ratio.high if ratio else None,
+        "speedup/end_to_end_ratio": whole.value if whole else None,
+    }
+    for run_id in way.run_ids:
+        tracking.log_facts(parent.model_copy(update={"run_id": run_id}), metrics, {"paceline.parity": way.parity})
+
+
+def summarise_no_gpu(result: NoGpuResult, parent: RunHandle) -> dict[str, Any]:
+    """The JSON of `paceline no-gpu`; names and shape are the public contract."""
+    return {
+        "run_id": result.run_id,
+        "experiment": result.experiment,
+        "tracking_uri": parent.public_uri,
+        "choice": result.choice,
+        "verdict": result.verdict,
+        "num_repeats": result.num_repeats,
+        "target": result.target,
+        "targets": list(result.targets),
+        "ways": [way.model_dump(mode="json") for way in result.ways],
+        "prediction_ratio": result.prediction_ratio and result.prediction_ratio.model_dump(mode="json"),
+        "report": "report.html",
+        "seconds": result.seconds,
+    }

@@ -1,0 +1,147 @@
+"""Classifiers on features: fitted on those of some images, scored on those of others; one MLflow run."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from prefect import flow, get_run_logger
+from pydantic import ConfigDict
+
+from conf.credentials import Text
+from conf.load import load
+from conf.config import Config
+from conf.environment import Site, quieten
+from flows.checks import preflight
+from flows.lifecycle.signals import heard
+from flows.lifecycle.outage import outlive_outages
+from flows.predict.request import SAID
+from flows.lifecycle.mlflow_run import begun
+from tasks.errors import InputError
+from tasks.evaluate.linear_classifier import Features, Fitted, Kind, check_classes, fit_and_score, num_shared, of_classes, read_features
+from tasks.records import Record
+from tasks.redact import discreet
+from tasks.measure.energy import EnergyMeter
+from tasks.track import run as tracking
+
+SAME = ("model_digest", "layer")
+"""What the features of both must have in common."""
+
+
+class ClassifyRequest(Record):
+    """What is asked."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    train: Text
+    """Directory that `paceline features` has written, to fit on."""
+    test: Text
+    """Directory of other images' features, to score on."""
+    kinds: tuple[Kind, ...] = ("logistic", "svm")
+    """Classifiers: `logistic` regression, `svm` (linear)."""
+    overrides: tuple[Text, ...] = ()
+    """Settings of `track` and the seed, as key=value."""
+
+
+def clear_classify(request: ClassifyRequest, site: Site) -> tuple[Config, str, dict[str, Any]]:
+    """Check the features, the settings and the store; configuration, experiment, and what the features are of.
+
+    Raises:
+        InputError: one line with the value, the rule and the fix.
+    """
+    train, test = (_said(Path(directory)) for directory in (request.train, request.test))
+    if any(train[name] != test[name] for name in SAME):
+        raise InputError(
+            f"{request.train} and {request.test} are features of other models or layers; write both with the same"
+        )
+    if train["key"] == test["key"]:
+        raise InputError(
+            f"{request.train} and {request.test} are of the same images ({train['source']}); "
+            "a classifier is scored on images that it was not fitted on"
+        )
+    check_classes(Path(request.train), Path(request.test))
+    config = load("folder", [*request.overrides, f"name={train['layer']}"])
+    return config, preflight.check_servers(config, site), train
+
+
+def _said(directory: Path) -> dict[str, Any]:
+    try:
+        said: dict[str, Any] = json.loads((directory / SAID).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{directory}: holds no features; write them with paceline features --out") from error
+    if not said.get("layer") or "num_samples" not in said:
+        what = "features that are not finished" if said.get("layer") else "predictions"
+        raise InputError(f"{directory}: holds {what}; write features with paceline features --out")
+    return said
+
+
+@flow(name="paceline-classify", flow_run_name="classify {request.train}", persist_result=False)
+@heard
+@outlive_outages
+@discreet
+def run_classify(request: ClassifyRequest) -> dict[str, Any]:
+    """Fit classifiers on the features of some images, and score them on those of others.
+
+    Args:
+        request: What is asked.
+    """
+    quieten()
+    started = time.monotonic()
+    site = Site()
+    config, experiment_id, said = clear_classify(request, site)
+    train, test = (read_features(Path(directory)) for directory in (request.train, request.test))
+    num_test, test = len(test.labels), of_classes(test, set(train.labels))
+    shared = num_shared(train, test)
+    with begun(config, site, experiment_id, "classify") as handle:
+        if len(test.labels) < num_test:
+            get_run_logger().warning(
+                "%d of %d test images are of classes that are not fitted on, and are left out",
+                num_test - len(test.labels),
+                num_test,
+            )
+        if shared:
+            get_run_logger().warning(
+                "%d of %d test images are, by their features, among those that are fitted on: the accuracy is too good",
+                shared,
+                len(test.labels),
+            )
+        tracking.set_tags(handle, {"paceline.model": said["model"], "paceline.layer": said["layer"]})
+        fitted = [_fit(kind, train, test, config.seed) for kind in request.kinds]
+        summary = {
+            "run_id": handle.run_id,
+            "experiment": handle.experiment,
+            "tracking_uri": handle.public_uri,
+            **{name: said[name] for name in ("model", "model_digest", "layer")},
+            "train": request.train,
+            "test": request.test,
+            "num_shared": shared,
+            "num_left_out": train.num_left_out + test.num_left_out,
+            "classifiers": [one.model_dump(mode="json") for one in fitted],
+            "seconds": time.monotonic() - started,
+        }
+        tracking.log_document(handle, "summary.json", summary)
+        tracking.log_facts(handle, _metrics(fitted), {})
+    return summary
+
+
+def _fit(kind: Kind, train: Features, test: Features, seed: int) -> Fitted:
+    energy = EnergyMeter()
+    fitted = fit_and_score(kind, train, test, seed).model_copy(update={"joules": energy.joules()})
+    get_run_logger().info("%s: accuracy %.4f, fitted in %.1f s", kind, fitted.accuracy, fitted.fit_seconds)
+    if not fitted.converged:
+        get_run_logger().warning("%s has not converged; its accuracy is that of where it stopped", kind)
+    return fitted
+
+
+def _metrics(fitted: list[Fitted]) -> dict[str, float | None]:
+    best = max(fitted, key=lambda one: one.accuracy)
+    metrics: dict[str, float | None] = {"test/accuracy": best.accuracy}
+    for one in fitted:
+        metrics |= {
+            f"{one.kind}/accuracy": one.accuracy,
+            f"{one.kind}/fit_seconds": one.fit_seconds,
+            f"{one.kind}/joules": one.joules,
+        }
+    return metrics

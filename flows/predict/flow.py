@@ -1,0 +1,156 @@
+"""Prediction: a trained model over a folder of images or a configuration's test split, into Parquet; one MLflow run."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from prefect import flow, get_run_logger
+from prefect.utilities.annotations import quote
+
+from conf.environment import Site, quieten
+from flows.lifecycle.signals import heard
+from flows.lifecycle.outage import outlive_outages
+from flows.lifecycle.overlap import cancel_older
+from flows.predict.request import SAID, Cleared, PredictRequest, clear_predict
+from flows.lifecycle.mlflow_run import begun
+from flows.lifecycle.retries import tried
+from tasks.cluster.resources import demand_of
+from tasks.cluster.start import open_cluster
+from tasks.cluster.user_packages import require_packages
+from tasks.data.prepare.chunks import chunks_of
+from tasks.files import write_durably
+from tasks.predict.job import Part, cut
+from tasks.predict.prefect_tasks import Predicted, predict
+from tasks.scores import mean_iou
+from tasks.redact import discreet
+from tasks.track import run as tracking
+from tasks.track.models import DIGEST_TAG, is_recorded
+
+FLOAT_BYTES = 4
+COUNTS = {"num_samples", "num_rejected", "num_unread", "num_known", "num_correct"}
+EXECUTION = {"accelerator", "device_name", "world_size", "num_threads", "precision", "compile"}
+"""Of a plan, what concerns prediction."""
+LARGE_BYTES = 2**20
+"""Decoded, of an image at its own size, which nobody knows: a part has few of them, for it keeps what is told."""
+
+
+@flow(name="paceline-predict", flow_run_name="predict {request.source}", persist_result=False)
+@heard
+@outlive_outages
+@discreet
+def run_predict(request: PredictRequest) -> dict[str, Any]:
+    """Predict every image of a source with a trained model.
+
+    Args:
+        request: What is asked.
+    """
+    quieten()
+    started = time.monotonic()
+    site = Site()
+    cleared = clear_predict(request, site)
+    cancel_older()
+    parts = _parts(cleared)
+    config = cleared.config
+    with (
+        _cluster(cleared, site) as address,
+        begun(config, site, cleared.experiment_id, "predict") as handle,
+    ):
+        tags = {"paceline.model": request.model, DIGEST_TAG: cleared.settings.model_digest}
+        tracking.set_tags(handle, tags | {"paceline.predictions": str(cleared.out)})
+        if cleared.other_package is not None:
+            get_run_logger().warning("%s: what it predicts may be other than it was", cleared.other_package)
+        cleared.out.mkdir(parents=True, exist_ok=True)
+        said: dict[str, Any] = {
+            "key": cleared.key,
+            "model": request.model,
+            "model_digest": cleared.settings.model_digest,
+            "model_recorded": is_recorded(request.model),
+        }
+        task = cleared.facts.model.task
+        said |= {"source": request.source, "task": task, "class_names": list(cleared.facts.class_names)}
+        said |= {"layer": request.layer, "num_values": cleared.num_values, "own_size": request.own_size}
+        _say(cleared.out, said)
+        if not said["model_recorded"]:
+            get_run_logger().warning(
+                "%s is a directory: no run vouches for it, and it is taken as it is; its digest is %s",
+                request.model,
+                cleared.settings.model_digest,
+            )
+        # Quoted, or Prefect would look into every name.
+        stage = tried(predict, config.limits)
+        limit = config.limits.predict_seconds
+        found = stage(quote(parts), cleared.settings, address, limit)  # type: ignore[call-overload]
+        summary = {
+            "run_id": handle.run_id,
+            "experiment": handle.experiment,
+            "tracking_uri": handle.public_uri,
+            **said,
+            "out": str(cleared.out),
+            **_numbers(found),
+            "execution": cleared.plan.model_dump(mode="json", include=EXECUTION),
+            "seconds": time.monotonic() - started,
+        }
+        _say(cleared.out, summary)
+        tracking.log_document(handle, "summary.json", summary)
+        tracking.log_facts(handle, _metrics(summary, found), {})
+    return summary
+
+
+def _parts(cleared: Cleared) -> list[Part]:
+    """The work, in parts that a worker holds in memory."""
+    images, size = cleared.images, cleared.facts.image_shape[0]
+    num_bytes = size * size * (images.channels + images.num_planes) + FLOAT_BYTES * cleared.num_values
+    if cleared.settings.own_size:
+        num_bytes = max(num_bytes, LARGE_BYTES)
+    return list(cut(images, cleared.out, cleared.key, chunks_of(images.samples, images.origin, num_bytes)))
+
+
+@contextmanager
+def _cluster(cleared: Cleared, site: Site) -> Iterator[str]:
+    """The address of a cluster whose workers have what the model and the source need."""
+    config = cleared.config
+    with open_cluster(config.cluster, demand_of([config.execution], cleared.plan.accelerator), site) as address:
+        require_packages(address, config.packages)
+        yield address
+
+
+def _numbers(found: Predicted) -> dict[str, Any]:
+    counts: Counter[str] = Counter()
+    for record in found.records:
+        counts.update(record.model_dump(include=COUNTS))
+    pixels = np.sum([record.class_pixels for record in found.records if record.class_pixels], axis=0)
+    predicted_now = counts["num_samples"] + counts["num_rejected"] - found.num_reused
+    return {
+        "num_samples": counts["num_samples"],
+        "num_rejected": counts["num_rejected"],
+        "num_unread": counts["num_unread"],
+        "num_reused": found.num_reused,
+        "accuracy": counts["num_correct"] / counts["num_known"] if counts["num_known"] else None,
+        "mean_iou": mean_iou(pixels.tolist()) if pixels.any() else None,
+        "samples_per_second": predicted_now / found.seconds if predicted_now else None,
+        "reads": found.reads.model_dump(mode="json"),
+        "parity": found.parity.model_dump(mode="json") if found.parity else None,
+    }
+
+
+def _metrics(summary: dict[str, Any], found: Predicted) -> dict[str, float | None]:
+    names = ("num_samples", "num_rejected", "num_unread", "num_reused", "accuracy", "mean_iou")
+    metrics = {f"predict/{name}": summary[name] for name in names}
+    metrics["throughput/prediction_samples_per_second"] = summary["samples_per_second"]
+    metrics["time/wall_seconds"] = summary["seconds"]
+    metrics |= found.reads.metrics
+    if found.parity is not None:
+        metrics["predict/parity_agreement"] = found.parity.agreement
+        metrics["predict/parity_max_difference"] = found.parity.max_difference
+    return metrics
+
+
+def _say(out: Path, facts: dict[str, Any]) -> None:
+    write_durably(out / SAID, json.dumps(facts, indent=2).encode())

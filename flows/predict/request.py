@@ -1,0 +1,271 @@
+"""What is asked of a prediction, and its checks before any work: model, images, devices, stores, where it goes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ConfigDict
+
+from conf.credentials import Text
+from conf.data import CLIP_SOURCES, SIGNAL_SOURCES, Data
+from conf.load import checked, load, preset_names
+from conf.config import Config
+from conf.signal import Signal
+from conf.environment import Site
+from flows.checks import preflight
+from flows.checks.training_host import training_host
+from flows.checks.pretrained import check_layer, check_own_size
+from tasks.model_bundle import digest_of
+from tasks.errors import InputError
+from tasks.model.user_package import check_package
+from tasks.paths import nearest_existing
+from tasks.predict.images import Images, in_folder, of_test_split
+from tasks.predict.job import Settings, batch_size_for, key_of
+from tasks.records import Hardware, ModelFacts, Plan, Record
+from tasks.track.environment import package_versions
+from tasks.track.models import fetch_model
+from tasks.train.plan import resolve
+
+PNG_CHANNELS = (1, 3)
+SAID = "predictions.json"
+"""Beside the parts: what they are."""
+
+
+class PredictRequest(Record):
+    """What is asked."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)  # the form's help
+
+    model: Text
+    """`runs:/RUN_ID/model`, `models:/NAME@ALIAS`, a run's id, or a directory."""
+    source: Text
+    """A folder or URL of images, signals or clips, or a preset, of which the test split is predicted."""
+    overrides: tuple[Text, ...] = ()
+    """Settings of data, execution and cluster, as key=value."""
+    layer: Text | None = None
+    """A layer of the model: what it gives is written in place of what the model tells."""
+    own_size: bool = False
+    """Predict each image as large as it is, by a model that tells something of each pixel."""
+    out: Text | None = None
+    """Directory for the Parquet files; None for one under PACELINE_HOME, by what is predicted."""
+
+
+@dataclass(frozen=True)
+class Cleared:
+    """What the checks found out."""
+
+    config: Config
+    facts: ModelFacts
+    images: Images
+    plan: Plan
+    settings: Settings
+    experiment_id: str
+    out: Path
+    key: str
+    other_package: str | None
+    """What is to be said of the user's package that offers the model, if it is not what it was."""
+    num_values: int
+    """That the layer gives for an image; 0 where none is asked for."""
+
+
+def clear_predict(request: PredictRequest, site: Site) -> Cleared:
+    """Check model, images, devices, stores and the place for the result; fetch the model.
+
+    Raises:
+        InputError: one line with the value, the rule and the fix.
+    """
+    directory, facts = fetch_model(site.tracking_uri, request.model, site.root)
+    other_package = check_package(facts.model, facts.package)
+    num_values = 0
+    if request.layer is not None:
+        heads = len(facts.class_names), len(facts.target_names)
+        num_values = check_layer(request.layer, facts.model, facts.image_shape, heads)
+    if request.own_size:
+        if request.layer is not None:
+            raise InputError("own_size is for what a model tells of each pixel, and a layer's output is none; drop one")
+        check_own_size(facts.model, facts.image_shape, (len(facts.class_names), len(facts.target_names)))
+    config, images = _source(request, facts)
+    config, hardware = _workers(config, request, site)
+    plan = resolve(config, hardware, 0)
+    settings = Settings(
+        model_directory=str(directory),
+        model_digest=digest_of(facts),
+        precision=plan.precision,
+        gpu=plan.accelerator == "gpu",
+        num_threads=plan.num_threads,
+        batch_size=batch_size_for(facts.image_shape, facts.model.test_views),
+        package=facts.model.plugin.identity if facts.model.plugin else None,
+        layer=request.layer,
+        own_size=request.own_size,
+    )
+    if plan.compile == "step":
+        if request.own_size:
+            raise InputError("execution.compile=step compiles for one size, and --own-size has many; use compile=off")
+        if request.layer is not None:
+            raise InputError("execution.compile=step compiles what the model tells, not its layers; use compile=off")
+        settings = settings.model_copy(update={"compiled": str(_packages(settings, site.root))})
+    key = key_of(settings, images)
+    out = Path(request.out).expanduser().absolute() if request.out else site.root / "predictions" / key[:16]
+    _check_out(request, out, key)
+    experiment_id = preflight.check_servers(config, site)
+    return Cleared(config, facts, images, plan, settings, experiment_id, out, key, other_package, num_values)
+
+
+def _source(request: PredictRequest, facts: ModelFacts) -> tuple[Config, Images]:
+    is_preset = request.source in preset_names() or request.source.endswith((".yaml", ".yml"))
+    folders = "clips" if facts.num_frames else "folder" if facts.signal is None else "signals"
+    config = load(request.source if is_preset else folders, list(request.overrides))
+    if not is_preset and config.data.root is not None:
+        raise InputError(f"data.root={config.data.root} beside the source {request.source}; name one of them")
+    task = facts.model.task
+    changes: dict[str, Any] = {"image_size": facts.image_shape[0], "fit": _fit(request, facts, config)}
+    changes |= {} if is_preset else {"root": request.source}
+    if config.data.source in SIGNAL_SOURCES:
+        changes["signal"] = _signal(request, facts).model_dump(mode="json")
+    if facts.num_frames and config.data.source in CLIP_SOURCES:
+        changes["num_frames"] = _num_frames(request, facts, config)
+    data = checked(Data, config.data.model_dump(mode="json") | changes)
+    if is_preset:
+        images = of_test_split(data)
+    else:
+        class_names: tuple[str, ...] | None = facts.class_names if task == "classify" else ()
+        if request.layer is not None:
+            class_names = None  # of what a layer gives, other classes than the model's may be told
+        images = in_folder(
+            request.source,
+            class_names,
+            facts.signal,
+            num_frames=facts.num_frames,
+            leave_masks=task == "segment",
+            fit=facts.fit or "scale",
+        )
+    _check_fits(request, facts, images)
+    # Not validated together: a network may only be trained on data of its task, and predicts any pictures.
+    return config.model_copy(update={"data": data, "model": facts.model}), images
+
+
+def _fit(request: PredictRequest, facts: ModelFacts, config: Config) -> Literal["scale", "crop"]:
+    """How images come to their size: as they did for the model."""
+    given = [override for override in request.overrides if override.startswith("data.fit=")]
+    if given:
+        raise InputError(f"{given[0]}: images come to their size as they did for {request.model}; drop it")
+    if request.own_size and not config.data.has_sizes:
+        raise InputError(
+            f"--own-size: the samples of data.source={config.data.source} are not images of their own sizes; drop it"
+        )
+    return facts.fit if facts.fit is not None and config.data.has_sizes else "scale"
+
+
+def _num_frames(request: PredictRequest, facts: ModelFacts, config: Config) -> int:
+    """Frames of each clip: as many as the model knows."""
+    is_given = any(override.startswith("data.num_frames=") for override in request.overrides)
+    if is_given and config.data.num_frames != facts.num_frames:
+        raise InputError(
+            f"data.num_frames={config.data.num_frames}: {request.model} takes clips of {facts.num_frames} frames; "
+            "drop it"
+        )
+    return facts.num_frames
+
+
+def _signal(request: PredictRequest, facts: ModelFacts) -> Signal:
+    """How signals become pictures: as they did for the model."""
+    given = [override for override in request.overrides if override.startswith("data.signal.")]
+    if facts.signal is None:
+        raise InputError(
+            f"{request.source}: signals, and {request.model} was trained on images; give a folder of images"
+        )
+    if given:
+        raise InputError(f"{given[0]}: signals become pictures as they did for {request.model}; drop it")
+    return facts.signal
+
+
+def _check_fits(request: PredictRequest, facts: ModelFacts, images: Images) -> None:
+    """What goes into the model, and what is made of what comes out."""
+    channels = images.channels
+    if facts.signal is not None and images.origin.signal is None:
+        raise InputError(
+            f"{request.source}: images, and {request.model} was trained on signals; give a folder of signals, or "
+            "the preset that it was trained with"
+        )
+    if facts.num_frames != images.origin.num_frames:
+        theirs, ours = ("clips" if number else "images" for number in (images.origin.num_frames, facts.num_frames))
+        raise InputError(
+            f"{request.source}: {theirs}, and {request.model} was trained on {ours}; predict what it was trained for"
+        )
+    if channels != facts.image_shape[2]:
+        raise InputError(
+            f"{request.source}: images of {channels} channels, and the model {request.model} takes "
+            f"{facts.image_shape[2]}; predict what it was trained for"
+        )
+    if request.layer is None:
+        _check_told(request, facts, images)
+
+
+def _check_told(request: PredictRequest, facts: ModelFacts, images: Images) -> None:
+    channels, task = images.channels, facts.model.task
+    if task == "denoise" and channels not in PNG_CHANNELS:
+        raise InputError(
+            f"{request.model}: takes images of {channels} channels, and what it makes of them is written as PNG, which "
+            "has 1 or 3; train on grey or on colours"
+        )
+    if images.num_planes and task == "classify":
+        raise InputError(
+            f"{request.source}: has classes of pixels, and the model {request.model} tells those of whole images; "
+            "predict a folder of images"
+        )
+    if images.num_planes and task == "segment" and images.class_names != facts.class_names:
+        raise InputError(
+            f"{request.source}: its masks have the classes {', '.join(images.class_names)}, and the model "
+            f"{request.model} those of {', '.join(facts.class_names)}; give the folder of the images, without masks"
+        )
+
+
+def _workers(config: Config, request: PredictRequest, site: Site) -> tuple[Config, Hardware]:
+    """One worker for each device of a host, unless fewer are asked for; plain workers on one host share its GPU."""
+    hardware = training_host(config, site)
+    uses_gpus = bool(hardware.gpus) and config.execution.accelerator != "cpu"
+    is_plain = config.cluster.kind == "local"
+    devices = config.execution.num_devices
+    if not any(override.startswith("execution.num_devices=") for override in request.overrides):
+        devices = hardware.num_cores if not uses_gpus else 1 if is_plain else len(hardware.gpus)
+        if is_plain and not uses_gpus and config.cluster.num_workers != "auto":
+            devices = min(devices, config.cluster.num_workers)
+    if is_plain and uses_gpus and devices > 1:
+        raise InputError(
+            f"execution.num_devices={devices} on GPUs and cluster.kind=local, whose workers all take the first GPU; "
+            "use cluster.kind=local_cuda, which gives each its own"
+        )
+    changes: dict[str, Any] = {"execution": config.execution.model_copy(update={"num_devices": devices})}
+    if is_plain:
+        changes["cluster"] = config.cluster.model_copy(update={"num_workers": devices})
+    return config.model_copy(update=changes), hardware
+
+
+def _packages(settings: Settings, home: Path) -> Path:
+    """Where the model lies compiled for these settings and versions."""
+    facts = [settings.model_dump(mode="json", exclude={"model_directory", "own_size"}), package_versions().get("torch")]
+    return home / "compiled" / hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+
+def _check_out(request: PredictRequest, out: Path, key: str) -> None:
+    try:
+        before = json.loads((out / SAID).read_text(encoding="utf-8"))["key"]
+    except FileNotFoundError:
+        if out.is_dir() and any(out.iterdir()):
+            raise InputError(f"--out {request.out}: holds other files; give an empty or a new directory") from None
+        place = nearest_existing(out)
+        if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+            raise InputError(f"--out {out}: cannot be written; give a directory of yours") from None
+        return
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"--out {out}: {SAID} cannot be read ({error}); give another directory") from error
+    if before != key and any(out.glob("part-*.parquet")):
+        raise InputError(
+            f"--out {out}: holds predictions of another model, source, precision, layer or size; give another "
+            "directory or remove it"
+        )

@@ -1,0 +1,82 @@
+"""The run that another is divided by, where the store has it: checked before any work, read when that is done."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from conf.config import Config
+from conf.environment import Site
+from flows.compare import compared
+from flows.run.outcome import Outcome
+from flows.checks.preflight import OF_THIS_RUN
+from flows.run.record import judged_metrics
+from tasks.errors import InputError
+from tasks.records import BASELINE, SpeedupResult
+from tasks.speedup.across import is_plain, speedup_across
+from tasks.speedup.compare import ComparedRun
+from tasks.speedup.comparability import match
+from tasks.measure.validity import most_foreign
+from tasks.track.run import DISTURBED_TAG, RunHandle
+from tasks.track.queries import find_runs, get_runs
+from tasks.train.plan import arm_of
+
+ROLES = ("run", "arm", "trial")
+MAX_BASES = 10
+MAX_SEEN = 50
+"""Runs of the same work that are looked at for such as were executed as the baseline is."""
+HOW = (
+    "execution.num_devices=1 execution.precision=32-true execution.compile=off execution.memory_format=contiguous "
+    "execution.loading=foreground speedup.baseline=none"
+)
+
+
+def check_baseline(config: Config, site: Site) -> None:
+    """Check that the run which is named is there and can be divided by.
+
+    Raises:
+        InputError: it is unknown, has not finished, or has trained nothing.
+    """
+    named = config.speedup.baseline
+    if named in (*OF_THIS_RUN, "matched"):
+        return
+    try:
+        (found,) = get_runs(site.tracking_uri, [named])
+    except InputError as error:
+        raise InputError(f"speedup.baseline: {error}") from error
+    role = found.tags.get("paceline.role", "")
+    if role not in ROLES or found.status != "FINISHED":
+        was = f"is a {role or 'foreign run'}" if role not in ROLES else f"is {found.status}"
+        raise InputError(f"speedup.baseline={named} {was}; name a training that has finished (see paceline ui)")
+
+
+def speedup_over_others(outcome: Outcome, handle: RunHandle) -> SpeedupResult:
+    """The speedup over the run that is named, or over those that did the same work as the baseline does it."""
+    named = outcome.config.speedup.baseline
+    if named == "matched":
+        bases = _matched(outcome, handle)
+        if not bases:
+            return SpeedupResult(
+                verdict=f"not divided: no run of this work in the experiment was executed as the baseline is; add "
+                f"{HOW} for one",
+                cause="not divided",
+            )
+    else:
+        bases = [compared(handle.tracking_uri, found) for found in get_runs(handle.tracking_uri, [named])]
+    now = ComparedRun(
+        run_id=handle.run_id,
+        name=outcome.config.name,
+        status="FINISHED",
+        start_time=0.0,
+        facts=outcome.facts,
+        metrics={name: value for name, value in judged_metrics(outcome).items() if value is not None},
+        tags={DISTURBED_TAG: str(outcome.disturbed)},
+    )
+    limit = most_foreign(outcome.hardware.num_cores)
+    return speedup_across(now, bases, match, limit, arm_of(outcome.plan).label)
+
+
+def _matched(outcome: Outcome, handle: RunHandle) -> list[ComparedRun]:
+    condition = f"tags.`paceline.workload` = '{outcome.workload}' and attributes.status = 'FINISHED'"
+    seen = find_runs(handle.tracking_uri, handle.experiment, condition, MAX_SEEN)
+    bases = (compared(handle.tracking_uri, found) for found in seen if found.tags.get("paceline.role") in ROLES)
+    return list(islice((base for base in bases if is_plain(base, BASELINE)), MAX_BASES))

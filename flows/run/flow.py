@@ -1,0 +1,143 @@
+"""The pipeline: prepare, train, evaluate, account; every stage a Prefect task, the whole one MLflow run."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+from prefect import flow, get_run_logger
+from prefect.artifacts import create_markdown_artifact
+
+from conf.config import Config
+from conf.environment import Site, quieten
+from flows.run import registry as handoff
+from flows.run import history
+from flows.checks import preflight
+from flows.lifecycle import mlflow_views as views
+from flows.run.prestart import clear, cluster_for
+from flows.run.baseline import speedup_over_others
+from flows.lifecycle.signals import heard
+from flows.lifecycle.prefect_artifacts import table
+from flows.lifecycle.outage import outlive_outages, report
+from flows.run.outcome import Outcome, Verdicts
+from flows.lifecycle.overlap import cancel_older
+from flows.run.forecast_check import check_prediction
+from flows.checks.preflight import OF_THIS_RUN, Cleared
+from flows.run.record import log_model, record, summarise
+from flows.lifecycle.mlflow_run import begun, reopened
+from flows.lifecycle.retries import tried
+from tasks.cluster.tls import choose_tls
+from tasks.data.prefect_tasks import prepare
+from tasks.errors import RunError
+from tasks.evaluate.prefect_tasks import evaluate
+from tasks.fingerprint import workload_fingerprint
+from tasks.records import PreparedSet, SpeedupResult
+from tasks.redact import discreet
+from tasks.speedup.prefect_tasks import account
+from tasks.report.summary import summary_table
+from tasks.track.run import RunHandle, log_dataset
+from tasks.train.launch.coordinator import TrainJob
+from tasks.train.autotune.cache import SearchStore
+from tasks.train.prefect_tasks import train
+
+
+@flow(name="paceline-run", flow_run_name="{config.name}", persist_result=False)
+@heard
+@outlive_outages
+@discreet
+def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
+    """Prepare data, train, evaluate, and account for the speed of it.
+
+    Args:
+        config: Everything the run can be told; see the help of each field.
+        resume: Id of an unfinished MLflow run to go on with, from its newest checkpoint.
+    """
+    quieten()
+    started = time.monotonic()
+    site = Site()
+    cleared = clear(config, site)
+    cancel_older()  # not before it is known that this run can begin
+    tls = choose_tls(config.cluster)
+    get_run_logger().info("cluster.tls=%s: %s", tls.value, tls.reason)
+    with cluster_for(config, cleared.plan, site) as cluster:
+        cleared = preflight.settle(config, cleared, cluster.address)
+        prepared = _prepared(config, site, cleared, cluster.address, resume)
+        workload = workload_fingerprint(config.workload, prepared.fingerprint, cleared.weights)
+        if resume is None:
+            tracked = begun(config, site, cleared.experiment_id, "run", workload)
+        else:
+            tracked = reopened(site, resume, "run", workload)
+        with tracked as handle:
+            log_dataset(handle, prepared, config.data.source)
+            searches = SearchStore(site.root, config, cleared.hardware, prepared)
+            job = TrainJob(
+                config=config,
+                plan=cleared.plan,
+                prepared=prepared,
+                pretrained=cleared.pretrained,
+                run_id=handle.run_id,
+                tracking_uri=handle.tracking_uri,
+                home=str(site.root),
+                resume=resume is not None,
+                search=searches.find(),
+                may_search=True,
+            )
+            trained = train(job, cluster.address)
+            cluster.release()
+            searches.keep(trained.search)
+            plan = trained.plan or cleared.plan
+            evaluated = evaluate(trained, prepared, config.limits.evaluate_seconds, job.directory)
+            outcome = Outcome(
+                config, plan, prepared, trained, evaluated, workload, cleared.hardware, cleared.pretrained
+            )
+            outcome = replace(outcome, speedup=_speedup(outcome, handle))
+            summary = _accounted(outcome, handle, started)
+    _show(summary)
+    history.tell(outcome, summary)
+    return summary
+
+
+def _prepared(config: Config, site: Site, cleared: Cleared, address: str, resume: str | None) -> PreparedSet:
+    """The prepared set. Where the preparation fails, MLflow is told by a run, which has no part in wrong input."""
+    stage = tried(prepare, config.limits)
+    try:
+        return stage(config.data, str(site.root), address, config.limits.prepare_seconds)
+    except RunError:
+        unready = reopened(site, resume, "run") if resume else begun(config, site, cleared.experiment_id, "run")
+        with unready:
+            raise
+
+
+def _speedup(outcome: Outcome, handle: RunHandle) -> SpeedupResult:
+    if outcome.config.speedup.baseline in OF_THIS_RUN:
+        return account(outcome.trained, outcome.hardware.num_cores)
+    found = speedup_over_others(outcome, handle)
+    get_run_logger().info("%s", found.verdict)
+    return found
+
+
+def _accounted(outcome: Outcome, handle: RunHandle, started: float) -> dict[str, Any]:
+    """Judge what the stages have found, record it, and hand the model on."""
+    log_model(outcome, handle)
+    judgement = history.judge_run(outcome, handle)
+    verdicts = Verdicts(
+        prediction=check_prediction(handle, outcome.config, outcome.plan, outcome.workload, outcome.speedup),
+        judgement=judgement,
+        registered=handoff.hand_over(outcome, judgement, handle),
+    )
+    view = views.share_with_like(handle, outcome.series, outcome.evaluated.score_name)
+    summary = summarise(outcome, verdicts, handle, view, time.monotonic() - started)
+    record(outcome, verdicts, handle, summary)
+    handoff.promote(outcome, verdicts.registered, handle)
+    return summary
+
+
+def _show(summary: dict[str, Any]) -> None:
+    publish(summary_table(summary), "summary", "What the run achieved and how fast")
+    views.link(summary["view"], "This run among those like it")
+
+
+def publish(rows: list[tuple[str, str]], key: str, description: str) -> None:
+    """Show a short table with the flow run in the Prefect UI."""
+    report(create_markdown_artifact, key=key, markdown=table(("", ""), rows), description=description)

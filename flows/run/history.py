@@ -1,0 +1,147 @@
+"""A run among those of the same settings before it: found in the store, judged, and told where it is worse."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from prefect import get_run_logger
+from prefect.artifacts import create_markdown_artifact
+from prefect.events import emit_event
+
+from flows.lifecycle.prefect_artifacts import plain, table
+from flows.lifecycle.outage import report
+from flows.run.outcome import Outcome
+from flows.run.record import judged_metrics
+from tasks.errors import RegressionError
+from tasks.records import STEP_ITEMS
+from tasks.speedup.comparability import differences
+from tasks.speedup.regression import WINDOW, Figures, Judgement, Margins, is_measure, judge
+from tasks.measure.validity import most_foreign
+from tasks.track.run import DISTURBED_TAG, FACTS_ARTIFACT, REGRESSION_TAG, SERIES_TAG, RunHandle
+from tasks.track.queries import FoundRun, find_runs, read_document
+
+EVENT = "paceline.regression"
+"""Name of the event that a Prefect automation may wait for."""
+ACCEPTED = "accepted"
+MAX_PAST = 10 * WINDOW
+
+
+def judge_run(outcome: Outcome, handle: RunHandle) -> Judgement | None:
+    """Hold a run against its history; None where nobody looks."""
+    track = outcome.config.track
+    if track.on_regression == "off":
+        return None
+    ranks, wanted = outcome.trained.world_size, outcome.config.execution.world_size
+    if ranks != wanted:
+        return Judgement(verdict="not comparable", text=f"trained to its end on {ranks} of {wanted} devices")
+    past = past_runs(handle, outcome.series)
+    known = {name: value for name, value in judged_metrics(outcome).items() if value is not None}
+    now = figures(handle.run_id, known, contaminated=outcome.disturbed)
+    margins = Margins(
+        throughput=track.max_throughput_loss,
+        score=track.max_accuracy_loss,
+        data_wait=track.max_data_wait_rise,
+        foreign_cores=most_foreign(outcome.hardware.num_cores),
+    )
+    judgement = judge([*past, now], margins, outcome.evaluated.score_name)
+    if judgement.verdict in ("regression", "disturbed"):
+        judgement = judgement.model_copy(update={"text": f"{judgement.text}; {_changed(handle, past, outcome.facts)}"})
+        get_run_logger().warning("Worse than before: %s", judgement.text)
+    return judgement
+
+
+def past_runs(handle: RunHandle, series: str) -> list[Figures]:
+    """The runs of a series, the oldest first; from the newest one on whose regression somebody has accepted."""
+    condition = f"tags.`{SERIES_TAG}` = '{series}' and attributes.status = 'FINISHED'"
+    found = find_runs(handle.tracking_uri, handle.experiment, condition, MAX_PAST)
+    past = []
+    for run in found:
+        if run.run_id == handle.run_id:
+            continue
+        past.append(_figures_of(run))
+        if run.tags.get(REGRESSION_TAG) == ACCEPTED:
+            break
+    return past[::-1]
+
+
+def _figures_of(run: FoundRun) -> Figures:
+    regressed = run.tags.get(REGRESSION_TAG, "none") not in ("none", ACCEPTED)
+    contaminated = run.tags.get(DISTURBED_TAG) == "True"
+    return figures(run.run_id, run.metrics, contaminated=contaminated, regressed=regressed)
+
+
+def figures(
+    run_id: str, metrics: Mapping[str, float], *, contaminated: bool = False, regressed: bool = False
+) -> Figures:
+    """What the metrics of a run say of it."""
+    rate = metrics.get("throughput/samples_per_second")
+    seconds = {name: metrics[key] for name in ("data_wait", *STEP_ITEMS) if (key := f"time/{name}_seconds") in metrics}
+    total = sum(seconds.values())
+    items = {name: spent / total / rate for name, spent in seconds.items()} if rate and total > 0 else {}
+    return Figures(
+        run_id=run_id,
+        throughput=metrics.get("throughput/steady_samples_per_second"),
+        score=metrics.get("test/score", metrics.get("test/accuracy")),
+        data_wait=metrics.get("time/data_wait_fraction"),
+        baseline_throughput=metrics.get("throughput/baseline_samples_per_second"),
+        item_seconds=items,
+        foreign_cores=metrics.get("machine/foreign_cores"),
+        contaminated=contaminated,
+        regressed=regressed,
+    )
+
+
+def _changed(handle: RunHandle, past: list[Figures], facts: Mapping[str, str]) -> str:
+    """What is not as it was in the last good run."""
+    last = next((run for run in reversed(past) if is_measure(run)), None)
+    before = read_document(handle.tracking_uri, last.run_id, FACTS_ARTIFACT) if last is not None else None
+    if last is None or not before:
+        return "what has changed since the last good run is not known"
+    found = differences(before, facts)
+    since = f"since the last good run ({last.run_id[:8]})"
+    return f"changed {since}: {'; '.join(found)}" if found else f"no setting, code, version or data changed {since}"
+
+
+def tell(outcome: Outcome, summary: dict[str, Any]) -> None:
+    """Tell of a regression: an artifact and an event of the flow run, and failure where that is wanted.
+
+    Args:
+        outcome: of the run.
+        summary: of the run; travels with the failure.
+
+    Raises:
+        RegressionError: the run was told to fail.
+    """
+    config, judged = outcome.config, summary["regression"]
+    if not judged or judged["verdict"] != "regression":
+        return
+    rows = [
+        (
+            change["name"],
+            *(f"{change[figure]:.4g}" for figure in ("value", "expected", "limit")),
+            change["num_runs"],
+            change["num_before"],
+        )
+        for change in judged["changes"]
+    ]
+    figures_of_it = table(("measure", "now", "before", "alarm at", "runs", "runs before"), rows)
+    report(
+        create_markdown_artifact,
+        key="regression",
+        markdown=f"{plain(judged['text'])}\n\n{figures_of_it}",
+        description=f"{plain(config.name)} is worse than before",
+    )
+    emit_event(
+        EVENT,
+        resource={"prefect.resource.id": f"paceline.series.{outcome.series}", "prefect.resource.name": config.name},
+        payload={
+            "text": judged["text"],
+            "measures": [change["name"] for change in judged["changes"]],
+            "grew": judged["grew"],
+            "run_id": summary["run_id"],
+            "experiment": summary["experiment"],
+        },
+    )
+    if config.track.on_regression == "fail":
+        raise RegressionError(f"worse than before: {judged['text']}", summary)

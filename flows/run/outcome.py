@@ -1,0 +1,59 @@
+"""What the stages of a run have found, and what is made of it; plain, so that it can be told, judged and handed on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from conf.config import Config
+from flows.facts import run_facts
+from tasks.fingerprint import series_fingerprint
+from tasks.records import EvaluateResult, Hardware, Plan, PreparedSet, Pretrained, SpeedupResult, TrainResult
+from tasks.speedup.regression import Judgement
+from tasks.measure.validity import judge
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the stages found."""
+
+    config: Config
+    plan: Plan
+    prepared: PreparedSet
+    trained: TrainResult
+    evaluated: EvaluateResult
+    workload: str
+    hardware: Hardware
+    pretrained: Pretrained | None = None
+    """Weights that it began with; None for those of the seed."""
+    speedup: SpeedupResult = field(default_factory=SpeedupResult)
+
+    @cached_property
+    def series(self) -> str:
+        """Fingerprint that a run shares with those it is judged by."""
+        devices = f"{self.plan.device_name}, {self.hardware.num_cores} cores"
+        return series_fingerprint(self.config, devices, self.prepared.class_names)
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether something disturbed the training, busy cores aside: those are judged by what is usual."""
+        seen = self.trained.validity
+        return seen is not None and judge(seen.model_copy(update={"foreign_load": None})).contaminated is True
+
+    @cached_property
+    def facts(self) -> dict[str, str]:
+        """What a comparison with another run looks at."""
+        return run_facts(self.config, self.prepared, self.plan, self.pretrained)
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """What is made of an outcome."""
+
+    prediction: dict[str, Any] | None
+    """What had been predicted for it, and how that turned out."""
+    judgement: Judgement | None
+    """Against the runs before it; None where nobody looks."""
+    registered: dict[str, Any] | None
+    """Name, version, alias and gate of its model in the registry; None where it is not to be registered."""

@@ -1,0 +1,123 @@
+"""What a run needs and takes seconds to start, begun before its flow: the cluster, and on it processes for the ranks.
+
+They start while the rest of the run's input is checked and the engines are imported. A flow that nothing was begun
+for, as in a deployment, opens its own cluster. Only clusters of this host are begun: others are not this run's alone,
+or have to be waited for. Prefect's temporary API is begun as early, see `preflight`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from conf.config import Config
+from conf.environment import Site
+from flows.checks import preflight
+from flows.lifecycle import prefect_api as temporary_api
+from flows.lifecycle.signals import held
+from flows.checks.preflight import Cleared
+from tasks.cluster.resources import demand_of
+from tasks.cluster.start import open_cluster
+from tasks.cluster.opening import Opening
+from tasks.records import Plan
+from tasks.train.launch.placement import prepare_seats
+
+KINDS = ("local", "local_cuda")
+
+
+@dataclass(frozen=True)
+class OpenCluster:
+    """A cluster that is there."""
+
+    address: str
+    """Of its scheduler."""
+    release: Callable[[], None]
+    """Say that it is not needed any more, so that it may end beside what comes."""
+
+
+class Ahead:
+    """Checks a run that is to be, and begins what it needs; ends that with the body.
+
+    Args:
+        config: of the run.
+        site: this machine's facts.
+    """
+
+    def __init__(self, config: Config, site: Site) -> None:
+        self._config = config
+        self._site = site
+        self._opening: Opening | None = None
+        self._cleared: Cleared | None = None
+
+    def __enter__(self) -> Self:
+        self._token = _current.set(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        _current.reset(self._token)
+        temporary_api.end_unused()
+        if self._opening is not None:
+            with suppress(Exception) if error is not None else nullcontext():  # the first error is the one to tell
+                self._opening.close()
+
+    def check(self) -> None:
+        """Check the run, and begin meanwhile what its input has been checked for.
+
+        Raises:
+            InputError: one line with the value, the rule and the fix.
+        """
+        self._cleared = preflight.check(self._config, self._site, self)
+
+    def begin_api(self) -> None:
+        """Begin Prefect's temporary API, where there is no server."""
+        preflight.begin_api(self._site)
+
+    def begin_cluster(self, plan: Plan) -> None:
+        """Begin the cluster, if it is one of this host."""
+        config = self._config
+        if config.cluster.kind not in KINDS:
+            return
+        demand = demand_of([config.execution], plan.accelerator)
+        with held():  # or nobody would know what is to be closed
+            self._opening = Opening(
+                config.cluster, demand, self._site, lambda address: prepare_seats(address, config, plan)
+            )
+
+    def cleared(self, config: Config) -> Cleared | None:
+        """What the checks of a configuration have found; None if they were of another one."""
+        return self._cleared if config == self._config else None
+
+    def cluster(self, config: Config) -> OpenCluster | None:
+        """The cluster that was begun for a configuration, once it is there; None if there is none."""
+        if self._opening is None or config != self._config:
+            return None
+        return OpenCluster(self._opening.address(), self._opening.release)
+
+
+_current: ContextVar[Ahead | None] = ContextVar("ahead", default=None)
+
+
+def clear(config: Config, site: Site) -> Cleared:
+    """What the checks find, or have found just before.
+
+    Raises:
+        InputError: one line with the value, the rule and the fix.
+    """
+    ahead = _current.get()
+    return (ahead and ahead.cleared(config)) or preflight.check(config, site)
+
+
+@contextmanager
+def cluster_for(config: Config, plan: Plan, site: Site) -> Iterator[OpenCluster]:
+    """The cluster that was begun for a run, or a new one that ends with the body."""
+    ahead = _current.get()
+    begun = ahead and ahead.cluster(config)
+    if begun:
+        yield begun
+        return
+    with open_cluster(config.cluster, demand_of([config.execution], plan.accelerator), site) as address:
+        yield OpenCluster(address, lambda: None)

@@ -1,0 +1,94 @@
+"""The hand-off of a model: through the gate into the registry, where it becomes the champion."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import get_run_logger
+
+from flows.run.outcome import Outcome
+from tasks.speedup.promotion_gate import Gate, gate
+from tasks.speedup.regression import Judgement
+from tasks.track import registry
+from tasks.track import run as tracking
+from tasks.track.registry import Champion
+from tasks.track.run import RunHandle
+
+
+def hand_over(outcome: Outcome, judgement: Judgement | None, handle: RunHandle) -> dict[str, Any] | None:
+    """Make a run's logged model the newest version of its name, if it passes; None where it is not to be registered.
+
+    It is no champion yet: `promote` comes once all else of the run is recorded.
+
+    Returns:
+        What the summary says of it.
+    """
+    track = outcome.config.track
+    if track.register is None:
+        return None
+    present = registry.champion(handle.tracking_uri, track.register)
+    if present is not None and present.run_id == handle.run_id:  # a run that goes on does not beat itself
+        present = None
+    is_other = present is not None and present.score_name != outcome.evaluated.score_name
+    other_score = present.score_name if present is not None and is_other else None
+    asked = gate(track, outcome.evaluated, outcome.trained, judgement, _bar(present, outcome), other_score)
+    tags = _tags(outcome, asked, present)
+    version = registry.register(handle, track.register, tags) if asked.passed else None
+    return {
+        "name": track.register,
+        "version": version,
+        "alias": registry.CHAMPION if version else None,
+        "gate": asked.text,
+        "champion_before": present and present.version,
+    }
+
+
+def _bar(present: Champion | None, outcome: Outcome) -> tuple[float, str] | None:
+    """The score that a champion sets, and of what it is.
+
+    On the same data the best that any champion had, or each could be a little worse than the one before.
+    """
+    if present is None or present.score is None:
+        return None
+    if present.dataset != outcome.prepared.fingerprint:
+        return present.score, "the champion's, on other data,"
+    return max(present.score, present.best_score or 0.0), "the champions' best"
+
+
+def _tags(outcome: Outcome, asked: Gate, present: Champion | None) -> dict[str, str]:
+    speedup, score, name = outcome.speedup, outcome.evaluated.score, outcome.evaluated.score_name
+    is_same = present is not None and present.dataset == outcome.prepared.fingerprint
+    best = max(score, present.best_score or 0.0) if present is not None and is_same else score
+    tags = {
+        registry.SCORE_NAME_TAG: name,
+        registry.SCORE_TAG: repr(score),
+        registry.BEST_TAG: repr(best),
+        registry.DATASET_TAG: outcome.prepared.fingerprint,
+        "paceline.workload": outcome.workload,
+        "paceline.gate": asked.text,
+        "paceline.verdict": speedup.verdict,
+    }
+    if name == "accuracy":
+        tags |= dict(zip(registry.ACCURACY_TAGS, (repr(score), repr(best)), strict=True))
+    if speedup.ratio is not None and speedup.low is not None and speedup.high is not None:
+        tags["paceline.speedup"] = f"{speedup.ratio:.3f} ({speedup.low:.3f} to {speedup.high:.3f})"
+    return tags
+
+
+def promote(outcome: Outcome, registered: dict[str, Any] | None, handle: RunHandle) -> None:
+    """Make what was registered the champion, unless a better one has become it meanwhile."""
+    if not registered:
+        return
+    log, name, version = get_run_logger(), registered["name"], registered["version"]
+    tracking.set_tags(handle, {"paceline.gate": registered["gate"]})
+    if version is None:
+        log.warning("Model %s is not registered: %s", name, registered["gate"])
+        return
+    tracking.set_tags(handle, {"paceline.registered": f"{name} version {version}"})
+    present = registry.champion(handle.tracking_uri, name)
+    is_new = present is not None and present.version not in (version, registered["champion_before"])
+    if present is not None and is_new and (present.score or 0.0) > outcome.evaluated.score:
+        log.warning("Version %s of %s has become champion meanwhile and is better: it stays", present.version, name)
+        return
+    registry.promote(handle, name, version)
+    log.info("Version %s is models:/%s@%s", version, name, registry.CHAMPION)

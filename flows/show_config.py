@@ -1,0 +1,65 @@
+"""A configuration as text: every setting, its value, the reason of each `auto`, and its help."""
+
+from __future__ import annotations
+
+import textwrap
+
+from pydantic import BaseModel
+
+from conf.load import flatten
+from conf.config import Config
+from conf.environment import Site
+from flows.checks.training_host import slurm_script, training_host
+from tasks.cluster.tls import choose_tls
+from tasks.data.key import describe as list_data
+from tasks.errors import InputError
+from tasks.records import Choice
+from tasks.train.plan import resolve
+
+HELP_WIDTH = 110
+
+
+def describe(config: Config, key_width: int) -> str:
+    """One paragraph per setting, in the order of the schema."""
+    helps = _helps(type(config))
+    choices = _choices(config)
+    lines = []
+    for key, value in flatten(config).items():
+        choice = choices.get(key)
+        shown = f"{value} -> {choice.value}  ({choice.reason})" if choice else f"{value}"
+        lines.append(f"{key:<{key_width}} {shown}")
+        lines += textwrap.wrap(helps[key], HELP_WIDTH, initial_indent="    ", subsequent_indent="    ")
+    if config.cluster.kind == "slurm":
+        lines += ["", f"The job that Slurm gets, for each of {config.execution.num_nodes} hosts:", ""]
+        lines.append(slurm_script(config, Site()))
+    return "\n".join(lines)
+
+
+def _choices(config: Config) -> dict[str, Choice]:
+    """What each `auto` becomes here; without the data, as far as it can be told."""
+    tls = {"cluster.tls": choose_tls(config.cluster)} if config.cluster.tls == "auto" else {}
+    return {f"execution.{name}": choice for name, choice in _execution_choices(config).items()} | tls
+
+
+def _execution_choices(config: Config) -> dict[str, Choice]:
+    if config.cluster.kind == "slurm":
+        later = Choice(value="to be chosen", reason="by the hardware of the node that Slurm gives")
+        return {name: later for name, value in flatten(config.execution).items() if value == "auto"}
+    try:
+        num_train = list_data(config.data).num_train
+    except InputError:
+        num_train = None  # where the data lie is not known yet
+    choices = dict(resolve(config, training_host(config, Site()), num_train or 0).reasons)
+    if num_train is None and "loading" in choices:
+        choices["loading"] = Choice(value="to be chosen", reason="by the size of the data, once data.root is given")
+    return choices
+
+
+def _helps(model: type[BaseModel], prefix: str = "") -> dict[str, str]:
+    helps: dict[str, str] = {}
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            helps |= _helps(field.annotation, f"{prefix}{name}.")
+        else:
+            helps[prefix + name] = " ".join((field.description or "").split())
+    return helps

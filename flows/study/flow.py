@@ -1,0 +1,100 @@
+"""The study: every arm trained several times in a balanced order, one MLflow run with one nested run per training."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from prefect import flow
+from pydantic import BaseModel, ConfigDict, Field
+
+from conf.credentials import Text
+from conf.config import Config
+from conf.environment import Site, quieten
+from flows.checks import preflight
+from flows.lifecycle import mlflow_views as views
+from flows.lifecycle.signals import heard
+from flows.lifecycle.outage import outlive_outages
+from flows.lifecycle.overlap import cancel_older
+from flows.run.flow import publish
+from flows.study.trainings import ReadyArm, begun_study, learn_by_training, make_config, run_all
+from flows.study.record import StudyOutcome, log_study
+from tasks.errors import InputError
+from tasks.redact import discreet
+from tasks.speedup.study.design import expand
+from tasks.report.study_report import study_notes
+
+
+class StudyRequest(BaseModel):
+    """What a study is to compare."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    preset: Text
+    """Name or path of the preset, for people."""
+    config: Config
+    """What all arms have in common."""
+    axes: dict[str, list[Text]]
+    """Setting -> its values, the baseline's first."""
+    ladder: bool = False
+    """Add one factor at a time instead of the full grid."""
+    # The bounds are for the form, and refuse there; `clear_study` and the command say what is wrong in a sentence.
+    repeats: int = Field(default=3, json_schema_extra={"minimum": 1})
+    """Trainings of each arm."""
+    target: float | None = Field(default=None, json_schema_extra={"exclusiveMinimum": 0, "maximum": 1})
+    """Validation score (accuracy, mean IoU or SSIM) to which the time is measured; None for the lowest that a baseline
+    run ends with."""
+
+
+def clear_study(request: StudyRequest, site: Site) -> list[ReadyArm]:
+    """Check every arm before any work starts.
+
+    Raises:
+        InputError: naming the arm that cannot run.
+    """
+    if request.repeats < 1:
+        raise InputError(f"repeats={request.repeats}; every arm is trained at least once: use 3 or more for intervals")
+    arms = expand(lambda overrides: make_config(request.config, overrides), request.axes, ladder=request.ladder)
+    base = request.config.model_copy(update={"speedup": request.config.speedup.model_copy(update={"baseline": "none"})})
+    if request.config.speedup.diagnose:
+        base = request.config
+    ready = []
+    for arm in arms:
+        config = make_config(base, list(arm.overrides))
+        try:
+            ready.append(ReadyArm(arm, config, preflight.check(config, site), learn_by_training))
+        except InputError as error:
+            raise InputError(f"arm {arm.name}: {error}") from error
+    return ready
+
+
+@flow(name="paceline-study", flow_run_name="study {request.config.name}", persist_result=False)
+@heard
+@outlive_outages
+@discreet
+def run_study(request: StudyRequest, resume: str | None = None) -> dict[str, Any]:
+    """Train every arm several times in a balanced order, and say what each factor is worth.
+
+    Args:
+        request: Arms, repeats and what they have in common.
+        resume: Id of an unfinished study to go on with.
+    """
+    quieten()
+    started = time.monotonic()
+    site = Site()
+    arms = clear_study(request, site)
+    cancel_older()
+    with begun_study("study", request, arms, site, resume) as (work, arms):
+        run_all(work, arms)
+        outcome = StudyOutcome(
+            request=request,
+            arms=[arm.arm for arm in arms],
+            runs=work.ledger.runs(),
+            prepared={found.fingerprint: found for found in work.prepared.values()},
+            hardware=arms[0].cleared.hardware,
+            seconds=time.monotonic() - started,
+        )
+        result, summary = log_study(outcome, work.parent)
+    publish([("", note) for note in study_notes(result)], "study", "What the arms gave")
+    views.link(summary["view"], "The trainings of this study")
+    return summary | {"result": result.model_dump(mode="json")}

@@ -1,0 +1,237 @@
+"""Puts a study together and records it: its parent run with the report, and each arm's run with its share of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flows.run.record import compile_metrics
+from flows.lifecycle.report_artifacts import describe_devices, log_environment, log_report
+from flows.lifecycle.mlflow_views import share_study
+from tasks.evaluate.pixel_metrics import score_difference
+from tasks.evaluate.metrics import discordant
+from tasks.records import EvaluateResult, Hardware, PreparedSet, SpeedupResult, TrainResult
+from tasks.speedup.study.analysis import budget_differences, ladder, scalings, summarise_arms, target_accuracy
+from tasks.speedup.study.records import ArmRun, ArmSummary, Scaling, StudyArm, StudyResult
+from tasks.report.study_charts import draw_study
+from tasks.report.study_report import render_study
+from tasks.speedup.study.pairs import Trainings
+from tasks.track import run as tracking
+from tasks.track.environment import package_versions
+from tasks.track.run import RunHandle
+
+if TYPE_CHECKING:
+    from flows.study.flow import StudyRequest
+
+
+@dataclass(frozen=True)
+class StudyOutcome:
+    """What a study has done."""
+
+    request: StudyRequest
+    arms: list[StudyArm]
+    runs: tuple[ArmRun, ...]
+    prepared: dict[str, PreparedSet]
+    """By fingerprint."""
+    hardware: Hardware
+    seconds: float
+
+    def result(self, parent: RunHandle) -> StudyResult:
+        """Everything that follows from the trainings."""
+        request, speedup = self.request, self.request.config.speedup
+        trainings = Trainings(self.arms, with_parity(self.runs, self.arms, self.prepared))
+        rungs, interaction = ladder(trainings)
+        groups = {arm.group for arm in self.arms}
+        target = request.target if request.target is not None or len(groups) > 1 else target_accuracy(trainings, "")
+        return StudyResult(
+            run_id=parent.run_id,
+            experiment=parent.experiment,
+            preset=request.preset,
+            kind="ladder" if request.ladder else "grid",
+            num_repeats=request.repeats,
+            arms=summarise_arms(trainings, request.target, speedup.price_per_device_hour),
+            rungs=rungs,
+            interaction=interaction,
+            differences=budget_differences(trainings),
+            scalings=scalings(trainings),
+            target_accuracy=target,
+            price_per_device_hour=speedup.price_per_device_hour,
+            contaminated=sum(bool(run.contaminated) for run in self.runs),
+            seconds=self.seconds,
+            hardware=f"{self.hardware.host}: {describe_devices(self.hardware)}",
+            versions={name: version for name, version in package_versions().items() if version},
+        )
+
+
+def with_parity(runs: Sequence[ArmRun], arms: Sequence[StudyArm], prepared: Mapping[str, PreparedSet]) -> list[ArmRun]:
+    """The trainings with what they gained and lost against the baseline of their group and repeat.
+
+    Args:
+        runs: of a study.
+        arms: of it.
+        prepared: by fingerprint.
+    """
+    groups = {arm.name: arm.group for arm in arms}
+    baselines = {
+        (groups[run.arm], run.repeat): run
+        for run in runs
+        if run.status == "done" and any(arm.is_baseline and arm.name == run.arm for arm in arms)
+    }
+    return [_paired(run, baselines.get((groups[run.arm], run.repeat)), prepared) for run in runs]
+
+
+def _paired(run: ArmRun, base: ArmRun | None, known: Mapping[str, PreparedSet]) -> ArmRun:
+    prepared = known.get(run.facts.get("data", ""))
+    if base is None or run.status != "done" or prepared is None or base.facts.get("data") != run.facts["data"]:
+        return run
+    if run.score_name != base.score_name:
+        return run
+    if run.score_name != "accuracy":  # nothing is right or wrong as a whole
+        value, error = score_difference(base.predictions, run.predictions, prepared, run.score_name)
+        return run.model_copy(update={"score_difference": value, "score_error": error})
+    gained, lost = discordant(base.predictions, run.predictions, prepared)
+    return run.model_copy(update={"num_gained": gained, "num_lost": lost})
+
+
+def training_metrics(run: ArmRun, trained: TrainResult, evaluated: EvaluateResult) -> dict[str, float | None]:
+    """Of a training inside a study or a sweep."""
+    metrics: dict[str, float | None] = {
+        "throughput/steady_samples_per_second": run.samples_per_second,
+        "throughput/samples_per_second": trained.samples_per_second,
+        "throughput/prediction_samples_per_second": evaluated.samples_per_second,
+        "time/data_wait_fraction": run.data_wait_fraction,
+        "time/communication_fraction": run.communication_fraction,
+        "time/idle_fraction": run.idle_fraction,
+        "time/end_to_end_seconds": run.end_to_end_seconds,
+        "time/epoch_seconds": run.epoch_seconds,
+        "time/wall_seconds": trained.wall_seconds,
+        "memory/peak_bytes": run.peak_memory_bytes,
+        "energy/joules": run.energy_joules,
+        "test/accuracy": evaluated.accuracy,
+        f"test/{evaluated.score_name}": evaluated.score,
+        "test/score": evaluated.score,
+        "train/final_loss": trained.final_loss,
+    }
+    metrics |= {f"time/{item}_seconds": seconds for item, seconds in trained.time_budget.items()}
+    return metrics | compile_metrics(trained)
+
+
+def log_arm(handle: RunHandle, arm: StudyArm, run: ArmRun) -> None:
+    """What is known of an arm's run before the study has ended, beside what was measured."""
+    tags = {
+        "paceline.arm": arm.name,
+        "paceline.group": arm.group,
+        "paceline.is_baseline": str(arm.is_baseline),
+        "paceline.repeat": str(run.repeat),
+        "paceline.contaminated": str(run.contaminated),
+        "paceline.contamination": "; ".join(run.contamination),
+        "paceline.dataset": run.facts["data"],
+    }
+    tracking.set_tags(handle, tags)
+    tracking.log_document(handle, tracking.FACTS_ARTIFACT, run.facts)
+
+
+def log_diagnosis(handle: RunHandle, speedup: SpeedupResult) -> None:
+    """What limits an arm's step; its ratio stays the study's business."""
+    shares: dict[str, float | None] = {f"speedup/share_{name}": share for name, (share, *_) in speedup.shares.items()}
+    tracking.log_facts(handle, shares, {"paceline.cause": speedup.cause or "", "paceline.verdict": speedup.verdict})
+
+
+def log_study(outcome: StudyOutcome, parent: RunHandle) -> tuple[StudyResult, dict[str, Any]]:
+    """Record the study in its parent run, and each arm's ratio in the arm's runs; the JSON of `paceline study`."""
+    result = outcome.result(parent)
+    environment = log_environment(parent, outcome.hardware)
+    log_report(parent, render_study(result, environment), draw_study(result))
+    tracking.log_document(parent, "study.json", result.model_dump(mode="json"))
+    for arm in result.arms:
+        _log_ratio(parent, result, arm)
+    summary = summarise_study(result, parent) | {"view": share_study(parent, [arm.score_name for arm in result.arms])}
+    tracking.log_document(parent, "summary.json", summary)
+    tracking.log_facts(parent, _study_metrics(result), {"paceline.study_kind": result.kind})
+    return result, summary
+
+
+def _study_metrics(result: StudyResult) -> dict[str, float | None]:
+    return {
+        "study/num_arms": len(result.arms),
+        "study/num_failed": sum(arm.num_failed for arm in result.arms),
+        "study/num_contaminated": result.contaminated,
+        "study/seconds": result.seconds,
+    }
+
+
+def _log_ratio(parent: RunHandle, result: StudyResult, arm: ArmSummary) -> None:
+    """An arm's ratio over all repeats, in each of its runs, so that the columns of the UI can compare them."""
+    ratio, efficiency = arm.ratio, arm.efficiency
+    metrics: dict[str, float | None] = {
+        "speedup/ratio": ratio.value if ratio else None,
+        "speedup/low": ratio.low if ratio else None,
+        "speedup/high": ratio.high if ratio else None,
+        "speedup/efficiency": efficiency.value if efficiency else None,
+        "speedup/break_even_epochs": arm.break_even_epochs,
+        "speedup/end_to_end_ratio": arm.end_to_end_ratio.value if arm.end_to_end_ratio else None,
+        "speedup/prediction_ratio": arm.prediction_ratio.value if arm.prediction_ratio else None,
+        "cost/per_epoch": arm.cost_per_epoch,
+    }
+    baseline = next(other for other in result.arms if other.arm.is_baseline and other.arm.group == arm.arm.group)
+    tags = {
+        "paceline.baseline": baseline.arm.name,
+        "paceline.baseline_run_id": ", ".join(baseline.run_ids),
+        "paceline.match": "" if arm.match is None else str(arm.match.matches),
+        "paceline.parity": arm.parity,
+    }
+    for run_id in arm.run_ids:
+        tracking.log_facts(parent.model_copy(update={"run_id": run_id}), metrics, tags)
+
+
+def summarise_study(result: StudyResult, parent: RunHandle) -> dict[str, Any]:
+    """The JSON of `paceline study`; names and shape are the public contract."""
+    arms = [
+        {
+            "name": arm.arm.name,
+            "group": arm.arm.group,
+            "run_id": arm.run_ids[0] if arm.run_ids else None,
+            "run_ids": list(arm.run_ids),
+            "execution": arm.execution,
+            "samples_per_second": arm.samples_per_second,
+            "ratio": arm.ratio.value if arm.ratio else None,
+            "low": arm.ratio.low if arm.ratio else None,
+            "high": arm.ratio.high if arm.ratio else None,
+            "significant": arm.significant,
+            "efficiency": arm.efficiency.value if arm.efficiency else None,
+            "prediction_ratio": arm.prediction_ratio.value if arm.prediction_ratio else None,
+            "hit_rate": arm.hit_rate,
+            "score_name": arm.score_name,
+            "score": arm.accuracy,
+            "accuracy": arm.accuracy if arm.score_name == "accuracy" else None,
+            "parity": arm.parity,
+            "break_even_epochs": arm.break_even_epochs,
+            "matches": None if arm.match is None else arm.match.matches,
+            "num_failed": arm.num_failed,
+            "error": arm.error,
+        }
+        for arm in result.arms
+    ]
+    return {
+        "run_id": result.run_id,
+        "experiment": result.experiment,
+        "tracking_uri": parent.public_uri,
+        "kind": result.kind,
+        "num_repeats": result.num_repeats,
+        "arms": arms,
+        "karp_flatt": _serial_fractions(result.scalings),
+        "report": "report.html",
+        "contaminated": result.contaminated,
+        "seconds": result.seconds,
+    }
+
+
+def _serial_fractions(scalings: Sequence[Scaling]) -> dict[str, Any] | None:
+    """By number of devices; where there is more than one scaling, by its group first."""
+    found = {
+        one.group: {str(point.num_devices): point.karp_flatt.value for point in one.points if point.karp_flatt}
+        for one in scalings
+    }
+    known = {group: fractions for group, fractions in found.items() if fractions}
+    return next(iter(known.values()), None) if len(known) <= 1 else known

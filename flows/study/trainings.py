@@ -1,0 +1,303 @@
+"""The trainings of a study: every arm several times in a balanced order, each a run nested in the study's.
+
+What a training is, the arm says; here it is begun, recorded, repeated where something disturbed it, and told of when it
+fails. Knows nothing of what the study makes of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from prefect import get_run_logger
+
+from conf.data import Data
+from conf.load import apply, validate
+from conf.config import Config
+from conf.environment import Site
+from flows.checks import preflight
+from flows.lifecycle.request_artifact import Kind, Request, tracked
+from flows.facts import run_facts
+from flows.lifecycle.signals import is_interruption
+from flows.checks.measured_plan import measured_plan
+from flows.checks.origin import check_origin
+from flows.checks.preflight import Cleared
+from flows.study.record import log_arm, log_diagnosis, training_metrics
+from flows.lifecycle.mlflow_run import nested
+from flows.lifecycle.retries import tried
+from tasks.cluster.resources import Demand, demand_of
+from tasks.cluster.start import open_cluster
+from tasks.data.prefect_tasks import prepare
+from tasks.errors import InputError, PacelineError
+from tasks.evaluate.prefect_tasks import evaluate
+from tasks.fingerprint import workload_fingerprint
+from tasks.records import EvaluateResult, PreparedSet, TrainResult
+from tasks.speedup.study.design import balanced_order
+from tasks.speedup.study.ledger import Ledger
+from tasks.speedup.comparability import differences
+from tasks.speedup.steady_state import steady_rate
+from tasks.speedup.prefect_tasks import account
+from tasks.speedup.study.records import ArmRun, StudyArm
+from tasks.track import run as tracking
+from tasks.track.run import RunHandle
+from tasks.train.launch.coordinator import TrainJob
+from tasks.train.prefect_tasks import train
+
+MAX_SHARE_OF_REPEATS = 0.25
+"""Contaminated trainings are repeated at once, until the study has grown by this share."""
+
+
+class Repeated(Request, Protocol):
+    """What is asked of a study, as far as it concerns its trainings."""
+
+    @property
+    def repeats(self) -> int:
+        """Trainings of each arm."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the trainings of a study share."""
+
+    request: Repeated
+    site: Site
+    address: str
+    parent: RunHandle
+    prepared: dict[Data, PreparedSet]
+    ledger: Ledger
+
+
+@dataclass(frozen=True)
+class ReadyArm:
+    """An arm, ready to run."""
+
+    arm: StudyArm
+    config: Config
+    cleared: Cleared
+    learn: Callable[[Work, ReadyArm, Config, RunHandle], ArmRun]
+    """One training and what came of it; logs both to the run. Of the record's fields those which say when and with
+    which facts it ran are filled in afterwards."""
+
+
+def make_config(config: Config, overrides: list[str]) -> Config:
+    """A configuration with overrides.
+
+    Raises:
+        ConfigError: the result is not valid.
+    """
+    tree = config.model_dump(mode="json")
+    for override in overrides:
+        apply(tree, override)
+    return validate(tree)
+
+
+def _demand(arms: list[ReadyArm]) -> Demand:
+    """What the cluster must have."""
+    on_gpus = any(arm.cleared.plan.accelerator == "gpu" for arm in arms)
+    return demand_of([arm.config.execution for arm in arms], "gpu" if on_gpus else "cpu")
+
+
+@contextmanager
+def begun_study(
+    kind: Kind, request: Repeated, arms: list[ReadyArm], site: Site, resume: str | None
+) -> Iterator[tuple[Work, list[ReadyArm]]]:
+    """Cluster, data and MLflow run of a study, and its arms as that cluster runs them.
+
+    Args:
+        kind: of the study.
+        request: what is asked of it.
+        arms: as cleared, the one that stands for the study first.
+        site: this machine's facts.
+        resume: id of an unfinished study to go on with.
+    """
+    check_origin(request.config.cluster, site)  # of the arms it is checked, and they may have another one
+    with open_cluster(request.config.cluster, _demand(arms), site) as address:
+        arms = [replace(arm, cleared=preflight.settle(arm.config, arm.cleared, address)) for arm in arms]
+        limits = request.config.limits
+        stage = tried(prepare, limits)
+        prepared = {
+            data: stage(data, str(site.root), address, limits.prepare_seconds)
+            for data in {arm.config.data: None for arm in arms}
+        }
+        data = prepared[arms[0].config.data].fingerprint
+        workload = workload_fingerprint(request.config.workload, data, arms[0].cleared.weights)
+        if resume is not None:
+            arms = [_with_layers(arm, prepared, site, resume, address) for arm in arms]
+            _check_conditions(resume, _ledger(site, resume), request, arms, prepared)
+        with tracked(kind, request, site, arms[0].cleared.experiment_id, workload, resume) as parent:
+            if resume is None:
+                arms = [_with_layers(arm, prepared, site, parent.run_id, address) for arm in arms]
+            yield Work(request, site, address, parent, prepared, _ledger(site, parent.run_id)), arms
+
+
+def _with_layers(arm: ReadyArm, prepared: dict[Data, PreparedSet], site: Site, run_id: str, address: str) -> ReadyArm:
+    """The arm with precision, memory format and threads as measured, where they are left to `auto`."""
+    job = TrainJob(
+        config=arm.config,
+        plan=arm.cleared.plan,
+        prepared=prepared[arm.config.data],
+        pretrained=arm.cleared.pretrained,
+        run_id=run_id,
+        tracking_uri=site.tracking_uri,
+        home=str(site.root),
+    )
+    plan = measured_plan(job, arm.cleared.hardware, address)
+    return replace(arm, cleared=replace(arm.cleared, plan=plan))
+
+
+def _ledger(site: Site, run_id: str) -> Ledger:
+    return Ledger(site.root / "runs" / run_id / "arms.jsonl")
+
+
+def _check_conditions(
+    resume: str, ledger: Ledger, request: Repeated, arms: list[ReadyArm], prepared: dict[Data, PreparedSet]
+) -> None:
+    """Trainings of one arm are put together, so all that they learned from and ran on must have stayed as it was.
+
+    Raises:
+        InputError: it has not.
+    """
+    by_name = {arm.arm.name: arm for arm in arms}
+    for run in ledger.runs():
+        if run.status != "done" or run.arm not in by_name:
+            continue
+        arm = by_name[run.arm]
+        changed = differences(run.facts, _facts(request, arm, prepared[arm.config.data], run.repeat))
+        if changed:
+            raise InputError(
+                f"--resume {resume}: since {run.arm}, repeat {run.repeat + 1}, was trained, {'; '.join(changed)}; "
+                "trainings from before and after that are not put together: start a new one"
+            )
+
+
+def _facts(request: Repeated, arm: ReadyArm, prepared: PreparedSet, repeat: int) -> dict[str, str]:
+    config = arm.config.model_copy(update={"seed": request.config.seed + repeat})
+    return run_facts(config, prepared, arm.cleared.plan, arm.cleared.pretrained)
+
+
+def run_all(work: Work, arms: list[ReadyArm]) -> None:
+    """Run what the ledger does not have yet."""
+    by_name = {arm.arm.name: arm for arm in arms}
+    order = balanced_order(list(by_name), work.request.repeats, work.request.config.seed)
+    spare = int(MAX_SHARE_OF_REPEATS * len(arms) * work.request.repeats)
+    total = len(arms) * work.request.repeats
+    for repeat, names in enumerate(order):
+        for name in names:
+            if work.ledger.has(name, repeat):
+                continue
+            run = _run_one(work, by_name[name], repeat)
+            if run.contaminated and spare:
+                spare -= 1
+                get_run_logger().warning("%s, repeat %d: %s; once more", name, repeat, "; ".join(run.contamination))
+                run = _better(work.parent, run, _run_one(work, by_name[name], repeat))
+            work.ledger.add(run)
+            get_run_logger().info("%d of %d trainings: %s", work.ledger.num_runs(), total, _line(run))
+
+
+def _better(parent: RunHandle, first: ArmRun, again: ArmRun) -> ArmRun:
+    """The repetition, unless it failed; the MLflow run of the other one says which run counts instead."""
+    kept, left = (again, first) if again.status == "done" else (first, again)
+    if left.run_id and kept.run_id:
+        handle = parent.model_copy(update={"run_id": left.run_id})
+        tracking.log_facts(handle, {}, {"paceline.superseded_by": kept.run_id})
+    return kept
+
+
+def _line(run: ArmRun) -> str:
+    if run.status == "failed":
+        return f"{run.arm} failed: {run.error}"
+    rate = f"{run.samples_per_second:,.0f} samples/s" if run.samples_per_second else "no steady state"
+    return f"{run.arm}: {rate}" + (", contaminated" if run.contaminated else "")
+
+
+def _run_one(work: Work, arm: ReadyArm, repeat: int) -> ArmRun:
+    """Run one arm once; a failure is reported as such, and the study goes on."""
+    config = arm.config.model_copy(
+        update={"seed": work.request.config.seed + repeat, "name": f"{arm.arm.name} #{repeat + 1}"}
+    )
+    if repeat > 0 and config.speedup.diagnose:  # once is enough
+        config = make_config(config, ["speedup.baseline=none", "speedup.diagnose=false"])
+    prepared = work.prepared[config.data]
+    known = {
+        "repeat": repeat,
+        "position": work.ledger.num_runs(),
+        "facts": _facts(work.request, arm, prepared, repeat),
+    }
+    run_id = None
+    try:
+        with nested(work.parent, config, config.name) as handle:
+            run_id = handle.run_id
+            tracking.log_dataset(handle, prepared, config.data.source)
+            run = arm.learn(work, arm, config, handle).model_copy(update=known | {"run_id": run_id})
+            log_arm(handle, arm.arm, run)
+            return run
+    except PacelineError as error:
+        if is_interruption(error):
+            raise
+        failed = {"status": "failed", "error": str(error), "world_size": config.execution.world_size}
+        return ArmRun.model_validate({"arm": arm.arm.name, "run_id": run_id} | known | failed)
+
+
+def learn_by_training(work: Work, arm: ReadyArm, config: Config, handle: RunHandle) -> ArmRun:
+    """Train in fresh ranks, and evaluate."""
+    prepared = work.prepared[config.data]
+    trained = train(_job(work, arm, config, prepared, handle), work.address)
+    evaluated = evaluate(trained, prepared, config.limits.evaluate_seconds)
+    run = arm_run(arm.arm, trained, evaluated)
+    tracking.log_facts(handle, training_metrics(run, trained, evaluated), {})
+    if trained.probe is None:
+        return run
+    speedup = account(trained, arm.cleared.hardware.num_cores)
+    log_diagnosis(handle, speedup)
+    return run.model_copy(update={"cause": speedup.cause, "shares": speedup.shares})
+
+
+def _job(work: Work, arm: ReadyArm, config: Config, prepared: PreparedSet, handle: RunHandle) -> TrainJob:
+    return TrainJob(
+        config=config,
+        plan=arm.cleared.plan,
+        prepared=prepared,
+        pretrained=arm.cleared.pretrained,
+        run_id=handle.run_id,
+        tracking_uri=handle.tracking_uri,
+        home=str(work.site.root),
+        cold_compile=True,  # or the first of the repeats would compile for all
+    )
+
+
+def arm_run(arm: StudyArm, trained: TrainResult, evaluated: EvaluateResult) -> ArmRun:
+    """The figures of a training that a study compares."""
+    ends = trained.epoch_ends
+    lengths = [later - sooner for sooner, later in itertools.pairwise(ends)]
+    startup = trained.startup_seconds
+    restarted = tuple(f"it was begun again: {restart.cause}" for restart in trained.restarts)
+    return ArmRun(
+        arm=arm.name,
+        repeat=0,
+        position=0,
+        world_size=trained.world_size,
+        num_epochs=trained.num_epochs,
+        samples_per_second=steady_rate(trained),
+        epoch_seconds=sorted(lengths)[len(lengths) // 2] if lengths else None,
+        first_epoch_seconds=ends[0] - startup if ends and startup is not None else None,
+        startup_seconds=startup,
+        end_to_end_seconds=ends[-1] if ends else None,
+        score_name=evaluated.score_name,
+        accuracy=evaluated.score,
+        num_test=evaluated.num_samples,
+        validation=tuple(zip(ends, trained.validation_scores[-len(ends) :], strict=False)),
+        time_budget=trained.time_budget,
+        data_wait_fraction=trained.data_wait_fraction,
+        communication_fraction=trained.communication_fraction,
+        idle_fraction=trained.idle_fraction,
+        peak_memory_bytes=trained.peak_memory_bytes,
+        energy_joules=trained.energy_joules,
+        contaminated=bool(restarted) or (trained.validity.contaminated if trained.validity else None),
+        contamination=restarted + (trained.validity.reasons if trained.validity else ()),
+        predictions=trained.predictions,
+        prediction_samples_per_second=evaluated.samples_per_second,
+        compile=trained.compile,
+    )

@@ -1,0 +1,294 @@
+"""The sweep: several trials of one recipe at once on the same prepared data, each with a run nested in the sweep's."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextvars import copy_context
+from dataclasses import dataclass
+from typing import Any
+
+from prefect import flow, get_run_logger
+from pydantic import BaseModel, ConfigDict, Field
+
+from conf.credentials import Text
+from conf.load import ConfigError
+from conf.config import Config
+from conf.environment import Site, quieten
+from flows.checks import preflight
+from flows.lifecycle import mlflow_views as views
+from flows.lifecycle.request_artifact import tracked
+from flows.lifecycle.signals import heard
+from flows.checks.measured_plan import measured_plan
+from flows.lifecycle.outage import outlive_outages
+from flows.lifecycle.overlap import cancel_older
+from flows.run.flow import publish
+from flows.checks.preflight import Cleared
+from flows.study.trainings import make_config
+from flows.sweep.colocation import colocation_on
+from flows.sweep.record import SweepOutcome, log_sweep
+from tasks.sweep.concurrency import Room, find_room
+from flows.sweep.trial import SweepWork, run_trial
+from flows.lifecycle.retries import tried
+from tasks.cluster.client import count_workers
+from tasks.cluster.start import open_cluster
+from tasks.data.prefect_tasks import prepare
+from tasks.errors import InputError, RunError
+from tasks.fingerprint import workload_fingerprint
+from tasks.scores import SCORE_OF_TASK, SCORE_WORDS
+from tasks.records import Plan, PreparedSet
+from tasks.redact import discreet
+from tasks.train.autotune.choice import LAYER_SETTINGS
+from tasks.report.sweep_report import sweep_notes, trial_line
+from tasks.sweep.optuna_study import Proposer, Search
+from tasks.sweep.space import Parameter, most_epochs, num_proposals, parse_parameters
+from tasks.sweep.records import Proposal, Pruner, Sampler, Trial
+from tasks.track.run import RunHandle
+from tasks.train.launch.coordinator import TrainJob
+
+JOURNAL = "trials.journal"
+"""In the run's directory."""
+NETWORK = {"model.name", "model.width", "model.depth"}
+LOOK_SECONDS = 1.0
+"""A signal waits no longer for its handler than this."""
+
+
+class SweepRequest(BaseModel):
+    """What a sweep is to try."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    preset: Text
+    """Name or path of the preset, for people."""
+    config: Config
+    """What all trials have in common."""
+    parameters: dict[str, Text]
+    """Setting -> its values: log(a,b), lin(a,b), int(a,b[,step]) or [x,y,z]."""
+    # The bounds are for the form, and refuse there; `clear_sweep` says what is wrong in a sentence.
+    num_trials: int | None = Field(default=None, json_schema_extra={"minimum": 1})
+    """Trials; None for 20, or all of a grid."""
+    sampler: Sampler = "tpe"
+    """What chooses the values: `tpe` learns from the trials before, `random`, or every combination as a `grid`."""
+    pruner: Pruner = "none"
+    """What ends a trial early whose validation score falls behind: `median` (of the others at that epoch), `asha` (the
+    best third goes on after 1, 3, 9 ... epochs) or `hyperband` (the same from several first epochs)."""
+    at_once: int | None = Field(default=None, json_schema_extra={"minimum": 1})
+    """Trials at the same time; None for as many as there are devices for."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A sweep that can begin."""
+
+    request: SweepRequest
+    config: Config
+    """Of a trial, but for what is varied."""
+    parameters: tuple[Parameter, ...]
+    num_trials: int
+    cleared: Cleared
+    room: Room
+
+
+def clear_sweep(request: SweepRequest, site: Site) -> Ready:
+    """Check everything before any work starts: each end of each parameter is tried on the configuration.
+
+    Raises:
+        InputError: one line with the value, the rule and the fix.
+    """
+    _check_numbers(request)
+    if request.config.data.validation_fraction == 0:
+        raise InputError(
+            "data.validation_fraction=0 leaves nothing to judge trials by, and the test split is not for choosing; "
+            "hold some out, as in data.validation_fraction=0.1"
+        )
+    parameters = parse_parameters([f"{setting}={values}" for setting, values in request.parameters.items()])
+    num_trials = num_proposals(request.num_trials, request.sampler == "grid", parameters)
+    config = make_config(request.config, ["speedup.baseline=none", "speedup.diagnose=false", "track.register=null"])
+    _check_weights(config, parameters)
+    for parameter in parameters:
+        for value in parameter.tried():
+            _try(config, parameter, parameter.override(value))
+    cleared = preflight.check(config, site)
+    for parameter in parameters:
+        for value in parameter.tried():
+            _try(config, parameter, parameter.override(value), cleared)
+    return Ready(request, config, parameters, num_trials, cleared, _room(request, config, cleared, num_trials))
+
+
+def _check_numbers(request: SweepRequest) -> None:
+    for name, number in (("--trials", request.num_trials), ("--at-once", request.at_once)):
+        if number is not None and number < 1:
+            raise InputError(f"{name} {number} is not above 0; give 1 or more")
+
+
+def _check_weights(config: Config, parameters: tuple[Parameter, ...]) -> None:
+    """All trials begin with the weights that were checked for the network that they have in common."""
+    for parameter in parameters:
+        if parameter.setting == "model.pretrained":
+            raise InputError("--param model.pretrained: all trials begin with the same weights; make a sweep for each")
+        if config.model.pretrained is not None and parameter.setting in NETWORK:
+            raise InputError(
+                f"--param {parameter.setting}: model.pretrained={config.model.pretrained} fits one network; "
+                "sweep other settings, or begin by the seed"
+            )
+
+
+def _check_like(config: Config, changed: Config) -> None:
+    if changed.model.task != config.model.task:
+        raise InputError(
+            f"model.name={changed.model.name} is judged by {SCORE_WORDS[SCORE_OF_TASK[changed.model.task]]}, and "
+            f"{config.model.name} by {SCORE_WORDS[SCORE_OF_TASK[config.model.task]]}; make a sweep for each"
+        )
+    if changed.packages != config.packages:
+        raise InputError(
+            f"model.name={changed.model.name} and {config.model.name} are of different packages; make a sweep for each"
+        )
+
+
+def _try(config: Config, parameter: Parameter, override: str, cleared: Cleared | None = None) -> None:
+    try:
+        changed = make_config(config, [override])
+        _check_like(config, changed)
+        if cleared is not None:
+            preflight.plan_like(changed, cleared, cleared.hardware)
+    except (ConfigError, InputError) as error:
+        raise InputError(f"--param {parameter.setting}: {error}") from error
+
+
+def _room(
+    request: SweepRequest,
+    config: Config,
+    cleared: Cleared,
+    num_trials: int,
+) -> Room:
+    address = config.cluster.address
+    present = count_workers(address) if address is not None else None
+    return find_room(config, cleared.hardware, cleared.plan.accelerator, num_trials, request.at_once, present)
+
+
+@flow(name="paceline-sweep", flow_run_name="sweep {request.config.name}", persist_result=False)
+@heard
+@outlive_outages
+@discreet
+def run_sweep(request: SweepRequest, resume: str | None = None) -> dict[str, Any]:
+    """Run trials of one recipe with other settings, several at once, and say which is best.
+
+    Args:
+        request: What to try, and what all trials have in common.
+        resume: Id of an unfinished sweep to go on with.
+    """
+    quieten()
+    started = time.monotonic()
+    site = Site()
+    ready = clear_sweep(request, site)
+    cancel_older()
+    config, room = ready.config, ready.room
+    with open_cluster(config.cluster, room.demand, site) as address:
+        cleared = preflight.settle(config, ready.cleared, address)
+        limits = config.limits
+        prepared = tried(prepare, limits)(config.data, str(site.root), address, limits.prepare_seconds)
+        _check_validation(prepared)
+        workload = workload_fingerprint(config.workload, prepared.fingerprint, cleared.weights)
+        with tracked("sweep", request, site, ready.cleared.experiment_id, workload, resume) as parent:
+            plan = _measured(ready, cleared, prepared, site, parent, address)
+            _tell_choices(ready, plan)
+            work = SweepWork(
+                config=config,
+                parameters=ready.parameters,
+                cleared=cleared,
+                room=room,
+                address=address,
+                home=site.root,
+                parent=parent,
+                prepared=prepared,
+                layers={name: getattr(plan, name) for name in LAYER_SETTINGS if name in plan.reasons},
+                proposer=Proposer(site.root / "runs" / parent.run_id / JOURNAL, _search(ready)),
+                stopped=threading.Event(),
+            )
+            colocation, no_colocation = colocation_on(work, request.config.speedup.baseline)
+            _run_all(work, ready.num_trials)
+            outcome = SweepOutcome(work, request, colocation, no_colocation, time.monotonic() - started)
+            result, summary = log_sweep(outcome)
+            _check_any(result.trials)
+    publish([("", note) for note in sweep_notes(result)], "sweep", "What the trials gave")
+    views.link(summary["view"], "The trials of this sweep")
+    return summary | {"result": result.model_dump(mode="json")}
+
+
+def _measured(
+    ready: Ready, cleared: Cleared, prepared: PreparedSet, site: Site, parent: RunHandle, address: str
+) -> Plan:
+    """The execution of a trial on its share of the devices; what is left to `auto` of the layers is measured once."""
+    job = TrainJob(
+        config=ready.config,
+        plan=preflight.plan_like(ready.config, cleared, ready.room.share),
+        prepared=prepared,
+        pretrained=cleared.pretrained,
+        run_id=parent.run_id,
+        tracking_uri=parent.tracking_uri,
+        home=str(site.root),
+    )
+    return measured_plan(job, ready.room.share, address)
+
+
+def _tell_choices(ready: Ready, plan: Plan) -> None:
+    """Once for all trials."""
+    log, room = get_run_logger(), ready.room
+    log.info("%d trials, %s at once: %s", ready.num_trials, room.at_once.value, room.at_once.reason)
+    for name, choice in plan.reasons.items():
+        log.info("Each has execution.%s=%s: %s", name, choice.value, choice.reason)
+
+
+def _search(ready: Ready) -> Search:
+    return Search(
+        parameters=ready.parameters,
+        sampler=ready.request.sampler,
+        pruner=ready.request.pruner,
+        num_trials=ready.num_trials,
+        num_epochs=most_epochs(ready.config, ready.parameters),
+        seed=ready.config.seed,
+    )
+
+
+def _check_validation(prepared: PreparedSet) -> None:
+    if not prepared.num_validation:
+        raise RunError(
+            "the prepared set has no validation samples, and trials are judged by them; raise data.validation_fraction"
+        )
+
+
+def _check_any(trials: tuple[Trial, ...]) -> None:
+    if trials and all(trial.status == "failed" for trial in trials):
+        raise RunError(f"all {len(trials)} trials failed, the last one by: {trials[-1].error}")
+
+
+def _run_all(work: SweepWork, num_trials: int) -> None:
+    """Run trials until there are as many as asked for, a new one as soon as one has ended."""
+    waiting = deque(work.proposer.unfinished())
+    running: set[Future[Trial | None]] = set()
+    with ThreadPoolExecutor(work.room.num_at_once, "trial") as pool:
+        try:
+            while True:
+                while len(running) < work.room.num_at_once and (proposal := _next(work, waiting)) is not None:
+                    get_run_logger().info("Trial %d: %s", proposal.number, " ".join(work.overrides(proposal)))
+                    running.add(pool.submit(copy_context().run, run_trial, work, proposal))
+                if not running:
+                    return
+                ended, running = wait(running, LOOK_SECONDS, FIRST_COMPLETED)
+                for future in ended:
+                    _tell(future.result(), len(work.proposer.trials()), num_trials)
+        except BaseException:
+            work.stopped.set()  # the pool waits for its threads
+            raise
+
+
+def _next(work: SweepWork, waiting: deque[Proposal]) -> Proposal | None:
+    return waiting.popleft() if waiting else work.proposer.propose()
+
+
+def _tell(trial: Trial | None, num_ended: int, num_trials: int) -> None:
+    if trial is not None:
+        say = get_run_logger().warning if trial.status == "failed" else get_run_logger().info
+        say("%d of %d trials: trial %d, %s", num_ended, num_trials, trial.number, trial_line(trial))

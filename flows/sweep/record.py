@@ -1,0 +1,156 @@
+"""Puts a sweep together and records it in its MLflow run: the table of trials, the report, the best one's settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flows.lifecycle.report_artifacts import describe_devices, log_environment, log_report
+from flows.sweep.trial import SweepWork
+from flows.lifecycle.mlflow_views import share_sweep
+from tasks.scores import SCORE_OF_TASK
+from tasks.report.sweep_charts import draw_sweep
+from tasks.sweep.colocation import Colocation
+from tasks.report.sweep_report import render_sweep
+from tasks.sweep.space import most_epochs
+from tasks.sweep.records import SweepResult, Trial
+from tasks.track import run as tracking
+from tasks.track.environment import package_versions
+from tasks.track.run import RunHandle
+
+if TYPE_CHECKING:
+    from flows.sweep.flow import SweepRequest
+
+
+@dataclass(frozen=True)
+class SweepOutcome:
+    """What a sweep has done."""
+
+    work: SweepWork
+    request: SweepRequest
+    colocation: Colocation | None
+    no_colocation: str
+    """Why there is none."""
+    seconds: float
+
+    def result(self) -> SweepResult:
+        """Everything that follows from its trials."""
+        work = self.work
+        hardware = work.cleared.hardware
+        return SweepResult(
+            run_id=work.parent.run_id,
+            experiment=work.parent.experiment,
+            preset=self.request.preset,
+            parameters=work.parameters,
+            sampler=self.request.sampler,
+            pruner=self.request.pruner,
+            at_once=work.room.at_once,
+            num_epochs=most_epochs(work.config, work.parameters),
+            score_name=SCORE_OF_TASK[work.config.model.task],
+            trials=work.proposer.trials(),
+            colocation=self.colocation,
+            no_colocation=self.no_colocation,
+            seconds=self.seconds,
+            hardware=f"{hardware.host}: {describe_devices(hardware)}",
+            versions={name: version for name, version in package_versions().items() if version},
+        )
+
+
+def log_sweep(outcome: SweepOutcome) -> tuple[SweepResult, dict[str, Any]]:
+    """Record the sweep in its run; the result, and the JSON of `paceline sweep`."""
+    result, parent = outcome.result(), outcome.work.parent
+    environment = log_environment(parent, outcome.work.cleared.hardware)
+    log_report(parent, render_sweep(result, environment), draw_sweep(result))
+    tracking.log_document(parent, "sweep.json", result.model_dump(mode="json"))
+    view = share_sweep(parent, [parameter.setting for parameter in result.parameters])
+    summary = summarise_sweep(result, parent) | {"view": view}
+    tracking.log_document(parent, "summary.json", summary)
+    tracking.log_facts(parent, _metrics(result), _tags(result))
+    return result, summary
+
+
+def _metrics(result: SweepResult) -> dict[str, float | None]:
+    best, speedup = result.best, result.speedup
+    return {
+        "sweep/num_trials": len(result.trials),
+        "sweep/num_pruned": result.num("pruned"),
+        "sweep/num_failed": result.num("failed"),
+        "sweep/seconds": result.seconds,
+        "sweep/occupancy": result.occupancy,
+        "speedup/ratio": speedup.value if speedup else None,
+        "speedup/low": speedup.low if speedup else None,
+        "speedup/high": speedup.high if speedup else None,
+        "sweep/best_score": best.score if best else None,
+        "sweep/best_test_score": best.test_score if best else None,
+    }
+
+
+def _tags(result: SweepResult) -> dict[str, str]:
+    best, colocation = result.best, result.colocation
+    tags = (
+        {"paceline.layout": colocation.layout, "paceline.contaminated": str(colocation.contaminated)}
+        if colocation
+        else {}
+    )
+    if best is not None:
+        tags |= {"paceline.best_run_id": best.run_id or "", "paceline.best": " ".join(result.overrides(best))}
+    return tags
+
+
+def summarise_sweep(result: SweepResult, parent: RunHandle) -> dict[str, Any]:
+    """The JSON of `paceline sweep`; names and shape are the public contract."""
+    best = result.best
+    return {
+        "run_id": result.run_id,
+        "experiment": result.experiment,
+        "tracking_uri": parent.public_uri,
+        "sampler": result.sampler,
+        "pruner": result.pruner,
+        "at_once": result.at_once.value,
+        "score_name": result.score_name,
+        "best": _plain(result, best) | {"test_score": best.test_score} if best else None,
+        "trials": [_plain(result, trial) for trial in result.trials],
+        "num_done": result.num("done"),
+        "num_pruned": result.num("pruned"),
+        "num_failed": result.num("failed"),
+        "occupancy": result.occupancy,
+        "speedup": _speedup(result),
+        "report": "report.html",
+        "seconds": result.seconds,
+    }
+
+
+def _plain(result: SweepResult, trial: Trial) -> dict[str, Any]:
+    return {
+        "number": trial.number,
+        "run_id": trial.run_id,
+        "status": trial.status,
+        "score": trial.score,
+        "values": trial.values,
+        "overrides": list(result.overrides(trial)),
+        "num_epochs": len(trial.scores),
+        "restarts": trial.restarts,
+        "seconds": trial.seconds,
+        "error": trial.error,
+    }
+
+
+def _speedup(result: SweepResult) -> dict[str, Any]:
+    """Of the whole sweep over its trials one after the other on one device, and of the steps behind it."""
+    found, colocation = result.speedup, result.colocation
+    if found is None or colocation is None:
+        return {"ratio": None, "low": None, "high": None, "layout": None, "reason": result.no_colocation}
+    ways = {
+        "over_alone": colocation.over_alone,
+        "over_together": colocation.over_together,
+        "over_whole": colocation.over_whole,
+    }
+    return {
+        "ratio": found.value,
+        "low": found.low,
+        "high": found.high,
+        "layout": colocation.layout,
+        "num_rounds": colocation.num_rounds,
+        "contaminated": colocation.contaminated,
+        **{name: way and way.model_dump() for name, way in ways.items()},
+    }

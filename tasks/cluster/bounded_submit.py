@@ -1,0 +1,83 @@
+"""Many tasks on a cluster with few of them at its scheduler at a time. Knows nothing of what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tasks import deadline
+from tasks.cluster.client import connect
+from tasks.errors import InputError, OutsideError, PacelineError, RunError, one_line
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+WAIT_FOR_WORKERS_SECONDS = 60.0
+PER_THREAD = 8
+"""Tasks at the scheduler for each thread of a worker: a million names at once would be 100 MB."""
+
+T = TypeVar("T")
+
+
+@contextmanager
+def connect_to_workers(address: str, purpose: str) -> Iterator[Client]:
+    """A client of a cluster that has a worker, for a body that gives it tasks.
+
+    Raises:
+        RunError: none answered; names the purpose.
+        OutsideError: a task failed by an error that is not ours.
+    """
+    try:
+        with _connected(address, purpose) as client:
+            yield client
+    except (PacelineError, OSError):
+        raise
+    except Exception as error:
+        raise OutsideError(
+            f"{purpose} failed on the workers at {address}: {one_line(error)}; see the workers' logs"
+        ) from error
+
+
+@contextmanager
+def _connected(address: str, purpose: str) -> Iterator[Client]:
+    with ExitStack() as stack:
+        try:
+            client = stack.enter_context(connect(address))
+            client.wait_for_workers(1, timeout=WAIT_FOR_WORKERS_SECONDS)
+        except (InputError, TimeoutError) as error:
+            raise RunError(
+                f"cluster address {address}: no Dask worker answered ({error}); {purpose} needs one; "
+                "start workers or correct cluster.address"
+            ) from error
+        yield client
+
+
+def completed(client: Client, tasks: Iterable[T], submit: Callable[[T], Future[Any]]) -> Generator[Any, None, None]:
+    """The results of all tasks as they come; to be closed, which cancels what is left at the scheduler.
+
+    Raises:
+        TimeLimitError: the stage's time is over.
+    """
+    from distributed import as_completed
+
+    waiting = iter(tasks)
+    window = PER_THREAD * max(1, sum(client.nthreads().values()))
+    futures = {submit(task) for task in islice(waiting, window)}
+    ready = as_completed(futures, loop=client.loop, timeout=deadline.left())
+    try:
+        for future in ready:
+            futures.discard(future)
+            yield future.result()
+            deadline.check()
+            for task in islice(waiting, 1):
+                following = submit(task)
+                futures.add(following)
+                ready.add(following)
+    except TimeoutError:
+        deadline.check()  # or it was a task's own
+        raise
+    finally:
+        if futures:
+            client.cancel(list(futures))

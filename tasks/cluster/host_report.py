@@ -1,0 +1,41 @@
+"""What a host says of itself before a cluster is started on it: `python -m tasks.cluster.host_report [TLS_DIRECTORY]`.
+
+That this program answers at all shows that the host has the interpreter and the package where they are needed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+from tasks.cluster.hardware import describe
+from tasks.fingerprint import code_fingerprint
+from tasks.records import Hardware, Record
+
+
+class HostFacts(Record):
+    """One host, as seen from there."""
+
+    hardware: Hardware
+    code: str
+    """Fingerprint of the code that its workers would run."""
+    has_dask_cuda: bool
+    missing: tuple[str, ...]
+    """Files of the certificates that cannot be read there."""
+
+
+def facts(tls_directory: str | None) -> HostFacts:
+    """Facts of the host this is called on."""
+    files = [Path(tls_directory) / name for name in ("ca.pem", "cert.pem", "key.pem")] if tls_directory else []
+    return HostFacts(
+        hardware=describe(),
+        code=code_fingerprint(),
+        has_dask_cuda=importlib.util.find_spec("dask_cuda") is not None,
+        missing=tuple(str(path) for path in files if not os.access(path, os.R_OK)),
+    )
+
+
+if __name__ == "__main__":
+    sys.stdout.write(facts(sys.argv[1] if len(sys.argv) > 1 else None).model_dump_json() + "\n")

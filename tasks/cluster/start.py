@@ -1,0 +1,56 @@
+"""Opens the cluster that a configuration names: in goes the setting, out comes a scheduler address."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+from conf.environment import Site
+from conf.cluster import Cluster
+from tasks.cluster.resources import Demand
+from tasks.cluster.dask_config import lean
+from tasks.cluster.local import open_local, open_local_cuda
+from tasks.cluster.slurm import open_slurm
+from tasks.cluster.ssh import open_ssh
+from tasks.cluster.tls import certificates, local_security
+
+
+@contextmanager
+def open_cluster(settings: Cluster, demand: Demand, site: Site | None = None) -> Iterator[str]:
+    """Yield the address of a scheduler with the workers that are demanded; end what was started afterwards.
+
+    Args:
+        settings: which kind, and how large.
+        demand: what the ranks will need.
+        site: this machine's facts; where certificates and logs lie.
+
+    Raises:
+        InputError: there are no certificates, and the cluster needs them.
+        RunError: the workers did not come.
+    """
+    if settings.address is not None:
+        yield settings.address  # it belongs to somebody else: joined, never ended
+        return
+    import dask
+    import distributed  # noqa: F401  its defaults must be there before they are overruled, or they go with what overrules
+
+    with dask.config.set(lean()), _opened(settings, demand, site or Site()) as address:
+        yield address
+
+
+def _opened(settings: Cluster, demand: Demand, site: Site) -> AbstractContextManager[str]:
+    match settings.kind:
+        case "ssh":
+            return open_ssh(settings, demand, certificates(settings, site))
+        case "slurm":
+            return open_slurm(settings, demand, certificates(settings, site), slurm_logs(site))
+        case "local_cuda":
+            return open_local_cuda(demand, local_security(settings, site))
+        case _:
+            return open_local(settings, demand, local_security(settings, site))
+
+
+def slurm_logs(site: Site) -> Path:
+    """Where the jobs of a Slurm cluster write their logs."""
+    return site.root / "slurm"

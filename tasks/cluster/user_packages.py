@@ -1,0 +1,67 @@
+"""Whether the workers of a cluster have the packages of the user's that a configuration names."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+from conf import plugins
+from conf.plugins import SETTINGS, Kind, Plugin, PluginError
+from tasks.cluster.client import connect
+from tasks.errors import InputError, one_line
+from tasks.records import Record
+
+Asked = tuple[Kind, str]
+
+
+class Seen(Record):
+    """What a worker has."""
+
+    host: str
+    identities: tuple[str | None, ...]
+    """Of each package that was asked for; None for one that is not there."""
+
+
+def require_packages(address: str, packages: Sequence[Plugin]) -> None:
+    """Check that every worker has them as this process has.
+
+    Args:
+        address: of the scheduler.
+        packages: that are needed; with none, nobody is asked.
+
+    Raises:
+        InputError: a worker lacks one, or has another version or other code of it.
+    """
+    if not packages:
+        return
+    with connect(address) as client:
+        answers = client.run(look, tuple((one.kind, one.name) for one in packages), on_error="return")
+    for worker, answer in sorted(answers.items()):
+        if not isinstance(answer, Seen):
+            raise InputError(f"worker {worker} cannot tell its packages ({one_line(answer)}); install the same there")
+        for _, lack in wanting(packages, answer):
+            raise InputError(f"worker {worker} {lack}; install the same on every host and restart its workers")
+
+
+def wanting(packages: Sequence[Plugin], answer: Seen) -> list[tuple[Plugin, str]]:
+    """Packages that a worker has not as they are here, and what it has."""
+    found = []
+    for package, identity in zip(packages, answer.identities, strict=True):
+        needed = f"{SETTINGS[package.kind]}={package.name} needs {package.identity}"
+        if identity is None:
+            found.append((package, f"on host {answer.host} lacks a package: {needed}"))
+        elif identity != package.identity:
+            found.append((package, f"on host {answer.host} has {identity}, and {needed}"))
+    return found
+
+
+def look(asked: tuple[Asked, ...]) -> Seen:
+    """What the worker that this runs on has of packages; imports none of them."""
+    return Seen(host=socket.gethostname(), identities=tuple(_identity(*one) for one in asked))
+
+
+def _identity(kind: Kind, name: str) -> str | None:
+    try:
+        return plugins.find(kind, name).identity
+    except PluginError:  # not installed here, or by two packages
+        return None

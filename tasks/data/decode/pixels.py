@@ -1,0 +1,128 @@
+"""The pixels of samples, as a worker reads them for a shard or a prediction: what can be read, and why the rest cannot.
+
+Knows nothing of splits, shards or models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tasks.data.sources import registry as source
+from tasks.data.decode import transform
+from tasks.data.item import Extent, Item, Picture
+from tasks.data.listing import Origin
+from tasks.data.samples import Samples
+from tasks.errors import one_line
+
+# Shape suffixes: N samples that could be read, H height, W width, C channels, T targets.
+
+
+class Pixels(NamedTuple):
+    """Samples that have been read."""
+
+    images_NHWC: npt.NDArray[np.uint8]
+    targets_NT: npt.NDArray[np.float32] | None
+    kept: list[int]
+    """Positions of the images among the samples asked for."""
+    reasons: dict[int, str]
+    """Positions of the samples that cannot be read, and why, on one line."""
+    num_unread: int = 0
+    """Of those, samples whose bytes could not be had from here."""
+
+
+def read_pixels(
+    origin: Origin, samples: Samples, image_size: int, channels: int, between: Callable[[], None] = lambda: None
+) -> Pixels:
+    """Read and scale samples.
+
+    Args:
+        origin: Where they lie.
+        samples: Which.
+        image_size: Height and width of the result, pixels.
+        channels: Of the images, their mask included; files of images give 3.
+        between: Called before each is decoded; what it raises ends the reading.
+
+    Raises:
+        InputError: The source cannot be opened from here.
+        RunError: The user's source fails, or yields something else.
+    """
+    images_NHWC = np.empty((len(samples), image_size, image_size, channels), dtype=np.uint8)
+    targets: list[npt.NDArray[np.float32]] = []
+    kept: list[int] = []
+    reasons: dict[int, str] = {}
+    num_unread = 0
+    for position, item in enumerate(source.read_items(origin, samples, image_size)):
+        between()
+        try:
+            _place(item, images_NHWC[len(kept)], image_size, origin.fit)
+        except transform.DecodeError as error:
+            reasons[position] = str(error)
+            num_unread += isinstance(error, transform.UnreadError)
+        else:
+            kept.append(position)
+            if item.targets_T is not None:
+                targets.append(item.targets_T)
+    return Pixels(images_NHWC[: len(kept)], np.stack(targets) if targets else None, kept, reasons, num_unread)
+
+
+def read_whole(
+    origin: Origin, samples: Samples, image_size: int
+) -> Iterator[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8] | None] | transform.DecodeError]:
+    """Read samples at their own sizes, one after the other: pixels and mask, or why one cannot be read.
+
+    Args:
+        origin: Where they lie.
+        samples: Which.
+        image_size: Of those that the source draws, pixels.
+
+    Raises:
+        InputError: The source cannot be opened from here.
+        RunError: The user's source fails, or yields something else.
+    """
+    for item in source.read_items(origin, samples, image_size):
+        try:
+            found = _pixels_of(item, image_size, "whole")
+        except transform.DecodeError as error:
+            yield error
+        else:
+            yield found
+
+
+def _place(item: Item, image_HWC: npt.NDArray[np.uint8], image_size: int, fit: Extent) -> None:
+    """Put a sample where it belongs; its mask into the last channel, if it has one."""
+    colours_HWC, mask_HW = _pixels_of(item, image_size, fit)
+    if mask_HW is None:
+        image_HWC[:] = colours_HWC
+    else:
+        image_HWC[..., :-1], image_HWC[..., -1] = colours_HWC, mask_HW
+
+
+def _pixels_of(item: Item, image_size: int, fit: Extent) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8] | None]:
+    """A sample's picture (H, W, C), and its mask (H, W) if it has one: 1 for the first class, 0 for none."""
+    picture = _found(item.picture)
+    if isinstance(picture, bytes):
+        colours_HWC = transform.decode(picture, image_size, fit)
+    else:
+        colours_HWC = transform.resize(picture, image_size, fit)
+    if item.mask is None:
+        return colours_HWC, None
+    mask = _found(item.mask)
+    if not isinstance(mask, bytes):
+        return colours_HWC, transform.resize_mask(mask, image_size, fit)
+    if isinstance(picture, bytes):
+        return colours_HWC, transform.decode_mask(mask, picture, image_size, fit)
+    raise transform.DecodeError("its mask is a file, and the image pixels; give both in one form")
+
+
+def _found(content: Picture | Exception) -> Picture:
+    if isinstance(content, transform.DecodeError):
+        raise content
+    if isinstance(content, OSError):
+        raise transform.UnreadError(content.strerror or "file not found")
+    if isinstance(content, Exception):
+        raise transform.DecodeError(one_line(content))
+    return content

@@ -1,0 +1,145 @@
+"""From the bytes of a WAV, NumPy or Parquet file to one signal in time, or the reason why not.
+
+Told apart by their first bytes, not by their names. Knows nothing of pictures, folders or Dask.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+from scipy.io import wavfile
+
+from tasks.data.decode.transform import DecodeError
+from tasks.errors import one_line
+
+MAX_SAMPLES = 2**27
+"""Of a file, all channels: as float64 a gibibyte."""
+MAX_RATE = 10_000_000
+TIME = "time"
+"""Column of a Parquet file with the times of its samples."""
+JITTER = 0.5
+"""Of a step, by how much a time may be off where steps are to be equal."""
+RATE_ERROR = Fraction(1, 1_000)
+"""Of a rate that times tell, by how much what is taken for it may be off: of 1,000 bands, one."""
+_WAV = (b"RIFF", b"RIFX", b"RF64")
+_NUMPY, _PARQUET = b"\x93NUMPY", b"PAR1"
+
+Floats = npt.NDArray[np.float64]
+Rate = int | Fraction
+
+
+def decode(content: bytes, default_rate: int) -> tuple[Floats, Rate]:
+    """Decode a file: the mean of its channels, where integers have an amplitude of 1 at their full scale.
+
+    Args:
+        content: The whole file.
+        default_rate: Samples per second of files that do not say it.
+
+    Returns:
+        Samples (T) and how many there are in a second, which need not be a whole number.
+
+    Raises:
+        DecodeError: The file is empty, damaged, of another kind, or holds no numbers in time.
+    """
+    if not content:
+        raise DecodeError("empty file")
+    try:
+        found, rate = _read(content, default_rate)
+    except DecodeError:
+        raise
+    except Exception as error:  # what readers raise on hostile bytes is anything, struct.error and MemoryError included
+        raise DecodeError(one_line(error)) from error
+    samples_T = _one_channel(found)
+    if not 1 <= rate <= MAX_RATE:
+        raise DecodeError(f"{float(rate):.10g} samples per second; from 1 to {MAX_RATE} is understood")
+    if not np.isfinite(samples_T).all():
+        raise DecodeError("a sample is not a finite number")
+    return samples_T, rate
+
+
+def _read(content: bytes, default_rate: int) -> tuple[npt.NDArray[np.generic], Rate]:
+    if content.startswith(_WAV):
+        return _read_wav(content)
+    if content.startswith(_NUMPY):
+        return np.load(io.BytesIO(content), allow_pickle=False), default_rate
+    if content.startswith(_PARQUET):
+        return _read_parquet(content, default_rate)
+    raise DecodeError("neither a WAV nor a NumPy nor a Parquet file")
+
+
+def _read_wav(content: bytes) -> tuple[npt.NDArray[np.generic], int]:
+    with warnings.catch_warnings():
+        # Chunks that are not sound are none of our business; that the sound ends before its time is.
+        warnings.simplefilter("ignore", wavfile.WavFileWarning)
+        warnings.filterwarnings("error", message="Reached EOF prematurely", category=wavfile.WavFileWarning)
+        rate, samples = wavfile.read(io.BytesIO(content))
+    return samples, rate
+
+
+def _one_channel(found: npt.NDArray[np.generic]) -> Floats:
+    """Of samples (T) or (T, channels)."""
+    if found.ndim not in (1, 2) or found.dtype.kind not in "iuf":
+        raise DecodeError(
+            f"an array {found.shape} of {found.dtype}; numbers (samples) or (samples, channels) are needed"
+        )
+    if not 0 < found.size <= MAX_SAMPLES:
+        raise DecodeError(f"{found.size} samples; from 1 to {MAX_SAMPLES} are understood")
+    if found.dtype.kind == "f":
+        scaled = found.astype(np.float64)
+    else:
+        bits = 8 * found.dtype.itemsize
+        middle = 2.0 ** (bits - 1) if found.dtype.kind == "u" else 0.0
+        scaled = (found.astype(np.float64) - middle) / 2.0 ** (bits - 1)
+    return scaled if scaled.ndim == 1 else scaled.mean(axis=1)
+
+
+def _read_parquet(content: bytes, default_rate: int) -> tuple[npt.NDArray[np.generic], Rate]:
+    """A row for each sample, a column for each channel, and perhaps one with their times."""
+    file = pq.ParquetFile(io.BytesIO(content))
+    if file.metadata.num_rows * file.metadata.num_columns > MAX_SAMPLES:
+        raise DecodeError(f"{file.metadata.num_rows} rows; up to {MAX_SAMPLES} samples are understood")
+    table = file.read()
+    channels = [name for name in table.column_names if name != TIME]
+    if not channels:
+        raise DecodeError(f"no column of samples beside {TIME}")
+    rate = _rate(table[TIME]) if TIME in table.column_names else default_rate
+    columns = [_numbers(table, name) for name in channels]
+    return columns[0] if len(columns) == 1 else np.column_stack(columns), rate
+
+
+def _numbers(table: pa.Table, name: str) -> npt.NDArray[np.generic]:
+    column = table[name]
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        raise DecodeError(f"column {name} holds {column.type}; samples are numbers, and their times are in {TIME}")
+    if column.null_count:
+        raise DecodeError(f"column {name} lacks {column.null_count} of {len(column)} samples")
+    return np.asarray(column.to_numpy())
+
+
+def _rate(column: pa.ChunkedArray) -> Fraction:
+    """Samples per second, from times that are timestamps, or seconds as numbers."""
+    if column.null_count or len(column) < 2:  # noqa: PLR2004
+        raise DecodeError(f"{TIME} needs two times or more, one for each sample")
+    times = column.to_numpy()
+    seconds = (
+        (times - times[0]) / np.timedelta64(1, "s")
+        if times.dtype.kind in "mM"
+        else times.astype(np.float64) - float(times[0])
+    )
+    step = seconds[-1] / (len(seconds) - 1)
+    if not step > 0 or np.abs(seconds - step * np.arange(len(seconds))).max() > JITTER * step:
+        raise DecodeError(f"{TIME} does not go on in equal steps; give one sample after each {step:.6g} s")
+    return _simple(1 / float(step))
+
+
+def _simple(rate: float) -> Fraction:
+    """A whole number where that is as good as a rate, or a fraction of small numbers: by these it is resampled."""
+    exact = Fraction(rate)
+    near = (exact.limit_denominator(10**digits) for digits in range(4))
+    return next((one for one in near if abs(one - exact) <= RATE_ERROR * exact), exact)

@@ -1,0 +1,91 @@
+"""The steps of a training laid over its epochs, also where groups of different sizes have taken them.
+
+Knows positions only. What has been done is an epoch and a number of its samples; how many steps that took is the
+business of whoever took them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from tasks.data.loading.sampling import BatchPlan
+
+
+@dataclass(frozen=True)
+class Course:
+    """Which samples each step has, counted over all epochs.
+
+    Args:
+        plan: Of whole epochs.
+        first_step: Where this group takes the training up; steps before it were another's.
+        epoch: In which it does.
+        first_sample: Of that epoch; those before it in its order have been seen.
+    """
+
+    plan: BatchPlan
+    first_step: int = 0
+    epoch: int = 0
+    first_sample: int = 0
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Of a whole epoch."""
+        return self.plan.steps_per_epoch
+
+    @cached_property
+    def _rest(self) -> BatchPlan:
+        return replace(self.plan, first_sample=self.first_sample)
+
+    def locate(self, step: int) -> tuple[int, BatchPlan, int]:
+        """A step's epoch, how that is cut, and which of its cuts the step is.
+
+        Raises:
+            ValueError: The step was another group's.
+        """
+        since = step - self.first_step
+        if since < 0:
+            raise ValueError(f"step {step} is before {self.first_step}, where this group begins")
+        if since < self._rest.steps_per_epoch:
+            return self.epoch, self._rest, since
+        epochs, since = divmod(since - self._rest.steps_per_epoch, self.plan.steps_per_epoch)
+        return self.epoch + 1 + epochs, self.plan, since
+
+    def done(self, step: int) -> tuple[int, int]:
+        """What has been seen when so many steps are done: whole epochs, and samples of the next one."""
+        epoch, plan, local = self.locate(step)
+        return epoch, plan.bounds(local)[0]
+
+    def samples(self, step: int) -> int:
+        """How many samples have been seen when so many steps are done, over all epochs."""
+        epoch, position = self.done(step)
+        return epoch * self.plan.num_samples + position
+
+    def ends_epoch(self, step: int) -> bool:
+        """Whether an epoch is over when so many steps are done."""
+        return self.done(step)[1] == 0
+
+    def epoch_end(self, step: int) -> int:
+        """The first step from this one on after which an epoch is over."""
+        _, plan, local = self.locate(step)
+        return step if self.ends_epoch(step) else step + plan.steps_per_epoch - local
+
+    def num_steps(self, num_epochs: int) -> int:
+        """Of a training of so many epochs, those before this group's included."""
+        return self.first_step + self._rest.steps_per_epoch + (num_epochs - self.epoch - 1) * self.steps_per_epoch
+
+    def largest_part(self, rank: int) -> int:
+        """Samples of a rank's largest part of any batch."""
+        ends = ((plan, step) for plan in (self.plan, self._rest) for step in (0, plan.steps_per_epoch - 1))
+        return max(plan.sizes(step)[rank] for plan, step in ends)
+
+    def even_step(self, step: int) -> float:
+        """Which step this would be if all before it had been of this group's batch size; what schedules go by."""
+        epoch, position = self.done(step)
+        local = min(position / self.plan.global_batch_size, self.steps_per_epoch - 1)
+        return epoch * self.steps_per_epoch + local
+
+    @property
+    def num_passed(self) -> int:
+        """Of `steps_per_epoch`, those that are behind this group where it takes up; all of them at an epoch's end."""
+        return self.steps_per_epoch - (self._rest.steps_per_epoch if self.first_sample else 0)

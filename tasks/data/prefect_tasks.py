@@ -1,0 +1,53 @@
+"""The data stage as a Prefect task. Knows when, not how."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+
+from conf.data import Data
+from tasks import deadline
+from tasks.data.prepare import dask_graph as graph
+from tasks.data.sources import registry as source
+from tasks.progress import progress_of_samples
+from tasks.records import PreparedSet
+from tasks.redact import discreet
+
+
+@task(name="prepare", cache_policy=NO_CACHE)
+@discreet
+def prepare(data: Data, home: str, address: str, seconds: float | None = None) -> PreparedSet:
+    """Prepare the data on Dask, or find it prepared.
+
+    Args:
+        data: What is learned from.
+        home: State directory, seen by all workers under the same path.
+        address: Of the Dask scheduler.
+        seconds: Time limit; None for none.
+
+    Raises:
+        InputError: The data cannot be used; nothing was published.
+        RunError: The cluster or the disk failed.
+        TimeLimitError: It took longer than its limit.
+    """
+    logger = get_run_logger()
+    with deadline.limited("limits.prepare_seconds", seconds), progress_of_samples("prepare", logger.info) as show:
+        listing = deadline.within(lambda: source.list_samples(data))
+        prepared = graph.prepare(listing, data, Path(home), address, show, logger.warning)
+    counts = f"{prepared.num_train} train, {prepared.num_validation} validation, {prepared.num_test} test"
+    if prepared.reused:
+        logger.info("Reused prepared set %s (%s): %s", prepared.fingerprint, prepared.path, counts)
+    else:
+        rate = listing.num_samples / max(prepared.seconds, 1e-9)
+        logger.info(
+            "Prepared set %s in %.1f s (%.0f samples/s): %s", prepared.fingerprint, prepared.seconds, rate, counts
+        )
+        if prepared.reads.told:
+            logger.info("Read from %s: %s", data.root, prepared.reads.told)
+    if prepared.num_rejected:
+        logger.warning("%d samples were rejected; see %s/rejected.jsonl", prepared.num_rejected, prepared.path)
+    if prepared.ignored:
+        logger.info("Ignored files by suffix: %s", prepared.ignored)
+    return prepared

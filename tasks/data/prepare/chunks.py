@@ -1,0 +1,147 @@
+"""How a listing is cut: into chunks, one for each shard, and these into portions, one for each task.
+
+Knows neither Dask nor pixels. Where chunks end decides on the fingerprint of a set, so it depends on the listing alone;
+how many of them a task takes changes nothing but speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from conf.data import Data
+from tasks.data.listing import SPLITS, Origin, SampleListing, SplitName
+from tasks.data.samples import Samples
+from tasks.data.prepare.shard import Chunk
+from tasks.data.split import first_reader
+
+# Limits of a chunk, constants: shard borders, and with them the fingerprint, must not depend on the cluster.
+MAX_FILES = 1_024
+"""The loaders shuffle blocks of 1,024 samples, each of which is to be a cross-section of the classes."""
+MAX_ROWS = 8_192
+"""Rows of arrays cost a fiftieth of a file."""
+MIN_RUNS = 4
+"""Of a chunk whose samples are dealt in runs: no chunk is more than a quarter larger than another."""
+MAX_DECODED_BYTES = 64 * 2**20
+MAX_ENCODED_BYTES = 64 * 2**20
+
+# Limits of a portion. Of the smallest files (CIFAR's) 4,096 are 150 to 200 ms of work, where Dask spends 5 on a task;
+# of large ones a single chunk is seconds.
+PORTION_FILES = 4_096
+PORTION_BYTES = 32 * 2**20
+"""Encoded and decoded together."""
+
+
+class Portion(NamedTuple):
+    """The work of one task."""
+
+    reader: int
+    """The rank that reads these shards before others do; preparation has as many workers as it can have readers."""
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def key(self) -> str:
+        """What Dask is to call it, but for what makes it unique."""
+        return f"{self.chunks[0].split}-{self.chunks[0].number}"
+
+
+@dataclass(frozen=True)
+class Cutter:
+    """Cuts a listing for one prepared set."""
+
+    listing: SampleListing
+    data: Data
+    directory: Path
+    """The temporary set; shared by all workers and the caller."""
+    finished: frozenset[tuple[SplitName, int]] = frozenset()
+    """Shards that are there already."""
+
+    @cached_property
+    def num_chunks(self) -> dict[SplitName, int]:
+        """Chunks, and shards, of each split."""
+        listing = self.listing
+        return {split: chunks_of(listing.split(split), listing.origin, self._decoded_bytes) for split in SPLITS}
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Every chunk, split by split."""
+        for split in SPLITS:
+            yield from (self._chunk(split, number) for number in range(self.num_chunks[split]))
+
+    def portions(self, num_readers: int, num_threads: int) -> Iterator[Portion]:
+        """Every chunk of which there is no shard yet, in portions for the readers of their shards, by turns.
+
+        The last portions of a reader get smaller and smaller, so that all end at about the same time.
+
+        Args:
+            num_readers: Workers.
+            num_threads: Of each worker.
+        """
+        most = self._chunks_per_portion()
+        waiting = [list(reversed(queue)) for queue in self._queues(num_readers)]
+        while any(waiting):
+            for reader, queue in enumerate(waiting):
+                if queue:
+                    size = max(1, min(most, len(queue) // (2 * num_threads)))
+                    yield Portion(reader, tuple(self._chunk(*queue.pop()) for _ in range(size)))
+
+    def _queues(self, num_readers: int) -> list[list[tuple[SplitName, int]]]:
+        queues: list[list[tuple[SplitName, int]]] = [[] for _ in range(num_readers)]
+        for split in SPLITS:
+            num_chunks = self.num_chunks[split]
+            for number in range(num_chunks):
+                if (split, number) in self.finished:
+                    continue
+                queues[first_reader(split, number, num_chunks, num_readers)].append((split, number))
+        return queues
+
+    def _chunks_per_portion(self) -> int:
+        listing = self.listing
+        num_chunks = max(1, sum(self.num_chunks.values()))
+        encoded = sum(int(listing.split(split).sizes.sum()) for split in SPLITS)
+        bytes_of_chunk = max(1, (listing.num_samples * self._decoded_bytes + encoded) // num_chunks)
+        files_of_chunk = max(1, listing.num_samples // num_chunks)
+        return max(1, min(PORTION_FILES // files_of_chunk, PORTION_BYTES // bytes_of_chunk))
+
+    @property
+    def _decoded_bytes(self) -> int:
+        return self.data.image_size**2 * (self.listing.channels + self.listing.num_planes)
+
+    def _chunk(self, split: SplitName, number: int) -> Chunk:
+        """Training samples are dealt out like cards, or in short runs, so that each shard has a share of every class.
+
+        The block shuffle of large sets draws whole blocks and relies on it.
+        """
+        samples, num_chunks = self.listing.split(split), self.num_chunks[split]
+        bounds = slice(len(samples) * number // num_chunks, len(samples) * (number + 1) // num_chunks)
+        return Chunk(
+            origin=self.listing.origin,
+            split=split,
+            number=number,
+            samples=dealt(samples, number, num_chunks, self.listing.run) if split == "train" else samples[bounds],
+            class_names=self.listing.class_names,
+            image_size=self.data.image_size,
+            channels=self.listing.channels,
+            num_planes=self.listing.num_planes,
+            directory=str(self.directory),
+        )
+
+
+def dealt(samples: Samples, number: int, num_chunks: int, run: int) -> Samples:
+    """What one chunk gets when samples are dealt out one by one, or in runs of so many where there are enough."""
+    run = max(1, min(run, len(samples) // (MIN_RUNS * num_chunks)))
+    if run == 1:
+        return samples[number::num_chunks]
+    return samples.take(np.flatnonzero(np.arange(len(samples)) // run % num_chunks == number))
+
+
+def chunks_of(samples: Samples, origin: Origin, num_bytes: int) -> int:
+    """How many chunks samples are cut into, of `num_bytes` each when decoded."""
+    most = MAX_FILES if origin.kind in ("files", "pairs", "own", "signals", "tones", "clips", "motions") else MAX_ROWS
+    most = max(1, min(most, MAX_DECODED_BYTES // num_bytes))
+    encoded = int(samples.sizes.sum())
+    return min(len(samples), max(-(-len(samples) // most), -(-encoded // MAX_ENCODED_BYTES)))

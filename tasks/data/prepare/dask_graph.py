@@ -1,0 +1,217 @@
+"""Preparation on Dask: cut a listing into chunks, let the workers write shards, publish the set.
+
+The only module of the data stage that imports dask. Pixels never pass through the scheduler or the caller: a task gets
+names and returns a small record.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from pydantic import ValidationError
+
+from conf.data import Data
+from tasks.cluster.client import workers
+from tasks.cluster.bounded_submit import completed, connect_to_workers
+from tasks.data.prepare import manifest
+from tasks.data.prepare import store
+from tasks.data.prepare.chunks import Cutter, Portion
+from tasks.data.key import preparation_key
+from tasks.data.listing import SampleListing
+from tasks.data.prepare.rejected import RejectedSpool
+from tasks.data.prepare.shard import Rejected, ShardRecord, write_shards
+from tasks.files import is_full
+from tasks.errors import InputError, OutsideError, RunError, one_line
+from tasks.records import PreparedSet, Reads
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+RETRIES = 2
+
+Progress = Callable[[int, int], None]
+
+
+def prepare(
+    listing: SampleListing,
+    data: Data,
+    root_directory: Path,
+    address: str,
+    on_progress: Progress | None = None,
+    say: store.Say = lambda _: None,
+) -> PreparedSet:
+    """Return the prepared set of a listing: the one on disk, or a new one made by the workers at an address.
+
+    Args:
+        listing: What the source offers.
+        data: The configuration that the listing was made from.
+        root_directory: State directory (PACELINE_HOME), seen by all workers under the same path.
+        address: Of the Dask scheduler.
+        on_progress: Called with (samples done, samples in all) after each chunk.
+        say: Told what people should know, such as a damaged set.
+
+    Raises:
+        InputError: Too many samples cannot be decoded, or a class is left without one.
+        RunError: The cluster or the disk failed.
+    """
+    started = time.perf_counter()
+    home = root_directory.resolve()
+    key = preparation_key(listing, data)
+    found = store.find(home, key, say)
+    if found is not None:
+        listed = Path(found.path) / manifest.REJECTED
+        _check_rejected(data, listing, found.num_rejected, lambda: (_first_line(listed), listed))
+        return found
+    try:
+        path, facts, reads = _make(listing, data, key, home, address, on_progress)
+    except OSError as error:
+        if not is_full(error):
+            raise OutsideError(
+                f"{home}: preparation failed ({one_line(error)}); "
+                "check that every worker can read the data and write there"
+            ) from error
+        raise RunError(f"{home}: the disk is full; nothing was kept; free space or move PACELINE_HOME") from error
+    prepared = facts.prepared(path, reused=False, seconds=time.perf_counter() - started)
+    return prepared.model_copy(update={"reads": reads})
+
+
+def _make(
+    listing: SampleListing, data: Data, key: str, home: Path, address: str, on_progress: Progress | None
+) -> tuple[Path, manifest.Manifest, Reads]:
+    store.remove_stale(home)
+    with store.temporary(home, key) as directory, RejectedSpool(directory) as spool:
+        left = _finished(directory, spool)
+        records = [*left]
+        cutter = Cutter(listing, data, directory, frozenset((record.split, record.number) for record in records))
+        try:
+            run_chunks(cutter, address, spool, on_progress, records)
+        except BaseException as error:
+            if records and not is_full(error):
+                lines = (spool.restored(record).model_dump_json() for record in records)
+                store.leave(home, key, directory, lines)
+            raise
+        _check_rejected(
+            data,
+            listing,
+            spool.num_rejected,
+            lambda: (spool.first(), store.write_rejected(home, key, spool.pieces())),
+        )
+        _check_training(data, listing, records)
+        _check_visible(directory, records)
+        facts = manifest.build(listing, data, key, records, spool.num_rejected)
+        path = store.publish(home, directory, facts, spool.pieces())
+    return path, facts, Reads.total(record.reads for record in records[len(left) :])
+
+
+def _finished(directory: Path, spool: RejectedSpool) -> list[ShardRecord]:
+    """Records of the shards that an earlier preparation of the same key has finished; what they reject is spooled."""
+    records = []
+    for line in store.left(directory):
+        with suppress(ValidationError, OSError):  # of another version, or gone: that shard is written again
+            record = ShardRecord.model_validate_json(line)
+            if all((directory / file.name).stat().st_size == file.num_bytes for file in record.files):
+                spool.add(record)
+                records.append(record.model_copy(update={"rejected": ()}))
+    return records
+
+
+def run_chunks(
+    cutter: Cutter,
+    address: str,
+    spool: RejectedSpool,
+    on_progress: Progress | None,
+    records: list[ShardRecord] | None = None,
+) -> list[ShardRecord]:
+    """Have every chunk written by some worker; returns their records in order of completion.
+
+    What is rejected goes to the spool, and is in no record. A portion of the work exists as an object while it is at
+    the scheduler, and not before or after.
+
+    Args:
+        cutter: Cuts the chunks.
+        address: Of the Dask scheduler.
+        spool: Takes what is rejected.
+        on_progress: Called with (samples done, samples in all) after each chunk.
+        records: Of the shards that are there already; those of the others are added as they come.
+
+    Raises:
+        RunError: The cluster cannot be reached, has no workers, or lost a task for good.
+        TimeLimitError: The stage's time is over.
+    """
+    records = [] if records is None else records
+    done = sum(record.num_samples for record in records) + spool.num_rejected
+    with connect_to_workers(address, "preparation") as client:
+        readers = workers(client)
+        num_threads = -(-sum(client.nthreads().values()) // len(readers))
+        portions = cutter.portions(len(readers), num_threads)
+        with closing(completed(client, portions, partial(_submit, client, readers))) as found:
+            for record in chain.from_iterable(found):
+                spool.add(record)
+                records.append(record.model_copy(update={"rejected": ()}))
+                done += record.num_samples + len(record.rejected)
+                store.touch(cutter.directory)
+                if on_progress is not None:
+                    on_progress(done, cutter.listing.num_samples)
+    return records
+
+
+def _submit(client: Client, readers: list[str], portion: Portion) -> Future[list[ShardRecord]]:
+    """Send a portion to the worker whose rank will read its shards; one with nothing to do may steal it."""
+    return client.submit(
+        write_shards,
+        portion.chunks,
+        key=f"prepare-{portion.key}-{uuid4().hex}",
+        pure=False,
+        retries=RETRIES,
+        workers=[readers[portion.reader]],
+        allow_other_workers=True,
+    )
+
+
+def _first_line(path: Path) -> Rejected:
+    with path.open(encoding="utf-8") as lines:
+        return Rejected.model_validate_json(next(lines))
+
+
+def _check_rejected(
+    data: Data, listing: SampleListing, num_rejected: int, look: Callable[[], tuple[Rejected, Path]]
+) -> None:
+    total = listing.num_samples
+    if num_rejected <= data.max_rejected_fraction * total:
+        return
+    first, kept = look()
+    raise InputError(
+        f"data.root={data.root}: {num_rejected} of {total} samples ({100 * num_rejected / total:.1f} %) cannot be "
+        f"decoded, first {first.path} ({first.reason}); the limit is "
+        f"data.max_rejected_fraction={data.max_rejected_fraction}; mend or remove them "
+        f"(list: {kept}) or raise the limit"
+    )
+
+
+def _check_training(data: Data, listing: SampleListing, records: Sequence[ShardRecord]) -> None:
+    if listing.num_planes:  # masks need not hold every class
+        return
+    counts = manifest.class_counts(records, "train", len(listing.class_names))
+    empty = [name for name, count in zip(listing.class_names, counts, strict=True) if count == 0]
+    if empty:
+        raise InputError(
+            f"data.root={data.root}: no training sample of class {', '.join(empty)} can be decoded; "
+            "every class needs at least one; mend its images or remove the class"
+        )
+
+
+def _check_visible(directory: Path, records: Sequence[ShardRecord]) -> None:
+    for record in records:
+        for file in record.files:
+            if not (directory / file.name).is_file():
+                raise RunError(
+                    f"{directory / file.name} was written by a worker but cannot be seen here; all hosts need one "
+                    "PACELINE_HOME; put it on a file system that every host mounts under the same path"
+                )

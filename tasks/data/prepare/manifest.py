@@ -1,0 +1,198 @@
+"""The manifest of a prepared set: its facts, its files and its fingerprint.
+
+Knows what a set says of itself; where sets lie and how they are published is the store's business.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import socket
+import stat
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Self
+
+import numpy
+import PIL
+import simplejpeg
+from pydantic import Field, ValidationError, model_validator
+
+from conf.data import MAX_FRAMES, NUM_COLOURS, Data
+from tasks.data.prepare import moments
+from tasks.data.key import FORMAT_VERSION
+from tasks.data.listing import SPLITS, SampleListing, SplitName
+from tasks.data.prepare.shard import Shard, ShardFile, ShardRecord
+from tasks.records import PreparedSet, Record
+
+MANIFEST = "manifest.json"
+REJECTED = "rejected.jsonl"
+
+
+MAX_SIDE, MAX_CHANNELS = 1024, NUM_COLOURS * MAX_FRAMES
+Side = Annotated[int, Field(ge=1, le=MAX_SIDE)]
+
+
+class DamagedError(Exception):
+    """A prepared set is not what its manifest says; the message says where."""
+
+
+class Manifest(Record):
+    """The facts of a prepared set."""
+
+    format_version: int
+    key: str
+    fingerprint: str
+    image_shape: tuple[Side, Side, Annotated[int, Field(ge=1, le=MAX_CHANNELS)]]
+    class_names: tuple[str, ...]
+    target_names: tuple[str, ...]
+    num_planes: Annotated[int, Field(ge=0, le=1)] = 0
+    """Of the channels, the last so many are masks."""
+    ignored: dict[str, int]
+    num_rejected: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    class_counts: dict[SplitName, tuple[int, ...]]
+    """Samples of each class; pixels, where these have one."""
+    shards: tuple[Shard, ...]
+    """Ordered by split and number."""
+    provenance: dict[str, str]
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        if not len(self.mean) == len(self.std) == self.image_shape[2]:
+            raise ValueError(f"{len(self.mean)} means and {len(self.std)} deviations of {self.image_shape[2]} channels")
+        for split in SPLITS:
+            counts = self.class_counts.get(split, ())
+            adds_up = self.num_planes or sum(counts) == self.num_samples(split)
+            if len(counts) != len(self.class_names) or not adds_up:
+                raise ValueError(f"the classes of {split} do not add up to its {self.num_samples(split)} samples")
+        return self
+
+    def of_split(self, split: SplitName) -> tuple[Shard, ...]:
+        """The shards of one split that hold samples, in order."""
+        return tuple(shard for shard in self.shards if shard.split == split and shard.files)
+
+    def num_samples(self, split: SplitName) -> int:
+        """Samples of one split."""
+        return sum(shard.num_samples for shard in self.of_split(split))
+
+    @property
+    def files(self) -> tuple[ShardFile, ...]:
+        """Every file of every shard."""
+        return tuple(file for shard in self.shards for file in shard.files)
+
+    def prepared(self, path: Path, *, reused: bool, seconds: float) -> PreparedSet:
+        """The record that other stages get."""
+        return PreparedSet(
+            path=str(path),
+            key=self.key,
+            fingerprint=self.fingerprint,
+            image_shape=self.image_shape,
+            class_names=self.class_names,
+            target_names=self.target_names,
+            num_planes=self.num_planes,
+            num_train=self.num_samples("train"),
+            num_validation=self.num_samples("validation"),
+            num_test=self.num_samples("test"),
+            num_rejected=self.num_rejected,
+            ignored=self.ignored,
+            class_counts={split: self.class_counts[split] for split in SPLITS},
+            mean=self.mean,
+            std=self.std,
+            num_bytes=sum(file.num_bytes for file in self.files),
+            reused=reused,
+            seconds=seconds,
+        )
+
+
+def build(listing: SampleListing, data: Data, key: str, records: Sequence[ShardRecord], num_rejected: int) -> Manifest:
+    """Put together what the workers said, in an order that does not depend on who finished first."""
+    ordered = sorted(records, key=lambda record: (SPLITS.index(record.split), record.number))
+    training = moments.merge(record.moments for record in ordered if record.split == "train")
+    if listing.origin.num_frames:
+        training = moments.over_frames(training, listing.origin.num_frames)
+    shards = tuple(
+        Shard(split=record.split, number=record.number, num_samples=record.num_samples, files=record.files)
+        for record in ordered
+    )
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        key=key,
+        fingerprint=fingerprint(shards, listing.class_names),
+        image_shape=(data.image_size, data.image_size, listing.channels + listing.num_planes),
+        class_names=listing.class_names,
+        target_names=listing.target_names,
+        num_planes=listing.num_planes,
+        ignored=listing.ignored,
+        num_rejected=num_rejected,
+        mean=training.scaled_mean()[: listing.channels] + (0.0,) * listing.num_planes,
+        # What is divided by 255 of them comes out as it is: a mask is not normalised.
+        std=training.scaled_std()[: listing.channels] + (1.0 / moments.FULL_SCALE,) * listing.num_planes,
+        class_counts={split: class_counts(records, split, len(listing.class_names)) for split in SPLITS},
+        shards=shards,
+        provenance={
+            "source": data.source,
+            "root": data.root or "",
+            "listing": listing.sha256,
+            "host": socket.gethostname(),
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "python": platform.python_version(),
+            "numpy": numpy.__version__,
+            "pillow": PIL.__version__,
+            "simplejpeg": simplejpeg.__version__,
+        },
+    )
+
+
+def class_counts(records: Sequence[ShardRecord], split: SplitName, num_classes: int) -> tuple[int, ...]:
+    """Samples of one split by class."""
+    counts = [record.class_counts for record in records if record.split == split]
+    return tuple(map(sum, zip(*counts, strict=True))) if counts else (0,) * num_classes
+
+
+def fingerprint(shards: Sequence[Shard], class_names: Sequence[str]) -> str:
+    """8 hex digits over the content: class names and the hash of every file, split by split, in order."""
+    content = [[shard.split, file.name, file.sha256] for shard in shards for file in shard.files]
+    return hashlib.sha256(json.dumps([list(class_names), content]).encode()).hexdigest()[:8]
+
+
+def read(path: Path) -> Manifest:
+    """Read and check the manifest of a set, and that its files exist in their recorded sizes.
+
+    Raises:
+        DamagedError: The manifest is missing or inconsistent, or a file is missing, linked or of another size.
+    """
+    # A link could lead anywhere, and the store never writes one.
+    for name in (MANIFEST, REJECTED, *SPLITS):
+        if (path / name).is_symlink():
+            raise DamagedError(f"{name} is a link")
+    try:
+        manifest = Manifest.model_validate_json((path / MANIFEST).read_bytes())
+    except OSError as error:
+        raise DamagedError(f"{MANIFEST} cannot be read ({error.strerror})") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise DamagedError(f"{MANIFEST} is not valid at {place or 'its start'}: {first['msg']}") from error
+    if manifest.format_version != FORMAT_VERSION:
+        raise DamagedError(f"{MANIFEST} has format {manifest.format_version}, this program reads {FORMAT_VERSION}")
+    if manifest.fingerprint != fingerprint(manifest.shards, manifest.class_names):
+        raise DamagedError(f"{MANIFEST} does not match its own fingerprint {manifest.fingerprint}")
+    for file in manifest.files:
+        _check_size(path, file)
+    return manifest
+
+
+def _check_size(path: Path, file: ShardFile) -> None:
+    shard = path / file.name
+    try:
+        status = shard.lstat()
+    except OSError as error:
+        raise DamagedError(f"{file.name} is missing") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise DamagedError(f"{file.name} is not a file")
+    if status.st_size != file.num_bytes:
+        raise DamagedError(f"{file.name} has {status.st_size} bytes, recorded are {file.num_bytes}")

@@ -1,0 +1,79 @@
+"""The samples that cannot be used, while a set is being prepared: on disk, however many they are.
+
+Shards come in any order, and the list of a set is in theirs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryFile
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from tasks.data.listing import SPLITS
+from tasks.data.prepare.shard import Rejected, ShardRecord
+
+
+class _Piece(NamedTuple):
+    split: int
+    number: int
+    """Of the shard."""
+    start: int
+    num_bytes: int
+
+
+class RejectedSpool:
+    """Takes what shards reject and gives it back in the order of the shards, as lines of JSON."""
+
+    def __init__(self, directory: Path) -> None:
+        self._stream = TemporaryFile(dir=directory)  # noqa: SIM115 - closed in __exit__
+        self._pieces: list[_Piece] = []
+        self.num_rejected = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stream.close()
+
+    def add(self, record: ShardRecord) -> None:
+        """Keep what a shard rejects.
+
+        Raises:
+            OSError: The disk is full.
+        """
+        if not record.rejected:
+            return
+        lines = "".join(f"{entry.model_dump_json()}\n" for entry in record.rejected).encode()
+        start = self._stream.seek(0, os.SEEK_END)
+        self._stream.write(lines)
+        self._pieces.append(_Piece(SPLITS.index(record.split), record.number, start, len(lines)))
+        self.num_rejected += len(record.rejected)
+
+    def pieces(self) -> Iterator[bytes]:
+        """All lines, those of one shard at a time."""
+        for piece in sorted(self._pieces):
+            self._stream.seek(piece.start)
+            yield self._stream.read(piece.num_bytes)
+
+    def restored(self, record: ShardRecord) -> ShardRecord:
+        """A record with what its shard rejects."""
+        found: list[Rejected] = []
+        for piece in self._pieces:
+            if (SPLITS[piece.split], piece.number) == (record.split, record.number):
+                self._stream.seek(piece.start)
+                lines = self._stream.read(piece.num_bytes).splitlines()
+                found = [Rejected.model_validate_json(line) for line in lines]
+        return record.model_copy(update={"rejected": tuple(found)})
+
+    def first(self) -> Rejected:
+        """The first one.
+
+        Raises:
+            StopIteration: There is none.
+        """
+        return Rejected.model_validate_json(next(self.pieces()).split(b"\n", 1)[0])

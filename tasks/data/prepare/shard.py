@@ -1,0 +1,209 @@
+"""One shard of a prepared set: decode a chunk of samples and write it as `.npy` files.
+
+This is what a worker runs. Knows nothing of Dask, of other shards, or of when a set is complete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import socket
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field, NonNegativeInt
+
+from tasks.data.prepare import moments
+from tasks.data.storage import read_files as reading
+from tasks.data.listing import Origin, SplitName
+from tasks.data.prepare.moments import Moments
+from tasks.data.decode.pixels import Pixels, read_pixels
+from tasks.data.samples import Sample, Samples
+from tasks.files import write_pieces_durably
+from tasks.errors import RunError
+from tasks.records import Reads, Record
+
+LOOK_SECONDS = 1.0
+"""Between looks whether anybody still waits for a shard."""
+FILE_PATTERN = r"^(train|validation|test)/\d{5,}\.(images|labels|targets)\.npy$"
+"""The only names a manifest may hold; none of them can lead out of its directory."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The work for one shard, as data."""
+
+    origin: Origin
+    split: SplitName
+    number: int
+    samples: Samples
+    class_names: tuple[str, ...]
+    image_size: int
+    channels: int
+    """Of a picture."""
+    num_planes: int
+    directory: str
+    """The temporary set; shared by all workers and the caller."""
+
+
+class ShardFile(Record):
+    """One file of a shard."""
+
+    name: Annotated[str, Field(pattern=FILE_PATTERN)]
+    num_bytes: NonNegativeInt
+    sha256: str
+
+
+class Rejected(Record):
+    """A sample that cannot be used, and why."""
+
+    path: str
+    split: SplitName
+    class_name: str
+    reason: str
+
+
+class Shard(Record):
+    """One shard, as the manifest lists it. Of a chunk without a single good sample it has no files."""
+
+    split: SplitName
+    number: NonNegativeInt
+    num_samples: NonNegativeInt
+    files: tuple[ShardFile, ...]
+
+    def file(self, kind: str) -> ShardFile | None:
+        """The file of `images`, `labels` or `targets`."""
+        return next((file for file in self.files if file.name.endswith(f".{kind}.npy")), None)
+
+
+class ShardRecord(Shard):
+    """What a worker says of the shard it wrote."""
+
+    class_counts: tuple[int, ...]
+    moments: Moments
+    rejected: tuple[Rejected, ...] = ()
+    reads: Reads = Reads()
+
+
+def write_shards(chunks: Sequence[Chunk]) -> list[ShardRecord]:
+    """Decode chunks and write their files, each through a temporary name.
+
+    While one shard is on its way to the disk the next one is decoded, so that at most two are in memory.
+
+    Raises:
+        RunError: The directory is not visible from this worker.
+        OSError: The disk is full or cannot be written.
+    """
+    records = []
+    with ThreadPoolExecutor(1, thread_name_prefix="paceline-shard") as disk:
+        writing: Future[ShardRecord] | None = None
+        for chunk in chunks:
+            decoded = _decode(chunk)
+            if writing is not None:
+                records.append(writing.result())
+            writing = disk.submit(_write, chunk, *decoded)
+            del decoded  # the second in memory is the one that is being written
+        if writing is not None:
+            records.append(writing.result())
+    return records
+
+
+def write_shard(chunk: Chunk) -> ShardRecord:
+    """Decode one chunk and write its files; see `write_shards`."""
+    return _write(chunk, *_decode(chunk))
+
+
+def _decode(chunk: Chunk) -> tuple[Pixels, Reads]:
+    wanted = _Wanted(Path(chunk.directory))
+    wanted()
+    num_channels = chunk.channels + chunk.num_planes
+    with reading.counted() as tally:
+        decoded = read_pixels(chunk.origin, chunk.samples, chunk.image_size, num_channels, wanted)
+    if chunk.num_planes:
+        decoded = _with_known_classes(decoded, len(chunk.class_names))
+    return decoded, tally.reads
+
+
+def _with_known_classes(decoded: Pixels, num_classes: int) -> Pixels:
+    """Without the images whose mask holds a value that has no name."""
+    largest_N = decoded.images_NHWC[..., -1].max(axis=(1, 2), initial=0)
+    known = np.flatnonzero(largest_N <= num_classes)
+    if len(known) == len(largest_N):
+        return decoded
+    reasons = {
+        decoded.kept[place]: f"its mask holds {largest_N[place] - 1}, and there are {num_classes} classes from 0"
+        for place in np.flatnonzero(largest_N > num_classes)
+    }
+    kept = [decoded.kept[place] for place in known]
+    return Pixels(decoded.images_NHWC[known], None, kept, decoded.reasons | reasons)
+
+
+class _Wanted:
+    """Looks now and then whether the temporary set is there: with it goes the preparation that wanted the shard."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._next_look = 0.0
+
+    def __call__(self) -> None:
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + LOOK_SECONDS
+        if not self._directory.is_dir():
+            raise RunError(
+                f"{self._directory} does not exist on worker host {socket.gethostname()}; all workers write into one "
+                "directory; put PACELINE_HOME on a file system that every host mounts under the same path"
+            )
+
+
+def _write(chunk: Chunk, decoded: Pixels, reads: Reads) -> ShardRecord:
+    images_NHWC, targets_NT, kept, reasons, _ = decoded
+    labels_N = chunk.samples.labels[kept].astype(np.int64)
+    arrays: dict[str, npt.NDArray[Any]] = {"images": images_NHWC, "labels": labels_N}
+    if targets_NT is not None:
+        arrays["targets"] = targets_NT
+    files = tuple(
+        _write_array(Path(chunk.directory), f"{chunk.split}/{chunk.number:05d}.{kind}.npy", array)
+        for kind, array in arrays.items()
+        if len(labels_N)
+    )
+    counts = _class_counts(images_NHWC, labels_N, chunk)
+    return ShardRecord(
+        split=chunk.split,
+        number=chunk.number,
+        num_samples=len(labels_N),
+        files=files,
+        class_counts=tuple(int(count) for count in counts),
+        moments=moments.of_images(images_NHWC),
+        rejected=tuple(_reject(chunk, chunk.samples[position], reason) for position, reason in reasons.items()),
+        reads=reads,
+    )
+
+
+def _class_counts(images_NHWC: npt.NDArray[np.uint8], labels_N: npt.NDArray[np.int64], chunk: Chunk) -> Any:
+    """Samples of each class; pixels, where these have one."""
+    if not chunk.num_planes:
+        return np.bincount(labels_N, minlength=len(chunk.class_names))
+    return np.bincount(images_NHWC[..., -1].ravel(), minlength=1 + len(chunk.class_names))[1:]
+
+
+def _reject(chunk: Chunk, sample: Sample, reason: str) -> Rejected:
+    return Rejected(path=sample.text, split=chunk.split, class_name=chunk.class_names[sample.label], reason=reason)
+
+
+def _write_array(directory: Path, name: str, array: npt.NDArray[Any]) -> ShardFile:
+    # As np.save would write it, but without a copy of the pixels.
+    head = io.BytesIO()
+    np.lib.format.write_array_header_1_0(head, np.lib.format.header_data_from_array_1_0(array))
+    pieces = (head.getvalue(), array.data)
+    write_pieces_durably(directory / name, pieces)
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return ShardFile(name=name, num_bytes=len(pieces[0]) + array.nbytes, sha256=digest.hexdigest())

@@ -1,0 +1,235 @@
+"""Prepared sets on disk: find, publish, verify, set aside, clean up.
+
+A set lies in `<home>/prepared/<first 16 digits of its key>/` and appears there complete or not at all. Knows nothing of
+how shards are made. What a preparation that failed has finished is kept for the next one of the same key.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from uuid import uuid4
+
+import psutil
+
+from tasks.data.prepare import manifest
+from tasks.data.listing import SPLITS
+from tasks.data.prepare.manifest import MANIFEST, REJECTED, DamagedError, Manifest
+from tasks.data.split import Split, open_split
+from tasks.files import TEMPORARY_SUFFIX, sha256_of, write_durably, write_pieces_durably
+from tasks.host import host_identity
+from tasks.records import PreparedSet
+
+__all__ = ["Split", "find", "open_split", "publish", "remove_stale", "temporary", "touch", "verify", "write_rejected"]
+
+OWNER = "owner.json"
+FINISHED = "finished.jsonl"
+"""In the directory of an unfinished set: what is finished of it, one line for each shard."""
+STALE_SECONDS = 24 * 3600.0
+LEFT_SECONDS = 7 * STALE_SECONDS
+"""How long an unfinished set is kept."""
+
+Say = Callable[[str], None]
+
+
+def directory_of(home: Path, key: str) -> Path:
+    """Where the set with a key lies, or would lie."""
+    return home / "prepared" / key[:16]
+
+
+def find(home: Path, key: str, say: Say = lambda _: None) -> PreparedSet | None:
+    """The set with a key, if it exists and its files have their recorded sizes.
+
+    A damaged set is set aside under another name and not returned.
+
+    Args:
+        home: State directory.
+        key: sha256 of the preparation's inputs.
+        say: Told of a damaged set.
+    """
+    started = time.perf_counter()
+    path = directory_of(home, key)
+    if not path.exists():
+        return None
+    try:
+        facts = manifest.read(path)
+        if facts.key != key:
+            raise DamagedError(f"{MANIFEST} has key {facts.key[:24]}..., expected is {key[:24]}...")
+    except DamagedError as error:
+        _set_aside(path, str(error), say)
+        return None
+    return facts.prepared(path, reused=True, seconds=time.perf_counter() - started)
+
+
+def verify(path: Path) -> tuple[str, ...]:
+    """Every difference between a set and its manifest, sha256 sums included; empty for a sound set."""
+    try:
+        facts = manifest.read(path)
+    except DamagedError as error:
+        return (str(error),)
+    problems = []
+    for file in facts.files:
+        found = sha256_of(path / file.name)
+        if found != file.sha256:
+            problems.append(f"{file.name} has sha256 {found[:16]}..., recorded is {file.sha256[:16]}...")
+    return tuple(problems)
+
+
+def _set_aside(path: Path, reason: str, say: Say) -> None:
+    aside = path.with_name(f".damaged-{path.name}-{uuid4().hex[:8]}")
+    try:
+        path.rename(aside)
+    except FileNotFoundError:  # another process was faster
+        return
+    say(f"prepared set {path} is damaged ({reason}); it is kept as {aside.name} and prepared again")
+
+
+@contextmanager
+def temporary(home: Path, key: str) -> Iterator[Path]:
+    """A directory to prepare a set in, with what an earlier preparation has left in it.
+
+    Gone afterwards, unless it was published or left to the next one.
+    """
+    name = f".tmp-{key[:16]}-{os.getpid()}-{uuid4().hex}"
+    path = home / "prepared" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileNotFoundError):  # there is none, or another process was faster
+        _unfinished(home, key).rename(path)
+    for split in SPLITS:
+        (path / split).mkdir(parents=True, exist_ok=True)
+    owner = {"host": host_identity(), "pid": os.getpid(), "created": psutil.Process().create_time()}
+    (path / OWNER).write_text(json.dumps(owner))
+    try:
+        yield path
+    finally:
+        _remove(path)
+
+
+def _unfinished(home: Path, key: str) -> Path:
+    return home / "prepared" / f".unfinished-{key[:16]}"
+
+
+def leave(home: Path, key: str, directory: Path, finished: Iterable[str]) -> None:
+    """Leave a temporary set to the next preparation of the same key.
+
+    Args:
+        home: State directory.
+        key: Of the set.
+        directory: The temporary set.
+        finished: What is to be known of each finished shard; lines without their ends.
+    """
+    with suppress(OSError):  # it would have been a help, no more; what ended the preparation is the error to tell
+        write_pieces_durably(directory / FINISHED, (f"{line}\n".encode() for line in finished))
+        _remove(_unfinished(home, key))
+        directory.rename(_unfinished(home, key))
+        # A worker that was writing finds its place gone, and its part stays.
+        for part in _unfinished(home, key).rglob(f"*{TEMPORARY_SUFFIX}"):
+            part.unlink(missing_ok=True)
+
+
+def left(directory: Path) -> list[str]:
+    """What is known of each finished shard that an earlier preparation has left in a temporary set."""
+    try:
+        return (directory / FINISHED).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+
+
+def touch(path: Path) -> None:
+    """Say that a temporary directory is still in use."""
+    os.utime(path / OWNER)
+
+
+def remove_stale(home: Path) -> int:
+    """Remove temporary directories whose owner is dead, and unfinished sets that are old; returns how many."""
+    stale = [path for path in (home / "prepared").glob(".tmp-*") if _is_stale(path)]
+    stale += [path for path in (home / "prepared").glob(".unfinished-*") if _age_seconds(path) > LEFT_SECONDS]
+    for path in stale:
+        _remove(path)
+    return len(stale)
+
+
+def _is_stale(path: Path) -> bool:
+    try:
+        if time.time() - (path / OWNER).stat().st_mtime > STALE_SECONDS:
+            return True
+        owner = json.loads((path / OWNER).read_text())
+        if owner["host"] != host_identity():
+            return False
+        # A pid is used again; together with its start it is not.
+        return bool(abs(psutil.Process(owner["pid"]).create_time() - owner["created"]) > 1.0)
+    except psutil.NoSuchProcess:
+        return True
+    except (OSError, ValueError, KeyError):
+        return _age_seconds(path) > STALE_SECONDS
+
+
+def _age_seconds(path: Path) -> float:
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _remove(path: Path) -> None:
+    # A worker may still be writing its last shard into the tree; it makes no directories, so this ends.
+    for _ in range(50):
+        shutil.rmtree(path, ignore_errors=True)
+        if not path.exists():
+            return
+        time.sleep(0.1)
+
+
+def publish(home: Path, directory: Path, facts: Manifest, rejected: Iterable[bytes]) -> Path:
+    """Give a complete temporary set its name, or use the set of a process that was faster.
+
+    Args:
+        home: State directory.
+        directory: The temporary set.
+        facts: Its manifest.
+        rejected: Lines of JSON.
+
+    Returns:
+        Where the set lies now.
+
+    Raises:
+        OSError: The disk is full or cannot be written.
+    """
+    for leftover in directory.glob(f"*/*{TEMPORARY_SUFFIX}"):  # of a worker that was killed and its task retried
+        leftover.unlink()
+    write_pieces_durably(directory / REJECTED, rejected)
+    (directory / OWNER).unlink()
+    (directory / FINISHED).unlink(missing_ok=True)
+    write_durably(directory / MANIFEST, facts.model_dump_json(indent=1).encode())
+    for folder in (*(directory / split for split in SPLITS), directory):
+        _sync_directory(folder)
+    final = directory_of(home, facts.key)
+    try:
+        directory.rename(final)
+    except OSError:
+        # A directory never replaces one that is not empty; anything else is a real error.
+        if find(home, facts.key) is None:
+            raise
+    _sync_directory(final.parent)
+    return final
+
+
+def write_rejected(home: Path, key: str, rejected: Iterable[bytes]) -> Path:
+    """Keep the list (lines of JSON) of a preparation that was given up for too many rejected samples."""
+    path = home / "rejected" / f"{key[:16]}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_pieces_durably(path, rejected)
+    return path
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,242 @@
+"""Sources of the user's: what one must offer, and how it is asked. What it yields is checked before anybody uses it.
+
+A source imports nothing of Paceline. It is opened in the caller's process, which lists it, and for each listing on the
+workers that read it, once for each of their threads.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+from uuid import uuid4
+
+import numpy as np
+
+from conf.data import Data
+from conf.plugins import Plugin, SourceFacts, source_facts
+from tasks.data.item import Item, Picture
+from tasks.data.listing import SPLITS, Origin, SampleListing, hold_out
+from tasks.data.samples import Samples, SamplesBuilder
+from tasks.errors import InputError, OutsideError, RunError, SourceError
+from tasks.plugins import blamed, load_own
+
+Listed = tuple[str, int] | tuple[str, int, str]
+"""A sample: its name, its class, and a stamp that changes when its content does, such as a file's time."""
+
+
+class Source(Protocol):
+    """What the entry point of a source leads to: a class, or a function that gives such an object.
+
+    It is called with `data.root` (of a path the absolute one) or None, in each process anew. Before that these are read
+    from the class or function itself, where it has them: `needs_root` (True), `channels` (3, or 1 for grey),
+    `has_masks` (False), `target_names` ((), or ("angle",) in radians); see `conf.plugins.SourceFacts`.
+    """
+
+    class_names: Sequence[str]
+    """Of the labels, from 0; with masks of their values."""
+    content: str
+    """Optional: whatever else decides on what is read, such as the revision of a data base. A prepared set is used
+    again as long as this, the samples, and version and code of the package are the same."""
+
+    def samples(self) -> Iterable[Listed] | Mapping[str, Iterable[Listed]]:
+        """Every sample, in an order that stays; a mapping where the source has splits: train, validation, test.
+
+        Splits that it has not are held out by `data.test_fraction` and `data.validation_fraction`. With masks all
+        labels are 0.
+        """
+
+    def read(self, names: Sequence[str], image_size: int) -> Iterable[Any]:
+        """Samples by their names, one after the other, in the order asked for.
+
+        An image is the content of an image file (bytes) or an array of uint8 (H, W, C), of any size; it is
+        brought to `image_size` as `data.fit` says. With masks each is a pair: the image, and its mask of uint8 (H, W)
+        in the same form, with 255 for no class; with targets a pair as well: the image, and its numbers. An exception
+        in place of an image says why this one cannot be read: it is counted and listed, and the others go on. One that
+        is raised ends the preparation; an OSError may be tried again (`limits.retries`).
+        """
+
+
+def list_samples(data: Data) -> SampleListing:
+    """List a source of the user's.
+
+    Raises:
+        InputError: It is not installed, fails, or lists what cannot be; as `SourceError` if it raises an OSError.
+    """
+    plugin, facts = load_own("source", data.source)[0], source_facts(data.source)
+    root = _root(data)
+    source = _open(data.source, root)
+    with blamed(plugin, "its listing", InputError, SourceError):
+        class_names = tuple(source.class_names)
+        _check_names(plugin, class_names)
+        offered = source.samples()
+        by_split = offered if isinstance(offered, Mapping) else {"train": offered}
+        _check_splits(plugin, by_split)
+        seen: set[str] = set()
+        found = {name: _gather(plugin, by_split.get(name, ()), len(class_names), seen) for name in SPLITS}
+        content = str(getattr(source, "content", ""))
+        # Without stamps, samples of one name in two places cannot be told apart but by the place.
+        place = root if any(split.stamps.any_empty() for split in found.values()) else ""
+    train, validation, test = (found[name] for name in SPLITS)
+    if "test" not in by_split:
+        train, test = hold_out(train, data.test_fraction)
+    if "validation" not in by_split:
+        train, validation = hold_out(train, data.validation_fraction)
+    return SampleListing(
+        origin=Origin("own", root, "", data.source, f"{plugin.identity} {facts} {place} {content}", uuid4().hex),
+        class_names=class_names,
+        train=train,
+        validation=validation,
+        test=test,
+        channels=facts.channels,
+        target_names=facts.target_names,
+        num_planes=int(facts.has_masks),
+    )
+
+
+def _root(data: Data) -> str:
+    """A path as an absolute one, for workers may have been started in another directory; all else as it is."""
+    root = data.root or ""
+    return str(Path(root).absolute()) if os.path.exists(root) else root  # noqa: PTH110  which takes any text
+
+
+def _check_names(plugin: Plugin, class_names: tuple[Any, ...]) -> None:
+    if not all(isinstance(name, str) and name for name in class_names) or len(set(class_names)) < len(class_names):
+        raise InputError(f"{plugin}: class_names={class_names!r:.100}; give texts, each once")
+
+
+def _check_splits(plugin: Plugin, by_split: Mapping[str, Any]) -> None:
+    unknown = [name for name in by_split if name not in SPLITS]
+    if unknown or "train" not in by_split:
+        raise InputError(
+            f"{plugin}: samples() gives the splits {', '.join(map(str, by_split)) or 'none'}; "
+            f"give train, and if there are any also {' and '.join(SPLITS[1:])}"
+        )
+
+
+def _gather(plugin: Plugin, listed: Iterable[Any], num_classes: int, seen: set[str]) -> Samples:
+    """Samples as columns, once each of them has been found to be one."""
+    builder = SamplesBuilder()
+    for one in listed:
+        if not isinstance(one, tuple) or len(one) not in (2, 3):
+            raise InputError(
+                f"{plugin}: samples() gives {one!r:.100}; give tuples (name, label) or (name, label, stamp)"
+            )
+        name, label, *stamp = one
+        if not isinstance(name, str) or not name or name in seen:
+            raise InputError(f"{plugin}: samples() gives the name {name!r:.100}; give each sample a text of its own")
+        if not isinstance(label, int | np.integer) or not 0 <= label < num_classes:
+            raise InputError(
+                f"{plugin}: sample {name} has the label {label!r:.100}; give whole numbers from 0 to "
+                f"{num_classes - 1}, the places of its {num_classes} class_names"
+            )
+        if stamp and not isinstance(stamp[0], str):
+            raise InputError(f"{plugin}: sample {name} has the stamp {stamp[0]!r:.100}; give a text")
+        seen.add(name)
+        builder.add(name, int(label), 0, *stamp)
+    return builder.build()
+
+
+def read(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
+    """What a source of the user's yields of samples, checked.
+
+    Raises:
+        InputError: It is not installed here.
+        RunError: It fails, or yields something else; as `OutsideError` if it raises an OSError.
+    """
+    plugin, facts = load_own("source", origin.name)[0], source_facts(origin.name)
+    source, names = _opened(origin), list(samples.paths)
+    number = 0
+    with blamed(plugin, "read", RunError, OutsideError):
+        for one in source.read(names, image_size):
+            if number == len(names):
+                raise RunError(f"{plugin}: read() yields more than the {len(names)} samples that it was asked for")
+            yield _item(f"{plugin}: sample {names[number]}", one, facts)
+            number += 1
+    if number < len(names):
+        raise RunError(f"{plugin}: read() ends after {number} of {len(names)} samples; yield one for each name")
+
+
+def _item(what: str, one: Any, facts: SourceFacts) -> Item:
+    if isinstance(one, Exception):
+        return Item(one)
+    if not facts.has_masks and not facts.target_names:
+        return Item(_image(what, one, facts.channels))
+    if not isinstance(one, tuple) or len(one) != 2:  # noqa: PLR2004
+        raise RunError(f"{what} is {_described(one)}; give a pair of an image and its mask or targets")
+    picture, beside = one
+    if facts.has_masks:
+        image = _image(what, picture, facts.channels)
+        mask = beside if isinstance(beside, Exception) else _mask(what, image, beside)
+        return Item(image, mask)
+    targets_T = np.asarray(beside, dtype=np.float32)
+    if targets_T.shape != (len(facts.target_names),) or not np.isfinite(targets_T).all():
+        raise RunError(f"{what} has the targets {beside!r:.100}; give {len(facts.target_names)} finite number")
+    return Item(_image(what, picture, facts.channels), None, targets_T)
+
+
+def _image(what: str, one: Any, channels: int) -> Picture:
+    if isinstance(one, bytes) and channels == 1:
+        raise RunError(f"{what} is a file, which is decoded to 3 channels, and the source has 1; give an array")
+    return _picture(what, one, channels)
+
+
+def _picture(what: str, one: Any, channels: int) -> Picture:
+    if isinstance(one, bytes):
+        return one
+    shapes = "(H, W) or (H, W, 1)" if channels == 1 else f"(H, W, {channels})"
+    if not isinstance(one, np.ndarray) or one.dtype != np.uint8:
+        raise RunError(f"{what} is {_described(one)}; give the bytes of an image file or an array of uint8 {shapes}")
+    flat = one.ndim == 2 and channels == 1  # noqa: PLR2004
+    if not (flat or (one.ndim == 3 and one.shape[2] == channels)) or 0 in one.shape:  # noqa: PLR2004
+        raise RunError(f"{what} is {_described(one)}; give {shapes}, or set channels")
+    return one
+
+
+def _mask(what: str, image: Picture, one: Any) -> Picture:
+    """The mask of an image, in its form and of its size; whether two files fit is seen when they are decoded."""
+    mask = _picture(f"{what}, its mask,", one, 1)
+    if isinstance(image, bytes) or isinstance(mask, bytes):
+        if type(image) is not type(mask):
+            raise RunError(f"{what} is {_form(image)}, and its mask {_form(mask)}; give both in one form")
+        return mask
+    if mask.shape[:2] != image.shape[:2]:
+        raise RunError(f"{what} is {_described(image)}, and its mask {_described(mask)}; give both one size")
+    return mask.reshape(mask.shape[:2])
+
+
+def _form(one: Picture) -> str:
+    return "a file" if isinstance(one, bytes) else _described(one)
+
+
+def _described(one: Any) -> str:
+    if isinstance(one, np.ndarray):
+        return f"an array of {one.dtype} {one.shape}"
+    return f"{type(one).__name__} {one!r:.60}"
+
+
+class _PerThread(threading.local):
+    """Sources that were opened by this thread, each with the listing that it was opened for."""
+
+    def __init__(self) -> None:
+        self.opened: dict[tuple[str, str], tuple[str, Source]] = {}
+
+
+_here = _PerThread()
+
+
+def _opened(origin: Origin) -> Source:
+    """The source of a listing, opened once."""
+    place = origin.name, origin.root
+    if place not in _here.opened or _here.opened[place][0] != origin.listed:
+        _here.opened[place] = origin.listed, _open(*place)
+    return _here.opened[place][1]
+
+
+def _open(name: str, root: str) -> Source:
+    plugin, offered = load_own("source", name)
+    with blamed(plugin, f"opening {root or 'it'}", InputError, SourceError):
+        source: Source = offered(root or None)
+    return source

@@ -1,0 +1,179 @@
+"""A bounded cache of what was fetched from afar, on a disk of this host, for all processes of one user.
+
+An entry is a file with the digest of its content before it. What was torn or altered is noticed by that, removed, and
+counts as not there. Keys say all that a content depends on, so nothing ever becomes stale. Knows no store.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from uuid import uuid4
+
+from conf.environment import Site
+from tasks.files import TEMPORARY_SUFFIX
+from tasks.errors import InputError
+from tasks.private import private_directory
+
+DIGEST_BYTES = 32
+KEPT_FRACTION = 0.9
+"""Of the limit, when room is made: the whole directory is looked through for it, which is not to happen often."""
+FORGOTTEN_SECONDS = 3600.0
+"""A temporary file that is so old is nobody's."""
+DEFAULT_GIB, MAX_GIB = 8.0, 1_000_000
+USED, LOCK = "used", "lock"
+
+
+def key_of(*facts: object) -> str:
+    """64 hex digits over what a content depends on."""
+    return hashlib.sha256(repr(facts).encode(errors="surrogateescape")).hexdigest()
+
+
+class Cache:
+    """Contents by their keys.
+
+    The bytes in use stand in a file of their own; whoever adds or removes does so under a lock. So several processes
+    together stay under the limit, and the directory is looked through only when it is full.
+
+    Args:
+        directory: Of this cache alone.
+        limit: Bytes.
+    """
+
+    def __init__(self, directory: Path, limit: int) -> None:
+        self._directory = directory
+        self._limit = limit
+
+    def get(self, key: str) -> bytes | None:
+        """A content; None where it is not there.
+
+        Raises:
+            DamagedError: It was there, and is not what was put there; it is removed.
+        """
+        path = self._path(key)
+        try:
+            entry = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        content = entry[DIGEST_BYTES:]
+        if entry[:DIGEST_BYTES] != hashlib.sha256(content).digest():
+            path.unlink(missing_ok=True)
+            raise DamagedError(str(path))
+        with suppress(FileNotFoundError):  # evicted by another process in between
+            os.utime(path)  # the least recently used goes first
+        return content
+
+    def put(self, contents: Mapping[str, bytes]) -> None:
+        """Keep contents, and let go of the least recently used where there is no room; what is too large is not kept.
+
+        Raises:
+            OSError: The disk is full or cannot be written.
+        """
+        needed = sum(DIGEST_BYTES + len(content) for content in contents.values())
+        if not contents or needed > self._limit * KEPT_FRACTION:
+            return
+        with self._locked():
+            used = self._used()
+            if used is None or used + needed > self._limit:
+                used = self._make_room(int(self._limit * KEPT_FRACTION) - needed)
+            (self._directory / USED).write_text(str(used + needed))
+            # Still under the lock: who makes room meanwhile would not see what is not written yet.
+            for key, content in contents.items():
+                self._write(self._path(key), content)
+
+    def _path(self, key: str) -> Path:
+        return self._directory / key[:2] / key[2:]
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with (self._directory / LOCK).open("ab") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            yield
+
+    def _used(self) -> int | None:
+        """Bytes in use, or more where two processes have put the same; None where that is not known."""
+        try:
+            used = int((self._directory / USED).read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+        return used if used >= 0 else None
+
+    def _make_room(self, most: int) -> int:
+        """Remove entries until the others have so many bytes at most; how many they have."""
+        entries = sorted(self._entries())
+        used = sum(size for _, size, _ in entries)
+        for _, size, path in entries:
+            if used <= most:
+                break
+            Path(path).unlink(missing_ok=True)
+            used -= size
+        return used
+
+    def _entries(self) -> Iterator[tuple[float, int, str]]:
+        """Last use, size and path of each."""
+        for folder in [entry.path for entry in os.scandir(self._directory) if entry.is_dir(follow_symlinks=False)]:
+            for entry in os.scandir(folder):
+                with suppress(FileNotFoundError):
+                    status = entry.stat(follow_symlinks=False)
+                    forgotten = time.time() - status.st_mtime > FORGOTTEN_SECONDS
+                    if entry.name.endswith(TEMPORARY_SUFFIX) and forgotten:
+                        Path(entry.path).unlink(missing_ok=True)
+                    else:
+                        yield status.st_mtime, status.st_size, entry.path
+
+    def _write(self, path: Path, content: bytes) -> None:
+        # Not pushed to the disk: what a crash of the host leaves of it has another digest.
+        path.parent.mkdir(exist_ok=True)
+        temporary = path.with_name(f"{path.name}.{uuid4().hex}{TEMPORARY_SUFFIX}")
+        try:
+            with temporary.open("xb") as stream:
+                stream.write(hashlib.sha256(content).digest())
+                stream.write(content)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+class DamagedError(Exception):
+    """An entry is not what was put there; the message is its path."""
+
+
+def of_this_host() -> Cache | None:
+    """The cache that the environment of this process names; None where it wants none.
+
+    Raises:
+        InputError: Its size is no number.
+        RunError: Its directory is not this user's alone, or cannot be made.
+    """
+    site = Site()
+    limit = limit_of(site.cache_gib_given)
+    return _opened(site.cache_directory, limit) if limit else None
+
+
+def limit_of(given: str | None) -> int:
+    """Bytes of a cache, as the environment says; 0 for none.
+
+    Raises:
+        InputError: It is no number of GiB.
+    """
+    try:
+        gib = float(given or DEFAULT_GIB)
+        if not 0 <= gib < MAX_GIB:
+            raise ValueError(given)
+    except ValueError as error:
+        raise InputError(
+            f"PACELINE_CACHE_GIB={given} is no size in GiB; give a number from 0 (no cache) to {MAX_GIB:,}"
+        ) from error
+    return int(gib * 2**30)
+
+
+@cache
+def _opened(directory: Path, limit: int) -> Cache:
+    return Cache(private_directory(directory, "what was fetched"), limit)

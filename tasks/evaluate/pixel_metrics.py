@@ -1,0 +1,94 @@
+"""Quality of what is told of every pixel: from the statistics that ranks keep for each test sample.
+
+Their order is that of `tasks.model.objectives`. Shapes: N samples, S statistics, K classes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tasks.errors import RunError
+from tasks.evaluate.metrics import Floats, read_predictions
+from tasks.scores import ious, mean_iou
+from tasks.records import EvaluateResult, PreparedSet, ScoreName, TrainResult
+
+
+def evaluate_statistics(train: TrainResult, prepared: PreparedSet) -> EvaluateResult:
+    """Measure the quality of a segmentation or a denoising.
+
+    Args:
+        train: Names the ranks' files.
+        prepared: The set.
+
+    Raises:
+        RunError: A test sample is missing, repeated or unknown, or a number is not finite.
+    """
+    started = time.perf_counter()
+    num_samples = prepared.num_test
+    if num_samples == 0:
+        raise RunError("num_test=0; quality needs test samples; raise data.test_fraction")
+    statistics_NS = read_predictions(train.predictions, num_samples).kept
+    totals = statistics_NS.sum(axis=0).tolist()
+    if train.score_name == "mean_iou":
+        facts = _of_classes(totals[1:], prepared.class_names)
+    else:
+        _, similar, psnr, noisy_psnr = (total / num_samples for total in totals)
+        facts = {"ssim": similar, "psnr_db": psnr, "noisy_psnr_db": noisy_psnr}
+    result = EvaluateResult(
+        num_samples=num_samples,
+        score_name=train.score_name,
+        samples_per_second=train.prediction_samples_per_second,
+        seconds=time.perf_counter() - started,
+    )
+    return result.model_copy(update=facts)
+
+
+def _of_classes(counts: Sequence[float], class_names: Sequence[str]) -> dict[str, Any]:
+    num_classes = len(class_names)
+    right, there = counts[:num_classes], counts[2 * num_classes :]
+    return {
+        "accuracy": sum(right) / max(1.0, sum(there)),
+        "per_class_accuracy": {
+            name: both / pixels if pixels else None
+            for name, both, pixels in zip(class_names, right, there, strict=True)
+        },
+        "mean_iou": mean_iou(counts),
+        "per_class_iou": dict(zip(class_names, ious(counts), strict=True)),
+    }
+
+
+def score_difference(
+    first: Sequence[str], second: Sequence[str], prepared: PreparedSet, score_name: ScoreName
+) -> tuple[float, float]:
+    """The score of the second set of predictions less that of the first, and its standard error.
+
+    The samples are the same in both, so they are left out one by one in both: the jackknife (Tukey 1958; Efron and
+    Stein, "The Jackknife Estimate of Variance", 1981), which needs no more of a score than that it is smooth. Of a mean
+    it is the standard error of the mean.
+
+    Args:
+        first: Files of one run's statistics, see `tasks.evaluate.metrics.read_predictions`.
+        second: Those of another run on the same prepared set.
+        prepared: The set.
+        score_name: What is told of the pixels.
+
+    Raises:
+        RunError: The statistics do not fit the split.
+    """
+    num = prepared.num_test
+    before_NS, after_NS = (read_predictions(files, num).kept for files in (first, second))
+    before, after = before_NS.sum(axis=0), after_NS.sum(axis=0)
+    (difference,) = _scores(after[None], num, score_name) - _scores(before[None], num, score_name)
+    without_N = _scores(after - after_NS, num - 1, score_name) - _scores(before - before_NS, num - 1, score_name)
+    return float(difference), float(np.sqrt((num - 1) * without_N.var()))
+
+
+def _scores(totals_MS: Floats, num_samples: int, score_name: ScoreName) -> Floats:
+    """Of sums of statistics, each over so many samples."""
+    if score_name == "ssim":
+        return totals_MS[:, 1] / max(1, num_samples)
+    return np.array([mean_iou(totals) for totals in totals_MS[:, 1:].tolist()])

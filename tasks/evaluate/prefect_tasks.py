@@ -1,0 +1,63 @@
+"""The evaluate stage as a Prefect task: reads files, calls `metrics`, says what it found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+
+from tasks import deadline
+from tasks.evaluate.pixel_metrics import evaluate_statistics
+from tasks.evaluate.metrics import evaluate_predictions, read_test_split
+from tasks.result_cache import find_kept, keep
+from tasks.scores import class_scores, quality_facts
+from tasks.records import EvaluateResult, PreparedSet, TrainResult
+from tasks.redact import discreet
+
+
+@task(name="evaluate", cache_policy=NO_CACHE)
+@discreet
+def evaluate(
+    train: TrainResult, prepared: PreparedSet, seconds: float | None = None, directory: Path | None = None
+) -> EvaluateResult:
+    """Measure the quality of the ranks' predictions on the test split.
+
+    Args:
+        train: Names the prediction files.
+        prepared: Holds the labels.
+        seconds: Time limit; None for none.
+        directory: Of the run, where the result is kept, and not found out again for the same predictions.
+
+    Raises:
+        TimeLimitError: It took longer than its limit.
+    """
+    log = get_run_logger()
+    kept = directory and directory / "evaluated.json"
+    done = find_kept(kept, EvaluateResult, train.predictions) if kept else None
+    if done is not None:
+        log.info("The evaluation is finished already (%s)", kept)
+        return done
+    with deadline.limited("limits.evaluate_seconds", seconds):
+        result = deadline.within(lambda: _evaluate(train, prepared))
+    if kept:
+        keep(kept, result, train.predictions)
+    _tell(result)
+    return result
+
+
+def _evaluate(train: TrainResult, prepared: PreparedSet) -> EvaluateResult:
+    if train.score_name != "accuracy":
+        return evaluate_statistics(train, prepared)
+    truth = read_test_split(Path(prepared.path), prepared.class_names)
+    return evaluate_predictions(train.predictions, truth, train.prediction_samples_per_second)
+
+
+def _tell(result: EvaluateResult) -> None:
+    log = get_run_logger()
+    log.info("On %d test samples: %s", result.num_samples, ", ".join(map(" ".join, quality_facts(result))))
+    word, scores = class_scores(result)
+    known = [(value, name) for name, value in scores.items() if value is not None]
+    if known:
+        worst, name = min(known)
+        log.info("Class of the least %s: %s, %.2f %%", word, name, 100 * worst)

@@ -1,0 +1,252 @@
+"""The schedule of the paired probe: which arm runs how many steps when, and when to stop.
+
+Knows nothing of torch, devices or data: an arm is a callable that runs steps and returns their seconds. Blocks of the
+arms follow each other in palindromes, A B | B A | A B ... (A B C | C B A ... with three), so that a linear drift of the
+machine falls on all arms alike. With more arms each palindrome begins one arm later, A B C D | D C B A | B C D A | ...:
+every arm comes to every place, and what its neighbours leave in caches and clocks falls on all. In a distributed run
+every rank calls `run_probe` with the same arms; all decisions come from rank 0 through `agree`, so that no rank waits
+for another that has stopped.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics as plain_statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from conf.config import Speedup
+from tasks.errors import RunError
+from tasks.records import Arm, Block, ProbeResult, Validity
+from tasks.measure.statistics import MIN_ROUNDS, MIN_ROUNDS_TO_STOP, ROUNDS_PER_LOOK, arm_ratio
+
+StopReason = Literal["interval narrow enough", "time is up", "all blocks done"]
+StepRunner = Callable[[int], Sequence[float]]
+"""Runs n training steps and returns each one's wall seconds, device work included (synchronised). A rank that has no
+part in an arm returns an empty sequence; rank 0 has a part in every arm."""
+Agree = Callable[[float], float]
+"""Rank 0's value, on every rank. Collective: every rank calls it equally often."""
+Clock = Callable[[], float]
+
+MAX_ROLES_IN_PALINDROMES = 3
+"""Up to so many arms the palindromes alone give each its turn at both ends or the same place in the middle."""
+BY_PRODUCTS = ("single", "uncompiled")
+"""Arms that get no time of their own: they tell the efficiency, and what compiling saves, as well as time allows."""
+REPEAT_FACTOR = 2.0
+"""A contaminated measurement is repeated while all attempts together take at most so many times the time limit."""
+MIN_REPEAT_SHARE = 0.5
+"""Of the time limit; with less time left a repeated measurement would say less than the contaminated one."""
+BLOCK_SECONDS = 0.25
+"""Aim for a block of the slowest arm. Long against timer and scheduler ticks (1 to 10 ms) and the refill of caches
+after a change of arm, short against the seconds over which clock rates and neighbours drift."""
+MAX_STEPS_PER_BLOCK = 1000
+MIN_WARMUP_STEPS = 2
+MAX_WARMUP_STEPS = 10
+SETTLED = 0.9
+"""Warm-up ends when a step takes at least this share of the one before: times have stopped falling."""
+
+
+@dataclass(frozen=True)
+class ArmRunner:
+    """An arm that can be measured."""
+
+    arm: Arm
+    run: StepRunner
+    samples_per_step: int
+    """Over all the arm's devices."""
+
+
+class Watch(Protocol):
+    """What looks at the machine from its making to `stop()`."""
+
+    def stop(self) -> Validity:
+        """What it saw."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Link:
+    """What decisions need: the common voice of the ranks and the time."""
+
+    agree: Agree
+    clock: Clock
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """The measured blocks of one beginning; `seconds` is rank 0's."""
+
+    rounds: tuple[tuple[Block, ...], ...]
+    reason: StopReason
+    seconds: float
+
+
+def identity(value: float) -> float:
+    """`agree` of a single process."""
+    return value
+
+
+def run_probe(
+    runners: Mapping[str, ArmRunner],
+    settings: Speedup,
+    agree: Agree = identity,
+    watch: Callable[[], Watch] | None = None,
+    clock: Clock = time.perf_counter,
+) -> ProbeResult:
+    """Measure the arms against each other; the same result on every rank, but for the validity of its own host.
+
+    While the watch says contaminated, and time allows, the rounds begin again; the last attempt is kept.
+
+    Args:
+        runners: By role: "baseline", "candidate", and any others, such as "single" for parallel efficiency.
+        settings: Numbers of blocks and steps, time limit of one attempt, width at which to stop.
+        agree: Makes rank 0's value known to all ranks.
+        watch: Begins to watch the machine; called before each attempt. Given on every rank or on none.
+        clock: Seconds from any origin.
+
+    Raises:
+        ValueError: "baseline" or "candidate" is missing.
+        RunError: A step's time is not a positive finite number.
+    """
+    link = _Link(agree, clock)
+    started = clock()
+    runners = {role: runners[role] for role in _ordered(runners)}
+    step_seconds = {role: _warm_up(role, runner, link) for role, runner in runners.items()}
+    num_steps = _steps_per_block(step_seconds, settings)
+    attempt, validity, num_repeats = _attempts(runners, num_steps, settings, link, watch)
+    baseline = runners["baseline"]
+    return ProbeResult(
+        baseline=baseline.arm,
+        candidate=runners["candidate"].arm,
+        batch_size=baseline.samples_per_step // baseline.arm.num_devices,
+        samples_per_step={role: runner.samples_per_step for role, runner in runners.items()},
+        others={role: runner.arm for role, runner in runners.items() if role not in {"baseline", "candidate"}},
+        rounds=attempt.rounds,
+        seconds=agree(clock() - started),
+        stopped_because=attempt.reason,
+        validity=validity,
+        num_repeats=num_repeats,
+    )
+
+
+def _ordered(runners: Mapping[str, ArmRunner]) -> list[str]:
+    """The roles in the same order on every rank, whatever the order in the mapping."""
+    required = ["baseline", "candidate"]
+    missing = [role for role in required if role not in runners]
+    if missing:
+        raise ValueError(f"runners={sorted(runners)} lack {' and '.join(missing)}; a probe needs both")
+    return [*required, *sorted(set(runners) - set(required))]
+
+
+def _attempts(
+    runners: Mapping[str, ArmRunner],
+    num_steps: int,
+    settings: Speedup,
+    link: _Link,
+    watch: Callable[[], Watch] | None,
+) -> tuple[_Attempt, Validity, int]:
+    """The first clean attempt, or the last that time allowed; with what was seen, and how many came before it.
+
+    Whether to begin again depends on the machine alone and never on the ratio, which a choice among attempts by their
+    outcome would bias.
+    """
+    left = REPEAT_FACTOR * settings.max_seconds
+    num_repeats = 0
+    while True:
+        watching = watch() if watch else None
+        limit = min(settings.max_seconds, left)
+        attempt = _measure(runners, num_steps, settings.model_copy(update={"max_seconds": limit}), link)
+        validity = watching.stop() if watching else Validity()
+        left -= attempt.seconds
+        contaminated = bool(link.agree(float(validity.contaminated or False))) if watch else False
+        if not contaminated or left < min(attempt.seconds, MIN_REPEAT_SHARE * settings.max_seconds):
+            return attempt, validity, num_repeats
+        num_repeats += 1
+
+
+def _warm_up(role: str, runner: ArmRunner, link: _Link) -> float:
+    """Run steps that are thrown away until their time no longer falls; the last one's seconds."""
+    last = math.inf
+    for num_done in range(1, MAX_WARMUP_STEPS + 1):
+        previous, last = last, _timed(role, runner, 1, link)
+        if num_done >= MIN_WARMUP_STEPS and last >= SETTLED * previous:
+            break
+    return last
+
+
+def _steps_per_block(step_seconds: Mapping[str, float], settings: Speedup) -> int:
+    """Steps of one block, equal for all arms.
+
+    `auto`: enough for `BLOCK_SECONDS` of the slowest arm, less where the time limit would not hold twice the minimum of
+    rounds. The median over three or more steps is not moved by the first step after a change of arm; blocks of fewer
+    steps only arise when a step lasts so long (over 80 ms) that a refilled cache is nothing beside it.
+    """
+    if settings.steps_per_block != "auto":
+        return settings.steps_per_block
+    affordable = settings.max_seconds / (2 * MIN_ROUNDS * len(step_seconds))
+    wanted = min(BLOCK_SECONDS, affordable) / max(step_seconds.values())
+    return min(MAX_STEPS_PER_BLOCK, max(1, math.ceil(wanted)))
+
+
+def _measure(runners: Mapping[str, ArmRunner], num_steps: int, settings: Speedup, link: _Link) -> _Attempt:
+    roles = tuple(runners)
+    rounds: list[tuple[Block, ...]] = []
+    started = link.clock()
+    while True:
+        order = order_of_round(roles, len(rounds))
+        rounds.append(tuple(_block(role, runners[role], num_steps, link) for role in order))
+        elapsed = link.agree(link.clock() - started)
+        reason = _stop_reason(rounds, elapsed, settings)
+        if reason:
+            return _Attempt(tuple(rounds), reason, elapsed)
+
+
+def order_of_round(roles: tuple[str, ...], number: int) -> tuple[str, ...]:
+    """Which arm follows which in round `number`, from 0: odd rounds reverse the one before.
+
+    In each palindrome every arm stands once before and once after every other, and its two places add up to the same.
+    """
+    turn = number // 2 % len(roles) if len(roles) > MAX_ROLES_IN_PALINDROMES else 0
+    order = roles[turn:] + roles[:turn]
+    return order[::-1] if number % 2 else order
+
+
+def _stop_reason(rounds: Sequence[tuple[Block, ...]], elapsed: float, settings: Speedup) -> StopReason | None:
+    """Why to stop now, from values that are equal on all ranks; None to go on.
+
+    Looks at the intervals only after whole palindromes: statistics.py has the coverage under exactly this rule.
+    """
+    if len(rounds) >= MIN_ROUNDS_TO_STOP and len(rounds) % ROUNDS_PER_LOOK == 0:
+        others = {block.arm for block in rounds[0]} - {"candidate"}
+        judged = {"baseline"} if others <= {"baseline", *BY_PRODUCTS} else others
+        if all(_narrow(rounds, role, settings.target_half_width) for role in judged):
+            return "interval narrow enough"
+    if len(rounds) >= settings.num_blocks:
+        return "all blocks done"
+    if elapsed + elapsed / len(rounds) > settings.max_seconds:  # the next round would end too late
+        return "time is up"
+    return None
+
+
+def _narrow(rounds: Sequence[tuple[Block, ...]], role: str, target: float) -> bool:
+    ratio = arm_ratio(rounds, role, "candidate")
+    return ratio is not None and ratio.half_width is not None and ratio.half_width <= target
+
+
+def _block(role: str, runner: ArmRunner, num_steps: int, link: _Link) -> Block:
+    seconds = _timed(role, runner, num_steps, link)
+    return Block(arm=role, seconds_per_sample=seconds / runner.samples_per_step, num_steps=num_steps)
+
+
+def _timed(role: str, runner: ArmRunner, num_steps: int, link: _Link) -> float:
+    """Rank 0's median step seconds; outside the timed region the ranks agree on it."""
+    steps = runner.run(num_steps)
+    seconds = link.agree(plain_statistics.median(steps) if steps else 0.0)
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise RunError(
+            f"a step of the probe's arm {role} took {seconds} s; times are positive; "
+            "return the wall seconds of every step from the arm's runner"
+        )
+    return seconds

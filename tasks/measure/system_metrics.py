@@ -1,0 +1,95 @@
+"""The load of this machine while a training lasts, under the names that MLflow gives to system metrics.
+
+The names and units of `mlflow.system_metrics`, which its UI shows on a page of their own; not its sampler, for that is
+2 s of imports in a process that is about to train.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psutil
+
+from tasks.metrics_file import SAMPLES
+from tasks.measure.gpu import gpu_loads
+
+FIRST_SECONDS = 0.2
+"""That the first sample is of, unless the training ends sooner."""
+FIRST_SAMPLES = 10
+FIRST_SAMPLE_SECONDS = 1.0
+SAMPLE_SECONDS = 10.0
+"""Between samples, after the first ones, of which a short run has none other."""
+MEGABYTE = 1e6
+
+LogMetrics = Callable[[dict[str, float], int], None]
+
+
+@contextmanager
+def sampled(log: LogMetrics, gpu_uuids: tuple[str, ...]) -> Iterator[None]:
+    """Sample while the body lasts, at least once.
+
+    Args:
+        log: takes metrics and the number of the sample, in a thread of its own.
+        gpu_uuids: GPUs of the run on this host.
+    """
+    ended = threading.Event()
+    thread = threading.Thread(target=_sample, args=(log, gpu_uuids, ended), name="load", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _sample(log: LogMetrics, gpu_uuids: tuple[str, ...], ended: threading.Event) -> None:
+    network = _network_megabytes()
+    psutil.cpu_percent()  # each call tells of the time since the one before
+    ended.wait(FIRST_SECONDS)
+    number = 0
+    while True:
+        log({SAMPLES + name: round(value, 1) for name, value in _load(gpu_uuids, network).items()}, number)
+        number += 1
+        if ended.wait(FIRST_SAMPLE_SECONDS if number < FIRST_SAMPLES else SAMPLE_SECONDS):
+            return
+
+
+def _load(gpu_uuids: tuple[str, ...], network: dict[str, float]) -> dict[str, float]:
+    """Of the whole host; the network's since its counters were `network`."""
+    memory, disk = psutil.virtual_memory(), psutil.disk_usage(os.sep)
+    found = {
+        "cpu_utilization_percentage": psutil.cpu_percent(),
+        "system_memory_usage_megabytes": memory.used / MEGABYTE,
+        "system_memory_usage_percentage": memory.used / memory.total * 100,
+        "disk_usage_percentage": disk.percent,
+        "disk_usage_megabytes": disk.used / MEGABYTE,
+        "disk_available_megabytes": disk.free / MEGABYTE,
+    }
+    found |= {name: value - network[name] for name, value in _network_megabytes().items()}
+    for index, gpu in gpu_loads(gpu_uuids).items():
+        figures = {
+            "memory_usage_percentage": _percent(gpu.used_bytes, gpu.memory_bytes),
+            "memory_usage_megabytes": None if gpu.used_bytes is None else gpu.used_bytes / MEGABYTE,
+            "utilization_percentage": gpu.busy_percent,
+            "power_usage_watts": gpu.watts,
+            "power_usage_percentage": _percent(gpu.watts, gpu.most_watts),
+        }
+        found |= {f"gpu_{index}_{name}": value for name, value in figures.items() if value is not None}
+    return found
+
+
+def _percent(value: float | None, whole: float | None) -> float | None:
+    return None if value is None or not whole else value / whole * 100
+
+
+def _network_megabytes() -> dict[str, float]:
+    counters = psutil.net_io_counters()
+    if counters is None:  # a host without a network
+        return {}
+    return {
+        "network_receive_megabytes": counters.bytes_recv / MEGABYTE,
+        "network_transmit_megabytes": counters.bytes_sent / MEGABYTE,
+    }

@@ -1,0 +1,181 @@
+"""Whether a measurement can be trusted: what else the machine did meanwhile, and how fast it was allowed to run.
+
+Knows nothing of arms and steps. What the platform does not tell stays None. Inside a container /proc/stat may show
+the whole host, so that neighbours on other cores are counted too: a warning then errs on the careful side.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import psutil
+
+from tasks.records import Validity
+from tasks.measure.gpu import HARDWARE_SLOWDOWN, THERMAL, num_foreign, sample_gpus
+from tasks.measure.page_cache import cached_fraction
+
+MAX_STEAL_FRACTION = 0.02
+"""Above this share of stolen CPU time the machine counts as contaminated: as large as the width the probe aims for."""
+MAX_FOREIGN_CORES = 0.25
+"""Above this many cores busy with others it does too: an eighth of the smallest supported machine (two cores)."""
+MAX_FOREIGN_SHARE = 0.05
+"""On machines of many cores, above this share of them instead."""
+MAX_FOREIGN_DEVICE_PROCESSES = 0
+"""Compute processes of others on a GPU of the run: kernels of two processes take turns, so one is too many."""
+MIN_GPU_CLOCK_FRACTION = 0.5
+"""Below this share of its highest clock a busy GPU counts as held back. Not nearer to 1: dense arithmetic at the
+board's power cap lowers the clock by some tenths in any run, and lowers it for all arms alike."""
+HELD_BACK = (THERMAL, HARDWARE_SLOWDOWN)
+"""Brakes that come and go with heat and supply, so that they hit one arm and not the other. A power cap or a clock
+setting stays as long as the load does: recorded, no contamination."""
+CPU_ROOT = Path("/sys/devices/system/cpu")
+
+Clocks = tuple[float, ...]
+
+
+class ValidityWatch:
+    """Watches the machine from its making to `stop()`."""
+
+    def __init__(
+        self,
+        own_pids: Iterable[int],
+        num_cores: int | None = None,
+        gpu_uuids: Iterable[str] = (),
+        data_files: Iterable[str | Path] = (),
+    ) -> None:
+        """Start.
+
+        Args:
+            own_pids: Processes whose work, and whose descendants' work, belongs to the measurement or to its run.
+            num_cores: Cores of the host; None to ask the system.
+            gpu_uuids: GPUs that the run uses on this host.
+            data_files: Files that the run reads, for their share in the page cache.
+        """
+        self._pids = frozenset(own_pids)
+        self._num_cores = num_cores or psutil.cpu_count()
+        self._uuids = tuple(gpu_uuids)
+        self._cached = cached_fraction(data_files)
+        self._gpus = sample_gpus(self._uuids)
+        self._clocks = _cpu_clocks()
+        self._brakes = _num_cpu_brakes()
+        self._own = _own_seconds(self._pids)
+        self._cpu = psutil.cpu_times()
+        self._started = time.perf_counter()
+
+    def stop(self) -> Validity:
+        """What went on since the start; shares mean something when the time between is long against ticks of 10 ms."""
+        elapsed = time.perf_counter() - self._started
+        steal, foreign = self._cpu_shares(elapsed)
+        clocks = self._clocks + _cpu_clocks()
+        gpus = [*self._gpus.values(), *sample_gpus(self._uuids).values()]
+        gpu_clocks = [sample.clock_fraction for sample in gpus if sample.clock_fraction is not None]
+        brakes = {brake for sample in gpus for brake in sample.brakes}
+        if _num_cpu_brakes() > self._brakes:
+            brakes.add(THERMAL)
+        return judge(
+            Validity(
+                steal_fraction=steal,
+                foreign_load=foreign,
+                num_cores=self._num_cores,
+                foreign_device_processes=num_foreign(gpus, frozenset(p.pid for p in _families(self._pids))),
+                min_cpu_mhz=min(clocks, default=None),
+                max_cpu_mhz=max(clocks, default=None),
+                min_gpu_clock_fraction=min(gpu_clocks, default=None),
+                throttled=tuple(sorted(brakes)),
+                cached_fraction=self._cached,
+            )
+        )
+
+    def _cpu_shares(self, elapsed: float) -> tuple[float | None, float | None]:
+        """Stolen share of CPU time; cores busy with others."""
+        now = psutil.cpu_times()
+        spent = {name: getattr(now, name) - getattr(self._cpu, name) for name in now._fields}
+        used = sum(spent.get(name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
+        total = used + sum(spent.get(name, 0.0) for name in ("idle", "iowait", "steal"))
+        if total <= 0 or elapsed <= 0:
+            return None, None
+        own = _own_seconds(self._pids)
+        own_used = sum(own.values()) - sum(
+            seconds for pid, seconds in self._own.items() if pid in own or pid not in self._pids
+        )
+        foreign = max(0.0, used - own_used) / elapsed if own else None
+        steal = max(0.0, spent["steal"]) / total if "steal" in spent else None
+        return steal, foreign
+
+
+def judge(validity: Validity) -> Validity:
+    """The same figures with `contaminated` and `reasons` by this module's limits."""
+    reasons = tuple(_reasons(validity))
+    observed = (validity.steal_fraction, validity.foreign_load, validity.foreign_device_processes)
+    known = bool(reasons) or any(figure is not None for figure in observed)
+    return validity.model_copy(update={"contaminated": bool(reasons) if known else None, "reasons": reasons})
+
+
+def most_foreign(num_cores: int | None) -> float:
+    """Cores that others may keep busy before a measurement cannot be trusted."""
+    return max(MAX_FOREIGN_CORES, MAX_FOREIGN_SHARE * (num_cores or 0))
+
+
+def _reasons(validity: Validity) -> Iterator[str]:
+    limit = most_foreign(validity.num_cores)
+    if (validity.foreign_load or 0.0) > limit:
+        of_cores = f" of {validity.num_cores}" if validity.num_cores else ""
+        yield f"{validity.foreign_load:.2f}{of_cores} cores busy with other processes (limit {limit:.2f})"
+    if (validity.steal_fraction or 0.0) > MAX_STEAL_FRACTION:
+        yield f"{validity.steal_fraction:.1%} of CPU time stolen by the hypervisor (limit {MAX_STEAL_FRACTION:.0%})"
+    if (validity.foreign_device_processes or 0) > MAX_FOREIGN_DEVICE_PROCESSES:
+        yield f"{validity.foreign_device_processes} other processes on a GPU of the run"
+    fraction = validity.min_gpu_clock_fraction
+    if fraction is not None and fraction < MIN_GPU_CLOCK_FRACTION:
+        yield f"a busy GPU at {fraction:.0%} of its highest clock (limit {MIN_GPU_CLOCK_FRACTION:.0%})"
+    for brake in validity.throttled:
+        if brake in HELD_BACK:
+            yield f"clocks were lowered ({brake})"
+
+
+def _families(pids: Iterable[int]) -> Iterator[psutil.Process]:
+    """The living processes among `pids` and their descendants; some may come twice."""
+    for pid in pids:
+        try:
+            parent = psutil.Process(pid)
+            yield from (parent, *parent.children(recursive=True))
+        except psutil.Error:
+            continue
+
+
+def _own_seconds(pids: frozenset[int]) -> dict[int, float]:
+    """CPU seconds of each living process among `pids` and their descendants.
+
+    Each with those of its children that have ended: a loader or a compiler that came and went is in its parent's sum.
+    """
+    seconds: dict[int, float] = {}
+    for process in _families(pids):
+        try:
+            times = process.cpu_times()
+        except psutil.Error:
+            continue
+        gone = getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
+        seconds[process.pid] = times.user + times.system + gone
+    return seconds
+
+
+def _cpu_clocks() -> Clocks:
+    """MHz of each core now; empty where the platform does not tell."""
+    try:
+        cores = psutil.cpu_freq(percpu=True)
+    except (AttributeError, NotImplementedError, OSError, RuntimeError):  # as the platforms have it
+        return ()
+    return tuple(core.current for core in cores or () if core.current > 0)
+
+
+def _num_cpu_brakes(root: Path = CPU_ROOT) -> int:
+    """How often heat has lowered the clocks of the processors since they were started; 0 where it is not told."""
+    count = 0
+    for path in root.glob("cpu[0-9]*/thermal_throttle/package_throttle_count"):
+        try:
+            count += int(path.read_text())
+        except (OSError, ValueError):
+            continue
+    return count

@@ -1,0 +1,59 @@
+"""Forward passes over a split without gradients: validation and prediction are the same loop.
+
+Shapes: N samples, C channels, H height, W width, T regression targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from tasks.model.optimization import LabelledBatch
+from tasks.model.objectives import Outputs, Task
+
+Int64s = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+
+class Prediction(NamedTuple):
+    """Of one batch."""
+
+    indices_N: Int64s
+    """Of its samples in the split."""
+    batch: LabelledBatch
+    inputs_NCHW: torch.Tensor
+    """What the network saw."""
+    outputs: Outputs
+
+
+@torch.no_grad()
+def predictions(
+    network: nn.Module,
+    batches: Iterable[tuple[Int64s, LabelledBatch]],
+    context: AbstractContextManager[object],
+    task: Task,
+) -> Iterator[Prediction]:
+    """Predict each batch, in float32.
+
+    Args:
+        network: is put into evaluation mode, and back as it was when the iteration ends.
+        batches: of a split, with the indices of their samples.
+        context: autocast region; must be re-enterable.
+        task: says what of a batch the network sees.
+    """
+    was_training = network.training
+    network.eval()
+    dtype = next(network.parameters()).dtype
+    try:
+        for indices_N, batch in batches:
+            with context:
+                inputs_NCHW = task.inputs(batch)
+                found, targets_NT = network(inputs_NCHW.to(dtype))
+            outputs = found.float(), None if targets_NT is None else targets_NT.float()
+            yield Prediction(indices_N, batch, inputs_NCHW, outputs)
+    finally:
+        network.train(was_training)

@@ -1,0 +1,99 @@
+"""The one LightningModule: it ties a network, its objective and its schedule together.
+
+It does not know where batches come from, how many ranks there are, or where metrics go.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+
+from conf.recipe import Recipe
+from tasks.model.muon import RATE_FACTOR
+from tasks.model.optimization import Course, LabelledBatch, batch_loss, build_optimizer
+from tasks.model.schedule import learning_rate_factor
+from tasks.model.objectives import Task
+
+STATE_KEY = "paceline"
+
+
+class Learner(LightningModule):
+    """Trains `network` by `recipe`.
+
+    Args:
+        network: maps what the task shows it to a pair, see `tasks.model.networks.registry`.
+        task: what the network is to tell.
+        recipe: optimizer, schedule and loss.
+        peak_learning_rate: after batch scaling.
+        course: of the training loader.
+    """
+
+    def __init__(
+        self, network: nn.Module, task: Task, recipe: Recipe, peak_learning_rate: float, course: Course
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.task = task
+        self.recipe = recipe
+        self.peak_learning_rate = peak_learning_rate
+        self.course = course
+        self.losses: list[float] = []
+        """Loss of every step whose value has been read from the device; filled by the progress callback."""
+        self.validation_scores: list[float] = []
+        """Of the task, after each epoch."""
+        self.epoch_ends: list[int] = []
+        """Steps done at the end of each epoch that is over."""
+        self.pending: list[torch.Tensor] = []
+        """Losses still on the device: reading each would make the host wait in every step."""
+
+    def set_learning_rate(self, optimizer: torch.optim.Optimizer) -> None:
+        """Set the rate of the step that comes.
+
+        Not by a scheduler of torch's: its state would bring a former group's rate along into a resume.
+        """
+        step = self.course.even_step(self.global_step)
+        rate = self.peak_learning_rate * learning_rate_factor(self.recipe, step, self.course.steps_per_epoch)
+        for group in optimizer.param_groups:
+            own = rate * group.get(RATE_FACTOR, 1.0)
+            if isinstance(group["lr"], torch.Tensor):  # in a CUDA graph, which reads it there
+                group["lr"].fill_(own)
+            else:
+                group["lr"] = own
+
+    def forward(self, batch: LabelledBatch) -> torch.Tensor:
+        """Loss of one batch of this rank."""
+        return batch_loss(self.network, batch, self.recipe, self.task)
+
+    def training_step(self, batch: LabelledBatch, batch_idx: int) -> torch.Tensor:
+        """What Lightning asks a module to have; the loop that trains calls `forward`, by way of the strategy's wrap."""
+        return self(batch)  # type: ignore[no-any-return]
+
+    def configure_optimizers(self) -> Any:
+        """The recipe's optimizer."""
+        return build_optimizer(self.network, self.recipe, self.peak_learning_rate)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep what is done, and the curves, so that a resumed run reports the whole course. Plain types only."""
+        epoch, first_sample = self.course.done(self.global_step)
+        checkpoint[STATE_KEY] = {
+            "step": int(self.global_step),
+            "epoch": epoch,
+            "first_sample": first_sample,
+            "epoch_ends": list(self.epoch_ends),
+            "losses": torch.tensor(self.losses, dtype=torch.float64),
+            "validation_scores": torch.tensor(self.validation_scores, dtype=torch.float64),
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take the curves up again, and tell Lightning how far the epoch is in this group's batches."""
+        state = checkpoint[STATE_KEY]
+        self.epoch_ends = list(state["epoch_ends"])
+        self.losses = state["losses"].tolist()
+        self.validation_scores = state.get("validation_scores", state.get("validation_accuracy")).tolist()
+        # Its loop ends an epoch by this count, which the group before had in batches of its own size.
+        counts = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]
+        shift = self.course.num_passed - counts["ready"]
+        counts.update({name: count + shift for name, count in counts.items()})

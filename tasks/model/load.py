@@ -1,0 +1,37 @@
+"""A trained network, from its files. Weights are read as tensors only: no code in them is executed."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from tasks.model_bundle import WEIGHTS, read_model
+from tasks.errors import InputError, one_line
+from tasks.model.networks.registry import build_network
+from tasks.records import ModelFacts
+
+
+def open_trained(directory: Path, digest: str) -> tuple[nn.Module, ModelFacts]:
+    """The network with its weights, on the CPU in float32 and in evaluation mode, and what it is.
+
+    Args:
+        directory: of the model.
+        digest: that it must have, see `tasks.model_bundle.digest_of`.
+
+    Raises:
+        InputError: as `tasks.model_bundle.read_model`, or the weights do not fit the description.
+    """
+    facts, weights = read_model(directory, digest)
+    network = build_network(facts.model, facts.image_shape, len(facts.class_names), len(facts.target_names))
+    try:
+        network.load_state_dict(torch.load(io.BytesIO(weights), map_location="cpu", weights_only=True))
+    except pickle.UnpicklingError:  # whose words advise to load it all the same
+        raise InputError(f"{directory / WEIGHTS}: holds more than tensors; nothing of it was executed") from None
+    except (RuntimeError, AttributeError, TypeError, EOFError, KeyError, ValueError) as error:
+        reason = one_line(error)[:200]
+        raise InputError(f"{directory / WEIGHTS}: not the weights of the model beside it ({reason})") from error
+    return network.eval(), facts

@@ -1,0 +1,150 @@
+"""ResNet-18 and ResNet-50. Names and shapes of the parameters are torchvision's, so that published weights load.
+
+Shapes: N samples, C channels, H height, W width, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from tasks.model.networks.blocks import every_nth, keep_format
+
+Outputs = tuple[torch.Tensor, None]
+WIDTHS = (64, 128, 256, 512)
+"""Filters of the four layers; bottlenecks give four times as many."""
+EXPANSION = 4
+
+
+class ResNet(nn.Module):
+    """A stem that halves images twice, four layers of residual blocks, the mean over what is left, one dense layer.
+
+    The stem is the published one, so that its weights fit, also for small images: of 32 pixels a side 8 are left behind
+    it, and 1 at the end. Pictures that small gain by a larger `data.image_size`.
+
+    Source: He, Zhang, Ren and Sun, "Deep Residual Learning for Image Recognition" (2016); bottlenecks halve in their
+    3x3 convolution, as torchvision has them ("ResNet v1.5"). Initial weights: He et al., "Delving Deep into Rectifiers"
+    (2015).
+
+    Args:
+        channels: C.
+        num_classes: K.
+        block: makes a residual block of (channels, filters, stride), which tells its `num_outputs`.
+        depths: blocks of each layer.
+    """
+
+    norm_pairs = (("conv1", "bn1"),)
+    heads = ("fc",)
+
+    def __init__(
+        self, channels: int, num_classes: int, block: Callable[..., Basic | Bottleneck], depths: Sequence[int]
+    ) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, WIDTHS[0], 7, stride=2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(WIDTHS[0])
+        self.relu = nn.ReLU()
+        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
+        self.num_features = WIDTHS[0]
+        self.layer1, self.layer2, self.layer3, self.layer4 = (
+            self._layer(block, filters, depth, stride=1 if index == 0 else 2)
+            for index, (filters, depth) in enumerate(zip(WIDTHS, depths, strict=True))
+        )
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(self.num_features, num_classes)
+        for part in self.modules():
+            if isinstance(part, nn.Conv2d):
+                nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
+
+    def _layer(self, block: Callable[..., Basic | Bottleneck], filters: int, depth: int, stride: int) -> nn.Sequential:
+        blocks = []
+        for index in range(depth):
+            blocks.append(block(self.num_features, filters, stride if index == 0 else 1))
+            self.num_features = blocks[-1].num_outputs
+        return nn.Sequential(*blocks)
+
+    def forward(self, images_NCHW: torch.Tensor) -> Outputs:
+        """Return `(logits_NK, None)`."""
+        features = self.maxpool(self.relu(self.bn1(self.conv1(images_NCHW))))
+        features = self.layer4(self.layer3(self.layer2(self.layer1(features))))
+        return self.fc(self.avgpool(keep_format(features)).flatten(1)), None
+
+
+class Shortcut(nn.Sequential):
+    """A 1x1 convolution and batch norm, on every pixel or on every second one."""
+
+    def __init__(self, channels: int, filters: int, stride: int) -> None:
+        super().__init__(nn.Conv2d(channels, filters, 1, bias=False), nn.BatchNorm2d(filters))
+        self.stride = stride
+
+    def forward(self, features_NCHW: torch.Tensor) -> torch.Tensor:
+        """Of its input's every `stride`-th row and column."""
+        convolution, norm = self
+        seen: torch.Tensor = norm(convolution(every_nth(features_NCHW, self.stride)))
+        return seen
+
+
+class Basic(nn.Module):
+    """Two 3x3 convolutions beside the shortcut."""
+
+    norm_pairs = (("conv1", "bn1"), ("conv2", "bn2"))
+
+    def __init__(self, channels: int, filters: int, stride: int) -> None:
+        super().__init__()
+        self.num_outputs = filters
+        self.conv1 = nn.Conv2d(channels, filters, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(filters)
+        self.relu = nn.ReLU()
+        self.conv2 = nn.Conv2d(filters, filters, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(filters)
+        self.downsample = _shortcut(channels, filters, stride)
+
+    def forward(self, features_NCHW: torch.Tensor) -> torch.Tensor:
+        """Features of the block."""
+        inside = self.relu(self.bn1(self.conv1(features_NCHW)))
+        inside = self.bn2(self.conv2(inside))
+        beside = features_NCHW if self.downsample is None else self.downsample(features_NCHW)
+        found: torch.Tensor = self.relu(inside + beside)
+        return found
+
+
+class Bottleneck(nn.Module):
+    """A 1x1, a 3x3 and a 1x1 convolution beside the shortcut."""
+
+    norm_pairs = (("conv1", "bn1"), ("conv2", "bn2"), ("conv3", "bn3"))
+
+    def __init__(self, channels: int, filters: int, stride: int) -> None:
+        super().__init__()
+        self.num_outputs = EXPANSION * filters
+        self.conv1 = nn.Conv2d(channels, filters, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(filters)
+        self.conv2 = nn.Conv2d(filters, filters, 3, stride=stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(filters)
+        self.conv3 = nn.Conv2d(filters, self.num_outputs, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(self.num_outputs)
+        self.relu = nn.ReLU()
+        self.downsample = _shortcut(channels, self.num_outputs, stride)
+
+    def forward(self, features_NCHW: torch.Tensor) -> torch.Tensor:
+        """Features of the block."""
+        inside = self.relu(self.bn1(self.conv1(features_NCHW)))
+        inside = self.relu(self.bn2(self.conv2(inside)))
+        inside = self.bn3(self.conv3(inside))
+        beside = features_NCHW if self.downsample is None else self.downsample(features_NCHW)
+        found: torch.Tensor = self.relu(inside + beside)
+        return found
+
+
+def _shortcut(channels: int, filters: int, stride: int) -> Shortcut | None:
+    return None if stride == 1 and channels == filters else Shortcut(channels, filters, stride)
+
+
+def resnet18(channels: int, num_classes: int) -> ResNet:
+    """18 layers with weights."""
+    return ResNet(channels, num_classes, Basic, (2, 2, 2, 2))
+
+
+def resnet50(channels: int, num_classes: int) -> ResNet:
+    """50 layers with weights."""
+    return ResNet(channels, num_classes, Bottleneck, (3, 4, 6, 3))

@@ -1,0 +1,106 @@
+"""Models of the user's: what one must offer, and how it becomes a network like those of Paceline.
+
+A model imports nothing of Paceline. Shapes: N samples, C channels, H height, W width, K classes, T regression targets.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from conf.model import Model
+from conf.plugins import NetworkFacts, Plugin, model_facts
+from tasks.errors import RunError
+from tasks.plugins import blamed, load_own
+
+Outputs = tuple[torch.Tensor, torch.Tensor | None]
+
+
+class Builder(Protocol):
+    """What the entry point of a model leads to: a subclass of `nn.Module`, or a function that gives a module.
+
+    Two things are read from the class or function itself, where it has them: `task` ("classify", "segment" or
+    "denoise"; the first by default) and `takes_targets` (False); see `conf.plugins.NetworkFacts`. Two more from the
+    module of a model of pixels, for `paceline predict` with `--own-size`: `reach`, how far from a pixel it looks, and
+    `stride`, what it takes height and width to be multiples of (1), both in pixels.
+
+    The module maps normalised images_NCHW to logits_NK, to logits_NKHW of each pixel's class, or to images_NCHW without
+    noise. If it takes targets, to a pair: that, and targets_NT. It must follow from the arguments alone, for it is
+    built again to be trained on, and to predict with, and then gets the weights that were kept. What it draws in
+    training, as dropout does, is by seed, rank and step where it draws from torch's own generators, so that a resume
+    draws on.
+    """
+
+    def __call__(self, *, image_shape: tuple[int, int, int], num_classes: int, width: int, depth: int) -> nn.Module:
+        """Build the network.
+
+        Args:
+            image_shape: Height, width and channels.
+            num_classes: K.
+            width: `model.width`.
+            depth: `model.depth`.
+        """
+
+
+class OwnNetwork(nn.Module):
+    """A module of the user's that gives a pair, as all networks here do.
+
+    Args:
+        module: gives a tensor, or a pair.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.network = module
+
+    def forward(self, images_NCHW: torch.Tensor) -> Outputs:
+        """Return the outputs of the task, and targets or None."""
+        found = self.network(images_NCHW)
+        return found if isinstance(found, tuple) else (found, None)
+
+
+def build(model: Model, image_shape: tuple[int, int, int], num_classes: int, num_targets: int) -> nn.Module:
+    """Build a model of the user's, and try it on two black images.
+
+    Raises:
+        InputError: its package is not installed here.
+        RunError: it cannot be built, or gives something else than its task has.
+    """
+    plugin, builder = load_own("model", model.name)
+    with blamed(plugin, "building it", RunError, RunError):
+        module = builder(image_shape=image_shape, num_classes=num_classes, width=model.width, depth=model.depth)
+    if not isinstance(module, nn.Module):
+        raise RunError(f"{plugin} builds {type(module).__name__}; give a torch.nn.Module")
+    network = OwnNetwork(module)
+    _try(plugin, network, image_shape, num_classes, num_targets)
+    if not any(weight.requires_grad for weight in network.parameters()):
+        raise RunError(f"{plugin} has no weights to be learned; give it some")
+    return network
+
+
+def _try(
+    plugin: Plugin, network: OwnNetwork, image_shape: tuple[int, int, int], num_classes: int, num_targets: int
+) -> None:
+    """In evaluation, which changes no statistics."""
+    height, width, channels = image_shape
+    network.eval()
+    with blamed(plugin, "two images", RunError, RunError), torch.no_grad():
+        found = network(torch.zeros(2, channels, height, width))
+    network.train()
+    wanted: list[tuple[int, ...]] = [_outputs(model_facts(plugin.name), image_shape, num_classes)]
+    wanted += [(2, num_targets)] if num_targets else []
+    given = [tuple(one.shape) if isinstance(one, torch.Tensor) else type(one).__name__ for one in found]
+    if given != (wanted if num_targets else [*wanted, "NoneType"]):
+        raise RunError(
+            f"{plugin} maps images (2, {channels}, {height}, {width}) to {' and '.join(map(str, given))}; "
+            f"its task needs {' and '.join(map(str, wanted))}"
+        )
+
+
+def _outputs(facts: NetworkFacts, image_shape: tuple[int, int, int], num_classes: int) -> tuple[int, ...]:
+    height, width, channels = image_shape
+    if facts.task == "segment":
+        return 2, num_classes, height, width
+    return (2, channels, height, width) if facts.task == "denoise" else (2, num_classes)

@@ -1,0 +1,38 @@
+"""Whether the package of a trained model of the user's is what it was when it was trained. Imports no torch itself."""
+
+from __future__ import annotations
+
+from conf.model import Model
+from conf.plugins import EMBEDDED_MODELS, Plugin
+from tasks.errors import InputError
+from tasks.plugins import load_own
+
+
+def check_package(model: Model, recorded: Plugin | None) -> str | None:
+    """What of a user's model is not as it was when it was trained, for people; None if nothing is, or it is ours.
+
+    Args:
+        model: as its run has recorded it.
+        recorded: its package then.
+
+    Raises:
+        InputError: the package is not installed here, or another one offers that name.
+    """
+    if model.name in EMBEDDED_MODELS:
+        return None
+    try:
+        plugin, _ = load_own("model", model.name)
+    except InputError as error:
+        if recorded is None:
+            raise
+        raise InputError(f"{error}; it was trained with {recorded.package} {recorded.version}") from error
+    if recorded is None:
+        return f"nobody has recorded which package model {model.name} was trained with; here is {plugin.identity}"
+    if plugin.package != recorded.package:
+        raise InputError(
+            f"{plugin}: the model was trained with package {recorded.package} {recorded.version}, which offers that "
+            f"name; install it in place of {plugin.package}"
+        )
+    if plugin.identity == recorded.identity:
+        return None
+    return f"model {model.name} was trained with {recorded.identity}, and here is {plugin.identity}"

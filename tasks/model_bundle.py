@@ -1,0 +1,109 @@
+"""A trained model as two files: what it is (`model.json`) and its weights (`weights.pt`). Neither holds code.
+
+Whatever comes from outside is data: the description is checked field by field, the weights by their digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from conf.config import Config
+from tasks.files import sha256_of, write_durably
+from tasks.errors import InputError
+from tasks.records import ModelFacts, PreparedSet
+
+FACTS, WEIGHTS = "model.json", "weights.pt"
+TRAINING = {"pretrained", "freeze"}
+"""Settings of a model without which its network is the same."""
+
+
+def digest_of(facts: ModelFacts) -> str:
+    """64 hex digits over the whole model: its description, of which the digest of the weights is a part.
+
+    Without what only says how it was trained. Models that are older than a field keep their digests.
+    """
+    absent = {name: True for name in ("package", "signal", "fit") if getattr(facts, name) is None}
+    return hashlib.sha256(facts.model_dump_json(exclude={**absent, "model": TRAINING}).encode()).hexdigest()
+
+
+def describe_trained(config: Config, prepared: PreparedSet, weights_sha256: str) -> ModelFacts:
+    """What a network that a configuration has trained on a prepared set is."""
+    channels = prepared.picture_shape[2]
+    return ModelFacts(
+        model=config.model.model_copy(update={"pretrained": None, "freeze": "none"}),  # what it is, not how
+        image_shape=prepared.picture_shape,
+        class_names=prepared.class_names,
+        target_names=prepared.target_names,
+        mean=prepared.mean[:channels],
+        std=prepared.std[:channels],
+        fingerprint=prepared.fingerprint,
+        weights_sha256=weights_sha256,
+        package=config.model.plugin,
+        signal=config.data.used_signal,
+        fit=None if config.data.fit == "scale" else config.data.fit,
+    )
+
+
+def write_model(directory: Path, config: Config, prepared: PreparedSet, weights: bytes) -> ModelFacts:
+    """Make a directory with a model: its description beside its weights."""
+    directory.mkdir(parents=True, exist_ok=True)
+    facts = describe_trained(config, prepared, hashlib.sha256(weights).hexdigest())
+    write_durably(directory / WEIGHTS, weights)
+    write_durably(directory / FACTS, facts.model_dump_json(indent=2).encode())
+    return facts
+
+
+def read_facts(directory: Path) -> ModelFacts:
+    """What the model in a directory is, once its weights have been found to be those that were recorded.
+
+    Raises:
+        InputError: there is no model, its description is not one of ours, or its weights have been changed.
+    """
+    return _read(directory, lambda path: (sha256_of(path), b""))[0]
+
+
+def read_model(directory: Path, digest: str) -> tuple[ModelFacts, bytes]:
+    """What the model in a directory is, and its weights: the very bytes that were found to be the recorded ones.
+
+    Raises:
+        InputError: as `read_facts`, or it is another model than the one with that digest.
+    """
+    facts, weights = _read(directory, _content)
+    if digest_of(facts) != digest:
+        raise InputError(
+            f"{directory}: the model's digest is {digest_of(facts)[:12]}..., expected is {digest[:12]}...; "
+            "it was changed meanwhile: predict again"
+        )
+    return facts, weights
+
+
+def _content(path: Path) -> tuple[str, bytes]:
+    content = path.read_bytes()
+    return hashlib.sha256(content).hexdigest(), content
+
+
+def _read(directory: Path, hashed: Callable[[Path], tuple[str, bytes]]) -> tuple[ModelFacts, bytes]:
+    try:
+        facts = ModelFacts.model_validate_json((directory / FACTS).read_bytes())
+        found, weights = hashed(directory / WEIGHTS)
+    except OSError as error:
+        raise InputError(
+            f"{directory}: no model there ({error.strerror}: {Path(str(error.filename)).name}); "
+            f"a model of paceline is {FACTS} beside {WEIGHTS}"
+        ) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InputError(
+            f"{directory / FACTS}: {'.'.join(map(str, first['loc']))}: {first['msg']}; it must be as this version of "
+            "paceline writes it: train again, or mend it"
+        ) from error
+    if facts.weights_sha256 != found:
+        raise InputError(
+            f"{directory / WEIGHTS}: sha256 is {found[:12]}..., recorded is {facts.weights_sha256[:12]}...; "
+            "the file is damaged or was changed: fetch the model again"
+        )
+    return facts, weights

@@ -1,0 +1,93 @@
+"""Prediction on Dask. The only module of this stage that imports it.
+
+Neither pixels nor predictions pass through the scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from functools import partial
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from tasks import deadline
+from tasks.cluster.bounded_submit import completed, connect_to_workers
+from tasks.predict.subprocess_job import Alone, run_alone
+from tasks.predict.job import Parity, Part, PartRecord, Settings
+from tasks.predict.part import check_parity, predict_part
+from tasks.records import Reads
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+RETRIES = 2
+Progress = Callable[[int, int], None]
+
+
+def parity_on_worker(address: str, part: Part, settings: Settings) -> tuple[Parity | None, Reads]:
+    """The model as it is executed against the plain one, on a part's images; None if none can be read.
+
+    Also what was read from afar for it.
+
+    Raises:
+        RunError: the cluster has no workers, or the worker cannot do it.
+        TimeLimitError: the stage's time is over.
+    """
+    with connect_to_workers(address, "prediction") as client:
+        checking = client.submit(check_parity, part, settings, key=_key("parity"), pure=False)
+        try:
+            return checking.result(timeout=deadline.left())
+        except TimeoutError:
+            checking.cancel()
+            deadline.check()  # or it was the worker's own
+            raise
+
+
+def alone_on_worker(address: str, asked: Alone) -> str:
+    """What a process of its own on some worker finds out, as JSON.
+
+    Raises:
+        RunError: the cluster has no workers, or the process failed.
+        TimeLimitError: the stage's time is over.
+    """
+    with connect_to_workers(address, "a measurement") as client:
+        waiting = client.submit(run_alone, asked, deadline.left(), key=_key("alone"), pure=False)
+        try:
+            found: str = waiting.result(timeout=deadline.left())
+        except TimeoutError:
+            waiting.cancel()
+            deadline.check()
+            raise
+        return found
+
+
+def predict_parts(
+    address: str, parts: Sequence[Part], settings: Settings, on_progress: Progress | None = None
+) -> list[PartRecord]:
+    """Have every part predicted by some worker; their records in order of completion.
+
+    Raises:
+        RunError: the cluster has no workers, or a part failed for good; parts that are done stay.
+    """
+    records: list[PartRecord] = []
+    total = sum(len(part.samples) for part in parts)
+    done = 0
+    with (
+        connect_to_workers(address, "prediction") as client,
+        closing(completed(client, parts, partial(_submit, client, settings))) as found,
+    ):
+        for record in found:
+            records.append(record)
+            done += record.num_samples + record.num_rejected
+            if on_progress is not None:
+                on_progress(done, total)
+    return records
+
+
+def _submit(client: Client, settings: Settings, part: Part) -> Future[PartRecord]:
+    return client.submit(predict_part, part, settings, key=_key(str(part.number)), pure=False, retries=RETRIES)
+
+
+def _key(what: str) -> str:
+    return f"predict-{what}-{uuid4().hex}"

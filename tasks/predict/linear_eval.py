@@ -1,0 +1,152 @@
+"""A classifier on a frozen backbone: features of a prepared set's splits, and a logistic regression on them.
+
+A program for `alone`. Fitted on the training split alone; what it tells of the test split is written as ranks write
+theirs. Shapes: N samples, D values of the layer, K classes.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from conf.execution import Precision
+from conf.config import Config
+from tasks.model_bundle import digest_of, write_model
+from tasks.data.split import Split, open_split
+from tasks.evaluate.linear_classifier import Fit, fit
+from tasks.model.pretrained import begun_state
+from tasks.predict.subprocess_job import serve, since_start
+from tasks.predict.job import Settings, batch_size_for
+from tasks.predict.predictor import Predictor
+from tasks.records import PreparedSet, Pretrained, Record, Validity
+from tasks.measure.energy import EnergyMeter
+from tasks.measure.validity import ValidityWatch
+
+MODULE = "tasks.predict.linear_eval"
+MODEL, PREDICTIONS = "model", "predictions.npz"
+CHUNK = 16
+"""Forward passes for which images are read at once."""
+UNKNOWN_LOGIT = -1e9
+"""Of a class that the training split has no sample of."""
+
+
+class FrozenJob(Record):
+    """What is to be fitted."""
+
+    config: Config
+    prepared: PreparedSet
+    pretrained: Pretrained
+    layer: str
+    precision: Precision
+    num_threads: int
+    directory: str
+    own_pids: tuple[int, ...]
+    """Processes of the run on this host, whose load is not foreign."""
+
+
+class Frozen(Record):
+    """What came of it. Seconds by the process's own clock, from its start."""
+
+    settings: Settings
+    """How the features are computed."""
+    startup_seconds: float
+    """Until the first image is read."""
+    extract_seconds: float
+    """Features of the training split."""
+    fit_seconds: float
+    ended_seconds: float
+    """From the start until it is scored on the validation split."""
+    validation_score: float
+    predictions: str
+    prediction_samples_per_second: float
+    """Features and classes of the test split."""
+    joules: float | None
+    """From the first image until it is scored on the validation split."""
+    peak_memory_bytes: int
+    validity: Validity
+    num_train: int
+    num_features: int
+    converged: bool
+
+
+def fit_frozen(job: FrozenJob) -> Frozen:
+    """Extract, fit, score, predict."""
+    settings = _settings(job)
+    predictor = Predictor(settings)
+    train, validation, test = (open_split(job.prepared, name) for name in ("train", "validation", "test"))
+    startup = since_start()
+    energy, validity = EnergyMeter(), ValidityWatch((os.getpid(), os.getppid(), *job.own_pids))
+    values_ND = features_of(predictor, train)
+    extracted = since_start()
+    fitted = fit("logistic", values_ND, train.labels_N, job.config.seed)
+    right_N = fitted.pipeline.predict(features_of(predictor, validation)) == validation.labels_N
+    ended = since_start()
+    joules, seen = energy.joules(), validity.stop()
+    begun = time.perf_counter()
+    kept_NK = _logits(fitted, features_of(predictor, test), len(job.prepared.class_names))
+    rate = test.num_samples / (time.perf_counter() - begun)
+    predictions = Path(job.directory) / PREDICTIONS
+    np.savez(predictions, index=np.arange(test.num_samples), kept=kept_NK)
+    return Frozen(
+        settings=settings,
+        startup_seconds=startup,
+        extract_seconds=extracted - startup,
+        fit_seconds=fitted.seconds,
+        ended_seconds=ended,
+        validation_score=float(right_N.mean()),
+        predictions=str(predictions),
+        prediction_samples_per_second=rate,
+        joules=joules,
+        peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        validity=seen,
+        num_train=train.num_samples,
+        num_features=values_ND.shape[1],
+        converged=fitted.converged,
+    )
+
+
+def _settings(job: FrozenJob) -> Settings:
+    """The backbone, kept as a model, and how it is executed."""
+    config, directory = job.config, Path(job.directory) / MODEL
+    state = begun_state(config.model, job.prepared, job.pretrained, config.seed)
+    facts = write_model(directory, config, job.prepared, state)
+    return Settings(
+        model_directory=str(directory),
+        model_digest=digest_of(facts),
+        precision=job.precision,
+        gpu=False,
+        num_threads=job.num_threads,
+        batch_size=batch_size_for(facts.image_shape),
+        package=config.model.plugin.identity if config.model.plugin else None,
+        layer=job.layer,
+    )
+
+
+def features_of(predictor: Predictor, split: Split) -> npt.NDArray[np.float32]:
+    """What the layer gives for all samples (N, D) of a split, in their order."""
+    size = CHUNK * batch_size_for(predictor.facts.image_shape)
+    chunks = [np.arange(first, min(first + size, split.num_samples)) for first in range(0, split.num_samples, size)]
+    return np.concatenate([predictor(pictures(predictor, split, chunk))[0] for chunk in chunks])
+
+
+def pictures(predictor: Predictor, split: Split, indices_N: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    """Samples of a split as the model takes them."""
+    return np.ascontiguousarray(split.gather(indices_N)[..., : predictor.facts.image_shape[2]])
+
+
+def _logits(fitted: Fit, values_ND: npt.NDArray[np.float32], num_classes: int) -> npt.NDArray[np.float32]:
+    """Log-probabilities (N, K), by the numbers of the classes."""
+    logits_NK = np.full((len(values_ND), num_classes), UNKNOWN_LOGIT, dtype=np.float32)
+    with np.errstate(divide="ignore"):  # a probability may be too small for a number
+        found_NK = fitted.pipeline.predict_log_proba(values_ND)
+    logits_NK[:, fitted.pipeline.classes_] = np.maximum(found_NK, UNKNOWN_LOGIT)
+    return logits_NK
+
+
+if __name__ == "__main__":
+    serve(FrozenJob, fit_frozen)

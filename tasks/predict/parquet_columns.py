@@ -1,0 +1,181 @@
+"""What a model's answers become in a file of predictions: columns, and what is counted where the source knows better.
+
+A row for each sample of a part, in its order; null where a sample could not be read. Pictures and masks are PNG files,
+whole and without loss, as values of a column: a file for each would be as many files as there are images, and a part
+would no longer be there at once or not at all. Shapes: N samples that could be read, H height, W width, C channels.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from PIL import Image
+
+from tasks.predict.outputs import Arrays, Asked
+from tasks.predict.job import Part
+from tasks.records import ModelFacts
+
+PIXEL_TASKS = ("segment", "denoise")
+"""What is asked of models that tell something of each pixel."""
+
+
+_ROWS = 256
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How right the answers are, where that is known."""
+
+    num_known: int = 0
+    num_correct: int = 0
+    class_pixels: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Answers:
+    """A part's."""
+
+    columns: dict[str, pa.Array]
+    counts: Counts = field(default_factory=Counts)
+
+
+class Row(NamedTuple):
+    """What a model says of the pixels of a sample."""
+
+    position: int
+    """Of the sample among the part's."""
+    picture_HWC: npt.NDArray[np.uint8]
+    mask_HW: npt.NDArray[np.uint8] | None
+    """Where the source has one: 1 for the first class, 0 for none."""
+    told: Sequence[Any]
+    """As `tasks.predict.outputs.Arrays` has it, of this sample."""
+
+
+def answers_of(asked: Asked, facts: ModelFacts, part: Part, kept: list[int], arrays: Arrays | None) -> Answers:
+    """The columns of a part besides `path` and `error`, where they are of whole samples.
+
+    Args:
+        asked: what the model was asked for.
+        facts: of the model.
+        part: whose samples they are.
+        kept: positions of those that could be read.
+        arrays: what the model says of them; None for a part of which nothing could be read.
+    """
+    return _features(part, kept, arrays) if asked == "features" else _classes(facts, part, kept, arrays)
+
+
+def pixel_answers_of(asked: Asked, facts: ModelFacts, part: Part, rows: Iterable[Row]) -> Answers:
+    """The same where they are of pixels; of the rows no more than one need be there at a time."""
+    return _masks(facts, part, rows) if asked == "segment" else _pictures(part, rows)
+
+
+def png(pixels: npt.NDArray[np.uint8]) -> bytes:
+    """A PNG file of grey pixels (H, W) or (H, W, 1), or of colours (H, W, 3)."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels[..., 0] if pixels.shape[2:] == (1,) else pixels).save(buffer, "png")
+    return buffer.getvalue()
+
+
+def _classes(facts: ModelFacts, part: Part, kept: list[int], arrays: Arrays | None) -> Answers:
+    """`label`, `probability`, `probabilities` (in the order of the classes), targets, `true_label`."""
+    number = len(part.samples)
+    labels, rows = np.full(number, -1), np.full((number, len(facts.class_names)), np.nan, dtype=np.float32)
+    if arrays is not None:
+        labels[kept], rows[kept] = arrays[0].argmax(1), arrays[0]
+    missing = labels < 0
+    names = pa.array(facts.class_names, pa.string())
+    columns = {
+        "label": names.take(pa.array(np.maximum(labels, 0), mask=missing)),
+        "probability": pa.array(rows.max(1), pa.float32(), mask=missing),
+        "probabilities": _lists(rows, missing),
+    }
+    for index, name in enumerate(facts.target_names):
+        values = np.full(number, np.nan, dtype=np.float32)
+        if arrays is not None and len(arrays) > 1:
+            values[kept] = arrays[1][:, index]
+        columns[name] = pa.array(values, pa.float32(), mask=missing)
+    truth = _truth(part)
+    # Of classes that the model was not trained on it can only be wrong.
+    learned = [position for position in kept if truth[position] in facts.class_names]
+    known = [(truth[position], facts.class_names[labels[position]]) for position in learned]
+    columns["true_label"] = pa.array(truth, pa.string())
+    return Answers(columns, Counts(len(known), sum(true == label for true, label in known)))
+
+
+def _features(part: Part, kept: list[int], arrays: Arrays | None) -> Answers:
+    """`features`, and `true_label`, which classifiers of them are fitted to."""
+    values_ND = arrays[0] if arrays is not None else np.zeros((0, 0), np.float32)
+    rows = np.zeros((len(part.samples), values_ND.shape[1]), dtype=np.float32)
+    missing = np.ones(len(rows), dtype=np.bool_)
+    rows[kept], missing[kept] = values_ND, False
+    return Answers({"features": _lists(rows, missing), "true_label": pa.array(_truth(part), pa.string())})
+
+
+def _truth(part: Part) -> list[str | None]:
+    """The samples' classes, where they are known; classes of pixels are none of the whole image."""
+    if part.num_planes:
+        return [None] * len(part.samples)
+    return [part.class_names[label] if label >= 0 else None for label in part.samples.labels.tolist()]
+
+
+def _masks(facts: ModelFacts, part: Part, rows: Iterable[Row]) -> Answers:
+    """`mask` (its pixels are classes, from 0), `shares` (of the pixels, in the order of the classes), `confidence`."""
+    number, num_classes = len(part.samples), len(facts.class_names)
+    masks: list[bytes | None] = [None] * number
+    confidences: list[float | None] = [None] * number
+    shares, counts_3K = np.zeros((number, num_classes), dtype=np.float32), np.zeros((3, num_classes), dtype=np.int64)
+    for position, _, mask_HW, (classes_HW, confidence) in rows:
+        masks[position] = png(classes_HW)
+        confidences[position] = float(np.mean(confidence))
+        shares[position] = np.bincount(classes_HW.ravel(), minlength=num_classes) / classes_HW.size
+        if mask_HW is not None:
+            counts_3K += _counted(classes_HW, mask_HW, num_classes)
+    columns = {
+        "mask": pa.array(masks, pa.binary()),
+        "shares": _lists(shares, np.array([mask is None for mask in masks])),
+        "confidence": pa.array(confidences, pa.float32()),
+    }
+    if not counts_3K.any():
+        return Answers(columns)
+    right, _, there = counts_3K.sum(1).tolist()
+    return Answers(columns, Counts(there, right, tuple(counts_3K.ravel().tolist())))
+
+
+def _counted(told_HW: npt.NDArray[np.uint8], mask_HW: npt.NDArray[np.uint8], num_classes: int) -> npt.NDArray[np.int64]:
+    """Pixels rightly told, told, and there, of each class, against a mask that is 0 for no class, and 1 and up."""
+    known = (mask_HW > 0) & (mask_HW <= num_classes)  # preparation rejects images with other values
+    told, there = told_HW[known], mask_HW[known] - 1
+    return np.stack([np.bincount(kinds, minlength=num_classes) for kinds in (told[told == there], told, there)])
+
+
+def _pictures(part: Part, rows: Iterable[Row]) -> Answers:
+    """`image`, and `change`: root mean square of what was taken off, of 255."""
+    images: list[bytes | None] = [None] * len(part.samples)
+    changes: list[float | None] = [None] * len(part.samples)
+    for position, picture_HWC, _, (told_HWC,) in rows:
+        images[position] = png(told_HWC)
+        changes[position] = _change(told_HWC, picture_HWC)
+    return Answers({"image": pa.array(images, pa.binary()), "change": pa.array(changes, pa.float32())})
+
+
+def _change(told_HWC: npt.NDArray[np.uint8], picture_HWC: npt.NDArray[np.uint8]) -> float:
+    """Root mean square of the difference; by rows, for the picture may be large."""
+    squares = 0.0
+    for top in range(0, len(told_HWC), _ROWS):
+        rows = slice(top, top + _ROWS)
+        squares += float(np.square(told_HWC[rows].astype(np.float32) - picture_HWC[rows]).sum(dtype=np.float64))
+    return math.sqrt(squares / told_HWC.size)
+
+
+def _lists(rows_NK: npt.NDArray[np.float32], missing_N: npt.NDArray[np.bool_]) -> pa.ListArray:
+    """A list for each row, null where it is missing. Not of fixed size: Parquet cannot be read back with nulls then."""
+    ends = np.cumsum(np.where(missing_N, 0, rows_NK.shape[1])).astype(np.int32)
+    starts = pa.array([0, *ends], pa.int32(), mask=np.append(missing_N, False))
+    return pa.ListArray.from_arrays(starts, pa.array(rows_NK[~missing_N].ravel()))

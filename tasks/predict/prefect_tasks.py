@@ -1,0 +1,207 @@
+"""The prediction stage as a Prefect task. Knows when, not how."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+
+from tasks import deadline
+from tasks.progress import progress_of_samples
+from tasks.files import is_full
+from tasks.errors import OutsideError, RunError, one_line
+from tasks.predict.subprocess_job import Alone
+from tasks.predict.linear_eval import MODULE as FROZEN
+from tasks.predict.linear_eval import Frozen, FrozenJob
+from tasks.predict.dask_graph import alone_on_worker, parity_on_worker, predict_parts
+from tasks.predict.job import Parity, Part, PartRecord, Settings
+from tasks.predict.throughput import MODULE as PACE
+from tasks.predict.throughput import PaceJob, Paces
+from tasks.predict.part import finished
+from tasks.records import Reads, Record
+from tasks.redact import discreet
+
+MIN_AGREEMENT = 0.99
+NUM_PARITY = 256
+SAME = {
+    "samples": "{} samples get the same class",
+    "pixels": "the pixels of {} images get the same class",
+    "values": "the values of {} images are the same",
+    "features": "the features of {} images point the same way",
+}
+"""What agrees, by the unit of a parity."""
+FEW = ("samples", "features")
+"""Units of which an image is one."""
+
+
+class Predicted(Record):
+    """What became of a prediction."""
+
+    records: tuple[PartRecord, ...]
+    """One for each part."""
+    num_reused: int
+    """Samples of parts that an earlier call has left."""
+    reads: Reads
+    """What this call had the workers read from afar."""
+    parity: Parity | None
+    """None where nothing was left to predict, or nothing can be read."""
+    seconds: float
+    """Wall time of the parts that were predicted now."""
+
+
+@task(name="predict", cache_policy=NO_CACHE)
+@discreet
+def predict(parts: list[Part], settings: Settings, address: str, seconds: float | None = None) -> Predicted:
+    """Predict the parts that are not there yet, once the model as it is executed has been held against the plain one.
+
+    Args:
+        parts: All of them.
+        settings: How to execute the model.
+        address: Of the Dask scheduler.
+        seconds: Time limit; None for none.
+
+    Raises:
+        RunError: The executed model says other classes than the plain one, or the disk is full.
+        OutsideError: The cluster or a file system failed, or of some part nothing could be read from where its worker
+            sits; what is finished is kept.
+        TimeLimitError: It took longer than its limit.
+    """
+    with deadline.limited("limits.predict_seconds", seconds), _disk_told(Path(parts[0].path).parent):
+        found = _predict(parts, settings, address)
+    unread = [record for record in found.records if record.num_unread]
+    if unread:
+        words = (
+            f"{sum(record.num_unread for record in unread)} images could not be read (why: column error); "
+            "the next call tries them again"
+        )
+        if any(record.num_samples == 0 for record in unread):
+            raise OutsideError(f"{words}; there are parts of which none could: check that every worker reaches them")
+        get_run_logger().warning(words)
+    return found
+
+
+@contextmanager
+def _disk_told(place: Path) -> Iterator[None]:
+    """What file systems refuse, on one line."""
+    try:
+        yield
+    except OSError as error:
+        if is_full(error):
+            raise RunError(f"{place}: the disk is full; what is finished is kept; free space and call again") from error
+        raise OutsideError(
+            f"{place}: {one_line(error)}; check that every worker can read the data and write there"
+        ) from error
+
+
+def _predict(parts: list[Part], settings: Settings, address: str) -> Predicted:
+    logger = get_run_logger()
+    found = {part.number: record for part in parts if (record := finished(part)) is not None}
+    missing = [part for part in parts if part.number not in found]
+    num_reused = sum(record.num_samples + record.num_rejected for record in found.values())
+    if found:
+        logger.info("%d samples in %d parts are predicted already", num_reused, len(found))
+    checked, reads = _checked(missing, settings, address) if missing else (None, Reads())
+    if checked is not None:
+        logger.info(
+            "Against float32, eager: %.2f %% of %s; the largest difference is %.4g",
+            100 * checked.agreement,
+            SAME[checked.unit].format(checked.num_samples),
+            checked.max_difference,
+        )
+    started = time.perf_counter()
+    with progress_of_samples("predict", logger.info) as show:
+        records = predict_parts(address, missing, settings, show)
+    reads = Reads.total([reads, *(record.reads for record in records)])
+    if reads.told:
+        logger.info("Read %s", reads.told)
+    return Predicted(
+        records=tuple(sorted([*found.values(), *records], key=lambda record: record.number)),
+        num_reused=num_reused,
+        reads=reads,
+        parity=checked,
+        seconds=time.perf_counter() - started if missing else 0.0,
+    )
+
+
+def _checked(missing: list[Part], settings: Settings, address: str) -> tuple[Parity | None, Reads]:
+    first = missing[0]
+    found, reads = parity_on_worker(address, replace(first, samples=first.samples[:NUM_PARITY]), settings)
+    if found is not None and not _agrees(found):
+        raise RunError(
+            f"in {settings.precision}, {100 * found.agreement:.1f} % of {SAME[found.unit].format(found.num_samples)} "
+            f"as in float32, and {100 * MIN_AGREEMENT:.0f} % must; use execution.precision=32-true"
+        )
+    return found, reads
+
+
+def _agrees(found: Parity) -> bool:
+    """Whether it is near enough. Of few samples one is many per cent, and may differ; pixels are always many."""
+    if found.unit in FEW and 1 < found.num_samples < 1 / (1 - MIN_AGREEMENT):
+        return round((1 - found.agreement) * found.num_samples) <= 1
+    return found.agreement >= MIN_AGREEMENT
+
+
+@task(name="classify features", cache_policy=NO_CACHE)
+@discreet
+def classify_features(job: FrozenJob, address: str, seconds: float | None = None) -> Frozen:
+    """Fit a classifier on what a layer of a frozen backbone gives, in a fresh process on a worker.
+
+    Args:
+        job: What is to be fitted.
+        address: Of the Dask scheduler.
+        seconds: Time limit; None for none.
+
+    Raises:
+        RunError: It failed.
+        TimeLimitError: It took longer than its limit.
+    """
+    asked = Alone(module=FROZEN, spec=job.model_dump_json(), directory=job.directory, num_threads=job.num_threads)
+    with deadline.limited("limits.train_seconds", seconds), _disk_told(Path(job.directory)):
+        found = Frozen.model_validate_json(alone_on_worker(address, asked))
+    log = get_run_logger()
+    log.info(
+        "%d features of %d training samples in %.1f s, fitted in %.1f s: validation accuracy %.4f",
+        found.num_features,
+        found.num_train,
+        found.extract_seconds,
+        found.fit_seconds,
+        found.validation_score,
+    )
+    if not found.converged:
+        log.warning("The classifier has not converged; its accuracy is that of where it stopped")
+    return found
+
+
+@task(name="time prediction", cache_policy=NO_CACHE)
+@discreet
+def time_prediction(job: PaceJob, address: str, seconds: float | None = None) -> Paces:
+    """Time trained networks' predictions, plain and as they are executed, in a fresh process on a worker.
+
+    Args:
+        job: What is to be timed.
+        address: Of the Dask scheduler.
+        seconds: Time limit; None for none.
+
+    Raises:
+        RunError: It failed.
+        TimeLimitError: It took longer than its limit.
+    """
+    asked = Alone(
+        module=PACE,
+        spec=job.model_dump_json(),
+        directory=job.directory,
+        num_threads=job.num_threads,
+        devices=tuple(gpu.uuid for gpu in job.gpus[:1]),
+    )
+    with deadline.limited("limits.predict_seconds", seconds), _disk_told(Path(job.directory)):
+        found = Paces.model_validate_json(alone_on_worker(address, asked))
+    for name, pace in found.paces.items():
+        get_run_logger().info(
+            "%s: prediction %.0f samples/s eager in float32, %.0f as it is executed", name, pace.eager, pace.executed
+        )
+    return found

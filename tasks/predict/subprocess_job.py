@@ -1,0 +1,93 @@
+"""A process of its own for one measurement: fresh, in the environment of a rank, beside whose its times may stand.
+
+A worker starts it and waits for it. It is given its work as a file, `spec.json`, and leaves `result.json`; what it
+prints lies beside them in `log.txt`. Knows nothing of the work.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from tasks.files import write_durably
+from tasks.errors import RunError
+from tasks.records import Record
+from tasks.train.launch.layout import rank_environment
+from tasks.train.launch.rank_process import end_group
+from tasks.train.launch.standby import PARENT, die_with_supervisor
+
+SPAWNED_AT = "PACELINE_SPAWNED_AT"
+"""Variable that holds when it was started, by the clock that all processes of a host share."""
+SPEC, RESULT, LOG = "spec.json", "result.json", "log.txt"
+
+Spec = TypeVar("Spec", bound=Record)
+
+
+class Alone(Record):
+    """Such a process."""
+
+    module: str
+    """That calls `serve`."""
+    spec: str
+    """Its work, as JSON."""
+    directory: str
+    """Its own, seen by the worker."""
+    num_threads: int
+    devices: tuple[str, ...] = ()
+    """UUIDs of GPUs that it may use."""
+
+
+def run_alone(asked: Alone, seconds: float | None = None) -> str:
+    """Run it; to be called on a worker, which it does not outlive. Its result, as JSON.
+
+    Args:
+        asked: what to run.
+        seconds: after which it is ended; None for none.
+
+    Raises:
+        RunError: it failed; with the last line that it said.
+        TimeoutError: it took longer.
+    """
+    place = Path(asked.directory)
+    place.mkdir(parents=True, exist_ok=True)
+    (place / RESULT).unlink(missing_ok=True)
+    write_durably(place / SPEC, asked.spec.encode())
+    environment = rank_environment(os.environ, asked.num_threads, None, asked.devices)
+    environment |= {SPAWNED_AT: repr(time.monotonic()), PARENT: str(os.getpid())}
+    with (place / LOG).open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", asked.module, str(place / SPEC)],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        status = process.wait(seconds)
+    except subprocess.TimeoutExpired as error:
+        raise TimeoutError(f"{asked.module} took longer than {seconds:.0f} s") from error
+    finally:
+        end_group(process)
+    if status != 0:
+        said = (place / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        raise RunError(f"{asked.module} ended with status {status}: {said[-1] if said else 'it said nothing'}")
+    return (place / RESULT).read_text(encoding="utf-8")
+
+
+def serve(kind: type[Spec], work: Callable[[Spec], Record]) -> None:
+    """The program: do what the file says that it is called with."""
+    die_with_supervisor()
+    path = Path(sys.argv[1])
+    result = work(kind.model_validate_json(path.read_bytes()))
+    write_durably(path.with_name(RESULT), result.model_dump_json().encode())
+
+
+def since_start() -> float:
+    """Seconds since this process was started."""
+    return time.monotonic() - float(os.environ[SPAWNED_AT])

@@ -1,0 +1,154 @@
+"""How fast trained networks predict: plain and as they are executed, in turn, and on a GPU where there is one.
+
+A program for `alone`. Images come from a prepared test split and are in memory, as in the evaluation of a run.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import numpy.typing as npt
+
+from tasks.data.split import open_split
+from tasks.model.flops import cost_of
+from tasks.model.load import open_trained
+from tasks.predict.subprocess_job import serve
+from tasks.predict.linear_eval import pictures
+from tasks.predict.job import Settings
+from tasks.predict.predictor import Predictor
+from tasks.records import Cost, Gpu, PreparedSet, Record, Validity
+from tasks.speedup.study.no_gpu import Rates
+from tasks.measure.statistics import MIN_ROUNDS, estimate_ratio
+from tasks.speedup.study.pairs import as_interval
+from tasks.measure.validity import ValidityWatch
+
+MODULE = "tasks.predict.throughput"
+BLOCK_SECONDS = 0.15
+MAX_ROUNDS = 24
+MAX_ATTEMPTS = 2
+"""While other work disturbs the machine; the last one is kept, and marked."""
+MAX_BATCHES = 16
+"""Of a block."""
+EAGER, EXECUTED, ON_GPU = "eager", "executed", "gpu"
+
+Images = npt.NDArray[np.uint8]
+Arm = tuple[str, str]
+"""A way, and how it is executed."""
+
+
+class PaceJob(Record):
+    """What is to be timed."""
+
+    ways: dict[str, Settings]
+    """By name."""
+    prepared: PreparedSet
+    directory: str
+    num_threads: int
+    gpus: tuple[Gpu, ...] = ()
+    """Of the host; the first one is timed too."""
+    seconds: float
+    """For each way, after warming up; at least six rounds of all."""
+    own_pids: tuple[int, ...]
+    """Processes of the run on this host, whose load is not foreign."""
+
+
+class Paces(Record):
+    """Of all."""
+
+    paces: dict[str, Rates]
+    gpu_name: str | None
+    cost: Cost
+    """Of the first one's network."""
+    validity: Validity
+    """Of the machine meanwhile."""
+
+
+@dataclass(frozen=True)
+class _Way:
+    """One network, ready to predict."""
+
+    arms: dict[str, Predictor]
+    block: Images
+    """What each of its arms predicts in a round."""
+
+    def pace(self, seconds: Mapping[str, list[float]]) -> Rates:
+        """Of the seconds that its arms took."""
+        rates = {name: len(self.block) / median(times) for name, times in seconds.items()}
+        logs = np.log(seconds[EAGER]) - np.log(seconds[EXECUTED])
+        return Rates(
+            eager=rates[EAGER],
+            executed=rates[EXECUTED],
+            ratio=as_interval(estimate_ratio(logs)),
+            gpu=rates.get(ON_GPU),
+        )
+
+
+def time_networks(job: PaceJob) -> Paces:
+    """Time all of them in turn, so that they may be compared; once more where other work disturbed it."""
+    ways = {name: _ready(settings, job) for name, settings in job.ways.items()}
+    blocks = {(name, kind): _timed(arm, way.block) for name, way in ways.items() for kind, arm in way.arms.items()}
+    seconds, validity = _watched(blocks, job)
+    for _ in range(MAX_ATTEMPTS - 1):
+        if validity.contaminated:
+            seconds, validity = _watched(blocks, job)
+    first = next(iter(job.ways.values()))
+    network, facts = open_trained(Path(first.model_directory), first.model_digest)
+    return Paces(
+        paces={name: way.pace({kind: seconds[name, kind] for kind in way.arms}) for name, way in ways.items()},
+        gpu_name=job.gpus[0].name if job.gpus else None,
+        cost=cost_of(network, facts.image_shape),
+        validity=validity,
+    )
+
+
+def _watched(blocks: Mapping[Arm, Callable[[], float]], job: PaceJob) -> tuple[dict[Arm, list[float]], Validity]:
+    """The rounds, and whether they can be trusted."""
+    watch = ValidityWatch((os.getpid(), os.getppid(), *job.own_pids), gpu_uuids=[gpu.uuid for gpu in job.gpus[:1]])
+    seconds = _rounds(blocks, job.seconds * len(job.ways))
+    return seconds, watch.stop()
+
+
+def _ready(settings: Settings, job: PaceJob) -> _Way:
+    """Its arms, warmed up, and as many images as its eager one takes the time of a block for."""
+    arms = {EAGER: Predictor(settings, plain=True), EXECUTED: Predictor(settings)}
+    if job.gpus:
+        arms[ON_GPU] = Predictor(settings.model_copy(update={"gpu": True}))
+    test = open_split(job.prepared, "test")
+    num_images = min(test.num_samples, MAX_BATCHES * settings.batch_size)
+    images = pictures(arms[EAGER], test, np.arange(num_images))
+    for arm in arms.values():
+        arm(images[: settings.batch_size])
+    batch = _seconds(arms[EAGER], images[: settings.batch_size])
+    return _Way(arms, images[: max(1, round(BLOCK_SECONDS / batch)) * settings.batch_size])
+
+
+def _timed(arm: Predictor, block: Images) -> Callable[[], float]:
+    return lambda: _seconds(arm, block)
+
+
+def _seconds(arm: Predictor, images: Images) -> float:
+    started = time.perf_counter()
+    arm(images)  # its answers are on the host when it returns
+    return time.perf_counter() - started
+
+
+def _rounds(arms: Mapping[Arm, Callable[[], float]], seconds: float) -> dict[Arm, list[float]]:
+    """Seconds of each arm in each round; every second round the other way about, so that a drift falls on all."""
+    found: dict[Arm, list[float]] = {name: [] for name in arms}
+    end = time.perf_counter() + seconds
+    for number in range(MAX_ROUNDS):
+        if number >= MIN_ROUNDS and time.perf_counter() > end:
+            break
+        for name in list(arms)[:: 1 if number % 2 == 0 else -1]:
+            found[name].append(arms[name]())
+    return found
+
+
+if __name__ == "__main__":
+    serve(PaceJob, time_networks)

@@ -1,0 +1,76 @@
+"""How good a model is, in numbers and in words.
+
+Intersection over union (Jaccard 1912): of the pixels that are told or there, the share of those that are both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from conf.plugins import Task
+from tasks.records import EvaluateResult, ScoreName
+
+SCORE_WORDS: dict[ScoreName, str] = {"accuracy": "accuracy", "mean_iou": "mean IoU", "ssim": "SSIM"}
+SCORE_OF_TASK: dict[Task, ScoreName] = {"classify": "accuracy", "segment": "mean_iou", "denoise": "ssim"}
+"""What models of each task are judged by, as `tasks.model.objectives` measures it."""
+SCORE = "score"
+"""What the scores of different tasks have in common."""
+
+
+def score_word(names: Iterable[ScoreName | None]) -> str:
+    """The word for the scores of several models, as in the head of a column."""
+    known = {name for name in names if name is not None}
+    return SCORE_WORDS[known.pop()] if len(known) == 1 else SCORE if known else SCORE_WORDS["accuracy"]
+
+
+def score_of(metrics: Mapping[str, float]) -> tuple[ScoreName, float] | None:
+    """Which score the metrics of a run have, and what it is; None where it was not evaluated.
+
+    The accuracy comes last: a segmentation has one of its pixels.
+    """
+    names: tuple[ScoreName, ...] = ("mean_iou", "ssim", "accuracy")
+    return next(((name, metrics[f"test/{name}"]) for name in names if f"test/{name}" in metrics), None)
+
+
+def ious(counts_3K: Sequence[float]) -> list[float | None]:
+    """Of each class; None for one that is neither told nor there.
+
+    Args:
+        counts_3K: Pixels rightly told, told, and there, each of all classes.
+    """
+    num_classes = len(counts_3K) // 3
+    right, told, there = (counts_3K[start * num_classes : (start + 1) * num_classes] for start in range(3))
+    unions = [one + other - both for both, one, other in zip(right, told, there, strict=True)]
+    return [both / union if union else None for both, union in zip(right, unions, strict=True)]
+
+
+def mean_iou(counts_3K: Sequence[float]) -> float:
+    """Over the classes that are told or there; 0 without any."""
+    found = [iou for iou in ious(counts_3K) if iou is not None]
+    return sum(found) / len(found) if found else 0.0
+
+
+def quality_facts(result: EvaluateResult) -> list[tuple[str, str]]:
+    """Names and values of what is known, the score first."""
+    facts: dict[str, str | None] = {
+        "mean IoU": _share(result.mean_iou),
+        "SSIM": None if result.ssim is None else f"{result.ssim:.4f}",
+        "pixel accuracy" if result.score_name == "mean_iou" else "accuracy": _share(result.accuracy),
+        **{f"top-{k} accuracy": _share(value) for k, value in result.top_k.items()},
+        "angle error (RMS)": None if result.angle_rmse_degrees is None else f"{result.angle_rmse_degrees:.1f} degrees",
+    }
+    if result.psnr_db is not None and result.noisy_psnr_db is not None:
+        gain = result.psnr_db - result.noisy_psnr_db
+        facts["PSNR"] = f"{result.psnr_db:.2f} dB ({gain:+.2f} dB over the noisy image)"
+    return [(name, value) for name, value in facts.items() if value is not None]
+
+
+def class_scores(result: EvaluateResult) -> tuple[str, dict[str, float | None]]:
+    """What is known of each class, and the word for it: where pixels have classes, it counts what is told in excess."""
+    if result.per_class_iou:
+        return "IoU", result.per_class_iou
+    return "accuracy", result.per_class_accuracy
+
+
+def _share(value: float | None) -> str | None:
+    return None if value is None else f"{value:.2%}"

@@ -1,0 +1,148 @@
+"""Whether two runs did the same work: the verdict that every comparison needs before it may give a number.
+
+The model is the reference-convergence check of MLPerf: what is learned must be equal, how it is run may differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from conf.load import flatten
+from conf.config import Config
+from tasks.records import Plan, Pretrained
+from tasks.speedup.study.records import FieldVerdict, MatchVerdict
+
+UNKNOWN = "unknown"
+ALLOWED = ("execution.", "data.root", "model.pretrained")  # data and weights are compared by content, wherever they lie
+WORLD = ("execution.num_nodes", "execution.num_devices")
+
+
+RESOLVED = ("accelerator", "precision", "compile", "memory_format", "loading", "strategy", "num_threads")
+"""Settings that a plan has resolved where the configuration says `auto`."""
+
+
+def facts_of(
+    config: Config,
+    data: str,
+    code: str,
+    versions: Mapping[str, str | None],
+    plan: Plan,
+    pretrained: Pretrained | None = None,
+) -> dict[str, str]:
+    """What a verdict compares, as plain text.
+
+    Args:
+        config: Of the run.
+        data: Fingerprint of the prepared set's content.
+        code: Commit, or fingerprint of the source.
+        versions: Of Python and the packages.
+        plan: How the configuration is run here, and on which devices.
+        pretrained: Weights that training begins with.
+    """
+    settings = {
+        key: str(value)
+        for key, value in flatten(config).items()
+        if key.startswith(("data.", "model.", "recipe.", "execution.")) or key == "seed"
+    }
+    if config.model.plugin is not None:
+        settings["model.package"] = config.model.plugin.identity
+    resolved = {f"execution.{name}": str(getattr(plan, name)) for name in RESOLVED}
+    return (
+        settings
+        | resolved
+        | {
+            "data": data,
+            "weights": pretrained.sha256[:12] if pretrained else "by the seed",
+            "code": code,
+            "versions": ", ".join(f"{name} {version or UNKNOWN}" for name, version in sorted(versions.items())),
+            "device": plan.device_name,
+            "global_batch_size": str(config.global_batch_size),
+        }
+    )
+
+
+def match(first: Mapping[str, str], second: Mapping[str, str]) -> MatchVerdict:
+    """Compare the facts of two runs.
+
+    Execution may differ. Everything that is learned, the code, the versions and the model of the devices must not. The
+    global batch may differ in one case only: it follows the number of devices under weak scaling in both runs.
+    """
+    scaling = _scaling(first, second)
+    fields = tuple(
+        FieldVerdict(field=field, verdict=_verdict(field, first, second, scaling), first=one, second=other)
+        for field, one, other in (
+            (name, first.get(name, UNKNOWN), second.get(name, UNKNOWN)) for name in dict.fromkeys([*first, *second])
+        )
+    )
+    matches = bool(fields) and all(field.verdict != "breaks" for field in fields)
+    return MatchVerdict(matches=matches, scaling=scaling, fields=fields)
+
+
+def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """What of the facts of two runs is not the same, each as `name before -> now`; of versions each package."""
+    found = []
+    for name in dict.fromkeys([*before, *now]):
+        one, other = before.get(name, UNKNOWN), now.get(name, UNKNOWN)
+        if name == "versions" and one != other:
+            packages = dict(zip(("before", "now"), (set(text.split(", ")) for text in (one, other)), strict=True))
+            gone, come = sorted(packages["before"] - packages["now"]), sorted(packages["now"] - packages["before"])
+            found.append(f"versions {', '.join(gone)} -> {', '.join(come)}")
+        elif one != other and name not in ("data.root", "model.pretrained"):
+            found.append(f"{name} {one} -> {other}")
+    return found
+
+
+def _verdict(
+    field: str, first: Mapping[str, str], second: Mapping[str, str], scaling: str
+) -> Literal["same", "allowed", "breaks"]:
+    one, other = first.get(field, UNKNOWN), second.get(field, UNKNOWN)
+    if one == other and one != UNKNOWN:
+        return "same"
+    if field.startswith(ALLOWED) or (field == "global_batch_size" and scaling == "weak"):
+        return "allowed"
+    return "breaks"
+
+
+def _scaling(first: Mapping[str, str], second: Mapping[str, str]) -> Literal["none", "strong", "weak"]:
+    if world_of(first) == world_of(second):
+        return "none"
+    weak = all(facts.get("recipe.batch_scaling") == "weak" for facts in (first, second))
+    same_share = first.get("recipe.batch_size") == second.get("recipe.batch_size")
+    return "weak" if weak and same_share else "strong"
+
+
+def world_of(facts: Mapping[str, str]) -> int | None:
+    """The number of devices over all hosts; None where it is not known."""
+    try:
+        nodes, devices = (int(facts[name]) for name in WORLD)
+    except (KeyError, ValueError):
+        return None
+    return nodes * devices
+
+
+def list_facts(verdict: MatchVerdict) -> str:
+    """All facts by their verdict: how many are the same, which may differ and do, which break the comparison."""
+    if not verdict.matches and _is_unknown(verdict):
+        return "not comparable: nothing is known of one of them"
+    same = sum(field.verdict == "same" for field in verdict.fields)
+    parts = [f"{same} facts the same"]
+    for kind, words in (("allowed", "allowed to differ"), ("breaks", "breaks the comparison")):
+        found = [f"{it.field} ({it.first} against {it.second})" for it in verdict.fields if it.verdict == kind]
+        if found:
+            parts.append(f"{words}: {', '.join(found)}")
+    return ("" if verdict.matches else "not comparable; ") + "; ".join(parts)
+
+
+def _is_unknown(verdict: MatchVerdict) -> bool:
+    return all(UNKNOWN in (field.first, field.second) for field in verdict.fields)
+
+
+def explain(verdict: MatchVerdict) -> str:
+    """One line: what forbids the comparison, or what differs and may."""
+    if not verdict.matches:
+        differences = "; ".join(f"{field.field} {field.first} against {field.second}" for field in verdict.breaking)
+        return f"not comparable: {'nothing is known of one of them' if _is_unknown(verdict) else differences}"
+    allowed = [field for field in verdict.fields if field.verdict == "allowed"]
+    differences = "; ".join(f"{field.field} {field.first} against {field.second}" for field in allowed)
+    return f"same work; {differences}" if differences else "same work, same execution"

@@ -1,0 +1,107 @@
+"""From a measurement to the profile of one device: step times by batch size, contention, and gains of single changes.
+
+All is taken relative to the profiled execution, round by round, so that what slows the machine leaves it alone; one
+absolute time, the median of the profiled execution, gives the scale.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from tasks.records import AllReduceTime, Arm, ProbeResult
+from tasks.speedup.forecast.records import AllReduceSample, Company, ProfilePoint
+from tasks.measure.statistics import Estimate, arm_ratio
+from tasks.speedup.study.records import Interval
+
+
+def profile_of(probe: ProbeResult) -> tuple[ProfilePoint, ...]:
+    """Step times of the arms on one device that differ from the baseline in their batch size alone."""
+    base = probe.baseline
+    per_sample = statistics.median(
+        block.seconds_per_sample for blocks in probe.rounds for block in blocks if block.arm == "baseline"
+    )
+    base_size = probe.samples_per_step["baseline"]
+    scale = per_sample * base_size
+    points = [ProfilePoint(batch_size=base_size, seconds=Interval(value=scale, low=scale, high=scale))]
+    for role, arm in ({"candidate": probe.candidate} | probe.others).items():
+        if arm.model_copy(update={"batch_size": base.batch_size}) != base:
+            continue
+        size = probe.samples_per_step[role]
+        ratio = _ratio(probe, role, "baseline")  # seconds per sample over the baseline's
+        points.append(ProfilePoint(batch_size=size, seconds=_times(ratio, scale * size / base_size)))
+    return tuple(sorted(points, key=lambda point: point.batch_size))
+
+
+def company_of(probe: ProbeResult, all_reduces: Sequence[AllReduceTime]) -> tuple[Company, Company]:
+    """What two devices cost each other, at the two batch sizes that were measured in all four ways, the smaller first.
+
+    Args:
+        probe: With arms that are alike but for the number of devices and, on several, the variant: `no_sync`,
+            `token_sync` and `full`.
+        all_reduces: The smallest of them stands for the exchange of a single number.
+    """
+    token = min(all_reduces, key=lambda one: one.num_bytes).seconds
+    arms = {"baseline": probe.baseline, "candidate": probe.candidate} | probe.others
+    found = []
+    for full, arm in arms.items():
+        if arm.variant != "full" or arm.num_devices == 1:
+            continue
+        alone = _role(arms, arm, num_devices=1)
+        free, waiting = _role(arms, arm, variant="no_sync"), _role(arms, arm, variant="token_sync")
+        found.append(
+            Company(
+                batch_size=probe.samples_per_step[alone],
+                # a sample of several devices' arm is one of all of them
+                contention=_times(_ratio(probe, free, alone), arm.num_devices),
+                waiting=_times(_ratio(probe, waiting, free), 1.0),
+                exchange=_times(_ratio(probe, full, waiting), 1.0),
+                token_seconds=token,
+            )
+        )
+    small, large = sorted(found, key=lambda one: one.batch_size)
+    return small, large
+
+
+def _role(arms: dict[str, Arm], arm: Arm, **changes: object) -> str:
+    wanted = arm.model_copy(update=changes)
+    return next(role for role, its in arms.items() if its == wanted)
+
+
+def _ratio(probe: ProbeResult, role: str, before: str) -> Estimate:
+    found = arm_ratio(probe.rounds, role, before)
+    assert found is not None
+    return found
+
+
+def gains(probe: ProbeResult) -> dict[str, Interval]:
+    """Throughput of each other arm over the baseline's, by the setting that makes it."""
+    found = {}
+    for role, arm in ({"candidate": probe.candidate} | probe.others).items():
+        setting = role if role != "candidate" else _setting(probe, arm.model_dump())
+        found[setting] = _times(_ratio(probe, "baseline", role), 1.0)
+    return found
+
+
+def _setting(probe: ProbeResult, arm: dict[str, object]) -> str:
+    """The one setting in which an arm differs from the baseline."""
+    base = probe.baseline.model_dump()
+    field = next(name for name, value in arm.items() if value != base[name])
+    section = "recipe" if field == "batch_size" else "execution"
+    return f"{section}.{field}={arm[field]}"
+
+
+def link_samples(all_reduces: Sequence[AllReduceTime]) -> list[AllReduceSample]:
+    """Measured all-reduces as the link's model takes them."""
+    return [
+        AllReduceSample(num_bytes=one.num_bytes, num_devices=one.num_devices, seconds=one.seconds)
+        for one in all_reduces
+    ]
+
+
+def _times(ratio: Estimate, factor: float) -> Interval:
+    return Interval(
+        value=ratio.value * factor,
+        low=None if ratio.low is None else ratio.low * factor,
+        high=None if ratio.high is None else ratio.high * factor,
+    )

@@ -1,0 +1,124 @@
+"""What an all-reduce costs on a link: the alpha-beta model of a ring, fitted to measurements or given.
+
+A ring all-reduce of m bytes over N devices takes 2 (N - 1) messages of m / N bytes one after another:
+
+    T(N, m) = 2 (N - 1) alpha + 2 (N - 1) / N m beta
+
+(Thakur, Rabenseifner and Gropp 2005; Patarasuk and Yuan 2009, who show that its bandwidth is optimal.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from scipy import optimize, stats
+
+from tasks.errors import InputError
+from tasks.speedup.forecast.records import AllReduceSample, Link
+
+MIN_RELATIVE_ERROR = 0.05
+"""Smallest half-width that is claimed for a predicted all-reduce: a link is shared, and repeats differ by as much."""
+GIVEN_RELATIVE_ERROR = 0.3
+"""Of a link that was not measured here: libraries and topologies reach between half of a figure and all of it."""
+MIN_SIZES = 2
+GIGABYTE = 1e9
+
+Floats = npt.NDArray[np.float64]
+
+
+def _known(name: str, microseconds: float, gigabytes_per_second: float) -> Link:
+    return Link(
+        name=name,
+        latency_seconds=microseconds * 1e-6,
+        seconds_per_byte=1 / (gigabytes_per_second * GIGABYTE),
+        relative_error=GIVEN_RELATIVE_ERROR,
+        source="given",
+    )
+
+
+# Bandwidths are what a collective reaches, about 80 % of one direction of the vendor's figure (NVIDIA H100 datasheet:
+# NVLink 4 900 GB/s both ways; PCI-SIG: PCIe 4.0 x16 31.5 GB/s; InfiniBand HDR 200 Gbit/s). Latencies are those of one
+# step of a collective: 10 us inside a host, 5 us by RDMA, 30 us and more through TCP.
+LINKS: dict[str, Link] = {
+    link.name: link
+    for link in (
+        _known("nvlink", 10.0, 360.0),
+        _known("pcie4", 12.0, 20.0),
+        _known("infiniband", 5.0, 20.0),
+        _known("ethernet100", 30.0, 9.0),
+        _known("ethernet25", 30.0, 2.4),
+        _known("ethernet10", 40.0, 1.0),
+    )
+}
+
+
+def given_link(latency_seconds: float | None, gigabytes_per_second: float | None) -> Link:
+    """A link as the user describes it.
+
+    Raises:
+        InputError: a value is missing or impossible.
+    """
+    if latency_seconds is None or latency_seconds < 0 or not np.isfinite(latency_seconds):
+        raise InputError(f"--latency {latency_seconds} is no time; give seconds per message, such as 30e-6")
+    if gigabytes_per_second is None or gigabytes_per_second <= 0 or not np.isfinite(gigabytes_per_second):
+        raise InputError(f"--bandwidth {gigabytes_per_second} is not above 0; give gigabytes per second, such as 10")
+    return Link(
+        name="given",
+        latency_seconds=latency_seconds,
+        seconds_per_byte=1 / (gigabytes_per_second * GIGABYTE),
+        relative_error=GIVEN_RELATIVE_ERROR,
+        source="given",
+    )
+
+
+def fit_link(samples: Sequence[AllReduceSample], name: str = "measured") -> Link:
+    """Alpha and beta by least squares of the relative errors, neither below 0.
+
+    Args:
+        samples: At least two message sizes, on two devices or more.
+        name: For people.
+
+    Raises:
+        InputError: too few sizes, or a time that is none.
+    """
+    if len({sample.num_bytes for sample in samples}) < MIN_SIZES:
+        raise InputError(f"{len(samples)} all-reduces of one size do not give a latency and a bandwidth; measure two")
+    for sample in samples:
+        if sample.num_devices < 2 or not sample.seconds > 0:  # noqa: PLR2004  one device has nobody to exchange with
+            raise InputError(
+                f"all-reduce of {sample.num_bytes} bytes on {sample.num_devices} devices took {sample.seconds} s"
+            )
+    design = np.array([_terms(sample.num_devices, sample.num_bytes) for sample in samples])
+    seconds = np.array([sample.seconds for sample in samples])
+    scaled = design / seconds[:, None]
+    norms = scaled.max(axis=0)  # the two unknowns differ by orders of magnitude
+    (alpha, beta), _ = optimize.nnls(scaled / norms, np.ones(len(samples)))
+    solution = np.array([alpha, beta]) / norms
+    return Link(
+        name=name,
+        latency_seconds=float(solution[0]),
+        seconds_per_byte=float(solution[1]),
+        relative_error=_relative_error(scaled @ solution - 1),
+        source="measured",
+    )
+
+
+def _terms(num_devices: int, num_bytes: float) -> tuple[float, float]:
+    steps = 2.0 * (num_devices - 1)
+    return steps, steps / num_devices * num_bytes
+
+
+def _relative_error(residuals: Floats) -> float:
+    freedom = len(residuals) - 2
+    if freedom < 1:
+        return GIVEN_RELATIVE_ERROR
+    spread = float(np.sqrt(np.sum(residuals**2) / freedom))
+    return max(MIN_RELATIVE_ERROR, min(1.0, float(stats.t.ppf(0.975, freedom)) * spread))
+
+
+def all_reduce_seconds(link: Link, num_devices: int, num_bytes: float) -> float:
+    """Time of one ring all-reduce; 0 on one device."""
+    latency, volume = _terms(num_devices, num_bytes)
+    return latency * link.latency_seconds + volume * link.seconds_per_byte

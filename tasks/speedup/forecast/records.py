@@ -1,0 +1,173 @@
+"""The records of a prediction: what was profiled, on which link, and what it says of N devices."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from tasks.records import Record
+from tasks.speedup.study.records import Interval
+
+Bound = Literal["compute", "communication", "overhead"]
+ScalingKind = Literal["strong", "weak"]
+
+
+class Link(Record):
+    """A connection between devices as the alpha-beta model sees it: a message of m bytes takes alpha + beta m."""
+
+    name: str
+    latency_seconds: float
+    """alpha, per message."""
+    seconds_per_byte: float
+    """beta; 1 / bandwidth."""
+    relative_error: float = 0.0
+    """Half-width of the 95 % interval of a predicted all-reduce time, relative."""
+    source: Literal["measured", "given"]
+
+
+class AllReduceSample(Record):
+    """One measured all-reduce."""
+
+    num_bytes: int
+    num_devices: int
+    seconds: float
+    """Median over repeats."""
+
+
+class ProfilePoint(Record):
+    """Step time of one device at one batch size, all-reduce excluded."""
+
+    batch_size: int
+    """Samples per device and step."""
+    seconds: Interval
+    """Per step: data, forward, backward, update."""
+
+
+class Company(Record):
+    """What two devices cost each other at one batch size: each ratio is a step time over that of the line before."""
+
+    batch_size: int
+    """Samples per device and step."""
+    contention: Interval
+    """While the other device of the host computes too, over a device alone: above 1 where they share memory or
+    clock."""
+    waiting: Interval
+    """When they wait for each other in every step, and exchange a single number, besides."""
+    exchange: Interval
+    """When they exchange their gradients, as in training."""
+    token_seconds: float
+    """The all-reduce of that single number."""
+
+
+class DeviceProfile(Record):
+    """What one device needs for a step."""
+
+    points: tuple[ProfilePoint, ...]
+    """At least two batch sizes."""
+    gradient_bytes: int
+    """Bytes all-reduced per step."""
+    batch_size: int
+    """The recipe's, samples per device and step under weak scaling, per step under strong scaling."""
+    num_train: int
+    num_epochs: int
+    company: tuple[Company, Company] | None = None
+    """Two devices at a small and a large batch; None where only one was profiled."""
+    label: str
+    """The execution that was profiled, in words."""
+    num_threads: int | None = None
+    """Threads of a device on a CPU, which is a share of the cores; None on a GPU."""
+
+
+class Prediction(Record):
+    """What N devices are expected to give."""
+
+    num_devices: int
+    scaling: ScalingKind
+    ratio: float
+    low: float
+    high: float
+    """Speedup over one device and its 95 % interval; weak: in samples per second."""
+    efficiency: float
+    step_seconds: float
+    communication_seconds: float
+    """Of the all-reduce per step, all of it; what backward hides is not subtracted."""
+    waiting_seconds: float
+    """Per step, for the slowest device and the engine."""
+    epoch_seconds: float
+    bound: Bound
+    """The largest part of the step."""
+    total_seconds: float
+    """All epochs."""
+    device_hours: float
+    cost: float | None = None
+
+
+class Limits(Record):
+    """Where adding devices stops paying."""
+
+    scaling: ScalingKind
+    best_num_devices: int
+    """With the largest predicted speedup among powers of two up to 4,096."""
+    last_paying_num_devices: int
+    """Largest power of two at which doubling the devices still gave at least 1.1 times the speedup."""
+    smallest_paying_batch_size: int | None
+    """Samples per device and step below which two devices are slower than one; None when two always pay, 0 when they do
+    with no batch."""
+
+
+class Advice(Record):
+    """One step that may be taken next, with the gain expected of it."""
+
+    setting: str
+    """`key=value`."""
+    ratio: float | None
+    low: float | None
+    high: float | None
+    """Expected gain in throughput; None where it was not measured."""
+    reason: str
+
+
+class CheapestChoice(Record):
+    """The fewest device-hours that meet a deadline."""
+
+    deadline_seconds: float
+    num_devices: int | None
+    """None when no number of devices meets it."""
+    total_seconds: float | None
+    device_hours: float | None
+    cost: float | None
+
+
+class AdviseResult(Record):
+    """The outcome of `paceline advise`."""
+
+    run_id: str
+    experiment: str
+    preset: str
+    workload: str
+    profile: DeviceProfile
+    link: Link
+    predictions: tuple[Prediction, ...]
+    limits: tuple[Limits, ...]
+    bound: Bound
+    """At the largest number of devices asked for, strong scaling."""
+    advice: tuple[Advice, ...]
+    cheapest: CheapestChoice | None
+    seconds: float
+
+
+class Check(Record):
+    """A prediction held against the measurement that came later."""
+
+    prediction_run_id: str
+    run_id: str
+    num_devices: int
+    predicted: float
+    low: float
+    high: float
+    measured: float
+    error: float
+    """predicted / measured - 1."""
+    inside: bool
+    """The measured value lay in the predicted interval."""
+    measured_at: float
+    """Unix time."""

@@ -1,0 +1,167 @@
+"""From axes to arms: the full grid, or a ladder that adds one factor at a time. Nothing is run here."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from conf.load import ConfigError, field_paths
+from conf.config import Config
+from tasks.errors import InputError
+from tasks.speedup.study.records import StudyArm
+
+EXECUTION = "execution."
+NOT_AXES = ("name", "seed", "track.", "cluster.", "speedup.")
+MIN_VALUES = 2
+
+Axes = Mapping[str, Sequence[str]]
+
+
+def parse_axes(texts: Sequence[str]) -> dict[str, list[str]]:
+    """Read `field=a,b,c`, one text per axis; the first value is the baseline's.
+
+    Raises:
+        InputError: no such setting, one that cannot be an axis, too few or repeated values.
+    """
+    axes: dict[str, list[str]] = {}
+    for text in texts:
+        field, equals, values = text.partition("=")
+        chosen = [value.strip() for value in values.split(",") if value.strip()]
+        if not equals or len(chosen) < MIN_VALUES:
+            raise InputError(
+                f"--axis {text} gives fewer than {MIN_VALUES} values; "
+                "write field=a,b with the baseline's first, for example execution.precision=32-true,bf16-mixed"
+            )
+        _check_axis(field, chosen, axes)
+        axes[field] = chosen
+    if not axes:
+        raise InputError("a study has no axis; give at least one, for example --axis execution.num_devices=1,2")
+    return axes
+
+
+def _check_axis(field: str, values: list[str], axes: Axes) -> None:
+    known = field_paths()
+    if field not in known:
+        close = difflib.get_close_matches(field, known, n=1, cutoff=0.5)
+        raise InputError(
+            f"--axis {field} is not a setting; " + (f"did you mean {close[0]}?" if close else "see paceline run --help")
+        )
+    if field.startswith(NOT_AXES):
+        raise InputError(
+            f"--axis {field} changes neither the work nor how it is run; choose among data, model, recipe and execution"
+        )
+    if field in axes:
+        raise InputError(f"--axis {field} is given twice; put all its values into one: {field}=a,b,c")
+    twice = [value for value, count in Counter(values).items() if count > 1]
+    if twice:
+        raise InputError(f"--axis {field} names {twice[0]} twice; each value is an arm of its own: name it once")
+
+
+def expand(make: Callable[[list[str]], Config], axes: Axes, *, ladder: bool = False) -> tuple[StudyArm, ...]:
+    """The arms of a study, baselines first in their groups.
+
+    A grid has every combination; axes outside `execution` change the work, so each of their combinations is a group
+    with a baseline of its own. A ladder starts from the first value of every axis and adds the further values one by
+    one, in the order given; each factor beyond the first is also tried alone, so that interactions show.
+
+    Args:
+        make: Builds and checks the configuration of an arm from its overrides.
+        axes: Setting -> values.
+        ladder: One factor at a time instead of the grid.
+
+    Raises:
+        InputError: a setting cannot be an axis, an arm cannot be configured, or a ladder has an axis that changes the
+            work.
+    """
+    for field, values in axes.items():  # a form's, or those of a stored study
+        _check_axis(field, list(values), {})
+    arms = _ladder(axes) if ladder else _grid(axes)
+    for arm in arms:
+        try:
+            make(list(arm.overrides))
+        except ConfigError as error:
+            raise InputError(f"arm {arm.name}: {error}") from error
+    return tuple(arms)
+
+
+def _grid(axes: Axes) -> list[StudyArm]:
+    work = [field for field in axes if not field.startswith(EXECUTION)]
+    execution = [field for field in axes if field.startswith(EXECUTION)]
+    arms = []
+    for group in itertools.product(*(axes[field] for field in work)):
+        for number, values in enumerate(itertools.product(*(axes[field] for field in execution))):
+            chosen = dict(zip(work, group, strict=True)) | dict(zip(execution, values, strict=True))
+            arms.append(
+                StudyArm(
+                    name=_name(chosen, axes),
+                    overrides=tuple(f"{field}={chosen[field]}" for field in axes),
+                    group=", ".join(f"{field}={chosen[field]}" for field in work),
+                    is_baseline=number == 0,
+                )
+            )
+    return arms
+
+
+def _ladder(axes: Axes) -> list[StudyArm]:
+    for field in axes:
+        if not field.startswith(EXECUTION):
+            raise InputError(
+                f"--ladder with --axis {field}, which changes the work itself; "
+                "a ladder adds factors of execution: drop that axis or --ladder"
+            )
+    base = {field: values[0] for field, values in axes.items()}
+    factors = [(field, value) for field, values in axes.items() for value in values[1:]]
+    arms = [_rung(base, axes, 0, None)]
+    reached = dict(base)
+    for number, (field, value) in enumerate(factors, start=1):
+        reached |= {field: value}
+        arms.append(_rung(reached, axes, number, f"{_short(field, axes)}={value}"))
+    for field, value in factors[1:]:
+        arms.append(_rung(base | {field: value}, axes, None, f"{_short(field, axes)}={value}"))
+    return arms
+
+
+def _rung(chosen: Mapping[str, str], axes: Axes, rung: int | None, factor: str | None) -> StudyArm:
+    return StudyArm(
+        name=_name(chosen, axes),
+        overrides=tuple(f"{field}={value}" for field, value in chosen.items()),
+        group="",
+        is_baseline=rung == 0,
+        rung=rung,
+        factor=factor,
+    )
+
+
+def _name(chosen: Mapping[str, str], axes: Axes) -> str:
+    return ", ".join(f"{_short(field, axes)}={value}" for field, value in chosen.items())
+
+
+def _short(field: str, axes: Axes) -> str:
+    """The last part of a dotted path, or all of it where two axes would read the same."""
+    last = field.rpartition(".")[2]
+    return field if sum(other.rpartition(".")[2] == last for other in axes) > 1 else last
+
+
+def balanced_order(names: Sequence[str], num_repeats: int, seed: int) -> list[list[str]]:
+    """In which order the arms run in each repeat.
+
+    Row after row of a Williams square, each row followed by its reverse: a linear drift within a pair of repeats falls
+    on all arms alike, and over as many repeats as there are rows every arm stands at every place, and before every
+    other arm, equally often. Source: Williams, "Experimental designs balanced for the estimation of residual effects
+    of treatments" (1949).
+
+    Args:
+        names: The arms.
+        num_repeats: Trainings of each.
+        seed: Where in the square to begin.
+    """
+    count = len(names)
+    first = [(place + 1) // 2 if place % 2 else (count - place // 2) % count for place in range(count)]
+    orders = []
+    for repeat in range(num_repeats):
+        shift = (seed + repeat // 2) % count
+        row = [(number + shift) % count for number in first]
+        orders.append([names[number] for number in (row if repeat % 2 == 0 else row[::-1])])
+    return orders

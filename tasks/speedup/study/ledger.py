@@ -1,0 +1,57 @@
+"""The ledger of a study: one line per training, so that a study that was cut short can go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from tasks.files import write_durably
+from tasks.errors import InputError
+from tasks.speedup.study.records import ArmRun
+
+
+class Ledger:
+    """Keeps the runs of a study in a file of JSON lines, written before the next training starts.
+
+    Args:
+        path: of the file; its directory is made.
+
+    Raises:
+        InputError: another version has written it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._runs = {(run.arm, run.repeat): run for run in self._read()}
+
+    def runs(self) -> tuple[ArmRun, ...]:
+        """Every training, in the order in which they ran; of one that was repeated the last."""
+        return tuple(sorted(self._runs.values(), key=lambda run: run.position))
+
+    def num_runs(self) -> int:
+        """Trainings so far."""
+        return len(self._runs)
+
+    def has(self, arm: str, repeat: int) -> bool:
+        """Whether that training is done; a failed one is tried again when a study is resumed."""
+        run = self._runs.get((arm, repeat))
+        return run is not None and run.status == "done"
+
+    def add(self, run: ArmRun) -> None:
+        """Note a training. The file is replaced as a whole, so no crash leaves half a line."""
+        self._runs[run.arm, run.repeat] = run
+        lines = (run.model_dump_json() + "\n" for run in self._runs.values())
+        write_durably(self._path, "".join(lines).encode())
+
+    def _read(self) -> list[ArmRun]:
+        if not self._path.exists():
+            return []
+        lines = self._path.read_text(encoding="utf-8").splitlines()
+        try:
+            return [ArmRun.model_validate_json(line) for line in lines]
+        except ValidationError as error:
+            raise InputError(
+                f"{self._path}: trainings that another version noted; go on with that version, or start a new study"
+            ) from error

@@ -1,0 +1,379 @@
+"""The study "no GPU?": what training from scratch, fine-tuning and features with a classifier give on a CPU.
+
+The ways do different work on purpose, so no throughput is divided. What is divided is the time to the same score on the
+same validation split, from trainings of one repeat, which share seed, data and machine. Figures that nobody measured
+say so in their cell, with what they rest on. Nothing here runs or draws.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from tasks.records import Cost, Record
+from tasks.speedup.study.analysis import median_known
+from tasks.speedup.datasheet import DataSheet, most_predicted, most_trained
+from tasks.speedup.hardware_table import HardwareRow
+from tasks.speedup.study.parity import parity
+from tasks.measure.statistics import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, estimate_ratio
+from tasks.speedup.study.records import ArmRun, Interval, Parity, StudyArm
+from tasks.speedup.study.pairs import Trainings, as_interval, end_to_end, log_ratios
+
+SCRATCH, TUNED, FEATURES = "from scratch", "fine-tuned", "features"
+WAYS = (SCRATCH, TUNED, FEATURES)
+TRAINED = (SCRATCH, TUNED)
+NO_COUNTER = "neither NVML nor RAPL can be read"
+NO_BASIS = "no basis"
+
+
+class Cell(Record):
+    """A figure, and how it is known."""
+
+    kind: Literal["measured", "about", "at most", "at least", "never", "not measured"]
+    """`about` follows from measurements of other runs; `at most` and `at least` are bounds."""
+    value: float | None = None
+    basis: str = ""
+    """Of what is not measured here: what it rests on, or why there is nothing."""
+
+
+def unmeasured(why: str = NO_BASIS) -> Cell:
+    """Nothing is known."""
+    return Cell(kind="not measured", basis=why)
+
+
+def measured(value: float | None, why_not: str = NO_BASIS) -> Cell:
+    """A measured figure, where there is one."""
+    return unmeasured(why_not) if value is None else Cell(kind="measured", value=value)
+
+
+class Rates(Record):
+    """Of prediction, samples per second."""
+
+    eager: float
+    """Float32, contiguous, nothing folded."""
+    executed: float
+    """As `paceline predict` executes it."""
+    ratio: Interval | None = None
+    """Executed over eager."""
+    gpu: float | None = None
+    """As it is executed on this host's GPU."""
+
+
+class Way(Record):
+    """One row of the table: a way to a model, on a device."""
+
+    name: str
+    device: str
+    is_measured: bool
+    """Here; else it is an estimate."""
+    basis: str
+    """What its figures rest on, in words."""
+    num_done: int = 0
+    num_failed: int = 0
+    contaminated: int = 0
+    """Trainings that were marked."""
+    error: str | None = None
+    """Of its last failed training."""
+    run_ids: tuple[str, ...] = ()
+    score: float | None = None
+    """Accuracy on the test split, mean over repeats."""
+    least_score: float | None = None
+    best_score: float | None = None
+    difference: Interval | None = None
+    """Of the score, less that of training from scratch, as studies have it."""
+    parity: Parity = "unknown"
+    num_judged: int = 0
+    """Repeats that have a target."""
+    num_reached: int = 0
+    """Of those, how many were ever as good."""
+    target_seconds: Cell
+    """From the first sample to the target, median over the repeats that reached it; of undisturbed ones where there
+    are any, and so are the other times and the energy."""
+    whole_seconds: Cell
+    """From the start of the process to the end of training, median over repeats."""
+    joules: Cell
+    """Mean over repeats."""
+    target_ratio: Interval | None = None
+    """Time of training from scratch to the target, over this way's; None unless each repeat of both reached it."""
+    whole_ratio: Interval | None = None
+    """The same of the whole training."""
+    num_pairs: int = 0
+    """Repeats that may be divided."""
+    eager: Cell
+    executed: Cell
+    """Prediction, samples per second."""
+
+
+class NoGpuResult(Record):
+    """Everything that the study found."""
+
+    run_id: str
+    experiment: str
+    preset: str
+    pretrained: str
+    """What the network began with, in words."""
+    layer: str
+    num_repeats: int
+    target: float | None
+    """As asked for; None for what training from scratch ends with in the same repeat."""
+    targets: tuple[float, ...]
+    """Of the repeats."""
+    ways: tuple[Way, ...]
+    prediction_ratio: Interval | None = None
+    """Of the network from scratch, executed over eager."""
+    prediction_disturbed: tuple[str, ...] = ()
+    """What other work disturbed the machine while predictions were timed."""
+    cost: Cost | None = None
+    sheet: DataSheet
+    """Of the GPU that bounds are told of."""
+    choice: str = ""
+    verdict: str = ""
+    notes: tuple[str, ...] = ()
+    hardware: str
+    seconds: float
+
+    def way(self, name: str) -> Way:
+        """As measured here."""
+        return next(way for way in self.ways if way.name == name and way.is_measured)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The score on the validation split to which the time is taken."""
+
+    trainings: Trainings
+    given: float | None
+
+    def of(self, repeat: int) -> float | None:
+        """In one repeat; None where training from scratch has no score."""
+        if self.given is not None:
+            return self.given
+        ends = {run.repeat: run.validation[-1][1] for run in self._scratch() if run.validation}
+        return ends.get(repeat)
+
+    def all(self) -> tuple[float, ...]:
+        """Of all repeats."""
+        found = (self.of(run.repeat) for run in self._scratch())
+        return tuple(target for target in found if target is not None)
+
+    def place(self, run: ArmRun) -> int | None:
+        """Which of its scores is the first that is as good, from 0; None for none."""
+        target = self.of(run.repeat)
+        if target is None:
+            return None
+        return next((place for place, (_, score) in enumerate(run.validation) if score >= target), None)
+
+    def seconds(self, run: ArmRun) -> float | None:
+        """From the first sample to that score; None where it is never reached."""
+        place = self.place(run)
+        return None if place is None else run.validation[place][0] - (run.startup_seconds or 0.0)
+
+    def rate(self, run: ArmRun) -> float | None:
+        """Of what `seconds` counts, per second."""
+        seconds = self.seconds(run)
+        return 1 / seconds if seconds else None
+
+    def _scratch(self) -> list[ArmRun]:
+        return self.trainings.of(_arm(self.trainings, SCRATCH))
+
+
+def ways_of(trainings: Trainings, given: float | None, rates: Mapping[str, Rates]) -> tuple[Way, ...]:
+    """The measured rows.
+
+    Args:
+        trainings: of the study; its arms are called as `WAYS`.
+        given: target; None for what training from scratch ends with in the same repeat.
+        rates: of prediction, by way.
+    """
+    goal = Goal(trainings, given)
+    return tuple(_way(trainings, arm, goal, rates.get(arm.name)) for arm in trainings.arms)
+
+
+def _way(trainings: Trainings, arm: StudyArm, goal: Goal, rates: Rates | None) -> Way:
+    runs, failed = trainings.of(arm), trainings.failed(arm)
+    scores = [run.accuracy for run in runs if run.accuracy is not None]
+    judged = [run for run in runs if goal.of(run.repeat) is not None]
+    reached = [run for run in judged if goal.seconds(run) is not None]
+    clean = _undisturbed(runs)
+    joules = [run.energy_joules for run in clean if run.energy_joules is not None]
+    difference, verdict = _parity(runs) if not arm.is_baseline else (None, "unknown")
+    to_target, whole = (_ratio(trainings, arm, rate) for rate in (goal.rate, end_to_end))
+    return Way(
+        name=arm.name,
+        device=next((run.facts.get("device", "CPU") for run in runs), "CPU"),
+        is_measured=True,
+        basis=_measured_basis(runs),
+        num_done=len(runs),
+        num_failed=len(failed),
+        contaminated=sum(bool(run.contaminated) for run in runs),
+        error=failed[-1].error if failed else None,
+        run_ids=tuple(run.run_id for run in [*runs, *failed] if run.run_id),
+        score=statistics.fmean(scores) if scores else None,
+        least_score=min(scores, default=None),
+        best_score=max(scores, default=None),
+        difference=difference,
+        parity=verdict,
+        num_judged=len(judged),
+        num_reached=len(reached),
+        target_seconds=_target_cell(judged, [goal.seconds(run) for run in _undisturbed(reached)]),
+        whole_seconds=measured(median_known([run.end_to_end_seconds for run in clean]), "no training was done"),
+        joules=measured(statistics.fmean(joules) if joules else None, NO_COUNTER),
+        target_ratio=to_target if len(reached) == len(judged) else None,
+        whole_ratio=whole,
+        num_pairs=0 if arm.is_baseline else len(trainings.pairs(arm, trainings.baseline(arm))),
+        eager=measured(rates.eager if rates else None),
+        executed=measured(rates.executed if rates else None),
+    )
+
+
+def _undisturbed(runs: Sequence[ArmRun]) -> Sequence[ArmRun]:
+    """Those whose times are shown: what disturbs a machine makes them longer. All where there is no other."""
+    return [run for run in runs if not run.contaminated] or runs
+
+
+def _measured_basis(runs: Sequence[ArmRun]) -> str:
+    disturbed = sum(bool(run.contaminated) for run in runs)
+    words = f"measured, {len(runs)} training" + ("" if len(runs) == 1 else "s")
+    return words + (f", {disturbed} disturbed" if disturbed else "")
+
+
+def _target_cell(judged: Sequence[ArmRun], seconds: Sequence[float | None]) -> Cell:
+    if not judged:
+        return unmeasured("no training was done, or there is no target")
+    found = median_known(seconds)
+    return Cell(kind="never") if found is None else measured(found)
+
+
+def _parity(runs: Sequence[ArmRun]) -> tuple[Interval | None, Parity]:
+    return parity(
+        [
+            (run.num_gained, run.num_lost, run.num_test)
+            for run in runs
+            if run.num_gained is not None and run.num_lost is not None
+        ]
+    )
+
+
+def _ratio(trainings: Trainings, arm: StudyArm, rate: Callable[[ArmRun], float | None]) -> Interval | None:
+    """Rate of a way over that of training from scratch; none unless all that may be divided have one."""
+    if arm.is_baseline:
+        return None
+    pairs = trainings.pairs(arm, trainings.baseline(arm))
+    logs = log_ratios(pairs, rate)
+    if len(logs) < len(pairs):
+        return None
+    return as_interval(estimate_ratio(np.asarray(logs, dtype=np.float64), FIXED_CONFIDENCE))
+
+
+def _arm(trainings: Trainings, name: str) -> StudyArm:
+    return next(arm for arm in trainings.arms if arm.name == name)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What is known of GPUs without having trained on one here."""
+
+    sheet: DataSheet
+    rows: Mapping[str, Sequence[HardwareRow]]
+    """By way: what GPUs made of exactly the same work in other runs, as the hardware table has them."""
+    rates: Mapping[str, Rates]
+    """Of prediction, by way."""
+    name: str | None
+    """Of this host's GPU, on which predictions were timed; None without one."""
+    cost: Cost | None
+    num_train: int
+    batch_size: int
+
+
+def on_gpu(trainings: Trainings, given: float | None, gpu: Gpu) -> tuple[Way, ...]:
+    """The rows of a GPU, each figure with what it rests on."""
+    goal = Goal(trainings, given)
+    return tuple(_on_gpu(trainings, arm, goal, gpu) for arm in trainings.arms)
+
+
+def _on_gpu(trainings: Trainings, arm: StudyArm, goal: Goal, gpu: Gpu) -> Way:
+    rows = gpu.rows.get(arm.name, ())
+    row = max(rows, key=lambda one: one.samples_per_second, default=None)
+    if arm.name not in TRAINED:
+        to_target = whole = unmeasured("no basis: where the classifier is fitted was not tried")
+    else:
+        to_target, whole = _training_cells(trainings.of(arm), goal, gpu, row)
+    executed = _predicted(arm.name, gpu, row)
+    # Training and prediction may be known of two devices: what was timed here is never told as another's.
+    here = f"; prediction measured {executed.basis}" if executed.kind == "measured" else ""
+    return Way(
+        name=arm.name,
+        device=row.label if row else gpu.sheet.name,
+        is_measured=False,
+        basis=_basis(gpu, row) + here,
+        target_seconds=to_target,
+        whole_seconds=whole,
+        joules=_joules(trainings.of(arm), gpu, row),
+        eager=unmeasured(),
+        executed=executed,
+    )
+
+
+def _basis(gpu: Gpu, row: HardwareRow | None) -> str:
+    if row is not None:
+        return f"estimate: {row.num_runs} matched runs in the store"
+    if gpu.cost is None:
+        return f"not measured, {NO_BASIS}"
+    return f"estimate: bound by data sheet ({gpu.sheet.source})"
+
+
+def _training_cells(runs: Sequence[ArmRun], goal: Goal, gpu: Gpu, row: HardwareRow | None) -> tuple[Cell, Cell]:
+    """Seconds to the target and of the whole training: as many samples as here, at the rate that is known or bounds."""
+    places = [goal.place(run) for run in runs]
+    known = [place + 1 for place in places if place is not None]
+    epochs = (statistics.median(known) if known else None, median_known([float(run.num_epochs) for run in runs]))
+    if row is not None:
+        fixed = row.fixed_seconds or 0.0
+        basis = f"as many samples as here at {row.samples_per_second:,.0f} samples/s on {row.label}"
+        rates = ((row.samples_per_second, 0.0), (row.samples_per_second, fixed))
+        kind: Literal["about", "at least"] = "about"
+    elif gpu.cost is not None:
+        rate = most_trained(gpu.sheet, gpu.cost, gpu.batch_size)
+        basis = f"as many samples as here at no more than {rate:,.0f} samples/s, by the data sheet of {gpu.sheet.name}"
+        rates = ((rate, 0.0), (rate, 0.0))
+        kind = "at least"
+    else:
+        return unmeasured(), unmeasured()
+    to_target, whole = (
+        unmeasured("never reached here")
+        if number is None
+        else Cell(kind=kind, value=number * gpu.num_train / rate + fixed, basis=basis)
+        for number, (rate, fixed) in zip(epochs, rates, strict=True)
+    )
+    return to_target, whole
+
+
+def _joules(runs: Sequence[ArmRun], gpu: Gpu, row: HardwareRow | None) -> Cell:
+    epochs = median_known([float(run.num_epochs) for run in runs])
+    if row is None or row.joules_per_sample is None or epochs is None:
+        return unmeasured()
+    value = epochs * gpu.num_train * row.joules_per_sample
+    return Cell(kind="about", value=value, basis=f"as many samples as here, by runs on {row.label}")
+
+
+def _predicted(name: str, gpu: Gpu, row: HardwareRow | None) -> Cell:
+    rates = gpu.rates.get(name)
+    if rates is not None and rates.gpu is not None:
+        return Cell(kind="measured", value=rates.gpu, basis=f"on this host's {gpu.name}")
+    if row is not None and row.prediction_samples_per_second is not None:
+        basis = f"median of {row.num_runs} matched runs on {row.label}"
+        return Cell(kind="about", value=row.prediction_samples_per_second, basis=basis)
+    if gpu.cost is None:
+        return unmeasured()
+    value = most_predicted(gpu.sheet, gpu.cost)
+    flops = gpu.cost.forward_flops / 1e6
+    return Cell(kind="at most", value=value, basis=f"{flops:.3g} Mflop a sample; {gpu.sheet.source}")
+
+
+def interval_is_missing(num_pairs: int) -> bool:
+    """Whether a ratio of so many pairs has no interval by the house's rule."""
+    return num_pairs < MIN_INTERVAL_ROUNDS

@@ -1,0 +1,91 @@
+"""The trainings of a study, paired repeat by repeat.
+
+The two trainings of a pair stand near each other in time and share their seed, so that what slows both leaves their
+ratio alone. A contaminated training is never what another is divided by. A pair whose other training is contaminated is
+left out while at least three clean pairs remain; else it is used, and the arm is marked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tasks.speedup.comparability import match
+from tasks.measure.statistics import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Estimate, estimate_ratio
+from tasks.speedup.study.records import ArmRun, Interval, MatchVerdict, StudyArm
+
+Rate = Callable[[ArmRun], float | None]
+
+
+@dataclass(frozen=True)
+class Trainings:
+    """The trainings of a study by arm and repeat."""
+
+    arms: Sequence[StudyArm]
+    runs: Sequence[ArmRun]
+
+    def of(self, arm: StudyArm) -> list[ArmRun]:
+        """The done ones of an arm, by repeat."""
+        done = [run for run in self.runs if run.arm == arm.name and run.status == "done"]
+        return sorted(done, key=lambda run: run.repeat)
+
+    def failed(self, arm: StudyArm) -> list[ArmRun]:
+        """The failed ones of an arm."""
+        return [run for run in self.runs if run.arm == arm.name and run.status == "failed"]
+
+    def baseline(self, arm: StudyArm) -> StudyArm:
+        """The arm that the others of its group are divided by."""
+        return next(other for other in self.arms if other.is_baseline and other.group == arm.group)
+
+    def pairs(self, arm: StudyArm, other: StudyArm) -> list[tuple[ArmRun, ArmRun]]:
+        """(run of `other`, run of `arm`) of each repeat that has both and may be divided."""
+        by_repeat = {run.repeat: run for run in self.of(other) if not run.contaminated}
+        pairs = [(by_repeat[run.repeat], run) for run in self.of(arm) if run.repeat in by_repeat]
+        clean = [pair for pair in pairs if not pair[1].contaminated]
+        return clean if len(clean) >= MIN_INTERVAL_ROUNDS else pairs
+
+    def verdict(self, arm: StudyArm, other: StudyArm) -> MatchVerdict | None:
+        """Whether the two did the same work; None when one of them has no run."""
+        runs = {run.repeat: run for run in self.of(other)}
+        pair = next(((runs[run.repeat], run) for run in self.of(arm) if run.repeat in runs), None)
+        return match(pair[0].facts, pair[1].facts) if pair else None
+
+    def ratio(self, arm: StudyArm, other: StudyArm, rate: Rate) -> tuple[Estimate | None, int]:
+        """Rate of `arm` over that of `other`, and the number of pairs behind it; None without a match."""
+        verdict = self.verdict(arm, other)
+        if verdict is None or not verdict.matches:
+            return None, 0
+        logs = log_ratios(self.pairs(arm, other), rate)
+        return estimate_ratio(np.asarray(logs, dtype=np.float64), FIXED_CONFIDENCE), len(logs)
+
+
+def steady(run: ArmRun) -> float | None:
+    """Samples per second in steady state."""
+    return run.samples_per_second
+
+
+def predicted(run: ArmRun) -> float | None:
+    """Samples per second of prediction."""
+    return run.prediction_samples_per_second
+
+
+def end_to_end(run: ArmRun) -> float | None:
+    """Trainings per second, start-up included."""
+    return 1 / run.end_to_end_seconds if run.end_to_end_seconds else None
+
+
+def log_ratios(pairs: Sequence[tuple[ArmRun, ArmRun]], rate: Rate) -> list[float]:
+    """Log of the rate of each pair's second run over that of its first; pairs with an unknown rate are left out."""
+    logs = []
+    for base, run in pairs:
+        below, above = rate(base), rate(run)
+        if below and above:
+            logs.append(float(np.log(above / below)))
+    return logs
+
+
+def as_interval(estimate: Estimate | None) -> Interval | None:
+    """An estimate as a record."""
+    return None if estimate is None else Interval(value=estimate.value, low=estimate.low, high=estimate.high)

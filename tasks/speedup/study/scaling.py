@@ -1,0 +1,157 @@
+"""Scaling over the number of devices: efficiency, serial fraction, and the two laws, each with its interval.
+
+Laws, with S the speedup over one device on N devices:
+
+    Amdahl (1967)                          N / S = 1 + s (N - 1)                    s: serial fraction
+    Universal Scalability (Gunther 1993)   N / S = 1 + a (N - 1) + b N (N - 1)      a: contention, b: coherence
+    Karp and Flatt (1990)                  e = (1 / S - 1 / N) / (1 - 1 / N)        e: Amdahl's s, from one point
+
+Both laws are linear in their parameters, so each repeat is fitted by weighted least squares, with relative errors of
+equal size, and the interval is that of the parameters over the repeats. All speedups of one repeat are divided by the
+same baseline run, whose error they share; a fit over all points at once would take them for independent.
+
+Amdahl's law and Karp and Flatt's fraction are about a fixed amount of work: they are for strong scaling only. Under
+weak scaling the work grows with the devices, S is the ratio of samples per second, and the Universal Scalability law
+alone is fitted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from tasks.measure.statistics import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, estimate_ratio, location_interval
+from tasks.speedup.study.records import Fit, Interval, Scaling, ScalingPoint
+
+MIN_POINTS = 4
+"""Numbers of devices, one included, below which no law is fitted: the larger law has two parameters, and a fit that
+cannot fail says nothing."""
+
+Floats = npt.NDArray[np.float64]
+Kind = Literal["strong", "weak"]
+
+
+def karp_flatt(speedup: float, num_devices: int) -> float:
+    """Experimentally determined serial fraction.
+
+    Raises:
+        ValueError: for one device, where it is not defined.
+    """
+    if num_devices <= 1:
+        raise ValueError(f"num_devices={num_devices}: the serial fraction needs at least 2 devices")
+    return (1 / speedup - 1 / num_devices) / (1 - 1 / num_devices)
+
+
+def scaling(kind: Kind, group: str, speedups: Mapping[int, Sequence[float]]) -> Scaling:
+    """Everything that is said of scaling.
+
+    Args:
+        kind: Of the batch over the devices; the caller never mixes them.
+        group: Values of the axes that change the work.
+        speedups: Number of devices -> speedup over one device in each repeat, in the order of the repeats and equally
+            many for all; one device is 1 by definition and may be left out.
+    """
+    numbers = sorted({1, *speedups})
+    points = tuple(_point(kind, number, speedups.get(number, ())) for number in numbers)
+    refused = _refusal(numbers, speedups)
+    fits: tuple[Fit, ...] = ()
+    if refused is None:
+        counts = np.array([number for number in numbers if number > 1], dtype=np.float64)
+        measured = np.array([speedups[int(number)] for number in counts])  # devices x repeats
+        fits = (_amdahl(counts, measured),) if kind == "strong" else ()
+        fits += (_universal(counts, measured),)
+    return Scaling(kind=kind, group=group, points=points, fits=fits, refused=refused)
+
+
+def law(fit: Fit, num_devices: float) -> float:
+    """Speedup by a fitted law."""
+    values = {name: interval.value for name, interval in fit.parameters.items()}
+    excess = values.get("serial_fraction", 0.0) + values.get("contention", 0.0)
+    return num_devices / (1 + (num_devices - 1) * (excess + values.get("coherence", 0.0) * num_devices))
+
+
+def _refusal(numbers: Sequence[int], speedups: Mapping[int, Sequence[float]]) -> str | None:
+    if len(numbers) < MIN_POINTS:
+        return (
+            f"no law is fitted to {len(numbers)} numbers of devices ({', '.join(map(str, numbers))}): "
+            f"it would pass through them whatever they are; measure at least {MIN_POINTS}"
+        )
+    if len({len(speedups[number]) for number in numbers if number > 1}) > 1:
+        return "no law is fitted: some numbers of devices have fewer clean repeats than others"
+    return None
+
+
+def _point(kind: Kind, num_devices: int, speedups: Sequence[float]) -> ScalingPoint:
+    if num_devices == 1:
+        one = Interval(value=1.0, low=1.0, high=1.0)
+        return ScalingPoint(num_devices=1, speedup=one, efficiency=one, karp_flatt=None)
+    estimate = estimate_ratio(np.log(np.asarray(speedups, dtype=np.float64)), FIXED_CONFIDENCE)
+    assert estimate is not None, "a point has at least one repeat"
+    speedup = Interval(value=estimate.value, low=estimate.low, high=estimate.high)
+    efficiency = Interval(
+        value=speedup.value / num_devices, low=_over(speedup.low, num_devices), high=_over(speedup.high, num_devices)
+    )
+    return ScalingPoint(
+        num_devices=num_devices,
+        speedup=speedup,
+        efficiency=efficiency,
+        karp_flatt=_serial(speedup, num_devices) if kind == "strong" else None,
+    )
+
+
+def _over(value: float | None, num_devices: int) -> float | None:
+    return None if value is None else value / num_devices
+
+
+def _serial(speedup: Interval, num_devices: int) -> Interval:
+    """The fraction falls as the speedup rises, so the ends change places."""
+    low, high = speedup.low, speedup.high
+    return Interval(
+        value=karp_flatt(speedup.value, num_devices),
+        low=None if high is None else karp_flatt(high, num_devices),
+        high=None if low is None else karp_flatt(low, num_devices),
+    )
+
+
+def _amdahl(counts_D: Floats, measured_DR: Floats) -> Fit:
+    parameters_PR, residual = _fit((counts_D - 1)[:, None], counts_D, measured_DR)
+    return Fit(law="Amdahl", parameters={"serial_fraction": _interval(parameters_PR[0])}, residual=residual)
+
+
+def _universal(counts_D: Floats, measured_DR: Floats) -> Fit:
+    design_DP = np.stack([counts_D - 1, counts_D * (counts_D - 1)], axis=1)
+    parameters_PR, residual = _fit(design_DP, counts_D, measured_DR)
+    contention, coherence = _interval(parameters_PR[0]), _interval(parameters_PR[1])
+    # Whose contention is above 1 is slowest with a second device: the maximum lies below 1.
+    peak = math.sqrt(max(0.0, 1 - contention.value) / coherence.value) if coherence.value > 0 else None
+    return Fit(
+        law="Universal Scalability",
+        parameters={"contention": contention, "coherence": coherence},
+        residual=residual,
+        peak_devices=peak if peak is None or peak >= 1 else 1.0,
+    )
+
+
+def _fit(design_DP: Floats, counts_D: Floats, measured_DR: Floats) -> tuple[Floats, float]:
+    """Parameters of each repeat (P x R), and the root mean square of the relative residuals."""
+    excess_DR = counts_D[:, None] / measured_DR - 1
+    weights_DR = measured_DR / counts_D[:, None]  # the error of N / S is proportional to it
+    found = []
+    squares = []
+    for excess_D, weight_D in zip(excess_DR.T, weights_DR.T, strict=True):
+        solution, *_ = np.linalg.lstsq(design_DP * weight_D[:, None], excess_D * weight_D, rcond=None)
+        found.append(solution)
+        squares.append(((design_DP @ solution - excess_D) * weight_D) ** 2)
+    return np.array(found).T, float(np.sqrt(np.mean(squares)))
+
+
+def _interval(values_R: Floats) -> Interval:
+    """A parameter over the repeats. Below 0 it has no meaning: such ends are noise and are cut."""
+    if len(values_R) < MIN_INTERVAL_ROUNDS:
+        return Interval(value=max(0.0, float(np.median(values_R))))
+    value, low, high = (max(0.0, float(end)) for end in location_interval(values_R, FIXED_CONFIDENCE))
+    return Interval(value=value, low=low, high=high)

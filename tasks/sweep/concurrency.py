@@ -1,0 +1,95 @@
+"""How many trials of a sweep run at the same time, where, and what each of them may use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from conf.config import Config
+from tasks.cluster.resources import Demand
+from tasks.errors import InputError
+from tasks.records import Choice, Hardware
+
+TRIAL_BYTES = 3 * 2**29
+"""Memory that a rank on a CPU is reckoned with, before its data: torch, Lightning, MLflow and activations."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """What the trials have."""
+
+    at_once: Choice
+    demand: Demand
+    """Workers for all that run at once."""
+    share: Hardware
+    """What one trial may take to be its host: its part of the cores and of the memory, and all GPUs to choose from."""
+
+    @property
+    def num_at_once(self) -> int:
+        """Trials at the same time."""
+        return int(self.at_once.value)
+
+
+def find_room(
+    config: Config,
+    hardware: Hardware,
+    accelerator: Literal["cpu", "gpu"],
+    num_trials: int,
+    asked: int | None,
+    workers_by_host: dict[str, int] | None = None,
+) -> Room:
+    """Decide how many trials run at once.
+
+    Args:
+        config: Of a trial.
+        hardware: Of the first host.
+        accelerator: Kind of device.
+        num_trials: That there will be.
+        asked: By the user; None to choose.
+        workers_by_host: Of a cluster that is there; None for one that is started for the sweep.
+
+    Raises:
+        InputError: as many as asked for do not fit.
+    """
+    hosts, devices, unit = _devices(config, hardware, accelerator, workers_by_host)
+    each, across = config.execution.num_devices, config.execution.num_nodes
+    fits = max(1, hosts * (devices // each) // across)
+    choice = _choice(fits, num_trials, asked, f"{hosts * devices} {unit} over {each * across} of each trial")
+    by_memory = max(1, hosts * int(hardware.memory_bytes // TRIAL_BYTES) // (each * across))
+    if asked is None and accelerator == "cpu" and int(choice.value) > by_memory:
+        choice = Choice(value=by_memory, reason=f"{hardware.memory_bytes / 2**30:.0f} GiB of memory on each host")
+    per_host = -(-int(choice.value) * across // hosts)
+    demand = Demand(num_hosts=max(hosts, across), workers_per_host=per_host * each, gpus=accelerator == "gpu")
+    return Room(choice, demand, _share(hardware, per_host))
+
+
+def _devices(
+    config: Config, hardware: Hardware, accelerator: Literal["cpu", "gpu"], workers_by_host: dict[str, int] | None
+) -> tuple[int, int, str]:
+    """Hosts, devices on each, and what to call these."""
+    devices = len(hardware.gpus) if accelerator == "gpu" else hardware.num_cores
+    unit = "GPUs" if accelerator == "gpu" else "cores"
+    if workers_by_host is not None:
+        return max(1, len(workers_by_host)), min(workers_by_host.values(), default=0), "workers"
+    match config.cluster.kind:
+        case "ssh":
+            return len(config.cluster.hosts), devices, unit
+        case "slurm":
+            return config.execution.num_nodes, devices, unit
+        case _:
+            told = config.cluster.num_workers
+            return (1, devices, unit) if told == "auto" else (1, min(devices, told), "workers")
+
+
+def _choice(fits: int, num_trials: int, asked: int | None, why: str) -> Choice:
+    if asked is None:
+        chosen = min(fits, num_trials)
+        return Choice(value=chosen, reason=why if chosen == fits else f"as many as there are trials, of {why}")
+    if asked > fits:
+        raise InputError(f"--at-once {asked} exceeds the {fits} trials that there are devices for ({why}); use fewer")
+    return Choice(value=min(asked, num_trials), reason="as asked for")
+
+
+def _share(hardware: Hardware, per_host: int) -> Hardware:
+    cores, memory = max(1, hardware.num_cores // per_host), hardware.memory_bytes // per_host
+    return hardware.model_copy(update={"num_cores": cores, "memory_bytes": memory})

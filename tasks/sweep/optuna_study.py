@@ -1,0 +1,226 @@
+"""What a sweep tries next, and which of its trials are not worth going on: Optuna's samplers and pruners.
+
+The only module that imports Optuna. What has been proposed, reported and ended lies in a journal beside the run, one
+line for each event, so that a sweep goes on after any crash. The run's owner alone writes it: see `tasks.train.launch.run_lock`.
+Knows nothing of trainings.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
+
+from tasks.records import Record
+from tasks.sweep.space import Parameter
+from tasks.sweep.records import Proposal, Pruner, Sampler, Status, Trial
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+STUDY = "sweep"
+"""Optuna's name of it; Hyperband sorts trials into brackets by name and number, so it is always the same."""
+RUN_ID, ENDED, AGAIN, FINAL = "run_id", "trial", "again", "final"
+"""Attributes of a trial in the journal."""
+REDUCTION = 3
+"""Of `asha` and `hyperband`: at 1, 3, 9 ... epochs the best third goes on."""
+STATES: dict[Status, TrialState] = {
+    "done": TrialState.COMPLETE,
+    "pruned": TrialState.PRUNED,
+    "failed": TrialState.FAIL,
+}
+
+optuna.logging.disable_default_handler()
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+class Search(Record):
+    """How to look."""
+
+    parameters: tuple[Parameter, ...]
+    sampler: Sampler
+    pruner: Pruner
+    num_trials: int
+    """To be proposed; those that are tried again not counted."""
+    num_epochs: int
+    """Of a trial that is not pruned; the most of them."""
+    seed: int
+
+
+class Proposer:
+    """Proposes trials, takes their scores, and remembers all of it. For use from several threads.
+
+    Args:
+        journal: file that remembers; what is in it is gone on with.
+        search: how to look.
+    """
+
+    def __init__(self, journal: Path, search: Search) -> None:
+        self._search = search
+        self._lock = threading.Lock()
+        self._distributions = {found.setting: _distribution(found) for found in search.parameters}
+        journal.parent.mkdir(parents=True, exist_ok=True)
+        _mend(journal)
+        storage = JournalStorage(JournalFileBackend(str(journal)))
+        known = STUDY in {study.study_name for study in storage.get_all_studies()}
+        num_known = len(storage.get_all_trials(storage.get_study_id_from_name(STUDY))) if known else 0
+        # A sampler begins its random numbers anew in each process: the same seed would propose the same again.
+        sampler = _sampler(search, search.seed + num_known)
+        self._study = optuna.create_study(
+            storage=storage,
+            sampler=sampler,
+            pruner=_pruner(search),
+            study_name=STUDY,
+            direction="maximize",
+            load_if_exists=True,
+        )
+        self._left = search.num_trials - sum(AGAIN not in trial.user_attrs for trial in self._all())
+
+    def unfinished(self) -> list[Proposal]:
+        """Trials that a sweep which was cut short has left: begun ones, and those that failed and may be tried again.
+
+        A failed one is proposed anew, by another number.
+        """
+        with self._lock:
+            begun = [trial for trial in self._all() if trial.state == TrialState.RUNNING]
+            tried = {trial.user_attrs.get(AGAIN) for trial in self._all()}
+            failed = [
+                trial
+                for trial in self._all()
+                if trial.state == TrialState.FAIL and not trial.user_attrs.get(FINAL) and trial.number not in tried
+            ]
+            for trial in failed:
+                self._study.enqueue_trial(trial.params, user_attrs={AGAIN: trial.number})
+            num_waiting = sum(trial.state == TrialState.WAITING for trial in self._all())
+            again = [self._ask() for _ in range(num_waiting)]
+            found = [
+                Proposal(number=trial.number, values=self._values(trial), run_id=trial.user_attrs.get(RUN_ID))
+                for trial in begun
+            ]
+            return found + again
+
+    def _values(self, known: optuna.trial.FrozenTrial) -> dict[str, Any]:
+        """Of a begun trial. One that was cut off before the journal had all its values gets the rest now."""
+        if known.params.keys() >= self._distributions.keys():
+            return known.params
+        trial = self._trial(known.number)
+        for name, distribution in self._distributions.items():
+            trial._suggest(name, distribution)  # as `Study.ask` does
+        return trial.params
+
+    def propose(self) -> Proposal | None:
+        """A new trial; None when there have been as many as asked for."""
+        with self._lock:
+            if self._left <= 0:
+                return None
+            self._left -= 1
+            return self._ask()
+
+    def begun(self, number: int, run_id: str) -> None:
+        """A trial has an MLflow run, with which it can go on."""
+        with self._lock:
+            self._trial(number).set_user_attr(RUN_ID, run_id)
+
+    def report(self, number: int, epoch: int, score: float) -> bool:
+        """Take a trial's score after an epoch, counted from 1; whether the trial is to be ended."""
+        with self._lock:
+            trial = self._trial(number)
+            trial.report(score, epoch)
+            return bool(trial.should_prune())
+
+    def num_reported(self, number: int) -> int:
+        """Epochs whose scores are known, of a trial that goes on."""
+        with self._lock:
+            frozen = self._study.get_trials(deepcopy=False)[number]
+            return max(frozen.intermediate_values, default=0)
+
+    def ended(self, trial: Trial, *, final: bool = True) -> None:
+        """Remember how a trial ended.
+
+        Args:
+            trial: its record.
+            final: a failed one would fail again.
+        """
+        with self._lock:
+            known = self._trial(trial.number)
+            known.set_user_attr(ENDED, trial.model_dump(mode="json"))
+            known.set_user_attr(FINAL, final)
+            value = trial.score if trial.status == "done" else None
+            self._study.tell(trial.number, value, STATES[trial.status])
+
+    def trials(self) -> tuple[Trial, ...]:
+        """Those that have ended, those of former processes included; of one that was tried again the last."""
+        with self._lock:
+            found = [trial for trial in self._all() if ENDED in trial.user_attrs]
+            again = {trial.user_attrs.get(AGAIN) for trial in found}
+            return tuple(Trial.model_validate(trial.user_attrs[ENDED]) for trial in found if trial.number not in again)
+
+    def _all(self) -> Sequence[optuna.trial.FrozenTrial]:
+        return self._study.get_trials(deepcopy=False)
+
+    def _ask(self) -> Proposal:
+        trial = self._study.ask(self._distributions)
+        return Proposal(number=trial.number, values=trial.params)
+
+    def _trial(self, number: int) -> optuna.trial.Trial:
+        return optuna.trial.Trial(self._study, self._all()[number]._trial_id)
+
+
+class _Grid(optuna.samplers.GridSampler):
+    """A grid whose end is known beforehand: Optuna's stops the loop of `optimize`, and raises where there is none."""
+
+    def after_trial(self, *_: object) -> None:
+        """Nothing is to be stopped."""
+
+
+def _distribution(parameter: Parameter) -> BaseDistribution:
+    match parameter.kind:
+        case "list":
+            return CategoricalDistribution(parameter.choices)
+        case "int":
+            return IntDistribution(int(parameter.low), int(parameter.high), step=parameter.step)
+        case kind:
+            return FloatDistribution(parameter.low, parameter.high, log=kind == "log")
+
+
+def _sampler(search: Search, seed: int) -> optuna.samplers.BaseSampler:
+    match search.sampler:
+        case "random":
+            return optuna.samplers.RandomSampler(seed=seed)
+        case "grid":
+            grid = {found.setting: found.all_values() for found in search.parameters}
+            return _Grid(grid, seed=search.seed)  # its order is to be the same in each process
+        case _:
+            # Trials that run count as bad ones, or those proposed at the same time would be alike.
+            return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+
+
+def _pruner(search: Search) -> optuna.pruners.BasePruner:
+    match search.pruner:
+        case "median":
+            return optuna.pruners.MedianPruner()
+        case "asha":
+            return optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=REDUCTION)
+        case "hyperband":
+            return optuna.pruners.HyperbandPruner(
+                min_resource=1, max_resource=search.num_epochs, reduction_factor=REDUCTION
+            )
+        case _:
+            return optuna.pruners.NopPruner()
+
+
+def _mend(journal: Path) -> None:
+    """Take away what a process that died while it wrote has left: half a line, a lock that nobody holds."""
+    for lock in journal.parent.glob(f"{journal.name}.lock*"):
+        lock.unlink()
+    if journal.exists():
+        content = journal.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            journal.write_bytes(content[:whole])

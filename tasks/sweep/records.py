@@ -1,0 +1,130 @@
+"""The records of a sweep: its trials, and what was found. Knows nothing of how they are run, chosen or drawn."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pydantic import Field
+
+from tasks.records import Choice, Record, ScoreName
+from tasks.speedup.study.records import Interval
+from tasks.sweep.colocation import Colocation
+from tasks.sweep.space import Parameter, Scalar
+
+Sampler = Literal["tpe", "random", "grid"]
+Pruner = Literal["none", "median", "asha", "hyperband"]
+Status = Literal["done", "pruned", "failed"]
+
+
+class Proposal(Record):
+    """A trial that is to be run, or to go on."""
+
+    number: int
+    """From 0, in the order of their proposals."""
+    values: dict[str, Scalar]
+    """By setting."""
+    run_id: str | None = None
+    """MLflow run of a trial that was begun before; None for a new one."""
+
+
+class Trial(Record):
+    """A trial that has ended. None where unknown."""
+
+    number: int
+    values: dict[str, Scalar]
+    run_id: str | None = None
+    """MLflow run, nested in the sweep's; None where none was begun."""
+    status: Status
+    score: float | None = None
+    """On the validation split after the last epoch; of a pruned trial after the last one that it had."""
+    scores: tuple[float, ...] = ()
+    """After each epoch."""
+    test_score: float | None = None
+    seconds: float
+    """Wall time, the wait for a device included; of one that went on, since it did."""
+    started: float
+    """When, Unix seconds."""
+    restarts: int = 0
+    """Times that it was begun again from its newest checkpoint."""
+    samples_per_second: float | None = None
+    error: str | None = None
+    """Why it failed, or was pruned."""
+
+    @property
+    def ended(self) -> float:
+        """When, Unix seconds."""
+        return self.started + self.seconds
+
+
+class SweepResult(Record):
+    """Everything a sweep found."""
+
+    run_id: str
+    experiment: str
+    preset: str
+    parameters: tuple[Parameter, ...]
+    sampler: Sampler
+    pruner: Pruner
+    at_once: Choice
+    """Trials at the same time, and why so many."""
+    num_epochs: int
+    score_name: ScoreName
+    trials: tuple[Trial, ...]
+    """In the order of their numbers."""
+    colocation: Colocation | None = None
+    """What models give side by side on these devices."""
+    no_colocation: str = ""
+    """Why that was not measured."""
+    seconds: float
+    """Of the whole sweep."""
+    hardware: str = ""
+    versions: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def best(self) -> Trial | None:
+        """The trial with the highest score, of equals the first; None where none was done."""
+        done = [trial for trial in self.trials if trial.status == "done" and trial.score is not None]
+        return max(done, key=lambda trial: (trial.score or 0.0, -trial.number), default=None)
+
+    def overrides(self, trial: Trial) -> tuple[str, ...]:
+        """`key=value` for each of a trial's settings."""
+        return tuple(
+            parameter.override(trial.values[parameter.setting])
+            for parameter in self.parameters
+            if parameter.setting in trial.values
+        )
+
+    def num(self, status: Status) -> int:
+        """Number of trials that ended so."""
+        return sum(trial.status == status for trial in self.trials)
+
+    @property
+    def busy_seconds(self) -> float:
+        """In which at least one trial ran: breaks of a sweep that went on are left out."""
+        total, until = 0.0, -math.inf
+        for trial in sorted(self.trials, key=lambda trial: trial.started):
+            total += max(0.0, trial.ended - max(trial.started, until))
+            until = max(until, trial.ended)
+        return total
+
+    @property
+    def occupancy(self) -> float | None:
+        """Share of that time in which all that could run at once did."""
+        slots = int(self.at_once.value) * self.busy_seconds
+        return sum(trial.seconds for trial in self.trials) / slots if slots else None
+
+    @property
+    def speedup(self) -> Interval | None:
+        """How many times as fast all trials were done as one after the other on one such device; None where unknown.
+
+        The steps side by side were so much faster, and so large a share of the places was taken. Start-up and
+        evaluation are taken to be held back by their neighbours as the steps are; tests/benchmarks/test_sweep.py holds
+        that against sweeps that did run one after the other.
+        """
+        share = self.occupancy
+        if self.colocation is None or share is None:
+            return None
+        steps = self.colocation.over_alone
+        low, high = (None if end is None else end * share for end in (steps.low, steps.high))
+        return Interval(value=steps.value * share, low=low, high=high)

@@ -1,0 +1,133 @@
+"""Metrics from a training's files to MLflow, while it goes on.
+
+They leave from a thread of the flow's, about once a second. Knows nothing of what they mean.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+
+from mlflow.entities import Metric
+from mlflow.tracking import MlflowClient
+
+from tasks.metrics_file import FILE, MetricsReader, attempts
+from tasks.records import LoggedMetric
+from tasks.redact import redact
+
+MAX_BATCH = 500
+GATHER_SECONDS = 1.0
+"""Writing one batch takes 5 to 20 ms of a core, however small it is."""
+RETRY_SECONDS = 2.0
+CLOSE_SECONDS = 5.0
+"""For what is left when a training ends."""
+LAST_SECONDS = 60.0
+"""For what is still left when its run is about to be FINISHED."""
+
+Told = Callable[[str], None]
+
+_left: dict[str, Path] = {}
+"""By run, directories of trainings with metrics that the store has not taken by their end."""
+
+
+@contextmanager
+def delivered(directory: Path, tracking_uri: str, run_id: str, tell: Told) -> Iterator[None]:
+    """Deliver what a training's ranks log, while the body lasts, and for `CLOSE_SECONDS` what is left of it then.
+
+    None comes twice: what the store has already is left out. What it does not take is left to `deliver_left`.
+
+    Args:
+        directory: of the training.
+        tracking_uri: of the store.
+        run_id: of a run that exists.
+        tell: takes sentences for people, such as that the store is away.
+    """
+    delivery = _Delivery(directory, tracking_uri, run_id, tell)
+    try:
+        yield
+    finally:
+        if not delivery.close(CLOSE_SECONDS):
+            _left[run_id] = directory
+
+
+def deliver_rest(directory: Path, tracking_uri: str, run_id: str, tell: Told) -> None:
+    """Deliver what a flow that is gone has left; arguments as for `delivered`."""
+    with delivered(directory, tracking_uri, run_id, tell):
+        pass
+
+
+def deliver_left(tracking_uri: str, run_id: str, tell: Told) -> None:
+    """Deliver what was left of this flow's own training of a run, if anything was: the last time that it is tried.
+
+    By a client of its own, for the one before may be asleep between two tries.
+    """
+    directory = _left.pop(run_id, None)
+    if directory is not None and not _Delivery(directory, tracking_uri, run_id, tell).close(LAST_SECONDS):
+        tell(f"MLflow has not taken all metrics of run {run_id}; they stay in {directory}/attempt-*/rank-0/{FILE}")
+
+
+class _Delivery:
+    def __init__(self, directory: Path, tracking_uri: str, run_id: str, tell: Told) -> None:
+        self._tracking_uri = tracking_uri
+        self._run_id = run_id
+        self._tell = tell
+        self._resumed = bool(attempts(directory))
+        self._reader = MetricsReader(directory)
+        self._batch: list[LoggedMetric] = []
+        """Read, and not delivered yet."""
+        self._last_steps: dict[str, int] = {}
+        self._is_away = False
+        self._closing, self._given_up = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._deliver, name="metrics", daemon=True)
+        self._thread.start()
+
+    def close(self, seconds: float) -> bool:
+        """Deliver what is left, for so long at most; whether that was enough."""
+        self._closing.set()
+        self._thread.join(seconds)
+        self._given_up.set()
+        return not self._thread.is_alive()
+
+    def _deliver(self) -> None:
+        while not self._given_up.is_set():
+            is_last = self._closing.is_set()  # before looking: what was written until then is found
+            try:
+                while self._deliver_batch() and not self._given_up.is_set():
+                    pass
+            except Exception as error:  # noqa: BLE001  whatever it is, this thread must live to try again
+                self._tell_away(error)
+                self._given_up.wait(RETRY_SECONDS)
+                continue
+            self._is_away = False
+            if is_last:
+                return
+            self._closing.wait(GATHER_SECONDS)
+
+    def _deliver_batch(self) -> bool:
+        """Deliver the next metrics; False if there are none. What the store does not take are the next ones again."""
+        self._batch = self._batch or self._reader.read(MAX_BATCH)
+        fresh = [(name, value, when, step) for name, value, when, step in self._batch if step > self._last_step(name)]
+        if fresh:
+            self._client.log_batch(self._run_id, metrics=[Metric(*metric) for metric in fresh], synchronous=True)
+            self._last_steps |= {name: step for name, _, _, step in fresh}
+        delivered, self._batch = bool(self._batch), []
+        return delivered
+
+    @cached_property
+    def _client(self) -> MlflowClient:
+        return MlflowClient(self._tracking_uri)  # opens the store: in this thread, beside the training
+
+    def _last_step(self, name: str) -> int:
+        """Up to which the store has a metric: from attempts before, or from a flow before."""
+        if name not in self._last_steps:
+            history = self._client.get_metric_history(self._run_id, name) if self._resumed else []
+            self._last_steps[name] = max((metric.step for metric in history), default=-1)
+        return self._last_steps[name]
+
+    def _tell_away(self, error: Exception) -> None:
+        if not self._is_away:
+            self._tell(f"Metrics cannot be delivered to MLflow now, and are kept: {redact(str(error))}")
+        self._is_away = True

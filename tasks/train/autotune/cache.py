@@ -1,0 +1,65 @@
+"""Searches for the best execution, kept for the next training alike. One file each, under PACELINE_HOME."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from importlib.metadata import version
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from conf.config import Config
+from tasks.files import write_durably
+from tasks.fingerprint import code_fingerprint
+from tasks.records import Hardware, PreparedSet, Search
+
+FREE_OF = {"num_epochs", "learning_rate", "momentum", "weight_decay", "drop_epochs", "drop_factor", "warmup_epochs"}
+"""Settings of a recipe that do not change what a step costs."""
+
+
+class SearchStore:
+    """The search for one shape of work on one kind of hardware, with these versions.
+
+    Args:
+        home: PACELINE_HOME.
+        config: of the training.
+        hardware: of the first host that trains.
+        prepared: the data.
+    """
+
+    def __init__(self, home: Path, config: Config, hardware: Hardware, prepared: PreparedSet) -> None:
+        self._directory = home / "searches"
+        facts = {
+            "model": config.model.model_dump(mode="json", exclude={"pretrained"}),
+            "recipe": config.recipe.model_dump(mode="json", exclude=FREE_OF),
+            "execution": config.execution.model_dump(mode="json", exclude={"checkpoint_steps", "max_restarts"}),
+            "image_shape": prepared.image_shape,
+            "num_classes": len(prepared.class_names),
+            "num_targets": len(prepared.target_names),
+            "num_train": prepared.num_train,
+            "hardware": hardware.model_dump(mode="json", exclude={"host": True, "gpus": {"__all__": {"uuid"}}}),
+            "versions": {name: version(name) for name in ("torch", "lightning", "numpy")},
+            "code": [code_fingerprint(), *(package.identity for package in config.packages)],
+        }
+        key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+        self._path = self._directory / f"{key}.json"
+
+    def find(self) -> Search | None:
+        """What an earlier training has found; None for nothing that can be read."""
+        try:
+            return Search.model_validate_json(self._path.read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValidationError):
+            return None
+
+    def keep(self, found: Search | None, *, even_contaminated: bool = False) -> None:
+        """Store a search for the next training alike.
+
+        Args:
+            found: None for nothing to store.
+            even_contaminated: also one that was made while other programs used the machine.
+        """
+        if found is None or (found.validity.contaminated and not even_contaminated) or found == self.find():
+            return
+        self._directory.mkdir(parents=True, exist_ok=True)
+        write_durably(self._path, found.model_dump_json().encode())

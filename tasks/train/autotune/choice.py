@@ -1,0 +1,191 @@
+"""From the times of a search to the execution that is trained, and why. Pure; knows nothing of torch or devices.
+
+An execution replaces the best one known before it only when it is faster beyond doubt and by more than a trifle:
+a search among several arms would else choose the luckiest. One that is compiled must win back, over the steps that are
+to be trained, what its compiling takes.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from tasks.records import Arm, Choice, Plan, ProbeResult, Search
+from tasks.measure.statistics import Estimate, arm_ratio
+
+MIN_GAIN = 0.01
+"""Of the throughput. Below it an execution is not worth departing from the rules, which hold from run to run."""
+ARITHMETIC = ("precision", "memory_format")
+LAYER_SETTINGS = (*ARITHMETIC, "num_threads")
+"""Settings that decide how fast the layers compute."""
+SEARCHED = (*LAYER_SETTINGS, "loading", "compile")
+"""Settings that can be searched for."""
+
+
+def choose(plan: Plan, search: Search, rules: Arm, num_steps: int) -> Plan:
+    """The plan with the best execution that a search has found, each changed or confirmed setting with its reason.
+
+    A contaminated search decides on precision and memory format alone: their arms run on the same threads in turn, so
+    that the load of other programs falls on all of them alike.
+
+    Args:
+        plan: by the rules.
+        search: for the same work on the same hardware.
+        rules: the plan's arm.
+        num_steps: to be trained.
+    """
+    contaminated = bool(search.validity.contaminated)
+    best = chosen_arm(search.probes, rules, num_steps, search.compile_seconds)
+    names = ARITHMETIC if contaminated else SEARCHED
+    changes = {name: value for name, value in _changes(rules, best).items() if name in names}
+    note = " (while other programs used the machine)" if contaminated else ""
+    reasons = dict(plan.reasons)
+    for name in names:
+        timed = [*_timed(search, name, getattr(plan, name))][-1:]  # against the best of the others
+        if name in changes:
+            reason = f"timed before training{note}: {''.join(timed) or 'with other settings, ' + best.label}"
+            reasons[name] = Choice(value=changes[name], reason=reason)
+        elif timed and name in reasons:
+            reason = f"{reasons[name].reason}; timed{note}: {timed[0]}"
+            reasons[name] = Choice(value=reasons[name].value, reason=reason)
+    return plan.model_copy(update=changes | {"reasons": reasons})
+
+
+def chosen_arm(probes: Iterable[ProbeResult], rules: Arm, num_steps: int, compile_seconds: float) -> Arm:
+    """The best arm that a search's probes lead to, one after the other.
+
+    Args:
+        probes: in the order of their measurement; one whose candidate is not the best arm by then is left out.
+        rules: the arm to start from.
+        num_steps: to be trained.
+        compile_seconds: that compiling took in the search.
+    """
+    best = rules
+    for probe in probes:
+        names = LAYER_SETTINGS if probe.candidate.variant == "synthetic_input" else tuple(Arm.model_fields)
+        if any(getattr(probe.candidate, name) != getattr(best, name) for name in (*names, "num_devices")):
+            continue
+        winner = best_role(probe, compile_seconds, num_steps)
+        if winner is not None:
+            best = best.model_copy(update=_changes(probe.candidate, roles_of(probe)[winner]))
+    return best
+
+
+def faster_plan(plan: Plan, probe: ProbeResult) -> Plan | None:
+    """The plan of an arm that the probe timed as faster than the plan's own; None if there is none.
+
+    Only settings that were left to `auto` change. The arithmetic changes first: the loading of the probe's baseline is
+    taken only if that one is faster with the same arithmetic.
+
+    Args:
+        plan: of the probe's candidate.
+        probe: of the run.
+    """
+    own = "single" if "single" in probe.others else "candidate"  # arms of one device are compared with each other
+    if own == "candidate" and probe.candidate.num_devices > 1:
+        return None
+    arms = {"candidate": probe.candidate} | roles_of(probe)
+    for role in ("uncompiled", "baseline"):
+        if role not in arms or arms[role].num_devices != arms[own].num_devices:
+            continue
+        gain = arm_ratio(probe.rounds, own, role)
+        if gain is None or gain.low is None or gain.low <= 1 or gain.value < 1 + MIN_GAIN:
+            continue
+        changes = _changes(arms[own], arms[role])
+        changes.pop("num_threads", None)  # the baseline has those of the training
+        changes = {name: value for name, value in changes.items() if name != "loading"} or changes
+        if changes and changes.keys() <= plan.reasons.keys():
+            reason = (
+                f"switched before the first step: the probe timed {arms[role].label} at {gain.value:.2f} x "
+                f"[{gain.low:.2f}, {gain.high:.2f}] the speed of {arms[own].label}"
+            )
+            return _with_changes(plan, changes, reason)
+    return None
+
+
+def plan_of_probe(plan: Plan, own: Arm, probe: ProbeResult) -> Plan:
+    """The plan with the execution of an earlier attempt's probe, with which a restarted training continues.
+
+    Args:
+        plan: of the restarted training.
+        own: the plan's arm.
+        probe: of the attempt before.
+    """
+    changes = _changes(own, probe.candidate)
+    changes = {name: value for name, value in changes.items() if name in plan.reasons and value is not None}
+    return _with_changes(plan, changes, "as the attempt before the restart has measured it") if changes else plan
+
+
+def _with_changes(plan: Plan, changes: dict[str, Any], reason: str) -> Plan:
+    reasons = plan.reasons | {name: Choice(value=value, reason=reason) for name, value in changes.items()}
+    return plan.model_copy(update=changes | {"reasons": reasons})
+
+
+def best_role(probe: ProbeResult, compile_seconds: float, num_steps: int) -> str | None:
+    """The role that is to replace the candidate; None if none is."""
+    winners = winning_roles(probe, compile_seconds, num_steps)
+    return max(winners, key=lambda role: winners[role].value) if winners else None
+
+
+def winning_roles(probe: ProbeResult, compile_seconds: float, num_steps: int) -> dict[str, Estimate]:
+    """Roles whose arms are certainly faster than the candidate and pay back what they cost, with how much faster."""
+    gains = {role: arm_ratio(probe.rounds, "candidate", role) for role in roles_of(probe)}
+    return {
+        role: gain
+        for role, gain in gains.items()
+        if gain is not None
+        and gain.low is not None
+        and gain.low > 1
+        and gain.value >= 1 + MIN_GAIN
+        and _pays(probe, role, compile_seconds, num_steps)
+    }
+
+
+def _pays(probe: ProbeResult, role: str, compile_seconds: float, num_steps: int) -> bool:
+    """Whether an arm wins back what its compiling takes."""
+    if roles_of(probe)[role].compile in ("off", probe.candidate.compile):
+        return True
+    saved = step_seconds(probe, "candidate") - step_seconds(probe, role)
+    return num_steps * saved > compile_seconds
+
+
+def roles_of(probe: ProbeResult) -> dict[str, Arm]:
+    """The arms that a search's probe holds against its candidate."""
+    return {"baseline": probe.baseline} | probe.others
+
+
+def combined(probe: ProbeResult, roles: Iterable[str]) -> Arm:
+    """The candidate with what each of these roles has otherwise."""
+    arms = roles_of(probe)
+    changes: dict[str, Any] = {}
+    for role in roles:
+        changes |= _changes(probe.candidate, arms[role])
+    return probe.candidate.model_copy(update=changes)
+
+
+def _changes(before: Arm, after: Arm) -> dict[str, Any]:
+    return {name: getattr(after, name) for name in SEARCHED if getattr(after, name) != getattr(before, name)}
+
+
+def step_seconds(probe: ProbeResult, role: str) -> float:
+    """Median seconds of a step of an arm."""
+    per_sample = [block.seconds_per_sample for blocks in probe.rounds for block in blocks if block.arm == role]
+    return statistics.median(per_sample) * probe.samples_per_step[role]
+
+
+def _timed(search: Search, name: str, planned: object) -> Iterator[str]:
+    """How the arms did that differ from their candidate in this setting alone."""
+    for slow in search.slower:
+        if _changes(slow.candidate, slow.arm).keys() == {name}:
+            value, before = getattr(slow.arm, name), getattr(slow.candidate, name)
+            yield f"{value} {1 / slow.times:.2f} x the speed of {before or planned} in its first steps"
+    for probe in search.probes:
+        for role, arm in roles_of(probe).items():
+            value, before = getattr(arm, name), getattr(probe.candidate, name)
+            alone = _changes(probe.candidate, arm).keys() == {name}
+            gain = arm_ratio(probe.rounds, "candidate", role) if alone else None
+            if gain is not None and gain.low is not None:
+                cost = f", compiled in {search.compile_seconds:.0f} s" if name == "compile" else ""
+                interval = f"[{gain.low:.2f}, {gain.high:.2f}]"
+                yield f"{value} {gain.value:.2f} x {interval} the speed of {before or planned}{cost}"

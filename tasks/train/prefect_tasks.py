@@ -1,0 +1,192 @@
+"""The training stage as a Prefect task. Knows when, not how.
+
+The task runs in the flow's own process: a task on a Dask worker would occupy one of the devices that it asks for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
+
+from tasks import deadline
+from tasks.progress import progress_bar
+from tasks.errors import StoppedError
+from tasks.result_cache import find_kept, keep
+from tasks.records import Choice, MeasureResult, Search, TrainResult
+from tasks.redact import discreet
+from tasks.track.metrics_upload import deliver_rest
+from tasks.train.rank.checkpoint import newest_verified
+from tasks.train.launch.coordinator import TrainJob, measure_group, time_layers, train_group
+
+Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
+
+
+@task(name="train", cache_policy=NO_CACHE)
+@discreet
+def train(job: TrainJob, address: str) -> TrainResult:
+    """Train on the cluster, one process per rank; a training that is finished is not done again.
+
+    Args:
+        job: What to train and how.
+        address: Of the Dask scheduler.
+
+    Raises:
+        RankError: A rank failed, and would again; no process of the run is left.
+        LostError: A worker, a host or the scheduler was lost, and did not come back.
+        TimeLimitError: It took longer than its limit.
+    """
+    return _train_once(job, address)
+
+
+@task(name="trial", cache_policy=NO_CACHE)
+@discreet
+def train_trial(job: TrainJob, address: str) -> TrainResult | State[None]:
+    """Train as `train` does, for a caller that may have it stopped (`tasks.deadline.stoppable`).
+
+    Args:
+        job: What to train and how.
+        address: Of the Dask scheduler.
+
+    Returns:
+        The result; of a training that was stopped, its state in Prefect, with the reason.
+
+    Raises:
+        RankError: A rank failed, and would again; no process of the run is left.
+        LostError: A worker, a host or the scheduler was lost, and did not come back.
+        TimeLimitError: It took longer than its limit.
+    """
+    try:
+        return _train_once(job, address)
+    except StoppedError as stopped:
+        return Completed(name="Stopped", message=str(stopped))  # no failure: Cancelled is told as an error
+
+
+def _train_once(job: TrainJob, address: str) -> TrainResult:
+    logger = get_run_logger()
+    done = find_kept(job.kept, TrainResult) if job.resume else None
+    if done is not None:
+        logger.info("The training is finished already (%s)", job.kept)
+        deliver_rest(job.directory, job.tracking_uri, job.run_id, logger.warning)
+        return done
+    with deadline.limited("limits.train_seconds", job.config.limits.train_seconds):
+        result = _train(job, address)
+    files = (result.weights, *result.predictions)
+    keep(job.kept, result, [file for file in files if file])
+    return result
+
+
+def _train(job: TrainJob, address: str) -> TrainResult:
+    logger = get_run_logger()
+    choices = _log_choices(logger, job.plan.reasons, {})
+    last_epoch = -1
+    if job.pretrained is not None:
+        logger.info("The network begins with %s", job.pretrained.told)
+    if job.resume:
+        checkpoint = newest_verified(job.directory / "checkpoints")
+        if checkpoint is None:
+            logger.warning("No checkpoint in %s: training starts from step 0", job.directory / "checkpoints")
+        else:
+            logger.info("Resuming from %s", checkpoint)
+
+    def on_progress(facts: dict[str, Any]) -> None:
+        nonlocal last_epoch, choices
+        found = {name: Choice.model_validate(choice) for name, choice in facts["choices"].items()}
+        choices = _log_choices(logger, found, choices)
+        note = _note(facts)
+        advance(facts["step"], facts["num_steps"], note)
+        if facts["epoch"] > last_epoch:
+            last_epoch = facts["epoch"]
+            logger.info("Epoch %d of %d: %s", last_epoch + 1, facts["num_epochs"], note)
+
+    with progress_bar("train") as advance:
+        result = train_group(job, address, on_progress, logger.warning)
+    if result.search is not None and result.search.validity.contaminated:
+        why = "; ".join(result.search.validity.reasons)
+        logger.warning(
+            "Executions were timed while other programs used the machine (%s): the figures decide on precision and "
+            "memory format of this run alone",
+            why,
+        )
+    _log_choices(logger, (result.plan or job.plan).reasons, choices)
+    logger.info(
+        "Trained %d steps on %d ranks in %.1f s (%.0f samples/s), final loss %.4f",
+        result.num_steps - result.first_step,
+        result.world_size,
+        result.seconds,
+        result.samples_per_second or 0.0,
+        result.final_loss,
+    )
+    return result
+
+
+def _log_choices(logger: Log, choices: Mapping[str, Choice], before: Mapping[str, Choice]) -> Mapping[str, Choice]:
+    """Log the choices that are not among those logged before; returns all of them.
+
+    The interval between checkpoints follows the cost of each: its first number is logged alone.
+    """
+    for name, choice in choices.items():
+        known = before.get(name)
+        is_refined = name == "checkpoint_steps" and known is not None and isinstance(known.value, int)
+        if choice != known and not is_refined:
+            logger.info("execution.%s=%s: %s", name, choice.value, choice.reason)
+    return choices
+
+
+def _note(facts: Mapping[str, Any]) -> str:
+    note = f"loss {facts['train/loss']:.3f}  {facts['train/samples_per_second']:,.0f} samples/s"
+    if facts["validation_score"] is not None:
+        note += f"  validation {facts['score_name'].replace('_', ' ')} {facts['validation_score']:.3f}"
+    return note
+
+
+@task(name="measure", cache_policy=NO_CACHE)
+@discreet
+def measure(job: TrainJob, address: str) -> MeasureResult:
+    """Measure on the cluster, one process per rank, and train nothing.
+
+    Args:
+        job: What to measure.
+        address: Of the Dask scheduler.
+
+    Raises:
+        RankError: A rank failed, and would again; no process of the run is left.
+        LostError: A worker, a host or the scheduler was lost, and did not come back.
+    """
+    logger = get_run_logger()
+    assert job.measurement is not None
+    logger.info("Measuring %s", "; ".join(arm.label for arm in job.measurement.arms.values()))
+    result = measure_group(job, address, logger.warning)
+    logger.info(
+        "Measured %d rounds in %.1f s (%s)",
+        len(result.probe.rounds),
+        result.probe.seconds,
+        result.probe.stopped_because,
+    )
+    if result.probe.validity.contaminated:
+        logger.warning("Contaminated: %s", "; ".join(result.probe.validity.reasons))
+    return result
+
+
+@task(name="time-layers", cache_policy=NO_CACHE)
+@discreet
+def measure_layers(job: TrainJob, address: str) -> Search:
+    """Time precision, memory format and threads of a network, as far as they are left to `auto`.
+
+    Args:
+        job: The training that they are for; its plan is by the rules.
+        address: Of the Dask scheduler.
+
+    Raises:
+        RankError: A rank failed, and would again; no process of the run is left.
+        LostError: A worker, a host or the scheduler was lost, and did not come back.
+    """
+    logger = get_run_logger()
+    found = time_layers(job, address, logger.warning)
+    logger.info("Timed the layers of %s in %.1f s", job.config.name, found.seconds)
+    return found

@@ -1,0 +1,335 @@
+"""What happens beside the steps of a fit: the time budget, the curves, validation, checkpoints.
+
+None of them makes the host wait for the device between log points. Their order in the Trainer matters: see `worker`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import Callback, Trainer
+
+from tasks.errors import RunError
+from tasks.model.lightning_module import Learner
+from tasks.model.optimization import BatchSource, LabelledBatch
+from tasks.model.objectives import Task
+from tasks.records import Choice
+from tasks.train.rank.checkpoint import checkpoint_path
+from tasks.train.exposure import communication_fraction
+from tasks.train.rank.process_group import agreed, average_buffers, reduced
+from tasks.train.checkpoint_interval import CheckpointInterval
+from tasks.train.step.epoch_loop import StepLoop
+from tasks.train.rank.time_budget import Stopwatch
+
+MAX_LOG_STEPS = 50
+LogMetrics = Callable[[dict[str, float], int], None]
+
+
+class StepLoader:
+    """The training loader as Lightning sees it: sized, epoch by epoch from a step on, its waits on the stopwatch.
+
+    Lightning neither rewinds a sampler in mid-epoch nor reads an iterator past its last batch, so this
+    object, not Lightning, keeps the position.
+    """
+
+    def __init__(self, loader: BatchSource, stopwatch: Stopwatch, first_step: int) -> None:
+        self._loader = loader
+        self._stopwatch = stopwatch
+        self.next_step = first_step
+
+    def __len__(self) -> int:
+        """Steps per epoch."""
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[LabelledBatch]:
+        """Batches from the position to the end of its epoch; does nothing before the first is asked for."""
+        self._loader.seek(self.next_step)
+        batches = iter(self._loader)
+        while True:
+            with self._stopwatch.during("data_wait"):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            self.next_step += 1
+            yield batch
+
+
+class BudgetCallback(Callback):
+    """Tells the time budget where the fit begins and ends. Must come first of all callbacks.
+
+    On a GPU the host runs ahead of the device: its work shows up where the host next waits for it.
+    """
+
+    def __init__(self, stopwatch: Stopwatch) -> None:
+        self._stopwatch = stopwatch
+        self.fit_seconds = 0.0
+        self.startup_seconds = 0.0
+        """Process start to the first step, probe excluded."""
+        self.communication_fraction: float | None = None
+        """Share of the steps in which gradients were exchanged and nothing was computed."""
+        self._started = 0.0
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """The fit begins."""
+        self._started = time.monotonic()
+        self._stopwatch.switch("loop")
+        self.startup_seconds = self._stopwatch.elapsed("probe")
+
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """The fit ends."""
+        self.fit_seconds = time.monotonic() - self._started
+        loop = trainer.fit_loop.epoch_loop
+        passes_per_step = loop.passes_per_step if isinstance(loop, StepLoop) else 1.0
+        self.communication_fraction = communication_fraction(trainer.strategy.model, passes_per_step)  # unwrapped after
+        self._stopwatch.switch("teardown")
+
+
+class ProgressCallback(Callback):
+    """Reads the losses from the device in windows, and reports them.
+
+    Args:
+        stopwatch: for the item `logging`.
+        log_metrics: takes metrics and the step; None on ranks that do not write.
+        progress_path: small JSON file for whoever watches; None on ranks that do not write.
+        choices: how `auto` was decided, for those who watch.
+    """
+
+    def __init__(
+        self,
+        stopwatch: Stopwatch,
+        log_metrics: LogMetrics | None,
+        progress_path: Path | None,
+        choices: Mapping[str, Choice],
+    ) -> None:
+        self._stopwatch = stopwatch
+        self.choices = dict(choices)
+        """How `auto` was decided, the interval between checkpoints once it is known."""
+        self._log_metrics = log_metrics
+        self._progress_path = progress_path
+        self._newest: dict[str, float] = {}
+        self.windows: list[tuple[int, int, float]] = []
+        """(first step, number of steps, seconds) between two reads of the loss."""
+        self.num_saved_epochs = 0
+        """Epochs that are over and in a checkpoint."""
+        self._window_started = time.monotonic()
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Start the first window."""
+        self.num_saved_epochs = len(pl_module.epoch_ends)
+        self._window_started = time.monotonic()
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Keep validation and checkpoints of the epoch before out of the first window's rate."""
+        self.restart_window()
+
+    def restart_window(self) -> None:
+        """Leave out of the window what happened since the last one was closed."""
+        self._window_started = time.monotonic()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Close a window every `log_steps` steps and at an epoch's end; the same steps on all ranks."""
+        step, course = trainer.global_step, pl_module.course
+        if step % log_steps(course.steps_per_epoch) == 0 or course.ends_epoch(step):
+            with self._stopwatch.during("logging"):
+                self.close_window(trainer, pl_module)
+
+    def close_window(self, trainer: Trainer, learner: Learner) -> None:
+        """Bring the pending losses to the host and report their mean.
+
+        Raises:
+            RunError: the loss is no longer finite.
+        """
+        if not learner.pending:
+            return
+        window = reduced(torch.stack(learner.pending).double(), "mean").tolist()
+        learner.pending.clear()
+        bad = [index for index, loss in enumerate(window) if not math.isfinite(loss)]
+        if bad:
+            step = trainer.global_step - len(window) + bad[0] + 1
+            raise RunError(
+                f"train/loss is {window[bad[0]]} at step {step} (learning rate {_learning_rate(trainer):g}): "
+                "training diverged; use a lower recipe.learning_rate, more recipe.warmup_epochs or bf16 instead of fp16"
+            )
+        learner.losses.extend(window)
+        self._report(trainer, learner, window)
+
+    def _report(self, trainer: Trainer, learner: Learner, window: list[float]) -> None:
+        seconds = time.monotonic() - self._window_started  # the losses have been read: the device is done too
+        begun, step = trainer.global_step - len(window), trainer.global_step
+        self.windows.append((begun, len(window), seconds))
+        metrics = {
+            "train/loss": sum(window) / len(window),
+            "train/samples_per_second": (learner.course.samples(step) - learner.course.samples(begun)) / seconds,
+            "train/learning_rate": _learning_rate(trainer),
+            "train/num_ranks": trainer.world_size,
+        }
+        if self._log_metrics is not None:
+            self._log_metrics(metrics, step)
+        self._newest = metrics
+        self.write_progress(trainer, learner)
+        self.restart_window()
+
+    def write_progress(self, trainer: Trainer, learner: Learner) -> None:
+        """Replace the progress file."""
+        if self._progress_path is None:
+            return
+        score = learner.validation_scores[-1] if learner.validation_scores else None
+        facts = {
+            "step": trainer.global_step,
+            "num_steps": learner.course.num_steps(learner.recipe.num_epochs),
+            "epoch": trainer.current_epoch,
+            "num_epochs": learner.recipe.num_epochs,
+            "epochs_kept": self.num_saved_epochs,
+            "validation_score": score,
+            "validation_scores": learner.validation_scores,
+            "score_name": learner.task.score_name,
+            "choices": {name: choice.model_dump(mode="json") for name, choice in self.choices.items()},
+            **self._newest,
+        }
+        with suppress(OSError):  # what people watch is not worth a training
+            write_atomically(self._progress_path, json.dumps(facts))
+
+
+class ValidationCallback(Callback):
+    """Measures the score on the validation split at each epoch's end, every sample once on any number of ranks.
+
+    Args:
+        stopwatch: for the item `validation`.
+        count: returns [samples, sums of the task's statistics] of all ranks, float64; empty without a split.
+        task: gives the score its name.
+        log_metrics: takes metrics and the step; None on ranks that do not write.
+    """
+
+    def __init__(
+        self, stopwatch: Stopwatch, count: Callable[[], list[float]], task: Task, log_metrics: LogMetrics | None
+    ) -> None:
+        self._stopwatch = stopwatch
+        self._count = count
+        self._task = task
+        self._log_metrics = log_metrics
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Count, add up over the ranks, report."""
+        with self._stopwatch.during("validation"):
+            counts = self._count()
+        if not counts:
+            return
+        num_samples, *totals = counts
+        score = self._task.score(totals, num_samples)
+        pl_module.validation_scores.append(score)
+        if self._log_metrics is not None:
+            metrics = {f"validation/{self._task.score_name}": score, "validation/loss": totals[0] / num_samples}
+            self._log_metrics(metrics, trainer.global_step)
+
+
+class CheckpointCallback(Callback):
+    """Saves after the last step, at each epoch's end, and every so many steps inside an epoch.
+
+    With `auto`, rank 0 decides at a few steps whether a checkpoint is due, for all; an epoch's end has no other rule
+    then than any step.
+
+    Args:
+        stopwatch: for the item `checkpoint`.
+        directory: of the run's checkpoints.
+        every_steps: inside an epoch; None for its end only; `auto` for what `CheckpointInterval` says.
+        progress: closes the loss window first, so that the saved curve is whole.
+    """
+
+    def __init__(
+        self,
+        stopwatch: Stopwatch,
+        directory: Path,
+        every_steps: int | Literal["auto"] | None,
+        progress: ProgressCallback,
+    ) -> None:
+        self._stopwatch = stopwatch
+        self._directory = directory
+        self._every_steps = every_steps
+        self._progress = progress
+        self._interval: CheckpointInterval | None = None
+        self._next_step = 0
+        """At which the interval is asked; the same on all ranks."""
+        self.last: Path | None = None
+        self.epoch_ends: list[float] = []
+        """Seconds from process start to the end of each epoch, probe excluded."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Start the first interval, which is looked at after the first step."""
+        if self._every_steps != "auto":
+            return
+        course, step = pl_module.course, trainer.global_step
+        self._interval = CheckpointInterval(course, log_steps(course.steps_per_epoch), step, time.monotonic())
+        self._next_step = step + 1
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Inside an epoch; its last step is left to the epoch's end."""
+        step = trainer.global_step
+        if self._every_steps == "auto":
+            may_save = step >= self._next_step
+        else:
+            may_save = self._every_steps is not None and step % self._every_steps == 0
+        if may_save and not pl_module.course.ends_epoch(step) and self._is_due(step, pl_module):
+            self._save(trainer, pl_module)
+            if self._interval is not None:
+                self._progress.write_progress(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """After validation."""
+        step = trainer.global_step
+        pl_module.epoch_ends.append(step)
+        is_last = step == pl_module.course.num_steps(pl_module.recipe.num_epochs)
+        if is_last or self._is_due(step, pl_module):
+            self._save(trainer, pl_module)
+        self._progress.write_progress(trainer, pl_module)  # the coordinator acts on what is saved
+        self.epoch_ends.append(self._stopwatch.elapsed("probe"))
+
+    def _is_due(self, step: int, learner: Learner) -> bool:
+        """Whether the interval is over; without one, always."""
+        if self._interval is None:
+            return True
+        if step < self._next_step:
+            return False
+        if learner.pending:
+            learner.pending[-1].item()  # or the host's pace would be taken for the device's
+        self._next_step = int(agreed(self._interval.next_step(step, time.monotonic())))
+        return self._next_step <= step
+
+    def _save(self, trainer: Trainer, learner: Learner) -> None:
+        step = trainer.global_step
+        with self._stopwatch.during("checkpoint"):
+            self._progress.close_window(trainer, learner)
+            started = time.monotonic()  # the device has caught up
+            average_buffers(learner.network)  # a file has one rank's, and a resume gives it to all
+            self.last = checkpoint_path(self._directory, step)
+            trainer.save_checkpoint(self.last)
+            self._progress.num_saved_epochs = len(learner.epoch_ends)
+            if self._interval is not None and step < learner.course.num_steps(learner.recipe.num_epochs):
+                now = time.monotonic()
+                self._next_step = int(agreed(self._interval.saved(step, now - started, now)))
+                if self._interval.choice is not None:
+                    self._progress.choices["checkpoint_steps"] = self._interval.choice
+            self._progress.restart_window()
+
+
+def log_steps(steps_per_epoch: int) -> int:
+    """Steps between log points: about ten an epoch, between 5 and 50 steps apart."""
+    return min(MAX_LOG_STEPS, max(5, steps_per_epoch // 10))
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a small text file so that a reader sees the old or the new one whole."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def _learning_rate(trainer: Trainer) -> float:
+    return float(trainer.optimizers[0].param_groups[0]["lr"])

@@ -1,0 +1,65 @@
+"""Checkpoints written atomically by Lightning, and loaded without executing code."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
+
+from tasks.files import write_durably
+from tasks.errors import RunError
+from tasks.train.rank.checkpoint import digest_path
+
+NUM_KEPT = 2
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read a checkpoint to the CPU.
+
+    Raises:
+        RunError: it holds anything but tensors and plain types, or is no checkpoint. None of it was executed.
+    """
+    try:
+        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, TypeError, AttributeError, KeyError, ValueError):
+        # Torch's own words advise to load it all the same.
+        raise RunError(
+            f"{path} is no checkpoint of tensors and plain types; nothing of it was executed; remove it, and training "
+            "goes on from the one before"
+        ) from None
+    return checkpoint
+
+
+class AtomicCheckpointIO(CheckpointIO):
+    """Lightning's checkpoint plugin with atomic writes; keeps the newest two files of a directory."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Write the digest, then the file, then rename; drop what is older than the newest two."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        buffer = io.BytesIO()
+        torch.save(checkpoint, buffer)
+        payload = buffer.getbuffer()
+        write_durably(digest_path(path), hashlib.sha256(payload).hexdigest().encode())
+        write_durably(path, payload)
+        self._drop_old(path.parent)
+
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Read a checkpoint; the caller has verified it."""
+        return load(Path(path))
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Remove the file, then its digest."""
+        Path(path).unlink(missing_ok=True)
+        digest_path(Path(path)).unlink(missing_ok=True)
+
+    def _drop_old(self, directory: Path) -> None:
+        for path in sorted(directory.glob("step-*.ckpt"))[:-NUM_KEPT]:
+            self.remove_checkpoint(path)

@@ -1,0 +1,215 @@
+"""A rank's place: its device, its group, its share of the data, and the network it begins with.
+
+Composes what a rank works on. Knows nothing of measuring, training or evaluating.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tasks.data.loading.batch import Batch, Normalise
+from tasks.data.loading.evaluation import evaluation_batch, evaluation_batches
+from tasks.data.loading.loader import TrainLoader, make_loader
+from tasks.data.loading.sampling import BatchPlan
+from tasks.data.split import Split, open_split
+from tasks.errors import RunError
+from tasks.fingerprint import code_fingerprint
+from tasks.host import host_identity
+from tasks.model.inference import Int64s
+from tasks.model.networks.registry import build_network
+from tasks.model.pretrained import begin_with
+from tasks.model.objectives import task_of
+from tasks.model.transfer import freeze
+from tasks.model.networks.whitened import Whitening
+from tasks.plugins import needed
+from tasks.records import Arm, Plan, RankSpec
+from tasks.train.rank import process_group as group
+from tasks.train.rank.affinity import bind
+from tasks.train.launch.rank_process import running_ranks
+
+EVALUATION_PIXELS = 512 * 32 * 32  # of a batch's images, so that large ones need no more memory than small ones
+MAX_EVALUATION_BATCH = 512
+FIT_PIXELS = 5_000 * 32 * 32  # of the images that fixed layers are fitted to
+
+
+class Place:
+    """Joins the group and opens the data.
+
+    Args:
+        spec: this rank's place and its work.
+
+    Raises:
+        RunError: other code, or another package of the user's, is here than in the flow, or the ranks do not agree.
+    """
+
+    def __init__(self, spec: RankSpec) -> None:
+        if spec.code_fingerprint != code_fingerprint():
+            raise RunError(
+                f"this rank's code is {code_fingerprint()}, the coordinator's {spec.code_fingerprint}; "
+                "install the same version on every host"
+            )
+        with needed():
+            packages = tuple(package.identity for package in spec.config.packages)
+        if spec.packages != packages:
+            raise RunError(
+                f"this rank has {' and '.join(packages)}, the coordinator {' and '.join(spec.packages)}; "
+                "install the same on every host"
+            )
+        self.spec = spec
+        self.config = spec.config
+        self.directory = Path(spec.directory)
+        self.writes = spec.rank == 0
+        gpu = spec.devices[spec.local_rank] if spec.plan.accelerator == "gpu" else None
+        bind(spec.local_rank, spec.num_devices, gpu)
+        self.num_threads = spec.plan.num_threads
+        """What the rules, or the configuration, give each rank."""
+        torch.set_num_threads(self.num_threads)
+        self.device = group.pick_device(spec)
+        group.join(spec, self.device)
+        self.train_split = open_split(spec.prepared, "train")
+        given = self.config.execution.worker_load
+        self.loads = given if isinstance(given, tuple) and len(given) == spec.world_size > 1 else None
+        """Relative speeds of the ranks, in proportion to which they share each batch; None for even shares."""
+        keeps_batches = self.config.recipe.batch_scaling == "strong"  # also on fewer ranks than are asked for
+        self.batches = BatchPlan(
+            self.train_split.num_samples,
+            self.config.batch_size_over(spec.world_size),
+            spec.world_size,
+            self.loads,
+            self.config.execution.world_size if keeps_batches else None,
+        )
+        self._check_group()
+        torch.manual_seed(self.config.seed)
+        self.task = task_of(self.config, spec.prepared)
+        self.network = build_network(
+            self.config.model,
+            spec.prepared.picture_shape,
+            len(spec.prepared.class_names),
+            len(spec.prepared.target_names),
+        )
+        self._begin()
+
+    def execute(self, plan: Plan) -> None:
+        """Execute otherwise from now on, on the same devices."""
+        self.spec = self.spec.model_copy(update={"plan": plan})
+        torch.set_num_threads(plan.num_threads)
+
+    def share_by(self, loads: tuple[float, ...] | None) -> None:
+        """Share each batch anew from now on; the batches themselves stay as they are."""
+        self.loads = loads
+        self.batches = replace(self.batches, loads=loads)
+
+    def cut(self, world_size: int, batch_size: int | None = None, loads: tuple[float, ...] | None = None) -> BatchPlan:
+        """How epochs are cut into batches for a number of ranks.
+
+        Args:
+            world_size: ranks that share each batch.
+            batch_size: samples per rank and step, their mean; None for the recipe's.
+            loads: relative speeds of the ranks; None for even shares.
+        """
+        size = self.config.batch_size_over(world_size) if batch_size is None else batch_size * world_size
+        return BatchPlan(self.train_split.num_samples, size, world_size, loads)
+
+    def loader(self, arm: Arm, plan: BatchPlan, rank: int) -> TrainLoader:
+        """A training loader of the kind that an arm names."""
+        recipe = self.config.recipe
+        return make_loader(
+            self.train_split,
+            self.spec.prepared.mean,
+            self.spec.prepared.std,
+            loading=arm.loading,
+            plan=plan,
+            rank=rank,
+            seed=self.config.seed,
+            augment=recipe.augment,
+            shift_pixels=recipe.shift_pixels,
+            shuffle_mib=recipe.shuffle_mib,
+            device=self.device,
+            channels_last=arm.memory_format == "channels_last",
+            draws=self.task.draws,
+            vary=recipe.vary,
+        )
+
+    def evaluation(self, split: Split) -> Iterator[tuple[Int64s, Batch]]:
+        """This rank's share of a split, in large batches."""
+        prepared = self.spec.prepared
+        height, width, _ = prepared.image_shape
+        num_pixels = height * width * self.config.model.test_views
+        return evaluation_batches(
+            split,
+            prepared.mean,
+            prepared.std,
+            min(MAX_EVALUATION_BATCH, max(1, EVALUATION_PIXELS // num_pixels)),
+            self.spec.rank,
+            self.spec.world_size,
+            self.device,
+            self.evaluates_channels_last,
+            self.task.draws,
+        )
+
+    def samples(self, split: Split, indices_N: Int64s) -> Batch:
+        """Some samples of a split, as they are evaluated."""
+        prepared = self.spec.prepared
+        normalise = Normalise(prepared.mean, prepared.std, split.image_shape).to(self.device)
+        return evaluation_batch(split, indices_N, normalise, self.device, self.evaluates_channels_last, self.task.draws)
+
+    @property
+    def evaluates_channels_last(self) -> bool:
+        """Whether evaluation takes that layout: on CPUs also where training does not, in bf16 twice as fast."""
+        plan = self.spec.plan
+        on_cpu = plan.accelerator == "cpu" and plan.precision == "bf16-mixed"
+        return on_cpu or plan.memory_format == "channels_last"
+
+    def own_processes(self) -> list[int]:
+        """Processes of this run on this host, whose load is not foreign: ranks, their Dask worker, the flow."""
+        host, pid = self.spec.coordinator
+        flow = [pid] if host == host_identity() else []
+        return [os.getppid(), *running_ranks(self.spec.run_id), *flow]
+
+    def data_files(self) -> list[Path]:
+        """The shards that training reads."""
+        return sorted((Path(self.spec.prepared.path) / "train").glob("*.npy"))
+
+    def gpu_uuids(self) -> tuple[str, ...]:
+        """UUIDs of this host's GPUs, none on CPUs."""
+        return self.spec.devices if self.device.type == "cuda" else ()
+
+    def _begin(self) -> None:
+        """Set the weights that the network does not begin with by the seed."""
+        if self.spec.pretrained is None:
+            self._fit_layers()
+        else:
+            begin_with(self.network, self.spec.pretrained)  # with layers that were fitted to the data seen first
+        if self.config.model.freeze != "none":
+            freeze(self.network, self.config.model.freeze)
+
+    def _fit_layers(self) -> None:
+        """Set the layers that depend on the data and are not trained, from the first images: on all ranks alike.
+
+        A checkpoint that is restored brings its own.
+        """
+        layers = [layer for layer in self.network.modules() if isinstance(layer, Whitening)]
+        if not layers:
+            return
+        height, width, _ = self.train_split.image_shape
+        number = min(self.train_split.num_samples, max(1, FIT_PIXELS // (height * width)))
+        normalise = Normalise(self.spec.prepared.mean, self.spec.prepared.std, self.train_split.image_shape)
+        pixels = torch.from_numpy(self.train_split.gather(np.arange(number)))
+        for layer in layers:
+            layer.fit(normalise(pixels, channels_last=False))
+
+    def _check_group(self) -> None:
+        place = self.spec.devices[self.spec.local_rank] if self.device.type == "cuda" else f"rank {self.spec.rank}"
+        facts = {
+            "data": self.spec.prepared.fingerprint,
+            "num_steps": self.batches.steps_per_epoch,
+            "code": self.spec.code_fingerprint,
+            "device": place,
+        }
+        group.check_agreement(self.spec, facts, same=("data", "num_steps", "code"), unique=("device",))

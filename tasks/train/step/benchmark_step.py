@@ -1,0 +1,142 @@
+"""The bare loop in which the arms of a probe run the training step, each on a copy of the network.
+
+Both arms of a probe run the same loop, so the ratio compares executions and nothing else. What Lightning costs on top
+is in the time budget of the run (`loop`).
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Generator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+from conf.recipe import Recipe
+from tasks.model.optimization import BatchSource, LabelledBatch, batch_loss, build_optimizer, settle
+from tasks.model.objectives import Task
+from tasks.records import Arm
+from tasks.train.step.cuda_graph import NUM_EAGER, make_step
+from tasks.train.step.compile import compile_network
+from tasks.train.step.distributed import DDP_SETTINGS, compress_gradients
+from tasks.train.step.precision import make_scaler, prepare_network
+from tasks.train.sharding import shard
+from tasks.train.step.train_step import TrainStep
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """What every arm of a probe has in common."""
+
+    network: nn.Module
+    task: Task
+    recipe: Recipe
+    learning_rate: float
+    device: torch.device
+
+
+class _Objective:
+    """The loss of a batch, of a network that may be distributed."""
+
+    def __init__(self, network: nn.Module, inputs: StepInputs) -> None:
+        self._network = network
+        self._inputs = inputs
+        self.no_sync = getattr(network, "no_sync", nullcontext)
+
+    def __call__(self, batch: LabelledBatch) -> torch.Tensor:
+        return batch_loss(self._network, batch, self._inputs.recipe, self._inputs.task)
+
+
+class BareStep:
+    """Runs training steps of one arm on a copy of the network and times each, device work included.
+
+    Args:
+        inputs: the network is copied, never changed.
+        arm: how to execute.
+        loader: yields the arm's batches; is read epoch after epoch.
+        num_steps: of an epoch's first steps to run; the last one may be ragged, and steps are compared per sample.
+    """
+
+    def __init__(self, inputs: StepInputs, arm: Arm, loader: BatchSource, num_steps: int) -> None:
+        self._inputs = inputs
+        self._arm = arm
+        self._loader = loader
+        self._num_steps = num_steps
+        spread = arm.num_devices > 1 and arm.variant != "no_sync"
+        channels_last = arm.memory_format == "channels_last" and not (spread and arm.strategy == "fsdp")
+        network = prepare_network(copy.deepcopy(inputs.network), arm.precision, channels_last, inputs.device)
+        if arm.compile == "step":
+            compile_network(network)
+        self._network = self._distributed(network) if spread else network
+        optimizer = build_optimizer(network, inputs.recipe, inputs.learning_rate)
+        settle(optimizer, network, is_captured=arm.compile == "graph")
+        step = TrainStep(
+            _Objective(self._network, inputs),
+            optimizer,
+            make_scaler(arm.precision, inputs.device),
+            arm,
+            inputs.device,
+        )
+        self._step = make_step(step, arm, inputs.device)
+        self._batches = self._endless()
+        if arm.compile == "graph":
+            self.run(NUM_EAGER + 1)  # its recording is not a step's time
+
+    def _distributed(self, network: nn.Module) -> nn.Module:
+        if self._arm.strategy == "fsdp":
+            shard(network, init_device_mesh(self._inputs.device.type, (distributed.get_world_size(),)))
+            return network
+        wrapped = DistributedDataParallel(network, **DDP_SETTINGS)  # type: ignore[arg-type]
+        if self._arm.variant == "token_sync":
+            token = torch.zeros(1, device=self._inputs.device)
+            # A lambda, because torch rejects annotations that are text, as those of this module are.
+            wrapped.register_comm_hook(token, lambda token, bucket: _exchange(token, bucket))  # noqa: PLW0108
+        else:
+            compress_gradients(wrapped, self._arm.gradient_compression)
+        return wrapped
+
+    def run(self, num_steps: int) -> list[float]:
+        """Seconds of each of `num_steps` steps: batch, forward, backward, update.
+
+        On a GPU each is the mean of all: waiting for the device in every step would slow the faster arm most.
+        """
+        if self._inputs.device.type == "cuda":
+            return [self._timed(num_steps) / num_steps] * num_steps
+        return [self._timed(1) for _ in range(num_steps)]
+
+    def close(self) -> None:
+        """Let go of the network, the optimizer and the batches."""
+        self._batches.close()
+        del self._network, self._step, self._batches
+
+    def _timed(self, num_steps: int) -> float:
+        self._synchronize()
+        started = time.perf_counter()
+        for _ in range(num_steps):
+            self._step(next(self._batches))
+        self._synchronize()
+        return time.perf_counter() - started
+
+    def _endless(self) -> Generator[LabelledBatch, None, None]:
+        epoch = 0
+        while True:
+            self._loader.seek(epoch * len(self._loader))
+            yield from islice(self._loader, self._num_steps)
+            epoch += 1
+
+    def _synchronize(self) -> None:
+        if self._inputs.device.type == "cuda":
+            torch.cuda.synchronize(self._inputs.device)
+
+
+def _exchange(message: torch.Tensor, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    """Communication hook: exchange a message in place of the gradients of a `torch.distributed.GradBucket`."""
+    exchanged: torch.futures.Future[list[torch.Tensor]] = distributed.all_reduce(message, async_op=True).get_future()
+    return exchanged.then(lambda _: bucket.buffer())

@@ -1,0 +1,111 @@
+"""Lightning's loop over an epoch's batches, with the step of `step` and without what nothing here uses.
+
+Lightning's own asks every callback, the module, the strategy, the precision plugin and three schedulers in each step,
+which costs a small network a fifth of its time (infra/decisions/0003). What it counts is counted here alike, so its
+checkpoints, its epochs and its resumes are its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from tasks.model.lightning_module import Learner
+from tasks.model.optimization import settle
+from tasks.records import CompileStats, Plan
+from tasks.train.step.cuda_graph import CapturedStep, make_step
+from tasks.train.step.precision import make_scaler
+from tasks.train.step.train_step import TrainStep
+from tasks.train.rank.time_budget import Stopwatch
+
+
+class StepLoop(_TrainingEpochLoop):
+    """Takes the place of a trainer's loop over batches.
+
+    Args:
+        trainer: whose fit this is.
+        plan: how steps are executed.
+        stopwatch: for the items `forward`, `backward`, `optimizer`, or `graph`, and `loop`.
+        draws: of what a network draws itself, as dropout does: numbers that each step's seed is made of, besides its
+            own; None where it draws nothing.
+    """
+
+    def __init__(
+        self, trainer: Trainer, plan: Plan, stopwatch: Stopwatch, draws: tuple[int, ...] | None = None
+    ) -> None:
+        super().__init__(trainer)
+        self._plan = plan
+        self._draws = draws
+        self._stopwatch = stopwatch
+        self._step: TrainStep | CapturedStep | None = None
+        self._passes: TrainStep | None = None
+        """What the step is made of."""
+
+    @classmethod
+    def install(cls, trainer: Trainer, plan: Plan, stopwatch: Stopwatch, draws: tuple[int, ...] | None = None) -> Self:
+        """Put it in a trainer that has not begun."""
+        loop = cls(trainer, plan, stopwatch, draws)
+        trainer.fit_loop.epoch_loop = loop
+        return loop
+
+    def capture_stats(self) -> CompileStats | None:
+        """What capturing the step as a graph did; None where it was not."""
+        return self._step.stats() if isinstance(self._step, CapturedStep) else None
+
+    @property
+    def num_passes(self) -> int:
+        """Through the network, in the steps that this process took."""
+        return self._passes.num_passes if self._passes else 0
+
+    @property
+    def passes_per_step(self) -> float:
+        """Their mean."""
+        return self.num_passes / self._passes.num_steps if self._passes and self._passes.num_steps else 1.0
+
+    def advance(self, data_fetcher: Any) -> None:
+        """One step."""
+        trainer, progress = self.trainer, self.batch_progress
+        batch, _, _ = next(data_fetcher)
+        learner, step = trainer.lightning_module, self._step or self._make_step()
+        assert isinstance(learner, Learner)
+        progress.is_last_batch = data_fetcher.done
+        progress.increment_ready()
+        progress.increment_started()
+        learner.set_learning_rate(trainer.optimizers[0])
+        if self._draws is not None:  # a resume draws on as if nothing had been
+            seed = np.random.SeedSequence((*self._draws, learner.global_step)).generate_state(1, np.uint64)
+            torch.manual_seed(int(seed[0] >> 1))
+        updates = self.automatic_optimization.optim_progress.optimizer.step  # the trainer's global step
+        updates.increment_ready()
+        learner.pending.append(step(batch))
+        updates.increment_completed()
+        progress.increment_processed()
+        for callback in trainer.callbacks:
+            callback.on_train_batch_end(trainer, learner, None, batch, self.batch_idx)
+        progress.increment_completed()
+
+    def on_advance_end(self, data_fetcher: Any) -> None:
+        """Between two steps."""
+        self._batches_that_stepped += 1
+        if self.trainer.received_sigterm and not self._is_training_done:
+            raise SIGTERMException
+
+    def _make_step(self) -> TrainStep | CapturedStep:
+        """Of the model as the strategy has wrapped it."""
+        trainer, plan = self.trainer, self._plan
+        assert isinstance(trainer.lightning_module, Learner)
+        settle(trainer.optimizers[0], trainer.lightning_module.network, is_captured=plan.compile == "graph")
+        model = trainer.strategy.model
+        assert model is not None
+        device = trainer.strategy.root_device
+        # The plugin's own where there is one: its state is in the checkpoint.
+        scaler = getattr(trainer.precision_plugin, "scaler", None) or make_scaler(plan.precision, device)
+        enter = self._stopwatch.switch
+        self._passes = TrainStep(model, trainer.optimizers[0], scaler, plan, device, enter)
+        self._step = make_step(self._passes, plan, device, enter)
+        return self._step

@@ -1,0 +1,89 @@
+"""The training step: one for trainings, by way of Lightning's loop, and for the arms of a probe, in a bare one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from tasks.model.optimization import LabelledBatch
+from tasks.records import Arm, Plan
+from tasks.train.step.compile import any_batch_size
+from tasks.train.step.micro_batches import out_of_memory, passes
+from tasks.train.step.precision import forward_context
+
+Enter = Callable[[str], object]
+"""Takes the name of the part of a step that begins."""
+
+
+class TrainStep:
+    """Forward and backward, in one pass or several, then the update.
+
+    Args:
+        loss_of: a batch's loss, times its weight. Where it has `no_sync`, as DistributedDataParallel has, gradients of
+            passes inside that context are not exchanged but kept for the last one.
+        optimizer: of the weights that `loss_of` depends on.
+        scaler: of the gradients; does nothing but for fp16.
+        execution: its precision, whether the network is compiled, how many samples go at once.
+        device: where batches lie.
+        enter: takes the name of the part that begins: `forward`, `backward`, `optimizer`, then `loop`.
+    """
+
+    def __init__(
+        self,
+        loss_of: Callable[[LabelledBatch], torch.Tensor],
+        optimizer: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler,
+        execution: Arm | Plan,
+        device: torch.device,
+        enter: Enter = lambda _: None,
+    ) -> None:
+        self._loss_of = loss_of
+        self._optimizer = optimizer
+        self._scaler = scaler
+        self._is_double = execution.precision == "64-true"
+        self._is_compiled = execution.compile == "step"
+        self._context = forward_context(execution.precision, device, is_captured=execution.compile == "graph")
+        self._enter = enter
+        self._micro_batch = execution.micro_batch
+        self._alone: Callable[[], AbstractContextManager[object]] = getattr(loss_of, "no_sync", nullcontext)
+        self.num_passes = 0
+        """Through the network, until now."""
+        self.num_steps = 0
+
+    def __call__(self, batch: LabelledBatch) -> torch.Tensor:
+        """Take the step; its loss, still on the device.
+
+        Raises:
+            MemoryLimitError: a pass needs more memory than the device has. The weights are as they were.
+        """
+        self.num_steps += 1
+        self._optimizer.zero_grad()
+        *others, last = passes(batch, self._micro_batch)
+        losses = []
+        for part in others:
+            with self._alone():
+                losses.append(self._pass(part))
+        losses.append(self._pass(last))
+        self._enter("optimizer")
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        self._enter("loop")
+        return torch.stack(losses).sum() if others else losses[0]
+
+    def _pass(self, batch: LabelledBatch) -> torch.Tensor:
+        self.num_passes += 1
+        self._enter("forward")
+        if self._is_double:
+            batch = batch._replace(images_NCHW=batch.images_NCHW.double())  # type: ignore[attr-defined]
+        if self._is_compiled:
+            any_batch_size(batch.images_NCHW)
+        try:
+            with self._context:
+                loss = self._loss_of(batch)
+            self._enter("backward")
+            self._scaler.scale(loss).backward()
+        except torch.OutOfMemoryError as error:
+            raise out_of_memory(batch, error) from error
+        return loss.detach()
