@@ -12,8 +12,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from conf import plugins
 from conf import compatibility as fit
+from conf import plugins
+from conf.cluster import Cluster
 from conf.credentials import Text
 from conf.data import Data
 from conf.execution import Execution
@@ -21,7 +22,10 @@ from conf.model import Model
 from conf.plugins import Plugin
 from conf.recipe import Recipe
 from conf.section import Section
-from conf.cluster import Cluster
+
+OF_THIS_RUN = ("probe", "none")
+"""Baselines that need no other run."""
+
 
 Overlap = Literal["queue", "skip", "cancel-oldest"]
 """What becomes of a scheduled run whose predecessor has not ended."""

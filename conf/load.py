@@ -254,3 +254,15 @@ def _trim_union(key: str) -> str:
             break
         key = shorter
     return key
+
+
+def make_config(config: Config, overrides: list[str]) -> Config:
+    """A configuration with overrides.
+
+    Raises:
+        ConfigError: the result is not valid.
+    """
+    tree = config.model_dump(mode="json")
+    for override in overrides:
+        apply(tree, override)
+    return validate(tree)

@@ -13,9 +13,8 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any, NoReturn
 
-from conf.load import ConfigError
 from conf.environment import quieten
-from flows.lifecycle import signals as interrupt
+from conf.load import ConfigError
 from flows.commands import (
     advise,
     classify,
@@ -32,6 +31,7 @@ from flows.commands import (
     ui,
 )
 from flows.commands.console import say
+from flows.lifecycle import signals as interrupt
 from tasks.errors import InputError, PacelineError, RankError
 from tasks.redact import redact_logs
 

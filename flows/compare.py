@@ -6,10 +6,10 @@ from typing import Any
 
 from conf.environment import Site
 from tasks.errors import InputError
-from tasks.speedup.compare import ComparedRun, Comparison, compare
 from tasks.speedup.comparability import match
-from tasks.track.run import FACTS_ARTIFACT
+from tasks.speedup.compare import ComparedRun, Comparison, compare
 from tasks.track.queries import FoundRun, find_runs, get_runs, read_document
+from tasks.track.run import FACTS_ARTIFACT
 from tasks.track.ui_views import ACCURACY, share_runs
 
 MIN_RUNS = 2

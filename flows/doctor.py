@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from conf import plugins
-from conf.data import Data
 from conf.config import Config
+from conf.data import Data
 from conf.environment import Site
-from flows.checks import preflight
+from flows.lifecycle import prefect_api
 from tasks.cluster.resources import demand_of
 from tasks.cluster.start import open_cluster
 from tasks.cluster.tls import choose_tls, days_left, find_certificates
 from tasks.data.sources.folder import absolute
 from tasks.doctor.finding import Finding, bad, doubtful, good
 from tasks.doctor.host import examine_host
-from tasks.doctor.user_packages import examine_own, own_packages
 from tasks.doctor.packages import examine_packages
+from tasks.doctor.user_packages import examine_own, own_packages
 from tasks.doctor.workers import examine_workers
 from tasks.errors import PacelineError, one_line
 from tasks.redact import redact
@@ -59,7 +59,7 @@ def examine(config: Config, site: Site, told: Callable[[Finding], None]) -> list
 
 
 def _mlflow(site: Site) -> Finding:
-    from tasks.track.server import server_version
+    from tasks.track.store import server_version
 
     place, there = redact(site.tracking_uri), server_version(site.tracking_uri)
     if not site.tracking_uri.startswith("http"):
@@ -68,14 +68,14 @@ def _mlflow(site: Site) -> Finding:
 
 
 def _prefect(site: Site) -> Finding:
-    url, own = preflight.prefect_server(site), installed("prefect")
+    url, own = prefect_api.prefect_server(site), installed("prefect")
     if url is None:
         return good("prefect", f"no server: its temporary API, {own}; paceline serve needs a server")
     from httpx import HTTPError
     from prefect.client.orchestration import get_client
 
     try:
-        preflight.check_prefect(site)
+        prefect_api.check_prefect(site)
         with get_client(sync_client=True) as client:
             client.read_flows(limit=1)  # needs credentials where any are needed
             there = client.api_version()

@@ -8,18 +8,18 @@ from typing import Any
 from prefect import flow, get_run_logger
 from pydantic import BaseModel, ConfigDict
 
-from conf.credentials import Text
 from conf.config import Config
+from conf.credentials import Text
 from conf.environment import Site, quieten
+from conf.load import make_config
 from flows.checks import preflight
-from flows.lifecycle.signals import heard
 from flows.checks.measured_plan import measured_plan
-from flows.lifecycle.outage import outlive_outages
-from flows.run.flow import publish
-from flows.run.forecast_check import execution_of, past_checks
-from flows.lifecycle.report_artifacts import log_report
-from flows.study.trainings import make_config
 from flows.lifecycle.mlflow_run import begun
+from flows.lifecycle.outage import outlive_outages
+from flows.lifecycle.prefect_artifacts import publish
+from flows.lifecycle.report_artifacts import log_report
+from flows.lifecycle.signals import heard
+from flows.run.forecast_check import execution_of, past_checks
 from tasks.cluster.resources import demand_of
 from tasks.cluster.start import open_cluster
 from tasks.data.prefect_tasks import prepare
@@ -29,11 +29,10 @@ from tasks.host import has_compiler
 from tasks.records import Arm, Measurement, MeasureResult, Plan
 from tasks.redact import discreet
 from tasks.report.forecast_report import advise_table, draw_advise, render_advise
-from tasks.speedup.forecast.records import AdviseResult, DeviceProfile, Link, Prediction
+from tasks.speedup.forecast.device_profile import FASTER_INPUT, company_of, gains, link_samples, profile_of, rank_moves
 from tasks.speedup.forecast.links import LINKS, fit_link, given_link
-from tasks.speedup.next_moves import FASTER_INPUT, rank_moves
 from tasks.speedup.forecast.model import cheapest, limits, predict
-from tasks.speedup.forecast.device_profile import company_of, gains, link_samples, profile_of
+from tasks.speedup.forecast.records import AdviseResult, DeviceProfile, Link, Prediction
 from tasks.track import run as tracking
 from tasks.train.launch.coordinator import TrainJob
 from tasks.train.plan import arm_of, can_capture

@@ -9,12 +9,11 @@ from typing import Any
 from conf.environment import Site
 from tasks.errors import InputError
 from tasks.records import STEP_ITEMS
-from tasks.speedup.across import EXECUTION
-from tasks.speedup.compare import RATES
-from tasks.speedup.hardware_table import HardwareRun, HardwareTable, tabulate
 from tasks.speedup.comparability import world_of
-from tasks.track.run import DISTURBED_TAG, FACTS_ARTIFACT
+from tasks.speedup.compare import EXECUTION, RATES
+from tasks.speedup.hardware_table import HardwareRun, HardwareTable, tabulate
 from tasks.track.queries import FoundRun, find_runs, read_document
+from tasks.track.run import DISTURBED_TAG, FACTS_ARTIFACT
 
 TRAINED = ("run", "arm")
 """Roles of runs that have trained."""

@@ -6,9 +6,9 @@ import textwrap
 
 from pydantic import BaseModel
 
-from conf.load import flatten
 from conf.config import Config
 from conf.environment import Site
+from conf.load import flatten
 from flows.checks.training_host import slurm_script, training_host
 from tasks.cluster.tls import choose_tls
 from tasks.data.key import describe as list_data

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
+import signal
 import socket
 from functools import cache
 from pathlib import Path
@@ -50,3 +52,17 @@ def _takes_more() -> bool:
         return bool(ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED_OF_OLD + 1) == 1)
     except AttributeError:  # another C library
         return False
+
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with(parent: int) -> None:
+    """Ask the kernel to kill this process when its parent dies.
+
+    Args:
+        parent: process id of the one that has started this process, and is perhaps gone already.
+    """
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)  # it died before the request

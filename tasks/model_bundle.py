@@ -12,8 +12,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from conf.config import Config
-from tasks.files import sha256_of, write_durably
 from tasks.errors import InputError
+from tasks.files import sha256_of, write_durably
 from tasks.records import ModelFacts, PreparedSet
 
 FACTS, WEIGHTS = "model.json", "weights.pt"

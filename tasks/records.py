@@ -12,11 +12,11 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, PositiveInt
 
+from conf.config import Config
 from conf.data import NUM_COLOURS
 from conf.execution import Compile, Compression, Loading, MemoryFormat, Precision
 from conf.model import Model
 from conf.plugins import EMBEDDED_MODELS, NetworkFacts, Plugin
-from conf.config import Config
 from conf.signal import Signal
 
 

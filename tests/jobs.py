@@ -4,9 +4,9 @@ import os
 from contextlib import contextmanager
 from pathlib import Path
 
-from conf.load import load
-from conf.environment import Site
 from conf.cluster import Cluster
+from conf.environment import Site
+from conf.load import load
 from tasks.cluster import hardware
 from tasks.cluster.client import connect
 from tasks.cluster.resources import Demand

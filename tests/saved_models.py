@@ -2,9 +2,9 @@
 
 import torch
 
-from tasks.model_bundle import FACTS, WEIGHTS, digest_of
 from tasks.files import sha256_of
 from tasks.model.networks.registry import build_network
+from tasks.model_bundle import FACTS, WEIGHTS, digest_of
 from tasks.predict.job import Settings
 from tasks.records import ModelFacts
 

@@ -2,11 +2,11 @@
 
 from conf.load import load
 from tasks.records import Hardware
+from tasks.speedup.comparability import facts_of
 from tasks.speedup.study.analysis import budget_differences, ladder, scalings, summarise_arms
 from tasks.speedup.study.design import expand, parse_axes
-from tasks.speedup.comparability import facts_of
-from tasks.speedup.study.records import ArmRun, StudyResult
 from tasks.speedup.study.pairs import Trainings
+from tasks.speedup.study.records import ArmRun, StudyResult
 from tasks.train.plan import resolve
 
 PRECISION = "execution.precision=32-true,bf16-mixed"

@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from tasks.records import Hardware, Plan
+from tasks.train.autotune.cache import SearchStore
 from tasks.train.autotune.choice import LAYER_SETTINGS, choose
 from tasks.train.launch.coordinator import TrainJob
 from tasks.train.plan import arm_of
-from tasks.train.autotune.cache import SearchStore
 from tasks.train.prefect_tasks import measure_layers
 
 

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from conf.load import apply
-from conf.environment import Site
 from conf.cluster import Cluster
+from conf.environment import Site
+from conf.load import apply
 from tasks.errors import InputError
 
 FLOW_RUN = "PREFECT__FLOW_RUN_ID"

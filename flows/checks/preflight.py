@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from http import HTTPStatus
 from typing import Protocol
 
-from conf.load import check_own
-from conf.config import Config
+from conf.config import OF_THIS_RUN, Config
 from conf.environment import Site
-from flows.lifecycle import prefect_api as temporary_api
-from flows.checks.training_host import training_host
-from flows.lifecycle.prefect_api import TemporaryApi
+from conf.load import check_own
 from flows.checks.pretrained import check_weights
+from flows.checks.training_host import training_host
+from flows.lifecycle.prefect_api import check_prefect
 from tasks.cluster.user_packages import require_packages
 from tasks.data.key import describe
 from tasks.errors import InputError
-from tasks.paths import nearest_existing
+from tasks.files import nearest_existing
 from tasks.records import Hardware, Plan, Pretrained
-from tasks.track.connectivity import check_address, check_reachable
-from tasks.train.plan import resolve
+from tasks.track.connectivity import check_reachable
 from tasks.train.launch.placement import inspect
-from tasks.http import ANSWER_SECONDS, ask, status
+from tasks.train.plan import resolve
 
-OF_THIS_RUN = ("probe", "none")
-"""Baselines that need no other run."""
 RESNETS = ("resnet18", "resnet50")
 RESNET_HALVED = 32
 """Pixels: they halve images five times."""
@@ -91,7 +86,7 @@ def check(config: Config, site: Site, beginner: Beginner | None = None) -> Clear
     pretrained = check_weights(config, listing, site)
     experiment_id = _check_store(config, site)
     if config.speedup.baseline not in OF_THIS_RUN:
-        from flows.run.baseline import check_baseline
+        from flows.checks.baseline import check_baseline
 
         check_baseline(config, site)
     return Cleared(plan, found, experiment_id, listing.num_train, pretrained)
@@ -112,28 +107,6 @@ def _check_store(config: Config, site: Site) -> str:
     from tasks.track import store  # MLflow: a second
 
     return store.check_store(site.tracking_uri, config.track.experiment, site.artifact_root)
-
-
-def begin_api(site: Site) -> TemporaryApi | None:
-    """Prefect's temporary API, on its way; None where there is a server, or no such API is wanted.
-
-    Raises:
-        InputError: there is no place for its database.
-    """
-    if prefect_server(site):
-        return None
-    from prefect.settings import get_current_settings
-
-    settings = get_current_settings()
-    if not settings.server.ephemeral.enabled:
-        return None
-    try:
-        settings.home.mkdir(parents=True, exist_ok=True)  # Prefect makes it only where its parent is there
-    except OSError as error:
-        raise InputError(
-            f"PREFECT_HOME={settings.home} cannot be made ({error}); set it to a directory of yours"
-        ) from error
-    return temporary_api.begin()
 
 
 def settle(config: Config, cleared: Cleared, address: str) -> Cleared:
@@ -189,54 +162,6 @@ def _check_test(config: Config, num_test: int) -> None:
             f"data.test_fraction={config.data.test_fraction} leaves no test samples, and a run is evaluated on them; "
             "raise it or give the source a test split"
         )
-
-
-def check_prefect(site: Site) -> None:
-    """Check that the Prefect server, where one is named, answers.
-
-    Raises:
-        InputError: it does not, or is something else.
-    """
-    url = prefect_server(site)
-    if not url:
-        return
-    check_address("PREFECT_API_URL", url, "set PREFECT_API_AUTH_STRING instead")
-    try:
-        healthy = ask(f"{url.rstrip('/')}/health").strip() == b"true"
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"PREFECT_API_URL={url} does not answer within {ANSWER_SECONDS:g} s ({error}); "
-            "start the server (prefect server start) or unset the variable"
-        ) from error
-    if not healthy:
-        raise InputError(
-            f"PREFECT_API_URL={url} answers, but is no Prefect API; it ends in /api, as in http://host:4200/api"
-        )
-    if not _lets_in(url, site):
-        raise InputError(f"PREFECT_API_URL={url} refuses this user; set PREFECT_API_AUTH_STRING to NAME:PASSWORD")
-
-
-def _lets_in(url: str, site: Site) -> bool:
-    """Whether the server answers this user: its health it tells to everybody."""
-    user = site.prefect_user
-    if user is None and site.prefect_api_url is None:  # the server is named in Prefect's profile, and so is the user
-        from prefect.settings import get_current_settings
-
-        user = get_current_settings().api.auth_string
-    try:
-        answer = status(f"{url.rstrip('/')}/admin/version", user.get_secret_value() if user is not None else None)
-    except OSError:
-        return True  # it was well a moment ago, and Prefect asks again
-    return answer != HTTPStatus.UNAUTHORIZED
-
-
-def prefect_server(site: Site) -> str | None:
-    """Address of the Prefect server, from the environment or Prefect's own profile; None for the temporary one."""
-    if site.prefect_api_url is not None:
-        return site.prefect_api_url or None
-    from prefect.settings import get_current_settings
-
-    return get_current_settings().api.url
 
 
 def _check_home(site: Site) -> None:

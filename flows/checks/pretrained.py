@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from conf.model import Model
 from conf.config import Config
 from conf.environment import Site
-from tasks.model_bundle import WEIGHTS
-from tasks.files import sha256_of, write_durably
+from conf.model import Model
 from tasks.errors import InputError
+from tasks.files import sha256_of, write_durably
 from tasks.model.user_package import check_package
+from tasks.model_bundle import WEIGHTS
 from tasks.records import Listing, ModelFacts, Pretrained
 
 SHAPE = ("name", "width", "depth")

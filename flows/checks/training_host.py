@@ -12,11 +12,11 @@ from conf.config import Config
 from conf.environment import Site
 from flows.checks.origin import check_origin
 from tasks.cluster import hardware
-from tasks.cluster.resources import Demand, demand_of
 from tasks.cluster.host_report import HostFacts
-from tasks.cluster.start import slurm_logs
+from tasks.cluster.resources import Demand, demand_of
 from tasks.cluster.slurm import asked_host, check_slurm, job_script
 from tasks.cluster.ssh import ask_hosts
+from tasks.cluster.start import slurm_logs
 from tasks.cluster.tls import certificate_paths, certificates, choose_tls
 from tasks.errors import InputError
 from tasks.host import has_compiler

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from conf.load import load
 from conf.environment import Site
-from flows.commands.prefect_session import quiet_flow
+from conf.load import load
 from flows.commands.console import add_preset, json_stream, say_pairs, whereabouts, write_json
+from flows.commands.prefect_session import quiet_flow
 from tasks.errors import InputError
 
 HELP = "predict the speedup on N devices, and rank what to do next"

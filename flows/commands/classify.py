@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from conf.load import checked
 from conf.environment import Site
-from flows.commands.prefect_session import quiet_flow
+from conf.load import checked
 from flows.commands.console import add_json, json_stream, say_pairs, say_table, whereabouts, write_json
+from flows.commands.prefect_session import quiet_flow
 
 HELP = "fit linear classifiers on what paceline features has written, and score them"
 

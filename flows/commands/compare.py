@@ -26,8 +26,8 @@ def execute(options: Namespace) -> None:
     if options.last is not None and options.last < 2:  # noqa: PLR2004  a comparison is of two
         raise InputError(f"--last {options.last} is below 2; a comparison needs at least two runs")
     from flows.compare import compare_runs, view_url
+    from tasks.report.tables import render_compare
     from tasks.speedup.compare import compare_notes, compare_table
-    from tasks.speedup.compare_page import render_compare
 
     site = Site()
     with json_stream(options.json) as stream:

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from conf.load import preset_names
 from conf.environment import Site
+from conf.load import preset_names
 from tasks.errors import InputError
 from tasks.redact import redact, redacted
 

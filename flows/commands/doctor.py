@@ -5,8 +5,8 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
-from conf.load import load
 from conf.environment import Site
+from conf.load import load
 from flows.commands.console import add_json, json_stream, say, write_json
 from tasks.errors import RunError
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
-from conf.load import checked, load
 from conf.environment import Site
+from conf.load import checked, load
+from flows.commands.console import add_preset, json_stream, say, say_pairs, say_table, whereabouts, write_json
 from flows.commands.prefect_session import quiet_flow
 from flows.commands.resumed import stored_request
-from flows.commands.console import add_preset, json_stream, say, say_pairs, say_table, whereabouts, write_json
 from tasks.errors import InputError
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ def _resumed(site: Site, options: Namespace) -> NoGpuRequest:
 
 
 def _show(summary: dict[str, Any]) -> None:
-    from tasks.speedup.study.no_gpu import NoGpuResult
     from tasks.report.no_gpu_report import no_gpu_table
+    from tasks.speedup.study.no_gpu import NoGpuResult
 
     result = NoGpuResult.model_validate(summary["result"])
     say_table(*no_gpu_table(result))

@@ -8,10 +8,10 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from conf.load import checked
 from conf.environment import Site
-from flows.commands.prefect_session import quiet_flow
+from conf.load import checked
 from flows.commands.console import add_json, json_stream, say_pairs, whereabouts, write_json
+from flows.commands.prefect_session import quiet_flow
 
 HELP = "predict a folder of images, or a preset's test split, with a trained model"
 

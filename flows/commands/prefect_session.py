@@ -22,9 +22,9 @@ def quiet_flow(site: Site) -> Iterator[None]:
     Heartbeats tell a server which runs are dead. On the temporary one nobody listens, and the flow would wait a second
     for their thread at its end.
     """
-    from flows.checks import preflight
+    from flows.lifecycle import prefect_api
 
-    api = preflight.begin_api(site)
+    api = prefect_api.begin_api(site)
     from prefect import settings
 
     collect_again()

@@ -6,8 +6,8 @@ from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 from conf.environment import Site
-from flows.commands.console import say
 from flows.checks.origin import SECTION, replace_cluster
+from flows.commands.console import say
 from tasks.errors import InputError
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ import time
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
-from conf.load import apply, load, preset_names, validate
 from conf.environment import Site
+from conf.load import apply, load, preset_names, validate
+from flows.commands.console import add_preset, json_stream, say_pairs, whereabouts, write_json
 from flows.commands.prefect_session import quiet_flow
 from flows.commands.resumed import take_cluster
-from flows.commands.console import add_preset, json_stream, say_pairs, whereabouts, write_json
 from tasks.errors import InputError, RegressionError
 
 if TYPE_CHECKING:

@@ -7,13 +7,14 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import get_args
 
-from conf.load import load
-from conf.plugins import EMBEDDED_SOURCES
 from conf.config import Config, Overlap
 from conf.environment import Site
-from flows.commands.prefect_session import collect_again
-from flows.commands.console import add_preset, say_pairs
+from conf.load import load
+from conf.plugins import EMBEDDED_SOURCES
 from flows.checks.origin import allow
+from flows.commands.console import add_preset, say_pairs
+from flows.commands.prefect_session import collect_again
+from flows.lifecycle import prefect_api
 from tasks.errors import InputError
 
 HELP = "run by schedule: a deployment in Prefect, served by this process"
@@ -60,7 +61,7 @@ def execute(options: Namespace) -> None:
     config = settled(load(options.preset, options.overrides))
     from flows.checks import preflight
 
-    url = preflight.prefect_server(site)
+    url = prefect_api.prefect_server(site)
     if url is None:
         raise InputError(
             "paceline serve needs a Prefect server, which keeps the schedule; start one (prefect server start) and set "

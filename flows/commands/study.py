@@ -5,16 +5,16 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
+from conf.environment import Site
 from conf.load import checked, load
 from conf.study_plan import StudyPlan, load_plan, plan_names
-from conf.environment import Site
+from flows.commands.console import add_preset, json_stream, say, say_pairs, say_table, whereabouts, write_json
 from flows.commands.prefect_session import quiet_flow
 from flows.commands.resumed import stored_request
-from flows.commands.console import add_preset, json_stream, say, say_pairs, say_table, whereabouts, write_json
 from tasks.errors import InputError
 
 if TYPE_CHECKING:
-    from flows.study.flow import StudyRequest
+    from flows.study.request import StudyRequest
 
 HELP = "train every combination of factors several times, and say what each is worth"
 REPEATS = 3
@@ -52,7 +52,7 @@ def execute(options: Namespace) -> None:
 
 
 def _request(options: Namespace) -> StudyRequest:
-    from flows.study.flow import StudyRequest
+    from flows.study.request import StudyRequest
     from tasks.speedup.study.design import parse_axes
 
     axes = parse_axes(options.axis) if options.axis or not options.plan else {}
@@ -92,7 +92,7 @@ def _follow(options: Namespace, plan: StudyPlan, given: dict[str, list[str]]) ->
 
 
 def _resumed(site: Site, options: Namespace) -> StudyRequest:
-    from flows.study.flow import StudyRequest
+    from flows.study.request import StudyRequest
 
     changed = options.ladder or any(
         value is not None for value in (options.plan, *options.axis, options.repeats, options.target)
@@ -101,8 +101,8 @@ def _resumed(site: Site, options: Namespace) -> StudyRequest:
 
 
 def _show(summary: dict[str, Any]) -> None:
-    from tasks.speedup.study.records import StudyResult
     from tasks.report.study_report import study_notes, study_table
+    from tasks.speedup.study.records import StudyResult
 
     result = StudyResult.model_validate(summary["result"])
     say_table(*study_table(result))

@@ -5,15 +5,15 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
-from conf.load import checked, load
 from conf.environment import Site
+from conf.load import checked, load
+from flows.commands.console import add_preset, json_stream, say, say_pairs, say_table, whereabouts, write_json
 from flows.commands.prefect_session import quiet_flow
 from flows.commands.resumed import stored_request
-from flows.commands.console import add_preset, json_stream, say, say_pairs, say_table, whereabouts, write_json
 from tasks.errors import InputError
 
 if TYPE_CHECKING:
-    from flows.sweep.flow import SweepRequest
+    from flows.sweep.request import SweepRequest
 
 HELP = "try other settings of a recipe, several trials at once, and say which are best"
 SAMPLERS = ("tpe", "random", "grid")
@@ -53,7 +53,7 @@ def execute(options: Namespace) -> None:
 
 
 def _request(options: Namespace) -> SweepRequest:
-    from flows.sweep.flow import SweepRequest
+    from flows.sweep.request import SweepRequest
     from tasks.sweep.space import parse_parameters, split_parameter
 
     if options.preset is None:
@@ -74,7 +74,7 @@ def _request(options: Namespace) -> SweepRequest:
 
 
 def _resumed(site: Site, options: Namespace) -> SweepRequest:
-    from flows.sweep.flow import SweepRequest
+    from flows.sweep.request import SweepRequest
 
     given = (*options.param, options.trials, options.sampler, options.pruner, options.at_once)
     changed = any(value is not None for value in given)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from prefect import get_run_logger
@@ -12,14 +13,14 @@ from prefect.runtime import flow_run
 
 from conf.config import Config
 from conf.environment import Site
-from flows.abandoned import HOST_TAG, RESUMABLE, set_right
-from flows.lifecycle.signals import held, is_interruption
 from flows.lifecycle.mlflow_views import deployment_tags
+from flows.lifecycle.signals import held, is_interruption
 from tasks.errors import InputError, StoppedError
 from tasks.track import run as tracking
-from tasks.track.metrics_upload import deliver_left
+from tasks.track.metrics_upload import deliver_left, deliver_rest
+from tasks.track.queries import FoundRun, find_runs
 from tasks.track.run import Role, RunHandle
-from tasks.train.launch.run_lock import own
+from tasks.train.launch.run_lock import is_owned, own
 
 
 @contextmanager
@@ -137,3 +138,42 @@ def _check_same_workload(handle: RunHandle, workload: str) -> None:
             f"--resume {handle.run_id}: its workload was {before} and is now {workload}; "
             "the data, the package of the model, or the weights that it began with, have changed since: start a new run"
         )
+
+
+HOST_TAG = "paceline.host"
+RESUMABLE = ("run", "study", "sweep", "no-gpu")
+MIN_AGE_SECONDS = 30.0
+"""A younger run may be about to take its lock."""
+
+
+def set_right(site: Site, experiment: str) -> None:
+    """End the runs of this host whose owner has let go of their lock without having ended them.
+
+    Args:
+        site: whose state directory holds the locks.
+        experiment: name.
+    """
+    mine = f"attributes.status = 'RUNNING' and tags.`{HOST_TAG}` = '{socket.gethostname()}'"
+    for run in find_runs(site.tracking_uri, experiment, mine):
+        is_settled = time.time() - run.start_time > MIN_AGE_SECONDS
+        if is_settled and is_owned(_directory(site, run)) is False:
+            _end(site, experiment, run)
+
+
+def _end(site: Site, experiment: str, run: FoundRun) -> None:
+    handle = RunHandle(tracking_uri=site.tracking_uri, experiment=experiment, experiment_id="", run_id=run.run_id)
+    with suppress(InputError), own(_directory(site, run)):  # or somebody has just taken it up
+        if handle.client.get_run(run.run_id).info.status == "RUNNING":
+            role = run.tags.get("paceline.role")
+            way_on = f"; go on with: paceline {role} --resume {run.run_id}" if role in RESUMABLE else ""
+            warn = get_run_logger().warning
+            deliver_rest(site.root / "runs" / run.run_id, site.tracking_uri, run.run_id, warn)
+            tracking.finish(handle, "KILLED", f"its process had gone without a word{way_on}")
+            warn("MLflow run %s was left RUNNING by a process that is gone: KILLED", run.run_id)
+
+
+def _directory(site: Site, run: FoundRun) -> Path:
+    """Where the lock lies: an arm is owned with its study."""
+    owner = run.tags.get(tracking.PARENT_TAG, run.run_id)
+    # A tag is anybody's text who can write to the store.
+    return site.root / "runs" / (owner if owner.isalnum() else run.run_id)

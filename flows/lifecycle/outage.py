@@ -20,10 +20,10 @@ from prefect.settings import get_current_settings
 
 from conf.environment import Site
 from flows.lifecycle import prefect_api as temporary_api
-from flows.lifecycle.flow_run_lock import end_abandoned, has_abandoned, living, own_flow_run
-from flows.lifecycle.signals import is_interruption
-from flows.lifecycle.lease_renewal import tolerate_outages
 from flows.lifecycle.concurrency_slots import set_slots_right
+from flows.lifecycle.flow_run_lock import end_abandoned, has_abandoned, living, own_flow_run
+from flows.lifecycle.lease_renewal import tolerate_outages
+from flows.lifecycle.signals import is_interruption
 from tasks.errors import InputError
 from tasks.http import ask
 

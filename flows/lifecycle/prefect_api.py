@@ -15,9 +15,14 @@ import subprocess
 import sys
 import urllib.request
 from contextlib import suppress
+from http import HTTPStatus
 
-from tasks.errors import RunError
-from tasks.orphan import die_with
+from conf.environment import Site
+from flows.lifecycle import prefect_api as temporary_api
+from tasks.errors import InputError, RunError
+from tasks.host import die_with
+from tasks.http import ANSWER_SECONDS, ask, status
+from tasks.track.connectivity import check_address
 
 END_SECONDS = 5.0
 
@@ -123,3 +128,73 @@ def main(descriptor: int, parent: int) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), int(sys.argv[2]))
+
+
+def begin_api(site: Site) -> TemporaryApi | None:
+    """Prefect's temporary API, on its way; None where there is a server, or no such API is wanted.
+
+    Raises:
+        InputError: there is no place for its database.
+    """
+    if prefect_server(site):
+        return None
+    from prefect.settings import get_current_settings
+
+    settings = get_current_settings()
+    if not settings.server.ephemeral.enabled:
+        return None
+    try:
+        settings.home.mkdir(parents=True, exist_ok=True)  # Prefect makes it only where its parent is there
+    except OSError as error:
+        raise InputError(
+            f"PREFECT_HOME={settings.home} cannot be made ({error}); set it to a directory of yours"
+        ) from error
+    return temporary_api.begin()
+
+
+def check_prefect(site: Site) -> None:
+    """Check that the Prefect server, where one is named, answers.
+
+    Raises:
+        InputError: it does not, or is something else.
+    """
+    url = prefect_server(site)
+    if not url:
+        return
+    check_address("PREFECT_API_URL", url, "set PREFECT_API_AUTH_STRING instead")
+    try:
+        healthy = ask(f"{url.rstrip('/')}/health").strip() == b"true"
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"PREFECT_API_URL={url} does not answer within {ANSWER_SECONDS:g} s ({error}); "
+            "start the server (prefect server start) or unset the variable"
+        ) from error
+    if not healthy:
+        raise InputError(
+            f"PREFECT_API_URL={url} answers, but is no Prefect API; it ends in /api, as in http://host:4200/api"
+        )
+    if not _lets_in(url, site):
+        raise InputError(f"PREFECT_API_URL={url} refuses this user; set PREFECT_API_AUTH_STRING to NAME:PASSWORD")
+
+
+def _lets_in(url: str, site: Site) -> bool:
+    """Whether the server answers this user: its health it tells to everybody."""
+    user = site.prefect_user
+    if user is None and site.prefect_api_url is None:  # the server is named in Prefect's profile, and so is the user
+        from prefect.settings import get_current_settings
+
+        user = get_current_settings().api.auth_string
+    try:
+        answer = status(f"{url.rstrip('/')}/admin/version", user.get_secret_value() if user is not None else None)
+    except OSError:
+        return True  # it was well a moment ago, and Prefect asks again
+    return answer != HTTPStatus.UNAUTHORIZED
+
+
+def prefect_server(site: Site) -> str | None:
+    """Address of the Prefect server, from the environment or Prefect's own profile; None for the temporary one."""
+    if site.prefect_api_url is not None:
+        return site.prefect_api_url or None
+    from prefect.settings import get_current_settings
+
+    return get_current_settings().api.url

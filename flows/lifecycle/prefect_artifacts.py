@@ -6,6 +6,10 @@ import html
 import re
 from collections.abc import Iterable, Sequence
 
+from prefect.artifacts import create_markdown_artifact
+
+from flows.lifecycle.outage import report
+
 _SPECIAL = re.compile(r"([\\`|\[\]])")
 
 
@@ -18,3 +22,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table."""
     lines = [head, ["---"] * len(head), *([plain(value) for value in row] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def publish(rows: list[tuple[str, str]], key: str, description: str) -> None:
+    """Show a short table with the flow run in the Prefect UI."""
+    report(create_markdown_artifact, key=key, markdown=table(("", ""), rows), description=description)

@@ -7,8 +7,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from tasks.report.plotting import png_bytes
 from tasks.records import Hardware
+from tasks.report.plotting import png_bytes
 from tasks.track import run as tracking
 from tasks.track.environment import describe_environment
 from tasks.track.run import RunHandle

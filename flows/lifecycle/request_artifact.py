@@ -11,8 +11,8 @@ from conf.environment import Site
 from flows.lifecycle.mlflow_run import begun, reopened
 from tasks.errors import InputError
 from tasks.track import run as tracking
-from tasks.track.run import RunHandle
 from tasks.track.queries import read_document
+from tasks.track.run import RunHandle
 
 Kind = Literal["study", "sweep", "no-gpu"]
 ARTIFACTS: dict[Kind, str] = {

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from conf.environment import Site
 from flows.hardware_table import trained_runs
+from flows.lifecycle.mlflow_views import share_study
 from flows.lifecycle.report_artifacts import describe_devices, log_environment, log_report
 from flows.study.trainings import ReadyArm
-from flows.lifecycle.mlflow_views import share_study
 from tasks.predict.throughput import Paces
 from tasks.records import PreparedSet
-from tasks.speedup.datasheet import SHEETS
-from tasks.speedup.hardware_table import HardwareRow, same_work, tabulate
-from tasks.speedup.study.no_gpu import SCRATCH, TRAINED, Goal, Gpu, NoGpuResult, Way, on_gpu, ways_of
 from tasks.report.no_gpu_report import draw_no_gpu, render_no_gpu
+from tasks.speedup.hardware_table import SHEETS, HardwareRow, same_work, tabulate
+from tasks.speedup.study.no_gpu import SCRATCH, TRAINED, Goal, Gpu, NoGpuResult, Way, on_gpu, ways_of
 from tasks.speedup.study.no_gpu_verdict import judge, notes_of
 from tasks.speedup.study.pairs import Trainings
 from tasks.track import run as tracking

@@ -6,17 +6,17 @@ import copy
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from conf.credentials import Text
-from conf.load import ConfigError, apply, validate
 from conf.config import Config
+from conf.credentials import Text
 from conf.environment import Site
+from conf.load import ConfigError, apply, validate
 from flows.checks import preflight
 from flows.checks.preflight import Cleared
 from flows.checks.pretrained import check_layer, check_weights
 from tasks.data.key import describe
 from tasks.errors import InputError
 from tasks.records import Listing
-from tasks.speedup.datasheet import SHEETS
+from tasks.speedup.hardware_table import SHEETS
 from tasks.speedup.study.no_gpu import FEATURES, SCRATCH, TUNED
 
 BACKBONE_RATE = 0.1

@@ -10,20 +10,29 @@ from typing import Any
 from prefect import flow, get_run_logger
 from pydantic import ConfigDict
 
-from conf.credentials import Text
-from conf.load import load
 from conf.config import Config
+from conf.credentials import Text
 from conf.environment import Site, quieten
+from conf.load import load
 from flows.checks import preflight
-from flows.lifecycle.signals import heard
-from flows.lifecycle.outage import outlive_outages
-from flows.predict.request import SAID
 from flows.lifecycle.mlflow_run import begun
+from flows.lifecycle.outage import outlive_outages
+from flows.lifecycle.signals import heard
+from flows.predict.request import SAID
 from tasks.errors import InputError
-from tasks.evaluate.linear_classifier import Features, Fitted, Kind, check_classes, fit_and_score, num_shared, of_classes, read_features
+from tasks.evaluate.linear_classifier import (
+    Features,
+    Fitted,
+    Kind,
+    check_classes,
+    fit_and_score,
+    num_shared,
+    of_classes,
+    read_features,
+)
+from tasks.measure.energy import EnergyMeter
 from tasks.records import Record
 from tasks.redact import discreet
-from tasks.measure.energy import EnergyMeter
 from tasks.track import run as tracking
 
 SAME = ("model_digest", "layer")

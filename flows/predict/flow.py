@@ -15,12 +15,12 @@ from prefect import flow, get_run_logger
 from prefect.utilities.annotations import quote
 
 from conf.environment import Site, quieten
-from flows.lifecycle.signals import heard
+from flows.lifecycle.mlflow_run import begun
 from flows.lifecycle.outage import outlive_outages
 from flows.lifecycle.overlap import cancel_older
-from flows.predict.request import SAID, Cleared, PredictRequest, clear_predict
-from flows.lifecycle.mlflow_run import begun
 from flows.lifecycle.retries import tried
+from flows.lifecycle.signals import heard
+from flows.predict.request import SAID, Cleared, PredictRequest, clear_predict
 from tasks.cluster.resources import demand_of
 from tasks.cluster.start import open_cluster
 from tasks.cluster.user_packages import require_packages
@@ -28,8 +28,8 @@ from tasks.data.prepare.chunks import chunks_of
 from tasks.files import write_durably
 from tasks.predict.job import Part, cut
 from tasks.predict.prefect_tasks import Predicted, predict
-from tasks.scores import mean_iou
 from tasks.redact import discreet
+from tasks.scores import mean_iou
 from tasks.track import run as tracking
 from tasks.track.models import DIGEST_TAG, is_recorded
 

@@ -11,19 +11,19 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict
 
+from conf.config import Config
 from conf.credentials import Text
 from conf.data import CLIP_SOURCES, SIGNAL_SOURCES, Data
-from conf.load import checked, load, preset_names
-from conf.config import Config
-from conf.signal import Signal
 from conf.environment import Site
+from conf.load import checked, load, preset_names
+from conf.signal import Signal
 from flows.checks import preflight
-from flows.checks.training_host import training_host
 from flows.checks.pretrained import check_layer, check_own_size
-from tasks.model_bundle import digest_of
+from flows.checks.training_host import training_host
 from tasks.errors import InputError
+from tasks.files import nearest_existing
 from tasks.model.user_package import check_package
-from tasks.paths import nearest_existing
+from tasks.model_bundle import digest_of
 from tasks.predict.images import Images, in_folder, of_test_split
 from tasks.predict.job import Settings, batch_size_for, key_of
 from tasks.records import Hardware, ModelFacts, Plan, Record

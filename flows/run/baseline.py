@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from itertools import islice
 
-from conf.config import Config
-from conf.environment import Site
+from flows.checks.baseline import ROLES
 from flows.compare import compared
 from flows.run.outcome import Outcome
-from flows.checks.preflight import OF_THIS_RUN
 from flows.run.record import judged_metrics
-from tasks.errors import InputError
-from tasks.records import BASELINE, SpeedupResult
-from tasks.speedup.across import is_plain, speedup_across
-from tasks.speedup.compare import ComparedRun
-from tasks.speedup.comparability import match
 from tasks.measure.validity import most_foreign
-from tasks.track.run import DISTURBED_TAG, RunHandle
+from tasks.records import BASELINE, SpeedupResult
+from tasks.speedup.comparability import match
+from tasks.speedup.compare import ComparedRun, is_plain, speedup_across
 from tasks.track.queries import find_runs, get_runs
+from tasks.track.run import DISTURBED_TAG, RunHandle
 from tasks.train.plan import arm_of
 
-ROLES = ("run", "arm", "trial")
 MAX_BASES = 10
 MAX_SEEN = 50
 """Runs of the same work that are looked at for such as were executed as the baseline is."""
@@ -28,25 +23,6 @@ HOW = (
     "execution.num_devices=1 execution.precision=32-true execution.compile=off execution.memory_format=contiguous "
     "execution.loading=foreground speedup.baseline=none"
 )
-
-
-def check_baseline(config: Config, site: Site) -> None:
-    """Check that the run which is named is there and can be divided by.
-
-    Raises:
-        InputError: it is unknown, has not finished, or has trained nothing.
-    """
-    named = config.speedup.baseline
-    if named in (*OF_THIS_RUN, "matched"):
-        return
-    try:
-        (found,) = get_runs(site.tracking_uri, [named])
-    except InputError as error:
-        raise InputError(f"speedup.baseline: {error}") from error
-    role = found.tags.get("paceline.role", "")
-    if role not in ROLES or found.status != "FINISHED":
-        was = f"is a {role or 'foreign run'}" if role not in ROLES else f"is {found.status}"
-        raise InputError(f"speedup.baseline={named} {was}; name a training that has finished (see paceline ui)")
 
 
 def speedup_over_others(outcome: Outcome, handle: RunHandle) -> SpeedupResult:

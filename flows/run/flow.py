@@ -7,26 +7,25 @@ from dataclasses import replace
 from typing import Any
 
 from prefect import flow, get_run_logger
-from prefect.artifacts import create_markdown_artifact
 
-from conf.config import Config
+from conf.config import OF_THIS_RUN, Config
 from conf.environment import Site, quieten
-from flows.run import registry as handoff
-from flows.run import history
 from flows.checks import preflight
+from flows.checks.preflight import Cleared
 from flows.lifecycle import mlflow_views as views
-from flows.run.prestart import clear, cluster_for
-from flows.run.baseline import speedup_over_others
-from flows.lifecycle.signals import heard
-from flows.lifecycle.prefect_artifacts import table
-from flows.lifecycle.outage import outlive_outages, report
-from flows.run.outcome import Outcome, Verdicts
-from flows.lifecycle.overlap import cancel_older
-from flows.run.forecast_check import check_prediction
-from flows.checks.preflight import OF_THIS_RUN, Cleared
-from flows.run.record import log_model, record, summarise
 from flows.lifecycle.mlflow_run import begun, reopened
+from flows.lifecycle.outage import outlive_outages
+from flows.lifecycle.overlap import cancel_older
+from flows.lifecycle.prefect_artifacts import publish
 from flows.lifecycle.retries import tried
+from flows.lifecycle.signals import heard
+from flows.run import history
+from flows.run import registry as handoff
+from flows.run.baseline import speedup_over_others
+from flows.run.forecast_check import check_prediction
+from flows.run.outcome import Outcome, Verdicts
+from flows.run.prestart import clear, cluster_for
+from flows.run.record import log_model, record, summarise
 from tasks.cluster.tls import choose_tls
 from tasks.data.prefect_tasks import prepare
 from tasks.errors import RunError
@@ -34,11 +33,11 @@ from tasks.evaluate.prefect_tasks import evaluate
 from tasks.fingerprint import workload_fingerprint
 from tasks.records import PreparedSet, SpeedupResult
 from tasks.redact import discreet
-from tasks.speedup.prefect_tasks import account
 from tasks.report.summary import summary_table
+from tasks.speedup.prefect_tasks import account
 from tasks.track.run import RunHandle, log_dataset
-from tasks.train.launch.coordinator import TrainJob
 from tasks.train.autotune.cache import SearchStore
+from tasks.train.launch.coordinator import TrainJob
 from tasks.train.prefect_tasks import train
 
 
@@ -136,8 +135,3 @@ def _accounted(outcome: Outcome, handle: RunHandle, started: float) -> dict[str,
 def _show(summary: dict[str, Any]) -> None:
     publish(summary_table(summary), "summary", "What the run achieved and how fast")
     views.link(summary["view"], "This run among those like it")
-
-
-def publish(rows: list[tuple[str, str]], key: str, description: str) -> None:
-    """Show a short table with the flow run in the Prefect UI."""
-    report(create_markdown_artifact, key=key, markdown=table(("", ""), rows), description=description)

@@ -9,11 +9,10 @@ from pydantic import ValidationError
 
 from conf.config import Config
 from tasks.records import Plan, Record, SpeedupResult
-from tasks.speedup.checks import calibration, check
-from tasks.speedup.forecast.records import AdviseResult, Check
+from tasks.speedup.forecast.records import AdviseResult, Check, calibration, check
 from tasks.track import run as tracking
-from tasks.track.run import RunHandle
 from tasks.track.queries import find_runs, read_document
+from tasks.track.run import RunHandle
 
 R = TypeVar("R", bound=Record)
 CHECK_ARTIFACT = "prediction_check.json"

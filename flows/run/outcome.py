@@ -7,11 +7,12 @@ from functools import cached_property
 from typing import Any
 
 from conf.config import Config
-from flows.facts import run_facts
-from tasks.fingerprint import series_fingerprint
-from tasks.records import EvaluateResult, Hardware, Plan, PreparedSet, Pretrained, SpeedupResult, TrainResult
-from tasks.speedup.regression import Judgement
+from tasks.fingerprint import code_fingerprint, series_fingerprint
 from tasks.measure.validity import judge
+from tasks.records import EvaluateResult, Hardware, Plan, PreparedSet, Pretrained, SpeedupResult, TrainResult
+from tasks.speedup.comparability import facts_of
+from tasks.speedup.regression import Judgement
+from tasks.track.environment import package_versions
 
 
 @dataclass(frozen=True)
@@ -57,3 +58,8 @@ class Verdicts:
     """Against the runs before it; None where nobody looks."""
     registered: dict[str, Any] | None
     """Name, version, alias and gate of its model in the registry; None where it is not to be registered."""
+
+
+def run_facts(config: Config, prepared: PreparedSet, plan: Plan, pretrained: Pretrained | None) -> dict[str, str]:
+    """Settings, data, weights, code, versions and devices, see `tasks.speedup.comparability.facts_of`."""
+    return facts_of(config, prepared.fingerprint, code_fingerprint(), package_versions(), plan, pretrained)

@@ -17,12 +17,12 @@ from typing import Self
 from conf.config import Config
 from conf.environment import Site
 from flows.checks import preflight
+from flows.checks.preflight import Cleared
+from flows.lifecycle import prefect_api
 from flows.lifecycle import prefect_api as temporary_api
 from flows.lifecycle.signals import held
-from flows.checks.preflight import Cleared
 from tasks.cluster.resources import demand_of
-from tasks.cluster.start import open_cluster
-from tasks.cluster.opening import Opening
+from tasks.cluster.start import Opening, open_cluster
 from tasks.records import Plan
 from tasks.train.launch.placement import prepare_seats
 
@@ -74,7 +74,7 @@ class Ahead:
 
     def begin_api(self) -> None:
         """Begin Prefect's temporary API, where there is no server."""
-        preflight.begin_api(self._site)
+        prefect_api.begin_api(self._site)
 
     def begin_cluster(self, plan: Plan) -> None:
         """Begin the cluster, if it is one of this host."""

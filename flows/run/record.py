@@ -5,18 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from flows.run.outcome import Outcome, Verdicts
 from flows.lifecycle.report_artifacts import log_report
-from tasks.model_bundle import FACTS, WEIGHTS, describe_trained, digest_of
+from flows.run.outcome import Outcome, Verdicts
 from tasks.files import sha256_of
-from tasks.report.quality_charts import quality_figures, quality_svgs
+from tasks.model_bundle import FACTS, WEIGHTS, describe_trained, digest_of
 from tasks.records import TrainResult
 from tasks.redact import redact
+from tasks.report.quality_charts import quality_figures, quality_svgs
 from tasks.report.run_charts import draw_speed
-from tasks.speedup.payback import break_even_steps
-from tasks.report.run_report import render_report
-from tasks.speedup.report_details import ReportInput
+from tasks.report.run_report import ReportInput, render_report
 from tasks.speedup.steady_state import steady_rate
+from tasks.speedup.verdict import break_even_steps
 from tasks.track import run as tracking
 from tasks.track.environment import describe_environment
 from tasks.track.models import DIGEST_TAG

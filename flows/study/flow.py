@@ -6,44 +6,22 @@ import time
 from typing import Any
 
 from prefect import flow
-from pydantic import BaseModel, ConfigDict, Field
 
-from conf.credentials import Text
-from conf.config import Config
 from conf.environment import Site, quieten
+from conf.load import make_config
 from flows.checks import preflight
 from flows.lifecycle import mlflow_views as views
-from flows.lifecycle.signals import heard
 from flows.lifecycle.outage import outlive_outages
 from flows.lifecycle.overlap import cancel_older
-from flows.run.flow import publish
-from flows.study.trainings import ReadyArm, begun_study, learn_by_training, make_config, run_all
+from flows.lifecycle.prefect_artifacts import publish
+from flows.lifecycle.signals import heard
 from flows.study.record import StudyOutcome, log_study
+from flows.study.request import StudyRequest
+from flows.study.trainings import ReadyArm, begun_study, learn_by_training, run_all
 from tasks.errors import InputError
 from tasks.redact import discreet
-from tasks.speedup.study.design import expand
 from tasks.report.study_report import study_notes
-
-
-class StudyRequest(BaseModel):
-    """What a study is to compare."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    preset: Text
-    """Name or path of the preset, for people."""
-    config: Config
-    """What all arms have in common."""
-    axes: dict[str, list[Text]]
-    """Setting -> its values, the baseline's first."""
-    ladder: bool = False
-    """Add one factor at a time instead of the full grid."""
-    # The bounds are for the form, and refuse there; `clear_study` and the command say what is wrong in a sentence.
-    repeats: int = Field(default=3, json_schema_extra={"minimum": 1})
-    """Trainings of each arm."""
-    target: float | None = Field(default=None, json_schema_extra={"exclusiveMinimum": 0, "maximum": 1})
-    """Validation score (accuracy, mean IoU or SSIM) to which the time is measured; None for the lowest that a baseline
-    run ends with."""
+from tasks.speedup.study.design import expand
 
 
 def clear_study(request: StudyRequest, site: Site) -> list[ReadyArm]:

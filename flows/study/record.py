@@ -6,23 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flows.run.record import compile_metrics
-from flows.lifecycle.report_artifacts import describe_devices, log_environment, log_report
 from flows.lifecycle.mlflow_views import share_study
-from tasks.evaluate.pixel_metrics import score_difference
+from flows.lifecycle.report_artifacts import describe_devices, log_environment, log_report
 from tasks.evaluate.metrics import discordant
-from tasks.records import EvaluateResult, Hardware, PreparedSet, SpeedupResult, TrainResult
-from tasks.speedup.study.analysis import budget_differences, ladder, scalings, summarise_arms, target_accuracy
-from tasks.speedup.study.records import ArmRun, ArmSummary, Scaling, StudyArm, StudyResult
+from tasks.evaluate.pixel_metrics import score_difference
+from tasks.records import Hardware, PreparedSet, SpeedupResult
 from tasks.report.study_charts import draw_study
 from tasks.report.study_report import render_study
+from tasks.speedup.study.analysis import budget_differences, ladder, scalings, summarise_arms, target_accuracy
 from tasks.speedup.study.pairs import Trainings
+from tasks.speedup.study.records import ArmRun, ArmSummary, Scaling, StudyArm, StudyResult
 from tasks.track import run as tracking
 from tasks.track.environment import package_versions
 from tasks.track.run import RunHandle
 
 if TYPE_CHECKING:
-    from flows.study.flow import StudyRequest
+    from flows.study.request import StudyRequest
 
 
 @dataclass(frozen=True)
@@ -92,29 +91,6 @@ def _paired(run: ArmRun, base: ArmRun | None, known: Mapping[str, PreparedSet]) 
         return run.model_copy(update={"score_difference": value, "score_error": error})
     gained, lost = discordant(base.predictions, run.predictions, prepared)
     return run.model_copy(update={"num_gained": gained, "num_lost": lost})
-
-
-def training_metrics(run: ArmRun, trained: TrainResult, evaluated: EvaluateResult) -> dict[str, float | None]:
-    """Of a training inside a study or a sweep."""
-    metrics: dict[str, float | None] = {
-        "throughput/steady_samples_per_second": run.samples_per_second,
-        "throughput/samples_per_second": trained.samples_per_second,
-        "throughput/prediction_samples_per_second": evaluated.samples_per_second,
-        "time/data_wait_fraction": run.data_wait_fraction,
-        "time/communication_fraction": run.communication_fraction,
-        "time/idle_fraction": run.idle_fraction,
-        "time/end_to_end_seconds": run.end_to_end_seconds,
-        "time/epoch_seconds": run.epoch_seconds,
-        "time/wall_seconds": trained.wall_seconds,
-        "memory/peak_bytes": run.peak_memory_bytes,
-        "energy/joules": run.energy_joules,
-        "test/accuracy": evaluated.accuracy,
-        f"test/{evaluated.score_name}": evaluated.score,
-        "test/score": evaluated.score,
-        "train/final_loss": trained.final_loss,
-    }
-    metrics |= {f"time/{item}_seconds": seconds for item, seconds in trained.time_budget.items()}
-    return metrics | compile_metrics(trained)
 
 
 def log_arm(handle: RunHandle, arm: StudyArm, run: ArmRun) -> None:

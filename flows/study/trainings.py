@@ -6,7 +6,6 @@ fails. Knows nothing of what the study makes of them.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,32 +13,32 @@ from typing import Protocol
 
 from prefect import get_run_logger
 
-from conf.data import Data
-from conf.load import apply, validate
 from conf.config import Config
+from conf.data import Data
 from conf.environment import Site
+from conf.load import make_config
 from flows.checks import preflight
-from flows.lifecycle.request_artifact import Kind, Request, tracked
-from flows.facts import run_facts
-from flows.lifecycle.signals import is_interruption
 from flows.checks.measured_plan import measured_plan
 from flows.checks.origin import check_origin
 from flows.checks.preflight import Cleared
-from flows.study.record import log_arm, log_diagnosis, training_metrics
 from flows.lifecycle.mlflow_run import nested
+from flows.lifecycle.request_artifact import Kind, Request, tracked
 from flows.lifecycle.retries import tried
+from flows.lifecycle.signals import is_interruption
+from flows.run.outcome import run_facts
+from flows.study.metrics import arm_run, training_metrics
+from flows.study.record import log_arm, log_diagnosis
 from tasks.cluster.resources import Demand, demand_of
 from tasks.cluster.start import open_cluster
 from tasks.data.prefect_tasks import prepare
 from tasks.errors import InputError, PacelineError
 from tasks.evaluate.prefect_tasks import evaluate
 from tasks.fingerprint import workload_fingerprint
-from tasks.records import EvaluateResult, PreparedSet, TrainResult
+from tasks.records import PreparedSet
+from tasks.speedup.comparability import differences
+from tasks.speedup.prefect_tasks import account
 from tasks.speedup.study.design import balanced_order
 from tasks.speedup.study.ledger import Ledger
-from tasks.speedup.comparability import differences
-from tasks.speedup.steady_state import steady_rate
-from tasks.speedup.prefect_tasks import account
 from tasks.speedup.study.records import ArmRun, StudyArm
 from tasks.track import run as tracking
 from tasks.track.run import RunHandle
@@ -80,18 +79,6 @@ class ReadyArm:
     learn: Callable[[Work, ReadyArm, Config, RunHandle], ArmRun]
     """One training and what came of it; logs both to the run. Of the record's fields those which say when and with
     which facts it ran are filled in afterwards."""
-
-
-def make_config(config: Config, overrides: list[str]) -> Config:
-    """A configuration with overrides.
-
-    Raises:
-        ConfigError: the result is not valid.
-    """
-    tree = config.model_dump(mode="json")
-    for override in overrides:
-        apply(tree, override)
-    return validate(tree)
 
 
 def _demand(arms: list[ReadyArm]) -> Demand:
@@ -265,39 +252,4 @@ def _job(work: Work, arm: ReadyArm, config: Config, prepared: PreparedSet, handl
         tracking_uri=handle.tracking_uri,
         home=str(work.site.root),
         cold_compile=True,  # or the first of the repeats would compile for all
-    )
-
-
-def arm_run(arm: StudyArm, trained: TrainResult, evaluated: EvaluateResult) -> ArmRun:
-    """The figures of a training that a study compares."""
-    ends = trained.epoch_ends
-    lengths = [later - sooner for sooner, later in itertools.pairwise(ends)]
-    startup = trained.startup_seconds
-    restarted = tuple(f"it was begun again: {restart.cause}" for restart in trained.restarts)
-    return ArmRun(
-        arm=arm.name,
-        repeat=0,
-        position=0,
-        world_size=trained.world_size,
-        num_epochs=trained.num_epochs,
-        samples_per_second=steady_rate(trained),
-        epoch_seconds=sorted(lengths)[len(lengths) // 2] if lengths else None,
-        first_epoch_seconds=ends[0] - startup if ends and startup is not None else None,
-        startup_seconds=startup,
-        end_to_end_seconds=ends[-1] if ends else None,
-        score_name=evaluated.score_name,
-        accuracy=evaluated.score,
-        num_test=evaluated.num_samples,
-        validation=tuple(zip(ends, trained.validation_scores[-len(ends) :], strict=False)),
-        time_budget=trained.time_budget,
-        data_wait_fraction=trained.data_wait_fraction,
-        communication_fraction=trained.communication_fraction,
-        idle_fraction=trained.idle_fraction,
-        peak_memory_bytes=trained.peak_memory_bytes,
-        energy_joules=trained.energy_joules,
-        contaminated=bool(restarted) or (trained.validity.contaminated if trained.validity else None),
-        contamination=restarted + (trained.validity.reasons if trained.validity else ()),
-        predictions=trained.predictions,
-        prediction_samples_per_second=evaluated.samples_per_second,
-        compile=trained.compile,
     )

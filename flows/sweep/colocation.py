@@ -6,13 +6,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from conf.load import ConfigError
+from conf.load import ConfigError, make_config
 from flows.checks import preflight
 from flows.lifecycle.signals import is_interruption
-from flows.study.trainings import make_config
 from flows.sweep.trial import SweepWork
-from tasks.files import write_durably
 from tasks.errors import PacelineError
+from tasks.files import write_durably
 from tasks.sweep.colocation import Colocation, colocation_of, judge_colocation
 from tasks.train.launch.coordinator import TrainJob
 from tasks.train.prefect_tasks import measure

@@ -11,41 +11,39 @@ from dataclasses import dataclass
 from typing import Any
 
 from prefect import flow, get_run_logger
-from pydantic import BaseModel, ConfigDict, Field
 
-from conf.credentials import Text
-from conf.load import ConfigError
 from conf.config import Config
 from conf.environment import Site, quieten
+from conf.load import ConfigError, make_config
 from flows.checks import preflight
-from flows.lifecycle import mlflow_views as views
-from flows.lifecycle.request_artifact import tracked
-from flows.lifecycle.signals import heard
 from flows.checks.measured_plan import measured_plan
+from flows.checks.preflight import Cleared
+from flows.lifecycle import mlflow_views as views
 from flows.lifecycle.outage import outlive_outages
 from flows.lifecycle.overlap import cancel_older
-from flows.run.flow import publish
-from flows.checks.preflight import Cleared
-from flows.study.trainings import make_config
+from flows.lifecycle.prefect_artifacts import publish
+from flows.lifecycle.request_artifact import tracked
+from flows.lifecycle.retries import tried
+from flows.lifecycle.signals import heard
 from flows.sweep.colocation import colocation_on
 from flows.sweep.record import SweepOutcome, log_sweep
-from tasks.sweep.concurrency import Room, find_room
+from flows.sweep.request import SweepRequest
 from flows.sweep.trial import SweepWork, run_trial
-from flows.lifecycle.retries import tried
 from tasks.cluster.client import count_workers
 from tasks.cluster.start import open_cluster
 from tasks.data.prefect_tasks import prepare
 from tasks.errors import InputError, RunError
 from tasks.fingerprint import workload_fingerprint
-from tasks.scores import SCORE_OF_TASK, SCORE_WORDS
 from tasks.records import Plan, PreparedSet
 from tasks.redact import discreet
-from tasks.train.autotune.choice import LAYER_SETTINGS
 from tasks.report.sweep_report import sweep_notes, trial_line
+from tasks.scores import SCORE_OF_TASK, SCORE_WORDS
+from tasks.sweep.concurrency import Room, find_room
 from tasks.sweep.optuna_study import Proposer, Search
+from tasks.sweep.records import Proposal, Trial
 from tasks.sweep.space import Parameter, most_epochs, num_proposals, parse_parameters
-from tasks.sweep.records import Proposal, Pruner, Sampler, Trial
 from tasks.track.run import RunHandle
+from tasks.train.autotune.choice import LAYER_SETTINGS
 from tasks.train.launch.coordinator import TrainJob
 
 JOURNAL = "trials.journal"
@@ -53,29 +51,6 @@ JOURNAL = "trials.journal"
 NETWORK = {"model.name", "model.width", "model.depth"}
 LOOK_SECONDS = 1.0
 """A signal waits no longer for its handler than this."""
-
-
-class SweepRequest(BaseModel):
-    """What a sweep is to try."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    preset: Text
-    """Name or path of the preset, for people."""
-    config: Config
-    """What all trials have in common."""
-    parameters: dict[str, Text]
-    """Setting -> its values: log(a,b), lin(a,b), int(a,b[,step]) or [x,y,z]."""
-    # The bounds are for the form, and refuse there; `clear_sweep` says what is wrong in a sentence.
-    num_trials: int | None = Field(default=None, json_schema_extra={"minimum": 1})
-    """Trials; None for 20, or all of a grid."""
-    sampler: Sampler = "tpe"
-    """What chooses the values: `tpe` learns from the trials before, `random`, or every combination as a `grid`."""
-    pruner: Pruner = "none"
-    """What ends a trial early whose validation score falls behind: `median` (of the others at that epoch), `asha` (the
-    best third goes on after 1, 3, 9 ... epochs) or `hyperband` (the same from several first epochs)."""
-    at_once: int | None = Field(default=None, json_schema_extra={"minimum": 1})
-    """Trials at the same time; None for as many as there are devices for."""
 
 
 @dataclass(frozen=True)

@@ -15,25 +15,24 @@ from typing import Any
 from prefect import get_run_logger
 from prefect.client.schemas.objects import State
 
-from conf.load import ConfigError
 from conf.config import Config
+from conf.load import ConfigError, make_config
 from flows.checks import preflight
-from flows.facts import run_facts
-from flows.lifecycle.signals import is_interruption
 from flows.checks.preflight import Cleared
-from flows.study.trainings import arm_run, make_config
-from flows.study.record import training_metrics
-from tasks.sweep.concurrency import Room
 from flows.lifecycle.mlflow_run import nested
+from flows.lifecycle.signals import is_interruption
+from flows.run.outcome import run_facts
+from flows.study.metrics import arm_run, training_metrics
 from tasks import deadline
-from tasks.progress import hidden_bars
 from tasks.errors import InputError, PacelineError, RankError, StoppedError, one_line
 from tasks.evaluate.prefect_tasks import evaluate
+from tasks.progress import hidden_bars
 from tasks.records import EvaluateResult, Plan, PreparedSet, TrainResult
 from tasks.speedup.study.records import StudyArm
+from tasks.sweep.concurrency import Room
 from tasks.sweep.optuna_study import Proposer
-from tasks.sweep.space import Parameter
 from tasks.sweep.records import Proposal, Status, Trial
+from tasks.sweep.space import Parameter
 from tasks.track import run as tracking
 from tasks.track.run import RunHandle
 from tasks.train.launch.coordinator import TrainJob

@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 from pydantic import ValidationError
 
-from tasks.files import write_durably
 from tasks.errors import RunError, one_line
+from tasks.files import write_durably
 from tasks.host import BOOT_ID
 from tasks.records import Record
 from tasks.redact import redact

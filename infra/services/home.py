@@ -15,8 +15,8 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from tasks.files import write_durably
 from tasks.errors import InputError
+from tasks.files import write_durably
 from tasks.records import Record
 
 LOOPBACK = "127.0.0.1"

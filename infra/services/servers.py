@@ -13,8 +13,8 @@ import urllib.error
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from conf.load import DASK_SETTINGS
 from conf.environment import QUIET_ENVIRONMENT, Site
+from conf.load import DASK_SETTINGS
 from infra.services.daemon import Daemon
 from infra.services.home import LOOPBACK, Home, Settings
 from infra.services.postgres import Postgres

@@ -10,13 +10,19 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from conf.environment import Site
-from tasks.cluster.resources import Demand
 from tasks.cluster.handshake import NoSchedulerError, greet
+from tasks.cluster.resources import Demand
 from tasks.cluster.tls import SCHEME, security_of
 from tasks.errors import InputError, RunError
 
 if TYPE_CHECKING:
     from distributed import Client
+import asyncio
+from collections.abc import Sequence
+
+if TYPE_CHECKING:
+    from distributed import Client
+
 
 CONNECT_SECONDS = 10
 ANSWER_SECONDS = 5
@@ -98,3 +104,28 @@ def wait_for_workers(address: str, demand: Demand, seconds: float, check: Callab
                     f"cluster.wait_seconds={seconds:g} these are there: {found}; {seen}"
                 )
             time.sleep(POLL_SECONDS)
+
+
+def ask(
+    client: Client, requests: Sequence[tuple[str, Callable[..., Any], tuple[Any, ...]]], seconds: float
+) -> list[Any]:
+    """Run functions on workers at the same time, none waiting for another.
+
+    Args:
+        client: of the scheduler.
+        requests: (worker's address, function, its arguments).
+        seconds: that each may take.
+
+    Returns:
+        What each returned, or the exception in its place.
+    """
+
+    async def one(worker: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        answers = await asyncio.wait_for(client.run(function, *arguments, workers=[worker]), seconds)
+        return answers[worker]
+
+    async def every() -> list[Any]:
+        return await asyncio.gather(*(one(*request) for request in requests), return_exceptions=True)
+
+    answers: list[Any] = client.sync(every)
+    return answers

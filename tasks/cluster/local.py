@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from conf.cluster import Cluster
-from tasks.cluster.resources import Demand
 from tasks.cluster.hardware import describe, usable_cores
+from tasks.cluster.resources import Demand
 from tasks.cluster.tls import opened_with
 from tasks.errors import InputError
 from tasks.records import Gpu

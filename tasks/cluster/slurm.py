@@ -18,9 +18,9 @@ from typing import Any
 
 from conf.cluster import Cluster
 from tasks.cluster.client import wait_for_workers
-from tasks.cluster.resources import Demand
 from tasks.cluster.dask_config import exports
 from tasks.cluster.local import QUIET_HTTP
+from tasks.cluster.resources import Demand
 from tasks.cluster.tls import Certificates
 from tasks.errors import InputError, RunError
 from tasks.records import Gpu, Hardware

@@ -18,9 +18,9 @@ from pydantic import ValidationError
 
 from conf.cluster import Cluster
 from tasks.cluster.client import wait_for_workers
-from tasks.cluster.resources import Demand
 from tasks.cluster.host_report import HostFacts
 from tasks.cluster.local import QUIET_HTTP
+from tasks.cluster.resources import Demand
 from tasks.cluster.tls import Certificates
 from tasks.errors import InputError, RunError, one_line
 from tasks.fingerprint import code_fingerprint

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from conf.environment import Site
 from conf.cluster import Cluster
+from conf.environment import Site
 from tasks.errors import InputError
 from tasks.records import Choice, Record
 

@@ -10,10 +10,10 @@ import json
 from importlib import metadata
 
 from conf.data import Data
-from tasks.data.sources import registry as source
+from tasks.data.decode.transform import TRANSFORM_VERSION
 from tasks.data.listing import SampleListing
 from tasks.data.sources import array_rows, clips, signals
-from tasks.data.decode.transform import TRANSFORM_VERSION
+from tasks.data.sources import registry as source
 from tasks.records import Listing
 
 FORMAT_VERSION = 2

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks.data.prepare import manifest
 from tasks.data.listing import SplitName
+from tasks.data.prepare import manifest
 from tasks.data.prepare.shard import Shard
 from tasks.errors import RunError, one_line
 from tasks.records import PreparedSet

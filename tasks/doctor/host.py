@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tasks.cluster.hardware import describe, torch_has_cuda
 from tasks.doctor.finding import Finding, bad, doubtful, good
+from tasks.files import nearest_existing
 from tasks.host import has_compiler
-from tasks.paths import nearest_existing
 
 GIB = 2**30
 LITTLE_BYTES = 10 * GIB

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from conf.plugins import Plugin
 from conf.environment import Site
-from tasks.cluster.client import connect, workers
+from conf.plugins import Plugin
+from tasks.cluster.client import ask, connect, workers
 from tasks.cluster.hardware import describe
 from tasks.cluster.user_packages import Asked, wanting
 from tasks.cluster.user_packages import Seen as Packages
@@ -27,7 +27,6 @@ from tasks.fingerprint import code_fingerprint
 from tasks.records import Record
 from tasks.redact import redact
 from tasks.track.environment import installed
-from tasks.train.launch.rank_group import ask
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -13,8 +13,8 @@ import numpy as np
 
 from tasks.errors import RunError
 from tasks.evaluate.metrics import Floats, read_predictions
-from tasks.scores import ious, mean_iou
 from tasks.records import EvaluateResult, PreparedSet, ScoreName, TrainResult
+from tasks.scores import ious, mean_iou
 
 
 def evaluate_statistics(train: TrainResult, prepared: PreparedSet) -> EvaluateResult:

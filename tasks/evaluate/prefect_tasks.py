@@ -8,12 +8,12 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from tasks import deadline
-from tasks.evaluate.pixel_metrics import evaluate_statistics
 from tasks.evaluate.metrics import evaluate_predictions, read_test_split
-from tasks.result_cache import find_kept, keep
-from tasks.scores import class_scores, quality_facts
+from tasks.evaluate.pixel_metrics import evaluate_statistics
 from tasks.records import EvaluateResult, PreparedSet, TrainResult
 from tasks.redact import discreet
+from tasks.result_cache import find_kept, keep
+from tasks.scores import class_scores, quality_facts
 
 
 @task(name="evaluate", cache_policy=NO_CACHE)

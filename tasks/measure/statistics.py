@@ -43,7 +43,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from tasks.records import Block
+from tasks.records import Block, Record
 
 INNER_CONFIDENCE = 0.98
 """Level at which the intervals are computed so that, after early stopping, they cover 95 %: see the table above."""
@@ -170,3 +170,11 @@ def round_ratios(rounds: Iterable[Iterable[Block]]) -> tuple[float, ...]:
 def parallel_efficiency(rounds: Iterable[Iterable[Block]], num_devices: int) -> Estimate | None:
     """Candidate's throughput over `num_devices` times that of the same execution on one device (arm `single`)."""
     return estimate_ratio(_log_ratios(rounds, "single", "candidate") - np.log(num_devices))
+
+
+class Interval(Record):
+    """A quantity with its 95 % interval; the ends are None with too few repeats for one."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None

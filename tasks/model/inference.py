@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from tasks.model.optimization import LabelledBatch
+from tasks.model.batch import LabelledBatch
 from tasks.model.objectives import Outputs, Task
 
 Int64s = np.ndarray[tuple[int], np.dtype[np.int64]]

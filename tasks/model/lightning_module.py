@@ -12,10 +12,10 @@ from lightning.pytorch import LightningModule
 from torch import nn
 
 from conf.recipe import Recipe
+from tasks.model.batch import Course, LabelledBatch
 from tasks.model.muon import RATE_FACTOR
-from tasks.model.optimization import Course, LabelledBatch, batch_loss, build_optimizer
-from tasks.model.schedule import learning_rate_factor
 from tasks.model.objectives import Task
+from tasks.model.optimization import batch_loss, build_optimizer, learning_rate_factor
 
 STATE_KEY = "paceline"
 

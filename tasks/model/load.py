@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from tasks.model_bundle import WEIGHTS, read_model
 from tasks.errors import InputError, one_line
 from tasks.model.networks.registry import build_network
+from tasks.model_bundle import WEIGHTS, read_model
 from tasks.records import ModelFacts
 
 

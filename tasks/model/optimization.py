@@ -5,8 +5,7 @@ Shapes: N samples, T regression targets.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -18,85 +17,12 @@ from tasks.model.transfer import parameter_groups
 
 if TYPE_CHECKING:
     from tasks.model.objectives import Task
+import math
 
+from tasks.model.batch import LabelledBatch
 
 _MARK = "_dynamo_weak_dynamic_indices"
 """What `maybe_mark_dynamic` leaves at a tensor of a compiled step; what is made of it needs its own."""
-
-
-class LabelledBatch(Protocol):
-    """What a loader yields."""
-
-    @property
-    def images_NCHW(self) -> torch.Tensor:
-        """Normalised float32 images on the device."""
-
-    @property
-    def labels_N(self) -> torch.Tensor:
-        """Class indices, int64."""
-
-    @property
-    def targets_NT(self) -> torch.Tensor | None:
-        """Regression targets, float32, or None."""
-
-    @property
-    def draws_N(self) -> torch.Tensor | None:
-        """int64: what is added at random follows from them; None where nothing is."""
-
-    @property
-    def weight(self) -> float:
-        """n_local * world_size / n_global."""
-
-    @property
-    def others_N(self) -> torch.Tensor | None:
-        """Classes of images that are mixed in, int64, or None."""
-
-    @property
-    def shares_N(self) -> torch.Tensor | None:
-        """How much of each image is of its own class, float32, or None for all."""
-
-
-class Course(Protocol):
-    """The steps of a training laid over its epochs; steps are counted over all of them."""
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Of a whole epoch."""
-
-    @property
-    def num_passed(self) -> int:
-        """Of `steps_per_epoch`, those that are behind this group where it takes up; all of them at an epoch's end."""
-
-    def done(self, step: int) -> tuple[int, int]:
-        """What has been seen when so many steps are done: whole epochs, and samples of the next one."""
-
-    def samples(self, step: int) -> int:
-        """How many samples have been seen when so many steps are done, over all epochs."""
-
-    def ends_epoch(self, step: int) -> bool:
-        """Whether an epoch is over when so many steps are done."""
-
-    def epoch_end(self, step: int) -> int:
-        """The first step from this one on after which an epoch is over."""
-
-    def num_steps(self, num_epochs: int) -> int:
-        """Of a training of so many epochs."""
-
-    def even_step(self, step: int) -> float:
-        """Which step this would be if all before it had been of this group's batch size; what schedules go by."""
-
-
-class BatchSource(Protocol):
-    """What feeds a training: sized in steps per epoch, positioned by global step."""
-
-    def __len__(self) -> int:
-        """Steps per epoch."""
-
-    def __iter__(self) -> Iterator[LabelledBatch]:
-        """Batches from the position to the end of its epoch."""
-
-    def seek(self, step: int) -> None:
-        """Go to a global step."""
 
 
 def batch_loss(network: nn.Module, batch: LabelledBatch, recipe: Recipe, task: Task) -> torch.Tensor:
@@ -151,3 +77,27 @@ def settle(optimizer: torch.optim.Optimizer, network: nn.Module, *, is_captured:
 def _can_fuse(network: nn.Module) -> bool:
     """Of sharded weights torch 2.13 has no fused SGD."""
     return not isinstance(network, FSDPModule)
+
+
+def learning_rate_factor(recipe: Recipe, step: float, steps_per_epoch: int) -> float:
+    """Factor on the peak learning rate at a step (0-based), between 0 and 1.
+
+    Args:
+        recipe: schedule, warm-up and number of epochs.
+        step: global step; between two steps where steps before it were of another size.
+        steps_per_epoch: steps of one epoch.
+
+    Linear warm-up as in Goyal et al. (2017); one-cycle as in Smith (2018): linear up, linear down to zero.
+    """
+    total = recipe.num_epochs * steps_per_epoch
+    warmup = min(recipe.warmup_epochs, recipe.num_epochs / 2) * steps_per_epoch  # a short trial of a long recipe
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    if recipe.schedule == "piecewise":
+        return float(recipe.drop_factor ** (step // (recipe.drop_epochs * steps_per_epoch)))
+    if recipe.schedule == "constant":
+        return 1.0
+    progress = min(1.0, (step - warmup) / max(1.0, total - warmup))
+    if recipe.schedule == "cosine":
+        return 0.5 * (1.0 + math.cos(math.pi * progress))
+    return 1.0 - progress

@@ -13,9 +13,9 @@ from uuid import uuid4
 
 from tasks import deadline
 from tasks.cluster.bounded_submit import completed, connect_to_workers
-from tasks.predict.subprocess_job import Alone, run_alone
 from tasks.predict.job import Parity, Part, PartRecord, Settings
 from tasks.predict.part import check_parity, predict_part
+from tasks.predict.subprocess_job import Alone, run_alone
 from tasks.records import Reads
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ import numpy as np
 
 from conf.data import Data
 from conf.signal import Signal
-from tasks.data.sources import registry as source
 from tasks.data.item import Fit
 from tasks.data.listing import Origin
 from tasks.data.samples import Samples
 from tasks.data.sources import clips, folder, pairs, signals
+from tasks.data.sources import registry as source
 from tasks.errors import InputError
 
 UNKNOWN = -1

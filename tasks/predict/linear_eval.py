@@ -14,18 +14,18 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from conf.execution import Precision
 from conf.config import Config
-from tasks.model_bundle import digest_of, write_model
+from conf.execution import Precision
 from tasks.data.split import Split, open_split
 from tasks.evaluate.linear_classifier import Fit, fit
-from tasks.model.pretrained import begun_state
-from tasks.predict.subprocess_job import serve, since_start
-from tasks.predict.job import Settings, batch_size_for
-from tasks.predict.predictor import Predictor
-from tasks.records import PreparedSet, Pretrained, Record, Validity
 from tasks.measure.energy import EnergyMeter
 from tasks.measure.validity import ValidityWatch
+from tasks.model.pretrained import begun_state
+from tasks.model_bundle import digest_of, write_model
+from tasks.predict.job import Settings, batch_size_for
+from tasks.predict.predictor import Predictor
+from tasks.predict.subprocess_job import serve, since_start
+from tasks.records import PreparedSet, Pretrained, Record, Validity
 
 MODULE = "tasks.predict.linear_eval"
 MODEL, PREDICTIONS = "model", "predictions.npz"

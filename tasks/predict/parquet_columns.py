@@ -18,8 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from PIL import Image
 
-from tasks.predict.outputs import Arrays, Asked
 from tasks.predict.job import Part
+from tasks.predict.outputs import Arrays, Asked
 from tasks.records import ModelFacts
 
 PIXEL_TASKS = ("segment", "denoise")

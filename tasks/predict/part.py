@@ -18,11 +18,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.data.decode.pixels import Pixels, read_pixels, read_whole
-from tasks.data.storage.read_files import counted
 from tasks.data.decode.transform import DecodeError, UnreadError
+from tasks.data.storage.read_files import counted
 from tasks.files import write_durably
-from tasks.predict.parquet_columns import PIXEL_TASKS, Answers, Row, answers_of, pixel_answers_of
 from tasks.predict.job import Parity, Part, PartRecord, Settings
+from tasks.predict.parquet_columns import PIXEL_TASKS, Answers, Row, answers_of, pixel_answers_of
 from tasks.predict.predictor import Predictor, parity, parity_of_whole, predictor
 from tasks.records import ModelFacts, Reads
 

@@ -18,13 +18,13 @@ import torch
 
 from tasks.cluster.hardware import cpu_kind
 from tasks.data.loading.batch import Normalise, laid_out
+from tasks.files import private_directory
 from tasks.model.fuse_batch_norm import fold_batch_norm
 from tasks.model.load import open_trained
 from tasks.model.transfer import reach_and_stride
-from tasks.predict.outputs import Arrays, asked_of, compared, with_head
 from tasks.predict.job import Parity, Settings, batch_size_for
+from tasks.predict.outputs import Arrays, asked_of, compared, with_head
 from tasks.predict.tiles import bands_of, grid_for, put
-from tasks.private import private_directory
 from tasks.train.step.precision import AUTOCAST_DTYPES, prepare_network
 
 NUM_SHAPES = 8

@@ -12,17 +12,17 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from tasks import deadline
-from tasks.progress import progress_of_samples
-from tasks.files import is_full
 from tasks.errors import OutsideError, RunError, one_line
-from tasks.predict.subprocess_job import Alone
-from tasks.predict.linear_eval import MODULE as FROZEN
-from tasks.predict.linear_eval import Frozen, FrozenJob
+from tasks.files import is_full
 from tasks.predict.dask_graph import alone_on_worker, parity_on_worker, predict_parts
 from tasks.predict.job import Parity, Part, PartRecord, Settings
+from tasks.predict.linear_eval import MODULE as FROZEN
+from tasks.predict.linear_eval import Frozen, FrozenJob
+from tasks.predict.part import finished
+from tasks.predict.subprocess_job import Alone
 from tasks.predict.throughput import MODULE as PACE
 from tasks.predict.throughput import PaceJob, Paces
-from tasks.predict.part import finished
+from tasks.progress import progress_of_samples
 from tasks.records import Reads, Record
 from tasks.redact import discreet
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from tasks.files import write_durably
 from tasks.errors import RunError
+from tasks.files import write_durably
 from tasks.records import Record
 from tasks.train.launch.layout import rank_environment
 from tasks.train.launch.rank_process import end_group

@@ -16,17 +16,17 @@ import numpy as np
 import numpy.typing as npt
 
 from tasks.data.split import open_split
+from tasks.measure.statistics import MIN_ROUNDS, estimate_ratio
+from tasks.measure.validity import ValidityWatch
 from tasks.model.flops import cost_of
 from tasks.model.load import open_trained
-from tasks.predict.subprocess_job import serve
-from tasks.predict.linear_eval import pictures
 from tasks.predict.job import Settings
+from tasks.predict.linear_eval import pictures
 from tasks.predict.predictor import Predictor
+from tasks.predict.subprocess_job import serve
 from tasks.records import Cost, Gpu, PreparedSet, Record, Validity
-from tasks.speedup.study.no_gpu import Rates
-from tasks.measure.statistics import MIN_ROUNDS, estimate_ratio
 from tasks.speedup.study.pairs import as_interval
-from tasks.measure.validity import ValidityWatch
+from tasks.speedup.study.records import Rates
 
 MODULE = "tasks.predict.throughput"
 BLOCK_SECONDS = 0.15

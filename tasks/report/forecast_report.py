@@ -8,13 +8,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
 
-from tasks.report.plotting import BLUE, FAINT, FONT_POINTS, GREY, INK, ORANGE, new_figure, set_title, svg_text
+from tasks.formatting import format_seconds
 from tasks.redact import redact
-from tasks.report.run_charts import format_seconds
-from tasks.speedup.checks import calibration
-from tasks.speedup.forecast.records import Advice, AdviseResult, Check, Company, Limits, Prediction
 from tasks.report.html import Html, bullets, columns, join, page, paragraph, section, table, tag, text, tiles
+from tasks.report.plotting import BLUE, FAINT, FONT_POINTS, GREY, INK, ORANGE, new_figure, set_title, svg_text
 from tasks.speedup.forecast.model import MAX_DEVICES
+from tasks.speedup.forecast.records import Advice, AdviseResult, Check, Company, Limits, Prediction, calibration
 
 KINDS = ("strong", "weak")
 

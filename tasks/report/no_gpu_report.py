@@ -8,12 +8,13 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from tasks.report.plotting import svg_text
+from tasks.formatting import format_seconds
 from tasks.redact import redact
-from tasks.report.run_charts import draw_ratios, format_seconds
-from tasks.speedup.study.no_gpu import SCRATCH, Cell, NoGpuResult, Way
 from tasks.report.html import Html, bullets, columns, folded, join, page, paragraph, section, table, tag, text, tiles
+from tasks.report.plotting import svg_text
+from tasks.report.run_charts import draw_ratios
 from tasks.report.study_report import DASH, ratio_text
+from tasks.speedup.study.no_gpu import SCRATCH, Cell, NoGpuResult, Way
 
 HEAD = ("way", "on", "accuracy", "to the target", "speedup", "whole", "speedup", "energy", "predicts", "eager", "basis")
 DIGITS_OF_ESTIMATES = 2

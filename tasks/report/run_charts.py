@@ -13,17 +13,27 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from tasks.report.plotting import BLUE, FAINT, FONT_POINTS, GREEN, GREY, INK, ORANGE, PAPER, break_name, new_figure, set_title, shorten
-from tasks.scores import SCORE_WORDS
-from tasks.records import ScoreName, SpeedupResult, TrainResult
+from tasks.formatting import format_seconds
 from tasks.measure.statistics import round_ratios
+from tasks.records import ScoreName, SpeedupResult, TrainResult
+from tasks.report.plotting import (
+    BLUE,
+    FAINT,
+    FONT_POINTS,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PAPER,
+    break_name,
+    new_figure,
+    set_title,
+    shorten,
+)
+from tasks.scores import SCORE_WORDS
 
 MAX_NAME = 30
 """Characters of a line of a name."""
-LONG_SECONDS = 99.95
-"""From here on times are written in minutes and seconds."""
-SHORT_SECONDS = 0.1
-"""Below, they are written in milliseconds."""
 MAX_POINTS = 2000
 """Points of a curve that are drawn; more of them are thinned out."""
 MAX_MARKED_EPOCHS = 40
@@ -172,16 +182,6 @@ def draw_time_budget(time_budget: Mapping[str, float]) -> Figure | None:
     axis.spines[["bottom"]].set_visible(False)
     set_title(axis, f"Where {format_seconds(sum(time_budget.values()))} went")
     return figure
-
-
-def format_seconds(seconds: float) -> str:
-    """Seconds for people: 0.4 ms, 12.3 s, 4 min 05 s, 2 h 10 min."""
-    hours, rest = divmod(round(seconds), 3600)
-    if hours:
-        return f"{hours} h {rest // 60:02d} min"
-    if abs(seconds) >= LONG_SECONDS:
-        return f"{rest // 60} min {rest % 60:02d} s"
-    return f"{seconds:.1f} s" if abs(seconds) >= SHORT_SECONDS else f"{seconds * 1000:.1f} ms"
 
 
 def draw_speed(speedup: SpeedupResult, train: TrainResult, time_budget: Mapping[str, float]) -> dict[str, Figure]:

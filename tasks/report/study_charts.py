@@ -13,10 +13,24 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
 
-from tasks.report.plotting import BLUE, FAINT, FONT_POINTS, GREEN, GREY, INK, ORANGE, PAPER, break_name, new_figure, set_title, shorten
-from tasks.report.run_charts import format_seconds
+from tasks.formatting import format_seconds
+from tasks.measure.statistics import Interval
+from tasks.report.plotting import (
+    BLUE,
+    FAINT,
+    FONT_POINTS,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PAPER,
+    break_name,
+    new_figure,
+    set_title,
+    shorten,
+)
+from tasks.speedup.study.records import ArmSummary, BudgetDifference, Scaling, StudyResult
 from tasks.speedup.study.scaling import law
-from tasks.speedup.study.records import ArmSummary, BudgetDifference, Interval, Scaling, StudyResult
 
 MAX_NAME = 26
 MAX_TITLE = 52

@@ -10,14 +10,15 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from tasks.report.plotting import svg_text
-from tasks.scores import SCORE, score_word
+from tasks.formatting import format_seconds
+from tasks.measure.statistics import Interval
 from tasks.redact import redact
-from tasks.report.run_charts import format_seconds
-from tasks.speedup.comparability import explain
 from tasks.report.html import Html, bullets, columns, folded, join, page, paragraph, section, table, tag, text, tiles
-from tasks.speedup.study.records import ArmSummary, Interval, StudyResult
+from tasks.report.plotting import svg_text
 from tasks.report.study_charts import draw_study, execution_name, why_no_ratio, winner
+from tasks.scores import SCORE, score_word
+from tasks.speedup.comparability import explain
+from tasks.speedup.study.records import ArmSummary, StudyResult
 
 DASH = "\N{EN DASH}"
 FASTER = "faster"

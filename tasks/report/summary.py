@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.scores import quality_facts
+from tasks.formatting import format_seconds
 from tasks.records import EvaluateResult, Pretrained
-from tasks.report.run_charts import budget_items, format_seconds
+from tasks.report.run_charts import budget_items
+from tasks.scores import quality_facts
 
 NUM_BUDGET_ITEMS = 4
 

@@ -13,8 +13,8 @@ from matplotlib.ticker import MaxNLocator
 
 from tasks.report.plotting import BLUE, FAINT, FONT_POINTS, GREY, INK, ORANGE, PAPER, new_figure, set_title, shorten
 from tasks.scores import SCORE_WORDS
-from tasks.sweep.space import Parameter, text_of
 from tasks.sweep.records import SweepResult, Trial
+from tasks.sweep.space import Parameter, text_of
 
 HEIGHT_INCHES = 2.6
 MAX_PARAMETERS = 8

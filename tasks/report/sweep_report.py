@@ -6,15 +6,15 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tasks.report.plotting import svg_text
-from tasks.scores import SCORE_WORDS
+from tasks.formatting import format_seconds
 from tasks.redact import redact
-from tasks.report.run_charts import format_seconds
 from tasks.report.html import Html, bullets, columns, folded, join, page, paragraph, section, table, tag, text, tiles
+from tasks.report.plotting import svg_text
 from tasks.report.study_report import ratio_text
 from tasks.report.sweep_charts import draw_sweep
-from tasks.sweep.space import Parameter, Scalar
+from tasks.scores import SCORE_WORDS
 from tasks.sweep.records import SweepResult, Trial
+from tasks.sweep.space import Parameter, Scalar
 
 DASH = "\N{EN DASH}"
 

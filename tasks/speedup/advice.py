@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from conf.config import Config
-from tasks.scores import SCORE_WORDS
 from tasks.records import EvaluateResult, Plan, PreparedSet, SpeedupResult, TrainResult
+from tasks.scores import SCORE_WORDS
 
 MIN_GAIN = 0.005
 """A score that still rose by this much over the last quarter of the epochs has not settled."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from conf.load import flatten
 from conf.config import Config
+from conf.load import flatten
 from tasks.records import Plan, Pretrained
 from tasks.speedup.study.records import FieldVerdict, MatchVerdict
 

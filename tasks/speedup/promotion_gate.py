@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from conf.config import Track
-from tasks.scores import SCORE_WORDS
 from tasks.records import EvaluateResult, Record, ScoreName, TrainResult
+from tasks.scores import SCORE_WORDS
 from tasks.speedup.regression import Judgement
 
 

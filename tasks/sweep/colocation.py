@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from tasks.measure.statistics import Estimate, Interval, arm_ratio
 from tasks.records import Arm, Measurement, Plan, ProbeResult, Record
-from tasks.measure.statistics import Estimate, arm_ratio
-from tasks.speedup.study.records import Interval
 from tasks.train.plan import arm_of
 
 Layout = Literal["one model per device", "one model on all devices", "no certain difference"]

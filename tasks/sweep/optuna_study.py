@@ -18,8 +18,8 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from tasks.records import Record
-from tasks.sweep.space import Parameter
 from tasks.sweep.records import Proposal, Pruner, Sampler, Status, Trial
+from tasks.sweep.space import Parameter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

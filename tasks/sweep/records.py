@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from tasks.measure.statistics import Interval
 from tasks.records import Choice, Record, ScoreName
-from tasks.speedup.study.records import Interval
 from tasks.sweep.colocation import Colocation
 from tasks.sweep.space import Parameter, Scalar
 

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from conf.load import ConfigError, apply, plain_value
 from conf.config import Config
+from conf.load import ConfigError, apply, plain_value
 from tasks.errors import InputError
 from tasks.records import Record
 

@@ -6,8 +6,8 @@ from urllib.parse import urlparse
 
 from conf.credentials import holds_credential
 from tasks.errors import InputError
-from tasks.redact import redact
 from tasks.http import ANSWER_SECONDS, status
+from tasks.redact import redact
 
 
 def check_address(variable: str, address: str, remedy: str) -> None:

@@ -11,8 +11,8 @@ import mlflow.artifacts
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from tasks.model_bundle import FACTS, WEIGHTS, digest_of, read_facts
 from tasks.errors import InputError, one_line
+from tasks.model_bundle import FACTS, WEIGHTS, digest_of, read_facts
 from tasks.records import ModelFacts
 from tasks.redact import redact
 from tasks.track.store import existing_client

@@ -21,9 +21,9 @@ from mlflow.types import ColSpec, Schema, TensorSpec
 
 from conf.plugins import Task
 from tasks.model_bundle import FACTS, WEIGHTS
-from tasks.scores import SCORE_WORDS
 from tasks.records import ModelFacts, Record, ScoreName
 from tasks.redact import redact
+from tasks.scores import SCORE_WORDS
 from tasks.track.run import RunHandle
 
 CHAMPION = "champion"

@@ -18,8 +18,8 @@ from mlflow.entities import DatasetInput, InputTag, Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from conf.load import flatten
 from conf.config import Config
+from conf.load import flatten
 from tasks.errors import InputError
 from tasks.records import PreparedSet, Record
 from tasks.redact import redact, redacted

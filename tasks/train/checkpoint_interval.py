@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tasks.records import Choice
 
 if TYPE_CHECKING:
-    from tasks.model.optimization import Course
+    from tasks.model.batch import Course
 
 MAX_SHARE = 0.02
 """Of the time, for checkpoints."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+from conf.config import Config
 from conf.execution import Compile, Loading, MemoryFormat, Precision
 from conf.recipe import FLIPPING
-from conf.config import Config
 from tasks.errors import InputError
 from tasks.records import Arm, Choice, Hardware, Plan
 from tasks.train.checkpoint_interval import rule

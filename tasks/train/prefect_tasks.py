@@ -15,14 +15,14 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from tasks import deadline
-from tasks.progress import progress_bar
 from tasks.errors import StoppedError
-from tasks.result_cache import find_kept, keep
+from tasks.progress import progress_bar
 from tasks.records import Choice, MeasureResult, Search, TrainResult
 from tasks.redact import discreet
+from tasks.result_cache import find_kept, keep
 from tasks.track.metrics_upload import deliver_rest
-from tasks.train.rank.checkpoint import newest_verified
 from tasks.train.launch.coordinator import TrainJob, measure_group, time_layers, train_group
+from tasks.train.rank.checkpoint import newest_verified
 
 Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 

@@ -14,21 +14,20 @@ from pathlib import Path
 
 from conf.load import load
 from tasks.cluster import hardware
-from tasks.data.prepare import manifest
-from tasks.data.sources import registry as source
-from tasks.data.prepare import store
-from tasks.data.prepare.chunks import Cutter
 from tasks.data.key import preparation_key
+from tasks.data.prepare import manifest, store
+from tasks.data.prepare.chunks import Cutter
 from tasks.data.prepare.shard import write_shard
+from tasks.data.sources import registry as source
 from tasks.evaluate.metrics import evaluate_predictions, read_test_split
 from tasks.fingerprint import code_fingerprint
 from tasks.host import host_identity
 from tasks.records import RankSpec
-from tasks.train.rank.context import Place
-from tasks.train.plan import resolve
 from tasks.train.launch.heartbeat import Pulse
-from tasks.train.rank.time_budget import Stopwatch
+from tasks.train.plan import resolve
+from tasks.train.rank.context import Place
 from tasks.train.rank.main import Rank
+from tasks.train.rank.time_budget import Stopwatch
 
 
 class SilentRank(Rank):

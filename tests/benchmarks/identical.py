@@ -4,8 +4,8 @@ import json
 import sys
 from pathlib import Path
 
-from tasks.records import Arm, RankSpec
 from tasks.measure.statistics import speedup_ratio
+from tasks.records import Arm, RankSpec
 from tasks.train.rank.benchmark import Bench
 from tasks.train.rank.context import Place
 

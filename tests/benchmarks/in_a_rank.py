@@ -18,18 +18,24 @@ from torch.profiler import ProfilerActivity, profile
 from tasks.data.loading.step_schedule import Course
 from tasks.data.loading.streaming import _NUM_BUFFERS
 from tasks.data.split import open_split
+from tasks.measure.probe import ArmRunner, run_probe
+from tasks.measure.validity import ValidityWatch
 from tasks.model.fuse_batch_norm import fold_batch_norm
 from tasks.model.inference import predictions
 from tasks.records import RankSpec
-from tasks.measure.probe import ArmRunner, run_probe
-from tasks.measure.validity import ValidityWatch
-from tasks.train.step.benchmark_step import BareStep, StepInputs
-from tasks.train.rank.callbacks import BudgetCallback, CheckpointCallback, ProgressCallback, ValidationCallback, log_steps
-from tasks.train.rank.context import Place
-from tasks.train.step.precision import forward_context, prepare_network
 from tasks.train.launch.heartbeat import Pulse
-from tasks.train.rank.time_budget import Stopwatch
+from tasks.train.rank.callbacks import (
+    BudgetCallback,
+    CheckpointCallback,
+    ProgressCallback,
+    ValidationCallback,
+    log_steps,
+)
+from tasks.train.rank.context import Place
 from tasks.train.rank.main import BASELINE, Rank
+from tasks.train.rank.time_budget import Stopwatch
+from tasks.train.step.benchmark_step import BareStep, StepInputs
+from tasks.train.step.precision import forward_context, prepare_network
 
 AHEAD = _NUM_BUFFERS + 1
 

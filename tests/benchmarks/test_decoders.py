@@ -22,11 +22,11 @@ import simplejpeg
 from PIL import Image, ImageOps
 
 from conf.data import Data
-from tasks.data.sources import registry as source
 from tasks.data.decode import transform
-from tasks.data.prepare.chunks import Cutter
 from tasks.data.listing import SPLITS
+from tasks.data.prepare.chunks import Cutter
 from tasks.data.prepare.shard import write_shard
+from tasks.data.sources import registry as source
 from tasks.measure.statistics import estimate_ratio
 from tests.benchmarks.conftest import at_most, tell
 

@@ -13,11 +13,11 @@ import pytest
 from distributed import LocalCluster
 
 from conf.data import Data
-from tasks.data.prepare import dask_graph as graph
-from tasks.data.sources import registry as source
-from tasks.data.prepare.chunks import Cutter
 from tasks.data.listing import SPLITS
+from tasks.data.prepare import dask_graph as graph
+from tasks.data.prepare.chunks import Cutter
 from tasks.data.prepare.shard import write_shard
+from tasks.data.sources import registry as source
 from tasks.measure.statistics import estimate_ratio
 from tests.benchmarks.conftest import at_most, tell
 

@@ -12,12 +12,12 @@ import sys
 import numpy as np
 import pytest
 
-from tasks.model_bundle import digest_of
-from tasks.cluster.hardware import usable_cores
 from tasks.cluster.dask_config import ENVIRON, lean
+from tasks.cluster.hardware import usable_cores
 from tasks.data.split import open_split
-from tasks.predict.job import Settings, batch_size_for
 from tasks.measure.statistics import FIXED_CONFIDENCE, estimate_ratio
+from tasks.model_bundle import digest_of
+from tasks.predict.job import Settings, batch_size_for
 from tasks.track.models import fetch_model
 from tests.benchmarks.conftest import HERE, ROOT, as_installed, at_least, last_line, paceline, tell
 

@@ -9,8 +9,8 @@ from conf.model import Model
 from conf.recipe import Recipe
 from tasks.data.loading.batch import Batch
 from tasks.model.networks.registry import build_network
-from tasks.model.optimization import batch_loss, build_optimizer, settle
 from tasks.model.objectives import Classification
+from tasks.model.optimization import batch_loss, build_optimizer, settle
 from tasks.records import Arm
 from tasks.train.step.cuda_graph import NUM_EAGER, make_step
 from tasks.train.step.precision import make_scaler, prepare_network
@@ -21,8 +21,8 @@ from tasks.train.step.train_step import TrainStep
 def test_a_rank_trains_on_the_gpu_in_every_precision(tmp_path, precision):
     from distributed import LocalCluster
 
-    from conf.load import load
     from conf.environment import Site
+    from conf.load import load
     from tasks.cluster import hardware
     from tasks.data.prepare import dask_graph as graph
     from tasks.data.sources import registry as source

@@ -17,17 +17,17 @@ import dask
 import psutil
 import pytest
 
-from conf.load import load
-from conf.environment import Site
 from conf.cluster import Cluster
-from flows.checks.training_host import training_host
+from conf.environment import Site
+from conf.load import load
 from flows.checks.preflight import check, settle
+from flows.checks.training_host import training_host
 from infra.services.home import free_port
 from tasks.cluster.client import connect
-from tasks.cluster.resources import Demand, demand_of
 from tasks.cluster.dask_config import lean
-from tasks.cluster.start import open_cluster
+from tasks.cluster.resources import Demand, demand_of
 from tasks.cluster.ssh import ask_hosts
+from tasks.cluster.start import open_cluster
 from tasks.errors import InputError, RunError
 from tasks.train.launch import placement as seats
 from tasks.train.launch.coordinator import train_group

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from distributed import Client
 
-from conf.load import load
 from conf.environment import Site
-from flows.doctor import _cluster, _wrong
+from conf.load import load
 from flows.checks.training_host import training_host
+from flows.doctor import _cluster, _wrong
 from tasks.cluster.client import connect
 from tasks.errors import InputError
 from tests.jobs import two_workers

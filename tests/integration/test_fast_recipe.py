@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.model_bundle import FACTS, WEIGHTS, digest_of
 from tasks.data.split import open_split
-from tasks.files import sha256_of
 from tasks.evaluate.metrics import evaluate_predictions, read_test_split
+from tasks.files import sha256_of
+from tasks.model_bundle import FACTS, WEIGHTS, digest_of
 from tasks.predict.job import Settings
 from tasks.predict.predictor import Predictor
 from tasks.records import ModelFacts

@@ -17,12 +17,12 @@ from PIL import Image
 from conf.data import Data
 from conf.load import DASK_SETTINGS
 from tasks.cluster.client import connect
-from tasks.data.prepare import dask_graph as graph
-from tasks.data.storage import read_files as reading
-from tasks.data.sources import registry as source
-from tasks.data.prepare import store
-from tasks.data.listing import SPLITS
 from tasks.data.decode.pixels import read_pixels
+from tasks.data.listing import SPLITS
+from tasks.data.prepare import dask_graph as graph
+from tasks.data.prepare import store
+from tasks.data.sources import registry as source
+from tasks.data.storage import read_files as reading
 from tasks.errors import InputError, OutsideError, SourceError
 from tests.clips import make_clips
 from tests.jobs import set_environment, two_workers

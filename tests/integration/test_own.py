@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from mlflow.tracking import MlflowClient
 
+from conf.environment import Site
 from conf.load import load
 from conf.plugins import embedded
-from conf.environment import Site
 from tasks.cluster.client import connect
 from tasks.cluster.user_packages import require_packages
 from tasks.data.prepare import dask_graph as graph

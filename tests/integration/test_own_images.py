@@ -17,12 +17,12 @@ from PIL import Image
 
 from conf.environment import Site
 from flows.predict.request import PredictRequest, clear_predict
-from tasks.model_bundle import digest_of, read_facts
-from tasks.data.loading.batch import Normalise
 from tasks.data.decode.transform import decode
-from tasks.files import sha256_of
+from tasks.data.loading.batch import Normalise
 from tasks.errors import InputError
+from tasks.files import sha256_of
 from tasks.model.load import open_trained
+from tasks.model_bundle import digest_of, read_facts
 from tasks.predict.job import Settings
 from tasks.predict.predictor import Predictor
 from tasks.track.models import fetch_model

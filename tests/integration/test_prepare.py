@@ -20,12 +20,11 @@ from PIL import Image
 
 from conf.data import Data
 from tasks import progress as display
-from tasks.data.prepare import chunks
+from tasks.data.prepare import chunks, store
 from tasks.data.prepare import dask_graph as graph
-from tasks.data.sources import registry as source
-from tasks.data.prepare import store
 from tasks.data.prepare.chunks import Cutter
 from tasks.data.prepare.shard import Chunk
+from tasks.data.sources import registry as source
 from tasks.errors import InputError, RunError
 from tasks.records import PreparedSet
 from tests.jobs import two_workers

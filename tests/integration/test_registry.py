@@ -6,8 +6,8 @@ import pytest
 from mlflow.tracking import MlflowClient
 from prefect.logging import disable_run_logger
 
-from conf.load import load
 from conf.environment import Site
+from conf.load import load
 from flows.run import registry as handoff
 from tasks.records import EvaluateResult, SpeedupResult, TrainResult
 from tasks.track import registry, store

@@ -261,7 +261,8 @@ def test_an_interrupted_run_goes_on_to_its_end_under_its_own_id(start, run, numb
 
 def has_standby(mark):
     return any(
-        has_mark(process, mark) and "tasks.train.launch.standby" in process.cmdline() for process in psutil.process_iter()
+        has_mark(process, mark) and "tasks.train.launch.standby" in process.cmdline()
+        for process in psutil.process_iter()
     )
 
 

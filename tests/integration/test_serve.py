@@ -10,8 +10,8 @@ import pytest
 from mlflow.tracking import MlflowClient
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from conf.load import load
 from conf.environment import Site
+from conf.load import load
 from flows.deployment import deployment_of, schedule_of
 from tests.deployments import LONG, SHORT, Deployments, Served
 from tests.jobs import two_workers

@@ -12,8 +12,8 @@ from PIL import Image
 from conf.data import Data
 from conf.environment import Site
 from flows.predict.request import PredictRequest, clear_predict
-from tasks.data.sources import registry as source
 from tasks.data.decode.pixels import read_pixels
+from tasks.data.sources import registry as source
 from tasks.errors import InputError
 from tests.pictures import make_pictures
 from tests.signals import make_sounds

@@ -26,7 +26,7 @@ SEARCH = WAIT.format(
     imports="from tasks.track.queries import find_runs",
     work="find_runs(sys.argv[1], 'many')",
 )
-LOOK = WAIT.format(imports="from tasks.track.server import server_version", work="server_version(sys.argv[1])")
+LOOK = WAIT.format(imports="from tasks.track.store import server_version", work="server_version(sys.argv[1])")
 SECONDS = 120
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from conf.load import load
 from conf.environment import Site
+from conf.load import load
 from flows.checks.pretrained import check_weights
-from tasks.model_bundle import FACTS, WEIGHTS, digest_of
 from tasks.data.key import describe
-from tasks.files import sha256_of
 from tasks.errors import InputError
+from tasks.files import sha256_of
+from tasks.model_bundle import FACTS, WEIGHTS, digest_of
 from tasks.records import ModelFacts
 from tasks.track import run as tracking
 from tasks.track.models import DIGEST_TAG

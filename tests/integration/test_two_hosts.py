@@ -12,10 +12,9 @@ import torch
 from distributed import Client
 
 from conf.load import load
-from tasks.data.prepare import chunks
+from tasks.data.prepare import chunks, store
 from tasks.data.prepare import dask_graph as graph
 from tasks.data.sources import registry as source
-from tasks.data.prepare import store
 from tasks.evaluate.metrics import evaluate_predictions, read_test_split
 from tasks.train.launch.coordinator import train_group
 from tasks.train.launch.rank_process import running_ranks

@@ -12,10 +12,10 @@ from typing import Annotated, get_args
 import pytest
 from pydantic import TypeAdapter
 
+from conf.cluster import Cluster
+from conf.config import Config
 from conf.load import apply, field_paths, load, preset_names
 from conf.study_plan import load_plan, plan_names
-from conf.config import Config
-from conf.cluster import Cluster
 from flows import cli
 from flows.commands import run
 from tasks.speedup.study.design import parse_axes

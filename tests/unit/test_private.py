@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 
 from tasks.errors import RunError
+from tasks.files import private_directory
 from tasks.predict import predictor
 from tasks.predict.job import Settings
-from tasks.private import private_directory
 
 
 def test_it_is_this_users_alone(tmp_path):

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tasks.data.sources import registry as source
 from tasks.data.decode import transform
 from tasks.data.item import Extent, Item, Picture
 from tasks.data.listing import Origin
 from tasks.data.samples import Samples
+from tasks.data.sources import registry as source
 from tasks.errors import one_line
 
 # Shape suffixes: N samples that could be read, H height, W width, C channels, T targets.

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import torch
 
+from conf.augmentation import Vary
 from conf.execution import Loading
 from conf.recipe import Augment
-from conf.augmentation import Vary
 from tasks.data.loading.foreground import ForegroundLoader
-from tasks.data.loading.sampling import BatchPlan, Shuffle
 from tasks.data.loading.resident import ResidentLoader
+from tasks.data.loading.sampling import BatchPlan, Shuffle
 from tasks.data.loading.streaming import StreamingLoader
 from tasks.data.loading.train_loader import Feed, TrainLoader
 from tasks.data.split import Split

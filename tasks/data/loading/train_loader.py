@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from conf.recipe import Augment
 from conf.augmentation import Vary
-from tasks.data.loading.batch import Batch, Normalise, fill_of
-from tasks.data.loading.step_schedule import Course
-from tasks.data.loading.sampling import BatchPlan, Shuffle, epoch_augmentation, epoch_order, padding
+from conf.recipe import Augment
 from tasks.data.loading.augmentation import Variation
+from tasks.data.loading.batch import Batch, Normalise, fill_of
+from tasks.data.loading.sampling import BatchPlan, Shuffle, epoch_augmentation, epoch_order, padding
+from tasks.data.loading.step_schedule import Course
 from tasks.data.split import Split
 
 

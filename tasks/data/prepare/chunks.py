@@ -16,8 +16,8 @@ import numpy as np
 
 from conf.data import Data
 from tasks.data.listing import SPLITS, Origin, SampleListing, SplitName
-from tasks.data.samples import Samples
 from tasks.data.prepare.shard import Chunk
+from tasks.data.samples import Samples
 from tasks.data.split import first_reader
 
 # Limits of a chunk, constants: shard borders, and with them the fingerprint, must not depend on the cluster.

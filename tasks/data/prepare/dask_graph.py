@@ -18,17 +18,16 @@ from uuid import uuid4
 from pydantic import ValidationError
 
 from conf.data import Data
-from tasks.cluster.client import workers
 from tasks.cluster.bounded_submit import completed, connect_to_workers
-from tasks.data.prepare import manifest
-from tasks.data.prepare import store
-from tasks.data.prepare.chunks import Cutter, Portion
+from tasks.cluster.client import workers
 from tasks.data.key import preparation_key
 from tasks.data.listing import SampleListing
+from tasks.data.prepare import manifest, store
+from tasks.data.prepare.chunks import Cutter, Portion
 from tasks.data.prepare.rejected import RejectedSpool
 from tasks.data.prepare.shard import Rejected, ShardRecord, write_shards
-from tasks.files import is_full
 from tasks.errors import InputError, OutsideError, RunError, one_line
+from tasks.files import is_full
 from tasks.records import PreparedSet, Reads
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ import simplejpeg
 from pydantic import Field, ValidationError, model_validator
 
 from conf.data import MAX_FRAMES, NUM_COLOURS, Data
-from tasks.data.prepare import moments
 from tasks.data.key import FORMAT_VERSION
 from tasks.data.listing import SPLITS, SampleListing, SplitName
+from tasks.data.prepare import moments
 from tasks.data.prepare.shard import Shard, ShardFile, ShardRecord
 from tasks.records import PreparedSet, Record
 

@@ -17,8 +17,8 @@ from uuid import uuid4
 
 import psutil
 
-from tasks.data.prepare import manifest
 from tasks.data.listing import SPLITS
+from tasks.data.prepare import manifest
 from tasks.data.prepare.manifest import MANIFEST, REJECTED, DamagedError, Manifest
 from tasks.data.split import Split, open_split
 from tasks.files import TEMPORARY_SUFFIX, sha256_of, write_durably, write_pieces_durably

@@ -16,29 +16,24 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tasks.data.decode.transform import DecodeError
 from tasks.data.samples import Samples
 from tasks.data.sources import folder
-from tasks.data.decode.transform import MAX_PIXELS, DecodeError
+from tasks.data.sources.row_table import (
+    BLOCK_BYTES,
+    CLASS_NAMES,
+    IMAGES,
+    LABELS,
+    MAX_LABEL_BYTES,
+    NPZ,
+    PARQUET,
+    ZARR,
+    Row,
+    Table,
+    channels_of,
+    in_eight_bits,
+)
 from tasks.errors import InputError, one_line
-
-NPZ, PARQUET, ZARR = ".npz", ".parquet", ".zarr"
-IMAGES, LABELS, CLASS_NAMES = "images", "labels", "class_names"
-BLOCK_BYTES = 2**20
-MAX_LABEL_BYTES = 2**30
-COLOURS = 3
-
-Row = bytes | npt.NDArray[np.uint8]
-"""An encoded image, or its pixels (H, W, C)."""
-
-
-class Table(NamedTuple):
-    """What a file holds, but for its pixels."""
-
-    labels: npt.NDArray[Any]
-    """Whole numbers, or words."""
-    channels: int
-    class_names: tuple[str, ...]
-    """Of labels from 0; empty where the file does not tell them."""
 
 
 def open_table(root: str, path: str) -> Table:
@@ -172,25 +167,6 @@ def _image_header(member: IO[bytes]) -> _Header:
     return _Header(shape, dtype, channels_of(shape, dtype, is_fortran=is_fortran))
 
 
-def channels_of(shape: tuple[int, ...], dtype: np.dtype[Any], *, is_fortran: bool = False) -> int:
-    """How many channels the images of an array have.
-
-    Raises:
-        InputError: an array of these facts is none of images.
-    """
-    (channels,) = shape[3:4] or (1,)
-    if len(shape) not in (3, 4) or channels not in (1, COLOURS) or 0 in shape or is_fortran:
-        order = " in Fortran's order" if is_fortran else ""
-        raise InputError(
-            f"{IMAGES} has the shape {shape}{order}; give (images, height, width) or (images, height, width, 1 or 3)"
-        )
-    if shape[1] * shape[2] > MAX_PIXELS:
-        raise InputError(f"images of {shape[1]} x {shape[2]} pixels; up to {MAX_PIXELS} are understood")
-    if dtype not in (np.uint8, np.uint16, np.bool_):
-        raise InputError(f"{IMAGES} holds {dtype}, whose range is not defined; give 8 or 16 bits without a sign")
-    return channels
-
-
 def _npz_rows(stream: IO[bytes], rows: Sequence[int]) -> Iterator[Row]:
     with zipfile.ZipFile(stream) as archive:
         info = archive.getinfo(f"{IMAGES}.npy")
@@ -228,10 +204,3 @@ def _exactly(stream: IO[bytes], number: int) -> bytes:
 def _pixels(content: bytes, header: _Header) -> npt.NDArray[np.uint8]:
     height, width = header.shape[1:3]
     return in_eight_bits(np.frombuffer(content, header.dtype).reshape(height, width, header.channels))
-
-
-def in_eight_bits(values_HWC: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Of 8 or 16 bits or truth values: 16 bits by value, as in files of images."""
-    if values_HWC.dtype == np.uint16:
-        return ((values_HWC.astype(np.uint32) + 128) // 257).astype(np.uint8)
-    return values_HWC.astype(np.uint8) * np.uint8(255) if values_HWC.dtype == np.bool_ else values_HWC

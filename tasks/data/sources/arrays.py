@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conf.data import Data
-from tasks.data.storage import s3
 from tasks.data.listing import SPLITS, Origin, SampleListing, SplitName, check_classes, hold_out
 from tasks.data.samples import Samples, SamplesBuilder
 from tasks.data.sources import folder
-from tasks.data.sources.array_rows import NPZ, PARQUET, ZARR, Table, open_table, stored_groups
+from tasks.data.sources.array_rows import open_table, stored_groups
+from tasks.data.sources.row_table import NPZ, PARQUET, ZARR, Table
+from tasks.data.storage import s3
 from tasks.errors import InputError, one_line
 
 RUN = 256

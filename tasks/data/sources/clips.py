@@ -17,12 +17,12 @@ import numpy.typing as npt
 
 from conf.data import NUM_COLOURS, Data
 from tasks.data.decode import video
+from tasks.data.decode.transform import DecodeError, decode
 from tasks.data.item import Item
 from tasks.data.listing import Origin, SampleListing
-from tasks.data.storage.read_files import File, files_of, read_files
 from tasks.data.samples import Sample, Samples
 from tasks.data.sources import folder
-from tasks.data.decode.transform import DecodeError, decode
+from tasks.data.storage.read_files import File, files_of, read_files
 from tasks.errors import InputError
 
 VIDEO_SUFFIXES: frozenset[str] = frozenset(

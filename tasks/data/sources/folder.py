@@ -19,10 +19,9 @@ import numpy.typing as npt
 
 from conf.data import Data
 from conf.environment import Site
-from tasks.data.storage import cache
-from tasks.data.storage import s3
 from tasks.data.listing import SPLITS, Origin, OriginKind, SampleListing, SplitName, check_classes, hold_out
 from tasks.data.samples import Indices, Samples, SamplesBuilder
+from tasks.data.storage import cache, s3
 from tasks.errors import InputError, one_line
 
 IMAGE_SUFFIXES: frozenset[str] = frozenset(

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from conf.data import Data
-from tasks.data.storage import read_files as reading
 from tasks.data.listing import SPLITS, Origin, SampleListing, SplitName, hold_out
-from tasks.data.storage.read_files import File
 from tasks.data.samples import Sample, Samples
 from tasks.data.sources import folder
+from tasks.data.storage import read_files as reading
+from tasks.data.storage.read_files import File
 from tasks.errors import InputError
 
 IMAGES, MASKS, CLASSES = "images", "masks", "classes.txt"

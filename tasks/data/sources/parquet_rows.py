@@ -16,8 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.data.sources.array_rows import BLOCK_BYTES, COLOURS, Row, Table
 from tasks.data.decode.transform import DecodeError
+from tasks.data.sources.row_table import BLOCK_BYTES, COLOURS, Row, Table
 from tasks.errors import InputError
 
 IMAGE, LABEL = "image", "label"

@@ -10,14 +10,25 @@ from dataclasses import replace
 
 from conf.data import Data
 from conf.plugins import source_facts
-from tasks.data.storage import s3
-from tasks.data.classes import keep_classes
 from tasks.data.item import Item
-from tasks.data.listing import Origin, OriginKind, SampleListing, check_classes
-from tasks.data.storage.read_files import files_of, read_files
+from tasks.data.listing import Origin, OriginKind, SampleListing, check_classes, keep_classes
 from tasks.data.samples import Samples
-from tasks.data.sources import array_rows, arrays, cifar10, clips, digits, folder, generated, motions, pairs, signals, tones
+from tasks.data.sources import (
+    array_rows,
+    arrays,
+    cifar10,
+    clips,
+    digits,
+    folder,
+    generated,
+    motions,
+    pairs,
+    signals,
+    tones,
+)
 from tasks.data.sources import user_source as own
+from tasks.data.storage import s3
+from tasks.data.storage.read_files import files_of, read_files
 from tasks.errors import InputError, SourceError, one_line
 from tasks.plugins import needed
 

@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from conf.data import Data
 from conf.signal import Signal
+from tasks.data.decode.transform import DecodeError
 from tasks.data.item import Item
 from tasks.data.listing import SampleListing
 from tasks.data.sources import folder
-from tasks.data.decode.transform import DecodeError
 
 SIGNALS = folder.Kind("signal", frozenset({".wav", ".wave", ".npy", ".parquet"}), "signals", 1)
 SPECTROGRAM_VERSION = 2
@@ -49,8 +49,7 @@ def decode(content: bytes, signal: Signal, image_size: int) -> npt.NDArray[np.ui
     Raises:
         DecodeError: The file holds no signal.
     """
-    from tasks.data.decode import spectrogram
-    from tasks.data.decode import waveform
+    from tasks.data.decode import spectrogram, waveform
 
     samples_T, rate = waveform.decode(content, signal.sample_rate)
     return spectrogram.draw(samples_T, rate, signal, image_size)

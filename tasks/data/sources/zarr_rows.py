@@ -17,9 +17,9 @@ import zarr
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from zarr.storage import FsspecStore
 
-from tasks.data.storage import s3
+from tasks.data.decode.transform import DecodeError
 from tasks.data.sources import folder
-from tasks.data.sources.array_rows import (
+from tasks.data.sources.row_table import (
     CLASS_NAMES,
     IMAGES,
     LABELS,
@@ -30,7 +30,7 @@ from tasks.data.sources.array_rows import (
     channels_of,
     in_eight_bits,
 )
-from tasks.data.decode.transform import DecodeError
+from tasks.data.storage import s3
 from tasks.errors import InputError, one_line
 
 MAX_CHUNK_BYTES = 2**28

@@ -17,9 +17,8 @@ from pathlib import Path
 from uuid import uuid4
 
 from conf.environment import Site
-from tasks.files import TEMPORARY_SUFFIX
 from tasks.errors import InputError
-from tasks.private import private_directory
+from tasks.files import TEMPORARY_SUFFIX, private_directory
 
 DIGEST_BYTES = 32
 KEPT_FRACTION = 0.9

@@ -15,10 +15,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
 
-from tasks.data.storage import cache
-from tasks.data.storage import s3
 from tasks.data.samples import Samples
 from tasks.data.sources import folder
+from tasks.data.storage import cache, s3
 from tasks.errors import InputError
 from tasks.records import Reads
 

@@ -7,12 +7,11 @@ absolute time, the median of the profiled execution, gives the scale.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from tasks.measure.statistics import Estimate, Interval, arm_ratio
 from tasks.records import AllReduceTime, Arm, ProbeResult
-from tasks.speedup.forecast.records import AllReduceSample, Company, ProfilePoint
-from tasks.measure.statistics import Estimate, arm_ratio
-from tasks.speedup.study.records import Interval
+from tasks.speedup.forecast.records import Advice, AllReduceSample, Company, ProfilePoint
 
 
 def profile_of(probe: ProbeResult) -> tuple[ProfilePoint, ...]:
@@ -105,3 +104,44 @@ def _times(ratio: Estimate, factor: float) -> Interval:
         low=None if ratio.low is None else ratio.low * factor,
         high=None if ratio.high is None else ratio.high * factor,
     )
+
+
+FASTER_INPUT = "faster input"
+"""The move that stands for all that could be done about loading."""
+
+_WHY: dict[str, str] = {
+    "recipe.batch_size": "a larger batch spreads what a step costs whatever its size; the recipe changes with it",
+    "execution.precision": "reduced precision does the same arithmetic with fewer bits",
+    "execution.compile": "compiling fuses operators; its first step takes seconds to minutes",
+    "execution.memory_format": "the layout of images decides which convolution kernels are used",
+    "execution.loading": "how batches reach the device",
+    FASTER_INPUT: "the most that more loader threads or faster storage could give, measured on a batch that is there",
+}
+
+
+def rank_moves(measured: Mapping[str, Interval], unmeasured: Mapping[str, str]) -> tuple[Advice, ...]:
+    """Certain gains first, the largest at the top; then what was not measured; then what does not pay.
+
+    Args:
+        measured: `key=value` -> throughput over that of the present execution.
+        unmeasured: `key=value` -> why it was not measured.
+    """
+    gains: list[Advice] = []
+    rest: list[Advice] = []
+    for setting, ratio in sorted(measured.items(), key=lambda item: -item[1].value):
+        (gains if ratio.low is not None and ratio.low > 1 else rest).append(_advice(setting, ratio))
+    unknown = [Advice(setting=name, ratio=None, low=None, high=None, reason=why) for name, why in unmeasured.items()]
+    return (*gains, *unknown, *rest)
+
+
+def _advice(setting: str, ratio: Interval) -> Advice:
+    why = _WHY.get(setting.partition("=")[0], "a single change of the present execution")
+    if ratio.low is None or ratio.high is None:
+        verdict = "too few rounds to be certain"
+    elif ratio.low > 1:
+        verdict = "certainly faster"
+    elif ratio.high < 1:
+        verdict = "certainly slower, leave it"
+    else:
+        verdict = "no measurable gain"
+    return Advice(setting=setting, ratio=ratio.value, low=ratio.low, high=ratio.high, reason=f"{verdict}: {why}")

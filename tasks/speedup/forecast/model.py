@@ -25,9 +25,18 @@ import numpy.typing as npt
 from scipy import stats
 
 from tasks.errors import InputError
-from tasks.speedup.forecast.records import Bound, CheapestChoice, Company, DeviceProfile, Limits, Link, Prediction, ScalingKind
+from tasks.measure.statistics import Interval
 from tasks.speedup.forecast.links import all_reduce_seconds
-from tasks.speedup.study.records import Interval
+from tasks.speedup.forecast.records import (
+    Bound,
+    CheapestChoice,
+    Company,
+    DeviceProfile,
+    Limits,
+    Link,
+    Prediction,
+    ScalingKind,
+)
 
 NUM_DRAWS = 2000
 BUCKET_BYTES = 25 * 2**20

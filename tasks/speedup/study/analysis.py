@@ -11,11 +11,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tasks.speedup.study.parity import parity, score_parity
-from tasks.speedup.study.scaling import scaling
-from tasks.measure.statistics import FIXED_CONFIDENCE, estimate_ratio
-from tasks.speedup.study.records import ArmRun, ArmSummary, BudgetDifference, BudgetItem, Interval, Parity, Rung, Scaling, StudyArm
+from tasks.measure.statistics import FIXED_CONFIDENCE, Interval, estimate_ratio
 from tasks.speedup.study.pairs import Trainings, as_interval, end_to_end, log_ratios, predicted, steady
+from tasks.speedup.study.parity import parity, score_parity
+from tasks.speedup.study.records import (
+    ArmRun,
+    ArmSummary,
+    BudgetDifference,
+    BudgetItem,
+    Parity,
+    Rung,
+    Scaling,
+    StudyArm,
+)
+from tasks.speedup.study.scaling import scaling
 
 NUM_DEVICES = ("execution.num_devices", "execution.num_nodes")
 SECONDS_PER_HOUR = 3600.0

@@ -7,8 +7,8 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from conf.load import ConfigError, field_paths
 from conf.config import Config
+from conf.load import ConfigError, field_paths
 from tasks.errors import InputError
 from tasks.speedup.study.records import StudyArm
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from tasks.files import write_durably
 from tasks.errors import InputError
+from tasks.files import write_durably
 from tasks.speedup.study.records import ArmRun
 
 

@@ -14,14 +14,13 @@ from typing import Literal
 
 import numpy as np
 
+from tasks.measure.statistics import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Interval, estimate_ratio
 from tasks.records import Cost, Record
+from tasks.speedup.hardware_table import DataSheet, HardwareRow, most_predicted, most_trained
 from tasks.speedup.study.analysis import median_known
-from tasks.speedup.datasheet import DataSheet, most_predicted, most_trained
-from tasks.speedup.hardware_table import HardwareRow
-from tasks.speedup.study.parity import parity
-from tasks.measure.statistics import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, estimate_ratio
-from tasks.speedup.study.records import ArmRun, Interval, Parity, StudyArm
 from tasks.speedup.study.pairs import Trainings, as_interval, end_to_end, log_ratios
+from tasks.speedup.study.parity import parity
+from tasks.speedup.study.records import ArmRun, Parity, Rates, StudyArm
 
 SCRATCH, TUNED, FEATURES = "from scratch", "fine-tuned", "features"
 WAYS = (SCRATCH, TUNED, FEATURES)
@@ -48,19 +47,6 @@ def unmeasured(why: str = NO_BASIS) -> Cell:
 def measured(value: float | None, why_not: str = NO_BASIS) -> Cell:
     """A measured figure, where there is one."""
     return unmeasured(why_not) if value is None else Cell(kind="measured", value=value)
-
-
-class Rates(Record):
-    """Of prediction, samples per second."""
-
-    eager: float
-    """Float32, contiguous, nothing folded."""
-    executed: float
-    """As `paceline predict` executes it."""
-    ratio: Interval | None = None
-    """Executed over eager."""
-    gpu: float | None = None
-    """As it is executed on this host's GPU."""
 
 
 class Way(Record):

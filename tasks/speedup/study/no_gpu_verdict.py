@@ -17,10 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from tasks.report.run_charts import format_seconds
+from tasks.formatting import format_seconds
+from tasks.measure.statistics import MIN_INTERVAL_ROUNDS, Interval
 from tasks.speedup.study.no_gpu import FEATURES, SCRATCH, TUNED, NoGpuResult, Way, interval_is_missing
-from tasks.measure.statistics import MIN_INTERVAL_ROUNDS
-from tasks.speedup.study.records import Interval
 
 MIN_SHARE = 0.9
 """Of the accuracy of training from scratch, with which something cheaper is still worth a mention."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tasks.measure.statistics import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Estimate, Interval, estimate_ratio
 from tasks.speedup.comparability import match
-from tasks.measure.statistics import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Estimate, estimate_ratio
-from tasks.speedup.study.records import ArmRun, Interval, MatchVerdict, StudyArm
+from tasks.speedup.study.records import ArmRun, MatchVerdict, StudyArm
 
 Rate = Callable[[ArmRun], float | None]
 

@@ -6,17 +6,10 @@ from typing import Literal
 
 from pydantic import Field
 
+from tasks.measure.statistics import Interval
 from tasks.records import CompileStats, Record, ScoreName
 
 Parity = Literal["on par", "better", "worse", "undecided", "unknown"]
-
-
-class Interval(Record):
-    """A quantity with its 95 % interval; the ends are None with too few repeats for one."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
 
 
 class FieldVerdict(Record):
@@ -268,3 +261,16 @@ class StudyResult(Record):
     seconds: float = 0.0
     hardware: str = ""
     versions: dict[str, str] = Field(default_factory=dict)
+
+
+class Rates(Record):
+    """Of prediction, samples per second."""
+
+    eager: float
+    """Float32, contiguous, nothing folded."""
+    executed: float
+    """As `paceline predict` executes it."""
+    ratio: Interval | None = None
+    """Executed over eager."""
+    gpu: float | None = None
+    """As it is executed on this host's GPU."""

@@ -22,13 +22,21 @@ from dataclasses import dataclass, field
 from conf.config import Speedup
 from tasks.errors import one_line
 from tasks.host import has_compiler
-from tasks.records import Arm, Plan, ProbeResult, Search, SlowArm, Validity
-from tasks.train.autotune.choice import LAYER_SETTINGS, best_role, chosen_arm, combined, roles_of, step_seconds, winning_roles
 from tasks.measure.probe import ArmRunner, run_probe
+from tasks.records import Arm, Plan, ProbeResult, Search, SlowArm, Validity
+from tasks.train.autotune.choice import (
+    LAYER_SETTINGS,
+    best_role,
+    chosen_arm,
+    combined,
+    roles_of,
+    step_seconds,
+    winning_roles,
+)
+from tasks.train.plan import arm_of, can_capture
 from tasks.train.rank import process_group as group
 from tasks.train.rank.benchmark import NUM_WARM_UP, Bench
 from tasks.train.step.micro_batches import too_many
-from tasks.train.plan import arm_of, can_capture
 
 LAYER_SECONDS = 2.0
 """Least time for the layers; a training that is longer affords them `LAYER_SHARE` of its planned time."""

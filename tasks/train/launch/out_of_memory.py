@@ -13,8 +13,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from conf.config import Config
-from tasks.files import write_durably
 from tasks.errors import RankError
+from tasks.files import write_durably
 from tasks.records import Choice, Plan
 
 FITTING_FILE = "micro_batch.json"

@@ -13,19 +13,20 @@ from urllib.parse import urlparse
 
 from conf.config import Config
 from conf.environment import Site
-from tasks.cluster.client import connect, workers
+from tasks.cluster.client import ask, connect, workers
 from tasks.cluster.hardware import describe
 from tasks.errors import InputError, PacelineError
 from tasks.fingerprint import code_fingerprint
 from tasks.records import Hardware, Plan, Record
-from tasks.train.launch.rank_group import ANSWER_SECONDS, ask
-from tasks.train.launch.layout import Candidate, Seat, devices_beside, gpus_of_workers, layouts, seat_ranks
 from tasks.train.launch.device_lock import Lease
+from tasks.train.launch.layout import Candidate, Seat, devices_beside, gpus_of_workers, layouts, seat_ranks
+from tasks.train.launch.rank_group import ANSWER_SECONDS
 from tasks.train.launch.rank_process import keep_ready
-from tasks.train.reserved import Device, devices_spoken_for
 
 if TYPE_CHECKING:
     from distributed import Client
+import threading
+from collections.abc import Callable
 
 FIRST_ANSWER_SECONDS = 20.0
 """A worker that was never asked first imports what answers: from a shared file system, or beside other work, slowly."""
@@ -202,3 +203,34 @@ def worker_facts() -> WorkerFacts:
     return WorkerFacts(
         code=code_fingerprint(), hardware=describe(), visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES")
     )
+
+
+Device = tuple[str, str]
+"""Its host's address, and its name there."""
+
+_choosing = threading.Lock()
+_chosen: set[Device] = set()
+
+
+def devices_spoken_for() -> frozenset[Device]:
+    """Those that are chosen now."""
+    with _choosing:
+        return frozenset(_chosen)
+
+
+@contextmanager
+def chosen(choose: Callable[[frozenset[Device]], list[Seat]]) -> Iterator[list[Seat]]:
+    """Choose seats; their devices are spoken for until the end of the body.
+
+    Args:
+        choose: is given the devices that others here have chosen, and should prefer other ones.
+    """
+    with _choosing:
+        seats = choose(frozenset(_chosen))
+        mine = {(seat.host, seat.device) for seat in seats} - _chosen  # of one that is shared, the first one speaks
+        _chosen.update(mine)
+    try:
+        yield seats
+    finally:
+        with _choosing:
+            _chosen.difference_update(mine)

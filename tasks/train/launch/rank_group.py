@@ -7,10 +7,9 @@ computes, and nothing of what is done about a failure.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tasks import deadline
 from tasks.cluster.client import workers
@@ -22,6 +21,7 @@ from tasks.train.launch.supervisor import Claim, RankOutcome, Report, order, rep
 
 if TYPE_CHECKING:
     from distributed import Client, Future
+from tasks.cluster.client import ask
 
 POLL_SECONDS = 0.25
 ASK_SECONDS = 2.0
@@ -51,31 +51,6 @@ ECHOES = (
 )
 
 Told = Callable[[str], None]
-
-
-def ask(
-    client: Client, requests: Sequence[tuple[str, Callable[..., Any], tuple[Any, ...]]], seconds: float
-) -> list[Any]:
-    """Run functions on workers at the same time, none waiting for another.
-
-    Args:
-        client: of the scheduler.
-        requests: (worker's address, function, its arguments).
-        seconds: that each may take.
-
-    Returns:
-        What each returned, or the exception in its place.
-    """
-
-    async def one(worker: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        answers = await asyncio.wait_for(client.run(function, *arguments, workers=[worker]), seconds)
-        return answers[worker]
-
-    async def every() -> list[Any]:
-        return await asyncio.gather(*(one(*request) for request in requests), return_exceptions=True)
-
-    answers: list[Any] = client.sync(every)
-    return answers
 
 
 class Gang:

@@ -15,11 +15,11 @@ from pathlib import Path
 import psutil
 
 from tasks.cluster.hardware import cpu_kind
-from tasks.private import private_directory
+from tasks.files import private_directory
 from tasks.records import RankSpec
-from tasks.train.launch.layout import rank_command, rank_environment
 from tasks.train.launch.device_lock import Lease
 from tasks.train.launch.heartbeat import VARIABLE, PulseReader
+from tasks.train.launch.layout import rank_command, rank_environment
 from tasks.train.launch.standby import PARENT, Standby, standby_command, take
 
 GRACE_SECONDS = 1.5

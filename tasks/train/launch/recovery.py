@@ -15,8 +15,8 @@ from typing import TypeVar
 from tasks import deadline
 from tasks.errors import InputError, LostError, RankError
 from tasks.records import Restart
-from tasks.train.rank.checkpoint import newest_verified, step_of
 from tasks.train.launch.rank_group import Told
+from tasks.train.rank.checkpoint import newest_verified, step_of
 
 REJOIN_SECONDS = 10.0
 """For a lost worker to come back before the group goes on with fewer, where it may."""

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tasks.orphan import die_with
+from tasks.host import die_with
 from tasks.train.launch.heartbeat import VARIABLE as PULSE
 
 PARENT = "PACELINE_SUPERVISOR"

@@ -16,13 +16,13 @@ from torch import distributed
 from conf.execution import Compression
 from tasks.data.loading.loader import TrainLoader
 from tasks.data.loading.sampling import BatchPlan
-from tasks.model.optimization import BatchSource, LabelledBatch
-from tasks.records import AllReduceTime, Arm, MeasureResult, ProbeResult
 from tasks.measure.probe import ArmRunner, StepRunner, Watch, run_probe
 from tasks.measure.validity import ValidityWatch
+from tasks.model.batch import BatchSource, LabelledBatch
+from tasks.records import AllReduceTime, Arm, MeasureResult, ProbeResult
 from tasks.train.rank import process_group as group
-from tasks.train.step.benchmark_step import BareStep, StepInputs
 from tasks.train.rank.context import Place
+from tasks.train.step.benchmark_step import BareStep, StepInputs
 
 NUM_WARM_UP = 3
 GRADIENT_BYTES: dict[Compression, int] = {"off": 4, "bf16": 2}

@@ -18,16 +18,16 @@ import torch
 from lightning.pytorch import Callback, Trainer
 
 from tasks.errors import RunError
+from tasks.model.batch import BatchSource, LabelledBatch
 from tasks.model.lightning_module import Learner
-from tasks.model.optimization import BatchSource, LabelledBatch
 from tasks.model.objectives import Task
 from tasks.records import Choice
-from tasks.train.rank.checkpoint import checkpoint_path
-from tasks.train.exposure import communication_fraction
-from tasks.train.rank.process_group import agreed, average_buffers, reduced
 from tasks.train.checkpoint_interval import CheckpointInterval
-from tasks.train.step.epoch_loop import StepLoop
+from tasks.train.rank.checkpoint import checkpoint_path
+from tasks.train.rank.process_group import agreed, average_buffers, reduced
 from tasks.train.rank.time_budget import Stopwatch
+from tasks.train.step.distributed import communication_fraction
+from tasks.train.step.epoch_loop import StepLoop
 
 MAX_LOG_STEPS = 50
 LogMetrics = Callable[[dict[str, float], int], None]

@@ -23,15 +23,15 @@ from tasks.fingerprint import code_fingerprint
 from tasks.host import host_identity
 from tasks.model.inference import Int64s
 from tasks.model.networks.registry import build_network
-from tasks.model.pretrained import begin_with
-from tasks.model.objectives import task_of
-from tasks.model.transfer import freeze
 from tasks.model.networks.whitened import Whitening
+from tasks.model.objectives import task_of
+from tasks.model.pretrained import begin_with
+from tasks.model.transfer import freeze
 from tasks.plugins import needed
 from tasks.records import Arm, Plan, RankSpec
+from tasks.train.launch.rank_process import running_ranks
 from tasks.train.rank import process_group as group
 from tasks.train.rank.affinity import bind
-from tasks.train.launch.rank_process import running_ranks
 
 EVALUATION_PIXELS = 512 * 32 * 32  # of a batch's images, so that large ones need no more memory than small ones
 MAX_EVALUATION_BATCH = 512

@@ -32,12 +32,15 @@ from lightning.pytorch import Trainer  # noqa: E402
 from torch import nn  # noqa: E402
 
 from conf.execution import Precision  # noqa: E402
-from tasks.metrics_file import FILE as METRICS_FILE
-from tasks.metrics_file import MetricsFile
-from tasks.data.loading.step_schedule import Course
 from tasks.data.loading.loader import TrainLoader  # noqa: E402
+from tasks.data.loading.step_schedule import Course
 from tasks.data.split import open_split  # noqa: E402
 from tasks.errors import MeasureMemoryError, PacelineError, RunError  # noqa: E402
+from tasks.measure.energy import EnergyMeter
+from tasks.measure.system_metrics import sampled
+from tasks.measure.validity import ValidityWatch
+from tasks.metrics_file import FILE as METRICS_FILE
+from tasks.metrics_file import MetricsFile
 from tasks.model.fuse_batch_norm import fold_batch_norm
 from tasks.model.lightning_module import STATE_KEY, Learner
 from tasks.model.objectives import PixelTask
@@ -54,27 +57,31 @@ from tasks.records import (  # noqa: E402
 )
 from tasks.redact import redact, redact_logs  # noqa: E402
 from tasks.train.autotune.choice import choose, faster_plan, plan_of_probe
-from tasks.measure.energy import EnergyMeter
-from tasks.measure.system_metrics import sampled
-from tasks.measure.validity import ValidityWatch
-from tasks.train.rank import process_group as group
-from tasks.train.rank.predictions import choose_examples, count, predict, save_examples, save_predictions, warm_up
-from tasks.train.rank.callbacks import BudgetCallback, CheckpointCallback, LogMetrics, ProgressCallback, StepLoader, ValidationCallback, write_atomically
-from tasks.train.rank.checkpoint_io import AtomicCheckpointIO, load
-from tasks.train.step.compile import CompileWatch, compile_network
-from tasks.train.launch.layout import EXAMPLES_FILE, PROBE_FILE, SEARCH_FILE
-from tasks.train.step.epoch_loop import StepLoop
-from tasks.train.rank.benchmark import Bench, diagnostic_arms, measure, measured_loads
-from tasks.train.step.micro_batches import too_many
-from tasks.train.rank.context import Place
-from tasks.train.plan import arm_of  # noqa: E402
-from tasks.train.step.precision import forward_context, prepare_network
-from tasks.train.launch.heartbeat import Pulse
 from tasks.train.autotune.search import search, time_layers
-from tasks.train.sharding import whole  # noqa: E402
+from tasks.train.launch.heartbeat import Pulse
+from tasks.train.launch.layout import EXAMPLES_FILE, PROBE_FILE, SEARCH_FILE
 from tasks.train.launch.standby import die_with_supervisor
+from tasks.train.plan import arm_of  # noqa: E402
+from tasks.train.rank import process_group as group
+from tasks.train.rank.benchmark import Bench, diagnostic_arms, measure, measured_loads
+from tasks.train.rank.callbacks import (
+    BudgetCallback,
+    CheckpointCallback,
+    LogMetrics,
+    ProgressCallback,
+    StepLoader,
+    ValidationCallback,
+    write_atomically,
+)
+from tasks.train.rank.checkpoint_io import AtomicCheckpointIO, load
+from tasks.train.rank.context import Place
+from tasks.train.rank.predictions import choose_examples, count, predict, save_examples, save_predictions, warm_up
 from tasks.train.rank.time_budget import Stopwatch
-from tasks.train.strategy import ExchangeStrategy, ShardedLearner, sharding_strategy  # noqa: E402
+from tasks.train.step.compile import CompileWatch, compile_network
+from tasks.train.step.distributed import ExchangeStrategy, ShardedLearner, sharding_strategy, whole
+from tasks.train.step.epoch_loop import StepLoop
+from tasks.train.step.micro_batches import too_many
+from tasks.train.step.precision import forward_context, prepare_network
 
 MAX_SWITCHES = 2
 """Times that the execution is switched after a probe: to another arithmetic, then to another loading."""

@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from tasks.model.batch import LabelledBatch
 from tasks.model.inference import Int64s, predictions
-from tasks.model.optimization import LabelledBatch
 from tasks.model.objectives import PixelTask, Task
 from tasks.train.step.micro_batches import part_of
 

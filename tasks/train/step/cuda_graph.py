@@ -11,7 +11,7 @@ import time
 
 import torch
 
-from tasks.model.optimization import LabelledBatch
+from tasks.model.batch import LabelledBatch
 from tasks.records import Arm, CompileStats, Plan
 from tasks.train.step.train_step import Enter, TrainStep
 

@@ -5,10 +5,18 @@ Knows nothing of steps or data.
 
 from __future__ import annotations
 
+from typing import Any
+
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from conf.execution import Compression
+from tasks.model.lightning_module import Learner
 
 # One bucket view, no buffer broadcast: see FACTS in infra/decisions/0003.
 DDP_SETTINGS = {"gradient_as_bucket_view": True, "broadcast_buffers": False}
@@ -20,3 +28,91 @@ def compress_gradients(wrapped: DistributedDataParallel, compression: Compressio
         # By its own name torch takes the hook on NCCL alone, though gloo sums bf16 as well (torch 2.13). A lambda,
         # because torch rejects annotations that are text, as those of this module are.
         wrapped.register_comm_hook(None, lambda group, bucket: bf16_compress_hook(group, bucket))  # noqa: PLW0108
+
+
+def communication_fraction(model: nn.Module | None, passes_per_step: float = 1.0) -> float | None:
+    """Exposed communication over forward, backward and exposed communication.
+
+    DistributedDataParallel times its first ten steps and every hundredth one after them, from the start of the first
+    bucket's all-reduce to the end of the last one; what overlaps with the backward pass is subtracted.
+
+    Args:
+        model: after training, as the strategy wrapped it.
+        passes_per_step: of which it times the last, in which gradients are exchanged.
+
+    Returns:
+        A share between 0 and 1; 0 for a model that is not distributed; None when nothing was timed, as of sharded ones.
+    """
+    if model is not None and any(isinstance(module, FSDPModule) for module in model.modules()):
+        return None
+    if not isinstance(model, DistributedDataParallel):
+        return 0.0
+    facts: dict[str, Any] = model._get_ddp_logging_data()
+    exposed = facts.get("avg_backward_comm_time", 0) - facts.get("avg_backward_compute_comm_overlap_time", 0)
+    computing = facts.get("avg_forward_compute_time", 0) + facts.get("avg_backward_compute_time", 0)
+    computing *= passes_per_step
+    if computing <= 0:
+        return None
+    exposed = max(0, exposed)
+    return float(exposed / (computing + exposed))
+
+
+UNIT_PARAMETERS = 2**18
+"""A layer with so many is gathered on its own; smaller ones together, for each gathering has a fixed cost."""
+
+
+def shard(network: nn.Module, mesh: DeviceMesh) -> None:
+    """Shard a network in place over the ranks of a mesh; does nothing to one that is sharded.
+
+    The ranks must begin with the same weights: unlike DistributedDataParallel, sharding copies none from rank 0.
+    """
+    if isinstance(network, FSDPModule):
+        return
+    for layer in network.modules():
+        if layer is not network and sum(one.numel() for one in layer.parameters(recurse=False)) >= UNIT_PARAMETERS:
+            fully_shard(layer, mesh=mesh)
+    fully_shard(network, mesh=mesh)
+    for module in network.modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(mesh.device_type == "cpu")  # gloo has no mean (torch 2.13)
+
+
+def whole(network: nn.Module, replica: nn.Module) -> nn.Module:
+    """The replica with the weights of a sharded network; collective.
+
+    Args:
+        network: sharded.
+        replica: of the same architecture, not sharded.
+    """
+    replica.load_state_dict(get_model_state_dict(network, options=StateDictOptions(full_state_dict=True)))
+    return replica
+
+
+class ExchangeStrategy(DDPStrategy):
+    """Lightning's strategy with compression on every device: its own hooks are left out, silently, off GPUs (2.6.6)."""
+
+    def __init__(self, compression: Compression) -> None:
+        super().__init__(**DDP_SETTINGS)  # type: ignore[arg-type]
+        self._compression = compression
+
+    def configure_ddp(self) -> None:
+        """Wrap the model, then compress."""
+        super().configure_ddp()
+        assert isinstance(self.model, DistributedDataParallel)
+        compress_gradients(self.model, self._compression)
+
+
+class ShardedLearner(Learner):
+    """A learner whose network is sharded once Lightning has the mesh of ranks."""
+
+    def configure_model(self) -> None:
+        """Shard; Lightning may call it more than once."""
+        assert self.device_mesh is not None
+        shard(self.network, self.device_mesh["data_parallel"])
+
+
+def sharding_strategy(world_size: int) -> ModelParallelStrategy:
+    """All ranks share the data and none the layers; a checkpoint is one file of whole weights, as others are."""
+    return ModelParallelStrategy(
+        data_parallel_size=world_size, tensor_parallel_size=1, save_distributed_checkpoint=False
+    )

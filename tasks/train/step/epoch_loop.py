@@ -18,10 +18,10 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from tasks.model.lightning_module import Learner
 from tasks.model.optimization import settle
 from tasks.records import CompileStats, Plan
+from tasks.train.rank.time_budget import Stopwatch
 from tasks.train.step.cuda_graph import CapturedStep, make_step
 from tasks.train.step.precision import make_scaler
 from tasks.train.step.train_step import TrainStep
-from tasks.train.rank.time_budget import Stopwatch
 
 
 class StepLoop(_TrainingEpochLoop):

@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 
 from tasks.errors import MeasureMemoryError, MemoryLimitError
-from tasks.model.optimization import LabelledBatch
+from tasks.model.batch import LabelledBatch
 
 
 def passes(batch: LabelledBatch, largest: int | None) -> list[LabelledBatch]:

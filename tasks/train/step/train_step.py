@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from tasks.model.optimization import LabelledBatch
+from tasks.model.batch import LabelledBatch
 from tasks.records import Arm, Plan
 from tasks.train.step.compile import any_batch_size
 from tasks.train.step.micro_batches import out_of_memory, passes

@@ -7,8 +7,8 @@ from dask.config import get as setting
 
 from conf.cluster import Cluster
 from tasks.cluster.client import connect
-from tasks.cluster.resources import Demand
 from tasks.cluster.dask_config import ENVIRON, exports, lean
+from tasks.cluster.resources import Demand
 from tasks.cluster.start import open_cluster
 
 KEPT = {"MALLOC_TRIM_THRESHOLD_": "268435456", "MALLOC_MMAP_THRESHOLD_": "33554432"}

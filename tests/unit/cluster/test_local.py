@@ -1,12 +1,12 @@
 import pytest
 from distributed import Client
 
-from conf.environment import Site
 from conf.cluster import Cluster
+from conf.environment import Site
 from tasks.cluster.client import connect, workers
-from tasks.cluster.resources import Demand
 from tasks.cluster.hardware import usable_cores
 from tasks.cluster.local import local_arguments, local_cuda_arguments, num_local_workers
+from tasks.cluster.resources import Demand
 from tasks.cluster.start import open_cluster
 from tasks.cluster.tls import local_security
 from tasks.errors import InputError

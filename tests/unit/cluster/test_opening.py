@@ -5,10 +5,10 @@ import threading
 import psutil
 import pytest
 
-from conf.environment import Site
 from conf.cluster import Cluster
+from conf.environment import Site
 from tasks.cluster.resources import Demand
-from tasks.cluster.opening import Opening
+from tasks.cluster.start import Opening
 from tasks.errors import InputError
 
 ONE = Demand(num_hosts=1, workers_per_host=1, gpus=False)

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from conf.cluster import Cluster
 from flows.cli import main
-from tasks.cluster.resources import Demand
 from tasks.cluster.dask_config import exports
+from tasks.cluster.resources import Demand
 from tasks.cluster.slurm import asked_host, job_script, slurm_arguments
 from tasks.cluster.tls import Certificates
 from tasks.errors import InputError

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from conf.environment import Site
 from conf.cluster import Cluster
+from conf.environment import Site
 from tasks.cluster.tls import choose_tls, find_certificates, is_loopback
 from tasks.errors import InputError
 

@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from conf import plugins
+from conf.config import Config
 from conf.data import Source
 from conf.load import ConfigError, load
 from conf.model import ModelName
-from conf.config import Config
 from tests.documents import ROOT
 from tests.own_package import install, on_path
 

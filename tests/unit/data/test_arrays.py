@@ -14,13 +14,13 @@ import zarr
 from PIL import Image
 
 from conf.data import Data
-from tasks.data.sources import registry as source
-from tasks.data.prepare.chunks import dealt
-from tasks.data.key import describe
 from tasks.data.decode.pixels import read_pixels
+from tasks.data.decode.transform import DecodeError
+from tasks.data.key import describe
+from tasks.data.prepare.chunks import dealt
 from tasks.data.samples import Sample, Samples
 from tasks.data.sources import array_rows, arrays, zarr_rows
-from tasks.data.decode.transform import DecodeError
+from tasks.data.sources import registry as source
 from tasks.errors import InputError
 from tests.shards import shards_of
 

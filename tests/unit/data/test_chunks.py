@@ -10,12 +10,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from conf.data import Data
-from tasks.data.prepare.chunks import Cutter, chunks_of
 from tasks.data.listing import SPLITS, Origin, SampleListing
+from tasks.data.prepare.chunks import Cutter, chunks_of
 from tasks.data.prepare.moments import Moments
 from tasks.data.prepare.rejected import RejectedSpool
-from tasks.data.samples import Sample, Samples
 from tasks.data.prepare.shard import Rejected, ShardRecord
+from tasks.data.samples import Sample, Samples
 from tasks.data.split import first_reader
 
 

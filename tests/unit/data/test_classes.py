@@ -4,8 +4,8 @@ import pytest
 
 from conf.data import Data
 from tasks.data import key
-from tasks.data.sources import registry as source
 from tasks.data.sources import digits
+from tasks.data.sources import registry as source
 from tasks.errors import InputError
 
 

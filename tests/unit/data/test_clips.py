@@ -10,13 +10,13 @@ from sklearn.linear_model import LogisticRegression
 
 from conf.data import Data
 from conf.load import ConfigError, load
-from tasks.data.prepare import moments
-from tasks.data.sources import registry as source
+from tasks.data.decode.pixels import read_pixels
 from tasks.data.key import describe
 from tasks.data.loading.loader import make_loader
 from tasks.data.loading.sampling import BatchPlan
-from tasks.data.decode.pixels import read_pixels
+from tasks.data.prepare import moments
 from tasks.data.sources import motions
+from tasks.data.sources import registry as source
 from tasks.data.split import Split
 from tasks.errors import InputError
 from tests import clips

@@ -16,11 +16,11 @@ from conf.execution import Loading
 from conf.recipe import FLIPPING, Augment
 from tasks.data.loading import resident
 from tasks.data.loading.batch import Batch, Normalise, fill_of, gather_windows, pad, window_numbers, windows
-from tasks.data.loading.canvas import mirrors
-from tasks.data.loading.step_schedule import Course
 from tasks.data.loading.evaluation import evaluation_batches
 from tasks.data.loading.loader import make_loader
 from tasks.data.loading.sampling import BatchPlan, Shuffle, epoch_augmentation, epoch_order
+from tasks.data.loading.step_schedule import Course
+from tasks.data.loading.streaming import mirrors
 from tasks.data.loading.train_loader import TrainLoader
 from tasks.data.split import Split
 

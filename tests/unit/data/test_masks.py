@@ -11,16 +11,15 @@ import torch
 from PIL import Image
 
 from conf.data import Data
-from tasks.data.prepare import manifest
-from tasks.data.sources import registry as source
-from tasks.data.prepare import store
-from tasks.data.prepare.chunks import Cutter
+from tasks.data.decode.pixels import read_pixels
+from tasks.data.decode.transform import DecodeError, decode_mask
 from tasks.data.loading.loader import make_loader
 from tasks.data.loading.sampling import BatchPlan
-from tasks.data.decode.pixels import read_pixels
+from tasks.data.prepare import manifest, store
+from tasks.data.prepare.chunks import Cutter
 from tasks.data.prepare.shard import write_shard
+from tasks.data.sources import registry as source
 from tasks.data.split import open_split
-from tasks.data.decode.transform import DecodeError, decode_mask
 from tasks.errors import InputError
 from tasks.records import PreparedSet
 

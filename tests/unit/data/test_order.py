@@ -7,7 +7,16 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tasks.data.loading.sampling import BatchPlan, Shuffle, alternating_flips, apportion, deal, epoch_augmentation, epoch_order, share
+from tasks.data.loading.sampling import (
+    BatchPlan,
+    Shuffle,
+    alternating_flips,
+    apportion,
+    deal,
+    epoch_augmentation,
+    epoch_order,
+    share,
+)
 
 SHUFFLE = Shuffle.of(32 * 32 * 3, 256)
 

@@ -13,12 +13,12 @@ from PIL import Image
 
 from conf.data import Data
 from tasks.data import key
+from tasks.data.decode.pixels import read_pixels
 from tasks.data.prepare import dask_graph as graph
-from tasks.data.sources import registry as source
 from tasks.data.prepare import store
 from tasks.data.prepare.chunks import Cutter
-from tasks.data.decode.pixels import read_pixels
 from tasks.data.prepare.shard import write_shards
+from tasks.data.sources import registry as source
 from tasks.errors import InputError, OutsideError, PacelineError, RunError, SourceError
 from tests.own_package import forget, install, on_path
 

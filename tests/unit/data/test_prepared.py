@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 
 from conf.data import Data
-from tasks.data.prepare import manifest
-from tasks.data.sources import registry as source
-from tasks.data.prepare import store
+from tasks.data.prepare import manifest, store
 from tasks.data.prepare.chunks import Cutter
 from tasks.data.prepare.shard import write_shard
+from tasks.data.sources import registry as source
 from tasks.data.split import open_split
-from tasks.files import TEMPORARY_SUFFIX
 from tasks.errors import RunError
+from tasks.files import TEMPORARY_SUFFIX
 from tasks.records import PreparedSet
 
 KEY = "0" * 64

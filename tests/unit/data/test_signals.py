@@ -6,12 +6,12 @@ import pytest
 from conf.data import Data
 from conf.load import ConfigError, load
 from conf.signal import Signal
-from tasks.model_bundle import digest_of
-from tasks.data.sources import registry as source
-from tasks.data.key import describe
 from tasks.data.decode.pixels import read_pixels
+from tasks.data.key import describe
+from tasks.data.sources import registry as source
 from tasks.data.sources import tones
 from tasks.errors import InputError
+from tasks.model_bundle import digest_of
 from tasks.records import ModelFacts
 from tests.shards import shards_of
 from tests.signals import make_sounds, sine, wav

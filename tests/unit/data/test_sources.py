@@ -23,11 +23,11 @@ from fsspec.registry import _registry
 
 from conf.data import Data
 from tasks.data import key
-from tasks.data.sources import registry as source
-from tasks.data.listing import hold_out
 from tasks.data.decode.pixels import read_pixels
+from tasks.data.listing import hold_out
 from tasks.data.samples import Sample, Samples
 from tasks.data.sources import cifar10, digits
+from tasks.data.sources import registry as source
 from tasks.data.sources.folder import stamp_of
 from tasks.errors import InputError
 from tests.listeners import listening

@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch.nn import functional
 
+from conf.augmentation import Vary
 from conf.load import ConfigError, load
 from conf.recipe import Recipe
-from conf.augmentation import Vary
-from tasks.data.loading.batch import Batch
 from tasks.data.loading.augmentation import Variation, beta, boxes, mixed, resized
+from tasks.data.loading.batch import Batch
 from tasks.fingerprint import workload_fingerprint
 from tasks.model.noise import uniform
 from tasks.model.objectives import Classification

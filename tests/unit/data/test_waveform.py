@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from conf.signal import Signal
-from tasks.data.decode import spectrogram
-from tasks.data.decode import waveform
-from tasks.data.sources import signals
+from tasks.data.decode import spectrogram, waveform
 from tasks.data.decode.transform import DecodeError
+from tasks.data.sources import signals
 from tests.signals import RATE, npy, parquet, sine, wav
 
 SOUND = sine(1_000.0, seconds=0.5)

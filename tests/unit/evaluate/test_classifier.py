@@ -6,7 +6,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.errors import InputError
-from tasks.evaluate.linear_classifier import Features, check_classes, fit_and_score, num_shared, of_classes, read_features
+from tasks.evaluate.linear_classifier import (
+    Features,
+    check_classes,
+    fit_and_score,
+    num_shared,
+    of_classes,
+    read_features,
+)
 
 
 def clouds(seed, num=60, distance=8.0):

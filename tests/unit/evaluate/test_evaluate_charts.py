@@ -1,9 +1,16 @@
 import numpy as np
 import pytest
 
-from tasks.report.quality_charts import CLASS_COLOURS, draw_classes, draw_confusion, draw_examples, draw_quality, quality_svgs
-from tasks.report.plotting import png_bytes
 from tasks.records import EvaluateResult
+from tasks.report.plotting import png_bytes
+from tasks.report.quality_charts import (
+    CLASS_COLOURS,
+    draw_classes,
+    draw_confusion,
+    draw_examples,
+    draw_quality,
+    quality_svgs,
+)
 from tests.unit.speedup.conftest import make_report, make_train
 
 

@@ -6,14 +6,14 @@ import pytest
 from mlflow import MlflowClient
 from prefect.logging import disable_run_logger
 
-from conf.load import load
 from conf.environment import Site
-from flows import abandoned
+from conf.load import load
+from flows.lifecycle import mlflow_run
 from flows.lifecycle import mlflow_run as tracked
-from flows.abandoned import set_right
+from flows.lifecycle.mlflow_run import set_right
 from tasks.metrics_file import FILE, MetricsFile
-from tasks.track.run import PARENT_TAG
 from tasks.track.queries import FoundRun
+from tasks.track.run import PARENT_TAG
 from tasks.track.store import check_store
 
 HOLD = "import sys, time; from pathlib import Path; from tasks.train.launch.run_lock import own\n"
@@ -64,4 +64,4 @@ def test_a_run_whose_process_is_gone_is_killed_by_the_next_command_and_a_living_
 @pytest.mark.parametrize("tag", ["../../elsewhere", "/elsewhere", "a/b", ""])
 def test_a_tag_of_the_store_leads_nowhere(site, tag):
     run = FoundRun(run_id="a" * 32, name="", status="RUNNING", start_time=0, tags={PARENT_TAG: tag})
-    assert abandoned._directory(site, run) == site.root / "runs" / run.run_id
+    assert mlflow_run._directory(site, run) == site.root / "runs" / run.run_id

@@ -5,8 +5,8 @@ from typing import get_args
 
 import pytest
 
-from conf.load import load
 from conf.config import Overlap
+from conf.load import load
 from flows.commands.serve import OVERLAPS, settled
 from flows.deployment import deployment_of, local_timezone, schedule_of
 from tasks.errors import InputError

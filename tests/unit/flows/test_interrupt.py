@@ -13,11 +13,11 @@ from prefect.exceptions import TerminationSignal
 from prefect.logging import disable_run_logger
 from prefect.utilities.engine import capture_sigterm
 
-from conf.load import load
 from conf.environment import Site
+from conf.load import load
 from flows import cli
-from flows.lifecycle import signals as interrupt
 from flows.lifecycle import mlflow_run as tracked
+from flows.lifecycle import signals as interrupt
 from tasks.errors import RunError
 from tasks.track import run as tracking
 from tasks.track.store import check_store

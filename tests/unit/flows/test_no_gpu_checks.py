@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from conf.load import load
 from conf.environment import Site
+from conf.load import load
 from flows.cli import main
 from flows.no_gpu.request import NoGpuRequest, _configs, clear_no_gpu
 from tasks.errors import InputError

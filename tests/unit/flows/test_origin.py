@@ -5,15 +5,16 @@ import yaml
 from mlflow import MlflowClient
 from prefect.logging import disable_run_logger
 
-from conf.load import load
-from conf.environment import Site
 from conf.cluster import Cluster
+from conf.environment import Site
+from conf.load import load
+from flows.checks.origin import FLOW_RUN, allow, check_origin
+from flows.checks.training_host import training_host
+from flows.cli import main
 from flows.lifecycle import mlflow_run as tracked
 from flows.lifecycle.request_artifact import ARTIFACTS
-from flows.cli import main
-from flows.checks.training_host import training_host
-from flows.checks.origin import FLOW_RUN, allow, check_origin
-from flows.study.flow import StudyRequest, clear_study
+from flows.study.flow import clear_study
+from flows.study.request import StudyRequest
 from tasks.errors import InputError
 from tasks.track import run as tracking
 from tasks.track.store import check_store

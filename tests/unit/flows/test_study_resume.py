@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from conf.load import load
-from flows.facts import run_facts
+from flows.run.outcome import run_facts
 from flows.study.trainings import ReadyArm, _check_conditions
 from tasks.errors import InputError
 from tasks.records import Pretrained

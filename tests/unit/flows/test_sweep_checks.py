@@ -2,9 +2,10 @@
 
 import pytest
 
-from conf.load import load
 from conf.environment import Site
-from flows.sweep.flow import SweepRequest, clear_sweep
+from conf.load import load
+from flows.sweep.flow import clear_sweep
+from flows.sweep.request import SweepRequest
 from tasks.errors import InputError
 from tasks.sweep.space import most_epochs, parse_parameters
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from flows.sweep.colocation import KEPT, colocation_on
-from tasks.speedup.study.records import Interval
+from tasks.measure.statistics import Interval
 from tasks.sweep.colocation import Colocation
 
 MEASURED = Colocation(

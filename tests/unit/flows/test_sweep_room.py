@@ -3,9 +3,9 @@
 import pytest
 
 from conf.load import load
-from tasks.sweep.concurrency import find_room
 from tasks.errors import InputError
 from tasks.records import Gpu
+from tasks.sweep.concurrency import find_room
 from tests.studies import HARDWARE
 
 GIB = 2**30

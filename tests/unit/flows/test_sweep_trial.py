@@ -11,8 +11,8 @@ import pytest
 from flows.sweep import trial as sweep_trial
 from flows.sweep.trial import _Begun, _Watch, run_trial
 from tasks.sweep.optuna_study import Proposer, Search
-from tasks.sweep.space import parse_parameters
 from tasks.sweep.records import Proposal
+from tasks.sweep.space import parse_parameters
 
 
 @pytest.fixture

@@ -9,16 +9,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from conf.load import load
 from conf.model import Model
 from conf.recipe import Recipe
-from tasks.data.loading.step_schedule import Course
 from tasks.data.loading.sampling import BatchPlan
-from tasks.model.networks.blocks import every_nth
+from tasks.data.loading.step_schedule import Course
 from tasks.model.fuse_batch_norm import fold_batch_norm
 from tasks.model.inference import predictions
 from tasks.model.lightning_module import Learner
+from tasks.model.networks.blocks import every_nth
 from tasks.model.networks.registry import build_network
-from tasks.model.optimization import batch_loss, build_optimizer, settle
-from tasks.model.schedule import learning_rate_factor
 from tasks.model.objectives import Classification
+from tasks.model.optimization import batch_loss, build_optimizer, learning_rate_factor, settle
 
 TASK = Classification(10)
 

@@ -7,8 +7,8 @@ from conf.model import Model
 from conf.recipe import Recipe
 from tasks.model.muon import Muon, orthogonalised
 from tasks.model.networks.registry import build_network
-from tasks.model.optimization import batch_loss, build_optimizer, settle
 from tasks.model.objectives import Classification
+from tasks.model.optimization import batch_loss, build_optimizer, settle
 
 TASK = Classification(10)
 RECIPE = Recipe(optimizer="muon", learning_rate=0.1, momentum=0.6, weight_decay=0.1)

@@ -7,13 +7,13 @@ import torch
 
 from conf.load import load
 from conf.model import Model
-from tasks.model_bundle import FACTS, WEIGHTS, digest_of
-from tasks.files import sha256_of
 from tasks.errors import InputError, RunError
+from tasks.files import sha256_of
 from tasks.fingerprint import series_fingerprint, workload_fingerprint
+from tasks.model.load import open_trained
 from tasks.model.networks.registry import build_network
 from tasks.model.user_package import check_package
-from tasks.model.load import open_trained
+from tasks.model_bundle import FACTS, WEIGHTS, digest_of
 from tasks.records import Hardware, ModelFacts
 from tasks.speedup.comparability import facts_of, match
 from tasks.train.plan import resolve

@@ -10,8 +10,8 @@ from conf.recipe import Recipe
 from tasks.data.loading.batch import Batch
 from tasks.model.fuse_batch_norm import fold_batch_norm
 from tasks.model.networks.registry import build_network
-from tasks.model.optimization import batch_loss
 from tasks.model.objectives import Classification, Denoising, Segmentation
+from tasks.model.optimization import batch_loss
 from tasks.scores import SCORE_OF_TASK, ious, mean_iou
 
 RECIPE = Recipe()

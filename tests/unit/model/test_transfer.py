@@ -13,18 +13,18 @@ from torch import nn
 from conf.load import ConfigError, load
 from conf.model import Model
 from conf.recipe import Recipe
-from tasks.data.loading.step_schedule import Course
 from tasks.data.loading.sampling import BatchPlan
-from tasks.files import sha256_of
+from tasks.data.loading.step_schedule import Course
 from tasks.errors import InputError
+from tasks.files import sha256_of
 from tasks.model.lightning_module import Learner
 from tasks.model.networks.registry import build_network
-from tasks.model.optimization import build_optimizer, settle
-from tasks.model.networks.user_network import OwnNetwork
-from tasks.model.pretrained import begin_with, blank_network, check_fit, read_weights
-from tasks.model.objectives import Classification
-from tasks.model.transfer import core_of, freeze, heads_of
 from tasks.model.networks.test_time_augmentation import ViewMean
+from tasks.model.networks.user_network import OwnNetwork
+from tasks.model.objectives import Classification
+from tasks.model.optimization import build_optimizer, settle
+from tasks.model.pretrained import begin_with, blank_network, check_fit, read_weights
+from tasks.model.transfer import core_of, freeze, heads_of
 from tasks.records import Pretrained
 
 MODEL = Model(width=4, depth=1)

@@ -10,12 +10,12 @@ from PIL import Image
 
 from conf.data import Data
 from conf.model import Model
-from tasks.data.loading.batch import Normalise
 from tasks.data.decode.transform import decode
+from tasks.data.loading.batch import Normalise
 from tasks.model.load import open_trained
-from tasks.predict.outputs import compared
 from tasks.predict.images import in_folder, of_test_split
 from tasks.predict.job import cut, key_of
+from tasks.predict.outputs import compared
 from tasks.predict.part import check_parity, finished, predict_part
 from tests.saved_models import save_model
 

@@ -12,9 +12,9 @@ from PIL import Image
 from conf.data import Data
 from conf.model import Model
 from tasks.model.objectives import Segmentation
-from tasks.predict.outputs import compared
 from tasks.predict.images import in_folder, of_test_split
 from tasks.predict.job import cut, key_of
+from tasks.predict.outputs import compared
 from tasks.predict.part import METADATA, check_parity, finished, predict_part
 from tasks.predict.predictor import Predictor
 from tests.saved_models import save_model

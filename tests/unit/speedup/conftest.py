@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from conf.config import Config
+from tasks.measure.validity import judge
 from tasks.records import (
     BASELINE,
     Arm,
@@ -19,8 +20,7 @@ from tasks.records import (
     TrainResult,
     Validity,
 )
-from tasks.speedup.report_details import ReportInput
-from tasks.measure.validity import judge
+from tasks.report.run_report import ReportInput
 from tasks.speedup.verdict import speedup_result
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from tasks.records import BASELINE
-from tasks.speedup.across import is_plain, ratio_across, speedup_across
-from tasks.speedup.compare import ComparedRun
 from tasks.speedup.comparability import match
+from tasks.speedup.compare import ComparedRun, is_plain, ratio_across, speedup_across
 
 PLAIN = {
     "execution.num_nodes": "1",

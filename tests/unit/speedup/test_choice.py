@@ -4,10 +4,10 @@ import pytest
 
 from conf.load import load
 from tasks.records import BASELINE, Arm, Block, Choice, Hardware, ProbeResult, Search, Validity
-from tasks.train.autotune.choice import choose, combined, faster_plan, plan_of_probe, winning_roles
 from tasks.speedup.verdict import single_gains
-from tasks.train.plan import arm_of, resolve
+from tasks.train.autotune.choice import choose, combined, faster_plan, plan_of_probe, winning_roles
 from tasks.train.autotune.search import alternatives, layer_arms
+from tasks.train.plan import arm_of, resolve
 
 NUM_ROUNDS = 8
 STEPS = 1000

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from conf.config import Speedup
+from tasks.measure.probe import ArmRunner, run_probe
 from tasks.records import BASELINE, Arm
 from tasks.speedup.diagnosis import MIN_SHARE, diagnose
-from tasks.measure.probe import ArmRunner, run_probe
 from tasks.speedup.verdict import speedup_result
 from tasks.train.rank.benchmark import diagnostic_arms
 from tests.unit.speedup.conftest import make_probe, make_train

@@ -6,9 +6,9 @@ import pytest
 
 from conf.config import Speedup
 from tasks.errors import RunError
-from tasks.records import Arm, Validity
 from tasks.measure.probe import ArmRunner, order_of_round, run_probe
 from tasks.measure.statistics import arm_ratio, speedup_ratio
+from tasks.records import Arm, Validity
 
 ARM = Arm(num_devices=1, precision="32-true", compile="off", memory_format="contiguous", loading="foreground")
 

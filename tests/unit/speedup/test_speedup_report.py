@@ -6,9 +6,9 @@ from typing import get_args
 import pytest
 
 from tasks.records import BASELINE, CompileStats, Search, SlowArm, SpeedupResult
-from tasks.speedup.advice import next_steps
 from tasks.report.run_report import render_report
 from tasks.report.summary import summary_table
+from tasks.speedup.advice import next_steps
 from tasks.speedup.verdict import Cause
 from tests.unit.speedup.conftest import CANDIDATE, CLASSES, make_probe, make_report
 

@@ -7,8 +7,17 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
 
+from tasks.measure.statistics import (
+    INNER_CONFIDENCE,
+    MIN_ROUNDS_TO_STOP,
+    ROUNDS_PER_LOOK,
+    estimate_ratio,
+    location_interval,
+    parallel_efficiency,
+    signed_rank_depth,
+    speedup_ratio,
+)
 from tasks.records import Block
-from tasks.measure.statistics import INNER_CONFIDENCE, MIN_ROUNDS_TO_STOP, ROUNDS_PER_LOOK, estimate_ratio, location_interval, parallel_efficiency, signed_rank_depth, speedup_ratio
 
 NUM_TRIALS = 4000
 MAX_ROUNDS = 24

@@ -3,11 +3,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.speedup.study.analysis import break_even, budget_differences, ladder, scalings, summarise_arms, target_accuracy
-from tasks.speedup.study.design import balanced_order
 from tasks.measure.statistics import FIXED_CONFIDENCE, location_interval
-from tasks.speedup.study.records import ArmRun
+from tasks.speedup.study.analysis import (
+    break_even,
+    budget_differences,
+    ladder,
+    scalings,
+    summarise_arms,
+    target_accuracy,
+)
+from tasks.speedup.study.design import balanced_order
 from tasks.speedup.study.pairs import Trainings
+from tasks.speedup.study.records import ArmRun
 from tests.studies import PRECISION, arms_of, training
 
 

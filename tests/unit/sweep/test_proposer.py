@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from tasks.sweep.optuna_study import AGAIN, Proposer, Search
-from tasks.sweep.space import parse_parameters
 from tasks.sweep.records import Trial
+from tasks.sweep.space import parse_parameters
 
 RATE = "recipe.learning_rate"
 

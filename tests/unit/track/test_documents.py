@@ -4,8 +4,8 @@ import subprocess
 
 import pytest
 
-from conf.load import load
 from conf.environment import Site
+from conf.load import load
 from tasks.track import environment, store
 from tasks.track import run as tracking
 

@@ -8,7 +8,17 @@ import pytest
 from mlflow.tracking import MlflowClient
 from mlflow.utils.validation import MAX_EXPERIMENT_TAG_VAL_LENGTH
 
-from tasks.track.ui_views import LOCAL_SERVER, VIEW_TAG, server_address, share_view, view_of_runs, view_of_series, view_of_study, view_state, view_text
+from tasks.track.ui_views import (
+    LOCAL_SERVER,
+    VIEW_TAG,
+    server_address,
+    share_view,
+    view_of_runs,
+    view_of_series,
+    view_of_study,
+    view_state,
+    view_text,
+)
 
 RUN = "0123456789abcdef0123456789abcdef"
 VIEWS = [

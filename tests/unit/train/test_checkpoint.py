@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasks.files import sha256_of
 from tasks.errors import RunError
+from tasks.files import sha256_of
 from tasks.train.rank.checkpoint import checkpoint_path, digest_path, newest_verified, verify
 from tasks.train.rank.checkpoint_io import AtomicCheckpointIO, load
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tasks.data.loading.step_schedule import Course
 from tasks.data.loading.sampling import BatchPlan
+from tasks.data.loading.step_schedule import Course
 from tasks.train.checkpoint_interval import MAX_LOST_SECONDS, MAX_SHARE, MIN_SECONDS, CheckpointInterval, rule
 
 WARM_UP = 20.0

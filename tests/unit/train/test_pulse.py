@@ -5,9 +5,7 @@ import time
 
 from tasks.train.launch.heartbeat import VARIABLE, Pulse, PulseReader
 
-RANK = (
-    "import time; from tasks.train.launch.heartbeat import Pulse\npulse = Pulse(); pulse.count_steps = lambda: 7\ntime.sleep(60)"
-)
+RANK = "import time; from tasks.train.launch.heartbeat import Pulse\npulse = Pulse(); pulse.count_steps = lambda: 7\ntime.sleep(60)"
 
 
 def test_a_rank_tells_its_steps_until_it_is_stopped():

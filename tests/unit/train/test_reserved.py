@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from tasks.train.launch.layout import Seat
-from tasks.train.reserved import chosen, devices_spoken_for
+from tasks.train.launch.placement import chosen, devices_spoken_for
 
 
 def seat(device):

@@ -7,8 +7,8 @@ import pytest
 
 from conf.load import load
 from tasks.errors import MemoryLimitError
-from tasks.train.plan import arm_of, resolve
 from tasks.train.autotune.search import _Hunt
+from tasks.train.plan import arm_of, resolve
 from tests.studies import HARDWARE
 
 ARM = arm_of(resolve(load("digits"), HARDWARE, 1293))

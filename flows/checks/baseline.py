@@ -1,0 +1,29 @@
+"""Check of the run that `speedup.baseline` names, before any work starts."""
+
+from __future__ import annotations
+
+from conf.config import OF_THIS_RUN, Config
+from conf.environment import Site
+from tasks.errors import InputError
+from tasks.track.queries import get_runs
+
+ROLES = ("run", "arm", "trial")
+
+
+def check_baseline(config: Config, site: Site) -> None:
+    """Check that the run which is named is there and can be divided by.
+
+    Raises:
+        InputError: it is unknown, has not finished, or has trained nothing.
+    """
+    named = config.speedup.baseline
+    if named in (*OF_THIS_RUN, "matched"):
+        return
+    try:
+        (found,) = get_runs(site.tracking_uri, [named])
+    except InputError as error:
+        raise InputError(f"speedup.baseline: {error}") from error
+    role = found.tags.get("paceline.role", "")
+    if role not in ROLES or found.status != "FINISHED":
+        was = f"is a {role or 'foreign run'}" if role not in ROLES else f"is {found.status}"
+        raise InputError(f"speedup.baseline={named} {was}; name a training that has finished (see paceline ui)")

@@ -1,0 +1,72 @@
+"""Figures of one training of a study or a sweep, as records and as MLflow metrics."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+from flows.run.record import compile_metrics
+from tasks.records import EvaluateResult, TrainResult
+from tasks.speedup.steady_state import steady_rate
+from tasks.speedup.study.records import ArmRun, StudyArm
+
+if TYPE_CHECKING:
+    pass
+
+
+def arm_run(arm: StudyArm, trained: TrainResult, evaluated: EvaluateResult) -> ArmRun:
+    """The figures of a training that a study compares."""
+    ends = trained.epoch_ends
+    lengths = [later - sooner for sooner, later in itertools.pairwise(ends)]
+    startup = trained.startup_seconds
+    restarted = tuple(f"it was begun again: {restart.cause}" for restart in trained.restarts)
+    return ArmRun(
+        arm=arm.name,
+        repeat=0,
+        position=0,
+        world_size=trained.world_size,
+        num_epochs=trained.num_epochs,
+        samples_per_second=steady_rate(trained),
+        epoch_seconds=sorted(lengths)[len(lengths) // 2] if lengths else None,
+        first_epoch_seconds=ends[0] - startup if ends and startup is not None else None,
+        startup_seconds=startup,
+        end_to_end_seconds=ends[-1] if ends else None,
+        score_name=evaluated.score_name,
+        accuracy=evaluated.score,
+        num_test=evaluated.num_samples,
+        validation=tuple(zip(ends, trained.validation_scores[-len(ends) :], strict=False)),
+        time_budget=trained.time_budget,
+        data_wait_fraction=trained.data_wait_fraction,
+        communication_fraction=trained.communication_fraction,
+        idle_fraction=trained.idle_fraction,
+        peak_memory_bytes=trained.peak_memory_bytes,
+        energy_joules=trained.energy_joules,
+        contaminated=bool(restarted) or (trained.validity.contaminated if trained.validity else None),
+        contamination=restarted + (trained.validity.reasons if trained.validity else ()),
+        predictions=trained.predictions,
+        prediction_samples_per_second=evaluated.samples_per_second,
+        compile=trained.compile,
+    )
+
+
+def training_metrics(run: ArmRun, trained: TrainResult, evaluated: EvaluateResult) -> dict[str, float | None]:
+    """Of a training inside a study or a sweep."""
+    metrics: dict[str, float | None] = {
+        "throughput/steady_samples_per_second": run.samples_per_second,
+        "throughput/samples_per_second": trained.samples_per_second,
+        "throughput/prediction_samples_per_second": evaluated.samples_per_second,
+        "time/data_wait_fraction": run.data_wait_fraction,
+        "time/communication_fraction": run.communication_fraction,
+        "time/idle_fraction": run.idle_fraction,
+        "time/end_to_end_seconds": run.end_to_end_seconds,
+        "time/epoch_seconds": run.epoch_seconds,
+        "time/wall_seconds": trained.wall_seconds,
+        "memory/peak_bytes": run.peak_memory_bytes,
+        "energy/joules": run.energy_joules,
+        "test/accuracy": evaluated.accuracy,
+        f"test/{evaluated.score_name}": evaluated.score,
+        "test/score": evaluated.score,
+        "train/final_loss": trained.final_loss,
+    }
+    metrics |= {f"time/{item}_seconds": seconds for item, seconds in trained.time_budget.items()}
+    return metrics | compile_metrics(trained)

@@ -1,0 +1,29 @@
+"""The parameters of a study, as the command, the form and the store give them."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from conf.config import Config
+from conf.credentials import Text
+
+
+class StudyRequest(BaseModel):
+    """What a study is to compare."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    preset: Text
+    """Name or path of the preset, for people."""
+    config: Config
+    """What all arms have in common."""
+    axes: dict[str, list[Text]]
+    """Setting -> its values, the baseline's first."""
+    ladder: bool = False
+    """Add one factor at a time instead of the full grid."""
+    # The bounds are for the form, and refuse there; `clear_study` and the command say what is wrong in a sentence.
+    repeats: int = Field(default=3, json_schema_extra={"minimum": 1})
+    """Trainings of each arm."""
+    target: float | None = Field(default=None, json_schema_extra={"exclusiveMinimum": 0, "maximum": 1})
+    """Validation score (accuracy, mean IoU or SSIM) to which the time is measured; None for the lowest that a baseline
+    run ends with."""

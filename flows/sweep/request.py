@@ -1,0 +1,32 @@
+"""The parameters of a sweep, as the command, the form and the store give them."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from conf.config import Config
+from conf.credentials import Text
+from tasks.sweep.records import Pruner, Sampler
+
+
+class SweepRequest(BaseModel):
+    """What a sweep is to try."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    preset: Text
+    """Name or path of the preset, for people."""
+    config: Config
+    """What all trials have in common."""
+    parameters: dict[str, Text]
+    """Setting -> its values: log(a,b), lin(a,b), int(a,b[,step]) or [x,y,z]."""
+    # The bounds are for the form, and refuse there; `clear_sweep` says what is wrong in a sentence.
+    num_trials: int | None = Field(default=None, json_schema_extra={"minimum": 1})
+    """Trials; None for 20, or all of a grid."""
+    sampler: Sampler = "tpe"
+    """What chooses the values: `tpe` learns from the trials before, `random`, or every combination as a `grid`."""
+    pruner: Pruner = "none"
+    """What ends a trial early whose validation score falls behind: `median` (of the others at that epoch), `asha` (the
+    best third goes on after 1, 3, 9 ... epochs) or `hyperband` (the same from several first epochs)."""
+    at_once: int | None = Field(default=None, json_schema_extra={"minimum": 1})
+    """Trials at the same time; None for as many as there are devices for."""

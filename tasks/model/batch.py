@@ -1,0 +1,86 @@
+"""The interfaces of batches and their sources, as training steps use them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    pass
+
+
+class LabelledBatch(Protocol):
+    """What a loader yields."""
+
+    @property
+    def images_NCHW(self) -> torch.Tensor:
+        """Normalised float32 images on the device."""
+
+    @property
+    def labels_N(self) -> torch.Tensor:
+        """Class indices, int64."""
+
+    @property
+    def targets_NT(self) -> torch.Tensor | None:
+        """Regression targets, float32, or None."""
+
+    @property
+    def draws_N(self) -> torch.Tensor | None:
+        """int64: what is added at random follows from them; None where nothing is."""
+
+    @property
+    def weight(self) -> float:
+        """n_local * world_size / n_global."""
+
+    @property
+    def others_N(self) -> torch.Tensor | None:
+        """Classes of images that are mixed in, int64, or None."""
+
+    @property
+    def shares_N(self) -> torch.Tensor | None:
+        """How much of each image is of its own class, float32, or None for all."""
+
+
+class Course(Protocol):
+    """The steps of a training laid over its epochs; steps are counted over all of them."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Of a whole epoch."""
+
+    @property
+    def num_passed(self) -> int:
+        """Of `steps_per_epoch`, those that are behind this group where it takes up; all of them at an epoch's end."""
+
+    def done(self, step: int) -> tuple[int, int]:
+        """What has been seen when so many steps are done: whole epochs, and samples of the next one."""
+
+    def samples(self, step: int) -> int:
+        """How many samples have been seen when so many steps are done, over all epochs."""
+
+    def ends_epoch(self, step: int) -> bool:
+        """Whether an epoch is over when so many steps are done."""
+
+    def epoch_end(self, step: int) -> int:
+        """The first step from this one on after which an epoch is over."""
+
+    def num_steps(self, num_epochs: int) -> int:
+        """Of a training of so many epochs."""
+
+    def even_step(self, step: int) -> float:
+        """Which step this would be if all before it had been of this group's batch size; what schedules go by."""
+
+
+class BatchSource(Protocol):
+    """What feeds a training: sized in steps per epoch, positioned by global step."""
+
+    def __len__(self) -> int:
+        """Steps per epoch."""
+
+    def __iter__(self) -> Iterator[LabelledBatch]:
+        """Batches from the position to the end of its epoch."""
+
+    def seek(self, step: int) -> None:
+        """Go to a global step."""
