@@ -6,8 +6,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from conf.credentials import Text
-from conf.section import Section, Shape
+from paceline.conf.credentials import Text
+from paceline.conf.section import Section, Shape
 
 # What ends in a job script, on a command line of another host or in its shell: no blank, quote or line break.
 Address = Annotated[

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from conf import plugins
-from conf.cluster import Cluster
-from conf.data import SIGNAL_SOURCES, Data
-from conf.execution import Execution
-from conf.model import Model
-from conf.recipe import FLIPPING, Recipe
+from paceline.conf import plugins
+from paceline.conf.cluster import Cluster
+from paceline.conf.data import SIGNAL_SOURCES, Data
+from paceline.conf.execution import Execution
+from paceline.conf.model import Model
+from paceline.conf.recipe import FLIPPING, Recipe
 
 WHITENED_MIN_SIZE = 9
 """Of an image, pixels: whitening takes one away, and what is left is halved three times."""

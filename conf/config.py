@@ -2,7 +2,7 @@
 
 Every field has its unit and its help in the docstring under it; the command line, the Prefect form and the
 README show these same texts. Validators check and never rewrite: a value that follows from others is a property.
-This module knows nothing of machines: URIs and roots come from the environment (`conf.environment`).
+This module knows nothing of machines: URIs and roots come from the environment (`paceline.conf.environment`).
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from conf import compatibility as fit
-from conf import plugins
-from conf.cluster import Cluster
-from conf.credentials import Text
-from conf.data import Data
-from conf.execution import Execution
-from conf.model import Model
-from conf.plugins import Plugin
-from conf.recipe import Recipe
-from conf.section import Section
+from paceline.conf import compatibility as fit
+from paceline.conf import plugins
+from paceline.conf.cluster import Cluster
+from paceline.conf.credentials import Text
+from paceline.conf.data import Data
+from paceline.conf.execution import Execution
+from paceline.conf.model import Model
+from paceline.conf.plugins import Plugin
+from paceline.conf.recipe import Recipe
+from paceline.conf.section import Section
 
 OF_THIS_RUN = ("probe", "none")
 """Baselines that need no other run."""

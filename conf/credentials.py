@@ -2,7 +2,7 @@
 
 Settings travel: to Prefect's database, MLflow's parameters, process lists and shell histories. So one that holds a
 credential is refused before anything starts, and by Prefect's own form. Pure patterns; what the environment holds is
-`tasks.redact`'s business.
+`paceline.tasks.redact`'s business.
 """
 
 from __future__ import annotations

@@ -6,11 +6,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from conf import plugins
-from conf.credentials import Text
-from conf.plugins import Plugin
-from conf.section import Fraction, OwnName, Section
-from conf.signal import Signal
+from paceline.conf import plugins
+from paceline.conf.credentials import Text
+from paceline.conf.plugins import Plugin
+from paceline.conf.section import Fraction, OwnName, Section
+from paceline.conf.signal import Signal
 
 Source = Literal[
     "digits",

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from conf.section import Section
+from paceline.conf.section import Section
 
 Precision = Literal["32-true", "64-true", "bf16-mixed", "16-mixed"]
 MemoryFormat = Literal["contiguous", "channels_last"]

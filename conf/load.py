@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from conf.config import Config
+from paceline.conf.config import Config
 
 PRESETS = Path(__file__).parent
 DASK_SETTINGS = PRESETS / "cluster" / "dask.yaml"

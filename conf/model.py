@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from conf import plugins
-from conf.credentials import Text
-from conf.plugins import Plugin, Task
-from conf.section import OwnName, Section
+from paceline.conf import plugins
+from paceline.conf.credentials import Text
+from paceline.conf.plugins import Plugin, Task
+from paceline.conf.section import OwnName, Section
 
 ModelName = Literal["convblocks", "twohead", "whitened", "unet", "dncnn", "resnet18", "resnet50", "sequence"]
 LayerName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.\w+)*$", max_length=200)]

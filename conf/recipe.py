@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from conf.augmentation import Vary
-from conf.section import Fraction, Section
+from paceline.conf.augmentation import Vary
+from paceline.conf.section import Fraction, Section
 
 Augment = Literal["none", "shift", "flip_shift", "alternating_flip_shift"]
 FLIPPING: frozenset[Augment] = frozenset({"flip_shift", "alternating_flip_shift"})

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import PydanticCustomError, core_schema
 
-from conf.credentials import Text
+from paceline.conf.credentials import Text
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Shape:
 
 
 OwnName = Annotated[Text, Shape(r"[A-Za-z][\w.-]{0,63}", "no name")]
-"""Of a source or a model that an installed package offers, see `conf.plugins`."""
+"""Of a source or a model that an installed package offers, see `paceline.conf.plugins`."""
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 

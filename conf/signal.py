@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from conf.section import Section
+from paceline.conf.section import Section
 
 MAX_CLIP_SAMPLES = 2**24
 """Of one clip: 128 MiB while it is turned into a picture."""

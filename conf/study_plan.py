@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from conf.load import ConfigError
+from paceline.conf.load import ConfigError
 
 PLANS = Path(__file__).parent / "plans"
 

@@ -13,9 +13,9 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any, NoReturn
 
-from conf.environment import quieten
-from conf.load import ConfigError
-from flows.commands import (
+from paceline.conf.environment import quieten
+from paceline.conf.load import ConfigError
+from paceline.flows.commands import (
     advise,
     classify,
     compare,
@@ -30,10 +30,10 @@ from flows.commands import (
     sweep,
     ui,
 )
-from flows.commands.console import say
-from flows.lifecycle import signals as interrupt
-from tasks.errors import InputError, PacelineError, RankError
-from tasks.redact import redact_logs
+from paceline.flows.commands.console import say
+from paceline.flows.lifecycle import signals as interrupt
+from paceline.tasks.errors import InputError, PacelineError, RankError
+from paceline.tasks.redact import redact_logs
 
 DONE, FAILED, WRONG_INPUT, SIGNALLED = 0, 1, 2, 128
 COMMANDS: dict[str, ModuleType] = {

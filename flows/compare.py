@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from conf.environment import Site
-from tasks.errors import InputError
-from tasks.speedup.comparability import match
-from tasks.speedup.compare import ComparedRun, Comparison, compare
-from tasks.track.queries import FoundRun, find_runs, get_runs, read_document
-from tasks.track.run import FACTS_ARTIFACT
-from tasks.track.ui_views import ACCURACY, share_runs
+from paceline.conf.environment import Site
+from paceline.tasks.errors import InputError
+from paceline.tasks.speedup.comparability import match
+from paceline.tasks.speedup.compare import ComparedRun, Comparison, compare
+from paceline.tasks.track.queries import FoundRun, find_runs, get_runs, read_document
+from paceline.tasks.track.run import FACTS_ARTIFACT
+from paceline.tasks.track.ui_views import ACCURACY, share_runs
 
 MIN_RUNS = 2
 LAST = 5

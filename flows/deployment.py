@@ -15,13 +15,13 @@ from prefect.runner import Runner
 from prefect.schedules import Cron, Schedule
 from prefect.types.entrypoint import EntrypointType
 
-from conf.config import Config, Overlap
-from conf.environment import Site
-from flows.lifecycle.outage import set_right
-from flows.lifecycle.overlap import POLICY_TAG
-from flows.lifecycle.patient_runner import PatientRunner
-from flows.run.flow import run_pipeline
-from tasks.errors import InputError
+from paceline.conf.config import Config, Overlap
+from paceline.conf.environment import Site
+from paceline.flows.lifecycle.outage import set_right
+from paceline.flows.lifecycle.overlap import POLICY_TAG
+from paceline.flows.lifecycle.patient_runner import PatientRunner
+from paceline.flows.run.flow import run_pipeline
+from paceline.tasks.errors import InputError
 
 POLL_SECONDS = 0.1
 SET_RIGHT_SECONDS = 60.0

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from conf import plugins
-from conf.config import Config
-from conf.data import Data
-from conf.environment import Site
-from flows.lifecycle import prefect_api
-from tasks.cluster.resources import demand_of
-from tasks.cluster.start import open_cluster
-from tasks.cluster.tls import choose_tls, days_left, find_certificates
-from tasks.data.sources.folder import absolute
-from tasks.doctor.finding import Finding, bad, doubtful, good
-from tasks.doctor.host import examine_host
-from tasks.doctor.packages import examine_packages
-from tasks.doctor.user_packages import examine_own, own_packages
-from tasks.doctor.workers import examine_workers
-from tasks.errors import PacelineError, one_line
-from tasks.redact import redact
-from tasks.track.environment import installed
+from paceline.conf import plugins
+from paceline.conf.config import Config
+from paceline.conf.data import Data
+from paceline.conf.environment import Site
+from paceline.flows.lifecycle import prefect_api
+from paceline.tasks.cluster.resources import demand_of
+from paceline.tasks.cluster.start import open_cluster
+from paceline.tasks.cluster.tls import choose_tls, days_left, find_certificates
+from paceline.tasks.data.sources.folder import absolute
+from paceline.tasks.doctor.finding import Finding, bad, doubtful, good
+from paceline.tasks.doctor.host import examine_host
+from paceline.tasks.doctor.packages import examine_packages
+from paceline.tasks.doctor.user_packages import examine_own, own_packages
+from paceline.tasks.doctor.workers import examine_workers
+from paceline.tasks.errors import PacelineError, one_line
+from paceline.tasks.redact import redact
+from paceline.tasks.track.environment import installed
 
 WARN_DAYS = 30
 """Before certificates expire."""
@@ -59,7 +59,7 @@ def examine(config: Config, site: Site, told: Callable[[Finding], None]) -> list
 
 
 def _mlflow(site: Site) -> Finding:
-    from tasks.track.store import server_version
+    from paceline.tasks.track.store import server_version
 
     place, there = redact(site.tracking_uri), server_version(site.tracking_uri)
     if not site.tracking_uri.startswith("http"):

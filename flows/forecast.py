@@ -8,35 +8,42 @@ from typing import Any
 from prefect import flow, get_run_logger
 from pydantic import BaseModel, ConfigDict
 
-from conf.config import Config
-from conf.credentials import Text
-from conf.environment import Site, quieten
-from conf.load import make_config
-from flows.checks import preflight
-from flows.checks.measured_plan import measured_plan
-from flows.lifecycle.mlflow_run import begun
-from flows.lifecycle.outage import outlive_outages
-from flows.lifecycle.prefect_artifacts import publish
-from flows.lifecycle.report_artifacts import log_report
-from flows.lifecycle.signals import heard
-from flows.run.forecast_check import execution_of, past_checks
-from tasks.cluster.resources import demand_of
-from tasks.cluster.start import open_cluster
-from tasks.data.prefect_tasks import prepare
-from tasks.errors import InputError
-from tasks.fingerprint import workload_fingerprint
-from tasks.host import has_compiler
-from tasks.records import Arm, Measurement, MeasureResult, Plan
-from tasks.redact import discreet
-from tasks.report.forecast_report import advise_table, draw_advise, render_advise
-from tasks.speedup.forecast.device_profile import FASTER_INPUT, company_of, gains, link_samples, profile_of, rank_moves
-from tasks.speedup.forecast.links import LINKS, fit_link, given_link
-from tasks.speedup.forecast.model import cheapest, limits, predict
-from tasks.speedup.forecast.records import AdviseResult, DeviceProfile, Link, Prediction
-from tasks.track import run as tracking
-from tasks.train.launch.coordinator import TrainJob
-from tasks.train.plan import arm_of, can_capture
-from tasks.train.prefect_tasks import measure
+from paceline.conf.config import Config
+from paceline.conf.credentials import Text
+from paceline.conf.environment import Site, quieten
+from paceline.conf.load import make_config
+from paceline.flows.checks import preflight
+from paceline.flows.checks.measured_plan import measured_plan
+from paceline.flows.lifecycle.mlflow_run import begun
+from paceline.flows.lifecycle.outage import outlive_outages
+from paceline.flows.lifecycle.prefect_artifacts import publish
+from paceline.flows.lifecycle.report_artifacts import log_report
+from paceline.flows.lifecycle.signals import heard
+from paceline.flows.run.forecast_check import execution_of, past_checks
+from paceline.tasks.cluster.resources import demand_of
+from paceline.tasks.cluster.start import open_cluster
+from paceline.tasks.data.prefect_tasks import prepare
+from paceline.tasks.errors import InputError
+from paceline.tasks.fingerprint import workload_fingerprint
+from paceline.tasks.host import has_compiler
+from paceline.tasks.records import Arm, Measurement, MeasureResult, Plan
+from paceline.tasks.redact import discreet
+from paceline.tasks.report.forecast_report import advise_table, draw_advise, render_advise
+from paceline.tasks.speedup.forecast.device_profile import (
+    FASTER_INPUT,
+    company_of,
+    gains,
+    link_samples,
+    profile_of,
+    rank_moves,
+)
+from paceline.tasks.speedup.forecast.links import LINKS, fit_link, given_link
+from paceline.tasks.speedup.forecast.model import cheapest, limits, predict
+from paceline.tasks.speedup.forecast.records import AdviseResult, DeviceProfile, Link, Prediction
+from paceline.tasks.track import run as tracking
+from paceline.tasks.train.launch.coordinator import TrainJob
+from paceline.tasks.train.plan import arm_of, can_capture
+from paceline.tasks.train.prefect_tasks import measure
 
 TOKEN_BYTES = 4
 MESSAGE_BYTES = (1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)

@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from conf.environment import Site
-from tasks.errors import InputError
-from tasks.records import STEP_ITEMS
-from tasks.speedup.comparability import world_of
-from tasks.speedup.compare import EXECUTION, RATES
-from tasks.speedup.hardware_table import HardwareRun, HardwareTable, tabulate
-from tasks.track.queries import FoundRun, find_runs, read_document
-from tasks.track.run import DISTURBED_TAG, FACTS_ARTIFACT
+from paceline.conf.environment import Site
+from paceline.tasks.errors import InputError
+from paceline.tasks.records import STEP_ITEMS
+from paceline.tasks.speedup.comparability import world_of
+from paceline.tasks.speedup.compare import EXECUTION, RATES
+from paceline.tasks.speedup.hardware_table import HardwareRun, HardwareTable, tabulate
+from paceline.tasks.track.queries import FoundRun, find_runs, read_document
+from paceline.tasks.track.run import DISTURBED_TAG, FACTS_ARTIFACT
 
 TRAINED = ("run", "arm")
 """Roles of runs that have trained."""

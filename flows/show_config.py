@@ -6,15 +6,15 @@ import textwrap
 
 from pydantic import BaseModel
 
-from conf.config import Config
-from conf.environment import Site
-from conf.load import flatten
-from flows.checks.training_host import slurm_script, training_host
-from tasks.cluster.tls import choose_tls
-from tasks.data.key import describe as list_data
-from tasks.errors import InputError
-from tasks.records import Choice
-from tasks.train.plan import resolve
+from paceline.conf.config import Config
+from paceline.conf.environment import Site
+from paceline.conf.load import flatten
+from paceline.flows.checks.training_host import slurm_script, training_host
+from paceline.tasks.cluster.tls import choose_tls
+from paceline.tasks.data.key import describe as list_data
+from paceline.tasks.errors import InputError
+from paceline.tasks.records import Choice
+from paceline.tasks.train.plan import resolve
 
 HELP_WIDTH = 110
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from typing import NamedTuple, TypeVar
 
-from tasks.errors import StoppedError, TimeLimitError
+from paceline.tasks.errors import StoppedError, TimeLimitError
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
-from tasks.errors import RunError
+from paceline.tasks.errors import RunError
 
 TEMPORARY_SUFFIX = ".tmp"
 

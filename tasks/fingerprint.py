@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from conf.config import Config, Workload
-from conf.plugins import code_digest
+from paceline.conf.config import Config, Workload
+from paceline.conf.plugins import code_digest
 
 LATER = {
     ("data", "signal"),

@@ -15,7 +15,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from tasks.records import LoggedMetric
+from paceline.tasks.records import LoggedMetric
 
 FILE = "metrics.jsonl"
 SAMPLES = "system/"

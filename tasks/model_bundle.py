@@ -11,10 +11,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from conf.config import Config
-from tasks.errors import InputError
-from tasks.files import sha256_of, write_durably
-from tasks.records import ModelFacts, PreparedSet
+from paceline.conf.config import Config
+from paceline.tasks.errors import InputError
+from paceline.tasks.files import sha256_of, write_durably
+from paceline.tasks.records import ModelFacts, PreparedSet
 
 FACTS, WEIGHTS = "model.json", "weights.pt"
 TRAINING = {"pretrained", "freeze"}

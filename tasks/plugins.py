@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from conf import plugins
-from conf.plugins import Kind, Plugin, PluginError
-from tasks.errors import InputError, PacelineError, one_line
+from paceline.conf import plugins
+from paceline.conf.plugins import Kind, Plugin, PluginError
+from paceline.tasks.errors import InputError, PacelineError, one_line
 
 
 @contextmanager

@@ -12,12 +12,12 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, PositiveInt
 
-from conf.config import Config
-from conf.data import NUM_COLOURS
-from conf.execution import Compile, Compression, Loading, MemoryFormat, Precision
-from conf.model import Model
-from conf.plugins import EMBEDDED_MODELS, NetworkFacts, Plugin
-from conf.signal import Signal
+from paceline.conf.config import Config
+from paceline.conf.data import NUM_COLOURS
+from paceline.conf.execution import Compile, Compression, Loading, MemoryFormat, Precision
+from paceline.conf.model import Model
+from paceline.conf.plugins import EMBEDDED_MODELS, NetworkFacts, Plugin
+from paceline.conf.signal import Signal
 
 
 class Record(BaseModel):
@@ -598,7 +598,7 @@ class EvaluateResult(Record):
 
 
 class RankSpec(Record):
-    """Everything one rank needs, as data: `python -m tasks.train.rank.main spec.json` replays it."""
+    """Everything one rank needs, as data: `python -m paceline.tasks.train.rank.main spec.json` replays it."""
 
     config: Config
     plan: Plan

@@ -16,8 +16,8 @@ from functools import lru_cache, wraps
 from typing import ParamSpec, TypeVar
 from urllib.parse import quote
 
-from conf.credentials import MASK, masked, password_of
-from tasks.errors import RunError
+from paceline.conf.credentials import MASK, masked, password_of
+from paceline.tasks.errors import RunError
 
 _SECRET_VARIABLE = re.compile(
     r"PASSW(?:OR)?D|PASSPHRASE|SECRET|TOKEN|CREDENTIAL|AUTH_STRING|(?:API|ACCESS|PRIVATE|ACCOUNT)_?KEY", re.IGNORECASE

@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from tasks.files import sha256_of, write_durably
-from tasks.records import Record
+from paceline.tasks.files import sha256_of, write_durably
+from paceline.tasks.records import Record
 
 R = TypeVar("R", bound=Record)
 

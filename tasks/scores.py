@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from conf.plugins import Task
-from tasks.records import EvaluateResult, ScoreName
+from paceline.conf.plugins import Task
+from paceline.tasks.records import EvaluateResult, ScoreName
 
 SCORE_WORDS: dict[ScoreName, str] = {"accuracy": "accuracy", "mean_iou": "mean IoU", "ssim": "SSIM"}
 SCORE_OF_TASK: dict[Task, ScoreName] = {"classify": "accuracy", "segment": "mean_iou", "denoise": "ssim"}
-"""What models of each task are judged by, as `tasks.model.objectives` measures it."""
+"""What models of each task are judged by, as `paceline.tasks.model.objectives` measures it."""
 SCORE = "score"
 """What the scores of different tasks have in common."""
 

@@ -19,13 +19,13 @@ import hypothesis
 import psutil
 import pytest
 
-from conf.environment import QUIET_ENVIRONMENT
+from paceline.conf.environment import QUIET_ENVIRONMENT
 
 ROOT = Path(__file__).parents[1]
 ARCHIVE = "cifar10_jpeg.tar.xz"
 SAMPLE = re.compile(r"(?P<split>train|test)/(?P<class_name>[a-z]+)/(?P<number>\d{4})\.jpg")
 NUM_SUBSET = {"train": 200, "test": 50}  # of each of the 10 classes
-RANK_MODULE = "tasks.train.rank.main"
+RANK_MODULE = "paceline.tasks.train.rank.main"
 SESSION_VARIABLE = "PACELINE_TEST_SESSION"  # inherited by all that the tests start, orphans included
 STATE = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 SLOW_SECONDS = 900

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.cluster.client import connect, workers
+from paceline.tasks.cluster.client import connect, workers
 
 ROOT = Path(__file__).parents[1]
 PORT = 8786  # the hosts' networks are new: each of their ports is free

@@ -4,19 +4,19 @@ import os
 from contextlib import contextmanager
 from pathlib import Path
 
-from conf.cluster import Cluster
-from conf.environment import Site
-from conf.load import load
-from tasks.cluster import hardware
-from tasks.cluster.client import connect
-from tasks.cluster.resources import Demand
-from tasks.cluster.start import open_cluster
-from tasks.data.prepare import dask_graph as graph
-from tasks.data.sources import registry as source
-from tasks.track import run as tracking
-from tasks.track import store
-from tasks.train.launch.coordinator import TrainJob
-from tasks.train.plan import arm_of, resolve
+from paceline.conf.cluster import Cluster
+from paceline.conf.environment import Site
+from paceline.conf.load import load
+from paceline.tasks.cluster import hardware
+from paceline.tasks.cluster.client import connect
+from paceline.tasks.cluster.resources import Demand
+from paceline.tasks.cluster.start import open_cluster
+from paceline.tasks.data.prepare import dask_graph as graph
+from paceline.tasks.data.sources import registry as source
+from paceline.tasks.track import run as tracking
+from paceline.tasks.track import store
+from paceline.tasks.train.launch.coordinator import TrainJob
+from paceline.tasks.train.plan import arm_of, resolve
 
 PLANTED = str(Path(__file__).parent / "integration" / "planted")
 

@@ -5,7 +5,7 @@ import sys
 import tomllib
 from contextlib import contextmanager
 
-from conf import plugins
+from paceline.conf import plugins
 from tests.documents import ROOT, fences
 
 

@@ -9,7 +9,7 @@ import time
 
 import psutil
 
-from tasks.cluster.client import connect, workers
+from paceline.tasks.cluster.client import connect, workers
 
 START_SECONDS = 60
 

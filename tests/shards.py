@@ -1,7 +1,7 @@
 """What tests of sources share."""
 
-from tasks.data.prepare.chunks import Cutter
-from tasks.data.prepare.shard import write_shard
+from paceline.tasks.data.prepare.chunks import Cutter
+from paceline.tasks.data.prepare.shard import write_shard
 
 
 def shards_of(listing, data, directory):

@@ -1,13 +1,13 @@
 """Trainings of made-up studies with known figures."""
 
-from conf.load import load
-from tasks.records import Hardware
-from tasks.speedup.comparability import facts_of
-from tasks.speedup.study.analysis import budget_differences, ladder, scalings, summarise_arms
-from tasks.speedup.study.design import expand, parse_axes
-from tasks.speedup.study.pairs import Trainings
-from tasks.speedup.study.records import ArmRun, StudyResult
-from tasks.train.plan import resolve
+from paceline.conf.load import load
+from paceline.tasks.records import Hardware
+from paceline.tasks.speedup.comparability import facts_of
+from paceline.tasks.speedup.study.analysis import budget_differences, ladder, scalings, summarise_arms
+from paceline.tasks.speedup.study.design import expand, parse_axes
+from paceline.tasks.speedup.study.pairs import Trainings
+from paceline.tasks.speedup.study.records import ArmRun, StudyResult
+from paceline.tasks.train.plan import resolve
 
 PRECISION = "execution.precision=32-true,bf16-mixed"
 

@@ -1,8 +1,8 @@
 """Made-up sweeps with known figures."""
 
-from tasks.records import Choice
-from tasks.sweep.records import SweepResult, Trial
-from tasks.sweep.space import parse_parameters
+from paceline.tasks.records import Choice
+from paceline.tasks.sweep.records import SweepResult, Trial
+from paceline.tasks.sweep.space import parse_parameters
 
 PARAMETERS = parse_parameters(["recipe.learning_rate=log(1e-3,1)", "recipe.optimizer=[sgd,adamw]"])
 

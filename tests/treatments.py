@@ -153,17 +153,17 @@ TREATMENTS: dict[str, Told | Checked] = {
     "prefect --no-prompt deploy --all --prefect-file infra/prefect.yaml": AS_POOL,
     "prefect worker start --pool paceline --type process": AS_POOL,
     # tasks/data/README.md
-    'python -c "from conf.load import load; from tasks.data.key import describe; '
+    'python -c "from paceline.conf.load import load; from paceline.tasks.data.key import describe; '
     "print(describe(load('folder', ['data.root=DIR']).data))\"": Told("a set by hand"),
     "python -m json.tool SET/manifest.json": Told("a set by hand"),
-    'python -c "from pathlib import Path; from tasks.data.prepare.store import verify; '
+    'python -c "from pathlib import Path; from paceline.tasks.data.prepare.store import verify; '
     "print(verify(Path('SET')) or 'sound')\"": Told("a set by hand"),
     "python -c \"import numpy; print(numpy.load('SET/train/00000.images.npy', mmap_mode='r').shape)\"": Told(
         "a set by hand"
     ),
     "head -n 5 SET/rejected.jsonl": Told("a set by hand"),
     # tasks/speedup/README.md
-    'python -c "from pathlib import Path; from tasks.records import ProbeResult; from tasks.speedup.verdict import '
+    'python -c "from pathlib import Path; from paceline.tasks.records import ProbeResult; from paceline.tasks.speedup.verdict import '
     "speedup_result; print(speedup_result(ProbeResult.model_validate_json(Path("
     "'.paceline/runs/RUN_ID/attempt-0/rank-0/probe.json').read_text())).verdict)\"": Told("a probe by hand"),
     "paceline compare --experiment paceline --last 5": Told("comparisons"),
@@ -172,8 +172,8 @@ TREATMENTS: dict[str, Told | Checked] = {
     'sed \'s#"directory":"[^"]*"#"directory":"replay"#; '
     's#"checkpoint_directory":"[^"]*"#"checkpoint_directory":"replay"#\' '
     ".paceline/runs/RUN_ID/attempt-0/rank-0/spec.json > spec.json": Told("a rank by hand"),
-    "python -m tasks.train.rank.main spec.json": Told("a rank by hand"),
-    "python -c \"from conf.environment import Site; print(*(path.read_text() for path in Site().leases.glob('*.lease')), "
+    "python -m paceline.tasks.train.rank.main spec.json": Told("a rank by hand"),
+    "python -c \"from paceline.conf.environment import Site; print(*(path.read_text() for path in Site().leases.glob('*.lease')), "
     "sep='\\n')\"": Told("a rank by hand"),
 }
 

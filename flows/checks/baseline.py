@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from conf.config import OF_THIS_RUN, Config
-from conf.environment import Site
-from tasks.errors import InputError
-from tasks.track.queries import get_runs
+from paceline.conf.config import OF_THIS_RUN, Config
+from paceline.conf.environment import Site
+from paceline.tasks.errors import InputError
+from paceline.tasks.track.queries import get_runs
 
 ROLES = ("run", "arm", "trial")
 

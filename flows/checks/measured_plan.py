@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tasks.records import Hardware, Plan
-from tasks.train.autotune.cache import SearchStore
-from tasks.train.autotune.choice import LAYER_SETTINGS, choose
-from tasks.train.launch.coordinator import TrainJob
-from tasks.train.plan import arm_of
-from tasks.train.prefect_tasks import measure_layers
+from paceline.tasks.records import Hardware, Plan
+from paceline.tasks.train.autotune.cache import SearchStore
+from paceline.tasks.train.autotune.choice import LAYER_SETTINGS, choose
+from paceline.tasks.train.launch.coordinator import TrainJob
+from paceline.tasks.train.plan import arm_of
+from paceline.tasks.train.prefect_tasks import measure_layers
 
 
 def measured_plan(job: TrainJob, hardware: Hardware, address: str) -> Plan:

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from conf.cluster import Cluster
-from conf.environment import Site
-from conf.load import apply
-from tasks.errors import InputError
+from paceline.conf.cluster import Cluster
+from paceline.conf.environment import Site
+from paceline.conf.load import apply
+from paceline.tasks.errors import InputError
 
 FLOW_RUN = "PREFECT__FLOW_RUN_ID"
 """Prefect's runners and workers set it in the process of each flow run that they start."""

@@ -6,20 +6,20 @@ import os
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from conf.config import OF_THIS_RUN, Config
-from conf.environment import Site
-from conf.load import check_own
-from flows.checks.pretrained import check_weights
-from flows.checks.training_host import training_host
-from flows.lifecycle.prefect_api import check_prefect
-from tasks.cluster.user_packages import require_packages
-from tasks.data.key import describe
-from tasks.errors import InputError
-from tasks.files import nearest_existing
-from tasks.records import Hardware, Plan, Pretrained
-from tasks.track.connectivity import check_reachable
-from tasks.train.launch.placement import inspect
-from tasks.train.plan import resolve
+from paceline.conf.config import OF_THIS_RUN, Config
+from paceline.conf.environment import Site
+from paceline.conf.load import check_own
+from paceline.flows.checks.pretrained import check_weights
+from paceline.flows.checks.training_host import training_host
+from paceline.flows.lifecycle.prefect_api import check_prefect
+from paceline.tasks.cluster.user_packages import require_packages
+from paceline.tasks.data.key import describe
+from paceline.tasks.errors import InputError
+from paceline.tasks.files import nearest_existing
+from paceline.tasks.records import Hardware, Plan, Pretrained
+from paceline.tasks.track.connectivity import check_reachable
+from paceline.tasks.train.launch.placement import inspect
+from paceline.tasks.train.plan import resolve
 
 RESNETS = ("resnet18", "resnet50")
 RESNET_HALVED = 32
@@ -86,7 +86,7 @@ def check(config: Config, site: Site, beginner: Beginner | None = None) -> Clear
     pretrained = check_weights(config, listing, site)
     experiment_id = _check_store(config, site)
     if config.speedup.baseline not in OF_THIS_RUN:
-        from flows.checks.baseline import check_baseline
+        from paceline.flows.checks.baseline import check_baseline
 
         check_baseline(config, site)
     return Cleared(plan, found, experiment_id, listing.num_train, pretrained)
@@ -104,7 +104,7 @@ def check_servers(config: Config, site: Site) -> str:
 
 
 def _check_store(config: Config, site: Site) -> str:
-    from tasks.track import store  # MLflow: a second
+    from paceline.tasks.track import store  # MLflow: a second
 
     return store.check_store(site.tracking_uri, config.track.experiment, site.artifact_root)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from conf.config import Config
-from conf.environment import Site
-from conf.model import Model
-from tasks.errors import InputError
-from tasks.files import sha256_of, write_durably
-from tasks.model.user_package import check_package
-from tasks.model_bundle import WEIGHTS
-from tasks.records import Listing, ModelFacts, Pretrained
+from paceline.conf.config import Config
+from paceline.conf.environment import Site
+from paceline.conf.model import Model
+from paceline.tasks.errors import InputError
+from paceline.tasks.files import sha256_of, write_durably
+from paceline.tasks.model.user_package import check_package
+from paceline.tasks.model_bundle import WEIGHTS
+from paceline.tasks.records import Listing, ModelFacts, Pretrained
 
 SHAPE = ("name", "width", "depth")
 """Settings that a network is built by; not every network uses each."""
@@ -27,8 +27,8 @@ def check_weights(config: Config, listing: Listing, site: Site) -> Pretrained | 
     reference = config.model.pretrained
     if reference is None and config.recipe.backbone_rate == 1:
         return None
-    from tasks.model.pretrained import blank_network, check_fit, read_weights  # torch: a second
-    from tasks.model.transfer import check_parts
+    from paceline.tasks.model.pretrained import blank_network, check_fit, read_weights  # torch: a second
+    from paceline.tasks.model.transfer import check_parts
 
     shape = (config.data.image_size, config.data.image_size, listing.channels)
     network = blank_network(config.model, shape, len(listing.class_names), len(listing.target_names))
@@ -64,8 +64,8 @@ def check_layer(layer: str, model: Model, image_shape: tuple[int, int, int], hea
     Raises:
         InputError: it has no such layer.
     """
-    from tasks.model.activations import layer_sizes  # torch: a second
-    from tasks.model.networks.registry import build_network
+    from paceline.tasks.model.activations import layer_sizes  # torch: a second
+    from paceline.tasks.model.networks.registry import build_network
 
     sizes = layer_sizes(build_network(model, image_shape, *heads), image_shape)
     if layer not in sizes:
@@ -84,9 +84,9 @@ def check_own_size(model: Model, image_shape: tuple[int, int, int], heads: tuple
     Raises:
         InputError: it tells something of whole images, or does not say how far it looks.
     """
-    from tasks.model.networks.registry import build_network
-    from tasks.model.transfer import reach_and_stride
-    from tasks.predict.tiles import MAX_SIDE, grid_for
+    from paceline.tasks.model.networks.registry import build_network
+    from paceline.tasks.model.transfer import reach_and_stride
+    from paceline.tasks.predict.tiles import MAX_SIDE, grid_for
 
     if model.task == "classify":
         raise InputError(
@@ -107,7 +107,7 @@ def check_own_size(model: Model, image_shape: tuple[int, int, int], heads: tuple
 
 def _place(reference: str, site: Site) -> tuple[Path, ModelFacts | None]:
     """The file, and what it is the weights of, where that is known."""
-    from tasks.track.models import fetch_model, is_recorded  # MLflow: a second
+    from paceline.tasks.track.models import fetch_model, is_recorded  # MLflow: a second
 
     if is_recorded(reference) or os.path.isdir(reference):  # noqa: PTH112  which takes any text, however long
         try:

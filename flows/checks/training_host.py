@@ -8,20 +8,20 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 
-from conf.config import Config
-from conf.environment import Site
-from flows.checks.origin import check_origin
-from tasks.cluster import hardware
-from tasks.cluster.host_report import HostFacts
-from tasks.cluster.resources import Demand, demand_of
-from tasks.cluster.slurm import asked_host, check_slurm, job_script
-from tasks.cluster.ssh import ask_hosts
-from tasks.cluster.start import slurm_logs
-from tasks.cluster.tls import certificate_paths, certificates, choose_tls
-from tasks.errors import InputError
-from tasks.host import has_compiler
-from tasks.records import Hardware
-from tasks.train.launch.placement import inspect
+from paceline.conf.config import Config
+from paceline.conf.environment import Site
+from paceline.flows.checks.origin import check_origin
+from paceline.tasks.cluster import hardware
+from paceline.tasks.cluster.host_report import HostFacts
+from paceline.tasks.cluster.resources import Demand, demand_of
+from paceline.tasks.cluster.slurm import asked_host, check_slurm, job_script
+from paceline.tasks.cluster.ssh import ask_hosts
+from paceline.tasks.cluster.start import slurm_logs
+from paceline.tasks.cluster.tls import certificate_paths, certificates, choose_tls
+from paceline.tasks.errors import InputError
+from paceline.tasks.host import has_compiler
+from paceline.tasks.records import Hardware
+from paceline.tasks.train.launch.placement import inspect
 
 
 def training_host(config: Config, site: Site) -> Hardware:

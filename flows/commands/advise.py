@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from conf.environment import Site
-from conf.load import load
-from flows.commands.console import add_preset, json_stream, say_pairs, whereabouts, write_json
-from flows.commands.prefect_session import quiet_flow
-from tasks.errors import InputError
+from paceline.conf.environment import Site
+from paceline.conf.load import load
+from paceline.flows.commands.console import add_preset, json_stream, say_pairs, whereabouts, write_json
+from paceline.flows.commands.prefect_session import quiet_flow
+from paceline.tasks.errors import InputError
 
 HELP = "predict the speedup on N devices, and rank what to do next"
 DEVICES = "2,4,8"
@@ -28,7 +28,7 @@ def add(parser: ArgumentParser) -> None:
 
 def execute(options: Namespace) -> None:
     """Carry it out."""
-    from flows.forecast import AdviseRequest, clear_advise
+    from paceline.flows.forecast import AdviseRequest, clear_advise
 
     site = Site()
     if (options.latency is None) != (options.bandwidth is None):
@@ -46,7 +46,7 @@ def execute(options: Namespace) -> None:
     )
     clear_advise(request, site)
     with json_stream(options.json) as stream, quiet_flow(site):
-        from flows.forecast import run_advise
+        from paceline.flows.forecast import run_advise
 
         outcome = run_advise(request)
         where = whereabouts(outcome["run_id"], outcome["experiment"])

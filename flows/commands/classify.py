@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from conf.environment import Site
-from conf.load import checked
-from flows.commands.console import add_json, json_stream, say_pairs, say_table, whereabouts, write_json
-from flows.commands.prefect_session import quiet_flow
+from paceline.conf.environment import Site
+from paceline.conf.load import checked
+from paceline.flows.commands.console import add_json, json_stream, say_pairs, say_table, whereabouts, write_json
+from paceline.flows.commands.prefect_session import quiet_flow
 
 HELP = "fit linear classifiers on what paceline features has written, and score them"
 
@@ -25,7 +25,7 @@ def add(parser: ArgumentParser) -> None:
 
 def execute(options: Namespace) -> None:
     """Carry it out."""
-    from flows.predict.classify import ClassifyRequest, clear_classify, run_classify
+    from paceline.flows.predict.classify import ClassifyRequest, clear_classify, run_classify
 
     site = Site()
     asked = {name: getattr(options, name) for name in ("train", "test", "overrides")}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from conf.environment import Site
-from flows.commands.console import add_json, json_stream, say, say_table, write_json, write_page
-from tasks.errors import InputError
+from paceline.conf.environment import Site
+from paceline.flows.commands.console import add_json, json_stream, say, say_table, write_json, write_page
+from paceline.tasks.errors import InputError
 
 HELP = "compare runs of the store, the first one being the base"
 
@@ -25,9 +25,9 @@ def execute(options: Namespace) -> None:
     """Carry it out."""
     if options.last is not None and options.last < 2:  # noqa: PLR2004  a comparison is of two
         raise InputError(f"--last {options.last} is below 2; a comparison needs at least two runs")
-    from flows.compare import compare_runs, view_url
-    from tasks.report.tables import render_compare
-    from tasks.speedup.compare import compare_notes, compare_table
+    from paceline.flows.compare import compare_runs, view_url
+    from paceline.tasks.report.tables import render_compare
+    from paceline.tasks.speedup.compare import compare_notes, compare_table
 
     site = Site()
     with json_stream(options.json) as stream:

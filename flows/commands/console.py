@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from conf.environment import Site
-from conf.load import preset_names
-from tasks.errors import InputError
-from tasks.redact import redact, redacted
+from paceline.conf.environment import Site
+from paceline.conf.load import preset_names
+from paceline.tasks.errors import InputError
+from paceline.tasks.redact import redact, redacted
 
 CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 

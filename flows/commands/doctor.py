@@ -5,13 +5,13 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
-from conf.environment import Site
-from conf.load import load
-from flows.commands.console import add_json, json_stream, say, write_json
-from tasks.errors import RunError
+from paceline.conf.environment import Site
+from paceline.conf.load import load
+from paceline.flows.commands.console import add_json, json_stream, say, write_json
+from paceline.tasks.errors import RunError
 
 if TYPE_CHECKING:
-    from tasks.doctor.finding import Finding
+    from paceline.tasks.doctor.finding import Finding
 
 HELP = "examine packages, devices, servers, certificates and the cluster's workers"
 MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
@@ -32,7 +32,7 @@ def add(parser: ArgumentParser) -> None:
 def execute(options: Namespace) -> None:
     """Examine, tell, and fail if something is wrong."""
     site, config = Site(), load("digits", options.overrides)
-    from flows.doctor import examine
+    from paceline.flows.doctor import examine
 
     with json_stream(options.json) as stream:
         found = examine(config, site, lambda finding: say(_line(finding)))

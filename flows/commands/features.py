@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from flows.commands import predict
+from paceline.flows.commands import predict
 
 HELP = "write what a layer of a trained model gives for a folder of images, or a preset's test split"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from conf.environment import Site
-from flows.commands.console import add_json, json_stream, say, say_table, write_json, write_page
-from tasks.errors import InputError
+from paceline.conf.environment import Site
+from paceline.flows.commands.console import add_json, json_stream, say, say_table, write_json, write_page
+from paceline.tasks.errors import InputError
 
 HELP = "a table of all hardware that did the same work: throughput, memory, energy, price, break-even"
 
@@ -29,8 +29,8 @@ def add(parser: ArgumentParser) -> None:
 def execute(options: Namespace) -> None:
     """Carry it out."""
     prices = dict(_price(text) for text in options.price)
-    from flows.hardware_table import hardware_table
-    from tasks.report.tables import HEAD, notes_of, render_hardware, rows_of
+    from paceline.flows.hardware_table import hardware_table
+    from paceline.tasks.report.tables import HEAD, notes_of, render_hardware, rows_of
 
     with json_stream(options.json) as stream:
         found = hardware_table(Site(), options.experiment, prices)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
-from conf.environment import Site
-from conf.load import checked, load
-from flows.commands.console import add_preset, json_stream, say, say_pairs, say_table, whereabouts, write_json
-from flows.commands.prefect_session import quiet_flow
-from flows.commands.resumed import stored_request
-from tasks.errors import InputError
+from paceline.conf.environment import Site
+from paceline.conf.load import checked, load
+from paceline.flows.commands.console import add_preset, json_stream, say, say_pairs, say_table, whereabouts, write_json
+from paceline.flows.commands.prefect_session import quiet_flow
+from paceline.flows.commands.resumed import stored_request
+from paceline.tasks.errors import InputError
 
 if TYPE_CHECKING:
-    from flows.no_gpu.request import NoGpuRequest
+    from paceline.flows.no_gpu.request import NoGpuRequest
 
 HELP = "learn from scratch, by fine-tuning and by features on CPUs, and say what to do without a GPU"
 
@@ -41,13 +41,13 @@ def add(parser: ArgumentParser) -> None:
 
 def execute(options: Namespace) -> None:
     """Carry it out."""
-    from flows.no_gpu.request import clear_no_gpu
+    from paceline.flows.no_gpu.request import clear_no_gpu
 
     site = Site()
     request = _resumed(site, options) if options.resume else _request(options)
     clear_no_gpu(request, site)
     with json_stream(options.json) as stream, quiet_flow(site):
-        from flows.no_gpu.flow import run_no_gpu
+        from paceline.flows.no_gpu.flow import run_no_gpu
 
         summary = run_no_gpu(request, options.resume)
         _show(summary)
@@ -61,7 +61,7 @@ def _given(options: Namespace) -> dict[str, Any]:
 
 
 def _request(options: Namespace) -> NoGpuRequest:
-    from flows.no_gpu.request import NoGpuRequest
+    from paceline.flows.no_gpu.request import NoGpuRequest
 
     if options.preset is None or options.pretrained is None:
         raise InputError(
@@ -74,15 +74,15 @@ def _request(options: Namespace) -> NoGpuRequest:
 
 
 def _resumed(site: Site, options: Namespace) -> NoGpuRequest:
-    from flows.no_gpu.request import NoGpuRequest
+    from paceline.flows.no_gpu.request import NoGpuRequest
 
     changed = bool(options.pretrained or _given(options))
     return checked(NoGpuRequest, stored_request(options, "no-gpu", site, changed))
 
 
 def _show(summary: dict[str, Any]) -> None:
-    from tasks.report.no_gpu_report import no_gpu_table
-    from tasks.speedup.study.no_gpu import NoGpuResult
+    from paceline.tasks.report.no_gpu_report import no_gpu_table
+    from paceline.tasks.speedup.study.no_gpu import NoGpuResult
 
     result = NoGpuResult.model_validate(summary["result"])
     say_table(*no_gpu_table(result))

@@ -8,10 +8,10 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from conf.environment import Site
-from conf.load import checked
-from flows.commands.console import add_json, json_stream, say_pairs, whereabouts, write_json
-from flows.commands.prefect_session import quiet_flow
+from paceline.conf.environment import Site
+from paceline.conf.load import checked
+from paceline.flows.commands.console import add_json, json_stream, say_pairs, whereabouts, write_json
+from paceline.flows.commands.prefect_session import quiet_flow
 
 HELP = "predict a folder of images, or a preset's test split, with a trained model"
 
@@ -51,7 +51,7 @@ def execute(options: Namespace) -> None:
 
 def carry_out(options: Namespace, *, layer: str | None, own_size: bool = False) -> None:
     """Write what the model tells, or what a layer of it gives."""
-    from flows.predict.request import PredictRequest, clear_predict
+    from paceline.flows.predict.request import PredictRequest, clear_predict
 
     site = Site()
     asked = {name: getattr(options, name) for name in ("model", "source", "overrides", "out")} | {"layer": layer}
@@ -59,7 +59,7 @@ def carry_out(options: Namespace, *, layer: str | None, own_size: bool = False) 
     request = checked(PredictRequest, asked)
     clear_predict(request, site)
     with json_stream(options.json) as stream, quiet_flow(site):
-        from flows.predict.flow import run_predict
+        from paceline.flows.predict.flow import run_predict
 
         summary = run_predict(request)
         rate = summary["samples_per_second"]

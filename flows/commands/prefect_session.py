@@ -6,7 +6,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from conf.environment import Site
+from paceline.conf.environment import Site
 
 
 def collect_again() -> None:
@@ -22,7 +22,7 @@ def quiet_flow(site: Site) -> Iterator[None]:
     Heartbeats tell a server which runs are dead. On the temporary one nobody listens, and the flow would wait a second
     for their thread at its end.
     """
-    from flows.lifecycle import prefect_api
+    from paceline.flows.lifecycle import prefect_api
 
     api = prefect_api.begin_api(site)
     from prefect import settings

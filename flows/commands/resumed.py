@@ -5,13 +5,13 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
-from conf.environment import Site
-from flows.checks.origin import SECTION, replace_cluster
-from flows.commands.console import say
-from tasks.errors import InputError
+from paceline.conf.environment import Site
+from paceline.flows.checks.origin import SECTION, replace_cluster
+from paceline.flows.commands.console import say
+from paceline.tasks.errors import InputError
 
 if TYPE_CHECKING:
-    from flows.lifecycle.request_artifact import Kind
+    from paceline.flows.lifecycle.request_artifact import Kind
 
 
 def take_cluster(tree: dict[str, Any], options: Namespace) -> None:
@@ -34,7 +34,7 @@ def stored_request(options: Namespace, role: Kind, site: Site, changed: bool) ->
     Raises:
         InputError: it does, or there is no such run.
     """
-    from flows.lifecycle.request_artifact import kept_request
+    from paceline.flows.lifecycle.request_artifact import kept_request
 
     if options.preset is not None:
         options.overrides.insert(0, options.preset)  # with --resume every positional argument is an override

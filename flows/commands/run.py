@@ -6,15 +6,15 @@ import time
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
-from conf.environment import Site
-from conf.load import apply, load, preset_names, validate
-from flows.commands.console import add_preset, json_stream, say_pairs, whereabouts, write_json
-from flows.commands.prefect_session import quiet_flow
-from flows.commands.resumed import take_cluster
-from tasks.errors import InputError, RegressionError
+from paceline.conf.environment import Site
+from paceline.conf.load import apply, load, preset_names, validate
+from paceline.flows.commands.console import add_preset, json_stream, say_pairs, whereabouts, write_json
+from paceline.flows.commands.prefect_session import quiet_flow
+from paceline.flows.commands.resumed import take_cluster
+from paceline.tasks.errors import InputError, RegressionError
 
 if TYPE_CHECKING:
-    from conf.config import Config
+    from paceline.conf.config import Config
 
 HELP = "prepare data, train, evaluate, and account for the speed of it"
 # What may change when an unfinished run goes on: how it is run, never what is learned.
@@ -61,7 +61,7 @@ def execute(options: Namespace) -> None:
 
 
 def _resumed(site: Site, options: Namespace) -> Config:
-    from tasks.track import run as tracking
+    from paceline.tasks.track import run as tracking
 
     _, tree = tracking.reopen(site.tracking_uri, options.resume)
     for override in options.overrides:
@@ -84,11 +84,11 @@ def _resumed(site: Site, options: Namespace) -> Config:
 
 
 def _execute(config: Config, site: Site, resume: str | None) -> dict[str, Any]:
-    from flows.run.prestart import Ahead
+    from paceline.flows.run.prestart import Ahead
 
     with Ahead(config, site) as ahead:
         ahead.check()  # before the Prefect API is asked for anything: wrong input leaves no flow run behind
-        from flows.run.flow import run_pipeline
+        from paceline.flows.run.flow import run_pipeline
 
         with quiet_flow(site):
             return run_pipeline(config, resume)
@@ -102,13 +102,13 @@ def _help(options: Namespace) -> None:
 
 
 def _describe(config: Config) -> str:
-    from flows.show_config import describe
+    from paceline.flows.show_config import describe
 
     return describe(config, KEY_WIDTH)
 
 
 def _show(summary: dict[str, Any]) -> None:
-    from tasks.report.summary import summary_table
+    from paceline.tasks.report.summary import summary_table
 
     where = whereabouts(summary["run_id"], summary["experiment"])
     say_pairs([*summary_table(summary), ("run", where), ("view", summary["view"])])

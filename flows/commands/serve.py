@@ -7,15 +7,15 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import get_args
 
-from conf.config import Config, Overlap
-from conf.environment import Site
-from conf.load import load
-from conf.plugins import EMBEDDED_SOURCES
-from flows.checks.origin import allow
-from flows.commands.console import add_preset, say_pairs
-from flows.commands.prefect_session import collect_again
-from flows.lifecycle import prefect_api
-from tasks.errors import InputError
+from paceline.conf.config import Config, Overlap
+from paceline.conf.environment import Site
+from paceline.conf.load import load
+from paceline.conf.plugins import EMBEDDED_SOURCES
+from paceline.flows.checks.origin import allow
+from paceline.flows.commands.console import add_preset, say_pairs
+from paceline.flows.commands.prefect_session import collect_again
+from paceline.flows.lifecycle import prefect_api
+from paceline.tasks.errors import InputError
 
 HELP = "run by schedule: a deployment in Prefect, served by this process"
 OVERLAPS = get_args(Overlap)
@@ -59,7 +59,7 @@ def execute(options: Namespace) -> None:
     """Check the run, deploy it, and start its runs until interrupted."""
     site = Site()
     config = settled(load(options.preset, options.overrides))
-    from flows.checks import preflight
+    from paceline.flows.checks import preflight
 
     url = prefect_api.prefect_server(site)
     if url is None:
@@ -68,7 +68,7 @@ def execute(options: Namespace) -> None:
             "PREFECT_API_URL to its address, such as http://127.0.0.1:4200/api"
         )
     preflight.check(config, site)
-    from flows.deployment import deployment_of, local_timezone, schedule_of, serve
+    from paceline.flows.deployment import deployment_of, local_timezone, schedule_of, serve
 
     allow(config.cluster)
     timezone = options.timezone or local_timezone()

@@ -5,16 +5,16 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
-from conf.environment import Site
-from conf.load import checked, load
-from conf.study_plan import StudyPlan, load_plan, plan_names
-from flows.commands.console import add_preset, json_stream, say, say_pairs, say_table, whereabouts, write_json
-from flows.commands.prefect_session import quiet_flow
-from flows.commands.resumed import stored_request
-from tasks.errors import InputError
+from paceline.conf.environment import Site
+from paceline.conf.load import checked, load
+from paceline.conf.study_plan import StudyPlan, load_plan, plan_names
+from paceline.flows.commands.console import add_preset, json_stream, say, say_pairs, say_table, whereabouts, write_json
+from paceline.flows.commands.prefect_session import quiet_flow
+from paceline.flows.commands.resumed import stored_request
+from paceline.tasks.errors import InputError
 
 if TYPE_CHECKING:
-    from flows.study.request import StudyRequest
+    from paceline.flows.study.request import StudyRequest
 
 HELP = "train every combination of factors several times, and say what each is worth"
 REPEATS = 3
@@ -38,13 +38,13 @@ def add(parser: ArgumentParser) -> None:
 
 def execute(options: Namespace) -> None:
     """Carry it out."""
-    from flows.study.flow import clear_study
+    from paceline.flows.study.flow import clear_study
 
     site = Site()
     request = _resumed(site, options) if options.resume else _request(options)
     clear_study(request, site)
     with json_stream(options.json) as stream, quiet_flow(site):
-        from flows.study.flow import run_study
+        from paceline.flows.study.flow import run_study
 
         summary = run_study(request, options.resume)
         _show(summary)
@@ -52,8 +52,8 @@ def execute(options: Namespace) -> None:
 
 
 def _request(options: Namespace) -> StudyRequest:
-    from flows.study.request import StudyRequest
-    from tasks.speedup.study.design import parse_axes
+    from paceline.flows.study.request import StudyRequest
+    from paceline.tasks.speedup.study.design import parse_axes
 
     axes = parse_axes(options.axis) if options.axis or not options.plan else {}
     if options.plan:
@@ -79,7 +79,7 @@ def _request(options: Namespace) -> StudyRequest:
 
 def _follow(options: Namespace, plan: StudyPlan, given: dict[str, list[str]]) -> dict[str, list[str]]:
     """Fill in from a plan what the command line leaves open; the axes, the given ones in place of the plan's."""
-    from tasks.speedup.study.design import parse_axes
+    from paceline.tasks.speedup.study.design import parse_axes
 
     if options.preset and "=" in options.preset:  # a plan has a preset of its own, so that an override may come first
         options.overrides.insert(0, options.preset)
@@ -92,7 +92,7 @@ def _follow(options: Namespace, plan: StudyPlan, given: dict[str, list[str]]) ->
 
 
 def _resumed(site: Site, options: Namespace) -> StudyRequest:
-    from flows.study.request import StudyRequest
+    from paceline.flows.study.request import StudyRequest
 
     changed = options.ladder or any(
         value is not None for value in (options.plan, *options.axis, options.repeats, options.target)
@@ -101,8 +101,8 @@ def _resumed(site: Site, options: Namespace) -> StudyRequest:
 
 
 def _show(summary: dict[str, Any]) -> None:
-    from tasks.report.study_report import study_notes, study_table
-    from tasks.speedup.study.records import StudyResult
+    from paceline.tasks.report.study_report import study_notes, study_table
+    from paceline.tasks.speedup.study.records import StudyResult
 
     result = StudyResult.model_validate(summary["result"])
     say_table(*study_table(result))

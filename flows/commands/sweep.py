@@ -5,15 +5,15 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
-from conf.environment import Site
-from conf.load import checked, load
-from flows.commands.console import add_preset, json_stream, say, say_pairs, say_table, whereabouts, write_json
-from flows.commands.prefect_session import quiet_flow
-from flows.commands.resumed import stored_request
-from tasks.errors import InputError
+from paceline.conf.environment import Site
+from paceline.conf.load import checked, load
+from paceline.flows.commands.console import add_preset, json_stream, say, say_pairs, say_table, whereabouts, write_json
+from paceline.flows.commands.prefect_session import quiet_flow
+from paceline.flows.commands.resumed import stored_request
+from paceline.tasks.errors import InputError
 
 if TYPE_CHECKING:
-    from flows.sweep.request import SweepRequest
+    from paceline.flows.sweep.request import SweepRequest
 
 HELP = "try other settings of a recipe, several trials at once, and say which are best"
 SAMPLERS = ("tpe", "random", "grid")
@@ -39,13 +39,13 @@ def add(parser: ArgumentParser) -> None:
 
 def execute(options: Namespace) -> None:
     """Carry it out."""
-    from flows.sweep.flow import clear_sweep
+    from paceline.flows.sweep.flow import clear_sweep
 
     site = Site()
     request = _resumed(site, options) if options.resume else _request(options)
     clear_sweep(request, site)
     with json_stream(options.json) as stream, quiet_flow(site):
-        from flows.sweep.flow import run_sweep
+        from paceline.flows.sweep.flow import run_sweep
 
         summary = run_sweep(request, options.resume)
         _show(summary)
@@ -53,8 +53,8 @@ def execute(options: Namespace) -> None:
 
 
 def _request(options: Namespace) -> SweepRequest:
-    from flows.sweep.request import SweepRequest
-    from tasks.sweep.space import parse_parameters, split_parameter
+    from paceline.flows.sweep.request import SweepRequest
+    from paceline.tasks.sweep.space import parse_parameters, split_parameter
 
     if options.preset is None:
         raise InputError(
@@ -74,7 +74,7 @@ def _request(options: Namespace) -> SweepRequest:
 
 
 def _resumed(site: Site, options: Namespace) -> SweepRequest:
-    from flows.sweep.request import SweepRequest
+    from paceline.flows.sweep.request import SweepRequest
 
     given = (*options.param, options.trials, options.sampler, options.pruner, options.at_once)
     changed = any(value is not None for value in given)
@@ -82,8 +82,8 @@ def _resumed(site: Site, options: Namespace) -> SweepRequest:
 
 
 def _show(summary: dict[str, Any]) -> None:
-    from tasks.report.sweep_report import sweep_notes, sweep_table
-    from tasks.sweep.records import SweepResult
+    from paceline.tasks.report.sweep_report import sweep_notes, sweep_table
+    from paceline.tasks.sweep.records import SweepResult
 
     result = SweepResult.model_validate(summary["result"])
     say_table(*sweep_table(result))

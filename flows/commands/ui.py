@@ -7,10 +7,10 @@ import secrets
 import sys
 from argparse import ArgumentParser, Namespace
 
-from conf.environment import Site
-from tasks.errors import InputError
-from tasks.track.connectivity import check_tracking_uri
-from tasks.track.serve import STORE, TOKEN
+from paceline.conf.environment import Site
+from paceline.tasks.errors import InputError
+from paceline.tasks.track.connectivity import check_tracking_uri
+from paceline.tasks.track.serve import STORE, TOKEN
 
 HELP = "open the MLflow UI on the runs of this machine"
 
@@ -35,4 +35,4 @@ def execute(options: Namespace) -> None:
     print(f"MLflow UI on {page} (Ctrl-C ends it)", flush=True)
     environment = os.environ | {TOKEN: token, STORE: site.tracking_uri}
     arguments = ["--host", "127.0.0.1", "--port", str(options.port)]
-    os.execve(sys.executable, [sys.executable, "-P", "-m", "tasks.track.serve", *arguments], environment)
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "paceline.tasks.track.serve", *arguments], environment)

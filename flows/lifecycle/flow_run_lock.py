@@ -16,9 +16,9 @@ from prefect.exceptions import ObjectNotFound
 from prefect.logging import get_logger
 from prefect.states import Cancelled, Crashed
 
-from conf.environment import Site
-from tasks.errors import InputError
-from tasks.train.launch.run_lock import is_owned, own
+from paceline.conf.environment import Site
+from paceline.tasks.errors import InputError
+from paceline.tasks.train.launch.run_lock import is_owned, own
 
 MIN_AGE_SECONDS = 5.0
 """The process of a younger record may be about to take its lock."""

@@ -11,16 +11,16 @@ from pathlib import Path
 from prefect import get_run_logger
 from prefect.runtime import flow_run
 
-from conf.config import Config
-from conf.environment import Site
-from flows.lifecycle.mlflow_views import deployment_tags
-from flows.lifecycle.signals import held, is_interruption
-from tasks.errors import InputError, StoppedError
-from tasks.track import run as tracking
-from tasks.track.metrics_upload import deliver_left, deliver_rest
-from tasks.track.queries import FoundRun, find_runs
-from tasks.track.run import Role, RunHandle
-from tasks.train.launch.run_lock import is_owned, own
+from paceline.conf.config import Config
+from paceline.conf.environment import Site
+from paceline.flows.lifecycle.mlflow_views import deployment_tags
+from paceline.flows.lifecycle.signals import held, is_interruption
+from paceline.tasks.errors import InputError, StoppedError
+from paceline.tasks.track import run as tracking
+from paceline.tasks.track.metrics_upload import deliver_left, deliver_rest
+from paceline.tasks.track.queries import FoundRun, find_runs
+from paceline.tasks.track.run import Role, RunHandle
+from paceline.tasks.train.launch.run_lock import is_owned, own
 
 
 @contextmanager

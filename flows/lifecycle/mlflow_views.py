@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from prefect.artifacts import create_link_artifact
 from prefect.runtime import deployment
 
-from flows.lifecycle.outage import report
-from tasks.records import ScoreName
-from tasks.track import run as tracking
-from tasks.track.run import RunHandle
-from tasks.track.ui_views import ACCURACY, View, share_view, view_of_series, view_of_study, view_of_sweep
+from paceline.flows.lifecycle.outage import report
+from paceline.tasks.records import ScoreName
+from paceline.tasks.track import run as tracking
+from paceline.tasks.track.run import RunHandle
+from paceline.tasks.track.ui_views import ACCURACY, View, share_view, view_of_series, view_of_study, view_of_sweep
 
 DEPLOYMENT_TAG = "prefect.deployment_id"
 DEPLOYMENT_NAME_TAG = "prefect.deployment_name"

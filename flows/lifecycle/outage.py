@@ -18,14 +18,14 @@ from prefect.logging import get_logger
 from prefect.runtime import deployment, flow_run
 from prefect.settings import get_current_settings
 
-from conf.environment import Site
-from flows.lifecycle import prefect_api as temporary_api
-from flows.lifecycle.concurrency_slots import set_slots_right
-from flows.lifecycle.flow_run_lock import end_abandoned, has_abandoned, living, own_flow_run
-from flows.lifecycle.lease_renewal import tolerate_outages
-from flows.lifecycle.signals import is_interruption
-from tasks.errors import InputError
-from tasks.http import ask
+from paceline.conf.environment import Site
+from paceline.flows.lifecycle import prefect_api as temporary_api
+from paceline.flows.lifecycle.concurrency_slots import set_slots_right
+from paceline.flows.lifecycle.flow_run_lock import end_abandoned, has_abandoned, living, own_flow_run
+from paceline.flows.lifecycle.lease_renewal import tolerate_outages
+from paceline.flows.lifecycle.signals import is_interruption
+from paceline.tasks.errors import InputError
+from paceline.tasks.http import ask
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

@@ -13,8 +13,8 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelling
 
-from flows.lifecycle.concurrency_slots import active_runs
-from flows.lifecycle.outage import wait_for_api
+from paceline.flows.lifecycle.concurrency_slots import active_runs
+from paceline.flows.lifecycle.outage import wait_for_api
 
 POLICY_TAG = "overlap:"
 """Beginning of the tag of a deployment, and so of its runs, that names its policy."""

@@ -17,12 +17,12 @@ import urllib.request
 from contextlib import suppress
 from http import HTTPStatus
 
-from conf.environment import Site
-from flows.lifecycle import prefect_api as temporary_api
-from tasks.errors import InputError, RunError
-from tasks.host import die_with
-from tasks.http import ANSWER_SECONDS, ask, status
-from tasks.track.connectivity import check_address
+from paceline.conf.environment import Site
+from paceline.flows.lifecycle import prefect_api as temporary_api
+from paceline.tasks.errors import InputError, RunError
+from paceline.tasks.host import die_with
+from paceline.tasks.http import ANSWER_SECONDS, ask, status
+from paceline.tasks.track.connectivity import check_address
 
 END_SECONDS = 5.0
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from prefect.artifacts import create_markdown_artifact
 
-from flows.lifecycle.outage import report
+from paceline.flows.lifecycle.outage import report
 
 _SPECIAL = re.compile(r"([\\`|\[\]])")
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from tasks.records import Hardware
-from tasks.report.plotting import png_bytes
-from tasks.track import run as tracking
-from tasks.track.environment import describe_environment
-from tasks.track.run import RunHandle
+from paceline.tasks.records import Hardware
+from paceline.tasks.report.plotting import png_bytes
+from paceline.tasks.track import run as tracking
+from paceline.tasks.track.environment import describe_environment
+from paceline.tasks.track.run import RunHandle
 
 
 def log_report(handle: RunHandle, page: str, figures: Mapping[str, Figure]) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
-from conf.config import Config
-from conf.environment import Site
-from flows.lifecycle.mlflow_run import begun, reopened
-from tasks.errors import InputError
-from tasks.track import run as tracking
-from tasks.track.queries import read_document
-from tasks.track.run import RunHandle
+from paceline.conf.config import Config
+from paceline.conf.environment import Site
+from paceline.flows.lifecycle.mlflow_run import begun, reopened
+from paceline.tasks.errors import InputError
+from paceline.tasks.track import run as tracking
+from paceline.tasks.track.queries import read_document
+from paceline.tasks.track.run import RunHandle
 
 Kind = Literal["study", "sweep", "no-gpu"]
 ARTIFACTS: dict[Kind, str] = {

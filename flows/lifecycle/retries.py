@@ -6,8 +6,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from prefect import Task
 
-from conf.config import Limits
-from tasks.errors import is_transient
+from paceline.conf.config import Limits
+from paceline.tasks.errors import is_transient
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -15,34 +15,34 @@ from typing import Any
 from prefect import flow, get_run_logger
 from pydantic import ValidationError
 
-from conf.config import Config
-from conf.environment import Site, quieten
-from flows.checks.preflight import Cleared
-from flows.lifecycle import mlflow_views as views
-from flows.lifecycle.outage import outlive_outages
-from flows.lifecycle.overlap import cancel_older
-from flows.lifecycle.prefect_artifacts import publish
-from flows.lifecycle.signals import heard, is_interruption
-from flows.no_gpu.record import Found, log_no_gpu
-from flows.no_gpu.request import NoGpuRequest, clear_no_gpu
-from flows.study.record import with_parity
-from flows.study.trainings import ReadyArm, Work, begun_study, learn_by_training, run_all
-from tasks.errors import PacelineError
-from tasks.evaluate.metrics import evaluate_predictions, read_test_split
-from tasks.model_bundle import digest_of, write_model
-from tasks.predict.job import Settings, batch_size_for
-from tasks.predict.linear_eval import Frozen, FrozenJob
-from tasks.predict.prefect_tasks import classify_features, time_prediction
-from tasks.predict.subprocess_job import RESULT
-from tasks.predict.throughput import PaceJob, Paces
-from tasks.records import TrainResult
-from tasks.redact import discreet
-from tasks.result_cache import find_kept
-from tasks.speedup.study.no_gpu import FEATURES, SCRATCH, TRAINED
-from tasks.speedup.study.pairs import Trainings
-from tasks.speedup.study.records import ArmRun, StudyArm
-from tasks.track import run as tracking
-from tasks.track.run import RunHandle
+from paceline.conf.config import Config
+from paceline.conf.environment import Site, quieten
+from paceline.flows.checks.preflight import Cleared
+from paceline.flows.lifecycle import mlflow_views as views
+from paceline.flows.lifecycle.outage import outlive_outages
+from paceline.flows.lifecycle.overlap import cancel_older
+from paceline.flows.lifecycle.prefect_artifacts import publish
+from paceline.flows.lifecycle.signals import heard, is_interruption
+from paceline.flows.no_gpu.record import Found, log_no_gpu
+from paceline.flows.no_gpu.request import NoGpuRequest, clear_no_gpu
+from paceline.flows.study.record import with_parity
+from paceline.flows.study.trainings import ReadyArm, Work, begun_study, learn_by_training, run_all
+from paceline.tasks.errors import PacelineError
+from paceline.tasks.evaluate.metrics import evaluate_predictions, read_test_split
+from paceline.tasks.model_bundle import digest_of, write_model
+from paceline.tasks.predict.job import Settings, batch_size_for
+from paceline.tasks.predict.linear_eval import Frozen, FrozenJob
+from paceline.tasks.predict.prefect_tasks import classify_features, time_prediction
+from paceline.tasks.predict.subprocess_job import RESULT
+from paceline.tasks.predict.throughput import PaceJob, Paces
+from paceline.tasks.records import TrainResult
+from paceline.tasks.redact import discreet
+from paceline.tasks.result_cache import find_kept
+from paceline.tasks.speedup.study.no_gpu import FEATURES, SCRATCH, TRAINED
+from paceline.tasks.speedup.study.pairs import Trainings
+from paceline.tasks.speedup.study.records import ArmRun, StudyArm
+from paceline.tasks.track import run as tracking
+from paceline.tasks.track.run import RunHandle
 
 PACE_SECONDS = 2.0
 

@@ -5,23 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from conf.environment import Site
-from flows.hardware_table import trained_runs
-from flows.lifecycle.mlflow_views import share_study
-from flows.lifecycle.report_artifacts import describe_devices, log_environment, log_report
-from flows.study.trainings import ReadyArm
-from tasks.predict.throughput import Paces
-from tasks.records import PreparedSet
-from tasks.report.no_gpu_report import draw_no_gpu, render_no_gpu
-from tasks.speedup.hardware_table import SHEETS, HardwareRow, same_work, tabulate
-from tasks.speedup.study.no_gpu import SCRATCH, TRAINED, Goal, Gpu, NoGpuResult, Way, on_gpu, ways_of
-from tasks.speedup.study.no_gpu_verdict import judge, notes_of
-from tasks.speedup.study.pairs import Trainings
-from tasks.track import run as tracking
-from tasks.track.run import RunHandle
+from paceline.conf.environment import Site
+from paceline.flows.hardware_table import trained_runs
+from paceline.flows.lifecycle.mlflow_views import share_study
+from paceline.flows.lifecycle.report_artifacts import describe_devices, log_environment, log_report
+from paceline.flows.study.trainings import ReadyArm
+from paceline.tasks.predict.throughput import Paces
+from paceline.tasks.records import PreparedSet
+from paceline.tasks.report.no_gpu_report import draw_no_gpu, render_no_gpu
+from paceline.tasks.speedup.hardware_table import SHEETS, HardwareRow, same_work, tabulate
+from paceline.tasks.speedup.study.no_gpu import SCRATCH, TRAINED, Goal, Gpu, NoGpuResult, Way, on_gpu, ways_of
+from paceline.tasks.speedup.study.no_gpu_verdict import judge, notes_of
+from paceline.tasks.speedup.study.pairs import Trainings
+from paceline.tasks.track import run as tracking
+from paceline.tasks.track.run import RunHandle
 
 if TYPE_CHECKING:
-    from flows.no_gpu.request import NoGpuRequest
+    from paceline.flows.no_gpu.request import NoGpuRequest
 
 ACCELERATOR = "execution.accelerator"
 

@@ -6,18 +6,18 @@ import copy
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from conf.config import Config
-from conf.credentials import Text
-from conf.environment import Site
-from conf.load import ConfigError, apply, validate
-from flows.checks import preflight
-from flows.checks.preflight import Cleared
-from flows.checks.pretrained import check_layer, check_weights
-from tasks.data.key import describe
-from tasks.errors import InputError
-from tasks.records import Listing
-from tasks.speedup.hardware_table import SHEETS
-from tasks.speedup.study.no_gpu import FEATURES, SCRATCH, TUNED
+from paceline.conf.config import Config
+from paceline.conf.credentials import Text
+from paceline.conf.environment import Site
+from paceline.conf.load import ConfigError, apply, validate
+from paceline.flows.checks import preflight
+from paceline.flows.checks.preflight import Cleared
+from paceline.flows.checks.pretrained import check_layer, check_weights
+from paceline.tasks.data.key import describe
+from paceline.tasks.errors import InputError
+from paceline.tasks.records import Listing
+from paceline.tasks.speedup.hardware_table import SHEETS
+from paceline.tasks.speedup.study.no_gpu import FEATURES, SCRATCH, TUNED
 
 BACKBONE_RATE = 0.1
 """Of the fine-tuned network, unless another is asked for."""

@@ -10,17 +10,17 @@ from typing import Any
 from prefect import flow, get_run_logger
 from pydantic import ConfigDict
 
-from conf.config import Config
-from conf.credentials import Text
-from conf.environment import Site, quieten
-from conf.load import load
-from flows.checks import preflight
-from flows.lifecycle.mlflow_run import begun
-from flows.lifecycle.outage import outlive_outages
-from flows.lifecycle.signals import heard
-from flows.predict.request import SAID
-from tasks.errors import InputError
-from tasks.evaluate.linear_classifier import (
+from paceline.conf.config import Config
+from paceline.conf.credentials import Text
+from paceline.conf.environment import Site, quieten
+from paceline.conf.load import load
+from paceline.flows.checks import preflight
+from paceline.flows.lifecycle.mlflow_run import begun
+from paceline.flows.lifecycle.outage import outlive_outages
+from paceline.flows.lifecycle.signals import heard
+from paceline.flows.predict.request import SAID
+from paceline.tasks.errors import InputError
+from paceline.tasks.evaluate.linear_classifier import (
     Features,
     Fitted,
     Kind,
@@ -30,10 +30,10 @@ from tasks.evaluate.linear_classifier import (
     of_classes,
     read_features,
 )
-from tasks.measure.energy import EnergyMeter
-from tasks.records import Record
-from tasks.redact import discreet
-from tasks.track import run as tracking
+from paceline.tasks.measure.energy import EnergyMeter
+from paceline.tasks.records import Record
+from paceline.tasks.redact import discreet
+from paceline.tasks.track import run as tracking
 
 SAME = ("model_digest", "layer")
 """What the features of both must have in common."""

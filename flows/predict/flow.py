@@ -14,24 +14,24 @@ import numpy as np
 from prefect import flow, get_run_logger
 from prefect.utilities.annotations import quote
 
-from conf.environment import Site, quieten
-from flows.lifecycle.mlflow_run import begun
-from flows.lifecycle.outage import outlive_outages
-from flows.lifecycle.overlap import cancel_older
-from flows.lifecycle.retries import tried
-from flows.lifecycle.signals import heard
-from flows.predict.request import SAID, Cleared, PredictRequest, clear_predict
-from tasks.cluster.resources import demand_of
-from tasks.cluster.start import open_cluster
-from tasks.cluster.user_packages import require_packages
-from tasks.data.prepare.chunks import chunks_of
-from tasks.files import write_durably
-from tasks.predict.job import Part, cut
-from tasks.predict.prefect_tasks import Predicted, predict
-from tasks.redact import discreet
-from tasks.scores import mean_iou
-from tasks.track import run as tracking
-from tasks.track.models import DIGEST_TAG, is_recorded
+from paceline.conf.environment import Site, quieten
+from paceline.flows.lifecycle.mlflow_run import begun
+from paceline.flows.lifecycle.outage import outlive_outages
+from paceline.flows.lifecycle.overlap import cancel_older
+from paceline.flows.lifecycle.retries import tried
+from paceline.flows.lifecycle.signals import heard
+from paceline.flows.predict.request import SAID, Cleared, PredictRequest, clear_predict
+from paceline.tasks.cluster.resources import demand_of
+from paceline.tasks.cluster.start import open_cluster
+from paceline.tasks.cluster.user_packages import require_packages
+from paceline.tasks.data.prepare.chunks import chunks_of
+from paceline.tasks.files import write_durably
+from paceline.tasks.predict.job import Part, cut
+from paceline.tasks.predict.prefect_tasks import Predicted, predict
+from paceline.tasks.redact import discreet
+from paceline.tasks.scores import mean_iou
+from paceline.tasks.track import run as tracking
+from paceline.tasks.track.models import DIGEST_TAG, is_recorded
 
 FLOAT_BYTES = 4
 COUNTS = {"num_samples", "num_rejected", "num_unread", "num_known", "num_correct"}

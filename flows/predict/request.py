@@ -11,25 +11,25 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict
 
-from conf.config import Config
-from conf.credentials import Text
-from conf.data import CLIP_SOURCES, SIGNAL_SOURCES, Data
-from conf.environment import Site
-from conf.load import checked, load, preset_names
-from conf.signal import Signal
-from flows.checks import preflight
-from flows.checks.pretrained import check_layer, check_own_size
-from flows.checks.training_host import training_host
-from tasks.errors import InputError
-from tasks.files import nearest_existing
-from tasks.model.user_package import check_package
-from tasks.model_bundle import digest_of
-from tasks.predict.images import Images, in_folder, of_test_split
-from tasks.predict.job import Settings, batch_size_for, key_of
-from tasks.records import Hardware, ModelFacts, Plan, Record
-from tasks.track.environment import package_versions
-from tasks.track.models import fetch_model
-from tasks.train.plan import resolve
+from paceline.conf.config import Config
+from paceline.conf.credentials import Text
+from paceline.conf.data import CLIP_SOURCES, SIGNAL_SOURCES, Data
+from paceline.conf.environment import Site
+from paceline.conf.load import checked, load, preset_names
+from paceline.conf.signal import Signal
+from paceline.flows.checks import preflight
+from paceline.flows.checks.pretrained import check_layer, check_own_size
+from paceline.flows.checks.training_host import training_host
+from paceline.tasks.errors import InputError
+from paceline.tasks.files import nearest_existing
+from paceline.tasks.model.user_package import check_package
+from paceline.tasks.model_bundle import digest_of
+from paceline.tasks.predict.images import Images, in_folder, of_test_split
+from paceline.tasks.predict.job import Settings, batch_size_for, key_of
+from paceline.tasks.records import Hardware, ModelFacts, Plan, Record
+from paceline.tasks.track.environment import package_versions
+from paceline.tasks.track.models import fetch_model
+from paceline.tasks.train.plan import resolve
 
 PNG_CHANNELS = (1, 3)
 SAID = "predictions.json"

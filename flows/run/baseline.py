@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from itertools import islice
 
-from flows.checks.baseline import ROLES
-from flows.compare import compared
-from flows.run.outcome import Outcome
-from flows.run.record import judged_metrics
-from tasks.measure.validity import most_foreign
-from tasks.records import BASELINE, SpeedupResult
-from tasks.speedup.comparability import match
-from tasks.speedup.compare import ComparedRun, is_plain, speedup_across
-from tasks.track.queries import find_runs, get_runs
-from tasks.track.run import DISTURBED_TAG, RunHandle
-from tasks.train.plan import arm_of
+from paceline.flows.checks.baseline import ROLES
+from paceline.flows.compare import compared
+from paceline.flows.run.outcome import Outcome
+from paceline.flows.run.record import judged_metrics
+from paceline.tasks.measure.validity import most_foreign
+from paceline.tasks.records import BASELINE, SpeedupResult
+from paceline.tasks.speedup.comparability import match
+from paceline.tasks.speedup.compare import ComparedRun, is_plain, speedup_across
+from paceline.tasks.track.queries import find_runs, get_runs
+from paceline.tasks.track.run import DISTURBED_TAG, RunHandle
+from paceline.tasks.train.plan import arm_of
 
 MAX_BASES = 10
 MAX_SEEN = 50

@@ -8,37 +8,37 @@ from typing import Any
 
 from prefect import flow, get_run_logger
 
-from conf.config import OF_THIS_RUN, Config
-from conf.environment import Site, quieten
-from flows.checks import preflight
-from flows.checks.preflight import Cleared
-from flows.lifecycle import mlflow_views as views
-from flows.lifecycle.mlflow_run import begun, reopened
-from flows.lifecycle.outage import outlive_outages
-from flows.lifecycle.overlap import cancel_older
-from flows.lifecycle.prefect_artifacts import publish
-from flows.lifecycle.retries import tried
-from flows.lifecycle.signals import heard
-from flows.run import history
-from flows.run import registry as handoff
-from flows.run.baseline import speedup_over_others
-from flows.run.forecast_check import check_prediction
-from flows.run.outcome import Outcome, Verdicts
-from flows.run.prestart import clear, cluster_for
-from flows.run.record import log_model, record, summarise
-from tasks.cluster.tls import choose_tls
-from tasks.data.prefect_tasks import prepare
-from tasks.errors import RunError
-from tasks.evaluate.prefect_tasks import evaluate
-from tasks.fingerprint import workload_fingerprint
-from tasks.records import PreparedSet, SpeedupResult
-from tasks.redact import discreet
-from tasks.report.summary import summary_table
-from tasks.speedup.prefect_tasks import account
-from tasks.track.run import RunHandle, log_dataset
-from tasks.train.autotune.cache import SearchStore
-from tasks.train.launch.coordinator import TrainJob
-from tasks.train.prefect_tasks import train
+from paceline.conf.config import OF_THIS_RUN, Config
+from paceline.conf.environment import Site, quieten
+from paceline.flows.checks import preflight
+from paceline.flows.checks.preflight import Cleared
+from paceline.flows.lifecycle import mlflow_views as views
+from paceline.flows.lifecycle.mlflow_run import begun, reopened
+from paceline.flows.lifecycle.outage import outlive_outages
+from paceline.flows.lifecycle.overlap import cancel_older
+from paceline.flows.lifecycle.prefect_artifacts import publish
+from paceline.flows.lifecycle.retries import tried
+from paceline.flows.lifecycle.signals import heard
+from paceline.flows.run import history
+from paceline.flows.run import registry as handoff
+from paceline.flows.run.baseline import speedup_over_others
+from paceline.flows.run.forecast_check import check_prediction
+from paceline.flows.run.outcome import Outcome, Verdicts
+from paceline.flows.run.prestart import clear, cluster_for
+from paceline.flows.run.record import log_model, record, summarise
+from paceline.tasks.cluster.tls import choose_tls
+from paceline.tasks.data.prefect_tasks import prepare
+from paceline.tasks.errors import RunError
+from paceline.tasks.evaluate.prefect_tasks import evaluate
+from paceline.tasks.fingerprint import workload_fingerprint
+from paceline.tasks.records import PreparedSet, SpeedupResult
+from paceline.tasks.redact import discreet
+from paceline.tasks.report.summary import summary_table
+from paceline.tasks.speedup.prefect_tasks import account
+from paceline.tasks.track.run import RunHandle, log_dataset
+from paceline.tasks.train.autotune.cache import SearchStore
+from paceline.tasks.train.launch.coordinator import TrainJob
+from paceline.tasks.train.prefect_tasks import train
 
 
 @flow(name="paceline-run", flow_run_name="{config.name}", persist_result=False)

@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from conf.config import Config
-from tasks.records import Plan, Record, SpeedupResult
-from tasks.speedup.forecast.records import AdviseResult, Check, calibration, check
-from tasks.track import run as tracking
-from tasks.track.queries import find_runs, read_document
-from tasks.track.run import RunHandle
+from paceline.conf.config import Config
+from paceline.tasks.records import Plan, Record, SpeedupResult
+from paceline.tasks.speedup.forecast.records import AdviseResult, Check, calibration, check
+from paceline.tasks.track import run as tracking
+from paceline.tasks.track.queries import find_runs, read_document
+from paceline.tasks.track.run import RunHandle
 
 R = TypeVar("R", bound=Record)
 CHECK_ARTIFACT = "prediction_check.json"

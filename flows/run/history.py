@@ -9,17 +9,17 @@ from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact
 from prefect.events import emit_event
 
-from flows.lifecycle.outage import report
-from flows.lifecycle.prefect_artifacts import plain, table
-from flows.run.outcome import Outcome
-from flows.run.record import judged_metrics
-from tasks.errors import RegressionError
-from tasks.measure.validity import most_foreign
-from tasks.records import STEP_ITEMS
-from tasks.speedup.comparability import differences
-from tasks.speedup.regression import WINDOW, Figures, Judgement, Margins, is_measure, judge
-from tasks.track.queries import FoundRun, find_runs, read_document
-from tasks.track.run import DISTURBED_TAG, FACTS_ARTIFACT, REGRESSION_TAG, SERIES_TAG, RunHandle
+from paceline.flows.lifecycle.outage import report
+from paceline.flows.lifecycle.prefect_artifacts import plain, table
+from paceline.flows.run.outcome import Outcome
+from paceline.flows.run.record import judged_metrics
+from paceline.tasks.errors import RegressionError
+from paceline.tasks.measure.validity import most_foreign
+from paceline.tasks.records import STEP_ITEMS
+from paceline.tasks.speedup.comparability import differences
+from paceline.tasks.speedup.regression import WINDOW, Figures, Judgement, Margins, is_measure, judge
+from paceline.tasks.track.queries import FoundRun, find_runs, read_document
+from paceline.tasks.track.run import DISTURBED_TAG, FACTS_ARTIFACT, REGRESSION_TAG, SERIES_TAG, RunHandle
 
 EVENT = "paceline.regression"
 """Name of the event that a Prefect automation may wait for."""

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from conf.config import Config
-from tasks.fingerprint import code_fingerprint, series_fingerprint
-from tasks.measure.validity import judge
-from tasks.records import EvaluateResult, Hardware, Plan, PreparedSet, Pretrained, SpeedupResult, TrainResult
-from tasks.speedup.comparability import facts_of
-from tasks.speedup.regression import Judgement
-from tasks.track.environment import package_versions
+from paceline.conf.config import Config
+from paceline.tasks.fingerprint import code_fingerprint, series_fingerprint
+from paceline.tasks.measure.validity import judge
+from paceline.tasks.records import EvaluateResult, Hardware, Plan, PreparedSet, Pretrained, SpeedupResult, TrainResult
+from paceline.tasks.speedup.comparability import facts_of
+from paceline.tasks.speedup.regression import Judgement
+from paceline.tasks.track.environment import package_versions
 
 
 @dataclass(frozen=True)
@@ -61,5 +61,5 @@ class Verdicts:
 
 
 def run_facts(config: Config, prepared: PreparedSet, plan: Plan, pretrained: Pretrained | None) -> dict[str, str]:
-    """Settings, data, weights, code, versions and devices, see `tasks.speedup.comparability.facts_of`."""
+    """Settings, data, weights, code, versions and devices, see `paceline.tasks.speedup.comparability.facts_of`."""
     return facts_of(config, prepared.fingerprint, code_fingerprint(), package_versions(), plan, pretrained)

@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from conf.config import Config
-from conf.environment import Site
-from flows.checks import preflight
-from flows.checks.preflight import Cleared
-from flows.lifecycle import prefect_api
-from flows.lifecycle import prefect_api as temporary_api
-from flows.lifecycle.signals import held
-from tasks.cluster.resources import demand_of
-from tasks.cluster.start import Opening, open_cluster
-from tasks.records import Plan
-from tasks.train.launch.placement import prepare_seats
+from paceline.conf.config import Config
+from paceline.conf.environment import Site
+from paceline.flows.checks import preflight
+from paceline.flows.checks.preflight import Cleared
+from paceline.flows.lifecycle import prefect_api
+from paceline.flows.lifecycle import prefect_api as temporary_api
+from paceline.flows.lifecycle.signals import held
+from paceline.tasks.cluster.resources import demand_of
+from paceline.tasks.cluster.start import Opening, open_cluster
+from paceline.tasks.records import Plan
+from paceline.tasks.train.launch.placement import prepare_seats
 
 KINDS = ("local", "local_cuda")
 

@@ -5,22 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from flows.lifecycle.report_artifacts import log_report
-from flows.run.outcome import Outcome, Verdicts
-from tasks.files import sha256_of
-from tasks.model_bundle import FACTS, WEIGHTS, describe_trained, digest_of
-from tasks.records import TrainResult
-from tasks.redact import redact
-from tasks.report.quality_charts import quality_figures, quality_svgs
-from tasks.report.run_charts import draw_speed
-from tasks.report.run_report import ReportInput, render_report
-from tasks.speedup.steady_state import steady_rate
-from tasks.speedup.verdict import break_even_steps
-from tasks.track import run as tracking
-from tasks.track.environment import describe_environment
-from tasks.track.models import DIGEST_TAG
-from tasks.track.registry import DATASET_TAG, MODEL, describe_model
-from tasks.track.run import RunHandle
+from paceline.flows.lifecycle.report_artifacts import log_report
+from paceline.flows.run.outcome import Outcome, Verdicts
+from paceline.tasks.files import sha256_of
+from paceline.tasks.model_bundle import FACTS, WEIGHTS, describe_trained, digest_of
+from paceline.tasks.records import TrainResult
+from paceline.tasks.redact import redact
+from paceline.tasks.report.quality_charts import quality_figures, quality_svgs
+from paceline.tasks.report.run_charts import draw_speed
+from paceline.tasks.report.run_report import ReportInput, render_report
+from paceline.tasks.speedup.steady_state import steady_rate
+from paceline.tasks.speedup.verdict import break_even_steps
+from paceline.tasks.track import run as tracking
+from paceline.tasks.track.environment import describe_environment
+from paceline.tasks.track.models import DIGEST_TAG
+from paceline.tasks.track.registry import DATASET_TAG, MODEL, describe_model
+from paceline.tasks.track.run import RunHandle
 
 TRAIN_KEYS = (
     "world_size",
@@ -134,7 +134,7 @@ def _metrics(outcome: Outcome, summary: dict[str, Any]) -> dict[str, float | Non
 
 
 def judged_metrics(outcome: Outcome) -> dict[str, float | None]:
-    """Those that later runs are judged by (`flows.run.history`)."""
+    """Those that later runs are judged by (`paceline.flows.run.history`)."""
     trained, earlier = outcome.trained, outcome.speedup.baseline_runs
     metrics: dict[str, float | None] = {
         "throughput/samples_per_second": trained.samples_per_second,

@@ -6,13 +6,13 @@ from typing import Any
 
 from prefect import get_run_logger
 
-from flows.run.outcome import Outcome
-from tasks.speedup.promotion_gate import Gate, gate
-from tasks.speedup.regression import Judgement
-from tasks.track import registry
-from tasks.track import run as tracking
-from tasks.track.registry import Champion
-from tasks.track.run import RunHandle
+from paceline.flows.run.outcome import Outcome
+from paceline.tasks.speedup.promotion_gate import Gate, gate
+from paceline.tasks.speedup.regression import Judgement
+from paceline.tasks.track import registry
+from paceline.tasks.track import run as tracking
+from paceline.tasks.track.registry import Champion
+from paceline.tasks.track.run import RunHandle
 
 
 def hand_over(outcome: Outcome, judgement: Judgement | None, handle: RunHandle) -> dict[str, Any] | None:

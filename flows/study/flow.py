@@ -7,21 +7,21 @@ from typing import Any
 
 from prefect import flow
 
-from conf.environment import Site, quieten
-from conf.load import make_config
-from flows.checks import preflight
-from flows.lifecycle import mlflow_views as views
-from flows.lifecycle.outage import outlive_outages
-from flows.lifecycle.overlap import cancel_older
-from flows.lifecycle.prefect_artifacts import publish
-from flows.lifecycle.signals import heard
-from flows.study.record import StudyOutcome, log_study
-from flows.study.request import StudyRequest
-from flows.study.trainings import ReadyArm, begun_study, learn_by_training, run_all
-from tasks.errors import InputError
-from tasks.redact import discreet
-from tasks.report.study_report import study_notes
-from tasks.speedup.study.design import expand
+from paceline.conf.environment import Site, quieten
+from paceline.conf.load import make_config
+from paceline.flows.checks import preflight
+from paceline.flows.lifecycle import mlflow_views as views
+from paceline.flows.lifecycle.outage import outlive_outages
+from paceline.flows.lifecycle.overlap import cancel_older
+from paceline.flows.lifecycle.prefect_artifacts import publish
+from paceline.flows.lifecycle.signals import heard
+from paceline.flows.study.record import StudyOutcome, log_study
+from paceline.flows.study.request import StudyRequest
+from paceline.flows.study.trainings import ReadyArm, begun_study, learn_by_training, run_all
+from paceline.tasks.errors import InputError
+from paceline.tasks.redact import discreet
+from paceline.tasks.report.study_report import study_notes
+from paceline.tasks.speedup.study.design import expand
 
 
 def clear_study(request: StudyRequest, site: Site) -> list[ReadyArm]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from flows.run.record import compile_metrics
-from tasks.records import EvaluateResult, TrainResult
-from tasks.speedup.steady_state import steady_rate
-from tasks.speedup.study.records import ArmRun, StudyArm
+from paceline.flows.run.record import compile_metrics
+from paceline.tasks.records import EvaluateResult, TrainResult
+from paceline.tasks.speedup.steady_state import steady_rate
+from paceline.tasks.speedup.study.records import ArmRun, StudyArm
 
 if TYPE_CHECKING:
     pass

@@ -6,22 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flows.lifecycle.mlflow_views import share_study
-from flows.lifecycle.report_artifacts import describe_devices, log_environment, log_report
-from tasks.evaluate.metrics import discordant
-from tasks.evaluate.pixel_metrics import score_difference
-from tasks.records import Hardware, PreparedSet, SpeedupResult
-from tasks.report.study_charts import draw_study
-from tasks.report.study_report import render_study
-from tasks.speedup.study.analysis import budget_differences, ladder, scalings, summarise_arms, target_accuracy
-from tasks.speedup.study.pairs import Trainings
-from tasks.speedup.study.records import ArmRun, ArmSummary, Scaling, StudyArm, StudyResult
-from tasks.track import run as tracking
-from tasks.track.environment import package_versions
-from tasks.track.run import RunHandle
+from paceline.flows.lifecycle.mlflow_views import share_study
+from paceline.flows.lifecycle.report_artifacts import describe_devices, log_environment, log_report
+from paceline.tasks.evaluate.metrics import discordant
+from paceline.tasks.evaluate.pixel_metrics import score_difference
+from paceline.tasks.records import Hardware, PreparedSet, SpeedupResult
+from paceline.tasks.report.study_charts import draw_study
+from paceline.tasks.report.study_report import render_study
+from paceline.tasks.speedup.study.analysis import budget_differences, ladder, scalings, summarise_arms, target_accuracy
+from paceline.tasks.speedup.study.pairs import Trainings
+from paceline.tasks.speedup.study.records import ArmRun, ArmSummary, Scaling, StudyArm, StudyResult
+from paceline.tasks.track import run as tracking
+from paceline.tasks.track.environment import package_versions
+from paceline.tasks.track.run import RunHandle
 
 if TYPE_CHECKING:
-    from flows.study.request import StudyRequest
+    from paceline.flows.study.request import StudyRequest
 
 
 @dataclass(frozen=True)

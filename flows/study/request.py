@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from conf.config import Config
-from conf.credentials import Text
+from paceline.conf.config import Config
+from paceline.conf.credentials import Text
 
 
 class StudyRequest(BaseModel):

@@ -13,37 +13,37 @@ from typing import Protocol
 
 from prefect import get_run_logger
 
-from conf.config import Config
-from conf.data import Data
-from conf.environment import Site
-from conf.load import make_config
-from flows.checks import preflight
-from flows.checks.measured_plan import measured_plan
-from flows.checks.origin import check_origin
-from flows.checks.preflight import Cleared
-from flows.lifecycle.mlflow_run import nested
-from flows.lifecycle.request_artifact import Kind, Request, tracked
-from flows.lifecycle.retries import tried
-from flows.lifecycle.signals import is_interruption
-from flows.run.outcome import run_facts
-from flows.study.metrics import arm_run, training_metrics
-from flows.study.record import log_arm, log_diagnosis
-from tasks.cluster.resources import Demand, demand_of
-from tasks.cluster.start import open_cluster
-from tasks.data.prefect_tasks import prepare
-from tasks.errors import InputError, PacelineError
-from tasks.evaluate.prefect_tasks import evaluate
-from tasks.fingerprint import workload_fingerprint
-from tasks.records import PreparedSet
-from tasks.speedup.comparability import differences
-from tasks.speedup.prefect_tasks import account
-from tasks.speedup.study.design import balanced_order
-from tasks.speedup.study.ledger import Ledger
-from tasks.speedup.study.records import ArmRun, StudyArm
-from tasks.track import run as tracking
-from tasks.track.run import RunHandle
-from tasks.train.launch.coordinator import TrainJob
-from tasks.train.prefect_tasks import train
+from paceline.conf.config import Config
+from paceline.conf.data import Data
+from paceline.conf.environment import Site
+from paceline.conf.load import make_config
+from paceline.flows.checks import preflight
+from paceline.flows.checks.measured_plan import measured_plan
+from paceline.flows.checks.origin import check_origin
+from paceline.flows.checks.preflight import Cleared
+from paceline.flows.lifecycle.mlflow_run import nested
+from paceline.flows.lifecycle.request_artifact import Kind, Request, tracked
+from paceline.flows.lifecycle.retries import tried
+from paceline.flows.lifecycle.signals import is_interruption
+from paceline.flows.run.outcome import run_facts
+from paceline.flows.study.metrics import arm_run, training_metrics
+from paceline.flows.study.record import log_arm, log_diagnosis
+from paceline.tasks.cluster.resources import Demand, demand_of
+from paceline.tasks.cluster.start import open_cluster
+from paceline.tasks.data.prefect_tasks import prepare
+from paceline.tasks.errors import InputError, PacelineError
+from paceline.tasks.evaluate.prefect_tasks import evaluate
+from paceline.tasks.fingerprint import workload_fingerprint
+from paceline.tasks.records import PreparedSet
+from paceline.tasks.speedup.comparability import differences
+from paceline.tasks.speedup.prefect_tasks import account
+from paceline.tasks.speedup.study.design import balanced_order
+from paceline.tasks.speedup.study.ledger import Ledger
+from paceline.tasks.speedup.study.records import ArmRun, StudyArm
+from paceline.tasks.track import run as tracking
+from paceline.tasks.track.run import RunHandle
+from paceline.tasks.train.launch.coordinator import TrainJob
+from paceline.tasks.train.prefect_tasks import train
 
 MAX_SHARE_OF_REPEATS = 0.25
 """Contaminated trainings are repeated at once, until the study has grown by this share."""

@@ -6,15 +6,15 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from conf.load import ConfigError, make_config
-from flows.checks import preflight
-from flows.lifecycle.signals import is_interruption
-from flows.sweep.trial import SweepWork
-from tasks.errors import PacelineError
-from tasks.files import write_durably
-from tasks.sweep.colocation import Colocation, colocation_of, judge_colocation
-from tasks.train.launch.coordinator import TrainJob
-from tasks.train.prefect_tasks import measure
+from paceline.conf.load import ConfigError, make_config
+from paceline.flows.checks import preflight
+from paceline.flows.lifecycle.signals import is_interruption
+from paceline.flows.sweep.trial import SweepWork
+from paceline.tasks.errors import PacelineError
+from paceline.tasks.files import write_durably
+from paceline.tasks.sweep.colocation import Colocation, colocation_of, judge_colocation
+from paceline.tasks.train.launch.coordinator import TrainJob
+from paceline.tasks.train.prefect_tasks import measure
 
 KEPT = "colocation.json"
 """In the sweep's directory, for a sweep that goes on."""

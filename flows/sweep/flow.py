@@ -12,39 +12,39 @@ from typing import Any
 
 from prefect import flow, get_run_logger
 
-from conf.config import Config
-from conf.environment import Site, quieten
-from conf.load import ConfigError, make_config
-from flows.checks import preflight
-from flows.checks.measured_plan import measured_plan
-from flows.checks.preflight import Cleared
-from flows.lifecycle import mlflow_views as views
-from flows.lifecycle.outage import outlive_outages
-from flows.lifecycle.overlap import cancel_older
-from flows.lifecycle.prefect_artifacts import publish
-from flows.lifecycle.request_artifact import tracked
-from flows.lifecycle.retries import tried
-from flows.lifecycle.signals import heard
-from flows.sweep.colocation import colocation_on
-from flows.sweep.record import SweepOutcome, log_sweep
-from flows.sweep.request import SweepRequest
-from flows.sweep.trial import SweepWork, run_trial
-from tasks.cluster.client import count_workers
-from tasks.cluster.start import open_cluster
-from tasks.data.prefect_tasks import prepare
-from tasks.errors import InputError, RunError
-from tasks.fingerprint import workload_fingerprint
-from tasks.records import Plan, PreparedSet
-from tasks.redact import discreet
-from tasks.report.sweep_report import sweep_notes, trial_line
-from tasks.scores import SCORE_OF_TASK, SCORE_WORDS
-from tasks.sweep.concurrency import Room, find_room
-from tasks.sweep.optuna_study import Proposer, Search
-from tasks.sweep.records import Proposal, Trial
-from tasks.sweep.space import Parameter, most_epochs, num_proposals, parse_parameters
-from tasks.track.run import RunHandle
-from tasks.train.autotune.choice import LAYER_SETTINGS
-from tasks.train.launch.coordinator import TrainJob
+from paceline.conf.config import Config
+from paceline.conf.environment import Site, quieten
+from paceline.conf.load import ConfigError, make_config
+from paceline.flows.checks import preflight
+from paceline.flows.checks.measured_plan import measured_plan
+from paceline.flows.checks.preflight import Cleared
+from paceline.flows.lifecycle import mlflow_views as views
+from paceline.flows.lifecycle.outage import outlive_outages
+from paceline.flows.lifecycle.overlap import cancel_older
+from paceline.flows.lifecycle.prefect_artifacts import publish
+from paceline.flows.lifecycle.request_artifact import tracked
+from paceline.flows.lifecycle.retries import tried
+from paceline.flows.lifecycle.signals import heard
+from paceline.flows.sweep.colocation import colocation_on
+from paceline.flows.sweep.record import SweepOutcome, log_sweep
+from paceline.flows.sweep.request import SweepRequest
+from paceline.flows.sweep.trial import SweepWork, run_trial
+from paceline.tasks.cluster.client import count_workers
+from paceline.tasks.cluster.start import open_cluster
+from paceline.tasks.data.prefect_tasks import prepare
+from paceline.tasks.errors import InputError, RunError
+from paceline.tasks.fingerprint import workload_fingerprint
+from paceline.tasks.records import Plan, PreparedSet
+from paceline.tasks.redact import discreet
+from paceline.tasks.report.sweep_report import sweep_notes, trial_line
+from paceline.tasks.scores import SCORE_OF_TASK, SCORE_WORDS
+from paceline.tasks.sweep.concurrency import Room, find_room
+from paceline.tasks.sweep.optuna_study import Proposer, Search
+from paceline.tasks.sweep.records import Proposal, Trial
+from paceline.tasks.sweep.space import Parameter, most_epochs, num_proposals, parse_parameters
+from paceline.tasks.track.run import RunHandle
+from paceline.tasks.train.autotune.choice import LAYER_SETTINGS
+from paceline.tasks.train.launch.coordinator import TrainJob
 
 JOURNAL = "trials.journal"
 """In the run's directory."""

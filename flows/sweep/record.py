@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flows.lifecycle.mlflow_views import share_sweep
-from flows.lifecycle.report_artifacts import describe_devices, log_environment, log_report
-from flows.sweep.trial import SweepWork
-from tasks.report.sweep_charts import draw_sweep
-from tasks.report.sweep_report import render_sweep
-from tasks.scores import SCORE_OF_TASK
-from tasks.sweep.colocation import Colocation
-from tasks.sweep.records import SweepResult, Trial
-from tasks.sweep.space import most_epochs
-from tasks.track import run as tracking
-from tasks.track.environment import package_versions
-from tasks.track.run import RunHandle
+from paceline.flows.lifecycle.mlflow_views import share_sweep
+from paceline.flows.lifecycle.report_artifacts import describe_devices, log_environment, log_report
+from paceline.flows.sweep.trial import SweepWork
+from paceline.tasks.report.sweep_charts import draw_sweep
+from paceline.tasks.report.sweep_report import render_sweep
+from paceline.tasks.scores import SCORE_OF_TASK
+from paceline.tasks.sweep.colocation import Colocation
+from paceline.tasks.sweep.records import SweepResult, Trial
+from paceline.tasks.sweep.space import most_epochs
+from paceline.tasks.track import run as tracking
+from paceline.tasks.track.environment import package_versions
+from paceline.tasks.track.run import RunHandle
 
 if TYPE_CHECKING:
-    from flows.sweep.request import SweepRequest
+    from paceline.flows.sweep.request import SweepRequest
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from conf.config import Config
-from conf.credentials import Text
-from tasks.sweep.records import Pruner, Sampler
+from paceline.conf.config import Config
+from paceline.conf.credentials import Text
+from paceline.tasks.sweep.records import Pruner, Sampler
 
 
 class SweepRequest(BaseModel):

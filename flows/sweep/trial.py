@@ -15,29 +15,29 @@ from typing import Any
 from prefect import get_run_logger
 from prefect.client.schemas.objects import State
 
-from conf.config import Config
-from conf.load import ConfigError, make_config
-from flows.checks import preflight
-from flows.checks.preflight import Cleared
-from flows.lifecycle.mlflow_run import nested
-from flows.lifecycle.signals import is_interruption
-from flows.run.outcome import run_facts
-from flows.study.metrics import arm_run, training_metrics
-from tasks import deadline
-from tasks.errors import InputError, PacelineError, RankError, StoppedError, one_line
-from tasks.evaluate.prefect_tasks import evaluate
-from tasks.progress import hidden_bars
-from tasks.records import EvaluateResult, Plan, PreparedSet, TrainResult
-from tasks.speedup.study.records import StudyArm
-from tasks.sweep.concurrency import Room
-from tasks.sweep.optuna_study import Proposer
-from tasks.sweep.records import Proposal, Status, Trial
-from tasks.sweep.space import Parameter
-from tasks.track import run as tracking
-from tasks.track.run import RunHandle
-from tasks.train.launch.coordinator import TrainJob
-from tasks.train.launch.progress_file import scores_so_far
-from tasks.train.prefect_tasks import train_trial
+from paceline.conf.config import Config
+from paceline.conf.load import ConfigError, make_config
+from paceline.flows.checks import preflight
+from paceline.flows.checks.preflight import Cleared
+from paceline.flows.lifecycle.mlflow_run import nested
+from paceline.flows.lifecycle.signals import is_interruption
+from paceline.flows.run.outcome import run_facts
+from paceline.flows.study.metrics import arm_run, training_metrics
+from paceline.tasks import deadline
+from paceline.tasks.errors import InputError, PacelineError, RankError, StoppedError, one_line
+from paceline.tasks.evaluate.prefect_tasks import evaluate
+from paceline.tasks.progress import hidden_bars
+from paceline.tasks.records import EvaluateResult, Plan, PreparedSet, TrainResult
+from paceline.tasks.speedup.study.records import StudyArm
+from paceline.tasks.sweep.concurrency import Room
+from paceline.tasks.sweep.optuna_study import Proposer
+from paceline.tasks.sweep.records import Proposal, Status, Trial
+from paceline.tasks.sweep.space import Parameter
+from paceline.tasks.track import run as tracking
+from paceline.tasks.track.run import RunHandle
+from paceline.tasks.train.launch.coordinator import TrainJob
+from paceline.tasks.train.launch.progress_file import scores_so_far
+from paceline.tasks.train.prefect_tasks import train_trial
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ import sys
 import time
 from pathlib import Path
 
-from conf.environment import Site, spare_loopback
-from flows.commands.console import say, say_pairs
 from infra.services.archive import back_up, restore
 from infra.services.home import Home, told
 from infra.services.servers import check_workers
 from infra.services.start import down, running, up
-from tasks.errors import InputError, PacelineError
+from paceline.conf.environment import Site, spare_loopback
+from paceline.flows.commands.console import say, say_pairs
+from paceline.tasks.errors import InputError, PacelineError
 
 DONE, FAILED, WRONG_INPUT = 0, 1, 2
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from infra.services.home import Home, free_port
 from infra.services.postgres import DATABASES, Postgres
 from infra.services.vault import OWN_ONLY, Vault
-from tasks.errors import InputError, RunError, one_line
+from paceline.tasks.errors import InputError, RunError, one_line
 
 FORMAT = 1
 ABOUT = "about.json"

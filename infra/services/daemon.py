@@ -17,11 +17,11 @@ from pathlib import Path
 import psutil
 from pydantic import ValidationError
 
-from tasks.errors import RunError, one_line
-from tasks.files import write_durably
-from tasks.host import BOOT_ID
-from tasks.records import Record
-from tasks.redact import redact
+from paceline.tasks.errors import RunError, one_line
+from paceline.tasks.files import write_durably
+from paceline.tasks.host import BOOT_ID
+from paceline.tasks.records import Record
+from paceline.tasks.redact import redact
 
 MARK = "PACELINE_SERVICES"
 """Environment variable with the home and the service that a process belongs to."""

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from tasks.errors import InputError
-from tasks.files import write_durably
-from tasks.records import Record
+from paceline.tasks.errors import InputError
+from paceline.tasks.files import write_durably
+from paceline.tasks.records import Record
 
 LOOPBACK = "127.0.0.1"
 USUAL_PORTS = {"postgres": 5432, "prefect": 4200, "mlflow": 5000, "scheduler": 8786, "dashboard": 8787}

@@ -22,7 +22,7 @@ import psutil
 from infra.services.daemon import Daemon, started_at
 from infra.services.home import LOOPBACK, Home
 from infra.services.vault import Vault
-from tasks.errors import InputError, RunError, one_line
+from paceline.tasks.errors import InputError, RunError, one_line
 
 if TYPE_CHECKING:
     from psycopg import Connection

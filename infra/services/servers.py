@@ -13,15 +13,15 @@ import urllib.error
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from conf.environment import QUIET_ENVIRONMENT, Site
-from conf.load import DASK_SETTINGS
 from infra.services.daemon import Daemon
 from infra.services.home import LOOPBACK, Home, Settings
 from infra.services.postgres import Postgres
 from infra.services.vault import Vault, write_privately
-from tasks.cluster.hardware import describe, usable_cores
-from tasks.errors import InputError
-from tasks.http import ask, status
+from paceline.conf.environment import QUIET_ENVIRONMENT, Site
+from paceline.conf.load import DASK_SETTINGS
+from paceline.tasks.cluster.hardware import describe, usable_cores
+from paceline.tasks.errors import InputError
+from paceline.tasks.http import ask, status
 
 USER, ADMIN = "paceline", "admin"
 MLFLOW_DRIVER = "postgresql+psycopg"  # psycopg 3, under any SQLAlchemy 2
@@ -156,7 +156,7 @@ class Servers:
 
     def _mlflow(self) -> Service:
         host, port = self._settings.host, self._settings.ports["mlflow"]
-        command = _python("tasks.track.serve", "--host", host, "--port", str(port), "--workers", "1")
+        command = _python("paceline.tasks.track.serve", "--host", host, "--port", str(port), "--workers", "1")
         return Service(
             daemon=self._daemon("mlflow"),
             command=(*command, "--app-name", "basic-auth"),
@@ -193,7 +193,7 @@ class Servers:
     def _workers(self) -> Service:
         arguments = [self.scheduler_address, *self._tls(), "--host", f"tls://{self._settings.host}", "--nthreads", "1"]
         arguments += ["--local-directory", str(self._home.work), "--no-dashboard", "--dashboard-address"]
-        arguments += [f"{LOOPBACK}:0", "--death-timeout", "60", "--preload", "tasks.train.launch.placement"]
+        arguments += [f"{LOOPBACK}:0", "--death-timeout", "60", "--preload", "paceline.tasks.train.launch.placement"]
         gpus = [gpu.uuid for gpu in describe().gpus][: self.num_workers]
         environment = self._dask_environment()
         if gpus:

@@ -12,15 +12,15 @@ from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 
-from conf.environment import Site
 from infra.services.archive import dump_databases
 from infra.services.daemon import Daemon
 from infra.services.home import LOOPBACK, Home, Settings, is_free
 from infra.services.postgres import Postgres
 from infra.services.servers import Port, Servers, Service
 from infra.services.vault import Vault, write_privately
-from tasks.errors import InputError, RunError
-from tasks.redact import redact
+from paceline.conf.environment import Site
+from paceline.tasks.errors import InputError, RunError
+from paceline.tasks.redact import redact
 
 CERTIFICATES = Path(__file__).parents[1] / "certificates"
 NAMES = ("prefect", "mlflow", "scheduler", "workers")

@@ -6,8 +6,8 @@ import os
 import secrets
 from pathlib import Path
 
-from tasks.errors import InputError
-from tasks.files import write_durably
+from paceline.tasks.errors import InputError
+from paceline.tasks.files import write_durably
 
 OWN_ONLY = 0o600
 OTHERS = 0o077

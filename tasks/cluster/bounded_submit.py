@@ -7,9 +7,9 @@ from contextlib import ExitStack, contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tasks import deadline
-from tasks.cluster.client import connect
-from tasks.errors import InputError, OutsideError, PacelineError, RunError, one_line
+from paceline.tasks import deadline
+from paceline.tasks.cluster.client import connect
+from paceline.tasks.errors import InputError, OutsideError, PacelineError, RunError, one_line
 
 if TYPE_CHECKING:
     from distributed import Client, Future

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from conf.environment import Site
-from tasks.cluster.handshake import NoSchedulerError, greet
-from tasks.cluster.resources import Demand
-from tasks.cluster.tls import SCHEME, security_of
-from tasks.errors import InputError, RunError
+from paceline.conf.environment import Site
+from paceline.tasks.cluster.handshake import NoSchedulerError, greet
+from paceline.tasks.cluster.resources import Demand
+from paceline.tasks.cluster.tls import SCHEME, security_of
+from paceline.tasks.errors import InputError, RunError
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from conf.load import DASK_SETTINGS
+from paceline.conf.load import DASK_SETTINGS
 
 ENVIRON = "distributed.nanny.pre-spawn-environ."
 """Variables that nannies give to their workers."""

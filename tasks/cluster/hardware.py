@@ -16,8 +16,8 @@ from pathlib import Path
 
 import psutil
 
-from tasks.errors import InputError
-from tasks.records import Gpu, Hardware
+from paceline.tasks.errors import InputError
+from paceline.tasks.records import Gpu, Hardware
 
 CPU_INFO = Path("/proc/cpuinfo")
 

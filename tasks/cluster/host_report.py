@@ -1,4 +1,4 @@
-"""What a host says of itself before a cluster is started on it: `python -m tasks.cluster.host_report [TLS_DIRECTORY]`.
+"""What a host says of itself before a cluster is started on it: `python -m paceline.tasks.cluster.host_report [TLS_DIRECTORY]`.
 
 That this program answers at all shows that the host has the interpreter and the package where they are needed.
 """
@@ -10,9 +10,9 @@ import os
 import sys
 from pathlib import Path
 
-from tasks.cluster.hardware import describe
-from tasks.fingerprint import code_fingerprint
-from tasks.records import Hardware, Record
+from paceline.tasks.cluster.hardware import describe
+from paceline.tasks.fingerprint import code_fingerprint
+from paceline.tasks.records import Hardware, Record
 
 
 class HostFacts(Record):

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from conf.cluster import Cluster
-from tasks.cluster.hardware import describe, usable_cores
-from tasks.cluster.resources import Demand
-from tasks.cluster.tls import opened_with
-from tasks.errors import InputError
-from tasks.records import Gpu
+from paceline.conf.cluster import Cluster
+from paceline.tasks.cluster.hardware import describe, usable_cores
+from paceline.tasks.cluster.resources import Demand
+from paceline.tasks.cluster.tls import opened_with
+from paceline.tasks.errors import InputError
+from paceline.tasks.records import Gpu
 
 if TYPE_CHECKING:
     from distributed import Security

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from conf.execution import Execution
-from tasks.records import Record
+from paceline.conf.execution import Execution
+from paceline.tasks.records import Record
 
 
 class Demand(Record):

@@ -16,14 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from conf.cluster import Cluster
-from tasks.cluster.client import wait_for_workers
-from tasks.cluster.dask_config import exports
-from tasks.cluster.local import QUIET_HTTP
-from tasks.cluster.resources import Demand
-from tasks.cluster.tls import Certificates
-from tasks.errors import InputError, RunError
-from tasks.records import Gpu, Hardware
+from paceline.conf.cluster import Cluster
+from paceline.tasks.cluster.client import wait_for_workers
+from paceline.tasks.cluster.dask_config import exports
+from paceline.tasks.cluster.local import QUIET_HTTP
+from paceline.tasks.cluster.resources import Demand
+from paceline.tasks.cluster.tls import Certificates
+from paceline.tasks.errors import InputError, RunError
+from paceline.tasks.records import Gpu, Hardware
 
 ANSWER_SECONDS = 30
 SUBMIT_SECONDS = 20

@@ -16,14 +16,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from conf.cluster import Cluster
-from tasks.cluster.client import wait_for_workers
-from tasks.cluster.host_report import HostFacts
-from tasks.cluster.local import QUIET_HTTP
-from tasks.cluster.resources import Demand
-from tasks.cluster.tls import Certificates
-from tasks.errors import InputError, RunError, one_line
-from tasks.fingerprint import code_fingerprint
+from paceline.conf.cluster import Cluster
+from paceline.tasks.cluster.client import wait_for_workers
+from paceline.tasks.cluster.host_report import HostFacts
+from paceline.tasks.cluster.local import QUIET_HTTP
+from paceline.tasks.cluster.resources import Demand
+from paceline.tasks.cluster.tls import Certificates
+from paceline.tasks.errors import InputError, RunError, one_line
+from paceline.tasks.fingerprint import code_fingerprint
 
 CONNECT_OPTIONS = {"connect_timeout": 10, "keepalive_interval": 15}
 ANSWER_SECONDS = 60
@@ -133,7 +133,7 @@ def ask_hosts(settings: Cluster, certificates: Certificates | None) -> list[Host
         InputError: a host cannot be reached, or lacks something that a worker needs.
     """
     directory = [certificates.authority.rpartition("/")[0]] if certificates else []
-    command = " ".join([_python(), "-m", "tasks.cluster.host_report", *map(shlex.quote, directory)])
+    command = " ".join([_python(), "-m", "paceline.tasks.cluster.host_report", *map(shlex.quote, directory)])
     answers = asyncio.run(_ask_all(settings.hosts, command))
     return [_understood(host, answer) for host, answer in zip(settings.hosts, answers, strict=True)]
 

@@ -7,14 +7,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
-from conf.cluster import Cluster
-from conf.environment import Site
-from tasks.cluster.dask_config import lean
-from tasks.cluster.local import open_local, open_local_cuda
-from tasks.cluster.resources import Demand
-from tasks.cluster.slurm import open_slurm
-from tasks.cluster.ssh import open_ssh
-from tasks.cluster.tls import certificates, local_security
+from paceline.conf.cluster import Cluster
+from paceline.conf.environment import Site
+from paceline.tasks.cluster.dask_config import lean
+from paceline.tasks.cluster.local import open_local, open_local_cuda
+from paceline.tasks.cluster.resources import Demand
+from paceline.tasks.cluster.slurm import open_slurm
+from paceline.tasks.cluster.ssh import open_ssh
+from paceline.tasks.cluster.tls import certificates, local_security
 
 
 @contextmanager

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from conf.cluster import Cluster
-from conf.environment import Site
-from tasks.errors import InputError
-from tasks.records import Choice, Record
+from paceline.conf.cluster import Cluster
+from paceline.conf.environment import Site
+from paceline.tasks.errors import InputError
+from paceline.tasks.records import Choice, Record
 
 if TYPE_CHECKING:
     from distributed import Security

@@ -5,11 +5,11 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 
-from conf import plugins
-from conf.plugins import SETTINGS, Kind, Plugin, PluginError
-from tasks.cluster.client import connect
-from tasks.errors import InputError, one_line
-from tasks.records import Record
+from paceline.conf import plugins
+from paceline.conf.plugins import SETTINGS, Kind, Plugin, PluginError
+from paceline.tasks.cluster.client import connect
+from paceline.tasks.errors import InputError, one_line
+from paceline.tasks.records import Record
 
 Asked = tuple[Kind, str]
 

@@ -14,11 +14,11 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from conf.data import MIN_CLASSES, Data
-from conf.signal import Signal
-from tasks.data.item import Fit
-from tasks.data.samples import Indices, Sample, Samples
-from tasks.errors import InputError
+from paceline.conf.data import MIN_CLASSES, Data
+from paceline.conf.signal import Signal
+from paceline.tasks.data.item import Fit
+from paceline.tasks.data.samples import Indices, Sample, Samples
+from paceline.tasks.errors import InputError
 
 SplitName = Literal["train", "validation", "test"]
 OriginKind = Literal[

@@ -7,13 +7,13 @@ from pathlib import Path
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from conf.data import Data
-from tasks import deadline
-from tasks.data.prepare import dask_graph as graph
-from tasks.data.sources import registry as source
-from tasks.progress import progress_of_samples
-from tasks.records import PreparedSet
-from tasks.redact import discreet
+from paceline.conf.data import Data
+from paceline.tasks import deadline
+from paceline.tasks.data.prepare import dask_graph as graph
+from paceline.tasks.data.sources import registry as source
+from paceline.tasks.progress import progress_of_samples
+from paceline.tasks.records import PreparedSet
+from paceline.tasks.redact import discreet
 
 
 @task(name="prepare", cache_policy=NO_CACHE)

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks.data.listing import SplitName
-from tasks.data.prepare import manifest
-from tasks.data.prepare.shard import Shard
-from tasks.errors import RunError, one_line
-from tasks.records import PreparedSet
+from paceline.tasks.data.listing import SplitName
+from paceline.tasks.data.prepare import manifest
+from paceline.tasks.data.prepare.shard import Shard
+from paceline.tasks.errors import RunError, one_line
+from paceline.tasks.records import PreparedSet
 
 # Shape suffixes: N samples, H height, W width, C channels, T targets.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from tasks.records import Record
+from paceline.tasks.records import Record
 
 Status = Literal["ok", "warning", "error"]
 

@@ -8,10 +8,10 @@ import socket
 from importlib import metadata
 from pathlib import Path
 
-from tasks.cluster.hardware import describe, torch_has_cuda
-from tasks.doctor.finding import Finding, bad, doubtful, good
-from tasks.files import nearest_existing
-from tasks.host import has_compiler
+from paceline.tasks.cluster.hardware import describe, torch_has_cuda
+from paceline.tasks.doctor.finding import Finding, bad, doubtful, good
+from paceline.tasks.files import nearest_existing
+from paceline.tasks.host import has_compiler
 
 GIB = 2**30
 LITTLE_BYTES = 10 * GIB

@@ -9,8 +9,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from tasks.doctor.finding import Finding, bad, doubtful, good
-from tasks.track.environment import LOCK, installed
+from paceline.tasks.doctor.finding import Finding, bad, doubtful, good
+from paceline.tasks.track.environment import LOCK, installed
 
 NAME = "paceline"
 MAX_NAMED = 5

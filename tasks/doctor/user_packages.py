@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from conf.plugins import GROUPS, MISSING, Plugin, embedded, installed
-from tasks.doctor.finding import Finding, doubtful, good
+from paceline.conf.plugins import GROUPS, MISSING, Plugin, embedded, installed
+from paceline.tasks.doctor.finding import Finding, doubtful, good
 
 
 def own_packages() -> list[Plugin]:

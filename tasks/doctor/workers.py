@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from conf.environment import Site
-from conf.plugins import Plugin
-from tasks.cluster.client import ask, connect, workers
-from tasks.cluster.hardware import describe
-from tasks.cluster.user_packages import Asked, wanting
-from tasks.cluster.user_packages import Seen as Packages
-from tasks.cluster.user_packages import look as look_for_packages
-from tasks.data.sources.folder import is_local, reach_root
-from tasks.doctor.finding import Finding, bad, doubtful, good
-from tasks.errors import one_line
-from tasks.fingerprint import code_fingerprint
-from tasks.records import Record
-from tasks.redact import redact
-from tasks.track.environment import installed
+from paceline.conf.environment import Site
+from paceline.conf.plugins import Plugin
+from paceline.tasks.cluster.client import ask, connect, workers
+from paceline.tasks.cluster.hardware import describe
+from paceline.tasks.cluster.user_packages import Asked, wanting
+from paceline.tasks.cluster.user_packages import Seen as Packages
+from paceline.tasks.cluster.user_packages import look as look_for_packages
+from paceline.tasks.data.sources.folder import is_local, reach_root
+from paceline.tasks.doctor.finding import Finding, bad, doubtful, good
+from paceline.tasks.errors import one_line
+from paceline.tasks.fingerprint import code_fingerprint
+from paceline.tasks.records import Record
+from paceline.tasks.redact import redact
+from paceline.tasks.track.environment import installed
 
 if TYPE_CHECKING:
     from distributed import Client

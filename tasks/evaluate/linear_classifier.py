@@ -1,6 +1,6 @@
 """A linear classifier on what a layer of a trained network gives: fitted in seconds, without a GPU.
 
-Reads files that `tasks.predict` has written. Shapes: N samples, D values of the layer.
+Reads files that `paceline.tasks.predict` has written. Shapes: N samples, D values of the layer.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from conf.data import MIN_CLASSES
-from tasks.errors import InputError
-from tasks.records import Record
+from paceline.conf.data import MIN_CLASSES
+from paceline.tasks.errors import InputError
+from paceline.tasks.records import Record
 
 Kind = Literal["logistic", "svm"]
 MAX_ITERATIONS = 2_000

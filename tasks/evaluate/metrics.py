@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from sklearn import metrics
 
-from tasks.errors import RunError
-from tasks.records import EvaluateResult, PreparedSet
+from paceline.tasks.errors import RunError
+from paceline.tasks.records import EvaluateResult, PreparedSet
 
 TOP_K = (2, 3, 5)
 

@@ -1,6 +1,6 @@
 """Quality of what is told of every pixel: from the statistics that ranks keep for each test sample.
 
-Their order is that of `tasks.model.objectives`. Shapes: N samples, S statistics, K classes.
+Their order is that of `paceline.tasks.model.objectives`. Shapes: N samples, S statistics, K classes.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from tasks.errors import RunError
-from tasks.evaluate.metrics import Floats, read_predictions
-from tasks.records import EvaluateResult, PreparedSet, ScoreName, TrainResult
-from tasks.scores import ious, mean_iou
+from paceline.tasks.errors import RunError
+from paceline.tasks.evaluate.metrics import Floats, read_predictions
+from paceline.tasks.records import EvaluateResult, PreparedSet, ScoreName, TrainResult
+from paceline.tasks.scores import ious, mean_iou
 
 
 def evaluate_statistics(train: TrainResult, prepared: PreparedSet) -> EvaluateResult:
@@ -71,7 +71,7 @@ def score_difference(
     it is the standard error of the mean.
 
     Args:
-        first: Files of one run's statistics, see `tasks.evaluate.metrics.read_predictions`.
+        first: Files of one run's statistics, see `paceline.tasks.evaluate.metrics.read_predictions`.
         second: Those of another run on the same prepared set.
         prepared: The set.
         score_name: What is told of the pixels.

@@ -7,13 +7,13 @@ from pathlib import Path
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from tasks import deadline
-from tasks.evaluate.metrics import evaluate_predictions, read_test_split
-from tasks.evaluate.pixel_metrics import evaluate_statistics
-from tasks.records import EvaluateResult, PreparedSet, TrainResult
-from tasks.redact import discreet
-from tasks.result_cache import find_kept, keep
-from tasks.scores import class_scores, quality_facts
+from paceline.tasks import deadline
+from paceline.tasks.evaluate.metrics import evaluate_predictions, read_test_split
+from paceline.tasks.evaluate.pixel_metrics import evaluate_statistics
+from paceline.tasks.records import EvaluateResult, PreparedSet, TrainResult
+from paceline.tasks.redact import discreet
+from paceline.tasks.result_cache import find_kept, keep
+from paceline.tasks.scores import class_scores, quality_facts
 
 
 @task(name="evaluate", cache_policy=NO_CACHE)

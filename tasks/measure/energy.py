@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Iterable
 from pathlib import Path
 
-from tasks.measure.gpu import gpu_joules
+from paceline.tasks.measure.gpu import gpu_joules
 
 POWERCAP_ROOT = Path("/sys/class/powercap")
 SECONDS_PER_READ = 60.0

@@ -17,10 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from conf.config import Speedup
-from tasks.errors import RunError
-from tasks.measure.statistics import MIN_ROUNDS, MIN_ROUNDS_TO_STOP, ROUNDS_PER_LOOK, arm_ratio
-from tasks.records import Arm, Block, ProbeResult, Validity
+from paceline.conf.config import Speedup
+from paceline.tasks.errors import RunError
+from paceline.tasks.measure.statistics import MIN_ROUNDS, MIN_ROUNDS_TO_STOP, ROUNDS_PER_LOOK, arm_ratio
+from paceline.tasks.records import Arm, Block, ProbeResult, Validity
 
 StopReason = Literal["interval narrow enough", "time is up", "all blocks done"]
 StepRunner = Callable[[int], Sequence[float]]

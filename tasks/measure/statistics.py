@@ -43,7 +43,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from tasks.records import Block, Record
+from paceline.tasks.records import Block, Record
 
 INNER_CONFIDENCE = 0.98
 """Level at which the intervals are computed so that, after early stopping, they cover 95 %: see the table above."""

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 
 import psutil
 
-from tasks.measure.gpu import gpu_loads
-from tasks.metrics_file import SAMPLES
+from paceline.tasks.measure.gpu import gpu_loads
+from paceline.tasks.metrics_file import SAMPLES
 
 FIRST_SECONDS = 0.2
 """That the first sample is of, unless the training ends sooner."""

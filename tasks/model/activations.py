@@ -10,7 +10,7 @@ import threading
 import torch
 from torch import nn
 
-from tasks.model.transfer import core_of
+from paceline.tasks.model.transfer import core_of
 
 
 def layer_sizes(network: nn.Module, image_shape: tuple[int, int, int]) -> dict[str, int]:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from tasks.records import Cost
+from paceline.tasks.records import Cost
 
 NUM_SAMPLES = 2
 """Fewest that a batch norm can train on."""

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from tasks.model.batch import LabelledBatch
-from tasks.model.objectives import Outputs, Task
+from paceline.tasks.model.batch import LabelledBatch
+from paceline.tasks.model.objectives import Outputs, Task
 
 Int64s = np.ndarray[tuple[int], np.dtype[np.int64]]
 

@@ -11,11 +11,11 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import nn
 
-from conf.recipe import Recipe
-from tasks.model.batch import Course, LabelledBatch
-from tasks.model.muon import RATE_FACTOR
-from tasks.model.objectives import Task
-from tasks.model.optimization import batch_loss, build_optimizer, learning_rate_factor
+from paceline.conf.recipe import Recipe
+from paceline.tasks.model.batch import Course, LabelledBatch
+from paceline.tasks.model.muon import RATE_FACTOR
+from paceline.tasks.model.objectives import Task
+from paceline.tasks.model.optimization import batch_loss, build_optimizer, learning_rate_factor
 
 STATE_KEY = "paceline"
 
@@ -24,7 +24,7 @@ class Learner(LightningModule):
     """Trains `network` by `recipe`.
 
     Args:
-        network: maps what the task shows it to a pair, see `tasks.model.networks.registry`.
+        network: maps what the task shows it to a pair, see `paceline.tasks.model.networks.registry`.
         task: what the network is to tell.
         recipe: optimizer, schedule and loss.
         peak_learning_rate: after batch scaling.

@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from tasks.errors import InputError, one_line
-from tasks.model.networks.registry import build_network
-from tasks.model_bundle import WEIGHTS, read_model
-from tasks.records import ModelFacts
+from paceline.tasks.errors import InputError, one_line
+from paceline.tasks.model.networks.registry import build_network
+from paceline.tasks.model_bundle import WEIGHTS, read_model
+from paceline.tasks.records import ModelFacts
 
 
 def open_trained(directory: Path, digest: str) -> tuple[nn.Module, ModelFacts]:
@@ -20,10 +20,10 @@ def open_trained(directory: Path, digest: str) -> tuple[nn.Module, ModelFacts]:
 
     Args:
         directory: of the model.
-        digest: that it must have, see `tasks.model_bundle.digest_of`.
+        digest: that it must have, see `paceline.tasks.model_bundle.digest_of`.
 
     Raises:
-        InputError: as `tasks.model_bundle.read_model`, or the weights do not fit the description.
+        InputError: as `paceline.tasks.model_bundle.read_model`, or the weights do not fit the description.
     """
     facts, weights = read_model(directory, digest)
     network = build_network(facts.model, facts.image_shape, len(facts.class_names), len(facts.target_names))

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.optim.sgd import sgd
 
-from tasks.model.networks.whitened import Whitened
+from paceline.tasks.model.networks.whitened import Whitened
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the odd polynomial of degree 5 that is steepest at nought and leaves singular values between 0.7 and 1.2."""

@@ -14,13 +14,13 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-from conf.config import Config
-from conf.recipe import Recipe
-from tasks.model.batch import LabelledBatch
-from tasks.model.noise import gaussian
-from tasks.plugins import needed
-from tasks.records import PreparedSet, ScoreName
-from tasks.scores import mean_iou
+from paceline.conf.config import Config
+from paceline.conf.recipe import Recipe
+from paceline.tasks.model.batch import LabelledBatch
+from paceline.tasks.model.noise import gaussian
+from paceline.tasks.plugins import needed
+from paceline.tasks.records import PreparedSet, ScoreName
+from paceline.tasks.scores import mean_iou
 
 Outputs = tuple[torch.Tensor, torch.Tensor | None]
 # The weight of the recipe's source is for degrees. With 0.1 for radians the angle hardly counts: 16.5 degrees RMS

@@ -11,15 +11,15 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from conf.recipe import Recipe
-from tasks.model.muon import Muon
-from tasks.model.transfer import parameter_groups
+from paceline.conf.recipe import Recipe
+from paceline.tasks.model.muon import Muon
+from paceline.tasks.model.transfer import parameter_groups
 
 if TYPE_CHECKING:
-    from tasks.model.objectives import Task
+    from paceline.tasks.model.objectives import Task
 import math
 
-from tasks.model.batch import LabelledBatch
+from paceline.tasks.model.batch import LabelledBatch
 
 _MARK = "_dynamo_weak_dynamic_indices"
 """What `maybe_mark_dynamic` leaves at a tensor of a compiled step; what is made of it needs its own."""

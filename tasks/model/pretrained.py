@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from conf.model import Model
-from tasks.errors import InputError, one_line
-from tasks.model.networks.registry import build_network
-from tasks.model.transfer import heads_of, part_of
-from tasks.records import PreparedSet, Pretrained
+from paceline.conf.model import Model
+from paceline.tasks.errors import InputError, one_line
+from paceline.tasks.model.networks.registry import build_network
+from paceline.tasks.model.transfer import heads_of, part_of
+from paceline.tasks.records import PreparedSet, Pretrained
 
 Tensors = dict[str, torch.Tensor]
 SAFETENSORS = ".safetensors"

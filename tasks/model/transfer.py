@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import nn
 
-from conf.config import Config
-from conf.recipe import Recipe
-from tasks.errors import InputError
-from tasks.model.muon import RATE_FACTOR
-from tasks.model.networks.test_time_augmentation import ViewMean
-from tasks.model.networks.user_network import OwnNetwork
+from paceline.conf.config import Config
+from paceline.conf.recipe import Recipe
+from paceline.tasks.errors import InputError
+from paceline.tasks.model.muon import RATE_FACTOR
+from paceline.tasks.model.networks.test_time_augmentation import ViewMean
+from paceline.tasks.model.networks.user_network import OwnNetwork
 
 HEADS = ("classify", "regress", "fc", "head", "classifier")
 """Names of the parts that are heads, in networks which do not name their own in `heads`, a tuple."""

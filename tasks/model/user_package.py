@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from conf.model import Model
-from conf.plugins import EMBEDDED_MODELS, Plugin
-from tasks.errors import InputError
-from tasks.plugins import load_own
+from paceline.conf.model import Model
+from paceline.conf.plugins import EMBEDDED_MODELS, Plugin
+from paceline.tasks.errors import InputError
+from paceline.tasks.plugins import load_own
 
 
 def check_package(model: Model, recorded: Plugin | None) -> str | None:

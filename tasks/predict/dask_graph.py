@@ -11,12 +11,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from tasks import deadline
-from tasks.cluster.bounded_submit import completed, connect_to_workers
-from tasks.predict.job import Parity, Part, PartRecord, Settings
-from tasks.predict.part import check_parity, predict_part
-from tasks.predict.subprocess_job import Alone, run_alone
-from tasks.records import Reads
+from paceline.tasks import deadline
+from paceline.tasks.cluster.bounded_submit import completed, connect_to_workers
+from paceline.tasks.predict.job import Parity, Part, PartRecord, Settings
+from paceline.tasks.predict.part import check_parity, predict_part
+from paceline.tasks.predict.subprocess_job import Alone, run_alone
+from paceline.tasks.records import Reads
 
 if TYPE_CHECKING:
     from distributed import Client, Future

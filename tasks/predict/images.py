@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from conf.data import Data
-from conf.signal import Signal
-from tasks.data.item import Fit
-from tasks.data.listing import Origin
-from tasks.data.samples import Samples
-from tasks.data.sources import clips, folder, pairs, signals
-from tasks.data.sources import registry as source
-from tasks.errors import InputError
+from paceline.conf.data import Data
+from paceline.conf.signal import Signal
+from paceline.tasks.data.item import Fit
+from paceline.tasks.data.listing import Origin
+from paceline.tasks.data.samples import Samples
+from paceline.tasks.data.sources import clips, folder, pairs, signals
+from paceline.tasks.data.sources import registry as source
+from paceline.tasks.errors import InputError
 
 UNKNOWN = -1
 

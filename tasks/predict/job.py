@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from conf.execution import Precision
-from tasks.data.listing import Origin
-from tasks.data.samples import Samples
-from tasks.predict.images import Images
-from tasks.records import Reads, Record
+from paceline.conf.execution import Precision
+from paceline.tasks.data.listing import Origin
+from paceline.tasks.data.samples import Samples
+from paceline.tasks.predict.images import Images
+from paceline.tasks.records import Reads, Record
 
 VERSION = 2
 """Grows when a file of predictions gets another content."""
@@ -103,7 +103,7 @@ class Parity(Record):
     """What the agreement is a share of; values are those of denoised images, features those of a sample."""
     agreement: float
     """Share of the samples, or of their pixels, that get the same class; of the values that are the same but for what
-    nobody sees (`tasks.predict.outputs.MAX_LEVELS`); of the samples whose features point the same way (`MIN_COSINE`)."""
+    nobody sees (`paceline.tasks.predict.outputs.MAX_LEVELS`); of the samples whose features point the same way (`MIN_COSINE`)."""
     max_difference: float
     """Largest difference of a probability; of a segmentation, of the confidence in an image; of a denoised image, of a
     value, of 255; of features, of one of them."""

@@ -14,20 +14,20 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from conf.config import Config
-from conf.execution import Precision
-from tasks.data.split import Split, open_split
-from tasks.evaluate.linear_classifier import Fit, fit
-from tasks.measure.energy import EnergyMeter
-from tasks.measure.validity import ValidityWatch
-from tasks.model.pretrained import begun_state
-from tasks.model_bundle import digest_of, write_model
-from tasks.predict.job import Settings, batch_size_for
-from tasks.predict.predictor import Predictor
-from tasks.predict.subprocess_job import serve, since_start
-from tasks.records import PreparedSet, Pretrained, Record, Validity
+from paceline.conf.config import Config
+from paceline.conf.execution import Precision
+from paceline.tasks.data.split import Split, open_split
+from paceline.tasks.evaluate.linear_classifier import Fit, fit
+from paceline.tasks.measure.energy import EnergyMeter
+from paceline.tasks.measure.validity import ValidityWatch
+from paceline.tasks.model.pretrained import begun_state
+from paceline.tasks.model_bundle import digest_of, write_model
+from paceline.tasks.predict.job import Settings, batch_size_for
+from paceline.tasks.predict.predictor import Predictor
+from paceline.tasks.predict.subprocess_job import serve, since_start
+from paceline.tasks.records import PreparedSet, Pretrained, Record, Validity
 
-MODULE = "tasks.predict.linear_eval"
+MODULE = "paceline.tasks.predict.linear_eval"
 MODEL, PREDICTIONS = "model", "predictions.npz"
 CHUNK = 16
 """Forward passes for which images are read at once."""

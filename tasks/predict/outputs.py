@@ -14,10 +14,10 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from conf.plugins import Task
-from tasks.model.activations import Activations
-from tasks.predict.job import Parity
-from tasks.records import ModelFacts
+from paceline.conf.plugins import Task
+from paceline.tasks.model.activations import Activations
+from paceline.tasks.predict.job import Parity
+from paceline.tasks.records import ModelFacts
 
 Arrays = tuple[npt.NDArray[Any], ...]
 """Of a classifier: probabilities (N, K), and targets (N, T) where it has any, float32. Of a segmentation: classes
@@ -61,7 +61,7 @@ class _Masks(nn.Module):
 
 
 class _Pictures(nn.Module):
-    """Images as pixels again: what `tasks.data.loading.batch.Normalise` does, undone."""
+    """Images as pixels again: what `paceline.tasks.data.loading.batch.Normalise` does, undone."""
 
     scale_C: torch.Tensor
     offset_C: torch.Tensor

@@ -18,9 +18,9 @@ import numpy.typing as npt
 import pyarrow as pa
 from PIL import Image
 
-from tasks.predict.job import Part
-from tasks.predict.outputs import Arrays, Asked
-from tasks.records import ModelFacts
+from paceline.tasks.predict.job import Part
+from paceline.tasks.predict.outputs import Arrays, Asked
+from paceline.tasks.records import ModelFacts
 
 PIXEL_TASKS = ("segment", "denoise")
 """What is asked of models that tell something of each pixel."""
@@ -55,7 +55,7 @@ class Row(NamedTuple):
     mask_HW: npt.NDArray[np.uint8] | None
     """Where the source has one: 1 for the first class, 0 for none."""
     told: Sequence[Any]
-    """As `tasks.predict.outputs.Arrays` has it, of this sample."""
+    """As `paceline.tasks.predict.outputs.Arrays` has it, of this sample."""
 
 
 def answers_of(asked: Asked, facts: ModelFacts, part: Part, kept: list[int], arrays: Arrays | None) -> Answers:

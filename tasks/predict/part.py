@@ -17,14 +17,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.data.decode.pixels import Pixels, read_pixels, read_whole
-from tasks.data.decode.transform import DecodeError, UnreadError
-from tasks.data.storage.read_files import counted
-from tasks.files import write_durably
-from tasks.predict.job import Parity, Part, PartRecord, Settings
-from tasks.predict.parquet_columns import PIXEL_TASKS, Answers, Row, answers_of, pixel_answers_of
-from tasks.predict.predictor import Predictor, parity, parity_of_whole, predictor
-from tasks.records import ModelFacts, Reads
+from paceline.tasks.data.decode.pixels import Pixels, read_pixels, read_whole
+from paceline.tasks.data.decode.transform import DecodeError, UnreadError
+from paceline.tasks.data.storage.read_files import counted
+from paceline.tasks.files import write_durably
+from paceline.tasks.predict.job import Parity, Part, PartRecord, Settings
+from paceline.tasks.predict.parquet_columns import PIXEL_TASKS, Answers, Row, answers_of, pixel_answers_of
+from paceline.tasks.predict.predictor import Predictor, parity, parity_of_whole, predictor
+from paceline.tasks.records import ModelFacts, Reads
 
 PARITY_PIXELS = 2**21
 """Of images at their own sizes, so many are held against the plain model."""

@@ -16,16 +16,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tasks.cluster.hardware import cpu_kind
-from tasks.data.loading.batch import Normalise, laid_out
-from tasks.files import private_directory
-from tasks.model.fuse_batch_norm import fold_batch_norm
-from tasks.model.load import open_trained
-from tasks.model.transfer import reach_and_stride
-from tasks.predict.job import Parity, Settings, batch_size_for
-from tasks.predict.outputs import Arrays, asked_of, compared, with_head
-from tasks.predict.tiles import bands_of, grid_for, put
-from tasks.train.step.precision import AUTOCAST_DTYPES, prepare_network
+from paceline.tasks.cluster.hardware import cpu_kind
+from paceline.tasks.data.loading.batch import Normalise, laid_out
+from paceline.tasks.files import private_directory
+from paceline.tasks.model.fuse_batch_norm import fold_batch_norm
+from paceline.tasks.model.load import open_trained
+from paceline.tasks.model.transfer import reach_and_stride
+from paceline.tasks.predict.job import Parity, Settings, batch_size_for
+from paceline.tasks.predict.outputs import Arrays, asked_of, compared, with_head
+from paceline.tasks.predict.tiles import bands_of, grid_for, put
+from paceline.tasks.train.step.precision import AUTOCAST_DTYPES, prepare_network
 
 NUM_SHAPES = 8
 """Of images whose constants are kept."""

@@ -11,20 +11,20 @@ from pathlib import Path
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from tasks import deadline
-from tasks.errors import OutsideError, RunError, one_line
-from tasks.files import is_full
-from tasks.predict.dask_graph import alone_on_worker, parity_on_worker, predict_parts
-from tasks.predict.job import Parity, Part, PartRecord, Settings
-from tasks.predict.linear_eval import MODULE as FROZEN
-from tasks.predict.linear_eval import Frozen, FrozenJob
-from tasks.predict.part import finished
-from tasks.predict.subprocess_job import Alone
-from tasks.predict.throughput import MODULE as PACE
-from tasks.predict.throughput import PaceJob, Paces
-from tasks.progress import progress_of_samples
-from tasks.records import Reads, Record
-from tasks.redact import discreet
+from paceline.tasks import deadline
+from paceline.tasks.errors import OutsideError, RunError, one_line
+from paceline.tasks.files import is_full
+from paceline.tasks.predict.dask_graph import alone_on_worker, parity_on_worker, predict_parts
+from paceline.tasks.predict.job import Parity, Part, PartRecord, Settings
+from paceline.tasks.predict.linear_eval import MODULE as FROZEN
+from paceline.tasks.predict.linear_eval import Frozen, FrozenJob
+from paceline.tasks.predict.part import finished
+from paceline.tasks.predict.subprocess_job import Alone
+from paceline.tasks.predict.throughput import MODULE as PACE
+from paceline.tasks.predict.throughput import PaceJob, Paces
+from paceline.tasks.progress import progress_of_samples
+from paceline.tasks.records import Reads, Record
+from paceline.tasks.redact import discreet
 
 MIN_AGREEMENT = 0.99
 NUM_PARITY = 256

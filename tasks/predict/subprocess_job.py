@@ -14,12 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from tasks.errors import RunError
-from tasks.files import write_durably
-from tasks.records import Record
-from tasks.train.launch.layout import rank_environment
-from tasks.train.launch.rank_process import end_group
-from tasks.train.launch.standby import PARENT, die_with_supervisor
+from paceline.tasks.errors import RunError
+from paceline.tasks.files import write_durably
+from paceline.tasks.records import Record
+from paceline.tasks.train.launch.layout import rank_environment
+from paceline.tasks.train.launch.rank_process import end_group
+from paceline.tasks.train.launch.standby import PARENT, die_with_supervisor
 
 SPAWNED_AT = "PACELINE_SPAWNED_AT"
 """Variable that holds when it was started, by the clock that all processes of a host share."""

@@ -15,20 +15,20 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
-from tasks.data.split import open_split
-from tasks.measure.statistics import MIN_ROUNDS, estimate_ratio
-from tasks.measure.validity import ValidityWatch
-from tasks.model.flops import cost_of
-from tasks.model.load import open_trained
-from tasks.predict.job import Settings
-from tasks.predict.linear_eval import pictures
-from tasks.predict.predictor import Predictor
-from tasks.predict.subprocess_job import serve
-from tasks.records import Cost, Gpu, PreparedSet, Record, Validity
-from tasks.speedup.study.pairs import as_interval
-from tasks.speedup.study.records import Rates
+from paceline.tasks.data.split import open_split
+from paceline.tasks.measure.statistics import MIN_ROUNDS, estimate_ratio
+from paceline.tasks.measure.validity import ValidityWatch
+from paceline.tasks.model.flops import cost_of
+from paceline.tasks.model.load import open_trained
+from paceline.tasks.predict.job import Settings
+from paceline.tasks.predict.linear_eval import pictures
+from paceline.tasks.predict.predictor import Predictor
+from paceline.tasks.predict.subprocess_job import serve
+from paceline.tasks.records import Cost, Gpu, PreparedSet, Record, Validity
+from paceline.tasks.speedup.study.pairs import as_interval
+from paceline.tasks.speedup.study.records import Rates
 
-MODULE = "tasks.predict.throughput"
+MODULE = "paceline.tasks.predict.throughput"
 BLOCK_SECONDS = 0.15
 MAX_ROUNDS = 24
 MAX_ATTEMPTS = 2

@@ -8,12 +8,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
 
-from tasks.formatting import format_seconds
-from tasks.redact import redact
-from tasks.report.html import Html, bullets, columns, join, page, paragraph, section, table, tag, text, tiles
-from tasks.report.plotting import BLUE, FAINT, FONT_POINTS, GREY, INK, ORANGE, new_figure, set_title, svg_text
-from tasks.speedup.forecast.model import MAX_DEVICES
-from tasks.speedup.forecast.records import Advice, AdviseResult, Check, Company, Limits, Prediction, calibration
+from paceline.tasks.formatting import format_seconds
+from paceline.tasks.redact import redact
+from paceline.tasks.report.html import Html, bullets, columns, join, page, paragraph, section, table, tag, text, tiles
+from paceline.tasks.report.plotting import BLUE, FAINT, FONT_POINTS, GREY, INK, ORANGE, new_figure, set_title, svg_text
+from paceline.tasks.speedup.forecast.model import MAX_DEVICES
+from paceline.tasks.speedup.forecast.records import (
+    Advice,
+    AdviseResult,
+    Check,
+    Company,
+    Limits,
+    Prediction,
+    calibration,
+)
 
 KINDS = ("strong", "weak")
 

@@ -8,13 +8,26 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from tasks.formatting import format_seconds
-from tasks.redact import redact
-from tasks.report.html import Html, bullets, columns, folded, join, page, paragraph, section, table, tag, text, tiles
-from tasks.report.plotting import svg_text
-from tasks.report.run_charts import draw_ratios
-from tasks.report.study_report import DASH, ratio_text
-from tasks.speedup.study.no_gpu import SCRATCH, Cell, NoGpuResult, Way
+from paceline.tasks.formatting import format_seconds
+from paceline.tasks.redact import redact
+from paceline.tasks.report.html import (
+    Html,
+    bullets,
+    columns,
+    folded,
+    join,
+    page,
+    paragraph,
+    section,
+    table,
+    tag,
+    text,
+    tiles,
+)
+from paceline.tasks.report.plotting import svg_text
+from paceline.tasks.report.run_charts import draw_ratios
+from paceline.tasks.report.study_report import DASH, ratio_text
+from paceline.tasks.speedup.study.no_gpu import SCRATCH, Cell, NoGpuResult, Way
 
 HEAD = ("way", "on", "accuracy", "to the target", "speedup", "whole", "speedup", "energy", "predicts", "eager", "basis")
 DIGITS_OF_ESTIMATES = 2

@@ -1,6 +1,6 @@
 """Pictures of quality: the confusion matrix, the score of each class, and what is told of some pictures.
 
-Each function returns a matplotlib Figure; `tasks.report.plotting` turns it into bytes.
+Each function returns a matplotlib Figure; `paceline.tasks.report.plotting` turns it into bytes.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from scipy.special import log_softmax
 
-from conf.data import NUM_COLOURS
-from tasks.errors import RunError
-from tasks.evaluate.metrics import read_predictions, read_test_split
-from tasks.records import EvaluateResult, PreparedSet, TrainResult
-from tasks.report.plotting import (
+from paceline.conf.data import NUM_COLOURS
+from paceline.tasks.errors import RunError
+from paceline.tasks.evaluate.metrics import read_predictions, read_test_split
+from paceline.tasks.records import EvaluateResult, PreparedSet, TrainResult
+from paceline.tasks.report.plotting import (
     BLUE,
     FONT_POINTS,
     GREY,
@@ -36,7 +36,7 @@ from tasks.report.plotting import (
     shorten,
     svg_text,
 )
-from tasks.scores import class_scores
+from paceline.tasks.scores import class_scores
 
 CLASS_COLOURS = np.array(
     [to_rgb("black"), to_rgb("lightgrey"), *(to_rgb(f"C{number}") for number in range(10)), to_rgb("white")]

@@ -1,6 +1,6 @@
 """Pictures of speed: the speedup with its interval, the course of training, the time budget.
 
-Each function returns a matplotlib Figure; `tasks.report.plotting` turns it into bytes.
+Each function returns a matplotlib Figure; `paceline.tasks.report.plotting` turns it into bytes.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from tasks.formatting import format_seconds
-from tasks.measure.statistics import round_ratios
-from tasks.records import ScoreName, SpeedupResult, TrainResult
-from tasks.report.plotting import (
+from paceline.tasks.formatting import format_seconds
+from paceline.tasks.measure.statistics import round_ratios
+from paceline.tasks.records import ScoreName, SpeedupResult, TrainResult
+from paceline.tasks.report.plotting import (
     BLUE,
     FAINT,
     FONT_POINTS,
@@ -30,7 +30,7 @@ from tasks.report.plotting import (
     set_title,
     shorten,
 )
-from tasks.scores import SCORE_WORDS
+from paceline.tasks.scores import SCORE_WORDS
 
 MAX_NAME = 30
 """Characters of a line of a name."""

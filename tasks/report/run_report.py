@@ -11,11 +11,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from conf.config import Config
-from tasks.formatting import format_seconds
-from tasks.records import Arm, EvaluateResult, Plan, PreparedSet, Pretrained, SpeedupResult, TrainResult, Validity
-from tasks.redact import redact
-from tasks.report.html import (
+from paceline.conf.config import Config
+from paceline.tasks.formatting import format_seconds
+from paceline.tasks.records import (
+    Arm,
+    EvaluateResult,
+    Plan,
+    PreparedSet,
+    Pretrained,
+    SpeedupResult,
+    TrainResult,
+    Validity,
+)
+from paceline.tasks.redact import redact
+from paceline.tasks.report.html import (
     Html,
     bars,
     bullets,
@@ -30,12 +39,12 @@ from tasks.report.html import (
     text,
     tiles,
 )
-from tasks.report.plotting import svg_text
-from tasks.report.run_charts import budget_items, draw_speed
-from tasks.report.summary import prediction_text
-from tasks.scores import class_scores, quality_facts
-from tasks.speedup.advice import next_steps
-from tasks.speedup.verdict import break_even_steps, format_ratio
+from paceline.tasks.report.plotting import svg_text
+from paceline.tasks.report.run_charts import budget_items, draw_speed
+from paceline.tasks.report.summary import prediction_text
+from paceline.tasks.scores import class_scores, quality_facts
+from paceline.tasks.speedup.advice import next_steps
+from paceline.tasks.speedup.verdict import break_even_steps, format_ratio
 
 
 def render_report(report: ReportInput) -> str:

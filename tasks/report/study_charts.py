@@ -1,6 +1,6 @@
 """Pictures of a study: ratios with intervals, scaling with its bounds, the ladder, and who wins where.
 
-Each function returns a matplotlib Figure, or None without data; `tasks.report.plotting` turns it into bytes.
+Each function returns a matplotlib Figure, or None without data; `paceline.tasks.report.plotting` turns it into bytes.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
 
-from tasks.formatting import format_seconds
-from tasks.measure.statistics import Interval
-from tasks.report.plotting import (
+from paceline.tasks.formatting import format_seconds
+from paceline.tasks.measure.statistics import Interval
+from paceline.tasks.report.plotting import (
     BLUE,
     FAINT,
     FONT_POINTS,
@@ -29,8 +29,8 @@ from tasks.report.plotting import (
     set_title,
     shorten,
 )
-from tasks.speedup.study.records import ArmSummary, BudgetDifference, Scaling, StudyResult
-from tasks.speedup.study.scaling import law
+from paceline.tasks.speedup.study.records import ArmSummary, BudgetDifference, Scaling, StudyResult
+from paceline.tasks.speedup.study.scaling import law
 
 MAX_NAME = 26
 MAX_TITLE = 52

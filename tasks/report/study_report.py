@@ -10,15 +10,28 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from tasks.formatting import format_seconds
-from tasks.measure.statistics import Interval
-from tasks.redact import redact
-from tasks.report.html import Html, bullets, columns, folded, join, page, paragraph, section, table, tag, text, tiles
-from tasks.report.plotting import svg_text
-from tasks.report.study_charts import draw_study, execution_name, why_no_ratio, winner
-from tasks.scores import SCORE, score_word
-from tasks.speedup.comparability import explain
-from tasks.speedup.study.records import ArmSummary, StudyResult
+from paceline.tasks.formatting import format_seconds
+from paceline.tasks.measure.statistics import Interval
+from paceline.tasks.redact import redact
+from paceline.tasks.report.html import (
+    Html,
+    bullets,
+    columns,
+    folded,
+    join,
+    page,
+    paragraph,
+    section,
+    table,
+    tag,
+    text,
+    tiles,
+)
+from paceline.tasks.report.plotting import svg_text
+from paceline.tasks.report.study_charts import draw_study, execution_name, why_no_ratio, winner
+from paceline.tasks.scores import SCORE, score_word
+from paceline.tasks.speedup.comparability import explain
+from paceline.tasks.speedup.study.records import ArmSummary, StudyResult
 
 DASH = "\N{EN DASH}"
 FASTER = "faster"

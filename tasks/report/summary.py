@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.formatting import format_seconds
-from tasks.records import EvaluateResult, Pretrained
-from tasks.report.run_charts import budget_items
-from tasks.scores import quality_facts
+from paceline.tasks.formatting import format_seconds
+from paceline.tasks.records import EvaluateResult, Pretrained
+from paceline.tasks.report.run_charts import budget_items
+from paceline.tasks.scores import quality_facts
 
 NUM_BUDGET_ITEMS = 4
 

@@ -1,6 +1,6 @@
 """Pictures of a sweep: what each trial reached, over its settings and its epochs, and which of them ran at once.
 
-Each function returns a matplotlib Figure, or None without data; `tasks.report.plotting` turns it into bytes.
+Each function returns a matplotlib Figure, or None without data; `paceline.tasks.report.plotting` turns it into bytes.
 """
 
 from __future__ import annotations
@@ -11,10 +11,21 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from tasks.report.plotting import BLUE, FAINT, FONT_POINTS, GREY, INK, ORANGE, PAPER, new_figure, set_title, shorten
-from tasks.scores import SCORE_WORDS
-from tasks.sweep.records import SweepResult, Trial
-from tasks.sweep.space import Parameter, text_of
+from paceline.tasks.report.plotting import (
+    BLUE,
+    FAINT,
+    FONT_POINTS,
+    GREY,
+    INK,
+    ORANGE,
+    PAPER,
+    new_figure,
+    set_title,
+    shorten,
+)
+from paceline.tasks.scores import SCORE_WORDS
+from paceline.tasks.sweep.records import SweepResult, Trial
+from paceline.tasks.sweep.space import Parameter, text_of
 
 HEIGHT_INCHES = 2.6
 MAX_PARAMETERS = 8

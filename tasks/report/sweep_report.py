@@ -6,15 +6,28 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tasks.formatting import format_seconds
-from tasks.redact import redact
-from tasks.report.html import Html, bullets, columns, folded, join, page, paragraph, section, table, tag, text, tiles
-from tasks.report.plotting import svg_text
-from tasks.report.study_report import ratio_text
-from tasks.report.sweep_charts import draw_sweep
-from tasks.scores import SCORE_WORDS
-from tasks.sweep.records import SweepResult, Trial
-from tasks.sweep.space import Parameter, Scalar
+from paceline.tasks.formatting import format_seconds
+from paceline.tasks.redact import redact
+from paceline.tasks.report.html import (
+    Html,
+    bullets,
+    columns,
+    folded,
+    join,
+    page,
+    paragraph,
+    section,
+    table,
+    tag,
+    text,
+    tiles,
+)
+from paceline.tasks.report.plotting import svg_text
+from paceline.tasks.report.study_report import ratio_text
+from paceline.tasks.report.sweep_charts import draw_sweep
+from paceline.tasks.scores import SCORE_WORDS
+from paceline.tasks.sweep.records import SweepResult, Trial
+from paceline.tasks.sweep.space import Parameter, Scalar
 
 DASH = "\N{EN DASH}"
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from matplotlib.figure import Figure
 
-from tasks.formatting import format_seconds
-from tasks.redact import redact
-from tasks.report.html import Html, bullets, columns, join, page, paragraph, section, table, tag, text
-from tasks.report.plotting import svg_text
-from tasks.report.run_charts import draw_ratios
-from tasks.speedup.compare import DASH, Comparison, compare_notes, compare_table
-from tasks.speedup.hardware_table import HardwareRow, HardwareTable, WorkTable
+from paceline.tasks.formatting import format_seconds
+from paceline.tasks.redact import redact
+from paceline.tasks.report.html import Html, bullets, columns, join, page, paragraph, section, table, tag, text
+from paceline.tasks.report.plotting import svg_text
+from paceline.tasks.report.run_charts import draw_ratios
+from paceline.tasks.speedup.compare import DASH, Comparison, compare_notes, compare_table
+from paceline.tasks.speedup.hardware_table import HardwareRow, HardwareTable, WorkTable
 
 HEAD = ("hardware", "samples/s", "speedup", "runs", "fixed", "memory", "energy", "price", "execution")
 

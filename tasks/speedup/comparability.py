@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from conf.config import Config
-from conf.load import flatten
-from tasks.records import Plan, Pretrained
-from tasks.speedup.study.records import FieldVerdict, MatchVerdict
+from paceline.conf.config import Config
+from paceline.conf.load import flatten
+from paceline.tasks.records import Plan, Pretrained
+from paceline.tasks.speedup.study.records import FieldVerdict, MatchVerdict
 
 UNKNOWN = "unknown"
 ALLOWED = ("execution.", "data.root", "model.pretrained")  # data and weights are compared by content, wherever they lie

@@ -13,11 +13,11 @@ import numpy as np
 from pydantic import Field
 from scipy import stats
 
-from tasks.measure.statistics import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Estimate
-from tasks.records import Arm, Record, ScoreName, SpeedupResult
-from tasks.scores import SCORE, score_of, score_word
-from tasks.speedup.comparability import list_facts, world_of
-from tasks.speedup.study.records import MatchVerdict
+from paceline.tasks.measure.statistics import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Estimate
+from paceline.tasks.records import Arm, Record, ScoreName, SpeedupResult
+from paceline.tasks.scores import SCORE, score_of, score_word
+from paceline.tasks.speedup.comparability import list_facts, world_of
+from paceline.tasks.speedup.study.records import MatchVerdict
 
 RATES = ("throughput/steady_samples_per_second", "throughput/samples_per_second")
 """What is divided: after warm-up where both runs know it, else over the whole training."""

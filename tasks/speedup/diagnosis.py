@@ -12,8 +12,8 @@ from typing import Literal
 
 import numpy as np
 
-from tasks.measure.statistics import MIN_INTERVAL_ROUNDS, Estimate, Floats, location_interval
-from tasks.records import ProbeResult
+from paceline.tasks.measure.statistics import MIN_INTERVAL_ROUNDS, Estimate, Floats, location_interval
+from paceline.tasks.records import ProbeResult
 
 Bottleneck = Literal["data-bound", "communication-bound", "contention", "launch-bound", "compute-bound"]
 

@@ -17,9 +17,9 @@ import numpy as np
 from pydantic import Field
 from scipy import stats
 
-from tasks.records import Cost, Record
-from tasks.speedup.comparability import UNKNOWN
-from tasks.speedup.study.analysis import SECONDS_PER_HOUR, median_known
+from paceline.tasks.records import Cost, Record
+from paceline.tasks.speedup.comparability import UNKNOWN
+from paceline.tasks.speedup.study.analysis import SECONDS_PER_HOUR, median_known
 
 FREE = ("execution.", "data.root", "model.pretrained", "device")
 """Facts that may differ; names that begin so."""

@@ -7,9 +7,9 @@ import logging
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.records import SpeedupResult, TrainResult
-from tasks.redact import discreet
-from tasks.speedup.verdict import speedup_result
+from paceline.tasks.records import SpeedupResult, TrainResult
+from paceline.tasks.redact import discreet
+from paceline.tasks.speedup.verdict import speedup_result
 
 
 @task(name="account", cache_policy=NO_CACHE)

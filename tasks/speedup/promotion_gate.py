@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from conf.config import Track
-from tasks.records import EvaluateResult, Record, ScoreName, TrainResult
-from tasks.scores import SCORE_WORDS
-from tasks.speedup.regression import Judgement
+from paceline.conf.config import Track
+from paceline.tasks.records import EvaluateResult, Record, ScoreName, TrainResult
+from paceline.tasks.scores import SCORE_WORDS
+from paceline.tasks.speedup.regression import Judgement
 
 
 class Gate(Record):

@@ -25,9 +25,9 @@ import numpy as np
 from pydantic import Field
 from scipy import stats
 
-from tasks.measure.validity import MAX_FOREIGN_CORES
-from tasks.records import Record, ScoreName
-from tasks.scores import SCORE_WORDS
+from paceline.tasks.measure.validity import MAX_FOREIGN_CORES
+from paceline.tasks.records import Record, ScoreName
+from paceline.tasks.scores import SCORE_WORDS
 
 Measure = Literal["throughput", "score", "data wait"]
 WINDOW = 30

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from tasks.records import TrainResult
+from paceline.tasks.records import TrainResult
 
 
 def steady_rate(trained: TrainResult) -> float | None:

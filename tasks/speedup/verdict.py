@@ -10,10 +10,10 @@ import statistics as plain_statistics
 from dataclasses import dataclass
 from typing import Literal
 
-from tasks.measure.statistics import Estimate, arm_ratio, parallel_efficiency, speedup_ratio
-from tasks.measure.validity import judge
-from tasks.records import Arm, ProbeResult, Search, SpeedupResult, TrainResult, Validity
-from tasks.speedup.diagnosis import Diagnosis, diagnose
+from paceline.tasks.measure.statistics import Estimate, arm_ratio, parallel_efficiency, speedup_ratio
+from paceline.tasks.measure.validity import judge
+from paceline.tasks.records import Arm, ProbeResult, Search, SpeedupResult, TrainResult, Validity
+from paceline.tasks.speedup.diagnosis import Diagnosis, diagnose
 
 Cause = Literal[
     "not measured",

@@ -1,6 +1,6 @@
 """What trials side by side give: a paired measurement of their steps on the very devices, and what follows from it.
 
-All arms are steps of the same recipe, in blocks that alternate (`tasks.measure.probe`): one model alone on one device;
+All arms are steps of the same recipe, in blocks that alternate (`paceline.tasks.measure.probe`): one model alone on one device;
 one on each device, side by side; one on all devices, which share its batches; and on CPUs one on a device of all cores.
 Pure: nothing is run here.
 """
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from tasks.measure.statistics import Estimate, Interval, arm_ratio
-from tasks.records import Arm, Measurement, Plan, ProbeResult, Record
-from tasks.train.plan import arm_of
+from paceline.tasks.measure.statistics import Estimate, Interval, arm_ratio
+from paceline.tasks.records import Arm, Measurement, Plan, ProbeResult, Record
+from paceline.tasks.train.plan import arm_of
 
 Layout = Literal["one model per device", "one model on all devices", "no certain difference"]
 ALONE, BESIDE, TOGETHER, WHOLE = "baseline", "candidate", "together", "whole"

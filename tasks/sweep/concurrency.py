@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from conf.config import Config
-from tasks.cluster.resources import Demand
-from tasks.errors import InputError
-from tasks.records import Choice, Hardware
+from paceline.conf.config import Config
+from paceline.tasks.cluster.resources import Demand
+from paceline.tasks.errors import InputError
+from paceline.tasks.records import Choice, Hardware
 
 TRIAL_BYTES = 3 * 2**29
 """Memory that a rank on a CPU is reckoned with, before its data: torch, Lightning, MLflow and activations."""

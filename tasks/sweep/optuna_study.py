@@ -1,7 +1,7 @@
 """What a sweep tries next, and which of its trials are not worth going on: Optuna's samplers and pruners.
 
 The only module that imports Optuna. What has been proposed, reported and ended lies in a journal beside the run, one
-line for each event, so that a sweep goes on after any crash. The run's owner alone writes it: see `tasks.train.launch.run_lock`.
+line for each event, so that a sweep goes on after any crash. The run's owner alone writes it: see `paceline.tasks.train.launch.run_lock`.
 Knows nothing of trainings.
 """
 
@@ -17,9 +17,9 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from tasks.records import Record
-from tasks.sweep.records import Proposal, Pruner, Sampler, Status, Trial
-from tasks.sweep.space import Parameter
+from paceline.tasks.records import Record
+from paceline.tasks.sweep.records import Proposal, Pruner, Sampler, Status, Trial
+from paceline.tasks.sweep.space import Parameter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

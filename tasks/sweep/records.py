@@ -7,10 +7,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from tasks.measure.statistics import Interval
-from tasks.records import Choice, Record, ScoreName
-from tasks.sweep.colocation import Colocation
-from tasks.sweep.space import Parameter, Scalar
+from paceline.tasks.measure.statistics import Interval
+from paceline.tasks.records import Choice, Record, ScoreName
+from paceline.tasks.sweep.colocation import Colocation
+from paceline.tasks.sweep.space import Parameter, Scalar
 
 Sampler = Literal["tpe", "random", "grid"]
 Pruner = Literal["none", "median", "asha", "hyperband"]

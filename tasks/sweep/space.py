@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from conf.config import Config
-from conf.load import ConfigError, apply, plain_value
-from tasks.errors import InputError
-from tasks.records import Record
+from paceline.conf.config import Config
+from paceline.conf.load import ConfigError, apply, plain_value
+from paceline.tasks.errors import InputError
+from paceline.tasks.records import Record
 
 Scalar = bool | int | float | str | None
 SWEPT = ("recipe.", "model.", "seed")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from urllib.parse import urlparse
 
-from conf.credentials import holds_credential
-from tasks.errors import InputError
-from tasks.http import ANSWER_SECONDS, status
-from tasks.redact import redact
+from paceline.conf.credentials import holds_credential
+from paceline.tasks.errors import InputError
+from paceline.tasks.http import ANSWER_SECONDS, status
+from paceline.tasks.redact import redact
 
 
 def check_address(variable: str, address: str, remedy: str) -> None:

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tasks.fingerprint import code_fingerprint
+from paceline.tasks.fingerprint import code_fingerprint
 
 REPOSITORY = Path(__file__).parent.parent.parent
 LOCK = REPOSITORY / "infra" / "constraints.txt"

@@ -14,9 +14,9 @@ from pathlib import Path
 from mlflow.entities import Metric
 from mlflow.tracking import MlflowClient
 
-from tasks.metrics_file import FILE, MetricsReader, attempts
-from tasks.records import LoggedMetric
-from tasks.redact import redact
+from paceline.tasks.metrics_file import FILE, MetricsReader, attempts
+from paceline.tasks.records import LoggedMetric
+from paceline.tasks.redact import redact
 
 MAX_BATCH = 500
 GATHER_SECONDS = 1.0

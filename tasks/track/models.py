@@ -11,11 +11,11 @@ import mlflow.artifacts
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from tasks.errors import InputError, one_line
-from tasks.model_bundle import FACTS, WEIGHTS, digest_of, read_facts
-from tasks.records import ModelFacts
-from tasks.redact import redact
-from tasks.track.store import existing_client
+from paceline.tasks.errors import InputError, one_line
+from paceline.tasks.model_bundle import FACTS, WEIGHTS, digest_of, read_facts
+from paceline.tasks.records import ModelFacts
+from paceline.tasks.redact import redact
+from paceline.tasks.track.store import existing_client
 
 DIGEST_TAG = "paceline.model_digest"
 """Of a run: the digest of the model that it logged, description and weights."""

@@ -13,10 +13,10 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from pydantic import Field
 
-from tasks.errors import InputError
-from tasks.records import Record
-from tasks.redact import redact
-from tasks.track.store import existing_client
+from paceline.tasks.errors import InputError
+from paceline.tasks.records import Record
+from paceline.tasks.redact import redact
+from paceline.tasks.track.store import existing_client
 
 MAX_RUNS = 1000
 """Of an answer of MLflow's."""

@@ -19,12 +19,12 @@ from mlflow.protos.databricks_pb2 import (
 from mlflow.tracking import MlflowClient
 from mlflow.types import ColSpec, Schema, TensorSpec
 
-from conf.plugins import Task
-from tasks.model_bundle import FACTS, WEIGHTS
-from tasks.records import ModelFacts, Record, ScoreName
-from tasks.redact import redact
-from tasks.scores import SCORE_WORDS
-from tasks.track.run import RunHandle
+from paceline.conf.plugins import Task
+from paceline.tasks.model_bundle import FACTS, WEIGHTS
+from paceline.tasks.records import ModelFacts, Record, ScoreName
+from paceline.tasks.redact import redact
+from paceline.tasks.scores import SCORE_WORDS
+from paceline.tasks.track.run import RunHandle
 
 CHAMPION = "champion"
 SCORE_NAME_TAG, SCORE_TAG, BEST_TAG = "paceline.score_name", "paceline.score", "paceline.best_score"

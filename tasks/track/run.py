@@ -18,13 +18,13 @@ from mlflow.entities import DatasetInput, InputTag, Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from conf.config import Config
-from conf.load import flatten
-from tasks.errors import InputError
-from tasks.records import PreparedSet, Record
-from tasks.redact import redact, redacted
-from tasks.track.connectivity import check_reachable
-from tasks.track.store import open_store, sqlite_path
+from paceline.conf.config import Config
+from paceline.conf.load import flatten
+from paceline.tasks.errors import InputError
+from paceline.tasks.records import PreparedSet, Record
+from paceline.tasks.redact import redact, redacted
+from paceline.tasks.track.connectivity import check_reachable
+from paceline.tasks.track.store import open_store, sqlite_path
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 Role = Literal["run", "study", "sweep", "advise", "predict", "classify", "no-gpu"]

@@ -1,6 +1,6 @@
-"""`mlflow server` with MLflow's own options and variables, on the applications of `tasks.track.guard`.
+"""`mlflow server` with MLflow's own options and variables, on the applications of `paceline.tasks.track.guard`.
 
-    python -P -m tasks.track.serve --host 127.0.0.1 --port 5000 --app-name basic-auth
+    python -P -m paceline.tasks.track.serve --host 127.0.0.1 --port 5000 --app-name basic-auth
 
 Every MLflow server that Paceline starts is this one. It lets in the users of `--app-name basic-auth`, or the holder of
 the token in `PACELINE_UI_TOKEN`, and nobody else. MLflow's workers import their application by name; this module
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tasks.errors import InputError, PacelineError, RunError
+from paceline.tasks.errors import InputError, PacelineError, RunError
 
 TOKEN = "PACELINE_UI_TOKEN"
 """Environment variable with the token of a server without users."""
@@ -25,7 +25,10 @@ STORE = "MLFLOW_BACKEND_STORE_URI"
 PACKAGES = Path(__file__).parents[2]
 """Directory of this package. A worker looks there first, and not in the directory where it was started."""
 WITHOUT_USERS, WITH_USERS = "mlflow.server.fastapi_app:app", "mlflow.server.auth:create_app"
-APPLICATIONS = {WITHOUT_USERS: "tasks.track.guard:for_token_holder", WITH_USERS: "tasks.track.guard:for_users"}
+APPLICATIONS = {
+    WITHOUT_USERS: "paceline.tasks.track.guard:for_token_holder",
+    WITH_USERS: "paceline.tasks.track.guard:for_users",
+}
 """MLflow's applications and what is served in their place."""
 OFF = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_ENABLE_AI_GATEWAY": "false"}
 """MLflow's switches for what Paceline does not need: jobs run code, in 8 more processes, and a gateway calls models."""
@@ -38,7 +41,7 @@ def main() -> None:
     from mlflow import server  # MLflow: a second
     from mlflow.cli import cli
 
-    from tasks.track.store import open_store, sqlite_path
+    from paceline.tasks.track.store import open_store, sqlite_path
 
     if BUILDER not in server._run_server.__code__.co_names:
         raise RunError(f"this MLflow does not start its server by mlflow.server.{BUILDER}; install mlflow<3.19")

@@ -21,11 +21,11 @@ from mlflow.utils.rest_utils import http_request
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from tasks.errors import InputError, one_line
-from tasks.files import nearest_existing
-from tasks.http import ANSWER_SECONDS
-from tasks.redact import redact
-from tasks.track.connectivity import check_reachable
+from paceline.tasks.errors import InputError, one_line
+from paceline.tasks.files import nearest_existing
+from paceline.tasks.http import ANSWER_SECONDS
+from paceline.tasks.redact import redact
+from paceline.tasks.track.connectivity import check_reachable
 
 REFUSALS = ("UNAUTHENTICATED", "PERMISSION_DENIED", "CUSTOMER_UNAUTHORIZED")
 LOG_IN = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to those of a user who may"

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from mlflow.tracking import MlflowClient
 
-from tasks.records import Record, ScoreName
+from paceline.tasks.records import Record, ScoreName
 
 VIEW_TAG = "mlflow.sharedViewState."
 LOCAL_SERVER = "http://127.0.0.1:5000"

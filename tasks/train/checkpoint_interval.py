@@ -10,10 +10,10 @@ import math
 import statistics
 from typing import TYPE_CHECKING
 
-from tasks.records import Choice
+from paceline.tasks.records import Choice
 
 if TYPE_CHECKING:
-    from tasks.model.batch import Course
+    from paceline.tasks.model.batch import Course
 
 MAX_SHARE = 0.02
 """Of the time, for checkpoints."""

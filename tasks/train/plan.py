@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from conf.config import Config
-from conf.execution import Compile, Loading, MemoryFormat, Precision
-from conf.recipe import FLIPPING
-from tasks.errors import InputError
-from tasks.records import Arm, Choice, Hardware, Plan
-from tasks.train.checkpoint_interval import rule
+from paceline.conf.config import Config
+from paceline.conf.execution import Compile, Loading, MemoryFormat, Precision
+from paceline.conf.recipe import FLIPPING
+from paceline.tasks.errors import InputError
+from paceline.tasks.records import Arm, Choice, Hardware, Plan
+from paceline.tasks.train.checkpoint_interval import rule
 
 # Share of a device's memory that a resident set may take; the rest is for the model, its activations and the system.
 RESIDENT_MEMORY_FRACTION = 0.25

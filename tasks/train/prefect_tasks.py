@@ -14,15 +14,15 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from tasks import deadline
-from tasks.errors import StoppedError
-from tasks.progress import progress_bar
-from tasks.records import Choice, MeasureResult, Search, TrainResult
-from tasks.redact import discreet
-from tasks.result_cache import find_kept, keep
-from tasks.track.metrics_upload import deliver_rest
-from tasks.train.launch.coordinator import TrainJob, measure_group, time_layers, train_group
-from tasks.train.rank.checkpoint import newest_verified
+from paceline.tasks import deadline
+from paceline.tasks.errors import StoppedError
+from paceline.tasks.progress import progress_bar
+from paceline.tasks.records import Choice, MeasureResult, Search, TrainResult
+from paceline.tasks.redact import discreet
+from paceline.tasks.result_cache import find_kept, keep
+from paceline.tasks.track.metrics_upload import deliver_rest
+from paceline.tasks.train.launch.coordinator import TrainJob, measure_group, time_layers, train_group
+from paceline.tasks.train.rank.checkpoint import newest_verified
 
 Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
@@ -47,7 +47,7 @@ def train(job: TrainJob, address: str) -> TrainResult:
 @task(name="trial", cache_policy=NO_CACHE)
 @discreet
 def train_trial(job: TrainJob, address: str) -> TrainResult | State[None]:
-    """Train as `train` does, for a caller that may have it stopped (`tasks.deadline.stoppable`).
+    """Train as `train` does, for a caller that may have it stopped (`paceline.tasks.deadline.stoppable`).
 
     Args:
         job: What to train and how.

@@ -13,7 +13,7 @@ from torch import distributed
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from tasks.model.networks.registry import ConvBlocks
+from paceline.tasks.model.networks.registry import ConvBlocks
 
 STEPS = 4
 

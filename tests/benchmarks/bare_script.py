@@ -12,22 +12,22 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 
-from conf.load import load
-from tasks.cluster import hardware
-from tasks.data.key import preparation_key
-from tasks.data.prepare import manifest, store
-from tasks.data.prepare.chunks import Cutter
-from tasks.data.prepare.shard import write_shard
-from tasks.data.sources import registry as source
-from tasks.evaluate.metrics import evaluate_predictions, read_test_split
-from tasks.fingerprint import code_fingerprint
-from tasks.host import host_identity
-from tasks.records import RankSpec
-from tasks.train.launch.heartbeat import Pulse
-from tasks.train.plan import resolve
-from tasks.train.rank.context import Place
-from tasks.train.rank.main import Rank
-from tasks.train.rank.time_budget import Stopwatch
+from paceline.conf.load import load
+from paceline.tasks.cluster import hardware
+from paceline.tasks.data.key import preparation_key
+from paceline.tasks.data.prepare import manifest, store
+from paceline.tasks.data.prepare.chunks import Cutter
+from paceline.tasks.data.prepare.shard import write_shard
+from paceline.tasks.data.sources import registry as source
+from paceline.tasks.evaluate.metrics import evaluate_predictions, read_test_split
+from paceline.tasks.fingerprint import code_fingerprint
+from paceline.tasks.host import host_identity
+from paceline.tasks.records import RankSpec
+from paceline.tasks.train.launch.heartbeat import Pulse
+from paceline.tasks.train.plan import resolve
+from paceline.tasks.train.rank.context import Place
+from paceline.tasks.train.rank.main import Rank
+from paceline.tasks.train.rank.time_budget import Stopwatch
 
 
 class SilentRank(Rank):

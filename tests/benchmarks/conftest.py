@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.records import Measurement, ProbeResult
-from tasks.train.launch.coordinator import measure_group
-from tasks.train.launch.layout import rank_environment
+from paceline.tasks.records import Measurement, ProbeResult
+from paceline.tasks.train.launch.coordinator import measure_group
+from paceline.tasks.train.launch.layout import rank_environment
 from tests.jobs import new_job, two_workers
 
 ROOT = Path(__file__).parents[2]

@@ -4,10 +4,10 @@ import json
 import sys
 from pathlib import Path
 
-from tasks.measure.statistics import speedup_ratio
-from tasks.records import Arm, RankSpec
-from tasks.train.rank.benchmark import Bench
-from tasks.train.rank.context import Place
+from paceline.tasks.measure.statistics import speedup_ratio
+from paceline.tasks.records import Arm, RankSpec
+from paceline.tasks.train.rank.benchmark import Bench
+from paceline.tasks.train.rank.context import Place
 
 
 def main(spec_path, number):

@@ -15,27 +15,27 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from tasks.data.loading.step_schedule import Course
-from tasks.data.loading.streaming import _NUM_BUFFERS
-from tasks.data.split import open_split
-from tasks.measure.probe import ArmRunner, run_probe
-from tasks.measure.validity import ValidityWatch
-from tasks.model.fuse_batch_norm import fold_batch_norm
-from tasks.model.inference import predictions
-from tasks.records import RankSpec
-from tasks.train.launch.heartbeat import Pulse
-from tasks.train.rank.callbacks import (
+from paceline.tasks.data.loading.step_schedule import Course
+from paceline.tasks.data.loading.streaming import _NUM_BUFFERS
+from paceline.tasks.data.split import open_split
+from paceline.tasks.measure.probe import ArmRunner, run_probe
+from paceline.tasks.measure.validity import ValidityWatch
+from paceline.tasks.model.fuse_batch_norm import fold_batch_norm
+from paceline.tasks.model.inference import predictions
+from paceline.tasks.records import RankSpec
+from paceline.tasks.train.launch.heartbeat import Pulse
+from paceline.tasks.train.rank.callbacks import (
     BudgetCallback,
     CheckpointCallback,
     ProgressCallback,
     ValidationCallback,
     log_steps,
 )
-from tasks.train.rank.context import Place
-from tasks.train.rank.main import BASELINE, Rank
-from tasks.train.rank.time_budget import Stopwatch
-from tasks.train.step.benchmark_step import BareStep, StepInputs
-from tasks.train.step.precision import forward_context, prepare_network
+from paceline.tasks.train.rank.context import Place
+from paceline.tasks.train.rank.main import BASELINE, Rank
+from paceline.tasks.train.rank.time_budget import Stopwatch
+from paceline.tasks.train.step.benchmark_step import BareStep, StepInputs
+from paceline.tasks.train.step.precision import forward_context, prepare_network
 
 AHEAD = _NUM_BUFFERS + 1
 

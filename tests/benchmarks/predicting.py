@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.predict.job import Settings
-from tasks.predict.predictor import Predictor
+from paceline.tasks.predict.job import Settings
+from paceline.tasks.predict.predictor import Predictor
 
 
 def main(settings, data, seconds):

@@ -13,13 +13,13 @@ import sys
 
 import pytest
 
-from tasks.measure.statistics import arm_ratio, speedup_ratio
-from tasks.speedup.forecast.device_profile import company_of, link_samples, profile_of
-from tasks.speedup.forecast.links import fit_link
-from tasks.speedup.forecast.model import predict, step_seconds
-from tasks.speedup.forecast.records import DeviceProfile
-from tasks.train.launch.coordinator import train_group
-from tasks.train.launch.layout import rank_environment
+from paceline.tasks.measure.statistics import arm_ratio, speedup_ratio
+from paceline.tasks.speedup.forecast.device_profile import company_of, link_samples, profile_of
+from paceline.tasks.speedup.forecast.links import fit_link
+from paceline.tasks.speedup.forecast.model import predict, step_seconds
+from paceline.tasks.speedup.forecast.records import DeviceProfile
+from paceline.tasks.train.launch.coordinator import train_group
+from paceline.tasks.train.launch.layout import rank_environment
 from tests.benchmarks.conftest import at_most, measure, tell
 from tests.jobs import changed, planned_arm
 

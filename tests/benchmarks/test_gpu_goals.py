@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.evaluate.metrics import evaluate_predictions, read_test_split
-from tasks.measure.statistics import arm_ratio
-from tasks.records import ProbeResult
-from tasks.train.launch.coordinator import train_group
+from paceline.tasks.evaluate.metrics import evaluate_predictions, read_test_split
+from paceline.tasks.measure.statistics import arm_ratio
+from paceline.tasks.records import ProbeResult
+from paceline.tasks.train.launch.coordinator import train_group
 from tests.benchmarks.conftest import SECONDS, at_least, at_most, in_a_rank, measure, said_in_a_rank, tell
 from tests.jobs import changed, planned_arm
 

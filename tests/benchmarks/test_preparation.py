@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from distributed import LocalCluster
 
-from conf.data import Data
-from tasks.data.listing import SPLITS
-from tasks.data.prepare import dask_graph as graph
-from tasks.data.prepare.chunks import Cutter
-from tasks.data.prepare.shard import write_shard
-from tasks.data.sources import registry as source
-from tasks.measure.statistics import estimate_ratio
+from paceline.conf.data import Data
+from paceline.tasks.data.listing import SPLITS
+from paceline.tasks.data.prepare import dask_graph as graph
+from paceline.tasks.data.prepare.chunks import Cutter
+from paceline.tasks.data.prepare.shard import write_shard
+from paceline.tasks.data.sources import registry as source
+from paceline.tasks.measure.statistics import estimate_ratio
 from tests.benchmarks.conftest import at_most, tell
 
 NUM_BLOCKS = 3

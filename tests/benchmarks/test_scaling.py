@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.host import keep_memory
-from tasks.measure.statistics import arm_ratio
-from tasks.records import Block
-from tasks.train.launch.coordinator import train_group
+from paceline.tasks.host import keep_memory
+from paceline.tasks.measure.statistics import arm_ratio
+from paceline.tasks.records import Block
+from paceline.tasks.train.launch.coordinator import train_group
 from tests.benchmarks.conftest import at_least, last_line, measure, tell
 from tests.jobs import changed, planned_arm, planted
 

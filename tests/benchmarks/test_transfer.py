@@ -12,11 +12,11 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from conf.environment import Site
-from flows.checks.pretrained import check_weights
-from tasks.data.key import describe
-from tasks.measure.statistics import FIXED_CONFIDENCE, estimate_ratio
-from tasks.train.launch.coordinator import train_group
+from paceline.conf.environment import Site
+from paceline.flows.checks.pretrained import check_weights
+from paceline.tasks.data.key import describe
+from paceline.tasks.measure.statistics import FIXED_CONFIDENCE, estimate_ratio
+from paceline.tasks.train.launch.coordinator import train_group
 from tests.benchmarks.conftest import at_least, tell
 
 pytestmark = pytest.mark.timeout(3600)

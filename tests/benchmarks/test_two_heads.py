@@ -12,13 +12,13 @@ import sys
 import numpy as np
 import pytest
 
-from tasks.cluster.dask_config import ENVIRON, lean
-from tasks.cluster.hardware import usable_cores
-from tasks.data.split import open_split
-from tasks.measure.statistics import FIXED_CONFIDENCE, estimate_ratio
-from tasks.model_bundle import digest_of
-from tasks.predict.job import Settings, batch_size_for
-from tasks.track.models import fetch_model
+from paceline.tasks.cluster.dask_config import ENVIRON, lean
+from paceline.tasks.cluster.hardware import usable_cores
+from paceline.tasks.data.split import open_split
+from paceline.tasks.measure.statistics import FIXED_CONFIDENCE, estimate_ratio
+from paceline.tasks.model_bundle import digest_of
+from paceline.tasks.predict.job import Settings, batch_size_for
+from paceline.tasks.track.models import fetch_model
 from tests.benchmarks.conftest import HERE, ROOT, as_installed, at_least, last_line, paceline, tell
 
 pytestmark = pytest.mark.timeout(3600)

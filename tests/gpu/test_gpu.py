@@ -5,31 +5,31 @@ import math
 import pytest
 import torch
 
-from conf.model import Model
-from conf.recipe import Recipe
-from tasks.data.loading.batch import Batch
-from tasks.model.networks.registry import build_network
-from tasks.model.objectives import Classification
-from tasks.model.optimization import batch_loss, build_optimizer, settle
-from tasks.records import Arm
-from tasks.train.step.cuda_graph import NUM_EAGER, make_step
-from tasks.train.step.precision import make_scaler, prepare_network
-from tasks.train.step.train_step import TrainStep
+from paceline.conf.model import Model
+from paceline.conf.recipe import Recipe
+from paceline.tasks.data.loading.batch import Batch
+from paceline.tasks.model.networks.registry import build_network
+from paceline.tasks.model.objectives import Classification
+from paceline.tasks.model.optimization import batch_loss, build_optimizer, settle
+from paceline.tasks.records import Arm
+from paceline.tasks.train.step.cuda_graph import NUM_EAGER, make_step
+from paceline.tasks.train.step.precision import make_scaler, prepare_network
+from paceline.tasks.train.step.train_step import TrainStep
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed"])
 def test_a_rank_trains_on_the_gpu_in_every_precision(tmp_path, precision):
     from distributed import LocalCluster
 
-    from conf.environment import Site
-    from conf.load import load
-    from tasks.cluster import hardware
-    from tasks.data.prepare import dask_graph as graph
-    from tasks.data.sources import registry as source
-    from tasks.track import run as tracking
-    from tasks.track import store
-    from tasks.train.launch.coordinator import TrainJob, train_group
-    from tasks.train.plan import resolve
+    from paceline.conf.environment import Site
+    from paceline.conf.load import load
+    from paceline.tasks.cluster import hardware
+    from paceline.tasks.data.prepare import dask_graph as graph
+    from paceline.tasks.data.sources import registry as source
+    from paceline.tasks.track import run as tracking
+    from paceline.tasks.track import store
+    from paceline.tasks.train.launch.coordinator import TrainJob, train_group
+    from paceline.tasks.train.plan import resolve
 
     site = Site()
     config = load("digits", [f"execution.precision={precision}", "recipe.num_epochs=2", "execution.accelerator=gpu"])
@@ -52,10 +52,10 @@ def test_a_rank_trains_on_the_gpu_in_every_precision(tmp_path, precision):
 
 
 def test_a_cluster_of_dask_cuda_trains():
-    from conf.load import load
-    from tasks.cluster.resources import demand_of
-    from tasks.cluster.start import open_cluster
-    from tasks.train.launch.coordinator import train_group
+    from paceline.conf.load import load
+    from paceline.tasks.cluster.resources import demand_of
+    from paceline.tasks.cluster.start import open_cluster
+    from paceline.tasks.train.launch.coordinator import train_group
     from tests.jobs import new_job
 
     pytest.importorskip("dask_cuda")
@@ -71,9 +71,9 @@ def test_batches_on_the_gpu_equal_those_on_the_cpu():
     import numpy as np
     import torch
 
-    from tasks.data.loading.loader import make_loader
-    from tasks.data.loading.sampling import BatchPlan
-    from tasks.data.split import Split
+    from paceline.tasks.data.loading.loader import make_loader
+    from paceline.tasks.data.loading.sampling import BatchPlan
+    from paceline.tasks.data.split import Split
 
     images = np.random.default_rng(0).integers(0, 256, (100, 16, 16, 3), dtype=np.uint8)
     split = Split("train", [images], np.arange(100) % 10, None, (16, 16, 3))

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import distributed, nn
 
-from conf.recipe import Recipe
-from tasks.data.loading.loader import make_loader
-from tasks.data.loading.sampling import BatchPlan
-from tasks.data.split import Split
-from tasks.model.objectives import Classification
-from tasks.records import Arm
-from tasks.train.step.benchmark_step import BareStep, StepInputs
+from paceline.conf.recipe import Recipe
+from paceline.tasks.data.loading.loader import make_loader
+from paceline.tasks.data.loading.sampling import BatchPlan
+from paceline.tasks.data.split import Split
+from paceline.tasks.model.objectives import Classification
+from paceline.tasks.records import Arm
+from paceline.tasks.train.step.benchmark_step import BareStep, StepInputs
 
 NUM_SAMPLES = 150  # at a batch of 64 the last one is ragged
 

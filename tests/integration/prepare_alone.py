@@ -8,9 +8,9 @@ from pathlib import Path
 
 import psutil
 
-from conf.data import Data
-from tasks.data.prepare import dask_graph as graph
-from tasks.data.sources import registry as source
+from paceline.conf.data import Data
+from paceline.tasks.data.prepare import dask_graph as graph
+from paceline.tasks.data.sources import registry as source
 from tests.jobs import two_workers
 
 

@@ -17,8 +17,8 @@ import psutil
 import pytest
 from mlflow.tracking import MlflowClient
 
-from conf.environment import Site
-from tasks.train.launch.device_lock import Lease
+from paceline.conf.environment import Site
+from paceline.tasks.train.launch.device_lock import Lease
 from tests.integration.conftest import SMALL
 from tests.integration.test_recovery import told_steps
 from tests.scratch_cluster import ScratchCluster
@@ -211,7 +211,9 @@ def ranks():
     """Process ids of all ranks of this test's trainings."""
     home = str(Site().root)
     commands = {process.pid: process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])}
-    return [pid for pid, command in commands.items() if "tasks.train.rank.main" in command and home in command[-1]]
+    return [
+        pid for pid, command in commands.items() if "paceline.tasks.train.rank.main" in command and home in command[-1]
+    ]
 
 
 def run_of(stdout):

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from tasks.train.checkpoint_interval import rule
-from tasks.train.launch.coordinator import train_group
+from paceline.tasks.train.checkpoint_interval import rule
+from paceline.tasks.train.launch.coordinator import train_group
 from tests.integration.test_recovery import newest_step, rank_pid, weights
 from tests.integration.test_training import check_golden
 from tests.jobs import planted

@@ -7,10 +7,10 @@ import pytest
 from mlflow.tracking import MlflowClient
 from PIL import Image
 
-from conf.environment import Site
-from flows.cli import main
 from infra.services.home import free_port
-from tasks.cluster.hardware import torch_has_cuda
+from paceline.conf.environment import Site
+from paceline.flows.cli import main
+from paceline.tasks.cluster.hardware import torch_has_cuda
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import pyarrow.parquet as pq
 import pytest
 from mlflow.tracking import MlflowClient
 
-from conf.environment import Site
-from flows.predict.request import PredictRequest, clear_predict
-from tasks.errors import InputError
-from tasks.train.launch.coordinator import train_group
+from paceline.conf.environment import Site
+from paceline.flows.predict.request import PredictRequest, clear_predict
+from paceline.tasks.errors import InputError
+from paceline.tasks.train.launch.coordinator import train_group
 from tests.clips import make_clips
 from tests.pictures import make_pictures
 

@@ -17,20 +17,20 @@ import dask
 import psutil
 import pytest
 
-from conf.cluster import Cluster
-from conf.environment import Site
-from conf.load import load
-from flows.checks.preflight import check, settle
-from flows.checks.training_host import training_host
 from infra.services.home import free_port
-from tasks.cluster.client import connect
-from tasks.cluster.dask_config import lean
-from tasks.cluster.resources import Demand, demand_of
-from tasks.cluster.ssh import ask_hosts
-from tasks.cluster.start import open_cluster
-from tasks.errors import InputError, RunError
-from tasks.train.launch import placement as seats
-from tasks.train.launch.coordinator import train_group
+from paceline.conf.cluster import Cluster
+from paceline.conf.environment import Site
+from paceline.conf.load import load
+from paceline.flows.checks.preflight import check, settle
+from paceline.flows.checks.training_host import training_host
+from paceline.tasks.cluster.client import connect
+from paceline.tasks.cluster.dask_config import lean
+from paceline.tasks.cluster.resources import Demand, demand_of
+from paceline.tasks.cluster.ssh import ask_hosts
+from paceline.tasks.cluster.start import open_cluster
+from paceline.tasks.errors import InputError, RunError
+from paceline.tasks.train.launch import placement as seats
+from paceline.tasks.train.launch.coordinator import train_group
 from tests.integration.conftest import SMALL
 from tests.jobs import new_job, two_workers
 from tests.patience import listens, until
@@ -89,7 +89,7 @@ def knock(address, directory):
 
 
 def test_tls_refuses_whoever_has_no_certificate(tls, monkeypatch):
-    monkeypatch.setattr("tasks.cluster.client.CONNECT_SECONDS", 2)
+    monkeypatch.setattr("paceline.tasks.cluster.client.CONNECT_SECONDS", 2)
     with open_cluster(Cluster(tls="on", num_workers=1), ONE) as address:
         with connect(address) as client:
             assert client.submit(sum, [1, 2]).result() == 3
@@ -104,7 +104,7 @@ def test_tls_refuses_whoever_has_no_certificate(tls, monkeypatch):
         with pytest.raises(InputError, match="tls://"), connect(address.replace("tls://", "tcp://")):
             pass
         monkeypatch.setenv("PACELINE_TLS", str(tls / "others"))
-        monkeypatch.setattr("tasks.cluster.tls._clusters", {})  # as in a process that has not opened it
+        monkeypatch.setattr("paceline.tasks.cluster.tls._clusters", {})  # as in a process that has not opened it
         with pytest.raises(InputError, match=f"authority in PACELINE_TLS={tls / 'others'}"), connect(address):
             pass
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tasks.train.launch.coordinator import train_group
+from paceline.tasks.train.launch.coordinator import train_group
 
 # 1,293 samples: the last of 41 batches has 13. In 32-true torch takes another convolution below 16: another graph.
 OVERRIDES = ("recipe.batch_size=32", "model.depth=1", "execution.precision=bf16-mixed")

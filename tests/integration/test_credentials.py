@@ -13,8 +13,8 @@ import pytest
 from mlflow.tracking import MlflowClient
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from conf.load import load
-from flows.deployment import deployment_of, schedule_of
+from paceline.conf.load import load
+from paceline.flows.deployment import deployment_of, schedule_of
 from tests.jobs import PLANTED
 
 SMALL = ["data.image_size=16", "model.width=4", "model.depth=1", "recipe.num_epochs=1", "recipe.warmup_epochs=0"]

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from distributed import Client
 
-from conf.environment import Site
-from conf.load import load
-from flows.checks.training_host import training_host
-from flows.doctor import _cluster, _wrong
-from tasks.cluster.client import connect
-from tasks.errors import InputError
+from paceline.conf.environment import Site
+from paceline.conf.load import load
+from paceline.flows.checks.training_host import training_host
+from paceline.flows.doctor import _cluster, _wrong
+from paceline.tasks.cluster.client import connect
+from paceline.tasks.errors import InputError
 from tests.jobs import two_workers
 from tests.listeners import listening
 
@@ -87,7 +87,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("other", OTHERS)
 def test_an_address_without_a_scheduler_is_told_in_bounded_time(other, monkeypatch):
-    monkeypatch.setattr("tasks.cluster.client.CONNECT_SECONDS", 1)
+    monkeypatch.setattr("paceline.tasks.cluster.client.CONNECT_SECONDS", 1)
     behaviour, told = OTHERS[other]
     with listening(*behaviour) as listener:
         config = load("digits", ["cluster.kind=address", f"cluster.address={listener.address}"])
@@ -129,6 +129,6 @@ def test_a_worker_with_other_code_is_found(doctor):
 
 
 def _pretend_other_code():
-    from tasks.doctor import workers
+    from paceline.tasks.doctor import workers
 
     workers.code_fingerprint = lambda: "0123456789ab"

@@ -5,11 +5,11 @@ import signal
 
 import pytest
 
-from tasks.data.loading.sampling import BatchPlan
-from tasks.data.loading.step_schedule import Course
-from tasks.train.launch.coordinator import train_group
-from tasks.train.rank.checkpoint import newest_verified
-from tasks.train.rank.checkpoint_io import load
+from paceline.tasks.data.loading.sampling import BatchPlan
+from paceline.tasks.data.loading.step_schedule import Course
+from paceline.tasks.train.launch.coordinator import train_group
+from paceline.tasks.train.rank.checkpoint import newest_verified
+from paceline.tasks.train.rank.checkpoint_io import load
 from tests.integration.test_recovery import happening, rank_pid
 from tests.jobs import changed
 

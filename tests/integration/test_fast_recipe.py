@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.data.split import open_split
-from tasks.evaluate.metrics import evaluate_predictions, read_test_split
-from tasks.files import sha256_of
-from tasks.model_bundle import FACTS, WEIGHTS, digest_of
-from tasks.predict.job import Settings
-from tasks.predict.predictor import Predictor
-from tasks.records import ModelFacts
-from tasks.train.launch.coordinator import train_group
+from paceline.tasks.data.split import open_split
+from paceline.tasks.evaluate.metrics import evaluate_predictions, read_test_split
+from paceline.tasks.files import sha256_of
+from paceline.tasks.model_bundle import FACTS, WEIGHTS, digest_of
+from paceline.tasks.predict.job import Settings
+from paceline.tasks.predict.predictor import Predictor
+from paceline.tasks.records import ModelFacts
+from paceline.tasks.train.launch.coordinator import train_group
 
 FAST = (
     "model.name=whitened",

@@ -9,14 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from conf.load import load
-from tasks.data.prepare import dask_graph as graph
-from tasks.data.sources import registry as source
-from tasks.errors import LostError
-from tasks.train.launch import coordinator as coordinate
-from tasks.train.launch import recovery
-from tasks.train.launch.coordinator import TrainJob, train_group
-from tasks.train.launch.rank_process import running_ranks
+from paceline.conf.load import load
+from paceline.tasks.data.prepare import dask_graph as graph
+from paceline.tasks.data.sources import registry as source
+from paceline.tasks.errors import LostError
+from paceline.tasks.train.launch import coordinator as coordinate
+from paceline.tasks.train.launch import recovery
+from paceline.tasks.train.launch.coordinator import TrainJob, train_group
+from paceline.tasks.train.launch.rank_process import running_ranks
 from tests.integration.conftest import SMALL
 from tests.integration.test_recovery import FAR, LONG, check_nothing_is_lost, happening, newest_step
 from tests.jobs import new_job
@@ -26,7 +26,7 @@ from tests.scratch_cluster import ScratchCluster
 FLOW = """
 import sys
 from pathlib import Path
-from tasks.train.coordinate import TrainJob, train_group
+from paceline.tasks.train.coordinate import TrainJob, train_group
 train_group(TrainJob.model_validate_json(Path(sys.argv[1]).read_text()), sys.argv[2])
 """
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from mlflow.tracking import MlflowClient
 
-from tasks.track.store import check_store
+from paceline.tasks.track.store import check_store
 from tests.assistant import ASSISTANT, SPELLINGS, Caller, attack
 from tests.browser import chromium, new_page
 from tests.paceline_ui import paceline_ui
@@ -128,7 +128,7 @@ def test_other_names_of_the_host_are_refused_with_the_token_too(server, token):
 def test_no_command_line_holds_the_token(ui, token):
     process = psutil.Process(ui[2].pid)
     commands = [" ".join(one.cmdline()) for one in (process, *process.children(recursive=True))]
-    assert any("tasks.track.guard:for_token_holder" in command for command in commands)
+    assert any("paceline.tasks.track.guard:for_token_holder" in command for command in commands)
     assert not any(token in command for command in commands)
 
 
@@ -143,7 +143,7 @@ def test_each_start_has_another_token(ui, token, tmp_path):
 )
 def test_a_server_without_a_guard_does_not_start(tmp_path, options, said):
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "tasks.track.serve", "--host", "127.0.0.1", "--port", "0", *options],
+        [sys.executable, "-P", "-m", "paceline.tasks.track.serve", "--host", "127.0.0.1", "--port", "0", *options],
         env=os.environ | {"MLFLOW_BACKEND_STORE_URI": f"sqlite:///{tmp_path}/mlflow.db"},
         capture_output=True,
         text=True,

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from tasks.records import BASELINE, Measurement
-from tasks.speedup.diagnosis import diagnose
-from tasks.speedup.verdict import speedup_result
-from tasks.train.launch.coordinator import measure_group
-from tasks.train.rank.benchmark import diagnostic_arms
+from paceline.tasks.records import BASELINE, Measurement
+from paceline.tasks.speedup.diagnosis import diagnose
+from paceline.tasks.speedup.verdict import speedup_result
+from paceline.tasks.train.launch.coordinator import measure_group
+from paceline.tasks.train.rank.benchmark import diagnostic_arms
 from tests.jobs import planned_arm, planted
 
 LARGE = ["data.image_size=28", "model.width=12", "model.depth=2"]

@@ -14,10 +14,10 @@ from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling, Pending, Running
 
-from conf.environment import Site
-from flows.lifecycle import concurrency_slots as slots
-from flows.lifecycle import flow_run_lock as flow_owner
-from flows.lifecycle.outage import set_right
+from paceline.conf.environment import Site
+from paceline.flows.lifecycle import concurrency_slots as slots
+from paceline.flows.lifecycle import flow_run_lock as flow_owner
+from paceline.flows.lifecycle.outage import set_right
 
 OWNER = """
 import sys, time

@@ -5,9 +5,9 @@ import signal
 
 import pytest
 
-from tasks.errors import RankError
-from tasks.train.launch.coordinator import train_group
-from tasks.train.launch.out_of_memory import with_fitting
+from paceline.tasks.errors import RankError
+from paceline.tasks.train.launch.coordinator import train_group
+from paceline.tasks.train.launch.out_of_memory import with_fitting
 from tests.integration.test_recovery import LONG, check_nothing_is_lost, happening, rank_pid, weights
 from tests.jobs import changed, planted
 

@@ -3,10 +3,10 @@
 import pytest
 from mlflow.tracking import MlflowClient
 
-from conf.environment import Site
-from tasks.metrics_file import FILE, MetricsFile
-from tasks.track import metrics_upload as metrics
-from tasks.track.metrics_upload import deliver_left, deliver_rest, delivered
+from paceline.conf.environment import Site
+from paceline.tasks.metrics_file import FILE, MetricsFile
+from paceline.tasks.track import metrics_upload as metrics
+from paceline.tasks.track.metrics_upload import deliver_left, deliver_rest, delivered
 from tests.patience import until
 
 

@@ -11,9 +11,9 @@ import httpx
 import pytest
 from mlflow.tracking import MlflowClient
 
-from conf.environment import Site
-from flows.run.history import past_runs
-from tasks.track.run import RunHandle
+from paceline.conf.environment import Site
+from paceline.flows.run.history import past_runs
+from paceline.tasks.track.run import RunHandle
 from tests.jobs import PLANTED
 from tests.nights import NIGHT, QUIET_RATE, repeat, web_hook
 from tests.patience import until

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from mlflow.tracking import MlflowClient
 
-from conf.environment import Site
-from tasks.evaluate.metrics import read_test_split
-from tasks.train.launch.coordinator import train_group
+from paceline.conf.environment import Site
+from paceline.tasks.evaluate.metrics import read_test_split
+from paceline.tasks.train.launch.coordinator import train_group
 from tests.integration.conftest import SMALL
 from tests.patience import until
 

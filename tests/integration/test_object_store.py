@@ -14,16 +14,16 @@ import zarr
 from mlflow.tracking import MlflowClient
 from PIL import Image
 
-from conf.data import Data
-from conf.load import DASK_SETTINGS
-from tasks.cluster.client import connect
-from tasks.data.decode.pixels import read_pixels
-from tasks.data.listing import SPLITS
-from tasks.data.prepare import dask_graph as graph
-from tasks.data.prepare import store
-from tasks.data.sources import registry as source
-from tasks.data.storage import read_files as reading
-from tasks.errors import InputError, OutsideError, SourceError
+from paceline.conf.data import Data
+from paceline.conf.load import DASK_SETTINGS
+from paceline.tasks.cluster.client import connect
+from paceline.tasks.data.decode.pixels import read_pixels
+from paceline.tasks.data.listing import SPLITS
+from paceline.tasks.data.prepare import dask_graph as graph
+from paceline.tasks.data.prepare import store
+from paceline.tasks.data.sources import registry as source
+from paceline.tasks.data.storage import read_files as reading
+from paceline.tasks.errors import InputError, OutsideError, SourceError
 from tests.clips import make_clips
 from tests.jobs import set_environment, two_workers
 from tests.object_store import SECRET, USER, object_store

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from mlflow.tracking import MlflowClient
 
-from conf.environment import Site
-from conf.load import load
-from conf.plugins import embedded
-from tasks.cluster.client import connect
-from tasks.cluster.user_packages import require_packages
-from tasks.data.prepare import dask_graph as graph
-from tasks.data.sources import registry as source
-from tasks.errors import InputError, RunError
+from paceline.conf.environment import Site
+from paceline.conf.load import load
+from paceline.conf.plugins import embedded
+from paceline.tasks.cluster.client import connect
+from paceline.tasks.cluster.user_packages import require_packages
+from paceline.tasks.data.prepare import dask_graph as graph
+from paceline.tasks.data.sources import registry as source
+from paceline.tasks.errors import InputError, RunError
 from tests.jobs import two_workers
 from tests.own_package import forget, install, on_path, write_readme_package
 from tests.pictures import make_pictures
@@ -127,14 +127,14 @@ def test_without_the_package_nothing_starts(learned, call, own, pictures):
 @pytest.mark.slow
 def test_a_rank_without_the_package_says_so(learned, tmp_path):
     said = replayed(learned, tmp_path, {})
-    assert said.startswith("tasks.errors.InputError: on host "), "which is not tried again"
+    assert said.startswith("paceline.tasks.errors.InputError: on host "), "which is not tried again"
     assert "install the package that offers it" in said
 
 
 @pytest.mark.slow
 def test_a_rank_with_another_version_of_the_package_says_so(learned, site, tmp_path):
     said = replayed(learned, tmp_path, {"PYTHONPATH": str(site)}, ("acme 1.0", "acme 1.1"))
-    assert said.startswith("tasks.errors.RunError: this rank has acme 1.0 (acme.table:Table, code ")
+    assert said.startswith("paceline.tasks.errors.RunError: this rank has acme 1.0 (acme.table:Table, code ")
     assert ", the coordinator acme 1.1 (" in said
 
 
@@ -146,7 +146,7 @@ def replayed(learned, tmp_path, environment, other=None):
         tree["packages"] = [one.replace(*other) for one in tree["packages"]]
     (tmp_path / "replay").mkdir()
     (tmp_path / "spec.json").write_text(json.dumps(tree))
-    rank = [sys.executable, "-m", "tasks.train.rank.main", tmp_path / "spec.json"]
+    rank = [sys.executable, "-m", "paceline.tasks.train.rank.main", tmp_path / "spec.json"]
     done = subprocess.run(rank, env=os.environ | environment, check=False, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     return done.stderr.strip().splitlines()[-1]

@@ -15,18 +15,18 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from PIL import Image
 
-from conf.environment import Site
-from flows.predict.request import PredictRequest, clear_predict
-from tasks.data.decode.transform import decode
-from tasks.data.loading.batch import Normalise
-from tasks.errors import InputError
-from tasks.files import sha256_of
-from tasks.model.load import open_trained
-from tasks.model_bundle import digest_of, read_facts
-from tasks.predict.job import Settings
-from tasks.predict.predictor import Predictor
-from tasks.track.models import fetch_model
-from tasks.track.store import local_path
+from paceline.conf.environment import Site
+from paceline.flows.predict.request import PredictRequest, clear_predict
+from paceline.tasks.data.decode.transform import decode
+from paceline.tasks.data.loading.batch import Normalise
+from paceline.tasks.errors import InputError
+from paceline.tasks.files import sha256_of
+from paceline.tasks.model.load import open_trained
+from paceline.tasks.model_bundle import digest_of, read_facts
+from paceline.tasks.predict.job import Settings
+from paceline.tasks.predict.predictor import Predictor
+from paceline.tasks.track.models import fetch_model
+from paceline.tasks.track.store import local_path
 from tests.pictures import make_pictures
 
 SMALL = ["data.image_size=32", "model.width=8", "recipe.num_epochs=4", "speedup.baseline=none"]

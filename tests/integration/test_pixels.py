@@ -10,14 +10,14 @@ import pytest
 from mlflow.tracking import MlflowClient
 from PIL import Image
 
-from conf.environment import Site
-from flows.predict.request import PredictRequest, clear_predict
-from tasks.errors import InputError
-from tasks.evaluate.pixel_metrics import evaluate_statistics
-from tasks.predict.job import cut
-from tasks.predict.part import check_parity, finished, predict_part
-from tasks.scores import mean_iou
-from tasks.train.launch.coordinator import TrainJob, train_group
+from paceline.conf.environment import Site
+from paceline.flows.predict.request import PredictRequest, clear_predict
+from paceline.tasks.errors import InputError
+from paceline.tasks.evaluate.pixel_metrics import evaluate_statistics
+from paceline.tasks.predict.job import cut
+from paceline.tasks.predict.part import check_parity, finished, predict_part
+from paceline.tasks.scores import mean_iou
+from paceline.tasks.train.launch.coordinator import TrainJob, train_group
 
 SMALL = {
     "shapes": ["data.image_size=16", "model.width=6", "model.depth=2", "recipe.num_epochs=2"],

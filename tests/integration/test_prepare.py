@@ -18,15 +18,15 @@ import pytest
 from distributed import LocalCluster
 from PIL import Image
 
-from conf.data import Data
-from tasks import progress as display
-from tasks.data.prepare import chunks, store
-from tasks.data.prepare import dask_graph as graph
-from tasks.data.prepare.chunks import Cutter
-from tasks.data.prepare.shard import Chunk
-from tasks.data.sources import registry as source
-from tasks.errors import InputError, RunError
-from tasks.records import PreparedSet
+from paceline.conf.data import Data
+from paceline.tasks import progress as display
+from paceline.tasks.data.prepare import chunks, store
+from paceline.tasks.data.prepare import dask_graph as graph
+from paceline.tasks.data.prepare.chunks import Cutter
+from paceline.tasks.data.prepare.shard import Chunk
+from paceline.tasks.data.sources import registry as source
+from paceline.tasks.errors import InputError, RunError
+from paceline.tasks.records import PreparedSet
 from tests.jobs import two_workers
 
 
@@ -374,7 +374,7 @@ def test_stale_directories_are_removed_and_live_ones_kept(tmp_path: Path) -> Non
 
 
 def test_an_archive_goes_through_the_same_graph(tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tasks.data.sources import cifar10
+    from paceline.tasks.data.sources import cifar10
 
     root = tmp_path / "cifar-10-batches-bin"
     root.mkdir()
@@ -401,7 +401,7 @@ def test_a_remote_root(tmp_path: Path) -> None:
 
 
 def test_no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.cluster.client.CONNECT_SECONDS", 1)
+    monkeypatch.setattr("paceline.tasks.cluster.client.CONNECT_SECONDS", 1)
     with pytest.raises(RunError, match=r"cluster address tcp://127.0.0.1:1: no Dask") as caught:
         prepare(Data(source="digits"), tmp_path, "tcp://127.0.0.1:1")
     assert "\n" not in str(caught.value)

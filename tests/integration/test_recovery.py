@@ -11,10 +11,10 @@ import pytest
 import torch
 from mlflow.tracking import MlflowClient
 
-from tasks.errors import PacelineError, RankError
-from tasks.train.launch.coordinator import train_group
-from tasks.train.launch.rank_process import running_ranks
-from tasks.train.rank.checkpoint import newest_verified, step_of
+from paceline.tasks.errors import PacelineError, RankError
+from paceline.tasks.train.launch.coordinator import train_group
+from paceline.tasks.train.launch.rank_process import running_ranks
+from paceline.tasks.train.rank.checkpoint import newest_verified, step_of
 from tests.small_disk import fill, small_disk
 
 LONG = ["execution.num_devices=2", "execution.num_threads=1", "recipe.num_epochs=20", "execution.checkpoint_steps=10"]

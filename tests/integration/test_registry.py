@@ -6,12 +6,12 @@ import pytest
 from mlflow.tracking import MlflowClient
 from prefect.logging import disable_run_logger
 
-from conf.environment import Site
-from conf.load import load
-from flows.run import registry as handoff
-from tasks.records import EvaluateResult, SpeedupResult, TrainResult
-from tasks.track import registry, store
-from tasks.track import run as tracking
+from paceline.conf.environment import Site
+from paceline.conf.load import load
+from paceline.flows.run import registry as handoff
+from paceline.tasks.records import EvaluateResult, SpeedupResult, TrainResult
+from paceline.tasks.track import registry, store
+from paceline.tasks.track import run as tracking
 
 NAME = "handed-on"
 

@@ -13,8 +13,8 @@ import psutil
 import pytest
 from mlflow.tracking import MlflowClient
 
-from conf.environment import Site
-from tasks.train.launch.rank_process import running_ranks
+from paceline.conf.environment import Site
+from paceline.tasks.train.launch.rank_process import running_ranks
 from tests.patience import until
 
 QUICK = [
@@ -205,7 +205,7 @@ def check_prefect(url, name):
 
 
 def test_the_flow_shows_a_form_of_every_field():
-    from flows.run.flow import run_pipeline
+    from paceline.flows.run.flow import run_pipeline
 
     schema = run_pipeline.parameters.model_dump()
     sections = schema["definitions"]
@@ -222,7 +222,7 @@ def test_an_interrupted_run_is_killed_in_mlflow_and_can_be_resumed(start, run, n
     process, end = start("run", "digits", *settings, start_new_session=True)
     wait_for_checkpoint(process)
     (rank,) = running_ranks(unfinished_run().info.run_id)
-    assert "tasks.train.launch.standby" in psutil.Process(rank).cmdline(), "it was not kept ready"
+    assert "paceline.tasks.train.launch.standby" in psutil.Process(rank).cmdline(), "it was not kept ready"
     os.killpg(process.pid, number)  # a terminal's Ctrl-C goes to the whole group
     finished = end()
     assert finished.status == 128 + number, finished.stderr
@@ -261,7 +261,7 @@ def test_an_interrupted_run_goes_on_to_its_end_under_its_own_id(start, run, numb
 
 def has_standby(mark):
     return any(
-        has_mark(process, mark) and "tasks.train.launch.standby" in process.cmdline()
+        has_mark(process, mark) and "paceline.tasks.train.launch.standby" in process.cmdline()
         for process in psutil.process_iter()
     )
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tasks.cluster import hardware
-from tasks.records import Search
-from tasks.train.autotune.cache import SearchStore
-from tasks.train.launch.coordinator import train_group
-from tasks.train.plan import resolve
+from paceline.tasks.cluster import hardware
+from paceline.tasks.records import Search
+from paceline.tasks.train.autotune.cache import SearchStore
+from paceline.tasks.train.launch.coordinator import train_group
+from paceline.tasks.train.plan import resolve
 from tests.jobs import changed, planted
 
 TWO = ("execution.num_devices=2", "recipe.batch_scaling=strong", "recipe.batch_size=32", "model.width=2")

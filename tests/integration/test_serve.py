@@ -10,9 +10,9 @@ import pytest
 from mlflow.tracking import MlflowClient
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from conf.environment import Site
-from conf.load import load
-from flows.deployment import deployment_of, schedule_of
+from paceline.conf.environment import Site
+from paceline.conf.load import load
+from paceline.flows.deployment import deployment_of, schedule_of
 from tests.deployments import LONG, SHORT, Deployments, Served
 from tests.jobs import two_workers
 from tests.listeners import listening

@@ -18,10 +18,10 @@ import psycopg
 import pytest
 from mlflow.tracking import MlflowClient
 
-from conf.environment import Site
 from infra.services.postgres import Postgres
 from infra.services.servers import Servers
 from infra.services.vault import Vault
+from paceline.conf.environment import Site
 from tests.assistant import SPELLINGS, Caller, attack
 from tests.services import NAMES, Services
 

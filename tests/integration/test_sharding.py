@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.train.launch.coordinator import train_group
-from tasks.train.rank.checkpoint_io import load
+from paceline.tasks.train.launch.coordinator import train_group
+from paceline.tasks.train.rank.checkpoint_io import load
 
 TWO = ("execution.num_devices=2", "recipe.augment=shift", "execution.checkpoint_steps=15")
 

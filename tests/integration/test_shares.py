@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.records import Arm
-from tasks.train.launch.coordinator import train_group
+from paceline.tasks.records import Arm
+from paceline.tasks.train.launch.coordinator import train_group
 from tests.jobs import planted
 
 TWO = ("execution.num_devices=2", "recipe.num_epochs=1")

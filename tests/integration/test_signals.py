@@ -9,12 +9,12 @@ import pytest
 from mlflow.tracking import MlflowClient
 from PIL import Image
 
-from conf.data import Data
-from conf.environment import Site
-from flows.predict.request import PredictRequest, clear_predict
-from tasks.data.decode.pixels import read_pixels
-from tasks.data.sources import registry as source
-from tasks.errors import InputError
+from paceline.conf.data import Data
+from paceline.conf.environment import Site
+from paceline.flows.predict.request import PredictRequest, clear_predict
+from paceline.tasks.data.decode.pixels import read_pixels
+from paceline.tasks.data.sources import registry as source
+from paceline.tasks.errors import InputError
 from tests.pictures import make_pictures
 from tests.signals import make_sounds
 

@@ -46,15 +46,18 @@ def commands_of_units():
 COMMANDS = commands_of_compose() | commands_of_units()
 
 
-GUARDED = ["python", "-P", "-m", "tasks.track.serve"]
+GUARDED = ["python", "-P", "-m", "paceline.tasks.track.serve"]
 """MLflow's server, of whose application parts are withheld."""
 
 
 @cache
 def help_of(*words):
-    name = {"dask": "dask", "prefect": "prefect", "tasks.track.serve": "tasks.track.serve", "paceline": "flows.cli"}[
-        words[0]
-    ]
+    name = {
+        "dask": "dask",
+        "prefect": "prefect",
+        "paceline.tasks.track.serve": "paceline.tasks.track.serve",
+        "paceline": "paceline.flows.cli",
+    }[words[0]]
     done = subprocess.run(
         [sys.executable, "-m", name, *words[1:], "--help"],
         capture_output=True,

@@ -17,8 +17,8 @@ import pytest
 from mlflow.tracking import MlflowClient
 from scipy import stats
 
-from conf.environment import Site
-from tasks.train.launch.device_lock import Lease
+from paceline.conf.environment import Site
+from paceline.tasks.train.launch.device_lock import Lease
 from tests.deployments import Served
 
 NUM_RUNS = int(os.environ.get("SOAK_RUNS", "50"))

@@ -13,22 +13,22 @@ from mlflow.tracking import MlflowClient
 from PIL import Image
 from prefect import flow, settings
 
-from conf.config import Limits
-from conf.data import Data
-from conf.environment import Site
-from flows.lifecycle.retries import tried
-from tasks import deadline
-from tasks.data.prefect_tasks import prepare
-from tasks.data.prepare import chunks, store
-from tasks.data.prepare import dask_graph as graph
-from tasks.data.sources import registry as source
-from tasks.data.storage import read_files as reading
-from tasks.errors import TimeLimitError
-from tasks.metrics_file import FILE
-from tasks.train.launch.coordinator import train_group
-from tasks.train.launch.device_lock import Lease
-from tasks.train.launch.rank_process import running_ranks
-from tasks.train.rank.checkpoint import newest_verified, step_of
+from paceline.conf.config import Limits
+from paceline.conf.data import Data
+from paceline.conf.environment import Site
+from paceline.flows.lifecycle.retries import tried
+from paceline.tasks import deadline
+from paceline.tasks.data.prefect_tasks import prepare
+from paceline.tasks.data.prepare import chunks, store
+from paceline.tasks.data.prepare import dask_graph as graph
+from paceline.tasks.data.sources import registry as source
+from paceline.tasks.data.storage import read_files as reading
+from paceline.tasks.errors import TimeLimitError
+from paceline.tasks.metrics_file import FILE
+from paceline.tasks.train.launch.coordinator import train_group
+from paceline.tasks.train.launch.device_lock import Lease
+from paceline.tasks.train.launch.rank_process import running_ranks
+from paceline.tasks.train.rank.checkpoint import newest_verified, step_of
 from tests.integration.conftest import SMALL
 from tests.jobs import planted, two_workers
 from tests.patience import until

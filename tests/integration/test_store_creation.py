@@ -10,7 +10,7 @@ from mlflow.tracking import MlflowClient
 from tests.paceline_ui import paceline_ui
 from tests.patience import until
 
-CHECK = "import sys; from tasks.track.store import check_store; check_store(sys.argv[1], 'many', None)"
+CHECK = "import sys; from paceline.tasks.track.store import check_store; check_store(sys.argv[1], 'many', None)"
 MLFLOW_ALONE = "import sys; from mlflow.tracking import MlflowClient; MlflowClient(sys.argv[1])"
 WAIT = """
 import pathlib, sys, time
@@ -23,10 +23,10 @@ time.sleep(0.3)
 {work}
 """
 SEARCH = WAIT.format(
-    imports="from tasks.track.queries import find_runs",
+    imports="from paceline.tasks.track.queries import find_runs",
     work="find_runs(sys.argv[1], 'many')",
 )
-LOOK = WAIT.format(imports="from tasks.track.store import server_version", work="server_version(sys.argv[1])")
+LOOK = WAIT.format(imports="from paceline.tasks.track.store import server_version", work="server_version(sys.argv[1])")
 SECONDS = 120
 
 

@@ -9,7 +9,7 @@ import pytest
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
-from conf.environment import Site
+from paceline.conf.environment import Site
 from tests.patience import until
 
 TINY = [
@@ -210,7 +210,7 @@ def test_a_named_link_needs_one_device_alone_and_claims_less(run):
 
 @pytest.mark.slow
 def test_the_views_columns_exist_in_the_store(run, predicted, mlflow_server):
-    from tasks.track.ui_views import view_of_runs
+    from paceline.tasks.track.ui_views import view_of_runs
 
     advice, measured, _ = predicted
     client = MlflowClient(mlflow_server.url)

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from mlflow.tracking import MlflowClient
 
-from conf.environment import Site
-from tasks import deadline
-from tasks.cluster.client import connect, workers
-from tasks.errors import StoppedError
-from tasks.train.launch.coordinator import train_group
-from tasks.train.launch.device_lock import Lease
+from paceline.conf.environment import Site
+from paceline.tasks import deadline
+from paceline.tasks.cluster.client import connect, workers
+from paceline.tasks.errors import StoppedError
+from paceline.tasks.train.launch.coordinator import train_group
+from paceline.tasks.train.launch.device_lock import Lease
 from tests.patience import until
 from tests.scratch_cluster import ScratchCluster
 

@@ -9,8 +9,8 @@ import urllib.request
 import psutil
 import pytest
 
-from flows.lifecycle.prefect_api import TemporaryApi
-from tasks.errors import RunError
+from paceline.flows.lifecycle.prefect_api import TemporaryApi
+from paceline.tasks.errors import RunError
 
 COMMAND = """
 import sys, time

@@ -11,8 +11,8 @@ import pytest
 import torch
 from mlflow.tracking import MlflowClient
 
-from tasks.evaluate.metrics import evaluate_predictions, read_test_split
-from tasks.train.launch.coordinator import train_group
+from paceline.tasks.evaluate.metrics import evaluate_predictions, read_test_split
+from paceline.tasks.train.launch.coordinator import train_group
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SAME_MATHEMATICS = 1e-3
@@ -98,7 +98,9 @@ def test_a_rank_can_be_replayed_by_hand(uninterrupted, tmp_path):
     path = tmp_path / "spec.json"
     path.write_text(json.dumps(spec))
     environment = {name: value for name, value in os.environ.items() if name != "PACELINE_SPAWNED_AT"}
-    subprocess.run([sys.executable, "-m", "tasks.train.rank.main", str(path)], check=True, env=environment, timeout=120)
+    subprocess.run(
+        [sys.executable, "-m", "paceline.tasks.train.rank.main", str(path)], check=True, env=environment, timeout=120
+    )
     assert json.loads((tmp_path / "replay" / "result.json").read_text())["losses"] == list(first.losses)
 
 

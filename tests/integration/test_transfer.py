@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from conf.environment import Site
-from conf.load import load
-from flows.checks.pretrained import check_weights
-from tasks.data.key import describe
-from tasks.errors import InputError
-from tasks.files import sha256_of
-from tasks.model_bundle import FACTS, WEIGHTS, digest_of
-from tasks.records import ModelFacts
-from tasks.track import run as tracking
-from tasks.track.models import DIGEST_TAG
-from tasks.track.registry import register
-from tasks.train.launch.coordinator import train_group
+from paceline.conf.environment import Site
+from paceline.conf.load import load
+from paceline.flows.checks.pretrained import check_weights
+from paceline.tasks.data.key import describe
+from paceline.tasks.errors import InputError
+from paceline.tasks.files import sha256_of
+from paceline.tasks.model_bundle import FACTS, WEIGHTS, digest_of
+from paceline.tasks.records import ModelFacts
+from paceline.tasks.track import run as tracking
+from paceline.tasks.track.models import DIGEST_TAG
+from paceline.tasks.track.registry import register
+from paceline.tasks.train.launch.coordinator import train_group
 from tests.integration.conftest import SMALL
 
 FIRST, OTHERS = ("data.classes=['0','1','2','3','4']", "data.classes=['5','6','7','8','9']")

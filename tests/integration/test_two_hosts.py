@@ -11,13 +11,13 @@ import pytest
 import torch
 from distributed import Client
 
-from conf.load import load
-from tasks.data.prepare import chunks, store
-from tasks.data.prepare import dask_graph as graph
-from tasks.data.sources import registry as source
-from tasks.evaluate.metrics import evaluate_predictions, read_test_split
-from tasks.train.launch.coordinator import train_group
-from tasks.train.launch.rank_process import running_ranks
+from paceline.conf.load import load
+from paceline.tasks.data.prepare import chunks, store
+from paceline.tasks.data.prepare import dask_graph as graph
+from paceline.tasks.data.sources import registry as source
+from paceline.tasks.evaluate.metrics import evaluate_predictions, read_test_split
+from paceline.tasks.train.launch.coordinator import train_group
+from paceline.tasks.train.launch.rank_process import running_ranks
 from tests.hosts import ROOT, skip_unless_permitted, two_hosts
 from tests.patience import until
 

@@ -11,9 +11,9 @@ import pytest
 import yaml
 from mlflow.tracking import MlflowClient
 
-from conf.config import Config, Overlap
-from conf.environment import Site
-from conf.load import load
+from paceline.conf.config import Config, Overlap
+from paceline.conf.environment import Site
+from paceline.conf.load import load
 from tests.deployments import SHORT, Deployments
 from tests.patience import until
 

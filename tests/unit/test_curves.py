@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tasks.metrics_file import FILE, MetricsFile, MetricsReader, attempts
+from paceline.tasks.metrics_file import FILE, MetricsFile, MetricsReader, attempts
 
 MOST = 100
 

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from tasks import deadline
-from tasks.errors import StoppedError, TimeLimitError
+from paceline.tasks import deadline
+from paceline.tasks.errors import StoppedError, TimeLimitError
 
 
 def test_without_a_limit_nothing_ends():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tasks.progress import LINE_SECONDS, Pace, progress_of_samples
+from paceline.tasks.progress import LINE_SECONDS, Pace, progress_of_samples
 
 
 class Clock:

@@ -12,14 +12,14 @@ from typing import Annotated, get_args
 import pytest
 from pydantic import TypeAdapter
 
-from conf.cluster import Cluster
-from conf.config import Config
-from conf.load import apply, field_paths, load, preset_names
-from conf.study_plan import load_plan, plan_names
-from flows import cli
-from flows.commands import run
-from tasks.speedup.study.design import parse_axes
-from tasks.sweep.space import parse_parameters
+from paceline.conf.cluster import Cluster
+from paceline.conf.config import Config
+from paceline.conf.load import apply, field_paths, load, preset_names
+from paceline.conf.study_plan import load_plan, plan_names
+from paceline.flows import cli
+from paceline.flows.commands import run
+from paceline.tasks.speedup.study.design import parse_axes
+from paceline.tasks.sweep.space import parse_parameters
 from tests.documents import ROOT, all_commands, anchors, documents, fences, inline_codes, links, living
 from tests.own_package import install_readme_package, on_path
 from tests.treatments import TREATMENTS, Checked, Story, Told, of_story

@@ -1,7 +1,7 @@
 import pytest
 
-from conf.load import load
-from tasks.fingerprint import code_fingerprint, series_fingerprint, workload_fingerprint
+from paceline.conf.load import load
+from paceline.tasks.fingerprint import code_fingerprint, series_fingerprint, workload_fingerprint
 
 
 def fingerprint(*overrides, data="d"):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks import host
+from paceline.tasks import host
 
 
 @pytest.mark.parametrize(("takes_more", "mapped"), [(True, 4 * 2**30), (False, 32 * 2**20)])

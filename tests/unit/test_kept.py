@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from tasks.records import Choice, Restart
-from tasks.result_cache import find_kept, keep
+from paceline.tasks.records import Choice, Restart
+from paceline.tasks.result_cache import find_kept, keep
 
 
 def test_a_result_counts_as_long_as_its_files_are_what_they_were(tmp_path):

@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.errors import RunError
-from tasks.files import private_directory
-from tasks.predict import predictor
-from tasks.predict.job import Settings
+from paceline.tasks.errors import RunError
+from paceline.tasks.files import private_directory
+from paceline.tasks.predict import predictor
+from paceline.tasks.predict.job import Settings
 
 
 def test_it_is_this_users_alone(tmp_path):

@@ -11,12 +11,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tasks.data.decode import transform
-from tasks.data.item import Extent, Item, Picture
-from tasks.data.listing import Origin
-from tasks.data.samples import Samples
-from tasks.data.sources import registry as source
-from tasks.errors import one_line
+from paceline.tasks.data.decode import transform
+from paceline.tasks.data.item import Extent, Item, Picture
+from paceline.tasks.data.listing import Origin
+from paceline.tasks.data.samples import Samples
+from paceline.tasks.data.sources import registry as source
+from paceline.tasks.errors import one_line
 
 # Shape suffixes: N samples that could be read, H height, W width, C channels, T targets.
 

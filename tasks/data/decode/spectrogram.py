@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import signal as scipy_signal
 
-from conf.signal import Signal
-from tasks.data.decode.transform import DecodeError
+from paceline.conf.signal import Signal
+from paceline.tasks.data.decode.transform import DecodeError
 
 SINE_POWER = 0.5
 """Of a sine of amplitude 1: the 0 of the decibels."""

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import simplejpeg
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from tasks.data.item import Extent
-from tasks.errors import one_line
+from paceline.tasks.data.item import Extent
+from paceline.tasks.errors import one_line
 
 TRANSFORM_VERSION = 1
 MAX_PIXELS = 178_956_970

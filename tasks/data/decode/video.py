@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tasks.data.decode.transform import MAX_PIXELS, DecodeError, resize
-from tasks.errors import one_line
+from paceline.tasks.data.decode.transform import MAX_PIXELS, DecodeError, resize
+from paceline.tasks.errors import one_line
 
 if TYPE_CHECKING:
     from av.container import InputContainer

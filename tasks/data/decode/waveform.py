@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from scipy.io import wavfile
 
-from tasks.data.decode.transform import DecodeError
-from tasks.errors import one_line
+from paceline.tasks.data.decode.transform import DecodeError
+from paceline.tasks.errors import one_line
 
 MAX_SAMPLES = 2**27
 """Of a file, all channels: as float64 a gibibyte."""

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from conf.augmentation import COLOURS, Vary
-from tasks.data.loading.batch import Batch, laid_out
-from tasks.model.noise import uniform
+from paceline.conf.augmentation import COLOURS, Vary
+from paceline.tasks.data.loading.batch import Batch, laid_out
+from paceline.tasks.model.noise import uniform
 
 Floats = npt.NDArray[np.float64]
 

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tasks.data.loading.batch import Batch, Normalise, on_device
-from tasks.data.loading.sampling import share
-from tasks.data.split import Split
+from paceline.tasks.data.loading.batch import Batch, Normalise, on_device
+from paceline.tasks.data.loading.sampling import share
+from paceline.tasks.data.split import Split
 
 
 def evaluation_batches(  # noqa: PLR0913, PLR0917 - the feed of a rank, flat because it is called from one place

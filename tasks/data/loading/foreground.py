@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from tasks.data.loading.batch import Batch, laid_out, pad
-from tasks.data.loading.train_loader import Feed, Request, TrainLoader
+from paceline.tasks.data.loading.batch import Batch, laid_out, pad
+from paceline.tasks.data.loading.train_loader import Feed, Request, TrainLoader
 
 Item = tuple[int, bool, int, int]
 """Sample number, flip, top row and left column of the window."""

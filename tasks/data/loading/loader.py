@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 import torch
 
-from conf.augmentation import Vary
-from conf.execution import Loading
-from conf.recipe import Augment
-from tasks.data.loading.foreground import ForegroundLoader
-from tasks.data.loading.resident import ResidentLoader
-from tasks.data.loading.sampling import BatchPlan, Shuffle
-from tasks.data.loading.streaming import StreamingLoader
-from tasks.data.loading.train_loader import Feed, TrainLoader
-from tasks.data.split import Split
+from paceline.conf.augmentation import Vary
+from paceline.conf.execution import Loading
+from paceline.conf.recipe import Augment
+from paceline.tasks.data.loading.foreground import ForegroundLoader
+from paceline.tasks.data.loading.resident import ResidentLoader
+from paceline.tasks.data.loading.sampling import BatchPlan, Shuffle
+from paceline.tasks.data.loading.streaming import StreamingLoader
+from paceline.tasks.data.loading.train_loader import Feed, TrainLoader
+from paceline.tasks.data.split import Split
 
 __all__ = ["TrainLoader", "make_loader"]
 

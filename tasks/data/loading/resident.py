@@ -14,10 +14,10 @@ import psutil
 import torch
 from torch import Tensor
 
-from conf.recipe import FLIPPING
-from tasks.data.loading.batch import Batch, columns_before_flip, gather_windows, pad, window_numbers, windows
-from tasks.data.loading.train_loader import Feed, Request, TrainLoader
-from tasks.data.split import Split
+from paceline.conf.recipe import FLIPPING
+from paceline.tasks.data.loading.batch import Batch, columns_before_flip, gather_windows, pad, window_numbers, windows
+from paceline.tasks.data.loading.train_loader import Feed, Request, TrainLoader
+from paceline.tasks.data.split import Split
 
 _PAD_AT_ONCE = 4_096
 _MIRROR_SHARE = 0.25

@@ -14,8 +14,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from conf.recipe import FLIPPING, Augment
-from tasks.data.split import owner
+from paceline.conf.recipe import FLIPPING, Augment
+from paceline.tasks.data.split import owner
 
 BLOCK_BYTES = 4 * 2**20
 MAX_BLOCK = 1_024
@@ -52,7 +52,7 @@ def epoch_order(num_samples: int, seed: int, epoch: int, shuffle: Shuffle) -> np
     Up to a window of samples it is uniform over all permutations. Above, blocks of contiguous samples are permuted,
     then every window of them is permuted within. A batch then mixes as many random blocks as a window has: any two
     samples can meet in a batch, but two of one block do so more often than two of different blocks. Shards are made so
-    that a block is a cross-section of the classes (`tasks.data.prepare.chunks`). In return at most one window is read from
+    that a block is a cross-section of the classes (`paceline.tasks.data.prepare.chunks`). In return at most one window is read from
     disk at a time.
 
     Returns:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from tasks.data.loading.sampling import BatchPlan
+from paceline.tasks.data.loading.sampling import BatchPlan
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tasks.data.loading.batch import Batch, columns_before_flip, gather_windows, on_device, pad, window_numbers, windows
-from tasks.data.loading.sampling import Shuffle
-from tasks.data.loading.train_loader import Feed, Request, TrainLoader
-from tasks.data.split import Split
+from paceline.tasks.data.loading.batch import (
+    Batch,
+    columns_before_flip,
+    gather_windows,
+    on_device,
+    pad,
+    window_numbers,
+    windows,
+)
+from paceline.tasks.data.loading.sampling import Shuffle
+from paceline.tasks.data.loading.train_loader import Feed, Request, TrainLoader
+from paceline.tasks.data.split import Split
 
 QUEUE_SIZE = 3
 _COPIES_UNDER_WAY = 2

@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from conf.augmentation import Vary
-from conf.recipe import Augment
-from tasks.data.loading.augmentation import Variation
-from tasks.data.loading.batch import Batch, Normalise, fill_of
-from tasks.data.loading.sampling import BatchPlan, Shuffle, epoch_augmentation, epoch_order, padding
-from tasks.data.loading.step_schedule import Course
-from tasks.data.split import Split
+from paceline.conf.augmentation import Vary
+from paceline.conf.recipe import Augment
+from paceline.tasks.data.loading.augmentation import Variation
+from paceline.tasks.data.loading.batch import Batch, Normalise, fill_of
+from paceline.tasks.data.loading.sampling import BatchPlan, Shuffle, epoch_augmentation, epoch_order, padding
+from paceline.tasks.data.loading.step_schedule import Course
+from paceline.tasks.data.split import Split
 
 
 @dataclass(frozen=True)

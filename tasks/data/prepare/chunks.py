@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from conf.data import Data
-from tasks.data.listing import SPLITS, Origin, SampleListing, SplitName
-from tasks.data.prepare.shard import Chunk
-from tasks.data.samples import Samples
-from tasks.data.split import first_reader
+from paceline.conf.data import Data
+from paceline.tasks.data.listing import SPLITS, Origin, SampleListing, SplitName
+from paceline.tasks.data.prepare.shard import Chunk
+from paceline.tasks.data.samples import Samples
+from paceline.tasks.data.split import first_reader
 
 # Limits of a chunk, constants: shard borders, and with them the fingerprint, must not depend on the cluster.
 MAX_FILES = 1_024

@@ -17,18 +17,18 @@ from uuid import uuid4
 
 from pydantic import ValidationError
 
-from conf.data import Data
-from tasks.cluster.bounded_submit import completed, connect_to_workers
-from tasks.cluster.client import workers
-from tasks.data.key import preparation_key
-from tasks.data.listing import SampleListing
-from tasks.data.prepare import manifest, store
-from tasks.data.prepare.chunks import Cutter, Portion
-from tasks.data.prepare.rejected import RejectedSpool
-from tasks.data.prepare.shard import Rejected, ShardRecord, write_shards
-from tasks.errors import InputError, OutsideError, RunError, one_line
-from tasks.files import is_full
-from tasks.records import PreparedSet, Reads
+from paceline.conf.data import Data
+from paceline.tasks.cluster.bounded_submit import completed, connect_to_workers
+from paceline.tasks.cluster.client import workers
+from paceline.tasks.data.key import preparation_key
+from paceline.tasks.data.listing import SampleListing
+from paceline.tasks.data.prepare import manifest, store
+from paceline.tasks.data.prepare.chunks import Cutter, Portion
+from paceline.tasks.data.prepare.rejected import RejectedSpool
+from paceline.tasks.data.prepare.shard import Rejected, ShardRecord, write_shards
+from paceline.tasks.errors import InputError, OutsideError, RunError, one_line
+from paceline.tasks.files import is_full
+from paceline.tasks.records import PreparedSet, Reads
 
 if TYPE_CHECKING:
     from distributed import Client, Future

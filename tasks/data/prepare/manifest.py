@@ -20,12 +20,12 @@ import PIL
 import simplejpeg
 from pydantic import Field, ValidationError, model_validator
 
-from conf.data import MAX_FRAMES, NUM_COLOURS, Data
-from tasks.data.key import FORMAT_VERSION
-from tasks.data.listing import SPLITS, SampleListing, SplitName
-from tasks.data.prepare import moments
-from tasks.data.prepare.shard import Shard, ShardFile, ShardRecord
-from tasks.records import PreparedSet, Record
+from paceline.conf.data import MAX_FRAMES, NUM_COLOURS, Data
+from paceline.tasks.data.key import FORMAT_VERSION
+from paceline.tasks.data.listing import SPLITS, SampleListing, SplitName
+from paceline.tasks.data.prepare import moments
+from paceline.tasks.data.prepare.shard import Shard, ShardFile, ShardRecord
+from paceline.tasks.records import PreparedSet, Record
 
 MANIFEST = "manifest.json"
 REJECTED = "rejected.jsonl"

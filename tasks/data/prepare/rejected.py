@@ -12,8 +12,8 @@ from tempfile import TemporaryFile
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from tasks.data.listing import SPLITS
-from tasks.data.prepare.shard import Rejected, ShardRecord
+from paceline.tasks.data.listing import SPLITS
+from paceline.tasks.data.prepare.shard import Rejected, ShardRecord
 
 
 class _Piece(NamedTuple):

@@ -19,15 +19,15 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, NonNegativeInt
 
-from tasks.data.decode.pixels import Pixels, read_pixels
-from tasks.data.listing import Origin, SplitName
-from tasks.data.prepare import moments
-from tasks.data.prepare.moments import Moments
-from tasks.data.samples import Sample, Samples
-from tasks.data.storage import read_files as reading
-from tasks.errors import RunError
-from tasks.files import write_pieces_durably
-from tasks.records import Reads, Record
+from paceline.tasks.data.decode.pixels import Pixels, read_pixels
+from paceline.tasks.data.listing import Origin, SplitName
+from paceline.tasks.data.prepare import moments
+from paceline.tasks.data.prepare.moments import Moments
+from paceline.tasks.data.samples import Sample, Samples
+from paceline.tasks.data.storage import read_files as reading
+from paceline.tasks.errors import RunError
+from paceline.tasks.files import write_pieces_durably
+from paceline.tasks.records import Reads, Record
 
 LOOK_SECONDS = 1.0
 """Between looks whether anybody still waits for a shard."""

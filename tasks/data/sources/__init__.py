@@ -1,1 +1,1 @@
-"""One module per kind of source; `tasks.data.sources.registry` chooses between them."""
+"""One module per kind of source; `paceline.tasks.data.sources.registry` chooses between them."""

@@ -16,10 +16,10 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tasks.data.decode.transform import DecodeError
-from tasks.data.samples import Samples
-from tasks.data.sources import folder
-from tasks.data.sources.row_table import (
+from paceline.tasks.data.decode.transform import DecodeError
+from paceline.tasks.data.samples import Samples
+from paceline.tasks.data.sources import folder
+from paceline.tasks.data.sources.row_table import (
     BLOCK_BYTES,
     CLASS_NAMES,
     IMAGES,
@@ -33,7 +33,7 @@ from tasks.data.sources.row_table import (
     channels_of,
     in_eight_bits,
 )
-from tasks.errors import InputError, one_line
+from paceline.tasks.errors import InputError, one_line
 
 
 def open_table(root: str, path: str) -> Table:
@@ -81,13 +81,13 @@ def read_rows(root: str, samples: Samples) -> Iterator[Row | DecodeError]:
 
 
 def _parquet() -> ModuleType:
-    from tasks.data.sources import parquet_rows  # Arrow: a tenth of a second
+    from paceline.tasks.data.sources import parquet_rows  # Arrow: a tenth of a second
 
     return parquet_rows
 
 
 def _zarr() -> ModuleType:
-    from tasks.data.sources import zarr_rows  # half a second
+    from paceline.tasks.data.sources import zarr_rows  # half a second
 
     return zarr_rows
 

@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conf.data import Data
-from tasks.data.listing import SPLITS, Origin, SampleListing, SplitName, check_classes, hold_out
-from tasks.data.samples import Samples, SamplesBuilder
-from tasks.data.sources import folder
-from tasks.data.sources.array_rows import open_table, stored_groups
-from tasks.data.sources.row_table import NPZ, PARQUET, ZARR, Table
-from tasks.data.storage import s3
-from tasks.errors import InputError, one_line
+from paceline.conf.data import Data
+from paceline.tasks.data.listing import SPLITS, Origin, SampleListing, SplitName, check_classes, hold_out
+from paceline.tasks.data.samples import Samples, SamplesBuilder
+from paceline.tasks.data.sources import folder
+from paceline.tasks.data.sources.array_rows import open_table, stored_groups
+from paceline.tasks.data.sources.row_table import NPZ, PARQUET, ZARR, Table
+from paceline.tasks.data.storage import s3
+from paceline.tasks.errors import InputError, one_line
 
 RUN = 256
 """Neighbouring rows that a shard of the training split gets together: they were written, and are read, together."""

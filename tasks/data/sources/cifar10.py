@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from conf.data import Data
-from tasks.data.listing import Origin, SampleListing, check_classes, hold_out
-from tasks.data.samples import Sample, Samples
-from tasks.data.sources import folder
-from tasks.errors import InputError
+from paceline.conf.data import Data
+from paceline.tasks.data.listing import Origin, SampleListing, check_classes, hold_out
+from paceline.tasks.data.samples import Sample, Samples
+from paceline.tasks.data.sources import folder
+from paceline.tasks.errors import InputError
 
 MD5: dict[str, str] = {
     "cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a",

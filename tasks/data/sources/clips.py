@@ -1,7 +1,7 @@
 """Class-named folders of clips: video files, and folders with the frames of one clip as images, numbered.
 
 A video file is one sample, and so is a folder with images in it, called by its path with a slash at the end. How videos
-are decoded is `tasks.data.decode.video`'s business.
+are decoded is `paceline.tasks.data.decode.video`'s business.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from conf.data import NUM_COLOURS, Data
-from tasks.data.decode import video
-from tasks.data.decode.transform import DecodeError, decode
-from tasks.data.item import Item
-from tasks.data.listing import Origin, SampleListing
-from tasks.data.samples import Sample, Samples
-from tasks.data.sources import folder
-from tasks.data.storage.read_files import File, files_of, read_files
-from tasks.errors import InputError
+from paceline.conf.data import NUM_COLOURS, Data
+from paceline.tasks.data.decode import video
+from paceline.tasks.data.decode.transform import DecodeError, decode
+from paceline.tasks.data.item import Item
+from paceline.tasks.data.listing import Origin, SampleListing
+from paceline.tasks.data.samples import Sample, Samples
+from paceline.tasks.data.sources import folder
+from paceline.tasks.data.storage.read_files import File, files_of, read_files
+from paceline.tasks.errors import InputError
 
 VIDEO_SUFFIXES: frozenset[str] = frozenset(
     {
@@ -34,7 +34,7 @@ VIDEO_SUFFIXES: frozenset[str] = frozenset(
 FRAME_SUFFIXES = folder.IMAGE_SUFFIXES - VIDEO_SUFFIXES
 CLIPS = folder.Kind("clip", VIDEO_SUFFIXES | FRAME_SUFFIXES, "clips", NUM_COLOURS)
 CLIP_VERSION = 1
-"""Grows with every change of a clip's pixel (`tasks.data.decode.video`), or of which frames are taken."""
+"""Grows with every change of a clip's pixel (`paceline.tasks.data.decode.video`), or of which frames are taken."""
 
 
 def list_samples(data: Data) -> SampleListing:

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from conf.data import Data
-from tasks.data.listing import Origin, SampleListing, hash_name, hold_out, in_three
-from tasks.data.samples import Sample, Samples
+from paceline.conf.data import Data
+from paceline.tasks.data.listing import Origin, SampleListing, hash_name, hold_out, in_three
+from paceline.tasks.data.samples import Sample, Samples
 
 CLASS_NAMES = tuple("0123456789")
 NUM_ROTATED = 5_000

@@ -17,12 +17,12 @@ import fsspec
 import numpy as np
 import numpy.typing as npt
 
-from conf.data import Data
-from conf.environment import Site
-from tasks.data.listing import SPLITS, Origin, OriginKind, SampleListing, SplitName, check_classes, hold_out
-from tasks.data.samples import Indices, Samples, SamplesBuilder
-from tasks.data.storage import cache, s3
-from tasks.errors import InputError, one_line
+from paceline.conf.data import Data
+from paceline.conf.environment import Site
+from paceline.tasks.data.listing import SPLITS, Origin, OriginKind, SampleListing, SplitName, check_classes, hold_out
+from paceline.tasks.data.samples import Indices, Samples, SamplesBuilder
+from paceline.tasks.data.storage import cache, s3
+from paceline.tasks.errors import InputError, one_line
 
 IMAGE_SUFFIXES: frozenset[str] = frozenset(
     {

@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from conf.data import Data
-from tasks.data.listing import Origin, SampleListing, in_three
-from tasks.data.samples import Sample, Samples
+from paceline.conf.data import Data
+from paceline.tasks.data.listing import Origin, SampleListing, in_three
+from paceline.tasks.data.samples import Sample, Samples
 
 NUM_SCENES, NUM_TEXTURES = 2_000, 1_200
 SCENE_CLASSES = ("background", "disc", "square", "triangle")

@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from conf.data import NUM_COLOURS, Data
-from tasks.data.listing import Origin, SampleListing, in_three
-from tasks.data.samples import Sample, Samples
+from paceline.conf.data import NUM_COLOURS, Data
+from paceline.tasks.data.listing import Origin, SampleListing, in_three
+from paceline.tasks.data.samples import Sample, Samples
 
 NUM_MOTIONS = 1_600
 CLASS_NAMES = ("east", "north", "west", "south")

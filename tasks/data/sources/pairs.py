@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from conf.data import Data
-from tasks.data.listing import SPLITS, Origin, SampleListing, SplitName, hold_out
-from tasks.data.samples import Sample, Samples
-from tasks.data.sources import folder
-from tasks.data.storage import read_files as reading
-from tasks.data.storage.read_files import File
-from tasks.errors import InputError
+from paceline.conf.data import Data
+from paceline.tasks.data.listing import SPLITS, Origin, SampleListing, SplitName, hold_out
+from paceline.tasks.data.samples import Sample, Samples
+from paceline.tasks.data.sources import folder
+from paceline.tasks.data.storage import read_files as reading
+from paceline.tasks.data.storage.read_files import File
+from paceline.tasks.errors import InputError
 
 IMAGES, MASKS, CLASSES = "images", "masks", "classes.txt"
 MAX_CLASSES = 254

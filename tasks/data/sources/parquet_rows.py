@@ -16,9 +16,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.data.decode.transform import DecodeError
-from tasks.data.sources.row_table import BLOCK_BYTES, COLOURS, Row, Table
-from tasks.errors import InputError
+from paceline.tasks.data.decode.transform import DecodeError
+from paceline.tasks.data.sources.row_table import BLOCK_BYTES, COLOURS, Row, Table
+from paceline.tasks.errors import InputError
 
 IMAGE, LABEL = "image", "label"
 BATCH_ROWS = 64

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from conf.data import Data
-from conf.plugins import source_facts
-from tasks.data.item import Item
-from tasks.data.listing import Origin, OriginKind, SampleListing, check_classes, keep_classes
-from tasks.data.samples import Samples
-from tasks.data.sources import (
+from paceline.conf.data import Data
+from paceline.conf.plugins import source_facts
+from paceline.tasks.data.item import Item
+from paceline.tasks.data.listing import Origin, OriginKind, SampleListing, check_classes, keep_classes
+from paceline.tasks.data.samples import Samples
+from paceline.tasks.data.sources import (
     array_rows,
     arrays,
     cifar10,
@@ -26,11 +26,11 @@ from tasks.data.sources import (
     signals,
     tones,
 )
-from tasks.data.sources import user_source as own
-from tasks.data.storage import s3
-from tasks.data.storage.read_files import files_of, read_files
-from tasks.errors import InputError, SourceError, one_line
-from tasks.plugins import needed
+from paceline.tasks.data.sources import user_source as own
+from paceline.tasks.data.storage import s3
+from paceline.tasks.data.storage.read_files import files_of, read_files
+from paceline.tasks.errors import InputError, SourceError, one_line
+from paceline.tasks.plugins import needed
 
 
 def list_samples(data: Data) -> SampleListing:

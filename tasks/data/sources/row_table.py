@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tasks.data.decode.transform import MAX_PIXELS
-from tasks.errors import InputError
+from paceline.tasks.data.decode.transform import MAX_PIXELS
+from paceline.tasks.errors import InputError
 
 NPZ, PARQUET, ZARR = ".npz", ".parquet", ".zarr"
 IMAGES, LABELS, CLASS_NAMES = "images", "labels", "class_names"

@@ -1,6 +1,6 @@
 """Class-named folders of signals in time: WAV, NumPy and Parquet files, laid out as `folder` lays out images.
 
-A file is one sample. What becomes of it is `tasks.data.decode.spectrogram`'s business, which costs its process a second or two
+A file is one sample. What becomes of it is `paceline.tasks.data.decode.spectrogram`'s business, which costs its process a second or two
 to import (SciPy's signals): on workers, at the first sample.
 """
 
@@ -12,16 +12,16 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from conf.data import Data
-from conf.signal import Signal
-from tasks.data.decode.transform import DecodeError
-from tasks.data.item import Item
-from tasks.data.listing import SampleListing
-from tasks.data.sources import folder
+from paceline.conf.data import Data
+from paceline.conf.signal import Signal
+from paceline.tasks.data.decode.transform import DecodeError
+from paceline.tasks.data.item import Item
+from paceline.tasks.data.listing import SampleListing
+from paceline.tasks.data.sources import folder
 
 SIGNALS = folder.Kind("signal", frozenset({".wav", ".wave", ".npy", ".parquet"}), "signals", 1)
 SPECTROGRAM_VERSION = 2
-"""Grows with every change of a picture's pixel (`tasks.data.decode.spectrogram`, `tasks.data.decode.waveform`)."""
+"""Grows with every change of a picture's pixel (`paceline.tasks.data.decode.spectrogram`, `paceline.tasks.data.decode.waveform`)."""
 
 
 def list_samples(data: Data) -> SampleListing:
@@ -49,7 +49,7 @@ def decode(content: bytes, signal: Signal, image_size: int) -> npt.NDArray[np.ui
     Raises:
         DecodeError: The file holds no signal.
     """
-    from tasks.data.decode import spectrogram, waveform
+    from paceline.tasks.data.decode import spectrogram, waveform
 
     samples_T, rate = waveform.decode(content, signal.sample_rate)
     return spectrogram.draw(samples_T, rate, signal, image_size)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from conf.data import Data
-from conf.signal import Signal
-from tasks.data.listing import Origin, SampleListing, in_three
-from tasks.data.samples import Sample, Samples
+from paceline.conf.data import Data
+from paceline.conf.signal import Signal
+from paceline.tasks.data.listing import Origin, SampleListing, in_three
+from paceline.tasks.data.samples import Sample, Samples
 
 NUM_TONES = 1_800
 CLASS_NAMES = ("falling", "rising", "steady", "wavering")
@@ -35,7 +35,7 @@ def list_samples(data: Data) -> SampleListing:
 
 def read_tones(origin: Origin, samples: Samples, image_size: int) -> npt.NDArray[np.uint8]:
     """Grey pictures (N, S, S, 1)."""
-    from tasks.data.decode import spectrogram
+    from paceline.tasks.data.decode import spectrogram
 
     signal = origin.signal
     assert signal is not None

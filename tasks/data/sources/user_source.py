@@ -15,13 +15,13 @@ from uuid import uuid4
 
 import numpy as np
 
-from conf.data import Data
-from conf.plugins import Plugin, SourceFacts, source_facts
-from tasks.data.item import Item, Picture
-from tasks.data.listing import SPLITS, Origin, SampleListing, hold_out
-from tasks.data.samples import Samples, SamplesBuilder
-from tasks.errors import InputError, OutsideError, RunError, SourceError
-from tasks.plugins import blamed, load_own
+from paceline.conf.data import Data
+from paceline.conf.plugins import Plugin, SourceFacts, source_facts
+from paceline.tasks.data.item import Item, Picture
+from paceline.tasks.data.listing import SPLITS, Origin, SampleListing, hold_out
+from paceline.tasks.data.samples import Samples, SamplesBuilder
+from paceline.tasks.errors import InputError, OutsideError, RunError, SourceError
+from paceline.tasks.plugins import blamed, load_own
 
 Listed = tuple[str, int] | tuple[str, int, str]
 """A sample: its name, its class, and a stamp that changes when its content does, such as a file's time."""
@@ -32,7 +32,7 @@ class Source(Protocol):
 
     It is called with `data.root` (of a path the absolute one) or None, in each process anew. Before that these are read
     from the class or function itself, where it has them: `needs_root` (True), `channels` (3, or 1 for grey),
-    `has_masks` (False), `target_names` ((), or ("angle",) in radians); see `conf.plugins.SourceFacts`.
+    `has_masks` (False), `target_names` ((), or ("angle",) in radians); see `paceline.conf.plugins.SourceFacts`.
     """
 
     class_names: Sequence[str]

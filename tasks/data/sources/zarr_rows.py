@@ -17,9 +17,9 @@ import zarr
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from zarr.storage import FsspecStore
 
-from tasks.data.decode.transform import DecodeError
-from tasks.data.sources import folder
-from tasks.data.sources.row_table import (
+from paceline.tasks.data.decode.transform import DecodeError
+from paceline.tasks.data.sources import folder
+from paceline.tasks.data.sources.row_table import (
     CLASS_NAMES,
     IMAGES,
     LABELS,
@@ -30,8 +30,8 @@ from tasks.data.sources.row_table import (
     channels_of,
     in_eight_bits,
 )
-from tasks.data.storage import s3
-from tasks.errors import InputError, one_line
+from paceline.tasks.data.storage import s3
+from paceline.tasks.errors import InputError, one_line
 
 MAX_CHUNK_BYTES = 2**28
 """Of a chunk, which is decoded as a whole, and of the rows read at a time where an image lies in many chunks."""

@@ -16,9 +16,9 @@ from functools import cache
 from pathlib import Path
 from uuid import uuid4
 
-from conf.environment import Site
-from tasks.errors import InputError
-from tasks.files import TEMPORARY_SUFFIX, private_directory
+from paceline.conf.environment import Site
+from paceline.tasks.errors import InputError
+from paceline.tasks.files import TEMPORARY_SUFFIX, private_directory
 
 DIGEST_BYTES = 32
 KEPT_FRACTION = 0.9

@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
 
-from tasks.data.samples import Samples
-from tasks.data.sources import folder
-from tasks.data.storage import cache, s3
-from tasks.errors import InputError
-from tasks.records import Reads
+from paceline.tasks.data.samples import Samples
+from paceline.tasks.data.sources import folder
+from paceline.tasks.data.storage import cache, s3
+from paceline.tasks.errors import InputError
+from paceline.tasks.records import Reads
 
 WAVE_FILES = s3.AT_ONCE
 WAVE_BYTES = 32 * 2**20

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tasks.errors import InputError, OutsideError, SourceError, one_line
+from paceline.tasks.errors import InputError, OutsideError, SourceError, one_line
 
 PROTOCOLS = ("s3", "s3a")
 AT_ONCE = 64

@@ -2,7 +2,7 @@
 
 Shapes: N samples, C channels, H height, W width, K classes, T regression targets.
 Networks that classify map images_NCHW to `(logits_NK, targets_NT)`; the second is None without regression targets.
-Those of `tasks.model.networks.pixel_networks` give something for each pixel, and None.
+Those of `paceline.tasks.model.networks.pixel_networks` give something for each pixel, and None.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from conf.model import Model
-from tasks.model.networks import user_network as own
-from tasks.model.networks.blocks import conv_blocks, every_nth, keep_format
-from tasks.model.networks.pixel_networks import DnCnn, UNet
-from tasks.model.networks.resnet import resnet18, resnet50
-from tasks.model.networks.sequence import SequenceNet
-from tasks.model.networks.test_time_augmentation import ViewMean
-from tasks.model.networks.whitened import Whitened
+from paceline.conf.model import Model
+from paceline.tasks.model.networks import user_network as own
+from paceline.tasks.model.networks.blocks import conv_blocks, every_nth, keep_format
+from paceline.tasks.model.networks.pixel_networks import DnCnn, UNet
+from paceline.tasks.model.networks.resnet import resnet18, resnet50
+from paceline.tasks.model.networks.sequence import SequenceNet
+from paceline.tasks.model.networks.test_time_augmentation import ViewMean
+from paceline.tasks.model.networks.whitened import Whitened
 
 Outputs = tuple[torch.Tensor, torch.Tensor | None]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from tasks.model.networks.blocks import every_nth, keep_format
+from paceline.tasks.model.networks.blocks import every_nth, keep_format
 
 Outputs = tuple[torch.Tensor, None]
 WIDTHS = (64, 128, 256, 512)

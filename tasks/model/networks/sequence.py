@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from conf.data import NUM_COLOURS
-from conf.model import Model
-from tasks.model.networks.blocks import conv_blocks, keep_format
+from paceline.conf.data import NUM_COLOURS
+from paceline.conf.model import Model
+from paceline.tasks.model.networks.blocks import conv_blocks, keep_format
 
 GRID = 4
 """Features are averaged over a grid of so many fields each way, and not over the frame: what moves is somewhere."""

@@ -23,7 +23,7 @@ class ViewMean(nn.Module):
 
     Args:
         network: without regression targets, which a mirror image may change.
-        num_views: 2 or 6, as `conf.model.Model.test_views` says.
+        num_views: 2 or 6, as `paceline.conf.model.Model.test_views` says.
     """
 
     def __init__(self, network: nn.Module, num_views: int) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from tasks.measure.statistics import Estimate, Interval, arm_ratio
-from tasks.records import AllReduceTime, Arm, ProbeResult
-from tasks.speedup.forecast.records import Advice, AllReduceSample, Company, ProfilePoint
+from paceline.tasks.measure.statistics import Estimate, Interval, arm_ratio
+from paceline.tasks.records import AllReduceTime, Arm, ProbeResult
+from paceline.tasks.speedup.forecast.records import Advice, AllReduceSample, Company, ProfilePoint
 
 
 def profile_of(probe: ProbeResult) -> tuple[ProfilePoint, ...]:

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import optimize, stats
 
-from tasks.errors import InputError
-from tasks.speedup.forecast.records import AllReduceSample, Link
+from paceline.tasks.errors import InputError
+from paceline.tasks.speedup.forecast.records import AllReduceSample, Link
 
 MIN_RELATIVE_ERROR = 0.05
 """Smallest half-width that is claimed for a predicted all-reduce: a link is shared, and repeats differ by as much."""

@@ -24,10 +24,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from tasks.errors import InputError
-from tasks.measure.statistics import Interval
-from tasks.speedup.forecast.links import all_reduce_seconds
-from tasks.speedup.forecast.records import (
+from paceline.tasks.errors import InputError
+from paceline.tasks.measure.statistics import Interval
+from paceline.tasks.speedup.forecast.links import all_reduce_seconds
+from paceline.tasks.speedup.forecast.records import (
     Bound,
     CheapestChoice,
     Company,

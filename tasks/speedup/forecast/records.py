@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from tasks.measure.statistics import Interval
-from tasks.records import Record
+from paceline.tasks.measure.statistics import Interval
+from paceline.tasks.records import Record
 
 Bound = Literal["compute", "communication", "overhead"]
 ScalingKind = Literal["strong", "weak"]

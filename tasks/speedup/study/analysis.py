@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tasks.measure.statistics import FIXED_CONFIDENCE, Interval, estimate_ratio
-from tasks.speedup.study.pairs import Trainings, as_interval, end_to_end, log_ratios, predicted, steady
-from tasks.speedup.study.parity import parity, score_parity
-from tasks.speedup.study.records import (
+from paceline.tasks.measure.statistics import FIXED_CONFIDENCE, Interval, estimate_ratio
+from paceline.tasks.speedup.study.pairs import Trainings, as_interval, end_to_end, log_ratios, predicted, steady
+from paceline.tasks.speedup.study.parity import parity, score_parity
+from paceline.tasks.speedup.study.records import (
     ArmRun,
     ArmSummary,
     BudgetDifference,
@@ -24,7 +24,7 @@ from tasks.speedup.study.records import (
     Scaling,
     StudyArm,
 )
-from tasks.speedup.study.scaling import scaling
+from paceline.tasks.speedup.study.scaling import scaling
 
 NUM_DEVICES = ("execution.num_devices", "execution.num_nodes")
 SECONDS_PER_HOUR = 3600.0

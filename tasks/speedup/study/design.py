@@ -7,10 +7,10 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from conf.config import Config
-from conf.load import ConfigError, field_paths
-from tasks.errors import InputError
-from tasks.speedup.study.records import StudyArm
+from paceline.conf.config import Config
+from paceline.conf.load import ConfigError, field_paths
+from paceline.tasks.errors import InputError
+from paceline.tasks.speedup.study.records import StudyArm
 
 EXECUTION = "execution."
 NOT_AXES = ("name", "seed", "track.", "cluster.", "speedup.")

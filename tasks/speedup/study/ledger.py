@@ -6,9 +6,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from tasks.errors import InputError
-from tasks.files import write_durably
-from tasks.speedup.study.records import ArmRun
+from paceline.tasks.errors import InputError
+from paceline.tasks.files import write_durably
+from paceline.tasks.speedup.study.records import ArmRun
 
 
 class Ledger:

@@ -14,13 +14,13 @@ from typing import Literal
 
 import numpy as np
 
-from tasks.measure.statistics import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Interval, estimate_ratio
-from tasks.records import Cost, Record
-from tasks.speedup.hardware_table import DataSheet, HardwareRow, most_predicted, most_trained
-from tasks.speedup.study.analysis import median_known
-from tasks.speedup.study.pairs import Trainings, as_interval, end_to_end, log_ratios
-from tasks.speedup.study.parity import parity
-from tasks.speedup.study.records import ArmRun, Parity, Rates, StudyArm
+from paceline.tasks.measure.statistics import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Interval, estimate_ratio
+from paceline.tasks.records import Cost, Record
+from paceline.tasks.speedup.hardware_table import DataSheet, HardwareRow, most_predicted, most_trained
+from paceline.tasks.speedup.study.analysis import median_known
+from paceline.tasks.speedup.study.pairs import Trainings, as_interval, end_to_end, log_ratios
+from paceline.tasks.speedup.study.parity import parity
+from paceline.tasks.speedup.study.records import ArmRun, Parity, Rates, StudyArm
 
 SCRATCH, TUNED, FEATURES = "from scratch", "fine-tuned", "features"
 WAYS = (SCRATCH, TUNED, FEATURES)

@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from tasks.formatting import format_seconds
-from tasks.measure.statistics import MIN_INTERVAL_ROUNDS, Interval
-from tasks.speedup.study.no_gpu import FEATURES, SCRATCH, TUNED, NoGpuResult, Way, interval_is_missing
+from paceline.tasks.formatting import format_seconds
+from paceline.tasks.measure.statistics import MIN_INTERVAL_ROUNDS, Interval
+from paceline.tasks.speedup.study.no_gpu import FEATURES, SCRATCH, TUNED, NoGpuResult, Way, interval_is_missing
 
 MIN_SHARE = 0.9
 """Of the accuracy of training from scratch, with which something cheaper is still worth a mention."""

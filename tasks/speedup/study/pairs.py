@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tasks.measure.statistics import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Estimate, Interval, estimate_ratio
-from tasks.speedup.comparability import match
-from tasks.speedup.study.records import ArmRun, MatchVerdict, StudyArm
+from paceline.tasks.measure.statistics import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Estimate, Interval, estimate_ratio
+from paceline.tasks.speedup.comparability import match
+from paceline.tasks.speedup.study.records import ArmRun, MatchVerdict, StudyArm
 
 Rate = Callable[[ArmRun], float | None]
 

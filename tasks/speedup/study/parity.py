@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import stats
 
-from tasks.measure.statistics import Interval
-from tasks.speedup.study.records import Parity
+from paceline.tasks.measure.statistics import Interval
+from paceline.tasks.speedup.study.records import Parity
 
 MARGIN = 0.01
 """A loss of score below one point is not held against an arm: seeds alone move a small network by as much."""

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from tasks.measure.statistics import Interval
-from tasks.records import CompileStats, Record, ScoreName
+from paceline.tasks.measure.statistics import Interval
+from paceline.tasks.records import CompileStats, Record, ScoreName
 
 Parity = Literal["on par", "better", "worse", "undecided", "unknown"]
 

@@ -24,8 +24,14 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from tasks.measure.statistics import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Interval, estimate_ratio, location_interval
-from tasks.speedup.study.records import Fit, Scaling, ScalingPoint
+from paceline.tasks.measure.statistics import (
+    FIXED_CONFIDENCE,
+    MIN_INTERVAL_ROUNDS,
+    Interval,
+    estimate_ratio,
+    location_interval,
+)
+from paceline.tasks.speedup.study.records import Fit, Scaling, ScalingPoint
 
 MIN_POINTS = 4
 """Numbers of devices, one included, below which no law is fitted: the larger law has two parameters, and a fit that

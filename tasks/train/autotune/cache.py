@@ -9,10 +9,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from conf.config import Config
-from tasks.files import write_durably
-from tasks.fingerprint import code_fingerprint
-from tasks.records import Hardware, PreparedSet, Search
+from paceline.conf.config import Config
+from paceline.tasks.files import write_durably
+from paceline.tasks.fingerprint import code_fingerprint
+from paceline.tasks.records import Hardware, PreparedSet, Search
 
 FREE_OF = {"num_epochs", "learning_rate", "momentum", "weight_decay", "drop_epochs", "drop_factor", "warmup_epochs"}
 """Settings of a recipe that do not change what a step costs."""

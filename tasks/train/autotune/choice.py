@@ -11,8 +11,8 @@ import statistics
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from tasks.measure.statistics import Estimate, arm_ratio
-from tasks.records import Arm, Choice, Plan, ProbeResult, Search
+from paceline.tasks.measure.statistics import Estimate, arm_ratio
+from paceline.tasks.records import Arm, Choice, Plan, ProbeResult, Search
 
 MIN_GAIN = 0.01
 """Of the throughput. Below it an execution is not worth departing from the rules, which hold from run to run."""

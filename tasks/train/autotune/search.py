@@ -19,12 +19,12 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from conf.config import Speedup
-from tasks.errors import one_line
-from tasks.host import has_compiler
-from tasks.measure.probe import ArmRunner, run_probe
-from tasks.records import Arm, Plan, ProbeResult, Search, SlowArm, Validity
-from tasks.train.autotune.choice import (
+from paceline.conf.config import Speedup
+from paceline.tasks.errors import one_line
+from paceline.tasks.host import has_compiler
+from paceline.tasks.measure.probe import ArmRunner, run_probe
+from paceline.tasks.records import Arm, Plan, ProbeResult, Search, SlowArm, Validity
+from paceline.tasks.train.autotune.choice import (
     LAYER_SETTINGS,
     best_role,
     chosen_arm,
@@ -33,10 +33,10 @@ from tasks.train.autotune.choice import (
     step_seconds,
     winning_roles,
 )
-from tasks.train.plan import arm_of, can_capture
-from tasks.train.rank import process_group as group
-from tasks.train.rank.benchmark import NUM_WARM_UP, Bench
-from tasks.train.step.micro_batches import too_many
+from paceline.tasks.train.plan import arm_of, can_capture
+from paceline.tasks.train.rank import process_group as group
+from paceline.tasks.train.rank.benchmark import NUM_WARM_UP, Bench
+from paceline.tasks.train.step.micro_batches import too_many
 
 LAYER_SECONDS = 2.0
 """Least time for the layers; a training that is longer affords them `LAYER_SHARE` of its planned time."""

@@ -13,13 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from conf.config import Config
-from tasks.cluster.client import ask, connect
-from tasks.errors import LostError, RankError
-from tasks.fingerprint import code_fingerprint
-from tasks.host import host_identity
-from tasks.metrics_file import FILE, attempts
-from tasks.records import (
+from paceline.conf.config import Config
+from paceline.tasks.cluster.client import ask, connect
+from paceline.tasks.errors import LostError, RankError
+from paceline.tasks.fingerprint import code_fingerprint
+from paceline.tasks.host import host_identity
+from paceline.tasks.metrics_file import FILE, attempts
+from paceline.tasks.records import (
     Measurement,
     MeasureResult,
     Plan,
@@ -31,15 +31,15 @@ from tasks.records import (
     Search,
     TrainResult,
 )
-from tasks.track.metrics_upload import delivered
-from tasks.train.launch.layout import PROBE_FILE, SEARCH_FILE, Seat, devices_beside
-from tasks.train.launch.out_of_memory import keep_fitting, smaller, with_fitting
-from tasks.train.launch.placement import are_free, can_grow, chosen, find_seats
-from tasks.train.launch.rank_group import ANSWER_SECONDS, Gang, Told
-from tasks.train.launch.rank_process import interface_of
-from tasks.train.launch.recovery import Recovery
-from tasks.train.launch.supervisor import RankOutcome, free_port, progress_topic
-from tasks.train.rank.checkpoint import newest_verified, step_of
+from paceline.tasks.track.metrics_upload import delivered
+from paceline.tasks.train.launch.layout import PROBE_FILE, SEARCH_FILE, Seat, devices_beside
+from paceline.tasks.train.launch.out_of_memory import keep_fitting, smaller, with_fitting
+from paceline.tasks.train.launch.placement import are_free, can_grow, chosen, find_seats
+from paceline.tasks.train.launch.rank_group import ANSWER_SECONDS, Gang, Told
+from paceline.tasks.train.launch.rank_process import interface_of
+from paceline.tasks.train.launch.recovery import Recovery
+from paceline.tasks.train.launch.supervisor import RankOutcome, free_port, progress_topic
+from paceline.tasks.train.rank.checkpoint import newest_verified, step_of
 
 if TYPE_CHECKING:
     from distributed import Client

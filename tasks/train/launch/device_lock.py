@@ -22,8 +22,8 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from tasks.errors import RunError
-from tasks.records import Record
+from paceline.tasks.errors import RunError
+from paceline.tasks.records import Record
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=255)]
 

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tasks.errors import InputError
-from tasks.host import keep_memory
-from tasks.records import Record
+from paceline.tasks.errors import InputError
+from paceline.tasks.host import keep_memory
+from paceline.tasks.records import Record
 
 # Inherited values of these would make torch or Lightning join another group (Lightning#16313, #5651).
 SCRUBBED_PREFIXES = ("TORCHELASTIC_", "SLURM_", "PMI_", "OMPI_", "PL_", "LSB_", "JSM_")
@@ -182,4 +182,4 @@ def rank_environment(
 
 def rank_command(spec_path: Path) -> list[str]:
     """The command that runs, or replays, a rank."""
-    return [sys.executable, "-m", "tasks.train.rank.main", str(spec_path)]
+    return [sys.executable, "-m", "paceline.tasks.train.rank.main", str(spec_path)]

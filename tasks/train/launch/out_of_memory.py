@@ -12,10 +12,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from conf.config import Config
-from tasks.errors import RankError
-from tasks.files import write_durably
-from tasks.records import Choice, Plan
+from paceline.conf.config import Config
+from paceline.tasks.errors import RankError
+from paceline.tasks.files import write_durably
+from paceline.tasks.records import Choice, Plan
 
 FITTING_FILE = "micro_batch.json"
 """In the run's directory."""

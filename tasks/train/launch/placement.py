@@ -11,17 +11,17 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 from urllib.parse import urlparse
 
-from conf.config import Config
-from conf.environment import Site
-from tasks.cluster.client import ask, connect, workers
-from tasks.cluster.hardware import describe
-from tasks.errors import InputError, PacelineError
-from tasks.fingerprint import code_fingerprint
-from tasks.records import Hardware, Plan, Record
-from tasks.train.launch.device_lock import Lease
-from tasks.train.launch.layout import Candidate, Seat, devices_beside, gpus_of_workers, layouts, seat_ranks
-from tasks.train.launch.rank_group import ANSWER_SECONDS
-from tasks.train.launch.rank_process import keep_ready
+from paceline.conf.config import Config
+from paceline.conf.environment import Site
+from paceline.tasks.cluster.client import ask, connect, workers
+from paceline.tasks.cluster.hardware import describe
+from paceline.tasks.errors import InputError, PacelineError
+from paceline.tasks.fingerprint import code_fingerprint
+from paceline.tasks.records import Hardware, Plan, Record
+from paceline.tasks.train.launch.device_lock import Lease
+from paceline.tasks.train.launch.layout import Candidate, Seat, devices_beside, gpus_of_workers, layouts, seat_ranks
+from paceline.tasks.train.launch.rank_group import ANSWER_SECONDS
+from paceline.tasks.train.launch.rank_process import keep_ready
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -11,17 +11,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from tasks import deadline
-from tasks.cluster.client import workers
-from tasks.errors import LostError, RankError
-from tasks.records import RankSpec
-from tasks.train.launch.layout import Seat
-from tasks.train.launch.rank_process import running_ranks
-from tasks.train.launch.supervisor import Claim, RankOutcome, Report, order, report, supervise
+from paceline.tasks import deadline
+from paceline.tasks.cluster.client import workers
+from paceline.tasks.errors import LostError, RankError
+from paceline.tasks.records import RankSpec
+from paceline.tasks.train.launch.layout import Seat
+from paceline.tasks.train.launch.rank_process import running_ranks
+from paceline.tasks.train.launch.supervisor import Claim, RankOutcome, Report, order, report, supervise
 
 if TYPE_CHECKING:
     from distributed import Client, Future
-from tasks.cluster.client import ask
+from paceline.tasks.cluster.client import ask
 
 POLL_SECONDS = 0.25
 ASK_SECONDS = 2.0

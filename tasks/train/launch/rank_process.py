@@ -14,16 +14,16 @@ from pathlib import Path
 
 import psutil
 
-from tasks.cluster.hardware import cpu_kind
-from tasks.files import private_directory
-from tasks.records import RankSpec
-from tasks.train.launch.device_lock import Lease
-from tasks.train.launch.heartbeat import VARIABLE, PulseReader
-from tasks.train.launch.layout import rank_command, rank_environment
-from tasks.train.launch.standby import PARENT, Standby, standby_command, take
+from paceline.tasks.cluster.hardware import cpu_kind
+from paceline.tasks.files import private_directory
+from paceline.tasks.records import RankSpec
+from paceline.tasks.train.launch.device_lock import Lease
+from paceline.tasks.train.launch.heartbeat import VARIABLE, PulseReader
+from paceline.tasks.train.launch.layout import rank_command, rank_environment
+from paceline.tasks.train.launch.standby import PARENT, Standby, standby_command, take
 
 GRACE_SECONDS = 1.5
-RANK_MODULE = "tasks.train.rank.main"
+RANK_MODULE = "paceline.tasks.train.rank.main"
 
 _ready: list[Standby] = []
 

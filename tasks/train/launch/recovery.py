@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from tasks import deadline
-from tasks.errors import InputError, LostError, RankError
-from tasks.records import Restart
-from tasks.train.launch.rank_group import Told
-from tasks.train.rank.checkpoint import newest_verified, step_of
+from paceline.tasks import deadline
+from paceline.tasks.errors import InputError, LostError, RankError
+from paceline.tasks.records import Restart
+from paceline.tasks.train.launch.rank_group import Told
+from paceline.tasks.train.rank.checkpoint import newest_verified, step_of
 
 REJOIN_SECONDS = 10.0
 """For a lost worker to come back before the group goes on with fewer, where it may."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tasks.errors import InputError
+from paceline.tasks.errors import InputError
 
 NUM_TRIES = 5
 TRY_SECONDS = 0.05

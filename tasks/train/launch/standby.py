@@ -17,8 +17,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tasks.host import die_with
-from tasks.train.launch.heartbeat import VARIABLE as PULSE
+from paceline.tasks.host import die_with
+from paceline.tasks.train.launch.heartbeat import VARIABLE as PULSE
 
 PARENT = "PACELINE_SUPERVISOR"
 """Variable that holds the process id of the worker that a rank dies with."""

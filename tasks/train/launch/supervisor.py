@@ -23,13 +23,13 @@ from typing import Any, Literal
 
 import psutil
 
-from conf.environment import Site
-from tasks.errors import LostError
-from tasks.files import write_durably
-from tasks.records import RankSpec, Record
-from tasks.train.launch.device_lock import Lease, Owner
-from tasks.train.launch.heartbeat import PulseReader
-from tasks.train.launch.rank_process import end_group, start_rank
+from paceline.conf.environment import Site
+from paceline.tasks.errors import LostError
+from paceline.tasks.files import write_durably
+from paceline.tasks.records import RankSpec, Record
+from paceline.tasks.train.launch.device_lock import Lease, Owner
+from paceline.tasks.train.launch.heartbeat import PulseReader
+from paceline.tasks.train.launch.rank_process import end_group, start_rank
 
 POLL_SECONDS = 0.25
 LEASE_BEAT_SECONDS = 2.0

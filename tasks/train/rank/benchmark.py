@@ -13,16 +13,16 @@ from contextlib import ExitStack, closing
 import torch
 from torch import distributed
 
-from conf.execution import Compression
-from tasks.data.loading.loader import TrainLoader
-from tasks.data.loading.sampling import BatchPlan
-from tasks.measure.probe import ArmRunner, StepRunner, Watch, run_probe
-from tasks.measure.validity import ValidityWatch
-from tasks.model.batch import BatchSource, LabelledBatch
-from tasks.records import AllReduceTime, Arm, MeasureResult, ProbeResult
-from tasks.train.rank import process_group as group
-from tasks.train.rank.context import Place
-from tasks.train.step.benchmark_step import BareStep, StepInputs
+from paceline.conf.execution import Compression
+from paceline.tasks.data.loading.loader import TrainLoader
+from paceline.tasks.data.loading.sampling import BatchPlan
+from paceline.tasks.measure.probe import ArmRunner, StepRunner, Watch, run_probe
+from paceline.tasks.measure.validity import ValidityWatch
+from paceline.tasks.model.batch import BatchSource, LabelledBatch
+from paceline.tasks.records import AllReduceTime, Arm, MeasureResult, ProbeResult
+from paceline.tasks.train.rank import process_group as group
+from paceline.tasks.train.rank.context import Place
+from paceline.tasks.train.step.benchmark_step import BareStep, StepInputs
 
 NUM_WARM_UP = 3
 GRADIENT_BYTES: dict[Compression, int] = {"off": 4, "bf16": 2}

@@ -17,17 +17,17 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import Callback, Trainer
 
-from tasks.errors import RunError
-from tasks.model.batch import BatchSource, LabelledBatch
-from tasks.model.lightning_module import Learner
-from tasks.model.objectives import Task
-from tasks.records import Choice
-from tasks.train.checkpoint_interval import CheckpointInterval
-from tasks.train.rank.checkpoint import checkpoint_path
-from tasks.train.rank.process_group import agreed, average_buffers, reduced
-from tasks.train.rank.time_budget import Stopwatch
-from tasks.train.step.distributed import communication_fraction
-from tasks.train.step.epoch_loop import StepLoop
+from paceline.tasks.errors import RunError
+from paceline.tasks.model.batch import BatchSource, LabelledBatch
+from paceline.tasks.model.lightning_module import Learner
+from paceline.tasks.model.objectives import Task
+from paceline.tasks.records import Choice
+from paceline.tasks.train.checkpoint_interval import CheckpointInterval
+from paceline.tasks.train.rank.checkpoint import checkpoint_path
+from paceline.tasks.train.rank.process_group import agreed, average_buffers, reduced
+from paceline.tasks.train.rank.time_budget import Stopwatch
+from paceline.tasks.train.step.distributed import communication_fraction
+from paceline.tasks.train.step.epoch_loop import StepLoop
 
 MAX_LOG_STEPS = 50
 LogMetrics = Callable[[dict[str, float], int], None]

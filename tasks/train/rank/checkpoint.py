@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 
-from tasks.files import sha256_of
+from paceline.tasks.files import sha256_of
 
 
 def checkpoint_path(directory: Path, step: int) -> Path:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 
-from tasks.errors import RunError
-from tasks.files import write_durably
-from tasks.train.rank.checkpoint import digest_path
+from paceline.tasks.errors import RunError
+from paceline.tasks.files import write_durably
+from paceline.tasks.train.rank.checkpoint import digest_path
 
 NUM_KEPT = 2
 

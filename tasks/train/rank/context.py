@@ -13,25 +13,25 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tasks.data.loading.batch import Batch, Normalise
-from tasks.data.loading.evaluation import evaluation_batch, evaluation_batches
-from tasks.data.loading.loader import TrainLoader, make_loader
-from tasks.data.loading.sampling import BatchPlan
-from tasks.data.split import Split, open_split
-from tasks.errors import RunError
-from tasks.fingerprint import code_fingerprint
-from tasks.host import host_identity
-from tasks.model.inference import Int64s
-from tasks.model.networks.registry import build_network
-from tasks.model.networks.whitened import Whitening
-from tasks.model.objectives import task_of
-from tasks.model.pretrained import begin_with
-from tasks.model.transfer import freeze
-from tasks.plugins import needed
-from tasks.records import Arm, Plan, RankSpec
-from tasks.train.launch.rank_process import running_ranks
-from tasks.train.rank import process_group as group
-from tasks.train.rank.affinity import bind
+from paceline.tasks.data.loading.batch import Batch, Normalise
+from paceline.tasks.data.loading.evaluation import evaluation_batch, evaluation_batches
+from paceline.tasks.data.loading.loader import TrainLoader, make_loader
+from paceline.tasks.data.loading.sampling import BatchPlan
+from paceline.tasks.data.split import Split, open_split
+from paceline.tasks.errors import RunError
+from paceline.tasks.fingerprint import code_fingerprint
+from paceline.tasks.host import host_identity
+from paceline.tasks.model.inference import Int64s
+from paceline.tasks.model.networks.registry import build_network
+from paceline.tasks.model.networks.whitened import Whitening
+from paceline.tasks.model.objectives import task_of
+from paceline.tasks.model.pretrained import begin_with
+from paceline.tasks.model.transfer import freeze
+from paceline.tasks.plugins import needed
+from paceline.tasks.records import Arm, Plan, RankSpec
+from paceline.tasks.train.launch.rank_process import running_ranks
+from paceline.tasks.train.rank import process_group as group
+from paceline.tasks.train.rank.affinity import bind
 
 EVALUATION_PIXELS = 512 * 32 * 32  # of a batch's images, so that large ones need no more memory than small ones
 MAX_EVALUATION_BATCH = 512

@@ -1,4 +1,4 @@
-"""One rank: `python -m tasks.train.rank.main spec.json` joins the group, probes, trains, predicts, and writes result.json.
+"""One rank: `python -m paceline.tasks.train.rank.main spec.json` joins the group, probes, trains, predicts, and writes result.json.
 
 With `place` and `measure` the composition root of a rank's process: the only modules of a stage that bring other
 stages' parts together. Knows nothing of Dask, Prefect or how it was started, so any engineer can replay it by hand.
@@ -31,20 +31,20 @@ import torch  # noqa: E402
 from lightning.pytorch import Trainer  # noqa: E402
 from torch import nn  # noqa: E402
 
-from conf.execution import Precision  # noqa: E402
-from tasks.data.loading.loader import TrainLoader  # noqa: E402
-from tasks.data.loading.step_schedule import Course
-from tasks.data.split import open_split  # noqa: E402
-from tasks.errors import MeasureMemoryError, PacelineError, RunError  # noqa: E402
-from tasks.measure.energy import EnergyMeter
-from tasks.measure.system_metrics import sampled
-from tasks.measure.validity import ValidityWatch
-from tasks.metrics_file import FILE as METRICS_FILE
-from tasks.metrics_file import MetricsFile
-from tasks.model.fuse_batch_norm import fold_batch_norm
-from tasks.model.lightning_module import STATE_KEY, Learner
-from tasks.model.objectives import PixelTask
-from tasks.records import (  # noqa: E402
+from paceline.conf.execution import Precision  # noqa: E402
+from paceline.tasks.data.loading.loader import TrainLoader  # noqa: E402
+from paceline.tasks.data.loading.step_schedule import Course
+from paceline.tasks.data.split import open_split  # noqa: E402
+from paceline.tasks.errors import MeasureMemoryError, PacelineError, RunError  # noqa: E402
+from paceline.tasks.measure.energy import EnergyMeter
+from paceline.tasks.measure.system_metrics import sampled
+from paceline.tasks.measure.validity import ValidityWatch
+from paceline.tasks.metrics_file import FILE as METRICS_FILE
+from paceline.tasks.metrics_file import MetricsFile
+from paceline.tasks.model.fuse_batch_norm import fold_batch_norm
+from paceline.tasks.model.lightning_module import STATE_KEY, Learner
+from paceline.tasks.model.objectives import PixelTask
+from paceline.tasks.records import (  # noqa: E402
     BASELINE,
     STEP_ITEMS,
     Arm,
@@ -55,16 +55,16 @@ from tasks.records import (  # noqa: E402
     Search,
     TrainResult,
 )
-from tasks.redact import redact, redact_logs  # noqa: E402
-from tasks.train.autotune.choice import choose, faster_plan, plan_of_probe
-from tasks.train.autotune.search import search, time_layers
-from tasks.train.launch.heartbeat import Pulse
-from tasks.train.launch.layout import EXAMPLES_FILE, PROBE_FILE, SEARCH_FILE
-from tasks.train.launch.standby import die_with_supervisor
-from tasks.train.plan import arm_of  # noqa: E402
-from tasks.train.rank import process_group as group
-from tasks.train.rank.benchmark import Bench, diagnostic_arms, measure, measured_loads
-from tasks.train.rank.callbacks import (
+from paceline.tasks.redact import redact, redact_logs  # noqa: E402
+from paceline.tasks.train.autotune.choice import choose, faster_plan, plan_of_probe
+from paceline.tasks.train.autotune.search import search, time_layers
+from paceline.tasks.train.launch.heartbeat import Pulse
+from paceline.tasks.train.launch.layout import EXAMPLES_FILE, PROBE_FILE, SEARCH_FILE
+from paceline.tasks.train.launch.standby import die_with_supervisor
+from paceline.tasks.train.plan import arm_of  # noqa: E402
+from paceline.tasks.train.rank import process_group as group
+from paceline.tasks.train.rank.benchmark import Bench, diagnostic_arms, measure, measured_loads
+from paceline.tasks.train.rank.callbacks import (
     BudgetCallback,
     CheckpointCallback,
     LogMetrics,
@@ -73,15 +73,22 @@ from tasks.train.rank.callbacks import (
     ValidationCallback,
     write_atomically,
 )
-from tasks.train.rank.checkpoint_io import AtomicCheckpointIO, load
-from tasks.train.rank.context import Place
-from tasks.train.rank.predictions import choose_examples, count, predict, save_examples, save_predictions, warm_up
-from tasks.train.rank.time_budget import Stopwatch
-from tasks.train.step.compile import CompileWatch, compile_network
-from tasks.train.step.distributed import ExchangeStrategy, ShardedLearner, sharding_strategy, whole
-from tasks.train.step.epoch_loop import StepLoop
-from tasks.train.step.micro_batches import too_many
-from tasks.train.step.precision import forward_context, prepare_network
+from paceline.tasks.train.rank.checkpoint_io import AtomicCheckpointIO, load
+from paceline.tasks.train.rank.context import Place
+from paceline.tasks.train.rank.predictions import (
+    choose_examples,
+    count,
+    predict,
+    save_examples,
+    save_predictions,
+    warm_up,
+)
+from paceline.tasks.train.rank.time_budget import Stopwatch
+from paceline.tasks.train.step.compile import CompileWatch, compile_network
+from paceline.tasks.train.step.distributed import ExchangeStrategy, ShardedLearner, sharding_strategy, whole
+from paceline.tasks.train.step.epoch_loop import StepLoop
+from paceline.tasks.train.step.micro_batches import too_many
+from paceline.tasks.train.step.precision import forward_context, prepare_network
 
 MAX_SWITCHES = 2
 """Times that the execution is switched after a probe: to another arithmetic, then to another loading."""

@@ -15,10 +15,10 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from tasks.model.batch import LabelledBatch
-from tasks.model.inference import Int64s, predictions
-from tasks.model.objectives import PixelTask, Task
-from tasks.train.step.micro_batches import part_of
+from paceline.tasks.model.batch import LabelledBatch
+from paceline.tasks.model.inference import Int64s, predictions
+from paceline.tasks.model.objectives import PixelTask, Task
+from paceline.tasks.train.step.micro_batches import part_of
 
 NUM_WORST, NUM_OTHERS = 4, 2
 """Examples in the report."""

@@ -13,8 +13,8 @@ import torch
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from torch import distributed, nn
 
-from tasks.errors import RunError
-from tasks.records import RankSpec
+from paceline.tasks.errors import RunError
+from paceline.tasks.records import RankSpec
 
 # The default of 30 minutes would hide a lost peer for as long; no step of a healthy group takes this.
 GROUP_SECONDS = 120

@@ -19,16 +19,16 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-from conf.recipe import Recipe
-from tasks.model.batch import BatchSource, LabelledBatch
-from tasks.model.objectives import Task
-from tasks.model.optimization import batch_loss, build_optimizer, settle
-from tasks.records import Arm
-from tasks.train.step.compile import compile_network
-from tasks.train.step.cuda_graph import NUM_EAGER, make_step
-from tasks.train.step.distributed import DDP_SETTINGS, compress_gradients, shard
-from tasks.train.step.precision import make_scaler, prepare_network
-from tasks.train.step.train_step import TrainStep
+from paceline.conf.recipe import Recipe
+from paceline.tasks.model.batch import BatchSource, LabelledBatch
+from paceline.tasks.model.objectives import Task
+from paceline.tasks.model.optimization import batch_loss, build_optimizer, settle
+from paceline.tasks.records import Arm
+from paceline.tasks.train.step.compile import compile_network
+from paceline.tasks.train.step.cuda_graph import NUM_EAGER, make_step
+from paceline.tasks.train.step.distributed import DDP_SETTINGS, compress_gradients, shard
+from paceline.tasks.train.step.precision import make_scaler, prepare_network
+from paceline.tasks.train.step.train_step import TrainStep
 
 
 @dataclass(frozen=True)

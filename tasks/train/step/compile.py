@@ -11,7 +11,7 @@ from torch import nn
 from torch._dynamo import utils
 from torch.fx.experimental import _config as fx_config
 
-from tasks.records import CompileStats
+from paceline.tasks.records import CompileStats
 
 
 def compile_network(network: nn.Module) -> None:

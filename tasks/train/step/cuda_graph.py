@@ -11,9 +11,9 @@ import time
 
 import torch
 
-from tasks.model.batch import LabelledBatch
-from tasks.records import Arm, CompileStats, Plan
-from tasks.train.step.train_step import Enter, TrainStep
+from paceline.tasks.model.batch import LabelledBatch
+from paceline.tasks.records import Arm, CompileStats, Plan
+from paceline.tasks.train.step.train_step import Enter, TrainStep
 
 NUM_EAGER = 3
 """Steps before the recording: cuDNN chooses its algorithms, optimizers make their state. They train like any other."""

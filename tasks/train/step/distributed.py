@@ -15,8 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from conf.execution import Compression
-from tasks.model.lightning_module import Learner
+from paceline.conf.execution import Compression
+from paceline.tasks.model.lightning_module import Learner
 
 # One bucket view, no buffer broadcast: see FACTS in infra/decisions/0003.
 DDP_SETTINGS = {"gradient_as_bucket_view": True, "broadcast_buffers": False}

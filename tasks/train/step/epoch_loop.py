@@ -15,13 +15,13 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from tasks.model.lightning_module import Learner
-from tasks.model.optimization import settle
-from tasks.records import CompileStats, Plan
-from tasks.train.rank.time_budget import Stopwatch
-from tasks.train.step.cuda_graph import CapturedStep, make_step
-from tasks.train.step.precision import make_scaler
-from tasks.train.step.train_step import TrainStep
+from paceline.tasks.model.lightning_module import Learner
+from paceline.tasks.model.optimization import settle
+from paceline.tasks.records import CompileStats, Plan
+from paceline.tasks.train.rank.time_budget import Stopwatch
+from paceline.tasks.train.step.cuda_graph import CapturedStep, make_step
+from paceline.tasks.train.step.precision import make_scaler
+from paceline.tasks.train.step.train_step import TrainStep
 
 
 class StepLoop(_TrainingEpochLoop):

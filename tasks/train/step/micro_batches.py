@@ -10,8 +10,8 @@ from itertools import pairwise
 
 import torch
 
-from tasks.errors import MeasureMemoryError, MemoryLimitError
-from tasks.model.batch import LabelledBatch
+from paceline.tasks.errors import MeasureMemoryError, MemoryLimitError
+from paceline.tasks.model.batch import LabelledBatch
 
 
 def passes(batch: LabelledBatch, largest: int | None) -> list[LabelledBatch]:

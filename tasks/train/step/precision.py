@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
-from conf.execution import Precision
+from paceline.conf.execution import Precision
 
 NUM_IMAGE_DIMENSIONS = 4  # only such weights have a memory format
 AUTOCAST_DTYPES: dict[Precision, torch.dtype] = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}

@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from tasks.model.batch import LabelledBatch
-from tasks.records import Arm, Plan
-from tasks.train.step.compile import any_batch_size
-from tasks.train.step.micro_batches import out_of_memory, passes
-from tasks.train.step.precision import forward_context
+from paceline.tasks.model.batch import LabelledBatch
+from paceline.tasks.records import Arm, Plan
+from paceline.tasks.train.step.compile import any_batch_size
+from paceline.tasks.train.step.micro_batches import out_of_memory, passes
+from paceline.tasks.train.step.precision import forward_context
 
 Enter = Callable[[str], object]
 """Takes the name of the part of a step that begins."""

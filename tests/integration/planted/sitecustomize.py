@@ -14,18 +14,18 @@ import os
 import sys
 import time
 
-if "tasks.train.rank.main" in sys.orig_argv and "BLIND" in os.environ:
-    from tasks.model import optimization as objective
+if "paceline.tasks.train.rank.main" in sys.orig_argv and "BLIND" in os.environ:
+    from paceline.tasks.model import optimization as objective
 
     seeing = objective.batch_loss
     objective.batch_loss = lambda network, batch, *more: seeing(
         network, batch._replace(images_NCHW=batch.images_NCHW * 0), *more
     )
 
-if "tasks.train.rank.main" in sys.orig_argv and "MEMORY" in os.environ:
+if "paceline.tasks.train.rank.main" in sys.orig_argv and "MEMORY" in os.environ:
     import torch
 
-    from tasks.model import optimization as objective
+    from paceline.tasks.model import optimization as objective
 
     *named, most = os.environ["MEMORY"].split("=")
     fitting = objective.batch_loss
@@ -38,10 +38,10 @@ if "tasks.train.rank.main" in sys.orig_argv and "MEMORY" in os.environ:
     if not named or f"/{named[0]}/" in sys.orig_argv[-1]:
         objective.batch_loss = limited
 
-if "tasks.train.rank.main" in sys.orig_argv and "ARM_MEMORY" in os.environ:
+if "paceline.tasks.train.rank.main" in sys.orig_argv and "ARM_MEMORY" in os.environ:
     import torch
 
-    from tasks.train.step import benchmark_step as bare_step
+    from paceline.tasks.train.step import benchmark_step as bare_step
 
     training = bare_step.batch_loss
 
@@ -52,10 +52,10 @@ if "tasks.train.rank.main" in sys.orig_argv and "ARM_MEMORY" in os.environ:
 
     bare_step.batch_loss = limited_arm
 
-if "tasks.train.rank.main" in sys.orig_argv and "SLOW_ARITHMETIC" in os.environ:
+if "paceline.tasks.train.rank.main" in sys.orig_argv and "SLOW_ARITHMETIC" in os.environ:
     import torch
 
-    from tasks.model import optimization as objective
+    from paceline.tasks.model import optimization as objective
 
     slow, _, more = os.environ["SLOW_ARITHMETIC"].partition("=")
     computing = objective.batch_loss
@@ -67,13 +67,13 @@ if "tasks.train.rank.main" in sys.orig_argv and "SLOW_ARITHMETIC" in os.environ:
 
     objective.batch_loss = slow_loss
 
-if "tasks.train.rank.main" in sys.orig_argv and "SAVE_SECONDS" in os.environ:
-    from tasks.train import checkpoint_interval as interval
+if "paceline.tasks.train.rank.main" in sys.orig_argv and "SAVE_SECONDS" in os.environ:
+    from paceline.tasks.train import checkpoint_interval as interval
 
     interval.MIN_SECONDS = float(os.environ["SAVE_SECONDS"])
 
-if "tasks.train.rank.main" in sys.orig_argv and "SAVE_COST" in os.environ:
-    from tasks.train.rank import checkpoint_io
+if "paceline.tasks.train.rank.main" in sys.orig_argv and "SAVE_COST" in os.environ:
+    from paceline.tasks.train.rank import checkpoint_io
 
     save = checkpoint_io.AtomicCheckpointIO.save_checkpoint
     checkpoint_io.AtomicCheckpointIO.save_checkpoint = lambda *arguments, **more: (
@@ -81,10 +81,10 @@ if "tasks.train.rank.main" in sys.orig_argv and "SAVE_COST" in os.environ:
         save(*arguments, **more),
     )[1]
 
-if "tasks.train.rank.main" in sys.orig_argv and "LOUD" in os.environ:
+if "paceline.tasks.train.rank.main" in sys.orig_argv and "LOUD" in os.environ:
     import logging
 
-    from tasks.model import optimization as objective
+    from paceline.tasks.model import optimization as objective
 
     def fail(*_):
         said = os.environ["LOUD"].format_map(os.environ)
@@ -101,10 +101,10 @@ if "prefect.engine" in sys.orig_argv and "RENEWAL" in os.environ:
 
     _leases._RENEWAL_FRACTION = float(os.environ["RENEWAL"]) / 300
 
-if "tasks.train.rank.main" in sys.orig_argv and "HOLD" in os.environ:
+if "paceline.tasks.train.rank.main" in sys.orig_argv and "HOLD" in os.environ:
     from pathlib import Path
 
-    from tasks.data.split import Split
+    from paceline.tasks.data.split import Split
 
     read_on = Split.image
 
@@ -115,16 +115,16 @@ if "tasks.train.rank.main" in sys.orig_argv and "HOLD" in os.environ:
 
     Split.image = wait_and_read
 
-if "tasks.train.rank.main" in sys.orig_argv and "PLANT" in os.environ:
+if "paceline.tasks.train.rank.main" in sys.orig_argv and "PLANT" in os.environ:
     where, _, delay = os.environ["PLANT"].partition("=")
     if where == "input":
-        from tasks.data.split import Split
+        from paceline.tasks.data.split import Split
 
         read = Split.image
         Split.image = lambda self, index: (time.sleep(float(delay)), read(self, index))[1]
     elif where.startswith("rank-"):
         if f"/{where}/" in sys.orig_argv[-1]:
-            from tasks.model import optimization as objective
+            from paceline.tasks.model import optimization as objective
 
             compute = objective.batch_loss
             objective.batch_loss = lambda network, batch, *more: (

@@ -33,7 +33,7 @@ class _Finder:
 with suppress(ModuleNotFoundError):  # another Python, such as a program's of the system
     import pretended_nvml
 
-    from tasks.cluster import hardware
+    from paceline.tasks.cluster import hardware
 
     sys.modules["pynvml"] = pretended_nvml
     hardware.torch_has_cuda = lambda: True

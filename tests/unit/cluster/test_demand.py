@@ -1,7 +1,7 @@
 import pytest
 
-from conf.execution import Execution
-from tasks.cluster.resources import Demand, demand_of
+from paceline.conf.execution import Execution
+from paceline.tasks.cluster.resources import Demand, demand_of
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 3, 4])

@@ -1,8 +1,8 @@
 import pytest
 
-from tasks.cluster.hardware import describe, visible
-from tasks.errors import InputError
-from tasks.records import Gpu
+from paceline.tasks.cluster.hardware import describe, visible
+from paceline.tasks.errors import InputError
+from paceline.tasks.records import Gpu
 
 
 def gpus(count):

@@ -5,11 +5,11 @@ import distributed  # noqa: F401  its defaults
 from dask.config import collect_env
 from dask.config import get as setting
 
-from conf.cluster import Cluster
-from tasks.cluster.client import connect
-from tasks.cluster.dask_config import ENVIRON, exports, lean
-from tasks.cluster.resources import Demand
-from tasks.cluster.start import open_cluster
+from paceline.conf.cluster import Cluster
+from paceline.tasks.cluster.client import connect
+from paceline.tasks.cluster.dask_config import ENVIRON, exports, lean
+from paceline.tasks.cluster.resources import Demand
+from paceline.tasks.cluster.start import open_cluster
 
 KEPT = {"MALLOC_TRIM_THRESHOLD_": "268435456", "MALLOC_MMAP_THRESHOLD_": "33554432"}
 

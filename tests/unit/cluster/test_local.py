@@ -1,16 +1,16 @@
 import pytest
 from distributed import Client
 
-from conf.cluster import Cluster
-from conf.environment import Site
-from tasks.cluster.client import connect, workers
-from tasks.cluster.hardware import usable_cores
-from tasks.cluster.local import local_arguments, local_cuda_arguments, num_local_workers
-from tasks.cluster.resources import Demand
-from tasks.cluster.start import open_cluster
-from tasks.cluster.tls import local_security
-from tasks.errors import InputError
-from tasks.records import Gpu
+from paceline.conf.cluster import Cluster
+from paceline.conf.environment import Site
+from paceline.tasks.cluster.client import connect, workers
+from paceline.tasks.cluster.hardware import usable_cores
+from paceline.tasks.cluster.local import local_arguments, local_cuda_arguments, num_local_workers
+from paceline.tasks.cluster.resources import Demand
+from paceline.tasks.cluster.start import open_cluster
+from paceline.tasks.cluster.tls import local_security
+from paceline.tasks.errors import InputError
+from paceline.tasks.records import Gpu
 
 
 def gpus(count):

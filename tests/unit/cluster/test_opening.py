@@ -5,11 +5,11 @@ import threading
 import psutil
 import pytest
 
-from conf.cluster import Cluster
-from conf.environment import Site
-from tasks.cluster.resources import Demand
-from tasks.cluster.start import Opening
-from tasks.errors import InputError
+from paceline.conf.cluster import Cluster
+from paceline.conf.environment import Site
+from paceline.tasks.cluster.resources import Demand
+from paceline.tasks.cluster.start import Opening
+from paceline.tasks.errors import InputError
 
 ONE = Demand(num_hosts=1, workers_per_host=1, gpus=False)
 

@@ -1,8 +1,8 @@
 import jsonschema
 import pytest
 
-from conf.config import Config
-from conf.load import ConfigError, load
+from paceline.conf.config import Config
+from paceline.conf.load import ConfigError, load
 
 SLURM = ["cluster.kind=slurm", "cluster.cores_per_host=8", "cluster.memory_per_host=32G", "execution.accelerator=cpu"]
 SSH = ["cluster.kind=ssh", "cluster.hosts=[node1,node2]"]

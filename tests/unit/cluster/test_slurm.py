@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from conf.cluster import Cluster
-from flows.cli import main
-from tasks.cluster.dask_config import exports
-from tasks.cluster.resources import Demand
-from tasks.cluster.slurm import asked_host, job_script, slurm_arguments
-from tasks.cluster.tls import Certificates
-from tasks.errors import InputError
+from paceline.conf.cluster import Cluster
+from paceline.flows.cli import main
+from paceline.tasks.cluster.dask_config import exports
+from paceline.tasks.cluster.resources import Demand
+from paceline.tasks.cluster.slurm import asked_host, job_script, slurm_arguments
+from paceline.tasks.cluster.tls import Certificates
+from paceline.tasks.errors import InputError
 
 FILES = Certificates(authority="/tls/ca.pem", certificate="/tls/cert.pem", key="/tls/key.pem")
 LOGS = Path("/shared/paceline/slurm")

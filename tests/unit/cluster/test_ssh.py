@@ -7,10 +7,10 @@ from contextlib import suppress
 import pytest
 from pydantic import ValidationError
 
-from conf.cluster import Cluster
-from tasks.cluster.resources import Demand
-from tasks.cluster.ssh import ssh_arguments
-from tasks.cluster.tls import Certificates
+from paceline.conf.cluster import Cluster
+from paceline.tasks.cluster.resources import Demand
+from paceline.tasks.cluster.ssh import ssh_arguments
+from paceline.tasks.cluster.tls import Certificates
 
 FILES = Certificates(authority="/tls/ca.pem", certificate="/tls/cert.pem", key="/tls/key.pem")
 

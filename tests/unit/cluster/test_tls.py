@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from conf.cluster import Cluster
-from conf.environment import Site
-from tasks.cluster.tls import choose_tls, find_certificates, is_loopback
-from tasks.errors import InputError
+from paceline.conf.cluster import Cluster
+from paceline.conf.environment import Site
+from paceline.tasks.cluster.tls import choose_tls, find_certificates, is_loopback
+from paceline.tasks.errors import InputError
 
 SCRIPT = Path(__file__).parents[3] / "infra" / "certificates"
 SLURM = {"kind": "slurm", "cores_per_host": 1, "memory_per_host": "1G"}

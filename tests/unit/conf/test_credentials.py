@@ -6,9 +6,9 @@ import typing
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from conf.config import Config
-from conf.credentials import holds_credential
-from conf.load import ConfigError, load
+from paceline.conf.config import Config
+from paceline.conf.credentials import holds_credential
+from paceline.conf.load import ConfigError, load
 
 PLANTED = [
     "s3://AKIAKEY:hunter2@bucket/x",

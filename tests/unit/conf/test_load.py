@@ -4,8 +4,8 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from conf.config import Config
-from conf.load import ConfigError, field_paths, flatten, load, preset_names
+from paceline.conf.config import Config
+from paceline.conf.load import ConfigError, field_paths, flatten, load, preset_names
 
 
 @pytest.mark.parametrize("name", preset_names())

@@ -1,8 +1,8 @@
 import pytest
 
-from conf.load import ConfigError, load
-from conf.study_plan import load_plan, plan_names
-from tasks.speedup.study.design import expand, parse_axes
+from paceline.conf.load import ConfigError, load
+from paceline.conf.study_plan import load_plan, plan_names
+from paceline.tasks.speedup.study.design import expand, parse_axes
 
 
 @pytest.mark.parametrize("name", plan_names())

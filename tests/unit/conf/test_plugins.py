@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from conf import plugins
-from conf.config import Config
-from conf.data import Source
-from conf.load import ConfigError, load
-from conf.model import ModelName
+from paceline.conf import plugins
+from paceline.conf.config import Config
+from paceline.conf.data import Source
+from paceline.conf.load import ConfigError, load
+from paceline.conf.model import ModelName
 from tests.documents import ROOT
 from tests.own_package import install, on_path
 
@@ -77,8 +77,8 @@ def test_only_what_is_named_is_imported(offer):
 
 
 def test_help_looks_no_package_up():
-    code = "import sys, conf.plugins; conf.plugins._entries = None; "
-    code += "import flows.cli; flows.cli._parser().format_help(); print('torch' in sys.modules)"
+    code = "import sys, paceline.conf.plugins; paceline.conf.plugins._entries = None; "
+    code += "import paceline.flows.cli; paceline.flows.cli._parser().format_help(); print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env=os.environ | {"PYTHONPATH": str(ROOT)},

@@ -5,8 +5,8 @@ from urllib.request import proxy_bypass
 import pytest
 import yaml
 
-from conf.environment import QUIET_ENVIRONMENT, Site, quieten, spare_loopback
-from conf.load import PRESETS
+from paceline.conf.environment import QUIET_ENVIRONMENT, Site, quieten, spare_loopback
+from paceline.conf.load import PRESETS
 
 
 def test_state_lies_in_the_working_directory_unless_told(monkeypatch, tmp_path):

@@ -13,15 +13,15 @@ import pytest
 import zarr
 from PIL import Image
 
-from conf.data import Data
-from tasks.data.decode.pixels import read_pixels
-from tasks.data.decode.transform import DecodeError
-from tasks.data.key import describe
-from tasks.data.prepare.chunks import dealt
-from tasks.data.samples import Sample, Samples
-from tasks.data.sources import array_rows, arrays, zarr_rows
-from tasks.data.sources import registry as source
-from tasks.errors import InputError
+from paceline.conf.data import Data
+from paceline.tasks.data.decode.pixels import read_pixels
+from paceline.tasks.data.decode.transform import DecodeError
+from paceline.tasks.data.key import describe
+from paceline.tasks.data.prepare.chunks import dealt
+from paceline.tasks.data.samples import Sample, Samples
+from paceline.tasks.data.sources import array_rows, arrays, zarr_rows
+from paceline.tasks.data.sources import registry as source
+from paceline.tasks.errors import InputError
 from tests.shards import shards_of
 
 NUM = 90
@@ -447,7 +447,7 @@ def test_a_file_that_is_cut_off_later_is_told_by_its_name(tmp_path):
 
 
 def test_what_the_store_says_is_not_taken_for_a_damaged_file(tmp_path, monkeypatch):
-    """Such errors are told by `tasks.data.storage.s3`, which knows what to do about each."""
+    """Such errors are told by `paceline.tasks.data.storage.s3`, which knows what to do about each."""
     exceptions = pytest.importorskip("botocore.exceptions")
     np.savez(tmp_path / "all.npz", images=IMAGES, labels=LABELS)
     said = exceptions.EndpointConnectionError(endpoint_url="http://127.0.0.1:9")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.data.storage import cache
-from tasks.data.storage.cache import Cache, DamagedError, key_of
-from tasks.errors import InputError, RunError
+from paceline.tasks.data.storage import cache
+from paceline.tasks.data.storage.cache import Cache, DamagedError, key_of
+from paceline.tasks.errors import InputError, RunError
 
 ENTRY = 1_000
 NUM_PROCESSES, NUM_PUTS = 3, 60

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from conf.data import Data
-from tasks.data.listing import SPLITS, Origin, SampleListing
-from tasks.data.prepare.chunks import Cutter, chunks_of
-from tasks.data.prepare.moments import Moments
-from tasks.data.prepare.rejected import RejectedSpool
-from tasks.data.prepare.shard import Rejected, ShardRecord
-from tasks.data.samples import Sample, Samples
-from tasks.data.split import first_reader
+from paceline.conf.data import Data
+from paceline.tasks.data.listing import SPLITS, Origin, SampleListing
+from paceline.tasks.data.prepare.chunks import Cutter, chunks_of
+from paceline.tasks.data.prepare.moments import Moments
+from paceline.tasks.data.prepare.rejected import RejectedSpool
+from paceline.tasks.data.prepare.shard import Rejected, ShardRecord
+from paceline.tasks.data.samples import Sample, Samples
+from paceline.tasks.data.split import first_reader
 
 
 def listing(num_train: int, num_test: int = 0, size: int = 900) -> SampleListing:

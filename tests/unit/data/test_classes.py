@@ -2,11 +2,11 @@
 
 import pytest
 
-from conf.data import Data
-from tasks.data import key
-from tasks.data.sources import digits
-from tasks.data.sources import registry as source
-from tasks.errors import InputError
+from paceline.conf.data import Data
+from paceline.tasks.data import key
+from paceline.tasks.data.sources import digits
+from paceline.tasks.data.sources import registry as source
+from paceline.tasks.errors import InputError
 
 
 def listing(*classes):

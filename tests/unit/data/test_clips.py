@@ -8,17 +8,17 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from conf.data import Data
-from conf.load import ConfigError, load
-from tasks.data.decode.pixels import read_pixels
-from tasks.data.key import describe
-from tasks.data.loading.loader import make_loader
-from tasks.data.loading.sampling import BatchPlan
-from tasks.data.prepare import moments
-from tasks.data.sources import motions
-from tasks.data.sources import registry as source
-from tasks.data.split import Split
-from tasks.errors import InputError
+from paceline.conf.data import Data
+from paceline.conf.load import ConfigError, load
+from paceline.tasks.data.decode.pixels import read_pixels
+from paceline.tasks.data.key import describe
+from paceline.tasks.data.loading.loader import make_loader
+from paceline.tasks.data.loading.sampling import BatchPlan
+from paceline.tasks.data.prepare import moments
+from paceline.tasks.data.sources import motions
+from paceline.tasks.data.sources import registry as source
+from paceline.tasks.data.split import Split
+from paceline.tasks.errors import InputError
 from tests import clips
 from tests.shards import shards_of
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.data.loading.sampling import BatchPlan
-from tasks.data.loading.step_schedule import Course
+from paceline.tasks.data.loading.sampling import BatchPlan
+from paceline.tasks.data.loading.step_schedule import Course
 
 NUM_EPOCHS = 4
 

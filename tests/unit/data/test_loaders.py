@@ -12,17 +12,17 @@ import psutil
 import pytest
 import torch
 
-from conf.execution import Loading
-from conf.recipe import FLIPPING, Augment
-from tasks.data.loading import resident
-from tasks.data.loading.batch import Batch, Normalise, fill_of, gather_windows, pad, window_numbers, windows
-from tasks.data.loading.evaluation import evaluation_batches
-from tasks.data.loading.loader import make_loader
-from tasks.data.loading.sampling import BatchPlan, Shuffle, epoch_augmentation, epoch_order
-from tasks.data.loading.step_schedule import Course
-from tasks.data.loading.streaming import mirrors
-from tasks.data.loading.train_loader import TrainLoader
-from tasks.data.split import Split
+from paceline.conf.execution import Loading
+from paceline.conf.recipe import FLIPPING, Augment
+from paceline.tasks.data.loading import resident
+from paceline.tasks.data.loading.batch import Batch, Normalise, fill_of, gather_windows, pad, window_numbers, windows
+from paceline.tasks.data.loading.evaluation import evaluation_batches
+from paceline.tasks.data.loading.loader import make_loader
+from paceline.tasks.data.loading.sampling import BatchPlan, Shuffle, epoch_augmentation, epoch_order
+from paceline.tasks.data.loading.step_schedule import Course
+from paceline.tasks.data.loading.streaming import mirrors
+from paceline.tasks.data.loading.train_loader import TrainLoader
+from paceline.tasks.data.split import Split
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 KINDS: tuple[Loading, ...] = ("resident", "streaming", "foreground")

@@ -10,18 +10,18 @@ import pytest
 import torch
 from PIL import Image
 
-from conf.data import Data
-from tasks.data.decode.pixels import read_pixels
-from tasks.data.decode.transform import DecodeError, decode_mask
-from tasks.data.loading.loader import make_loader
-from tasks.data.loading.sampling import BatchPlan
-from tasks.data.prepare import manifest, store
-from tasks.data.prepare.chunks import Cutter
-from tasks.data.prepare.shard import write_shard
-from tasks.data.sources import registry as source
-from tasks.data.split import open_split
-from tasks.errors import InputError
-from tasks.records import PreparedSet
+from paceline.conf.data import Data
+from paceline.tasks.data.decode.pixels import read_pixels
+from paceline.tasks.data.decode.transform import DecodeError, decode_mask
+from paceline.tasks.data.loading.loader import make_loader
+from paceline.tasks.data.loading.sampling import BatchPlan
+from paceline.tasks.data.prepare import manifest, store
+from paceline.tasks.data.prepare.chunks import Cutter
+from paceline.tasks.data.prepare.shard import write_shard
+from paceline.tasks.data.sources import registry as source
+from paceline.tasks.data.split import open_split
+from paceline.tasks.errors import InputError
+from paceline.tasks.records import PreparedSet
 
 CLASSES = ("sky", "tree", "house")
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.data.prepare import moments
+from paceline.tasks.data.prepare import moments
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=6).filter(any), st.sampled_from([1, 3]), st.integers(0, 99))

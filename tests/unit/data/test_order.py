@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tasks.data.loading.sampling import (
+from paceline.tasks.data.loading.sampling import (
     BatchPlan,
     Shuffle,
     alternating_flips,

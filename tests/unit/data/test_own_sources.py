@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from conf.data import Data
-from tasks.data import key
-from tasks.data.decode.pixels import read_pixels
-from tasks.data.prepare import dask_graph as graph
-from tasks.data.prepare import store
-from tasks.data.prepare.chunks import Cutter
-from tasks.data.prepare.shard import write_shards
-from tasks.data.sources import registry as source
-from tasks.errors import InputError, OutsideError, PacelineError, RunError, SourceError
+from paceline.conf.data import Data
+from paceline.tasks.data import key
+from paceline.tasks.data.decode.pixels import read_pixels
+from paceline.tasks.data.prepare import dask_graph as graph
+from paceline.tasks.data.prepare import store
+from paceline.tasks.data.prepare.chunks import Cutter
+from paceline.tasks.data.prepare.shard import write_shards
+from paceline.tasks.data.sources import registry as source
+from paceline.tasks.errors import InputError, OutsideError, PacelineError, RunError, SourceError
 from tests.own_package import forget, install, on_path
 
 CODE = """

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conf.data import Data
-from tasks.data.prepare import manifest, store
-from tasks.data.prepare.chunks import Cutter
-from tasks.data.prepare.shard import write_shard
-from tasks.data.sources import registry as source
-from tasks.data.split import open_split
-from tasks.errors import RunError
-from tasks.files import TEMPORARY_SUFFIX
-from tasks.records import PreparedSet
+from paceline.conf.data import Data
+from paceline.tasks.data.prepare import manifest, store
+from paceline.tasks.data.prepare.chunks import Cutter
+from paceline.tasks.data.prepare.shard import write_shard
+from paceline.tasks.data.sources import registry as source
+from paceline.tasks.data.split import open_split
+from paceline.tasks.errors import RunError
+from paceline.tasks.files import TEMPORARY_SUFFIX
+from paceline.tasks.records import PreparedSet
 
 KEY = "0" * 64
 

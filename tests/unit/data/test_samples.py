@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.data.listing import hold_out
-from tasks.data.samples import Sample, Samples, SamplesBuilder
+from paceline.tasks.data.listing import hold_out
+from paceline.tasks.data.samples import Sample, Samples, SamplesBuilder
 
 NAMES = st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=1, max_size=12)
 FILES = st.lists(

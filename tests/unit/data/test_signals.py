@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from conf.data import Data
-from conf.load import ConfigError, load
-from conf.signal import Signal
-from tasks.data.decode.pixels import read_pixels
-from tasks.data.key import describe
-from tasks.data.sources import registry as source
-from tasks.data.sources import tones
-from tasks.errors import InputError
-from tasks.model_bundle import digest_of
-from tasks.records import ModelFacts
+from paceline.conf.data import Data
+from paceline.conf.load import ConfigError, load
+from paceline.conf.signal import Signal
+from paceline.tasks.data.decode.pixels import read_pixels
+from paceline.tasks.data.key import describe
+from paceline.tasks.data.sources import registry as source
+from paceline.tasks.data.sources import tones
+from paceline.tasks.errors import InputError
+from paceline.tasks.model_bundle import digest_of
+from paceline.tasks.records import ModelFacts
 from tests.shards import shards_of
 from tests.signals import make_sounds, sine, wav
 

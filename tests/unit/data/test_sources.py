@@ -21,15 +21,15 @@ import numpy as np
 import pytest
 from fsspec.registry import _registry
 
-from conf.data import Data
-from tasks.data import key
-from tasks.data.decode.pixels import read_pixels
-from tasks.data.listing import hold_out
-from tasks.data.samples import Sample, Samples
-from tasks.data.sources import cifar10, digits
-from tasks.data.sources import registry as source
-from tasks.data.sources.folder import stamp_of
-from tasks.errors import InputError
+from paceline.conf.data import Data
+from paceline.tasks.data import key
+from paceline.tasks.data.decode.pixels import read_pixels
+from paceline.tasks.data.listing import hold_out
+from paceline.tasks.data.samples import Sample, Samples
+from paceline.tasks.data.sources import cifar10, digits
+from paceline.tasks.data.sources import registry as source
+from paceline.tasks.data.sources.folder import stamp_of
+from paceline.tasks.errors import InputError
 from tests.listeners import listening
 
 
@@ -174,7 +174,7 @@ def test_archives_of_the_same_names_and_sizes_are_told_apart_by_what_they_hold(t
 
 
 def test_where_a_file_system_tells_no_stamp_another_place_is_another_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.data.sources.folder._STAMPS", ())
+    monkeypatch.setattr("paceline.tasks.data.sources.folder._STAMPS", ())
     stream = io.BytesIO()
     np.savez(stream, images=np.zeros((6, 8, 8), np.uint8), labels=np.arange(6) % 2)
     for place in ("here", "there"):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy.signal import chirp
 
-from conf.signal import Signal
-from tasks.data.decode.spectrogram import band_powers, bands, cut, decibels, draw, hertz, mel, quantised
+from paceline.conf.signal import Signal
+from paceline.tasks.data.decode.spectrogram import band_powers, bands, cut, decibels, draw, hertz, mel, quantised
 from tests.signals import RATE, sine
 
 SIZE = 64

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks.data.decode import transform
-from tasks.data.decode.transform import DecodeError, decode, resize, resize_mask
+from paceline.tasks.data.decode import transform
+from paceline.tasks.data.decode.transform import DecodeError, decode, resize, resize_mask
 
 
 def encode(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:

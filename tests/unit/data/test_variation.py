@@ -5,14 +5,14 @@ import pytest
 import torch
 from torch.nn import functional
 
-from conf.augmentation import Vary
-from conf.load import ConfigError, load
-from conf.recipe import Recipe
-from tasks.data.loading.augmentation import Variation, beta, boxes, mixed, resized
-from tasks.data.loading.batch import Batch
-from tasks.fingerprint import workload_fingerprint
-from tasks.model.noise import uniform
-from tasks.model.objectives import Classification
+from paceline.conf.augmentation import Vary
+from paceline.conf.load import ConfigError, load
+from paceline.conf.recipe import Recipe
+from paceline.tasks.data.loading.augmentation import Variation, beta, boxes, mixed, resized
+from paceline.tasks.data.loading.batch import Batch
+from paceline.tasks.fingerprint import workload_fingerprint
+from paceline.tasks.model.noise import uniform
+from paceline.tasks.model.objectives import Classification
 from tests.unit.data.test_loaders import KINDS, assert_equal, loader_of, make_split
 
 SHAPE = (24, 20)

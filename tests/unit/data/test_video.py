@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks.data.decode import video
-from tasks.data.decode.transform import DecodeError
+from paceline.tasks.data.decode import video
+from paceline.tasks.data.decode.transform import DecodeError
 from tests import clips
 
 

@@ -6,10 +6,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from conf.signal import Signal
-from tasks.data.decode import spectrogram, waveform
-from tasks.data.decode.transform import DecodeError
-from tasks.data.sources import signals
+from paceline.conf.signal import Signal
+from paceline.tasks.data.decode import spectrogram, waveform
+from paceline.tasks.data.decode.transform import DecodeError
+from paceline.tasks.data.sources import signals
 from tests.signals import RATE, npy, parquet, sine, wav
 
 SOUND = sine(1_000.0, seconds=0.5)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.doctor import packages
+from paceline.tasks.doctor import packages
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@
 import asyncio
 import time
 
-from conf.data import Data
-from flows.doctor import _root
-from tasks.doctor import workers
+from paceline.conf.data import Data
+from paceline.flows.doctor import _root
+from paceline.tasks.doctor import workers
 
 
 def test_a_dead_mount_keeps_a_thread_waiting_and_not_the_worker(monkeypatch):

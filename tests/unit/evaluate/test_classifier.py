@@ -5,8 +5,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tasks.errors import InputError
-from tasks.evaluate.linear_classifier import (
+from paceline.tasks.errors import InputError
+from paceline.tasks.evaluate.linear_classifier import (
     Features,
     check_classes,
     fit_and_score,

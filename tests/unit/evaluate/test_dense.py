@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from tasks.evaluate.pixel_metrics import score_difference
-from tasks.records import EvaluateResult
-from tasks.scores import class_scores, mean_iou, score_of, score_word
+from paceline.tasks.evaluate.pixel_metrics import score_difference
+from paceline.tasks.records import EvaluateResult
+from paceline.tasks.scores import class_scores, mean_iou, score_of, score_word
 from tests.unit.speedup.conftest import make_report
 
 NUM, NUM_CLASSES = 300, 3

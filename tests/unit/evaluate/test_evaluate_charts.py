@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from tasks.records import EvaluateResult
-from tasks.report.plotting import png_bytes
-from tasks.report.quality_charts import (
+from paceline.tasks.records import EvaluateResult
+from paceline.tasks.report.plotting import png_bytes
+from paceline.tasks.report.quality_charts import (
     CLASS_COLOURS,
     draw_classes,
     draw_confusion,

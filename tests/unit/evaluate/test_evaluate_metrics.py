@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.errors import RunError
-from tasks.evaluate.metrics import TestSplit, evaluate_predictions, read_test_split
+from paceline.tasks.errors import RunError
+from paceline.tasks.evaluate.metrics import TestSplit, evaluate_predictions, read_test_split
 
 NAMES = ("a", "b", "c", "d")
 

@@ -1,7 +1,7 @@
 import numpy as np
 from prefect.logging import disable_run_logger
 
-from tasks.evaluate.prefect_tasks import evaluate
+from paceline.tasks.evaluate.prefect_tasks import evaluate
 from tests.unit.speedup.conftest import make_report, make_train
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks.records import PreparedSet, TrainResult
-from tasks.report.plotting import png_bytes
-from tasks.report.quality_charts import draw_mistakes, worst
+from paceline.tasks.records import PreparedSet, TrainResult
+from paceline.tasks.report.plotting import png_bytes
+from paceline.tasks.report.quality_charts import draw_mistakes, worst
 
 NUM, PER_SHARD = 20, 7
 

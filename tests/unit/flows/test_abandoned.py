@@ -6,17 +6,17 @@ import pytest
 from mlflow import MlflowClient
 from prefect.logging import disable_run_logger
 
-from conf.environment import Site
-from conf.load import load
-from flows.lifecycle import mlflow_run
-from flows.lifecycle import mlflow_run as tracked
-from flows.lifecycle.mlflow_run import set_right
-from tasks.metrics_file import FILE, MetricsFile
-from tasks.track.queries import FoundRun
-from tasks.track.run import PARENT_TAG
-from tasks.track.store import check_store
+from paceline.conf.environment import Site
+from paceline.conf.load import load
+from paceline.flows.lifecycle import mlflow_run
+from paceline.flows.lifecycle import mlflow_run as tracked
+from paceline.flows.lifecycle.mlflow_run import set_right
+from paceline.tasks.metrics_file import FILE, MetricsFile
+from paceline.tasks.track.queries import FoundRun
+from paceline.tasks.track.run import PARENT_TAG
+from paceline.tasks.track.store import check_store
 
-HOLD = "import sys, time; from pathlib import Path; from tasks.train.launch.run_lock import own\n"
+HOLD = "import sys, time; from pathlib import Path; from paceline.tasks.train.launch.run_lock import own\n"
 HOLD += "with own(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
 
 

@@ -6,9 +6,9 @@ from typing import get_args
 
 import pytest
 
-from flows.commands import sweep
-from flows.commands.console import say, whereabouts
-from tasks.sweep.records import Pruner, Sampler
+from paceline.flows.commands import sweep
+from paceline.flows.commands.console import say, whereabouts
+from paceline.tasks.sweep.records import Pruner, Sampler
 
 ENGINES = {
     "prefect", "dask", "distributed", "mlflow", "torch", "lightning", "sklearn", "scipy", "numpy", "pandas",
@@ -17,7 +17,7 @@ ENGINES = {
 
 
 def test_help_imports_no_engine():
-    program = "import sys; from flows.cli import main\ntry: main(['--help'])\nfinally: print(*sys.modules, sep='\\n')"
+    program = "import sys; from paceline.flows.cli import main\ntry: main(['--help'])\nfinally: print(*sys.modules, sep='\\n')"
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     loaded = {name.partition(".")[0] for name in printed.splitlines()}
     assert "flows" in loaded
@@ -28,14 +28,16 @@ def test_help_imports_no_engine():
     ("arguments", "status"), [(["--help"], 0), (["run", "--help"], 0), (["run", "nonsense"], 2), (["bogus"], 2)]
 )
 def test_the_exit_status_of_the_process(arguments, status):
-    done = subprocess.run([sys.executable, "-m", "flows.cli", *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline.flows.cli", *arguments], capture_output=True, text=True, check=False
+    )
     assert done.returncode == status
     assert bool(done.stdout) == (status == 0)
 
 
 @pytest.mark.parametrize("arguments", [["run", "digits", "--show"], ["run", "--help"]])
 def test_a_reader_that_has_had_enough_is_no_error(arguments):
-    command = [sys.executable, "-m", "flows.cli", *arguments]
+    command = [sys.executable, "-m", "paceline.flows.cli", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process.stdout.close()
     _, stderr = process.communicate()
@@ -60,7 +62,7 @@ def test_a_sweeps_choices_are_those_that_there_are():
 
 def test_an_option_has_one_name():
     done = subprocess.run(
-        [sys.executable, "-m", "flows.cli", "study", "digits", "--repeat", "2"],
+        [sys.executable, "-m", "paceline.flows.cli", "study", "digits", "--repeat", "2"],
         capture_output=True,
         text=True,
         check=False,

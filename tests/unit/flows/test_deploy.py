@@ -5,11 +5,11 @@ from typing import get_args
 
 import pytest
 
-from conf.config import Overlap
-from conf.load import load
-from flows.commands.serve import OVERLAPS, settled
-from flows.deployment import deployment_of, local_timezone, schedule_of
-from tasks.errors import InputError
+from paceline.conf.config import Overlap
+from paceline.conf.load import load
+from paceline.flows.commands.serve import OVERLAPS, settled
+from paceline.flows.deployment import deployment_of, local_timezone, schedule_of
+from paceline.tasks.errors import InputError
 from tests.own_package import install, on_path
 
 
@@ -33,7 +33,7 @@ def test_the_policy_becomes_a_limit_or_a_tag(overlap, strategy):
     options = deployment.concurrency_options
     assert (options and options.collision_strategy.name) == strategy
     assert f"overlap:{overlap}" in deployment.tags
-    assert deployment.entrypoint == "flows.run.flow.run_pipeline"
+    assert deployment.entrypoint == "paceline.flows.run.flow.run_pipeline"
     assert deployment.parameters["config"]["name"] == "digits"
 
 

@@ -13,14 +13,14 @@ from prefect.exceptions import TerminationSignal
 from prefect.logging import disable_run_logger
 from prefect.utilities.engine import capture_sigterm
 
-from conf.environment import Site
-from conf.load import load
-from flows import cli
-from flows.lifecycle import mlflow_run as tracked
-from flows.lifecycle import signals as interrupt
-from tasks.errors import RunError
-from tasks.track import run as tracking
-from tasks.track.store import check_store
+from paceline.conf.environment import Site
+from paceline.conf.load import load
+from paceline.flows import cli
+from paceline.flows.lifecycle import mlflow_run as tracked
+from paceline.flows.lifecycle import signals as interrupt
+from paceline.tasks.errors import RunError
+from paceline.tasks.track import run as tracking
+from paceline.tasks.track.store import check_store
 
 
 @pytest.fixture(autouse=True)
@@ -221,7 +221,7 @@ def test_a_run_never_stays_running(when, tmp_path, monkeypatch):
 
 LOSES = """
 import gc, os, signal, sys, time
-from flows import interrupt
+from paceline.flows import interrupt
 
 lost = []
 
@@ -256,7 +256,7 @@ def test_a_signal_whose_exception_is_lost_is_sent_again():
 
 SLOW_HOOK = """
 import threading
-from flows import interrupt
+from paceline.flows import interrupt
 
 interrupt.AGAIN_SECONDS = 0.0
 begin = threading.Thread.start

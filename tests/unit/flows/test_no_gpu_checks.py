@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from conf.environment import Site
-from conf.load import load
-from flows.cli import main
-from flows.no_gpu.request import NoGpuRequest, _configs, clear_no_gpu
-from tasks.errors import InputError
-from tasks.model.networks.registry import build_network
+from paceline.conf.environment import Site
+from paceline.conf.load import load
+from paceline.flows.cli import main
+from paceline.flows.no_gpu.request import NoGpuRequest, _configs, clear_no_gpu
+from paceline.tasks.errors import InputError
+from paceline.tasks.model.networks.registry import build_network
 from tests.integration.conftest import SMALL
 
 

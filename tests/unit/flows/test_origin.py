@@ -5,19 +5,19 @@ import yaml
 from mlflow import MlflowClient
 from prefect.logging import disable_run_logger
 
-from conf.cluster import Cluster
-from conf.environment import Site
-from conf.load import load
-from flows.checks.origin import FLOW_RUN, allow, check_origin
-from flows.checks.training_host import training_host
-from flows.cli import main
-from flows.lifecycle import mlflow_run as tracked
-from flows.lifecycle.request_artifact import ARTIFACTS
-from flows.study.flow import clear_study
-from flows.study.request import StudyRequest
-from tasks.errors import InputError
-from tasks.track import run as tracking
-from tasks.track.store import check_store
+from paceline.conf.cluster import Cluster
+from paceline.conf.environment import Site
+from paceline.conf.load import load
+from paceline.flows.checks.origin import FLOW_RUN, allow, check_origin
+from paceline.flows.checks.training_host import training_host
+from paceline.flows.cli import main
+from paceline.flows.lifecycle import mlflow_run as tracked
+from paceline.flows.lifecycle.request_artifact import ARTIFACTS
+from paceline.flows.study.flow import clear_study
+from paceline.flows.study.request import StudyRequest
+from paceline.tasks.errors import InputError
+from paceline.tasks.track import run as tracking
+from paceline.tasks.track.store import check_store
 from tests.listeners import listening
 
 OF_SERVER = {"kind": "address", "address": "tcp://127.0.0.1:8786"}
@@ -33,7 +33,7 @@ def home(tmp_path_factory):
 def site(home, monkeypatch):
     monkeypatch.setenv("PACELINE_HOME", str(home))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setattr("tasks.cluster.client.CONNECT_SECONDS", 2)
+    monkeypatch.setattr("paceline.tasks.cluster.client.CONNECT_SECONDS", 2)
     return Site()
 
 

@@ -1,9 +1,9 @@
 """What another version has left in the store, and what has several parts."""
 
-from flows.run.forecast_check import _known
-from flows.study.record import _serial_fractions
-from tasks.speedup.forecast.records import Check
-from tasks.speedup.study.scaling import scaling
+from paceline.flows.run.forecast_check import _known
+from paceline.flows.study.record import _serial_fractions
+from paceline.tasks.speedup.forecast.records import Check
+from paceline.tasks.speedup.study.scaling import scaling
 
 
 def test_a_document_of_another_version_is_as_if_it_were_not_there():

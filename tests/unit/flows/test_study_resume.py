@@ -4,13 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from conf.load import load
-from flows.run.outcome import run_facts
-from flows.study.trainings import ReadyArm, _check_conditions
-from tasks.errors import InputError
-from tasks.records import Pretrained
-from tasks.speedup.study.ledger import Ledger
-from tasks.train.plan import resolve
+from paceline.conf.load import load
+from paceline.flows.run.outcome import run_facts
+from paceline.flows.study.trainings import ReadyArm, _check_conditions
+from paceline.tasks.errors import InputError
+from paceline.tasks.records import Pretrained
+from paceline.tasks.speedup.study.ledger import Ledger
+from paceline.tasks.train.plan import resolve
 from tests.studies import HARDWARE, PRECISION, arms_of, training
 
 CONFIG = load("digits", ["seed=5"])

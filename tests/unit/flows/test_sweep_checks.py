@@ -2,12 +2,12 @@
 
 import pytest
 
-from conf.environment import Site
-from conf.load import load
-from flows.sweep.flow import clear_sweep
-from flows.sweep.request import SweepRequest
-from tasks.errors import InputError
-from tasks.sweep.space import most_epochs, parse_parameters
+from paceline.conf.environment import Site
+from paceline.conf.load import load
+from paceline.flows.sweep.flow import clear_sweep
+from paceline.flows.sweep.request import SweepRequest
+from paceline.tasks.errors import InputError
+from paceline.tasks.sweep.space import most_epochs, parse_parameters
 
 
 @pytest.mark.parametrize(

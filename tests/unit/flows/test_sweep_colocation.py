@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from flows.sweep.colocation import KEPT, colocation_on
-from tasks.measure.statistics import Interval
-from tasks.sweep.colocation import Colocation
+from paceline.flows.sweep.colocation import KEPT, colocation_on
+from paceline.tasks.measure.statistics import Interval
+from paceline.tasks.sweep.colocation import Colocation
 
 MEASURED = Colocation(
     num_devices=4,

@@ -2,10 +2,10 @@
 
 import pytest
 
-from conf.load import load
-from tasks.errors import InputError
-from tasks.records import Gpu
-from tasks.sweep.concurrency import find_room
+from paceline.conf.load import load
+from paceline.tasks.errors import InputError
+from paceline.tasks.records import Gpu
+from paceline.tasks.sweep.concurrency import find_room
 from tests.studies import HARDWARE
 
 GIB = 2**30

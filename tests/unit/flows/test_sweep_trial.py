@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from flows.sweep import trial as sweep_trial
-from flows.sweep.trial import _Begun, _Watch, run_trial
-from tasks.sweep.optuna_study import Proposer, Search
-from tasks.sweep.records import Proposal
-from tasks.sweep.space import parse_parameters
+from paceline.flows.sweep import trial as sweep_trial
+from paceline.flows.sweep.trial import _Begun, _Watch, run_trial
+from paceline.tasks.sweep.optuna_study import Proposer, Search
+from paceline.tasks.sweep.records import Proposal
+from paceline.tasks.sweep.space import parse_parameters
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import nn
 
-from conf.model import Model
-from tasks.model.activations import Activations, layer_sizes
-from tasks.model.networks.registry import build_network
+from paceline.conf.model import Model
+from paceline.tasks.model.activations import Activations, layer_sizes
+from paceline.tasks.model.networks.registry import build_network
 
 SHAPE = (12, 12, 3)
 MODEL = Model(width=4, depth=1)

@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from tasks.model.flops import cost_of
+from paceline.tasks.model.flops import cost_of
 
 
 class Told(nn.Module):

@@ -6,18 +6,18 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from conf.load import load
-from conf.model import Model
-from conf.recipe import Recipe
-from tasks.data.loading.sampling import BatchPlan
-from tasks.data.loading.step_schedule import Course
-from tasks.model.fuse_batch_norm import fold_batch_norm
-from tasks.model.inference import predictions
-from tasks.model.lightning_module import Learner
-from tasks.model.networks.blocks import every_nth
-from tasks.model.networks.registry import build_network
-from tasks.model.objectives import Classification
-from tasks.model.optimization import batch_loss, build_optimizer, learning_rate_factor, settle
+from paceline.conf.load import load
+from paceline.conf.model import Model
+from paceline.conf.recipe import Recipe
+from paceline.tasks.data.loading.sampling import BatchPlan
+from paceline.tasks.data.loading.step_schedule import Course
+from paceline.tasks.model.fuse_batch_norm import fold_batch_norm
+from paceline.tasks.model.inference import predictions
+from paceline.tasks.model.lightning_module import Learner
+from paceline.tasks.model.networks.blocks import every_nth
+from paceline.tasks.model.networks.registry import build_network
+from paceline.tasks.model.objectives import Classification
+from paceline.tasks.model.optimization import batch_loss, build_optimizer, learning_rate_factor, settle
 
 TASK = Classification(10)
 

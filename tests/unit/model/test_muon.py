@@ -3,12 +3,12 @@ import io
 import pytest
 import torch
 
-from conf.model import Model
-from conf.recipe import Recipe
-from tasks.model.muon import Muon, orthogonalised
-from tasks.model.networks.registry import build_network
-from tasks.model.objectives import Classification
-from tasks.model.optimization import batch_loss, build_optimizer, settle
+from paceline.conf.model import Model
+from paceline.conf.recipe import Recipe
+from paceline.tasks.model.muon import Muon, orthogonalised
+from paceline.tasks.model.networks.registry import build_network
+from paceline.tasks.model.objectives import Classification
+from paceline.tasks.model.optimization import batch_loss, build_optimizer, settle
 
 TASK = Classification(10)
 RECIPE = Recipe(optimizer="muon", learning_rate=0.1, momentum=0.6, weight_decay=0.1)

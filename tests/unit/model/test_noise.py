@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from scipy import stats
 
-from tasks.model.noise import gaussian
+from paceline.tasks.model.noise import gaussian
 
 SHAPE = (1, 20, 20)
 

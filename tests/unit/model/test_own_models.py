@@ -5,18 +5,18 @@ import hashlib
 import pytest
 import torch
 
-from conf.load import load
-from conf.model import Model
-from tasks.errors import InputError, RunError
-from tasks.files import sha256_of
-from tasks.fingerprint import series_fingerprint, workload_fingerprint
-from tasks.model.load import open_trained
-from tasks.model.networks.registry import build_network
-from tasks.model.user_package import check_package
-from tasks.model_bundle import FACTS, WEIGHTS, digest_of
-from tasks.records import Hardware, ModelFacts
-from tasks.speedup.comparability import facts_of, match
-from tasks.train.plan import resolve
+from paceline.conf.load import load
+from paceline.conf.model import Model
+from paceline.tasks.errors import InputError, RunError
+from paceline.tasks.files import sha256_of
+from paceline.tasks.fingerprint import series_fingerprint, workload_fingerprint
+from paceline.tasks.model.load import open_trained
+from paceline.tasks.model.networks.registry import build_network
+from paceline.tasks.model.user_package import check_package
+from paceline.tasks.model_bundle import FACTS, WEIGHTS, digest_of
+from paceline.tasks.records import Hardware, ModelFacts
+from paceline.tasks.speedup.comparability import facts_of, match
+from paceline.tasks.train.plan import resolve
 from tests.own_package import forget, install, on_path
 
 CODE = """

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from conf.model import Model
-from tasks.model.fuse_batch_norm import fold_batch_norm
-from tasks.model.networks.registry import build_network
-from tasks.model.pretrained import blank_network
+from paceline.conf.model import Model
+from paceline.tasks.model.fuse_batch_norm import fold_batch_norm
+from paceline.tasks.model.networks.registry import build_network
+from paceline.tasks.model.pretrained import blank_network
 
 
 def shapes(name, channels=3, num_classes=1000):

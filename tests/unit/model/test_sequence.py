@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from conf.model import Model
-from tasks.model.fuse_batch_norm import fold_batch_norm
-from tasks.model.networks.registry import build_network
-from tasks.model.networks.sequence import Recurrent
+from paceline.conf.model import Model
+from paceline.tasks.model.fuse_batch_norm import fold_batch_norm
+from paceline.tasks.model.networks.registry import build_network
+from paceline.tasks.model.networks.sequence import Recurrent
 
 FRAMES, SIZE = 5, 12
 

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from conf.load import load
-from conf.model import Model
-from conf.recipe import Recipe
-from tasks.data.loading.batch import Batch
-from tasks.model.fuse_batch_norm import fold_batch_norm
-from tasks.model.networks.registry import build_network
-from tasks.model.objectives import Classification, Denoising, Segmentation
-from tasks.model.optimization import batch_loss
-from tasks.scores import SCORE_OF_TASK, ious, mean_iou
+from paceline.conf.load import load
+from paceline.conf.model import Model
+from paceline.conf.recipe import Recipe
+from paceline.tasks.data.loading.batch import Batch
+from paceline.tasks.model.fuse_batch_norm import fold_batch_norm
+from paceline.tasks.model.networks.registry import build_network
+from paceline.tasks.model.objectives import Classification, Denoising, Segmentation
+from paceline.tasks.model.optimization import batch_loss
+from paceline.tasks.scores import SCORE_OF_TASK, ious, mean_iou
 
 RECIPE = Recipe()
 

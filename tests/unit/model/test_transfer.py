@@ -10,22 +10,22 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from conf.load import ConfigError, load
-from conf.model import Model
-from conf.recipe import Recipe
-from tasks.data.loading.sampling import BatchPlan
-from tasks.data.loading.step_schedule import Course
-from tasks.errors import InputError
-from tasks.files import sha256_of
-from tasks.model.lightning_module import Learner
-from tasks.model.networks.registry import build_network
-from tasks.model.networks.test_time_augmentation import ViewMean
-from tasks.model.networks.user_network import OwnNetwork
-from tasks.model.objectives import Classification
-from tasks.model.optimization import build_optimizer, settle
-from tasks.model.pretrained import begin_with, blank_network, check_fit, read_weights
-from tasks.model.transfer import core_of, freeze, heads_of
-from tasks.records import Pretrained
+from paceline.conf.load import ConfigError, load
+from paceline.conf.model import Model
+from paceline.conf.recipe import Recipe
+from paceline.tasks.data.loading.sampling import BatchPlan
+from paceline.tasks.data.loading.step_schedule import Course
+from paceline.tasks.errors import InputError
+from paceline.tasks.files import sha256_of
+from paceline.tasks.model.lightning_module import Learner
+from paceline.tasks.model.networks.registry import build_network
+from paceline.tasks.model.networks.test_time_augmentation import ViewMean
+from paceline.tasks.model.networks.user_network import OwnNetwork
+from paceline.tasks.model.objectives import Classification
+from paceline.tasks.model.optimization import build_optimizer, settle
+from paceline.tasks.model.pretrained import begin_with, blank_network, check_fit, read_weights
+from paceline.tasks.model.transfer import core_of, freeze, heads_of
+from paceline.tasks.records import Pretrained
 
 MODEL = Model(width=4, depth=1)
 SHAPE = (12, 12, 3)

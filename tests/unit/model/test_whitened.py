@@ -4,11 +4,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from conf.model import Model
-from tasks.model.fuse_batch_norm import fold_batch_norm
-from tasks.model.networks.registry import build_network
-from tasks.model.networks.test_time_augmentation import ViewMean
-from tasks.model.networks.whitened import PATCH, Whitening
+from paceline.conf.model import Model
+from paceline.tasks.model.fuse_batch_norm import fold_batch_norm
+from paceline.tasks.model.networks.registry import build_network
+from paceline.tasks.model.networks.test_time_augmentation import ViewMean
+from paceline.tasks.model.networks.whitened import PATCH, Whitening
 
 
 def natural_images(num=200, channels=3, side=16):

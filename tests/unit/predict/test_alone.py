@@ -4,13 +4,13 @@ import os
 
 import pytest
 
-from tasks.errors import RunError
-from tasks.predict.subprocess_job import LOG, Alone, run_alone
-from tasks.predict.throughput import MAX_ROUNDS, _rounds
+from paceline.tasks.errors import RunError
+from paceline.tasks.predict.subprocess_job import LOG, Alone, run_alone
+from paceline.tasks.predict.throughput import MAX_ROUNDS, _rounds
 
 
 def test_a_process_that_fails_is_told_with_its_last_line(tmp_path):
-    asked = Alone(module="tasks.predict.nothing", spec="{}", directory=str(tmp_path / "own"), num_threads=1)
+    asked = Alone(module="paceline.tasks.predict.nothing", spec="{}", directory=str(tmp_path / "own"), num_threads=1)
     with pytest.raises(RunError, match=r"tasks\.predict\.nothing ended with status 1: .*No module named"):
         run_alone(asked)
     assert "No module named" in (tmp_path / "own" / LOG).read_text()

@@ -8,15 +8,15 @@ import pytest
 import torch
 from PIL import Image
 
-from conf.data import Data
-from conf.model import Model
-from tasks.data.decode.transform import decode
-from tasks.data.loading.batch import Normalise
-from tasks.model.load import open_trained
-from tasks.predict.images import in_folder, of_test_split
-from tasks.predict.job import cut, key_of
-from tasks.predict.outputs import compared
-from tasks.predict.part import check_parity, finished, predict_part
+from paceline.conf.data import Data
+from paceline.conf.model import Model
+from paceline.tasks.data.decode.transform import decode
+from paceline.tasks.data.loading.batch import Normalise
+from paceline.tasks.model.load import open_trained
+from paceline.tasks.predict.images import in_folder, of_test_split
+from paceline.tasks.predict.job import cut, key_of
+from paceline.tasks.predict.outputs import compared
+from paceline.tasks.predict.part import check_parity, finished, predict_part
 from tests.saved_models import save_model
 
 SIDE = 12

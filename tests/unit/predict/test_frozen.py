@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from tasks.evaluate.linear_classifier import fit
-from tasks.predict.linear_eval import UNKNOWN_LOGIT, _logits
+from paceline.tasks.evaluate.linear_classifier import fit
+from paceline.tasks.predict.linear_eval import UNKNOWN_LOGIT, _logits
 
 
 def test_whoever_is_certain_says_so_in_finite_numbers():

@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from conf.data import Data
-from conf.model import Model
-from flows.checks.pretrained import check_own_size
-from tasks.errors import InputError
-from tasks.model.networks.registry import build_network
-from tasks.model.transfer import reach_and_stride
-from tasks.predict.images import in_folder, of_test_split
-from tasks.predict.job import cut, key_of
-from tasks.predict.part import check_parity, predict_part
-from tasks.predict.predictor import Predictor
-from tasks.predict.tiles import Grid, bands_of, grid_for, put
+from paceline.conf.data import Data
+from paceline.conf.model import Model
+from paceline.flows.checks.pretrained import check_own_size
+from paceline.tasks.errors import InputError
+from paceline.tasks.model.networks.registry import build_network
+from paceline.tasks.model.transfer import reach_and_stride
+from paceline.tasks.predict.images import in_folder, of_test_split
+from paceline.tasks.predict.job import cut, key_of
+from paceline.tasks.predict.part import check_parity, predict_part
+from paceline.tasks.predict.predictor import Predictor
+from paceline.tasks.predict.tiles import Grid, bands_of, grid_for, put
 from tests.saved_models import save_model
 
 CLASSES = ("dark", "light", "other")

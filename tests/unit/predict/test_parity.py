@@ -2,8 +2,8 @@
 
 import pytest
 
-from tasks.predict.job import Parity
-from tasks.predict.prefect_tasks import _agrees
+from paceline.tasks.predict.job import Parity
+from paceline.tasks.predict.prefect_tasks import _agrees
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,14 @@ import pytest
 import torch
 from PIL import Image
 
-from conf.data import Data
-from conf.model import Model
-from tasks.model.objectives import Segmentation
-from tasks.predict.images import in_folder, of_test_split
-from tasks.predict.job import cut, key_of
-from tasks.predict.outputs import compared
-from tasks.predict.part import METADATA, check_parity, finished, predict_part
-from tasks.predict.predictor import Predictor
+from paceline.conf.data import Data
+from paceline.conf.model import Model
+from paceline.tasks.model.objectives import Segmentation
+from paceline.tasks.predict.images import in_folder, of_test_split
+from paceline.tasks.predict.job import cut, key_of
+from paceline.tasks.predict.outputs import compared
+from paceline.tasks.predict.part import METADATA, check_parity, finished, predict_part
+from paceline.tasks.predict.predictor import Predictor
 from tests.saved_models import save_model
 
 SIZE = 16
@@ -91,7 +91,7 @@ def test_masks_of_the_source_are_counted_as_evaluation_counts_them(tmp_path):
         for number in range(2)
         for row in pq.read_table(tmp_path / f"part-{number:05d}.parquet").to_pylist()
     ]
-    from tasks.data.sources.generated import read_shapes
+    from paceline.tasks.data.sources.generated import read_shapes
 
     there = read_shapes(images.samples, SIZE)[1] + 1
     logits = torch.nn.functional.one_hot(torch.tensor(np.stack(told)).long(), 4).permute(0, 3, 1, 2).float()

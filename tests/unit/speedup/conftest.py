@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conf.config import Config
-from tasks.measure.validity import judge
-from tasks.records import (
+from paceline.conf.config import Config
+from paceline.tasks.measure.validity import judge
+from paceline.tasks.records import (
     BASELINE,
     Arm,
     Block,
@@ -20,8 +20,8 @@ from tasks.records import (
     TrainResult,
     Validity,
 )
-from tasks.report.run_report import ReportInput
-from tasks.speedup.verdict import speedup_result
+from paceline.tasks.report.run_report import ReportInput
+from paceline.tasks.speedup.verdict import speedup_result
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CANDIDATE = Arm(num_devices=1, precision="bf16-mixed", compile="off", memory_format="channels_last", loading="resident")

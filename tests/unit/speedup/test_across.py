@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from tasks.records import BASELINE
-from tasks.speedup.comparability import match
-from tasks.speedup.compare import ComparedRun, is_plain, ratio_across, speedup_across
+from paceline.tasks.records import BASELINE
+from paceline.tasks.speedup.comparability import match
+from paceline.tasks.speedup.compare import ComparedRun, is_plain, ratio_across, speedup_across
 
 PLAIN = {
     "execution.num_nodes": "1",

@@ -2,12 +2,12 @@ import itertools
 
 import pytest
 
-from conf.load import load
-from tasks.records import BASELINE, Arm, Block, Choice, Hardware, ProbeResult, Search, Validity
-from tasks.speedup.verdict import single_gains
-from tasks.train.autotune.choice import choose, combined, faster_plan, plan_of_probe, winning_roles
-from tasks.train.autotune.search import alternatives, layer_arms
-from tasks.train.plan import arm_of, resolve
+from paceline.conf.load import load
+from paceline.tasks.records import BASELINE, Arm, Block, Choice, Hardware, ProbeResult, Search, Validity
+from paceline.tasks.speedup.verdict import single_gains
+from paceline.tasks.train.autotune.choice import choose, combined, faster_plan, plan_of_probe, winning_roles
+from paceline.tasks.train.autotune.search import alternatives, layer_arms
+from paceline.tasks.train.plan import arm_of, resolve
 
 NUM_ROUNDS = 8
 STEPS = 1000

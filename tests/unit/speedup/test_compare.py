@@ -1,8 +1,8 @@
 import pytest
 
-from tasks.report.tables import draw_compare, render_compare
-from tasks.speedup.comparability import match
-from tasks.speedup.compare import ComparedRun, compare, compare_notes, compare_table
+from paceline.tasks.report.tables import draw_compare, render_compare
+from paceline.tasks.speedup.comparability import match
+from paceline.tasks.speedup.compare import ComparedRun, compare, compare_notes, compare_table
 
 FACTS = {"seed": "1", "data": "d", "code": "c", "execution.precision": "32-true", "model.name": "convblocks"}
 

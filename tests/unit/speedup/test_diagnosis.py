@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from conf.config import Speedup
-from tasks.measure.probe import ArmRunner, run_probe
-from tasks.records import BASELINE, Arm
-from tasks.speedup.diagnosis import MIN_SHARE, diagnose
-from tasks.speedup.verdict import speedup_result
-from tasks.train.rank.benchmark import diagnostic_arms
+from paceline.conf.config import Speedup
+from paceline.tasks.measure.probe import ArmRunner, run_probe
+from paceline.tasks.records import BASELINE, Arm
+from paceline.tasks.speedup.diagnosis import MIN_SHARE, diagnose
+from paceline.tasks.speedup.verdict import speedup_result
+from paceline.tasks.train.rank.benchmark import diagnostic_arms
 from tests.unit.speedup.conftest import make_probe, make_train
 
 BATCH = 64

@@ -3,8 +3,8 @@ import threading
 
 import pytest
 
-from tasks.measure import energy
-from tasks.measure.energy import EnergyMeter, Packages
+from paceline.tasks.measure import energy
+from paceline.tasks.measure.energy import EnergyMeter, Packages
 
 
 def _zone(root, name, kind, microjoules, largest=1_000_000_000):

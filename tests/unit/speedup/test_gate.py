@@ -2,10 +2,10 @@
 
 import pytest
 
-from conf.config import Track
-from tasks.records import EvaluateResult, TrainResult
-from tasks.speedup.promotion_gate import gate
-from tasks.speedup.regression import Judgement
+from paceline.conf.config import Track
+from paceline.tasks.records import EvaluateResult, TrainResult
+from paceline.tasks.speedup.promotion_gate import gate
+from paceline.tasks.speedup.regression import Judgement
 
 
 def asked(accuracy=0.95, plain=0.95, champion=None, verdict="normal", **bars):

@@ -3,8 +3,8 @@ import math
 import numpy as np
 import pytest
 
-from tasks.report.tables import draw_hardware, notes_of, render_hardware, rows_of
-from tasks.speedup.hardware_table import HardwareRun, ratio_interval, tabulate
+from paceline.tasks.report.tables import draw_hardware, notes_of, render_hardware, rows_of
+from paceline.tasks.speedup.hardware_table import HardwareRun, ratio_interval, tabulate
 
 FACTS = {
     "data.source": "cifar10",

@@ -1,8 +1,8 @@
 import pytest
 
-from tasks.errors import InputError
-from tasks.speedup.study.ledger import Ledger
-from tasks.speedup.study.records import ArmRun
+from paceline.tasks.errors import InputError
+from paceline.tasks.speedup.study.ledger import Ledger
+from paceline.tasks.speedup.study.records import ArmRun
 
 
 def noted(arm, repeat, position, **figures):

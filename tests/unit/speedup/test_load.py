@@ -11,8 +11,8 @@ from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
 from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
 from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
 
-from tasks.measure import system_metrics as load
-from tasks.measure.system_metrics import sampled
+from paceline.tasks.measure import system_metrics as load
+from paceline.tasks.measure.system_metrics import sampled
 from tests.patience import until
 
 BUSY = {"cpu_utilization_percentage", "network_receive_megabytes", "network_transmit_megabytes"}

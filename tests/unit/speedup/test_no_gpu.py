@@ -5,13 +5,13 @@ import re
 
 import pytest
 
-from tasks.records import Cost
-from tasks.report.no_gpu_report import HEAD, draw_no_gpu, no_gpu_table, render_no_gpu
-from tasks.speedup.hardware_table import SHEETS, HardwareRow, most_predicted, most_trained
-from tasks.speedup.study.no_gpu import FEATURES, SCRATCH, TUNED, Goal, Gpu, NoGpuResult, on_gpu, ways_of
-from tasks.speedup.study.no_gpu_verdict import judge, notes_of
-from tasks.speedup.study.pairs import Trainings
-from tasks.speedup.study.records import ArmRun, Rates, StudyArm
+from paceline.tasks.records import Cost
+from paceline.tasks.report.no_gpu_report import HEAD, draw_no_gpu, no_gpu_table, render_no_gpu
+from paceline.tasks.speedup.hardware_table import SHEETS, HardwareRow, most_predicted, most_trained
+from paceline.tasks.speedup.study.no_gpu import FEATURES, SCRATCH, TUNED, Goal, Gpu, NoGpuResult, on_gpu, ways_of
+from paceline.tasks.speedup.study.no_gpu_verdict import judge, notes_of
+from paceline.tasks.speedup.study.pairs import Trainings
+from paceline.tasks.speedup.study.records import ArmRun, Rates, StudyArm
 
 COST = Cost(forward_flops=1e9, training_flops=3e9, num_parameters=1_000_000, image_bytes=3072)
 RATES = {SCRATCH: Rates(eager=500.0, executed=1000.0)}

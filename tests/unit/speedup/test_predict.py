@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from tasks.errors import InputError
-from tasks.measure.statistics import Interval
-from tasks.report.forecast_report import limit_sentences
-from tasks.speedup.forecast.links import LINKS, all_reduce_seconds, fit_link, given_link
-from tasks.speedup.forecast.model import cheapest, expected_largest, limits, predict, step_seconds
-from tasks.speedup.forecast.records import AllReduceSample, Company, DeviceProfile, Link, ProfilePoint
+from paceline.tasks.errors import InputError
+from paceline.tasks.measure.statistics import Interval
+from paceline.tasks.report.forecast_report import limit_sentences
+from paceline.tasks.speedup.forecast.links import LINKS, all_reduce_seconds, fit_link, given_link
+from paceline.tasks.speedup.forecast.model import cheapest, expected_largest, limits, predict, step_seconds
+from paceline.tasks.speedup.forecast.records import AllReduceSample, Company, DeviceProfile, Link, ProfilePoint
 
 BATCH = 4096
 SIZES = (BATCH, BATCH // 2, BATCH // 8)

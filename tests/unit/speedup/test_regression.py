@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tasks.speedup.regression import MIN_BEFORE, Figures, Margins, judge, scale_qn
+from paceline.tasks.speedup.regression import MIN_BEFORE, Figures, Margins, judge, scale_qn
 
 RATE = 1000.0
 

@@ -4,11 +4,11 @@ import threading
 import numpy as np
 import pytest
 
-from conf.config import Speedup
-from tasks.errors import RunError
-from tasks.measure.probe import ArmRunner, order_of_round, run_probe
-from tasks.measure.statistics import arm_ratio, speedup_ratio
-from tasks.records import Arm, Validity
+from paceline.conf.config import Speedup
+from paceline.tasks.errors import RunError
+from paceline.tasks.measure.probe import ArmRunner, order_of_round, run_probe
+from paceline.tasks.measure.statistics import arm_ratio, speedup_ratio
+from paceline.tasks.records import Arm, Validity
 
 ARM = Arm(num_devices=1, precision="32-true", compile="off", memory_format="contiguous", loading="foreground")
 

@@ -5,11 +5,11 @@ from typing import get_args
 
 import pytest
 
-from tasks.records import BASELINE, CompileStats, Search, SlowArm, SpeedupResult
-from tasks.report.run_report import render_report
-from tasks.report.summary import summary_table
-from tasks.speedup.advice import next_steps
-from tasks.speedup.verdict import Cause
+from paceline.tasks.records import BASELINE, CompileStats, Search, SlowArm, SpeedupResult
+from paceline.tasks.report.run_report import render_report
+from paceline.tasks.report.summary import summary_table
+from paceline.tasks.speedup.advice import next_steps
+from paceline.tasks.speedup.verdict import Cause
 from tests.unit.speedup.conftest import CANDIDATE, CLASSES, make_probe, make_report
 
 VOID = {"meta", "br", "path", "use", "image", "rect"}

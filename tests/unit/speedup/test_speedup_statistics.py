@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
 
-from tasks.measure.statistics import (
+from paceline.tasks.measure.statistics import (
     INNER_CONFIDENCE,
     MIN_ROUNDS_TO_STOP,
     ROUNDS_PER_LOOK,
@@ -17,7 +17,7 @@ from tasks.measure.statistics import (
     signed_rank_depth,
     speedup_ratio,
 )
-from tasks.records import Block
+from paceline.tasks.records import Block
 
 NUM_TRIALS = 4000
 MAX_ROUNDS = 24

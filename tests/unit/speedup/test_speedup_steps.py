@@ -1,6 +1,6 @@
 from prefect.logging import disable_run_logger
 
-from tasks.speedup.prefect_tasks import account
+from paceline.tasks.speedup.prefect_tasks import account
 from tests.unit.speedup.conftest import make_probe, make_train
 
 

@@ -2,10 +2,10 @@ from typing import get_args
 
 import pytest
 
-from tasks.measure.validity import judge
-from tasks.records import Arm, CompileStats, Search, SpeedupResult, Validity
-from tasks.speedup.advice import next_steps
-from tasks.speedup.verdict import break_even_steps, speedup_result
+from paceline.tasks.measure.validity import judge
+from paceline.tasks.records import Arm, CompileStats, Search, SpeedupResult, Validity
+from paceline.tasks.speedup.advice import next_steps
+from paceline.tasks.speedup.verdict import break_even_steps, speedup_result
 from tests.unit.speedup.conftest import BASELINE, CANDIDATE, make_probe, make_train
 
 TWO = CANDIDATE.model_copy(update={"num_devices": 2})

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.measure.statistics import FIXED_CONFIDENCE, location_interval
-from tasks.speedup.study.analysis import (
+from paceline.tasks.measure.statistics import FIXED_CONFIDENCE, location_interval
+from paceline.tasks.speedup.study.analysis import (
     break_even,
     budget_differences,
     ladder,
@@ -12,9 +12,9 @@ from tasks.speedup.study.analysis import (
     summarise_arms,
     target_accuracy,
 )
-from tasks.speedup.study.design import balanced_order
-from tasks.speedup.study.pairs import Trainings
-from tasks.speedup.study.records import ArmRun
+from paceline.tasks.speedup.study.design import balanced_order
+from paceline.tasks.speedup.study.pairs import Trainings
+from paceline.tasks.speedup.study.records import ArmRun
 from tests.studies import PRECISION, arms_of, training
 
 

@@ -3,9 +3,9 @@ from collections import Counter
 
 import pytest
 
-from conf.load import load
-from tasks.errors import InputError
-from tasks.speedup.study.design import balanced_order, expand, parse_axes
+from paceline.conf.load import load
+from paceline.tasks.errors import InputError
+from paceline.tasks.speedup.study.design import balanced_order, expand, parse_axes
 
 PRECISION = "execution.precision=32-true,bf16-mixed"
 LOADING = "execution.loading=foreground,resident"

@@ -1,9 +1,9 @@
 import pytest
 
-from conf.load import load
-from tasks.records import Hardware
-from tasks.speedup.comparability import differences, explain, facts_of, match
-from tasks.train.plan import resolve
+from paceline.conf.load import load
+from paceline.tasks.records import Hardware
+from paceline.tasks.speedup.comparability import differences, explain, facts_of, match
+from paceline.tasks.train.plan import resolve
 
 
 def facts(*overrides, data="d0", code="c0", versions=None, device="EPYC"):

@@ -4,14 +4,14 @@ import re
 
 import pytest
 
-from tasks.measure.statistics import Interval
-from tasks.report.forecast_report import advise_table, draw_advise, render_advise
-from tasks.report.plotting import png_bytes
-from tasks.report.study_charts import draw_study
-from tasks.report.study_report import render_study, study_notes, study_table
-from tasks.speedup.forecast.device_profile import rank_moves
-from tasks.speedup.forecast.model import cheapest, limits, predict
-from tasks.speedup.forecast.records import AdviseResult, DeviceProfile, Link, ProfilePoint, calibration, check
+from paceline.tasks.measure.statistics import Interval
+from paceline.tasks.report.forecast_report import advise_table, draw_advise, render_advise
+from paceline.tasks.report.plotting import png_bytes
+from paceline.tasks.report.study_charts import draw_study
+from paceline.tasks.report.study_report import render_study, study_notes, study_table
+from paceline.tasks.speedup.forecast.device_profile import rank_moves
+from paceline.tasks.speedup.forecast.model import cheapest, limits, predict
+from paceline.tasks.speedup.forecast.records import AdviseResult, DeviceProfile, Link, ProfilePoint, calibration, check
 from tests.studies import PRECISION, arms_of, result_of, training
 
 QUESTIONS = [

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from tasks.speedup.study.parity import parity, score_parity
+from paceline.tasks.speedup.study.parity import parity, score_parity
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.speedup.study.scaling import karp_flatt, law, scaling
+from paceline.tasks.speedup.study.scaling import karp_flatt, law, scaling
 
 COUNTS = (2, 4, 8, 16)
 

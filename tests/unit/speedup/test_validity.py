@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from tasks.measure import gpu as gpu_watch
-from tasks.measure import validity
-from tasks.measure.gpu import GpuSample, gpu_joules, num_foreign, sample_gpus
-from tasks.measure.page_cache import MAX_FILES, cached_fraction
-from tasks.measure.validity import ValidityWatch, judge
-from tasks.records import Validity
+from paceline.tasks.measure import gpu as gpu_watch
+from paceline.tasks.measure import validity
+from paceline.tasks.measure.gpu import GpuSample, gpu_joules, num_foreign, sample_gpus
+from paceline.tasks.measure.page_cache import MAX_FILES, cached_fraction
+from paceline.tasks.measure.validity import ValidityWatch, judge
+from paceline.tasks.records import Validity
 
 SPIN = "import time\nwhile time.process_time() < {}: pass"
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from conf.load import load
-from tasks.records import Block, ProbeResult
-from tasks.sweep.colocation import ALONE, BESIDE, TOGETHER, WHOLE, colocation_of, judge_colocation
-from tasks.train.plan import resolve
+from paceline.conf.load import load
+from paceline.tasks.records import Block, ProbeResult
+from paceline.tasks.sweep.colocation import ALONE, BESIDE, TOGETHER, WHOLE, colocation_of, judge_colocation
+from paceline.tasks.train.plan import resolve
 from tests.studies import HARDWARE
 
 TWO_CORES = HARDWARE.model_copy(update={"num_cores": 2})

@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
-from tasks.sweep.optuna_study import AGAIN, Proposer, Search
-from tasks.sweep.records import Trial
-from tasks.sweep.space import parse_parameters
+from paceline.tasks.sweep.optuna_study import AGAIN, Proposer, Search
+from paceline.tasks.sweep.records import Trial
+from paceline.tasks.sweep.space import parse_parameters
 
 RATE = "recipe.learning_rate"
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from conf.load import load
-from tasks.errors import InputError
-from tasks.sweep.space import grid_size, num_proposals, parse_parameters, text_of
+from paceline.conf.load import load
+from paceline.tasks.errors import InputError
+from paceline.tasks.sweep.space import grid_size, num_proposals, parse_parameters, text_of
 
 
 @pytest.mark.parametrize(

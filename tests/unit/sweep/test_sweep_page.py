@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from tasks.measure.statistics import Interval
-from tasks.report.plotting import png_bytes
-from tasks.report.sweep_charts import _rows, draw_sweep
-from tasks.report.sweep_report import render_sweep, sweep_notes, sweep_table
-from tasks.sweep.colocation import Colocation
+from paceline.tasks.measure.statistics import Interval
+from paceline.tasks.report.plotting import png_bytes
+from paceline.tasks.report.sweep_charts import _rows, draw_sweep
+from paceline.tasks.report.sweep_report import render_sweep, sweep_notes, sweep_table
+from paceline.tasks.sweep.colocation import Colocation
 from tests.sweeps import five_trials, result_of, trial
 
 

@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from mlflow.tracking import MlflowClient
 
-from tasks.records import PreparedSet
-from tasks.track.run import RunHandle, log_dataset
+from paceline.tasks.records import PreparedSet
+from paceline.tasks.track.run import RunHandle, log_dataset
 
 NUM_RUNS, NUM_ROUNDS = 4, 5
 

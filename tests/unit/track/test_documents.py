@@ -4,10 +4,10 @@ import subprocess
 
 import pytest
 
-from conf.environment import Site
-from conf.load import load
-from tasks.track import environment, store
-from tasks.track import run as tracking
+from paceline.conf.environment import Site
+from paceline.conf.load import load
+from paceline.tasks.track import environment, store
+from paceline.tasks.track import run as tracking
 
 PLANTED = """password: planted0
 AWS_SECRET_ACCESS_KEY = "planted1 planted1"

@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from tasks.errors import RunError
-from tasks.redact import discreet, redact, redact_logs, redacted
+from paceline.tasks.errors import RunError
+from paceline.tasks.redact import discreet, redact, redact_logs, redacted
 
 SECRETS = {
     "AWS_SECRET_ACCESS_KEY": "wJalr/XUtnFEMI+K7MDENG",

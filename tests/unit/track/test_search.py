@@ -2,11 +2,11 @@
 
 import time
 
-from conf.environment import Site
-from conf.load import load
-from tasks.track import queries as search
-from tasks.track import run as tracking
-from tasks.track import store
+from paceline.conf.environment import Site
+from paceline.conf.load import load
+from paceline.tasks.track import queries as search
+from paceline.tasks.track import run as tracking
+from paceline.tasks.track import store
 
 
 def test_all_runs_are_found_however_many_an_answer_holds(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 from mlflow.utils.validation import MAX_EXPERIMENT_TAG_VAL_LENGTH
 
-from tasks.track.ui_views import (
+from paceline.tasks.track.ui_views import (
     LOCAL_SERVER,
     VIEW_TAG,
     server_address,

@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasks.errors import RunError
-from tasks.files import sha256_of
-from tasks.train.rank.checkpoint import checkpoint_path, digest_path, newest_verified, verify
-from tasks.train.rank.checkpoint_io import AtomicCheckpointIO, load
+from paceline.tasks.errors import RunError
+from paceline.tasks.files import sha256_of
+from paceline.tasks.train.rank.checkpoint import checkpoint_path, digest_path, newest_verified, verify
+from paceline.tasks.train.rank.checkpoint_io import AtomicCheckpointIO, load
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@ from types import SimpleNamespace
 
 from torch import distributed, nn
 
-from tasks.train.launch.supervisor import free_port
-from tasks.train.rank.process_group import _listen, average_buffers
+from paceline.tasks.train.launch.supervisor import free_port
+from paceline.tasks.train.rank.process_group import _listen, average_buffers
 
 
 def test_a_group_meets_on_its_own_address_and_on_no_other_of_the_host():

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tasks.data.loading.sampling import BatchPlan
-from tasks.data.loading.step_schedule import Course
-from tasks.train.checkpoint_interval import MAX_LOST_SECONDS, MAX_SHARE, MIN_SECONDS, CheckpointInterval, rule
+from paceline.tasks.data.loading.sampling import BatchPlan
+from paceline.tasks.data.loading.step_schedule import Course
+from paceline.tasks.train.checkpoint_interval import MAX_LOST_SECONDS, MAX_SHARE, MIN_SECONDS, CheckpointInterval, rule
 
 WARM_UP = 20.0
 """Seconds that a first step takes longer, as where it is compiled."""

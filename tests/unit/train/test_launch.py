@@ -1,7 +1,7 @@
 import pytest
 
-from tasks.errors import InputError
-from tasks.train.launch.layout import Candidate, gpus_of_workers, layouts, rank_environment, seat_ranks
+from paceline.tasks.errors import InputError
+from paceline.tasks.train.launch.layout import Candidate, gpus_of_workers, layouts, rank_environment, seat_ranks
 
 
 def cluster(hosts, per_host, busy=()):

@@ -6,12 +6,14 @@ import sys
 
 import pytest
 
-from tasks.errors import RunError
-from tasks.train.launch.device_lock import Lease
+from paceline.tasks.errors import RunError
+from paceline.tasks.train.launch.device_lock import Lease
 
-HOLD = "import sys, time; from pathlib import Path; from tasks.train.launch.device_lock import Lease\n"
+HOLD = "import sys, time; from pathlib import Path; from paceline.tasks.train.launch.device_lock import Lease\n"
 HOLD += "lease = Lease(Path(sys.argv[1]), 'GPU-1'); print(lease.take('r1', 3), flush=True); time.sleep(60)"
-INHERIT = "import subprocess, sys; from pathlib import Path; from tasks.train.launch.device_lock import Lease\n"
+INHERIT = (
+    "import subprocess, sys; from pathlib import Path; from paceline.tasks.train.launch.device_lock import Lease\n"
+)
 INHERIT += "lease = Lease(Path(sys.argv[1]), 'GPU-1'); lease.take('r1', 0)\n"
 INHERIT += "rank = subprocess.Popen(['sleep', '60'], pass_fds=(lease.fileno(),), stdout=subprocess.DEVNULL, "
 INHERIT += "stderr=subprocess.DEVNULL)\n"

@@ -1,10 +1,10 @@
 import pytest
 
-from conf.load import load
-from tasks.errors import RankError
-from tasks.records import Hardware
-from tasks.train.launch.out_of_memory import keep_fitting, smaller, with_fitting
-from tasks.train.plan import resolve
+from paceline.conf.load import load
+from paceline.tasks.errors import RankError
+from paceline.tasks.records import Hardware
+from paceline.tasks.train.launch.out_of_memory import keep_fitting, smaller, with_fitting
+from paceline.tasks.train.plan import resolve
 
 HOST = Hardware(host="here", cpu_name="a device", num_cores=2, memory_bytes=2**33, cpu_bf16=False)
 

@@ -3,10 +3,10 @@ import sys
 
 import pytest
 
-from tasks.errors import InputError
-from tasks.train.launch.run_lock import is_owned, own
+from paceline.tasks.errors import InputError
+from paceline.tasks.train.launch.run_lock import is_owned, own
 
-HOLD = "import sys, time; from pathlib import Path; from tasks.train.launch.run_lock import own\n"
+HOLD = "import sys, time; from pathlib import Path; from paceline.tasks.train.launch.run_lock import own\n"
 HOLD += "with own(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
 
 

@@ -1,9 +1,9 @@
 import pytest
 
-from conf.load import load
-from tasks.errors import InputError
-from tasks.records import Gpu, Hardware
-from tasks.train.plan import resolve
+from paceline.conf.load import load
+from paceline.tasks.errors import InputError
+from paceline.tasks.records import Gpu, Hardware
+from paceline.tasks.train.plan import resolve
 
 GIB = 2**30
 

@@ -2,7 +2,7 @@
 
 import json
 
-from tasks.train.launch.progress_file import scores_so_far
+from paceline.tasks.train.launch.progress_file import scores_so_far
 
 
 def write(directory, attempt, scores):

@@ -1,10 +1,10 @@
 import pytest
 
-from tasks.errors import InputError, LostError, RankError
-from tasks.files import write_durably
-from tasks.train.launch import recovery as module
-from tasks.train.launch.recovery import Recovery
-from tasks.train.rank.checkpoint import checkpoint_path, digest_path
+from paceline.tasks.errors import InputError, LostError, RankError
+from paceline.tasks.files import write_durably
+from paceline.tasks.train.launch import recovery as module
+from paceline.tasks.train.launch.recovery import Recovery
+from paceline.tasks.train.rank.checkpoint import checkpoint_path, digest_path
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from tasks.train.launch.layout import Seat
-from tasks.train.launch.placement import chosen, devices_spoken_for
+from paceline.tasks.train.launch.layout import Seat
+from paceline.tasks.train.launch.placement import chosen, devices_spoken_for
 
 
 def seat(device):

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from conf.load import load
-from tasks.errors import MemoryLimitError
-from tasks.train.autotune.search import _Hunt
-from tasks.train.plan import arm_of, resolve
+from paceline.conf.load import load
+from paceline.tasks.errors import MemoryLimitError
+from paceline.tasks.train.autotune.search import _Hunt
+from paceline.tasks.train.plan import arm_of, resolve
 from tests.studies import HARDWARE
 
 ARM = arm_of(resolve(load("digits"), HARDWARE, 1293))

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tasks.train.launch.heartbeat import VARIABLE
-from tasks.train.launch.standby import Standby, standby_command, take
+from paceline.tasks.train.launch.heartbeat import VARIABLE
+from paceline.tasks.train.launch.standby import Standby, standby_command, take
 
 RANK = """
 import os, sys
@@ -23,7 +23,7 @@ def main(spec_path):
 """
 WORKER = """
 import os, sys, time
-from tasks.train.standby import Standby, standby_command
+from paceline.tasks.train.standby import Standby, standby_command
 standby = Standby(standby_command("rank"), os.environ)
 print(standby._process.pid, flush=True)
 time.sleep(60)
@@ -55,7 +55,7 @@ def test_it_becomes_the_rank_of_its_spec(environment, tmp_path):
 
 def test_a_rank_does_not_import_mlflow():
     """It takes 2 s of both cores before the first step, and is the flow's."""
-    program = "import sys, tasks.train.rank.main; sys.exit('mlflow' in sys.modules)"
+    program = "import sys, paceline.tasks.train.rank.main; sys.exit('mlflow' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 

@@ -3,19 +3,19 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from conf.model import Model
-from conf.recipe import Recipe
-from tasks.data.loading import batch as loading
-from tasks.data.loading.sampling import BatchPlan
-from tasks.errors import MemoryLimitError
-from tasks.model.networks.registry import build_network
-from tasks.model.objectives import Classification
-from tasks.model.transfer import freeze
-from tasks.records import Arm
-from tasks.train.step.benchmark_step import BareStep, StepInputs
-from tasks.train.step.micro_batches import passes, too_many
-from tasks.train.step.precision import make_scaler
-from tasks.train.step.train_step import TrainStep
+from paceline.conf.model import Model
+from paceline.conf.recipe import Recipe
+from paceline.tasks.data.loading import batch as loading
+from paceline.tasks.data.loading.sampling import BatchPlan
+from paceline.tasks.errors import MemoryLimitError
+from paceline.tasks.model.networks.registry import build_network
+from paceline.tasks.model.objectives import Classification
+from paceline.tasks.model.transfer import freeze
+from paceline.tasks.records import Arm
+from paceline.tasks.train.step.benchmark_step import BareStep, StepInputs
+from paceline.tasks.train.step.micro_batches import passes, too_many
+from paceline.tasks.train.step.precision import make_scaler
+from paceline.tasks.train.step.train_step import TrainStep
 
 ARM = Arm(num_devices=1, precision="32-true", compile="off", memory_format="contiguous", loading="resident")
 

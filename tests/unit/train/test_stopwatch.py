@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from tasks.train.rank.time_budget import Stopwatch
+from paceline.tasks.train.rank.time_budget import Stopwatch
 
 
 def test_items_add_up_to_the_wall_time():

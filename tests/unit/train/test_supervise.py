@@ -2,10 +2,10 @@
 
 import pytest
 
-from conf.environment import Site
-from tasks.train.launch import supervisor as supervise
-from tasks.train.launch.device_lock import Lease
-from tasks.train.launch.supervisor import Claim, report
+from paceline.conf.environment import Site
+from paceline.tasks.train.launch import supervisor as supervise
+from paceline.tasks.train.launch.device_lock import Lease
+from paceline.tasks.train.launch.supervisor import Claim, report
 
 KEY, DEVICE = "rank-0-of-mine", "cpu here"
 
