@@ -15,8 +15,8 @@ from pydantic import BaseModel, ValidationError
 
 from paceline.conf.config import Config
 
-PRESETS = Path(__file__).parent
-DASK_SETTINGS = PRESETS / "cluster" / "dask.yaml"
+PRESETS = Path(__file__).parent / "presets"
+DASK_SETTINGS = Path(__file__).parent / "dask" / "dask.yaml"
 """In Dask's own format."""
 M = TypeVar("M", bound=BaseModel)
 NOTHING = ("", "null", "none", "~")
@@ -129,7 +129,9 @@ def _read_preset(preset: str) -> dict[str, Any]:
             f"preset {path} cannot be read as YAML ({' '.join(str(error).split())}); mend the file"
         ) from error
     if not isinstance(tree, dict):
-        raise ConfigError(f"preset {path} holds {type(tree).__name__}, not a mapping of sections; see conf/digits.yaml")
+        raise ConfigError(
+            f"preset {path} holds {type(tree).__name__}, not a mapping of sections; see conf/presets/digits.yaml"
+        )
     for key in field_paths():
         _unset(tree, key)
     return tree

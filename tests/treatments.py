@@ -128,7 +128,7 @@ TREATMENTS: dict[str, Told | Checked] = {
     'T="--tls-ca-file $PACELINE_TLS/ca.pem --tls-cert $PACELINE_TLS/cert.pem --tls-key $PACELINE_TLS/key.pem"': Told(
         "own scheduler"
     ),
-    "export DASK_CONFIG=conf/cluster/dask.yaml": Told("own scheduler"),
+    "export DASK_CONFIG=conf/dask/dask.yaml": Told("own scheduler"),
     "dask scheduler --host tls:// $T": Told("own scheduler", "--host tls://127.0.0.1 --port PORT --no-dashboard"),
     "dask worker tls://host:8786 --nworkers 4 --nthreads 1 $T": Told("own scheduler", "--nworkers 1 --no-dashboard"),
     "export AWS_PROFILE=NAME AWS_ENDPOINT_URL=https://store.example:9000": ON_A_STORE,
@@ -163,7 +163,7 @@ TREATMENTS: dict[str, Told | Checked] = {
     ),
     "head -n 5 SET/rejected.jsonl": Told("a set by hand"),
     # tasks/speedup/README.md
-    'python -c "from pathlib import Path; from paceline.tasks.records import ProbeResult; from paceline.tasks.speedup.verdict import '
+    'python -c "from pathlib import Path; from paceline.tasks.records import ProbeResult; from paceline.tasks.speedup.verdict import '  # noqa: E501
     "speedup_result; print(speedup_result(ProbeResult.model_validate_json(Path("
     "'.paceline/runs/RUN_ID/attempt-0/rank-0/probe.json').read_text())).verdict)\"": Told("a probe by hand"),
     "paceline compare --experiment paceline --last 5": Told("comparisons"),
@@ -173,7 +173,7 @@ TREATMENTS: dict[str, Told | Checked] = {
     's#"checkpoint_directory":"[^"]*"#"checkpoint_directory":"replay"#\' '
     ".paceline/runs/RUN_ID/attempt-0/rank-0/spec.json > spec.json": Told("a rank by hand"),
     "python -m paceline.tasks.train.rank.main spec.json": Told("a rank by hand"),
-    "python -c \"from paceline.conf.environment import Site; print(*(path.read_text() for path in Site().leases.glob('*.lease')), "
+    "python -c \"from paceline.conf.environment import Site; print(*(path.read_text() for path in Site().leases.glob('*.lease')), "  # noqa: E501
     "sep='\\n')\"": Told("a rank by hand"),
 }
 

@@ -1,4 +1,4 @@
-"""The settings of Dask for clusters whose cores are the ranks' own; see conf/cluster/dask.yaml."""
+"""The settings of Dask for clusters whose cores are the ranks' own; see conf/dask/dask.yaml."""
 
 from __future__ import annotations
 

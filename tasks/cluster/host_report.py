@@ -1,4 +1,6 @@
-"""What a host says of itself before a cluster is started on it: `python -m paceline.tasks.cluster.host_report [TLS_DIRECTORY]`.
+"""What a host reports before a cluster is started on it.
+
+Use: `python -m paceline.tasks.cluster.host_report [TLS_DIRECTORY]`.
 
 That this program answers at all shows that the host has the interpreter and the package where they are needed.
 """

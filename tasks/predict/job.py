@@ -103,7 +103,8 @@ class Parity(Record):
     """What the agreement is a share of; values are those of denoised images, features those of a sample."""
     agreement: float
     """Share of the samples, or of their pixels, that get the same class; of the values that are the same but for what
-    nobody sees (`paceline.tasks.predict.outputs.MAX_LEVELS`); of the samples whose features point the same way (`MIN_COSINE`)."""
+    nobody sees (`paceline.tasks.predict.outputs.MAX_LEVELS`); of the samples whose features point the same way
+    (`MIN_COSINE`)."""
     max_difference: float
     """Largest difference of a probability; of a segmentation, of the confidence in an image; of a denoised image, of a
     value, of 255; of features, of one of them."""

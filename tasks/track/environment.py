@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.tasks.fingerprint import code_fingerprint
 
-REPOSITORY = Path(__file__).parent.parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 LOCK = REPOSITORY / "infra" / "constraints.txt"
 PACKAGES = (
     "paceline",

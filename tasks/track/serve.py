@@ -22,7 +22,7 @@ TOKEN = "PACELINE_UI_TOKEN"
 """Environment variable with the token of a server without users."""
 STORE = "MLFLOW_BACKEND_STORE_URI"
 """MLflow's own variable; never an option, since everybody on a host can read command lines."""
-PACKAGES = Path(__file__).parents[2]
+PACKAGES = Path(__file__).parents[3]
 """Directory of this package. A worker looks there first, and not in the directory where it was started."""
 WITHOUT_USERS, WITH_USERS = "mlflow.server.fastapi_app:app", "mlflow.server.auth:create_app"
 APPLICATIONS = {

@@ -52,8 +52,8 @@ def epoch_order(num_samples: int, seed: int, epoch: int, shuffle: Shuffle) -> np
     Up to a window of samples it is uniform over all permutations. Above, blocks of contiguous samples are permuted,
     then every window of them is permuted within. A batch then mixes as many random blocks as a window has: any two
     samples can meet in a batch, but two of one block do so more often than two of different blocks. Shards are made so
-    that a block is a cross-section of the classes (`paceline.tasks.data.prepare.chunks`). In return at most one window is read from
-    disk at a time.
+    that a block is a cross-section of the classes (`paceline.tasks.data.prepare.chunks`). In return at most one
+    window is read from disk at a time.
 
     Returns:
         Sample numbers (num_samples,).

@@ -1,4 +1,6 @@
-"""One rank: `python -m paceline.tasks.train.rank.main spec.json` joins the group, probes, trains, predicts, and writes result.json.
+"""One rank: `python -m paceline.tasks.train.rank.main spec.json`.
+
+Joins the group, probes, trains, predicts, and writes result.json.
 
 With `place` and `measure` the composition root of a rank's process: the only modules of a stage that bring other
 stages' parts together. Knows nothing of Dask, Prefect or how it was started, so any engineer can replay it by hand.
@@ -26,16 +28,16 @@ LOADED_AT = time.monotonic()
 if __name__ == "__main__":
     gc.disable()  # until `main`: looking for garbage among what is imported takes a quarter of the time
 
-import numpy as np  # noqa: E402  the clock above counts these imports
-import torch  # noqa: E402
-from lightning.pytorch import Trainer  # noqa: E402
-from torch import nn  # noqa: E402
+import numpy as np
+import torch
+from lightning.pytorch import Trainer
+from torch import nn
 
-from paceline.conf.execution import Precision  # noqa: E402
-from paceline.tasks.data.loading.loader import TrainLoader  # noqa: E402
+from paceline.conf.execution import Precision
+from paceline.tasks.data.loading.loader import TrainLoader
 from paceline.tasks.data.loading.step_schedule import Course
-from paceline.tasks.data.split import open_split  # noqa: E402
-from paceline.tasks.errors import MeasureMemoryError, PacelineError, RunError  # noqa: E402
+from paceline.tasks.data.split import open_split
+from paceline.tasks.errors import MeasureMemoryError, PacelineError, RunError
 from paceline.tasks.measure.energy import EnergyMeter
 from paceline.tasks.measure.system_metrics import sampled
 from paceline.tasks.measure.validity import ValidityWatch
@@ -44,7 +46,7 @@ from paceline.tasks.metrics_file import MetricsFile
 from paceline.tasks.model.fuse_batch_norm import fold_batch_norm
 from paceline.tasks.model.lightning_module import STATE_KEY, Learner
 from paceline.tasks.model.objectives import PixelTask
-from paceline.tasks.records import (  # noqa: E402
+from paceline.tasks.records import (
     BASELINE,
     STEP_ITEMS,
     Arm,
@@ -55,13 +57,13 @@ from paceline.tasks.records import (  # noqa: E402
     Search,
     TrainResult,
 )
-from paceline.tasks.redact import redact, redact_logs  # noqa: E402
+from paceline.tasks.redact import redact, redact_logs
 from paceline.tasks.train.autotune.choice import choose, faster_plan, plan_of_probe
 from paceline.tasks.train.autotune.search import search, time_layers
 from paceline.tasks.train.launch.heartbeat import Pulse
 from paceline.tasks.train.launch.layout import EXAMPLES_FILE, PROBE_FILE, SEARCH_FILE
 from paceline.tasks.train.launch.standby import die_with_supervisor
-from paceline.tasks.train.plan import arm_of  # noqa: E402
+from paceline.tasks.train.plan import arm_of
 from paceline.tasks.train.rank import process_group as group
 from paceline.tasks.train.rank.benchmark import Bench, diagnostic_arms, measure, measured_loads
 from paceline.tasks.train.rank.callbacks import (

@@ -46,7 +46,9 @@ def test_telemetry_is_off_unless_the_user_says_otherwise(monkeypatch):
 
 
 def test_what_workers_beside_a_store_are_told_is_something_that_is_listened_to():
-    told = yaml.safe_load((PRESETS / "cluster" / "beside_store.yaml").read_text())["distributed"]["nanny"]["environ"]
+    told = yaml.safe_load((PRESETS.parent / "dask" / "beside_store.yaml").read_text())["distributed"]["nanny"][
+        "environ"
+    ]
     known = {field.validation_alias for field in Site.model_fields.values()}
     assert {name for name in told if name.startswith("PACELINE_")} <= known
     assert not any(word in name for name in told for word in ("KEY", "SECRET", "TOKEN"))

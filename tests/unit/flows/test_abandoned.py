@@ -34,7 +34,7 @@ def test_a_run_whose_process_is_gone_is_killed_by_the_next_command_and_a_living_
     gone, living, elsewhere = [], [], []
     finish = tracked.tracking.finish
     with disable_run_logger():
-        monkeypatch.setattr(abandoned, "MIN_AGE_SECONDS", 0.0)
+        monkeypatch.setattr(mlflow_run, "MIN_AGE_SECONDS", 0.0)
         monkeypatch.setattr(tracked.tracking, "finish", lambda *arguments: None)  # as after kill -9
         for runs in (gone, living, elsewhere):
             with tracked.begun(config, site, experiment_id, "study") as study:

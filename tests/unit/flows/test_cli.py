@@ -17,7 +17,7 @@ ENGINES = {
 
 
 def test_help_imports_no_engine():
-    program = "import sys; from paceline.flows.cli import main\ntry: main(['--help'])\nfinally: print(*sys.modules, sep='\\n')"
+    program = "import sys; from paceline.flows.cli import main\ntry: main(['--help'])\nfinally: print(*sys.modules, sep='\\n')"  # noqa: E501
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     loaded = {name.partition(".")[0] for name in printed.splitlines()}
     assert "flows" in loaded

@@ -5,7 +5,7 @@ import time
 
 from paceline.tasks.train.launch.heartbeat import VARIABLE, Pulse, PulseReader
 
-RANK = "import time; from paceline.tasks.train.launch.heartbeat import Pulse\npulse = Pulse(); pulse.count_steps = lambda: 7\ntime.sleep(60)"
+RANK = "import time; from paceline.tasks.train.launch.heartbeat import Pulse\npulse = Pulse(); pulse.count_steps = lambda: 7\ntime.sleep(60)"  # noqa: E501
 
 
 def test_a_rank_tells_its_steps_until_it_is_stopped():
@@ -35,7 +35,7 @@ def test_a_rank_without_a_supervisor_has_no_pulse(monkeypatch):
 
 def test_last_words_need_no_disk():
     reader = PulseReader()
-    program = "from paceline.tasks.train.launch.heartbeat import Pulse; Pulse().last_words({'message': 'full', 'traceback': 'x' * 100_000})"
+    program = "from paceline.tasks.train.launch.heartbeat import Pulse; Pulse().last_words({'message': 'full', 'traceback': 'x' * 100_000})"  # noqa: E501
     environment = os.environ | {VARIABLE: str(reader.writing)}
     rank = subprocess.Popen([sys.executable, "-c", program], env=environment, pass_fds=(reader.writing,))
     reader.close_writing()
