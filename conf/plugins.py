@@ -2,8 +2,8 @@
 
 A package offers its own by entry points, in the groups `paceline.sources` and `paceline.models`. They are looked up
 only where a name is none of Paceline's, and imported only where a configuration names them. What a source yields and
-what a model computes is none of this module's business: see `tasks.data.sources.user_source` and
-`tasks.model.networks.user_network`.
+what a model computes is none of this module's business: see `paceline.tasks.data.sources.user_source` and
+`paceline.tasks.model.networks.user_network`.
 """
 
 from __future__ import annotations

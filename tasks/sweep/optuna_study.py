@@ -2,7 +2,7 @@
 
 The only module that imports Optuna. What has been proposed, reported and ended lies in a journal beside the run, one
 line for each event, so that a sweep goes on after any crash. The run's owner alone writes it: see
-`tasks.train.launch.run_lock`.
+`paceline.tasks.train.launch.run_lock`.
 Knows nothing of trainings.
 """
 

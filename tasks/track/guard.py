@@ -1,7 +1,7 @@
 """MLflow's applications for users and for the holder of a token, without what runs commands for them.
 
 MLflow 3.17 serves an assistant that runs commands on the server's host, and that each caller may configure. Its routes
-are removed before MLflow mounts them, so that no spelling of a path reaches them. `tasks.track.serve` starts these
+are removed before MLflow mounts them, so that no spelling of a path reaches them. `paceline.tasks.track.serve` starts these
 applications in place of MLflow's own.
 """
 

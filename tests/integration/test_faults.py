@@ -26,7 +26,7 @@ from tests.scratch_cluster import ScratchCluster
 FLOW = """
 import sys
 from pathlib import Path
-from paceline.tasks.train.coordinate import TrainJob, train_group
+from paceline.tasks.train.launch.coordinator import TrainJob, train_group
 train_group(TrainJob.model_validate_json(Path(sys.argv[1]).read_text()), sys.argv[2])
 """
 

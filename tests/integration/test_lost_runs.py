@@ -22,8 +22,8 @@ from paceline.flows.lifecycle.outage import set_right
 OWNER = """
 import sys, time
 from uuid import UUID
-from conf.site import Site
-from flows.flow_owner import own_flow_run
+from paceline.conf.environment import Site
+from paceline.flows.lifecycle.flow_run_lock import own_flow_run
 own_flow_run(Site(), UUID(sys.argv[1]))
 print("held", flush=True)
 time.sleep(600)

@@ -14,7 +14,7 @@ from paceline.tasks.errors import RunError
 
 COMMAND = """
 import sys, time
-from flows.temporary_api import begin, end_unused
+from paceline.flows.lifecycle.prefect_api import begin, end_unused
 api = begin()
 print(api._process.pid, flush=True)
 if sys.argv[1] == "unused":

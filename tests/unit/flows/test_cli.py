@@ -20,7 +20,7 @@ def test_help_imports_no_engine():
     program = "import sys; from paceline.flows.cli import main\ntry: main(['--help'])\nfinally: print(*sys.modules, sep='\\n')"  # noqa: E501
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     loaded = {name.partition(".")[0] for name in printed.splitlines()}
-    assert "flows" in loaded
+    assert "paceline" in loaded
     assert loaded & ENGINES == set()
 
 
@@ -74,7 +74,7 @@ def test_an_option_has_one_name():
 @pytest.mark.parametrize(("ending", "status"), [("raise OSError('lost')", 1), ("return 130", 130), ("sys.exit(3)", 3)])
 def test_it_leaves_after_what_libraries_do_at_exit(ending, status):
     program = (
-        "import atexit, sys; from flows import cli\n"
+        "import atexit, sys; from paceline.flows import cli\n"
         f"def main():\n atexit.register(print, 'put away', end='')\n {ending}\n"
         "cli.main = main; cli.program()"
     )

@@ -221,7 +221,7 @@ def test_a_run_never_stays_running(when, tmp_path, monkeypatch):
 
 LOSES = """
 import gc, os, signal, sys, time
-from paceline.flows import interrupt
+from paceline.flows.lifecycle import signals as interrupt
 
 lost = []
 
@@ -256,7 +256,7 @@ def test_a_signal_whose_exception_is_lost_is_sent_again():
 
 SLOW_HOOK = """
 import threading
-from paceline.flows import interrupt
+from paceline.flows.lifecycle import signals as interrupt
 
 interrupt.AGAIN_SECONDS = 0.0
 begin = threading.Thread.start

@@ -23,7 +23,7 @@ def main(spec_path):
 """
 WORKER = """
 import os, sys, time
-from paceline.tasks.train.standby import Standby, standby_command
+from paceline.tasks.train.launch.standby import Standby, standby_command
 standby = Standby(standby_command("rank"), os.environ)
 print(standby._process.pid, flush=True)
 time.sleep(60)
