@@ -3,7 +3,8 @@
 Prefect 3.8.8 renews the lease of a deployment's run every 225 s for 300 s more, and cancels the flow when that fails
 three times (`raise_on_lease_renewal_failure` in `prefect/flow_engine.py`; no setting changes it). A healthy training
 would end because the API was away for minutes, or had lost its leases in a restart. Two trainings share no device
-whatever Prefect believes (`tasks/train/launch/device_lock.py`), so a training that continues without a lease does no harm.
+whatever Prefect believes (`tasks/train/launch/device_lock.py`), so a training that continues without a lease does no
+harm.
 """
 
 from __future__ import annotations

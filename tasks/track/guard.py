@@ -1,8 +1,8 @@
 """MLflow's applications for users and for the holder of a token, without what runs commands for them.
 
 MLflow 3.17 serves an assistant that runs commands on the server's host, and that each caller may configure. Its routes
-are removed before MLflow mounts them, so that no spelling of a path reaches them. `paceline.tasks.track.serve` starts these
-applications in place of MLflow's own.
+are removed before MLflow mounts them, so that no spelling of a path reaches them. `paceline.tasks.track.serve` starts
+these applications in place of MLflow's own.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import pytest
 from paceline.tasks.records import Measurement, ProbeResult
 from paceline.tasks.train.launch.coordinator import measure_group
 from paceline.tasks.train.launch.layout import rank_environment
-from tests.jobs import new_job, two_workers
+from tests.support.jobs import new_job, two_workers
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent

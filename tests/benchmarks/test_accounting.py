@@ -21,7 +21,7 @@ from paceline.tasks.speedup.forecast.records import DeviceProfile
 from paceline.tasks.train.launch.coordinator import train_group
 from paceline.tasks.train.launch.layout import rank_environment
 from tests.benchmarks.conftest import at_most, measure, tell
-from tests.jobs import changed, planned_arm
+from tests.support.jobs import changed, planned_arm
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -255,6 +255,6 @@ def test_the_probe_itself(make_job, cluster_address):
     tell(
         "goal 9: A against A called different in <= 5 % of trials on this machine",
         f"{alarms} of {len(found)}",
-        "simulated: tests/unit/speedup/test_speedup_statistics.py, 200 trials and more for each kind of noise",
+        "simulated: tests/unit/tasks/measure/test_statistics.py, 200 trials and more for each kind of noise",
         "met" if alarms <= 0.05 * len(found) else "NOT MET",
     )

@@ -13,7 +13,7 @@ from paceline.tasks.measure.statistics import arm_ratio
 from paceline.tasks.records import ProbeResult
 from paceline.tasks.train.launch.coordinator import train_group
 from tests.benchmarks.conftest import SECONDS, at_least, at_most, in_a_rank, measure, said_in_a_rank, tell
-from tests.jobs import changed, planned_arm
+from tests.support.jobs import changed, planned_arm
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.gpu]
 

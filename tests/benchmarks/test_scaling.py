@@ -15,7 +15,7 @@ from paceline.tasks.measure.statistics import arm_ratio
 from paceline.tasks.records import Block
 from paceline.tasks.train.launch.coordinator import train_group
 from tests.benchmarks.conftest import at_least, last_line, measure, tell
-from tests.jobs import changed, planned_arm, planted
+from tests.support.jobs import changed, planned_arm, planted
 
 pytestmark = pytest.mark.timeout(1800)
 

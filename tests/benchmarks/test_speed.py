@@ -9,7 +9,7 @@ from paceline.tasks.measure.statistics import arm_ratio
 from paceline.tasks.train.launch.coordinator import train_group
 from paceline.tasks.train.rank.main import BASELINE
 from tests.benchmarks.conftest import SECONDS, at_least, at_most, in_a_rank, measure, tell
-from tests.jobs import changed, planned_arm
+from tests.support.jobs import changed, planned_arm
 
 pytestmark = pytest.mark.timeout(1800)
 

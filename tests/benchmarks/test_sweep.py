@@ -12,7 +12,7 @@ import pytest
 
 from paceline.tasks.measure.statistics import FIXED_CONFIDENCE, estimate_ratio
 from tests.benchmarks.conftest import at_least, paceline, tell
-from tests.prefect_server import prefect_server
+from tests.support.prefect_server import prefect_server
 
 pytestmark = pytest.mark.timeout(7200)
 

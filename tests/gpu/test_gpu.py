@@ -56,7 +56,7 @@ def test_a_cluster_of_dask_cuda_trains():
     from paceline.tasks.cluster.resources import demand_of
     from paceline.tasks.cluster.start import open_cluster
     from paceline.tasks.train.launch.coordinator import train_group
-    from tests.jobs import new_job
+    from tests.support.jobs import new_job
 
     pytest.importorskip("dask_cuda")
     overrides = ["cluster.kind=local_cuda", "recipe.num_epochs=1", "speedup.baseline=none"]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs import new_job, two_workers
-from tests.mlflow_server import MlflowServer
-from tests.prefect_server import prefect_server
-from tests.services import started
+from tests.support.jobs import new_job, two_workers
+from tests.support.mlflow_server import MlflowServer
+from tests.support.prefect_server import prefect_server
+from tests.support.services import started
 
 SMALL = [
     "data.image_size=16",

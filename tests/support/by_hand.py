@@ -1,4 +1,4 @@
-"""A rank of a group without Dask: python -m tests.integration.by_hand DIRECTORY RANK ARM_AS_JSON.
+"""A rank of a group without Dask: python -m tests.support.by_hand DIRECTORY RANK ARM_AS_JSON.
 
 Trains a network without batch norm, in which samples do not meet, for two epochs of bare steps in double precision, and
 saves its weights. The ranks meet in a file of DIRECTORY.

@@ -2,7 +2,7 @@
 
 import httpx
 
-from tests.patience import SECONDS, until
+from tests.support.patience import SECONDS, until
 
 SHORT = ["data.image_size=16", "model.width=4", "model.depth=1", "recipe.num_epochs=1", "recipe.warmup_epochs=0"]
 LONG = {

@@ -5,7 +5,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FOLDERS = (".github", "conf", "flows", "infra", "tasks", "tests")
 HISTORY = ROOT / "infra" / "LOG.md"
 """Says what was typed on its days, and is never rewritten."""

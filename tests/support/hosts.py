@@ -21,7 +21,7 @@ import pytest
 
 from paceline.tasks.cluster.client import connect, workers
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PORT = 8786  # the hosts' networks are new: each of their ports is free
 ADDRESSES = ip_address("198.18.0.0")  # and 2^17 on, set aside for tests of networks (RFC 2544)
 ISOLATED = ["unshare", "--net", "--uts", "--pid", "--mount-proc", "--fork", "--kill-child", "sh", "-c"]

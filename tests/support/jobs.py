@@ -18,7 +18,7 @@ from paceline.tasks.track import store
 from paceline.tasks.train.launch.coordinator import TrainJob
 from paceline.tasks.train.plan import arm_of, resolve
 
-PLANTED = str(Path(__file__).parent / "integration" / "planted")
+PLANTED = str(Path(__file__).with_name("planted"))
 
 
 def new_job(address, preset, overrides):
@@ -71,7 +71,7 @@ def two_workers(tls="auto"):
 
 @contextmanager
 def planted(address, plant, **more):
-    """What the workers hand down to the ranks that they start meanwhile; see tests/integration/planted."""
+    """What the workers hand down to the ranks that they start meanwhile; see tests/support/planted."""
     with connect(address) as client:
         before = next(iter(client.run(os.environ.get, "PYTHONPATH").values()))
         path = os.pathsep.join(filter(None, [PLANTED, before]))

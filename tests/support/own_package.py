@@ -6,7 +6,7 @@ import tomllib
 from contextlib import contextmanager
 
 from paceline.conf import plugins
-from tests.documents import ROOT, fences
+from tests.support.documents import ROOT, fences
 
 
 def install(directory, name, modules, sources=None, models=None, version="1.0"):

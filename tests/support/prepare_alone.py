@@ -1,4 +1,4 @@
-"""Prepares a folder and says what memory that took: python -m tests.integration.prepare_alone ROOT HOME."""
+"""Prepares a folder and says what memory that took: python -m tests.support.prepare_alone ROOT HOME."""
 
 import json
 import resource
@@ -11,7 +11,7 @@ import psutil
 from paceline.conf.data import Data
 from paceline.tasks.data.prepare import dask_graph as graph
 from paceline.tasks.data.sources import registry as source
-from tests.jobs import two_workers
+from tests.support.jobs import two_workers
 
 
 def peak_bytes():

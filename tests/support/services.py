@@ -10,7 +10,7 @@ from pathlib import Path
 from infra.services.daemon import Daemon
 from infra.services.home import Home, free_port
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NAMES = ("postgres", "prefect", "mlflow", "scheduler", "workers")
 PORTS = ("postgres", "prefect", "mlflow", "scheduler", "dashboard")
 COMMAND_SECONDS = 400

@@ -1,7 +1,7 @@
 """What the tests do with each command of the documents. One that is not here fails `tests/unit/test_docs.py`.
 
 Every `paceline` command, whatever else is done with it, goes through the program's own parser and configuration there.
-The stories are told by `tests/integration/test_docs.py`: the commands of one run in a row in one shell, in a directory
+`tests/integration/run/test_docs.py` runs the stories: the commands of one run in a row in one shell, in a directory
 that looks like a clone, with real images for DIR, a run of the program for RUN_ID, and so on.
 """
 
@@ -50,12 +50,14 @@ class Checked:
     why: str
 
 
-AS_SERVICES = Checked("tests/integration/test_services.py and test_services_nights.py run it, in a home of its own")
-AS_FEATURES = Checked("tests/integration/test_own_images.py runs it on two folders")
-AS_POOL = Checked("tests/integration/test_work_pool.py runs it")
-AS_OWN = Checked("tests/integration/test_own.py installs the package of the README and runs it")
-ON_A_STORE = Checked("tests/integration/test_object_store.py runs it on a server of S3")
-NO_HOSTS = Checked("node1 and node2 are not there; tests/integration/test_clusters.py has real hosts over SSH")
+AS_SERVICES = Checked(
+    "tests/integration/services/test_services.py and test_services_nights.py run it, in a home of its own"
+)
+AS_FEATURES = Checked("tests/integration/predict/test_own_images.py runs it on two folders")
+AS_POOL = Checked("tests/integration/services/test_work_pool.py runs it")
+AS_OWN = Checked("tests/integration/run/test_own.py installs the package of the README and runs it")
+ON_A_STORE = Checked("tests/integration/data/test_object_store.py runs it on a server of S3")
+NO_HOSTS = Checked("node1 and node2 are not there; tests/integration/cluster/test_clusters.py has real hosts over SSH")
 
 TREATMENTS: dict[str, Told | Checked] = {
     # README.md
@@ -72,17 +74,21 @@ TREATMENTS: dict[str, Told | Checked] = {
     "paceline predict RUN_ID DIR": Told("predictions"),
     "paceline predict models:/NAME@champion DIR --out predictions": Told("predictions"),
     "paceline predict RUN_ID digits": Told("comparisons"),
-    "paceline predict RUN_ID DIR --own-size": Checked("tests/integration/test_pixels.py predicts images of many sizes"),
+    "paceline predict RUN_ID DIR --own-size": Checked(
+        "tests/integration/run/test_pixels.py predicts images of many sizes"
+    ),
     "paceline run folder data.root=DIR model.pretrained=RUN_ID recipe.backbone_rate=0.1": Checked(
-        "tests/integration/test_transfer.py runs the like on digits"
+        "tests/integration/run/test_transfer.py runs the like on digits"
     ),
     "paceline run folder data.root=DIR model.name=resnet18 model.pretrained=resnet18.safetensors "
-    "model.freeze=backbone": Checked("the published weights are not there; tests/integration/test_transfer.py has own"),
+    "model.freeze=backbone": Checked(
+        "the published weights are not there; tests/integration/run/test_transfer.py has own"
+    ),
     "paceline features RUN_ID DIR/train --layer pool --out train-features": AS_FEATURES,
     "paceline features RUN_ID DIR/test --layer pool --out test-features": AS_FEATURES,
     "paceline classify train-features test-features": AS_FEATURES,
     "paceline no-gpu folder data.root=DIR --pretrained RUN_ID --fine-tune recipe.num_epochs=4": Checked(
-        "tests/integration/test_no_gpu.py runs the like on digits"
+        "tests/integration/study/test_no_gpu.py runs the like on digits"
     ),
     "paceline study digits --axis execution.precision=32-true,bf16-mixed --axis execution.loading=foreground,resident "
     "--repeats 6": Told("studies", f"--repeats 1 {SMALL}"),
@@ -102,7 +108,7 @@ TREATMENTS: dict[str, Told | Checked] = {
     "paceline compare RUN_ID RUN_ID": Told("comparisons"),
     "paceline compare --experiment paceline --last 5 --html compared.html": Told("comparisons"),
     "paceline hardware --price H200=4.5 --html hardware.html": Checked(
-        "tests/integration/test_nights.py asks for the table of its nights, of which some are undisturbed for certain"
+        "tests/integration/services/test_nights.py asks for the table of its nights"
     ),
     "paceline doctor": Told("doctor"),
     "export PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE=prefect.server.concurrency.lease_storage.filesystem": Told(

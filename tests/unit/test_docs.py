@@ -1,6 +1,6 @@
 """The documents say what is true: their commands, settings, presets, plans, files and links are those of the program.
 
-What commands do when they run is looked at in tests/integration/test_docs.py; see tests/treatments.py.
+What commands do when they run is looked at in tests/integration/run/test_docs.py; see tests/support/treatments.py.
 """
 
 import os
@@ -20,9 +20,9 @@ from paceline.flows import cli
 from paceline.flows.commands import run
 from paceline.tasks.speedup.study.design import parse_axes
 from paceline.tasks.sweep.space import parse_parameters
-from tests.documents import ROOT, all_commands, anchors, documents, fences, inline_codes, links, living
-from tests.own_package import install_readme_package, on_path
-from tests.treatments import TREATMENTS, Checked, Story, Told, of_story
+from tests.support.documents import ROOT, all_commands, anchors, documents, fences, inline_codes, links, living
+from tests.support.own_package import install_readme_package, on_path
+from tests.support.treatments import TREATMENTS, Checked, Story, Told, of_story
 
 PROGRAMS = ("paceline ", "prefect ", "dask ", "infra/", ".ci/", "python ", "pip ", "export ")
 SETTING = re.compile(r"(?<![\w.])(?<!--param \")(?P<key>[a-z_]+\.[a-z_]+)=(?P<value>[^\s`]+)")
@@ -70,7 +70,7 @@ def test_there_are_documents_with_commands():
 
 
 def test_every_command_has_its_treatment():
-    assert set(all_commands()) - set(TREATMENTS) == set(), "say in tests/treatments.py what is done with these"
+    assert set(all_commands()) - set(TREATMENTS) == set(), "say in tests/support/treatments.py what is done with these"
     assert set(TREATMENTS) - set(all_commands()) == set(), "no document has these any more"
 
 
@@ -83,7 +83,7 @@ def test_every_treatment_is_carried_out():
 
 def test_no_command_hides_in_a_block_that_nobody_runs():
     blocks = [fence for path in living() for fence in fences(path)]
-    examples = {fence.language for fence in blocks if fence.document == README}  # tests/integration/test_own.py
+    examples = {fence.language for fence in blocks if fence.document == README}  # tests/integration/run/test_own.py
     assert examples == {"", "bash", "python", "toml"}
     assert {fence.language for fence in blocks if fence.document != README} <= {"", "bash"}
     lines = [line.strip() for fence in blocks if fence.language == "" for line in fence.body.splitlines()]

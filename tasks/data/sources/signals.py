@@ -1,7 +1,7 @@
 """Class-named folders of signals in time: WAV, NumPy and Parquet files, laid out as `folder` lays out images.
 
-A file is one sample. What becomes of it is `paceline.tasks.data.decode.spectrogram`'s business, which costs its process a second
-or two to import (SciPy's signals): on workers, at the first sample.
+A file is one sample. `paceline.tasks.data.decode.spectrogram` decodes it. Its import takes a second or two (SciPy's
+signals) and happens on workers, at the first sample.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paceline.tasks.data.sources import folder
 
 SIGNALS = folder.Kind("signal", frozenset({".wav", ".wave", ".npy", ".parquet"}), "signals", 1)
 SPECTROGRAM_VERSION = 2
-"""Grows with every change of a picture's pixel (`paceline.tasks.data.decode.spectrogram`, `paceline.tasks.data.decode.waveform`)."""
+"""Grows with every change of a spectrogram's pixels (`tasks/data/decode/{spectrogram,waveform}.py`)."""
 
 
 def list_samples(data: Data) -> SampleListing:

@@ -22,8 +22,8 @@ class Builder(Protocol):
     """What the entry point of a model leads to: a subclass of `nn.Module`, or a function that gives a module.
 
     Two things are read from the class or function itself, where it has them: `task` ("classify", "segment" or
-    "denoise"; the first by default) and `takes_targets` (False); see `paceline.conf.plugins.NetworkFacts`. Two more from the
-    module of a model of pixels, for `paceline predict` with `--own-size`: `reach`, how far from a pixel it looks, and
+    "denoise"; the first by default) and `takes_targets` (False); see `paceline.conf.plugins.NetworkFacts`. Two more from
+    the module of a model of pixels, for `paceline predict` with `--own-size`: `reach`, how far from a pixel it looks, and
     `stride`, what it takes height and width to be multiples of (1), both in pixels.
 
     The module maps normalised images_NCHW to logits_NK, to logits_NKHW of each pixel's class, or to images_NCHW without

@@ -32,10 +32,10 @@ from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.train.launch import placement as seats
 from paceline.tasks.train.launch.coordinator import train_group
 from tests.integration.conftest import SMALL
-from tests.jobs import new_job, two_workers
-from tests.patience import listens, until
+from tests.support.jobs import new_job, two_workers
+from tests.support.patience import listens, until
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ONE = Demand(num_hosts=1, workers_per_host=1, gpus=False)
 SBIN = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 UP_SECONDS = 20

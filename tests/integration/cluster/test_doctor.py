@@ -13,10 +13,10 @@ from paceline.flows.checks.training_host import training_host
 from paceline.flows.doctor import _cluster, _wrong
 from paceline.tasks.cluster.client import connect
 from paceline.tasks.errors import InputError
-from tests.jobs import two_workers
-from tests.listeners import listening
+from tests.support.jobs import two_workers
+from tests.support.listeners import listening
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

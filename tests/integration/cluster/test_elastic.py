@@ -10,8 +10,8 @@ from paceline.tasks.data.loading.step_schedule import Course
 from paceline.tasks.train.launch.coordinator import train_group
 from paceline.tasks.train.rank.checkpoint import newest_verified
 from paceline.tasks.train.rank.checkpoint_io import load
-from tests.integration.test_recovery import happening, rank_pid
-from tests.jobs import changed
+from tests.integration.faults.test_recovery import happening, rank_pid
+from tests.support.jobs import changed
 
 EPOCHS = 20
 SETTINGS = (

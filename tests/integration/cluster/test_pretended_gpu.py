@@ -1,4 +1,4 @@
-"""The ways that only a GPU takes, on one that is not there (tests/integration/pretended): what it says of them is not
+"""The ways that only a GPU takes, on one that is not there (tests/support/pretended): what it says of them is not
 how fast they are, but that they go to their end, with the CPU's numbers.
 """
 
@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-PRETENDED = Path(__file__).with_name("pretended")
+PRETENDED = Path(__file__).parents[2] / "support" / "pretended"
 ON_DEVICE = "batches or captured"
 """Of tests/gpu, what needs nothing of a GPU but its memory and its graphs."""
 FIXED = [

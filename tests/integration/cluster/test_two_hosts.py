@@ -18,8 +18,8 @@ from paceline.tasks.data.sources import registry as source
 from paceline.tasks.evaluate.metrics import evaluate_predictions, read_test_split
 from paceline.tasks.train.launch.coordinator import train_group
 from paceline.tasks.train.launch.rank_process import running_ranks
-from tests.hosts import ROOT, skip_unless_permitted, two_hosts
-from tests.patience import until
+from tests.support.hosts import ROOT, skip_unless_permitted, two_hosts
+from tests.support.patience import until
 
 CHECKPOINT_STEPS = 10  # an epoch has 21
 ALIKE = ["recipe.augment=shift", "execution.num_threads=1"]
@@ -85,7 +85,7 @@ def test_two_hosts_train_bit_for_bit_as_one_does(across, make_job, cluster_addre
 
 def test_hosts_leave_nothing_behind_when_their_maker_is_killed():
     skip_unless_permitted()
-    program = "from tests.hosts import lan\nwith lan() as (a, b): print(a.pid, b.pid, flush=True); input()"
+    program = "from tests.support.hosts import lan\nwith lan() as (a, b): print(a.pid, b.pid, flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", program], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as maker:

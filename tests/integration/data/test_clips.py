@@ -11,8 +11,8 @@ from paceline.conf.environment import Site
 from paceline.flows.predict.request import PredictRequest, clear_predict
 from paceline.tasks.errors import InputError
 from paceline.tasks.train.launch.coordinator import train_group
-from tests.clips import make_clips
-from tests.pictures import make_pictures
+from tests.support.clips import make_clips
+from tests.support.pictures import make_pictures
 
 SMALL = ["data.image_size=16", "data.num_frames=4", "model.width=4", "recipe.num_epochs=20", "recipe.batch_size=4"]
 PLAIN = ["recipe.augment=none", "recipe.learning_rate=0.01", "speedup.baseline=none", "track.experiment=clips"]

@@ -1,6 +1,6 @@
 """Very many files, prepared in bounded memory.
 
-    PREPARE_FILES=1000000 infra/test -m slow tests/integration/test_many_files.py -s
+    PREPARE_FILES=1000000 infra/test -m slow tests/integration/data/test_many_files.py -s
 
 The set is generated: few files on the disk, each under very many names.
 """
@@ -41,7 +41,7 @@ def fill(root):
 @pytest.mark.timeout(1800)
 def test_very_many_files_need_little_memory(tmp_path):
     fill(tmp_path / "images")
-    command = [sys.executable, "-m", "tests.integration.prepare_alone", tmp_path / "images", tmp_path / "home"]
+    command = [sys.executable, "-m", "tests.support.prepare_alone", tmp_path / "images", tmp_path / "home"]
     found = json.loads(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)
     print(f"\n{json.dumps(found)}")  # noqa: T201
     assert found["num_samples"] == found["num_prepared"] == NUM_FILES

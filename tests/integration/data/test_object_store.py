@@ -24,13 +24,13 @@ from paceline.tasks.data.prepare import store
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.data.storage import read_files as reading
 from paceline.tasks.errors import InputError, OutsideError, SourceError
-from tests.clips import make_clips
-from tests.jobs import set_environment, two_workers
-from tests.object_store import SECRET, USER, object_store
-from tests.patience import until
-from tests.pictures import make_pictures
-from tests.scratch_cluster import ScratchCluster
-from tests.signals import make_sounds
+from tests.support.clips import make_clips
+from tests.support.jobs import set_environment, two_workers
+from tests.support.object_store import SECRET, USER, object_store
+from tests.support.patience import until
+from tests.support.pictures import make_pictures
+from tests.support.scratch_cluster import ScratchCluster
+from tests.support.signals import make_sounds
 
 NUM_PICTURES = 120
 ODD = "a b#1?x=%20&+\u00fc\u4e2d'.png"

@@ -27,7 +27,7 @@ from paceline.tasks.data.prepare.shard import Chunk
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.records import PreparedSet
-from tests.jobs import two_workers
+from tests.support.jobs import two_workers
 
 
 def start(num_workers: int, processes: bool = True) -> LocalCluster:

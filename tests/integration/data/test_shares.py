@@ -9,7 +9,7 @@ import torch
 
 from paceline.tasks.records import Arm
 from paceline.tasks.train.launch.coordinator import train_group
-from tests.jobs import planted
+from tests.support.jobs import planted
 
 TWO = ("execution.num_devices=2", "recipe.num_epochs=1")
 ARM = Arm(num_devices=2, precision="64-true", compile="off", memory_format="contiguous", loading="streaming")
@@ -20,7 +20,7 @@ def train_by_hand(directory, arm):
     directory.mkdir()
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.integration.by_hand", directory, str(rank), arm.model_dump_json()],
+            [sys.executable, "-m", "tests.support.by_hand", directory, str(rank), arm.model_dump_json()],
             stderr=subprocess.PIPE,
             text=True,
         )

@@ -15,8 +15,8 @@ from paceline.flows.predict.request import PredictRequest, clear_predict
 from paceline.tasks.data.decode.pixels import read_pixels
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.errors import InputError
-from tests.pictures import make_pictures
-from tests.signals import make_sounds
+from tests.support.pictures import make_pictures
+from tests.support.signals import make_sounds
 
 SMALL = ["data.image_size=16", "data.signal.kind=stft", "model.width=8", "model.depth=1", "recipe.num_epochs=12"]
 PLAIN = ["recipe.batch_size=8", "recipe.shift_pixels=1", "speedup.baseline=none", "track.experiment=signals"]

@@ -20,9 +20,9 @@ from mlflow.tracking import MlflowClient
 from paceline.conf.environment import Site
 from paceline.tasks.train.launch.device_lock import Lease
 from tests.integration.conftest import SMALL
-from tests.integration.test_recovery import told_steps
-from tests.scratch_cluster import ScratchCluster
-from tests.small_disk import fill, small_disk
+from tests.integration.faults.test_recovery import told_steps
+from tests.support.scratch_cluster import ScratchCluster
+from tests.support.small_disk import fill, small_disk
 
 MINUTES = float(os.environ.get("CHAOS_MINUTES", "20"))
 SEED = int(os.environ.get("CHAOS_SEED", "1"))

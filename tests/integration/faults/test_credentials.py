@@ -15,7 +15,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from paceline.conf.load import load
 from paceline.flows.deployment import deployment_of, schedule_of
-from tests.jobs import PLANTED
+from tests.support.jobs import PLANTED
 
 SMALL = ["data.image_size=16", "model.width=4", "model.depth=1", "recipe.num_epochs=1", "recipe.warmup_epochs=0"]
 SMALL += ["speedup.baseline=none", "execution.max_restarts=0"]

@@ -18,10 +18,10 @@ from paceline.tasks.train.launch import recovery
 from paceline.tasks.train.launch.coordinator import TrainJob, train_group
 from paceline.tasks.train.launch.rank_process import running_ranks
 from tests.integration.conftest import SMALL
-from tests.integration.test_recovery import FAR, LONG, check_nothing_is_lost, happening, newest_step
-from tests.jobs import new_job
-from tests.patience import until
-from tests.scratch_cluster import ScratchCluster
+from tests.integration.faults.test_recovery import FAR, LONG, check_nothing_is_lost, happening, newest_step
+from tests.support.jobs import new_job
+from tests.support.patience import until
+from tests.support.scratch_cluster import ScratchCluster
 
 FLOW = """
 import sys

@@ -12,9 +12,9 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from paceline.tasks.track.store import check_store
-from tests.assistant import ASSISTANT, SPELLINGS, Caller, attack
-from tests.browser import chromium, new_page
-from tests.paceline_ui import paceline_ui
+from tests.support.assistant import ASSISTANT, SPELLINGS, Caller, attack
+from tests.support.browser import chromium, new_page
+from tests.support.paceline_ui import paceline_ui
 
 SEARCH = "/api/2.0/mlflow/experiments/search?max_results=10"
 WITHHELD = [

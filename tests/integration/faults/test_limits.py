@@ -13,7 +13,7 @@ from paceline.tasks.speedup.diagnosis import diagnose
 from paceline.tasks.speedup.verdict import speedup_result
 from paceline.tasks.train.launch.coordinator import measure_group
 from paceline.tasks.train.rank.benchmark import diagnostic_arms
-from tests.jobs import planned_arm, planted
+from tests.support.jobs import planned_arm, planted
 
 LARGE = ["data.image_size=28", "model.width=12", "model.depth=2"]
 HOG = "while True: pass"

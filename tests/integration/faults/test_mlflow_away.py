@@ -8,7 +8,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from tests.integration.conftest import SMALL
-from tests.integration.test_recovery import told_steps
+from tests.integration.faults.test_recovery import told_steps
 
 AWAY_SECONDS = 5.0  # MLflow's own client tries for minutes
 

@@ -6,10 +6,10 @@ import psutil
 import pytest
 from mlflow.tracking import MlflowClient
 
-from tests.deployments import LONG, SHORT, Served
-from tests.jobs import PLANTED
-from tests.patience import until
-from tests.prefect_server import PrefectServer
+from tests.support.deployments import LONG, SHORT, Served
+from tests.support.jobs import PLANTED
+from tests.support.patience import until
+from tests.support.prefect_server import PrefectServer
 
 NIGHTLY = ["serve", "digits", *SHORT, "speedup.baseline=none", "execution.loading=foreground", "cluster.num_workers=1"]
 SCHEDULE = ["--name", "night", "--cron", "0 2 * * *", "--timezone", "UTC", "--catch-up"]

@@ -15,7 +15,7 @@ from paceline.tasks.errors import PacelineError, RankError
 from paceline.tasks.train.launch.coordinator import train_group
 from paceline.tasks.train.launch.rank_process import running_ranks
 from paceline.tasks.train.rank.checkpoint import newest_verified, step_of
-from tests.small_disk import fill, small_disk
+from tests.support.small_disk import fill, small_disk
 
 LONG = ["execution.num_devices=2", "execution.num_threads=1", "recipe.num_epochs=20", "execution.checkpoint_steps=10"]
 FAR = 60

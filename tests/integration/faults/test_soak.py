@@ -19,7 +19,7 @@ from scipy import stats
 
 from paceline.conf.environment import Site
 from paceline.tasks.train.launch.device_lock import Lease
-from tests.deployments import Served
+from tests.support.deployments import Served
 
 NUM_RUNS = int(os.environ.get("SOAK_RUNS", "50"))
 NUM_FIRST = 3

@@ -30,8 +30,8 @@ from paceline.tasks.train.launch.device_lock import Lease
 from paceline.tasks.train.launch.rank_process import running_ranks
 from paceline.tasks.train.rank.checkpoint import newest_verified, step_of
 from tests.integration.conftest import SMALL
-from tests.jobs import planted, two_workers
-from tests.patience import until
+from tests.support.jobs import planted, two_workers
+from tests.support.patience import until
 
 NUM_FILES = 40
 

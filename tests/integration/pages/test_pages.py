@@ -12,9 +12,9 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from paceline.conf.load import load
 from paceline.flows.deployment import deployment_of, schedule_of
 from paceline.tasks.track.ui_views import AS_CHARTS, REGRESSION, figures_of
-from tests.browser import RunsPage, chromium, new_page, take
-from tests.deployments import Deployments, Served
-from tests.nights import repeat
+from tests.support.browser import RunsPage, chromium, new_page, take
+from tests.support.deployments import Deployments, Served
+from tests.support.nights import repeat
 
 TINY = [
     "digits",

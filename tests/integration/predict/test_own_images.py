@@ -27,7 +27,7 @@ from paceline.tasks.predict.job import Settings
 from paceline.tasks.predict.predictor import Predictor
 from paceline.tasks.track.models import fetch_model
 from paceline.tasks.track.store import local_path
-from tests.pictures import make_pictures
+from tests.support.pictures import make_pictures
 
 SMALL = ["data.image_size=32", "model.width=8", "recipe.num_epochs=4", "speedup.baseline=none"]
 NUM_MORE = 1_100

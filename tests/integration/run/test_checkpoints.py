@@ -8,9 +8,9 @@ import pytest
 
 from paceline.tasks.train.checkpoint_interval import rule
 from paceline.tasks.train.launch.coordinator import train_group
-from tests.integration.test_recovery import newest_step, rank_pid, weights
-from tests.integration.test_training import check_golden
-from tests.jobs import planted
+from tests.integration.faults.test_recovery import newest_step, rank_pid, weights
+from tests.integration.run.test_training import check_golden
+from tests.support.jobs import planted
 
 LONG_EPOCH = ["execution.num_devices=2", "execution.num_threads=1", "recipe.num_epochs=1", "recipe.batch_size=4"]
 NUM_STEPS = 323

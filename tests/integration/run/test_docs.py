@@ -1,4 +1,4 @@
-"""The commands of the documents are run as they stand there; what makes them small is in tests/treatments.py."""
+"""Runs the commands of the documents as written; tests/support/treatments.py says what makes them small."""
 
 import copy
 import json
@@ -17,10 +17,10 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from infra.services.home import free_port
-from tests.documents import ROOT
-from tests.patience import listens
-from tests.pictures import make_pictures
-from tests.treatments import LEARNS, NO_PROBE, SMALL, of_story
+from tests.support.documents import ROOT
+from tests.support.patience import listens
+from tests.support.pictures import make_pictures
+from tests.support.treatments import LEARNS, NO_PROBE, SMALL, of_story
 
 LINKED = ("infra", "conf", "flows", "tasks", "tests", "pyproject.toml")
 PLACES = ("RUN_ID RUN_ID", "RUN_ID", "DIR", "NAME", "SET", "PORT", "ID", "host:8786", "paceline serve ...")

@@ -8,8 +8,8 @@ import pytest
 from paceline.tasks.errors import RankError
 from paceline.tasks.train.launch.coordinator import train_group
 from paceline.tasks.train.launch.out_of_memory import with_fitting
-from tests.integration.test_recovery import LONG, check_nothing_is_lost, happening, rank_pid, weights
-from tests.jobs import changed, planted
+from tests.integration.faults.test_recovery import LONG, check_nothing_is_lost, happening, rank_pid, weights
+from tests.support.jobs import changed, planted
 
 TWO = ("execution.num_devices=2", "execution.num_threads=1")
 

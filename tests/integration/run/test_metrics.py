@@ -7,7 +7,7 @@ from paceline.conf.environment import Site
 from paceline.tasks.metrics_file import FILE, MetricsFile
 from paceline.tasks.track import metrics_upload as metrics
 from paceline.tasks.track.metrics_upload import deliver_left, deliver_rest, delivered
-from tests.patience import until
+from tests.support.patience import until
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from paceline.tasks.cluster.user_packages import require_packages
 from paceline.tasks.data.prepare import dask_graph as graph
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.errors import InputError, RunError
-from tests.jobs import two_workers
-from tests.own_package import forget, install, on_path, write_readme_package
-from tests.pictures import make_pictures
+from tests.support.jobs import two_workers
+from tests.support.own_package import forget, install, on_path, write_readme_package
+from tests.support.pictures import make_pictures
 
 SMALL = ["data.image_size=16", "model.width=8", "model.depth=1", "recipe.num_epochs=6", "recipe.batch_size=16"]
 PLAIN = ["recipe.warmup_epochs=0.5", "speedup.baseline=none", "execution.precision=32-true"]

@@ -15,7 +15,7 @@ from mlflow.tracking import MlflowClient
 
 from paceline.conf.environment import Site
 from paceline.tasks.train.launch.rank_process import running_ranks
-from tests.patience import until
+from tests.support.patience import until
 
 QUICK = [
     "data.image_size=16",

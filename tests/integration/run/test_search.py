@@ -9,7 +9,7 @@ from paceline.tasks.records import Search
 from paceline.tasks.train.autotune.cache import SearchStore
 from paceline.tasks.train.launch.coordinator import train_group
 from paceline.tasks.train.plan import resolve
-from tests.jobs import changed, planted
+from tests.support.jobs import changed, planted
 
 TWO = ("execution.num_devices=2", "recipe.batch_scaling=strong", "recipe.batch_size=32", "model.width=2")
 LONG = 60  # epochs of 40 steps, of which a twentieth is 120 steps: two arms beside the rules' own

@@ -14,7 +14,7 @@ from mlflow.tracking import MlflowClient
 from paceline.tasks.evaluate.metrics import evaluate_predictions, read_test_split
 from paceline.tasks.train.launch.coordinator import train_group
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 SAME_MATHEMATICS = 1e-3
 """Relative; see tests/golden/README.md."""
 

@@ -15,9 +15,9 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Running, Scheduled
 from prefect.types._datetime import now
 
-from tests.nights import web_hook
-from tests.patience import until
-from tests.services import ROOT
+from tests.support.nights import web_hook
+from tests.support.patience import until
+from tests.support.services import ROOT
 
 
 @flow(name="guarded")

@@ -14,11 +14,11 @@ from mlflow.tracking import MlflowClient
 from paceline.conf.environment import Site
 from paceline.flows.run.history import past_runs
 from paceline.tasks.track.run import RunHandle
-from tests.jobs import PLANTED
-from tests.nights import NIGHT, QUIET_RATE, repeat, web_hook
-from tests.patience import until
+from tests.support.jobs import PLANTED
+from tests.support.nights import NIGHT, QUIET_RATE, repeat, web_hook
+from tests.support.patience import until
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 WORSE = {"PYTHONPATH": PLANTED, "PLANT": "input=0.002", "BLIND": "yes"}
 """Slow, and without anything learned: what is slow alone may be laid to others, who are there in any suite of tests."""
 NUM_NIGHTS = 8

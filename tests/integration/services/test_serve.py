@@ -13,10 +13,10 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from paceline.conf.environment import Site
 from paceline.conf.load import load
 from paceline.flows.deployment import deployment_of, schedule_of
-from tests.deployments import LONG, SHORT, Deployments, Served
-from tests.jobs import two_workers
-from tests.listeners import listening
-from tests.patience import until
+from tests.support.deployments import LONG, SHORT, Deployments, Served
+from tests.support.jobs import two_workers
+from tests.support.listeners import listening
+from tests.support.patience import until
 
 NIGHTLY = ["serve", "digits", *SHORT, "speedup.baseline=none", "track.experiment=served"]
 

@@ -22,8 +22,8 @@ from infra.services.postgres import Postgres
 from infra.services.servers import Servers
 from infra.services.vault import Vault
 from paceline.conf.environment import Site
-from tests.assistant import SPELLINGS, Caller, attack
-from tests.services import NAMES, Services
+from tests.support.assistant import SPELLINGS, Caller, attack
+from tests.support.services import NAMES, Services
 
 SECONDS = 60
 

@@ -18,10 +18,10 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from infra.services.daemon import MARK
-from tests.jobs import planted
-from tests.nights import NIGHT, repeat, web_hook
-from tests.patience import until
-from tests.services import NAMES, ROOT
+from tests.support.jobs import planted
+from tests.support.nights import NIGHT, repeat, web_hook
+from tests.support.patience import until
+from tests.support.services import NAMES, ROOT
 
 SLOW = "input=0.03"
 """Seconds for each of 1,293 samples in two epochs: longer than a minute."""

@@ -18,11 +18,11 @@ from sqlalchemy import make_url
 
 from infra.services.home import free_port
 from infra.services.servers import LEASES_ON_DISK
-from tests.integration import test_clusters
-from tests.integration.test_clusters import no_job, program, run
-from tests.patience import listens, until
+from tests.integration.cluster import test_clusters
+from tests.integration.cluster.test_clusters import no_job, program, run
+from tests.support.patience import listens, until
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 INFRA = ROOT / "infra"
 UNITS = sorted((INFRA / "systemd").glob("*.service"))
 JOBS = sorted((INFRA / "slurm").glob("*.sbatch"))

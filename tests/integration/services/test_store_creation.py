@@ -7,8 +7,8 @@ from contextlib import suppress
 import pytest
 from mlflow.tracking import MlflowClient
 
-from tests.paceline_ui import paceline_ui
-from tests.patience import until
+from tests.support.paceline_ui import paceline_ui
+from tests.support.patience import until
 
 CHECK = "import sys; from paceline.tasks.track.store import check_store; check_store(sys.argv[1], 'many', None)"
 MLFLOW_ALONE = "import sys; from mlflow.tracking import MlflowClient; MlflowClient(sys.argv[1])"

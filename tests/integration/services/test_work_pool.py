@@ -14,10 +14,10 @@ from mlflow.tracking import MlflowClient
 from paceline.conf.config import Config, Overlap
 from paceline.conf.environment import Site
 from paceline.conf.load import load
-from tests.deployments import SHORT, Deployments
-from tests.patience import until
+from tests.support.deployments import SHORT, Deployments
+from tests.support.patience import until
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FILE = ROOT / "infra" / "prefect.yaml"
 DEPLOYMENTS = {"run": "paceline-run/nightly", "study": "paceline-study/weekly", "predict": "paceline-predict/incoming"}
 TINY = load("digits", [*SHORT, "speedup.baseline=none", "track.experiment=pool", "cluster.num_workers=1"])

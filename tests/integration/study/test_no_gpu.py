@@ -12,7 +12,7 @@ from paceline.conf.environment import Site
 from paceline.tasks.evaluate.metrics import read_test_split
 from paceline.tasks.train.launch.coordinator import train_group
 from tests.integration.conftest import SMALL
-from tests.patience import until
+from tests.support.patience import until
 
 FIRST, OTHERS = ("data.classes=['0','1','2','3','4']", "data.classes=['5','6','7','8','9']")
 ASKED = ["no-gpu", "digits", *SMALL, OTHERS]

@@ -10,7 +10,7 @@ from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
 from paceline.conf.environment import Site
-from tests.patience import until
+from tests.support.patience import until
 
 TINY = [
     "data.image_size=12",

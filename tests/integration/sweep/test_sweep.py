@@ -15,8 +15,8 @@ from paceline.tasks.cluster.client import connect, workers
 from paceline.tasks.errors import StoppedError
 from paceline.tasks.train.launch.coordinator import train_group
 from paceline.tasks.train.launch.device_lock import Lease
-from tests.patience import until
-from tests.scratch_cluster import ScratchCluster
+from tests.support.patience import until
+from tests.support.scratch_cluster import ScratchCluster
 
 TINY = [
     "data.image_size=12",

@@ -5,7 +5,7 @@ What they print then is no measurement; that they print it is what is looked for
 
 import dask
 
-from tests import jobs
+from tests.support import jobs
 
 SMALL = {
     "cifar10": ["model.width=4", "model.depth=1", "recipe.num_epochs=1", "recipe.warmup_epochs=0"],

@@ -11,8 +11,8 @@ from paceline.conf.config import Config
 from paceline.conf.data import Source
 from paceline.conf.load import ConfigError, load
 from paceline.conf.model import ModelName
-from tests.documents import ROOT
-from tests.own_package import install, on_path
+from tests.support.documents import ROOT
+from tests.support.own_package import install, on_path
 
 SOURCE = """
 class Rows:

@@ -10,7 +10,7 @@ from paceline.conf.load import load
 from paceline.flows.commands.serve import OVERLAPS, settled
 from paceline.flows.deployment import deployment_of, local_timezone, schedule_of
 from paceline.tasks.errors import InputError
-from tests.own_package import install, on_path
+from tests.support.own_package import install, on_path
 
 
 def test_a_schedule_has_a_time_zone():

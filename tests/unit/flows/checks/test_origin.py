@@ -18,7 +18,7 @@ from paceline.flows.study.request import StudyRequest
 from paceline.tasks.errors import InputError
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.store import check_store
-from tests.listeners import listening
+from tests.support.listeners import listening
 
 OF_SERVER = {"kind": "address", "address": "tcp://127.0.0.1:8786"}
 

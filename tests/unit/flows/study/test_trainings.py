@@ -11,7 +11,7 @@ from paceline.tasks.errors import InputError
 from paceline.tasks.records import Pretrained
 from paceline.tasks.speedup.study.ledger import Ledger
 from paceline.tasks.train.plan import resolve
-from tests.studies import HARDWARE, PRECISION, arms_of, training
+from tests.support.studies import HARDWARE, PRECISION, arms_of, training
 
 CONFIG = load("digits", ["seed=5"])
 PLAN = resolve(CONFIG, HARDWARE, 1293)

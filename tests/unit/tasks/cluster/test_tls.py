@@ -9,7 +9,7 @@ from paceline.conf.environment import Site
 from paceline.tasks.cluster.tls import choose_tls, find_certificates, is_loopback
 from paceline.tasks.errors import InputError
 
-SCRIPT = Path(__file__).parents[3] / "infra" / "certificates"
+SCRIPT = Path(__file__).parents[4] / "infra" / "certificates"
 SLURM = {"kind": "slurm", "cores_per_host": 1, "memory_per_host": "1G"}
 
 

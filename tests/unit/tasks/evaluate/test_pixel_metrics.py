@@ -6,7 +6,7 @@ import pytest
 from paceline.tasks.evaluate.pixel_metrics import score_difference
 from paceline.tasks.records import EvaluateResult
 from paceline.tasks.scores import class_scores, mean_iou, score_of, score_word
-from tests.unit.speedup.conftest import make_report
+from tests.support.reports import make_report
 
 NUM, NUM_CLASSES = 300, 3
 

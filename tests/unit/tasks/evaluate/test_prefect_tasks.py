@@ -2,7 +2,7 @@ import numpy as np
 from prefect.logging import disable_run_logger
 
 from paceline.tasks.evaluate.prefect_tasks import evaluate
-from tests.unit.speedup.conftest import make_report, make_train
+from tests.support.reports import make_report, make_train
 
 
 def test_evaluate_reads_a_prepared_set_and_predictions(tmp_path):

@@ -13,7 +13,7 @@ from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
 
 from paceline.tasks.measure import system_metrics as load
 from paceline.tasks.measure.system_metrics import sampled
-from tests.patience import until
+from tests.support.patience import until
 
 BUSY = {"cpu_utilization_percentage", "network_receive_megabytes", "network_transmit_megabytes"}
 """Other figures at each look."""

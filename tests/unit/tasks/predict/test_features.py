@@ -17,7 +17,7 @@ from paceline.tasks.predict.images import in_folder, of_test_split
 from paceline.tasks.predict.job import cut, key_of
 from paceline.tasks.predict.outputs import compared
 from paceline.tasks.predict.part import check_parity, finished, predict_part
-from tests.saved_models import save_model
+from tests.support.saved_models import save_model
 
 SIDE = 12
 CLASSES = ("dark", "light")

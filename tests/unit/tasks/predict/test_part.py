@@ -17,7 +17,7 @@ from paceline.tasks.predict.job import cut, key_of
 from paceline.tasks.predict.outputs import compared
 from paceline.tasks.predict.part import METADATA, check_parity, finished, predict_part
 from paceline.tasks.predict.predictor import Predictor
-from tests.saved_models import save_model
+from tests.support.saved_models import save_model
 
 SIZE = 16
 SCENES = ("background", "disc", "square", "triangle")

@@ -21,7 +21,7 @@ from paceline.tasks.predict.job import cut, key_of
 from paceline.tasks.predict.part import check_parity, predict_part
 from paceline.tasks.predict.predictor import Predictor
 from paceline.tasks.predict.tiles import Grid, bands_of, grid_for, put
-from tests.saved_models import save_model
+from tests.support.saved_models import save_model
 
 CLASSES = ("dark", "light", "other")
 

@@ -11,7 +11,7 @@ from paceline.tasks.report.quality_charts import (
     draw_quality,
     quality_svgs,
 )
-from tests.unit.speedup.conftest import make_report, make_train
+from tests.support.reports import make_report, make_train
 
 
 @pytest.mark.parametrize("num_classes", [2, 10, 30, 100])

@@ -10,7 +10,7 @@ from paceline.tasks.report.run_report import render_report
 from paceline.tasks.report.summary import summary_table
 from paceline.tasks.speedup.advice import next_steps
 from paceline.tasks.speedup.verdict import Cause
-from tests.unit.speedup.conftest import CANDIDATE, CLASSES, make_probe, make_report
+from tests.support.reports import CANDIDATE, CLASSES, make_probe, make_report
 
 VOID = {"meta", "br", "path", "use", "image", "rect"}
 QUESTIONS = [

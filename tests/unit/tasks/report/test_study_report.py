@@ -12,7 +12,7 @@ from paceline.tasks.report.study_report import render_study, study_notes, study_
 from paceline.tasks.speedup.forecast.device_profile import rank_moves
 from paceline.tasks.speedup.forecast.model import cheapest, limits, predict
 from paceline.tasks.speedup.forecast.records import AdviseResult, DeviceProfile, Link, ProfilePoint, calibration, check
-from tests.studies import PRECISION, arms_of, result_of, training
+from tests.support.studies import PRECISION, arms_of, result_of, training
 
 QUESTIONS = [
     "How much faster, and is that certain?",

@@ -9,7 +9,7 @@ from paceline.tasks.report.plotting import png_bytes
 from paceline.tasks.report.sweep_charts import _rows, draw_sweep
 from paceline.tasks.report.sweep_report import render_sweep, sweep_notes, sweep_table
 from paceline.tasks.sweep.colocation import Colocation
-from tests.sweeps import five_trials, result_of, trial
+from tests.support.sweeps import five_trials, result_of, trial
 
 
 def colocation(alone=(1.9, 1.8, 2.0), together=(1.3, 1.2, 1.4), whole=(1.2, 1.1, 1.3), **fields):

@@ -12,7 +12,7 @@ from paceline.tasks.records import BASELINE, Arm
 from paceline.tasks.speedup.diagnosis import MIN_SHARE, diagnose
 from paceline.tasks.speedup.verdict import speedup_result
 from paceline.tasks.train.rank.benchmark import diagnostic_arms
-from tests.unit.speedup.conftest import make_probe, make_train
+from tests.support.reports import make_probe, make_train
 
 BATCH = 64
 

@@ -1,7 +1,7 @@
 from prefect.logging import disable_run_logger
 
 from paceline.tasks.speedup.prefect_tasks import account
-from tests.unit.speedup.conftest import make_probe, make_train
+from tests.support.reports import make_probe, make_train
 
 
 def test_account_judges_the_probe_of_the_training():

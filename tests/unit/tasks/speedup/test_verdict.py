@@ -6,7 +6,7 @@ from paceline.tasks.measure.validity import judge
 from paceline.tasks.records import Arm, CompileStats, Search, SpeedupResult, Validity
 from paceline.tasks.speedup.advice import next_steps
 from paceline.tasks.speedup.verdict import break_even_steps, speedup_result
-from tests.unit.speedup.conftest import BASELINE, CANDIDATE, make_probe, make_train
+from tests.support.reports import BASELINE, CANDIDATE, make_probe, make_train
 
 TWO = CANDIDATE.model_copy(update={"num_devices": 2})
 BF16 = BASELINE.model_copy(update={"precision": "bf16-mixed"})

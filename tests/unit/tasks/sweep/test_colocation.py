@@ -6,7 +6,7 @@ from paceline.conf.load import load
 from paceline.tasks.records import Block, ProbeResult
 from paceline.tasks.sweep.colocation import ALONE, BESIDE, TOGETHER, WHOLE, colocation_of, judge_colocation
 from paceline.tasks.train.plan import resolve
-from tests.studies import HARDWARE
+from tests.support.studies import HARDWARE
 
 TWO_CORES = HARDWARE.model_copy(update={"num_cores": 2})
 

@@ -6,7 +6,7 @@ from paceline.conf.load import load
 from paceline.tasks.errors import InputError
 from paceline.tasks.records import Gpu
 from paceline.tasks.sweep.concurrency import find_room
-from tests.studies import HARDWARE
+from tests.support.studies import HARDWARE
 
 GIB = 2**30
 HOST = HARDWARE.model_copy(update={"num_cores": 8, "memory_bytes": 64 * GIB})

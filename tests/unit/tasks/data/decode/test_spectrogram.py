@@ -6,7 +6,7 @@ from scipy.signal import chirp
 
 from paceline.conf.signal import Signal
 from paceline.tasks.data.decode.spectrogram import band_powers, bands, cut, decibels, draw, hertz, mel, quantised
-from tests.signals import RATE, sine
+from tests.support.signals import RATE, sine
 
 SIZE = 64
 KINDS = ["stft", "log_mel"]

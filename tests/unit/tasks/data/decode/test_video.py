@@ -9,7 +9,7 @@ from PIL import Image
 
 from paceline.tasks.data.decode import video
 from paceline.tasks.data.decode.transform import DecodeError
-from tests import clips
+from tests.support import clips
 
 
 def levels(content, num_frames, size=16):

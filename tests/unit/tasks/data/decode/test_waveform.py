@@ -10,7 +10,7 @@ from paceline.conf.signal import Signal
 from paceline.tasks.data.decode import spectrogram, waveform
 from paceline.tasks.data.decode.transform import DecodeError
 from paceline.tasks.data.sources import signals
-from tests.signals import RATE, npy, parquet, sine, wav
+from tests.support.signals import RATE, npy, parquet, sine, wav
 
 SOUND = sine(1_000.0, seconds=0.5)
 

@@ -13,7 +13,7 @@ from paceline.tasks.data.loading.batch import Batch
 from paceline.tasks.fingerprint import workload_fingerprint
 from paceline.tasks.model.noise import uniform
 from paceline.tasks.model.objectives import Classification
-from tests.unit.data.test_loaders import KINDS, assert_equal, loader_of, make_split
+from tests.unit.tasks.data.loading.test_loader import KINDS, assert_equal, loader_of, make_split
 
 SHAPE = (24, 20)
 NUM = 2_000

@@ -22,7 +22,7 @@ from paceline.tasks.data.samples import Sample, Samples
 from paceline.tasks.data.sources import array_rows, arrays, zarr_rows
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.errors import InputError
-from tests.shards import shards_of
+from tests.support.shards import shards_of
 
 NUM = 90
 RNG = np.random.default_rng(0)

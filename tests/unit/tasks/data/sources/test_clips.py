@@ -19,8 +19,8 @@ from paceline.tasks.data.sources import motions
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.data.split import Split
 from paceline.tasks.errors import InputError
-from tests import clips
-from tests.shards import shards_of
+from tests.support import clips
+from tests.support.shards import shards_of
 
 FRAMES = 6
 

@@ -30,7 +30,7 @@ from paceline.tasks.data.sources import cifar10, digits
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.data.sources.folder import stamp_of
 from paceline.tasks.errors import InputError
-from tests.listeners import listening
+from tests.support.listeners import listening
 
 
 def fill(root: Path, *names: str) -> Path:

@@ -13,8 +13,8 @@ from paceline.tasks.data.sources import tones
 from paceline.tasks.errors import InputError
 from paceline.tasks.model_bundle import digest_of
 from paceline.tasks.records import ModelFacts
-from tests.shards import shards_of
-from tests.signals import make_sounds, sine, wav
+from tests.support.shards import shards_of
+from tests.support.signals import make_sounds, sine, wav
 
 
 @pytest.fixture(scope="module")

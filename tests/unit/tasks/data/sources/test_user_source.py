@@ -20,7 +20,7 @@ from paceline.tasks.data.prepare.chunks import Cutter
 from paceline.tasks.data.prepare.shard import write_shards
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.errors import InputError, OutsideError, PacelineError, RunError, SourceError
-from tests.own_package import forget, install, on_path
+from tests.support.own_package import forget, install, on_path
 
 CODE = """
 from pathlib import Path

@@ -17,7 +17,7 @@ from paceline.tasks.model_bundle import FACTS, WEIGHTS, digest_of
 from paceline.tasks.records import Hardware, ModelFacts
 from paceline.tasks.speedup.comparability import facts_of, match
 from paceline.tasks.train.plan import resolve
-from tests.own_package import forget, install, on_path
+from tests.support.own_package import forget, install, on_path
 
 CODE = """
 import torch

@@ -15,7 +15,7 @@ from paceline.tasks.speedup.study.analysis import (
 from paceline.tasks.speedup.study.design import balanced_order
 from paceline.tasks.speedup.study.pairs import Trainings
 from paceline.tasks.speedup.study.records import ArmRun
-from tests.studies import PRECISION, arms_of, training
+from tests.support.studies import PRECISION, arms_of, training
 
 
 def summaries(arms, runs, **kwargs):

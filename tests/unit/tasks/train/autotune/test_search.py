@@ -9,7 +9,7 @@ from paceline.conf.load import load
 from paceline.tasks.errors import MemoryLimitError
 from paceline.tasks.train.autotune.search import _Hunt
 from paceline.tasks.train.plan import arm_of, resolve
-from tests.studies import HARDWARE
+from tests.support.studies import HARDWARE
 
 ARM = arm_of(resolve(load("digits"), HARDWARE, 1293))
 

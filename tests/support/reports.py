@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-import pytest
 
 from paceline.conf.config import Config
 from paceline.tasks.measure.validity import judge
@@ -191,7 +190,7 @@ def make_report(
     )
 
 
-@pytest.fixture
-def report() -> ReportInput:
+def make_sample_report() -> ReportInput:
+    """Report of a run on two devices."""
     two = CANDIDATE.model_copy(update={"num_devices": 2})
     return make_report(make_probe(candidate=two, ratio=2.9, efficiency=0.95))
