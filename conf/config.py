@@ -23,7 +23,7 @@ from paceline.conf.plugins import Plugin
 from paceline.conf.recipe import Recipe
 from paceline.conf.section import Section
 
-OF_THIS_RUN = ("probe", "none")
+SELF_CONTAINED_BASELINES = ("probe", "none")
 """Baselines that need no other run."""
 
 

@@ -42,7 +42,7 @@ def _directory_of_leases() -> Path:
     return (lock if for_all else Path("/var/tmp")) / "paceline"
 
 
-class Site(BaseSettings):
+class Environment(BaseSettings):
     """What the environment says of this machine."""
 
     model_config = SettingsConfigDict(frozen=True, extra="ignore")

@@ -84,10 +84,10 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         status = _execute(arguments)
     except BaseException:
-        if interrupt.received() is None:
+        if interrupt.received_signal() is None:
             raise
         status = FAILED
-    if status == FAILED and (number := interrupt.received()) is not None:
+    if status == FAILED and (number := interrupt.received_signal()) is not None:
         say("paceline: interrupted")
         status = SIGNALLED + number
     return status
@@ -150,8 +150,8 @@ def _parser() -> argparse.ArgumentParser:
     for name, module in COMMANDS.items():
         sentence = f"{module.HELP[0].upper()}{module.HELP[1:]}."
         command = commands.add_parser(name, help=module.HELP, description=sentence, add_help=name not in OWN_HELP)
-        module.add(command)
-        command.set_defaults(command=module.execute, parser=command)
+        module.add_arguments(command)
+        command.set_defaults(command=module.main, parser=command)
     return parser
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.tasks.errors import InputError
 from paceline.tasks.speedup.comparability import match
 from paceline.tasks.speedup.compare import ComparedRun, Comparison, compare
@@ -18,7 +18,7 @@ OTHER_ROLES = ("study", "sweep", "advise", "predict", "classify", "no-gpu")
 """Of runs that trained nothing themselves."""
 
 
-def compare_runs(site: Site, run_ids: list[str], experiment: str | None, last: int | None) -> Comparison:
+def compare_runs(site: Environment, run_ids: list[str], experiment: str | None, last: int | None) -> Comparison:
     """Compare runs by id, or the newest of an experiment; the first named, or the oldest, is the base.
 
     Raises:
@@ -42,7 +42,7 @@ def compare_runs(site: Site, run_ids: list[str], experiment: str | None, last: i
     return compare([compared(site.tracking_uri, run) for run in found], match)
 
 
-def view_url(site: Site, comparison: Comparison) -> str:
+def view_url(site: Environment, comparison: Comparison) -> str:
     """Address of the same runs in the MLflow UI with the columns that matter, below the server's own."""
     scores = list(dict.fromkeys(run.score_name for run in comparison.runs if run.score_name)) or ACCURACY
     return share_runs(site.tracking_uri, [run.run_id for run in comparison.runs], scores)

@@ -16,7 +16,7 @@ from prefect.schedules import Cron, Schedule
 from prefect.types.entrypoint import EntrypointType
 
 from paceline.conf.config import Config, Overlap
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.flows.lifecycle.outage import set_right
 from paceline.flows.lifecycle.overlap import POLICY_TAG
 from paceline.flows.lifecycle.patient_runner import PatientRunner
@@ -100,7 +100,7 @@ async def _serve(deployment: RunnerDeployment, *, pause_at_end: bool) -> None:
     runner = PatientRunner(pause_on_shutdown=pause_at_end)
     stopping = _stop_on_signals(runner)
     deployment_id = await runner.aadd_deployment(deployment)
-    clean_up = partial(asyncio.to_thread, set_right, Site(), str(deployment_id))
+    clean_up = partial(asyncio.to_thread, set_right, Environment(), str(deployment_id))
     await clean_up()  # before a run is started, which `skip` would cancel for a slot that a lost run holds
     cleaning = asyncio.create_task(_repeat(clean_up))
     await runner.start()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from paceline.conf import plugins
 from paceline.conf.config import Config
 from paceline.conf.data import Data
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.flows.lifecycle import prefect_api
 from paceline.tasks.cluster.resources import demand_of
 from paceline.tasks.cluster.start import open_cluster
@@ -27,7 +27,7 @@ WARN_DAYS = 30
 SEE = "see the message"
 
 
-def examine(config: Config, site: Site, told: Callable[[Finding], None]) -> list[Finding]:
+def examine(config: Config, site: Environment, told: Callable[[Finding], None]) -> list[Finding]:
     """Examine everything; what is wrong in one place does not keep the others from being looked at.
 
     Args:
@@ -58,7 +58,7 @@ def examine(config: Config, site: Site, told: Callable[[Finding], None]) -> list
     return found
 
 
-def _mlflow(site: Site) -> Finding:
+def _mlflow(site: Environment) -> Finding:
     from paceline.tasks.track.store import server_version
 
     place, there = redact(site.tracking_uri), server_version(site.tracking_uri)
@@ -67,7 +67,7 @@ def _mlflow(site: Site) -> Finding:
     return _versions("mlflow", place, there or "", installed("mlflow"))
 
 
-def _prefect(site: Site) -> Finding:
+def _prefect(site: Environment) -> Finding:
     url, own = prefect_api.prefect_server(site), installed("prefect")
     if url is None:
         return good("prefect", f"no server: its temporary API, {own}; paceline serve needs a server")
@@ -97,7 +97,7 @@ def _versions(check: str, place: str, there: str, own: str | None) -> Finding:
     return good(check, f"{place}, version {there}")
 
 
-def _certificates(config: Config, site: Site) -> Finding:
+def _certificates(config: Config, site: Environment) -> Finding:
     choice = choose_tls(config.cluster)
     if choice.value != "on":
         return good("certificates", f"not needed: {choice.reason}")
@@ -109,7 +109,7 @@ def _certificates(config: Config, site: Site) -> Finding:
     return doubtful("certificates", text, remedy) if left < WARN_DAYS else good("certificates", text)
 
 
-def _cluster(config: Config, site: Site) -> list[Finding]:
+def _cluster(config: Config, site: Environment) -> list[Finding]:
     execution = config.execution
     root, found = _root(config.data)
     with open_cluster(

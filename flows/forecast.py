@@ -10,15 +10,15 @@ from pydantic import BaseModel, ConfigDict
 
 from paceline.conf.config import Config
 from paceline.conf.credentials import Text
-from paceline.conf.environment import Site, quieten
+from paceline.conf.environment import Environment, quieten
 from paceline.conf.load import make_config
 from paceline.flows.checks import preflight
 from paceline.flows.checks.measured_plan import measured_plan
-from paceline.flows.lifecycle.mlflow_run import begun
+from paceline.flows.lifecycle.mlflow_run import new_run
 from paceline.flows.lifecycle.outage import outlive_outages
 from paceline.flows.lifecycle.prefect_artifacts import publish
 from paceline.flows.lifecycle.report_artifacts import log_report
-from paceline.flows.lifecycle.signals import heard
+from paceline.flows.lifecycle.signals import stop_on_signal
 from paceline.flows.run.forecast_check import execution_of, past_checks
 from paceline.tasks.cluster.resources import demand_of
 from paceline.tasks.cluster.start import open_cluster
@@ -27,13 +27,13 @@ from paceline.tasks.errors import InputError
 from paceline.tasks.fingerprint import workload_fingerprint
 from paceline.tasks.host import has_compiler
 from paceline.tasks.records import Arm, Measurement, MeasureResult, Plan
-from paceline.tasks.redact import discreet
+from paceline.tasks.redact import redact_errors
 from paceline.tasks.report.forecast_report import advise_table, draw_advise, render_advise
 from paceline.tasks.speedup.forecast.device_profile import (
     FASTER_INPUT,
-    company_of,
     gains,
     link_samples,
+    measure_interference,
     profile_of,
     rank_moves,
 )
@@ -74,7 +74,7 @@ class AdviseRequest(BaseModel):
     """The whole training shall take no longer."""
 
 
-def clear_advise(request: AdviseRequest, site: Site) -> tuple[Config, preflight.Cleared]:
+def check_advise(request: AdviseRequest, site: Environment) -> tuple[Config, preflight.PreflightResult]:
     """Check everything before any work starts; the configuration of the profiling group.
 
     Raises:
@@ -111,9 +111,9 @@ def clear_advise(request: AdviseRequest, site: Site) -> tuple[Config, preflight.
 
 
 @flow(name="paceline-advise", flow_run_name="advise {request.config.name}", persist_result=False)
-@heard
+@stop_on_signal
 @outlive_outages
-@discreet
+@redact_errors
 def run_advise(request: AdviseRequest) -> dict[str, Any]:
     """Predict what more devices would give, and rank what to do next.
 
@@ -122,13 +122,13 @@ def run_advise(request: AdviseRequest) -> dict[str, Any]:
     """
     quieten()
     started = time.monotonic()
-    site = Site()
-    config, cleared = clear_advise(request, site)
+    site = Environment()
+    config, cleared = check_advise(request, site)
     with open_cluster(config.cluster, demand_of([config.execution], cleared.plan.accelerator), site) as address:
-        cleared = preflight.settle(config, cleared, address)
+        cleared = preflight.confirm_on_cluster(config, cleared, address)
         prepared = prepare(config.data, str(site.root), address)
         workload = workload_fingerprint(config.workload, prepared.fingerprint, cleared.weights)
-        with begun(request.config, site, cleared.experiment_id, "advise", workload) as handle:
+        with new_run(request.config, site, cleared.experiment_id, "advise", workload) as handle:
             tracking.log_dataset(handle, prepared, config.data.source)
             job = TrainJob(
                 config=config,
@@ -214,7 +214,7 @@ def _profile(config: Config, plan: Plan, num_train: int, measured: MeasureResult
         batch_size=config.recipe.batch_size,
         num_train=num_train,
         num_epochs=config.recipe.num_epochs,
-        company=company_of(measured.probe, measured.all_reduces) if plan.world_size > 1 else None,
+        company=measure_interference(measured.probe, measured.all_reduces) if plan.world_size > 1 else None,
         label=f"{plan.device_name}{_threads(plan)}, {_single(plan).label}",
         num_threads=plan.num_threads if plan.accelerator == "cpu" else None,
     )
@@ -246,7 +246,7 @@ def _advise(request: AdviseRequest, profile: DeviceProfile, link: Link, moved: M
     kind = request.config.recipe.batch_scaling
     probe = moved.probe
     compiled = any(arm.compile == "step" for arm in (probe.baseline, probe.candidate, *probe.others.values()))
-    unmeasured = {} if compiled else {"execution.compile=step": "no C++ compiler was found"}
+    oom_stage = {} if compiled else {"execution.compile=step": "no C++ compiler was found"}
     return AdviseResult(
         run_id="",
         experiment="",
@@ -257,7 +257,7 @@ def _advise(request: AdviseRequest, profile: DeviceProfile, link: Link, moved: M
         predictions=tuple(predictions),
         limits=tuple(limits(profile, link, scaling) for scaling in ("strong", "weak")),
         bound=next(p for p in reversed(predictions) if p.scaling == kind).bound,
-        advice=rank_moves(gains(probe), unmeasured),
+        advice=rank_moves(gains(probe), oom_stage),
         cheapest=None
         if request.deadline_seconds is None
         else cheapest(profile, link, kind, request.deadline_seconds, price),

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.tasks.errors import InputError
 from paceline.tasks.records import STEP_ITEMS
 from paceline.tasks.speedup.comparability import world_of
@@ -21,7 +21,7 @@ FIXED_ITEMS = ("startup", "setup", "prediction", "teardown")
 """Items of the time budget that do not grow with the length of a training."""
 
 
-def hardware_table(site: Site, experiment: str, prices: Mapping[str, float]) -> HardwareTable:
+def hardware_table(site: Environment, experiment: str, prices: Mapping[str, float]) -> HardwareTable:
     """The table of an experiment.
 
     Args:
@@ -42,7 +42,7 @@ def hardware_table(site: Site, experiment: str, prices: Mapping[str, float]) -> 
     return tabulate(runs, left_out, prices)
 
 
-def trained_runs(site: Site, experiment: str) -> tuple[list[HardwareRun], Counter[str]]:
+def trained_runs(site: Environment, experiment: str) -> tuple[list[HardwareRun], Counter[str]]:
     """The trainings of an experiment, the newest first, and how many were left out for which reason."""
     left_out: Counter[str] = Counter()
     runs = []

@@ -7,7 +7,7 @@ import textwrap
 from pydantic import BaseModel
 
 from paceline.conf.config import Config
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.conf.load import flatten
 from paceline.flows.checks.training_host import slurm_script, training_host
 from paceline.tasks.cluster.tls import choose_tls
@@ -31,7 +31,7 @@ def describe(config: Config, key_width: int) -> str:
         lines += textwrap.wrap(helps[key], HELP_WIDTH, initial_indent="    ", subsequent_indent="    ")
     if config.cluster.kind == "slurm":
         lines += ["", f"The job that Slurm gets, for each of {config.execution.num_nodes} hosts:", ""]
-        lines.append(slurm_script(config, Site()))
+        lines.append(slurm_script(config, Environment()))
     return "\n".join(lines)
 
 
@@ -49,7 +49,7 @@ def _execution_choices(config: Config) -> dict[str, Choice]:
         num_train = list_data(config.data).num_train
     except InputError:
         num_train = None  # where the data lie is not known yet
-    choices = dict(resolve(config, training_host(config, Site()), num_train or 0).reasons)
+    choices = dict(resolve(config, training_host(config, Environment()), num_train or 0).reasons)
     if num_train is None and "loading" in choices:
         choices["loading"] = Choice(value="to be chosen", reason="by the size of the data, once data.root is given")
     return choices

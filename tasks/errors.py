@@ -79,7 +79,7 @@ class RankError(RunError):
     """A rank failed; `rank_traceback` is its own traceback, `rank` its number (None when unknown).
 
     `final`: it said so itself, as when the loss is no longer finite, and would say so again. `too_many`: the samples of
-    a pass that its device had no memory for, where that is why. `unmeasured`: what was timed before the training when
+    a pass that its device had no memory for, where that is why. `oom_stage`: what was timed before the training when
     there was no memory for that.
     """
 
@@ -91,14 +91,14 @@ class RankError(RunError):
         *,
         final: bool = False,
         too_many: int | None = None,
-        unmeasured: str | None = None,
+        oom_stage: str | None = None,
     ) -> None:
         super().__init__(message)
         self.rank = rank
         self.rank_traceback = rank_traceback
         self.final = final
         self.too_many = too_many
-        self.unmeasured = unmeasured
+        self.oom_stage = oom_stage
 
 
 class LostError(RunError):

@@ -12,7 +12,7 @@ from typing import Any
 from paceline.conf.config import Config, Workload
 from paceline.conf.plugins import code_digest
 
-LATER = {
+FIELDS_ADDED_LATER = {
     ("data", "signal"),
     ("data", "classes"),
     ("data", "num_frames"),
@@ -70,7 +70,7 @@ def without_later(settings: dict[str, Any]) -> dict[str, Any]:
         section: {
             name: value
             for name, value in found.items()
-            if (section, name) not in LATER or value != defaults[section][name]
+            if (section, name) not in FIELDS_ADDED_LATER or value != defaults[section][name]
         }
         if isinstance(found, dict)
         else found

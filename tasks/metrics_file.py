@@ -18,7 +18,7 @@ from pathlib import Path
 from paceline.tasks.records import LoggedMetric
 
 FILE = "metrics.jsonl"
-SAMPLES = "system/"
+SYSTEM_METRIC_PREFIX = "system/"
 """What the names of samples of a machine begin with, which are numbered from 0 in each attempt."""
 
 
@@ -98,7 +98,7 @@ class MetricsReader:
             name, value, when, step = json.loads(line)
         except (ValueError, TypeError):
             return
-        if name.startswith(SAMPLES):
+        if name.startswith(SYSTEM_METRIC_PREFIX):
             step += self._first_sample
             self._num_samples = max(self._num_samples, step + 1)
         yield name, value, when, step

@@ -17,7 +17,7 @@ from paceline.tasks.errors import InputError, PacelineError, one_line
 
 
 @contextmanager
-def needed() -> Iterator[None]:
+def require_plugin() -> Iterator[None]:
     """Tell, with the host, that a package which the body needs is not there.
 
     Raises:
@@ -29,18 +29,20 @@ def needed() -> Iterator[None]:
         raise InputError(f"on host {socket.gethostname()}: {error}") from error
 
 
-def load_own(kind: Kind, name: str) -> tuple[Plugin, Any]:
+def load_plugin(kind: Kind, name: str) -> tuple[Plugin, Any]:
     """What a package of the user's offers under a name, and which package that is.
 
     Raises:
         InputError: the package is not installed here, or cannot be imported.
     """
-    with needed():
+    with require_plugin():
         return plugins.load(kind, name)
 
 
 @contextmanager
-def blamed(plugin: Plugin, doing: str, kind: type[PacelineError], outside: type[PacelineError]) -> Iterator[None]:
+def attribute_errors_to(
+    plugin: Plugin, doing: str, kind: type[PacelineError], outside: type[PacelineError]
+) -> Iterator[None]:
     """Name the package, and the line in it, in whatever its code raises in the body.
 
     Args:

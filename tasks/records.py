@@ -357,7 +357,7 @@ class SlowArm(Record):
     """Seconds of a step over those of the candidate's."""
 
 
-class Search(Record):
+class AutotuneResult(Record):
     """What a training timed, before it began, against the execution that the rules had chosen for it."""
 
     probes: tuple[ProbeResult, ...]
@@ -510,7 +510,7 @@ class TrainResult(Record):
     """Process start to the first training step, probe excluded."""
     plan: Plan | None = None
     """What was executed, where that is not what the rules had chosen or its reasons are better ones."""
-    search: Search | None = None
+    search: AutotuneResult | None = None
     """What led to it; None where it was not searched for, or no result of an earlier search is known."""
     epoch_ends: tuple[float, ...] = ()
     """Seconds from process start to the end of each epoch that this process trained, its validation and checkpoint
@@ -536,7 +536,7 @@ class Measurement(Record):
 
     arms: dict[str, Arm]
     """By role; `baseline` and `candidate` among them. An arm has one device or all of the group's. None: the layers are
-    timed, as before a training (`Search`)."""
+    timed, as before a training (`AutotuneResult`)."""
     all_reduce_bytes: tuple[int, ...] = ()
     """Sizes of the messages whose all-reduce is timed; needs at least two ranks."""
 
@@ -628,7 +628,7 @@ class RankSpec(Record):
     """Measure this and train nothing; None to train."""
     probe: ProbeResult | None = None
     """What an earlier attempt of this training has measured; None to measure."""
-    search: Search | None = None
+    search: AutotuneResult | None = None
     """What is known of the executions that `auto` can choose from; None for nothing."""
     may_search: bool = False
     """Whether this attempt may time executions before it trains."""

@@ -83,7 +83,7 @@ class _Record(logging.LogRecord):
         return redact(super().getMessage())
 
 
-def discreet(function: Callable[Arguments, Found]) -> Callable[Arguments, Found]:
+def redact_errors(function: Callable[Arguments, Found]) -> Callable[Arguments, Found]:
     """Have what a function logs and raises say no credential: Prefect keeps errors' words as the state of a run."""
 
     @wraps(function)

@@ -24,7 +24,7 @@ class _Kept(Record):
     """sha256 of each file that it names."""
 
 
-def keep(path: Path, result: Record, files: Sequence[str]) -> None:
+def save_result(path: Path, result: Record, files: Sequence[str]) -> None:
     """Keep a result.
 
     Args:
@@ -39,7 +39,7 @@ def keep(path: Path, result: Record, files: Sequence[str]) -> None:
     write_durably(path, kept.model_dump_json().encode())
 
 
-def find_kept(path: Path, kind: type[R], files: Sequence[str] | None = None) -> R | None:
+def load_result(path: Path, kind: type[R], files: Sequence[str] | None = None) -> R | None:
     """A result that was kept; None if there is none, it is of another version, or a file of it is not what it was.
 
     Args:

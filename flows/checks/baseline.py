@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from paceline.conf.config import OF_THIS_RUN, Config
-from paceline.conf.environment import Site
+from paceline.conf.config import SELF_CONTAINED_BASELINES, Config
+from paceline.conf.environment import Environment
 from paceline.tasks.errors import InputError
 from paceline.tasks.track.queries import get_runs
 
 ROLES = ("run", "arm", "trial")
 
 
-def check_baseline(config: Config, site: Site) -> None:
+def check_baseline(config: Config, site: Environment) -> None:
     """Check that the run which is named is there and can be divided by.
 
     Raises:
         InputError: it is unknown, has not finished, or has trained nothing.
     """
     named = config.speedup.baseline
-    if named in (*OF_THIS_RUN, "matched"):
+    if named in (*SELF_CONTAINED_BASELINES, "matched"):
         return
     try:
         (found,) = get_runs(site.tracking_uri, [named])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline.tasks.records import Hardware, Plan
-from paceline.tasks.train.autotune.cache import SearchStore
+from paceline.tasks.train.autotune.cache import AutotuneCache
 from paceline.tasks.train.autotune.choice import LAYER_SETTINGS, choose
 from paceline.tasks.train.launch.coordinator import TrainJob
 from paceline.tasks.train.plan import arm_of
@@ -30,7 +30,7 @@ def measured_plan(job: TrainJob, hardware: Hardware, address: str) -> Plan:
     if plan.strategy == "fsdp" or not plan.reasons.keys() & set(LAYER_SETTINGS):
         return plan
     of_run, of_home = (
-        SearchStore(home, job.config, hardware, job.prepared) for home in (job.directory, Path(job.home))
+        AutotuneCache(home, job.config, hardware, job.prepared) for home in (job.directory, Path(job.home))
     )
     found = of_run.find() or of_home.find()
     if found is None:

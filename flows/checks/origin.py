@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.conf.cluster import Cluster
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.conf.load import apply
 from paceline.tasks.errors import InputError
 
@@ -35,7 +35,7 @@ def is_from_api() -> bool:
     return bool(running and running.flow_run and running.flow_run.deployment_id)
 
 
-def check_origin(cluster: Cluster, site: Site) -> None:
+def check_origin(cluster: Cluster, site: Environment) -> None:
     """Refuse a scheduler, or a cluster without TLS, that only Prefect's API names. Connects to nothing.
 
     Raises:

@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from paceline.conf.config import OF_THIS_RUN, Config
-from paceline.conf.environment import Site
+from paceline.conf.config import SELF_CONTAINED_BASELINES, Config
+from paceline.conf.environment import Environment
 from paceline.conf.load import check_own
 from paceline.flows.checks.pretrained import check_weights
 from paceline.flows.checks.training_host import training_host
@@ -27,7 +27,7 @@ RESNET_HALVED = 32
 
 
 @dataclass(frozen=True)
-class Cleared:
+class PreflightResult:
     """What the checks found out."""
 
     plan: Plan
@@ -54,7 +54,7 @@ class Beginner(Protocol):
         """Nothing is wrong with devices and data."""
 
 
-def check(config: Config, site: Site, beginner: Beginner | None = None) -> Cleared:
+def check(config: Config, site: Environment, beginner: Beginner | None = None) -> PreflightResult:
     """Check devices, servers, data and stores; what is told at once first.
 
     Args:
@@ -85,14 +85,14 @@ def check(config: Config, site: Site, beginner: Beginner | None = None) -> Clear
         beginner.begin_cluster(plan)
     pretrained = check_weights(config, listing, site)
     experiment_id = _check_store(config, site)
-    if config.speedup.baseline not in OF_THIS_RUN:
+    if config.speedup.baseline not in SELF_CONTAINED_BASELINES:
         from paceline.flows.checks.baseline import check_baseline
 
         check_baseline(config, site)
-    return Cleared(plan, found, experiment_id, listing.num_train, pretrained)
+    return PreflightResult(plan, found, experiment_id, listing.num_train, pretrained)
 
 
-def check_servers(config: Config, site: Site) -> str:
+def check_servers(config: Config, site: Environment) -> str:
     """Check the Prefect server, the state directory and the MLflow store; the experiment's id.
 
     Raises:
@@ -103,13 +103,13 @@ def check_servers(config: Config, site: Site) -> str:
     return _check_store(config, site)
 
 
-def _check_store(config: Config, site: Site) -> str:
+def _check_store(config: Config, site: Environment) -> str:
     from paceline.tasks.track import store  # MLflow: a second
 
     return store.check_store(site.tracking_uri, config.track.experiment, site.artifact_root)
 
 
-def settle(config: Config, cleared: Cleared, address: str) -> Cleared:
+def confirm_on_cluster(config: Config, cleared: PreflightResult, address: str) -> PreflightResult:
     """What was cleared, once the cluster is there: which hardware Slurm gives is not known before, nor its packages.
 
     Raises:
@@ -123,7 +123,7 @@ def settle(config: Config, cleared: Cleared, address: str) -> Cleared:
     return replace(cleared, plan=resolve(config, found, cleared.num_train), hardware=found)
 
 
-def plan_like(config: Config, cleared: Cleared, hardware: Hardware) -> Plan:
+def plan_like(config: Config, cleared: PreflightResult, hardware: Hardware) -> Plan:
     """The plan of a configuration with another recipe or model than the one that was cleared, on the same data.
 
     Raises:
@@ -164,7 +164,7 @@ def _check_test(config: Config, num_test: int) -> None:
         )
 
 
-def _check_home(site: Site) -> None:
+def _check_home(site: Environment) -> None:
     place = nearest_existing(site.root)
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         raise InputError(f"PACELINE_HOME={site.root} cannot be written; set it to a directory of yours")

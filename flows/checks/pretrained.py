@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from paceline.conf.config import Config
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.conf.model import Model
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import sha256_of, write_durably
@@ -18,7 +18,7 @@ SHAPE = ("name", "width", "depth")
 """Settings that a network is built by; not every network uses each."""
 
 
-def check_weights(config: Config, listing: Listing, site: Site) -> Pretrained | None:
+def check_weights(config: Config, listing: Listing, site: Environment) -> Pretrained | None:
     """Find the weights that a network begins with, and hold them against it; None where it begins by the seed.
 
     Raises:
@@ -105,7 +105,7 @@ def check_own_size(model: Model, image_shape: tuple[int, int, int], heads: tuple
         )
 
 
-def _place(reference: str, site: Site) -> tuple[Path, ModelFacts | None]:
+def _place(reference: str, site: Environment) -> tuple[Path, ModelFacts | None]:
     """The file, and what it is the weights of, where that is known."""
     from paceline.tasks.track.models import fetch_model, is_recorded  # MLflow: a second
 

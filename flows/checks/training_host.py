@@ -9,11 +9,11 @@ import importlib.util
 from collections.abc import Sequence
 
 from paceline.conf.config import Config
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.flows.checks.origin import check_origin
 from paceline.tasks.cluster import hardware
 from paceline.tasks.cluster.host_report import HostFacts
-from paceline.tasks.cluster.resources import Demand, demand_of
+from paceline.tasks.cluster.resources import ClusterResources, demand_of
 from paceline.tasks.cluster.slurm import asked_host, check_slurm, job_script
 from paceline.tasks.cluster.ssh import ask_hosts
 from paceline.tasks.cluster.start import slurm_logs
@@ -24,7 +24,7 @@ from paceline.tasks.records import Hardware
 from paceline.tasks.train.launch.placement import inspect
 
 
-def training_host(config: Config, site: Site) -> Hardware:
+def training_host(config: Config, site: Environment) -> Hardware:
     """Hardware of the first host that will train; of a Slurm node, what is asked for.
 
     Raises:
@@ -47,7 +47,7 @@ def training_host(config: Config, site: Site) -> Hardware:
             return _this_host(config)
 
 
-def slurm_script(config: Config, site: Site) -> str:
+def slurm_script(config: Config, site: Environment) -> str:
     """The script of each Slurm job; needs no Slurm, and no certificates yet."""
     secured = choose_tls(config.cluster).value == "on"
     return job_script(
@@ -55,7 +55,7 @@ def slurm_script(config: Config, site: Site) -> str:
     )
 
 
-def _slurm_demand(config: Config) -> Demand:
+def _slurm_demand(config: Config) -> ClusterResources:
     return demand_of([config.execution], "gpu" if config.execution.accelerator == "gpu" else "cpu")
 
 

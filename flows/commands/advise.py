@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.conf.load import load
-from paceline.flows.commands.console import add_preset, json_stream, say_pairs, whereabouts, write_json
+from paceline.flows.commands.console import add_preset, json_stream, run_location, say_pairs, write_json
 from paceline.flows.commands.prefect_session import quiet_flow
 from paceline.tasks.errors import InputError
 
@@ -14,7 +14,7 @@ HELP = "predict the speedup on N devices, and rank what to do next"
 DEVICES = "2,4,8"
 
 
-def add(parser: ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     """Its options."""
     add_preset(parser)
     parser.add_argument("--devices", default=DEVICES, metavar="N,N", help=f"numbers of devices (default: {DEVICES})")
@@ -26,11 +26,11 @@ def add(parser: ArgumentParser) -> None:
     parser.add_argument("--deadline", type=float, metavar="S", help="seconds that the whole training may take")
 
 
-def execute(options: Namespace) -> None:
+def main(options: Namespace) -> None:
     """Carry it out."""
-    from paceline.flows.forecast import AdviseRequest, clear_advise
+    from paceline.flows.forecast import AdviseRequest, check_advise
 
-    site = Site()
+    site = Environment()
     if (options.latency is None) != (options.bandwidth is None):
         raise InputError("--latency and --bandwidth describe one link; give both or neither")
     if options.deadline is not None and options.deadline <= 0:
@@ -44,12 +44,12 @@ def execute(options: Namespace) -> None:
         gigabytes_per_second=options.bandwidth,
         deadline_seconds=options.deadline,
     )
-    clear_advise(request, site)
+    check_advise(request, site)
     with json_stream(options.json) as stream, quiet_flow(site):
         from paceline.flows.forecast import run_advise
 
         outcome = run_advise(request)
-        where = whereabouts(outcome["run_id"], outcome["experiment"])
+        where = run_location(outcome["run_id"], outcome["experiment"])
         say_pairs([*((name, value) for name, value in outcome.pop("table")), ("prediction", where)])
         write_json(stream, outcome)
 

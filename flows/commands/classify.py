@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.conf.load import checked
-from paceline.flows.commands.console import add_json, json_stream, say_pairs, say_table, whereabouts, write_json
+from paceline.flows.commands.console import add_json, json_stream, run_location, say_pairs, say_table, write_json
 from paceline.flows.commands.prefect_session import quiet_flow
 
 HELP = "fit linear classifiers on what paceline features has written, and score them"
 
 
-def add(parser: ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     """Its options."""
     parser.add_argument("train", metavar="TRAIN", help="directory of features to fit on")
     parser.add_argument("test", metavar="TEST", help="directory of other images' features, to score on")
@@ -23,14 +23,14 @@ def add(parser: ArgumentParser) -> None:
     add_json(parser)
 
 
-def execute(options: Namespace) -> None:
+def main(options: Namespace) -> None:
     """Carry it out."""
-    from paceline.flows.predict.classify import ClassifyRequest, clear_classify, run_classify
+    from paceline.flows.predict.classify import ClassifyRequest, check_classify, run_classify
 
-    site = Site()
+    site = Environment()
     asked = {name: getattr(options, name) for name in ("train", "test", "overrides")}
     request = checked(ClassifyRequest, asked | ({"kinds": options.kind} if options.kind else {}))
-    clear_classify(request, site)
+    check_classify(request, site)
     with json_stream(options.json) as stream, quiet_flow(site):
         summary = run_classify(request)
         rows = [
@@ -38,5 +38,5 @@ def execute(options: Namespace) -> None:
             for one in summary["classifiers"]
         ]
         say_table(("classifier", "accuracy", "fitted in", "converged"), rows)
-        say_pairs([("run", whereabouts(summary["run_id"], summary["experiment"]))])
+        say_pairs([("run", run_location(summary["run_id"], summary["experiment"]))])
         write_json(stream, summary)

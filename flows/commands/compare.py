@@ -5,14 +5,14 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.flows.commands.console import add_json, json_stream, say, say_table, write_json, write_page
 from paceline.tasks.errors import InputError
 
 HELP = "compare runs of the store, the first one being the base"
 
 
-def add(parser: ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     """Its options."""
     parser.add_argument("runs", nargs="*", metavar="RUN_ID", help="runs to compare; the first is the base")
     parser.add_argument("--experiment", help="take the newest runs of this experiment instead")
@@ -21,7 +21,7 @@ def add(parser: ArgumentParser) -> None:
     add_json(parser)
 
 
-def execute(options: Namespace) -> None:
+def main(options: Namespace) -> None:
     """Carry it out."""
     if options.last is not None and options.last < 2:  # noqa: PLR2004  a comparison is of two
         raise InputError(f"--last {options.last} is below 2; a comparison needs at least two runs")
@@ -29,7 +29,7 @@ def execute(options: Namespace) -> None:
     from paceline.tasks.report.tables import render_compare
     from paceline.tasks.speedup.compare import compare_notes, compare_table
 
-    site = Site()
+    site = Environment()
     with json_stream(options.json) as stream:
         comparison = compare_runs(site, options.runs, options.experiment, options.last)
         if options.html:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.conf.load import preset_names
 from paceline.tasks.errors import InputError
 from paceline.tasks.redact import redact, redacted
@@ -55,9 +55,9 @@ def say_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         say("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def whereabouts(run_id: str, experiment: str) -> str:
+def run_location(run_id: str, experiment: str) -> str:
     """Where a run of MLflow is, and how it is looked at."""
-    uri = Site().tracking_uri
+    uri = Environment().tracking_uri
     way = f"it is on {uri}" if uri.startswith("http") else f"see it with: {program()} ui"
     return f"{run_id} in experiment {experiment}; {way}"
 

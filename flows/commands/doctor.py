@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.conf.load import load
 from paceline.flows.commands.console import add_json, json_stream, say, write_json
 from paceline.tasks.errors import RunError
@@ -18,7 +18,7 @@ MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
 WIDTH = 18
 
 
-def add(parser: ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     """Its options."""
     parser.add_argument(
         "overrides",
@@ -29,9 +29,9 @@ def add(parser: ArgumentParser) -> None:
     add_json(parser)
 
 
-def execute(options: Namespace) -> None:
+def main(options: Namespace) -> None:
     """Examine, tell, and fail if something is wrong."""
-    site, config = Site(), load("digits", options.overrides)
+    site, config = Environment(), load("digits", options.overrides)
     from paceline.flows.doctor import examine
 
     with json_stream(options.json) as stream:

@@ -9,7 +9,7 @@ from paceline.flows.commands import predict
 HELP = "write what a layer of a trained model gives for a folder of images, or a preset's test split"
 
 
-def add(parser: ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     """Its options."""
     predict.add_common(parser)
     parser.add_argument(
@@ -17,6 +17,6 @@ def add(parser: ArgumentParser) -> None:
     )
 
 
-def execute(options: Namespace) -> None:
+def main(options: Namespace) -> None:
     """Carry it out."""
-    predict.carry_out(options, layer=options.layer)
+    predict.run_prediction(options, layer=options.layer)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.flows.commands.console import add_json, json_stream, say, say_table, write_json, write_page
 from paceline.tasks.errors import InputError
 
 HELP = "a table of all hardware that did the same work: throughput, memory, energy, price, break-even"
 
 
-def add(parser: ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     """Its options."""
     parser.add_argument("--experiment", default="paceline", help="whose runs are looked at (default: paceline)")
     parser.add_argument(
@@ -26,14 +26,14 @@ def add(parser: ArgumentParser) -> None:
     add_json(parser)
 
 
-def execute(options: Namespace) -> None:
+def main(options: Namespace) -> None:
     """Carry it out."""
     prices = dict(_price(text) for text in options.price)
     from paceline.flows.hardware_table import hardware_table
     from paceline.tasks.report.tables import HEAD, notes_of, render_hardware, rows_of
 
     with json_stream(options.json) as stream:
-        found = hardware_table(Site(), options.experiment, prices)
+        found = hardware_table(Environment(), options.experiment, prices)
         if options.html:
             write_page(options.html, render_hardware(found))
         for work in found.tables:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.conf.load import checked, load
-from paceline.flows.commands.console import add_preset, json_stream, say, say_pairs, say_table, whereabouts, write_json
+from paceline.flows.commands.console import add_preset, json_stream, run_location, say, say_pairs, say_table, write_json
 from paceline.flows.commands.prefect_session import quiet_flow
 from paceline.flows.commands.resumed import stored_request
 from paceline.tasks.errors import InputError
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 HELP = "learn from scratch, by fine-tuning and by features on CPUs, and say what to do without a GPU"
 
 
-def add(parser: ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     """Its options."""
     add_preset(parser, optional=True)
     parser.add_argument(
@@ -39,13 +39,13 @@ def add(parser: ArgumentParser) -> None:
     parser.add_argument("--resume", metavar="RUN_ID", help="go on with a study that was cut short")
 
 
-def execute(options: Namespace) -> None:
+def main(options: Namespace) -> None:
     """Carry it out."""
-    from paceline.flows.no_gpu.request import clear_no_gpu
+    from paceline.flows.no_gpu.request import check_no_gpu
 
-    site = Site()
+    site = Environment()
     request = _resumed(site, options) if options.resume else _request(options)
-    clear_no_gpu(request, site)
+    check_no_gpu(request, site)
     with json_stream(options.json) as stream, quiet_flow(site):
         from paceline.flows.no_gpu.flow import run_no_gpu
 
@@ -54,7 +54,7 @@ def execute(options: Namespace) -> None:
         write_json(stream, {key: value for key, value in summary.items() if key != "result"})
 
 
-def _given(options: Namespace) -> dict[str, Any]:
+def _options_given(options: Namespace) -> dict[str, Any]:
     names = {"fine_tune": "tuned", "layer": "layer", "target": "target", "repeats": "repeats", "gpu": "gpu"}
     values = {field: getattr(options, option) for option, field in names.items()}
     return {field: value for field, value in values.items() if value is not None}
@@ -70,13 +70,13 @@ def _request(options: Namespace) -> NoGpuRequest:
         )
     config = load(options.preset, options.overrides)
     asked = {"preset": options.preset, "config": config, "pretrained": options.pretrained}
-    return checked(NoGpuRequest, asked | _given(options))
+    return checked(NoGpuRequest, asked | _options_given(options))
 
 
-def _resumed(site: Site, options: Namespace) -> NoGpuRequest:
+def _resumed(site: Environment, options: Namespace) -> NoGpuRequest:
     from paceline.flows.no_gpu.request import NoGpuRequest
 
-    changed = bool(options.pretrained or _given(options))
+    changed = bool(options.pretrained or _options_given(options))
     return checked(NoGpuRequest, stored_request(options, "no-gpu", site, changed))
 
 
@@ -91,4 +91,4 @@ def _show(summary: dict[str, Any]) -> None:
     say("")
     for note in result.notes:
         say(note)
-    say_pairs([("study", whereabouts(result.run_id, result.experiment)), ("view", summary["view"])])
+    say_pairs([("study", run_location(result.run_id, result.experiment)), ("view", summary["view"])])

@@ -8,15 +8,15 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.conf.load import checked
-from paceline.flows.commands.console import add_json, json_stream, say_pairs, whereabouts, write_json
+from paceline.flows.commands.console import add_json, json_stream, run_location, say_pairs, write_json
 from paceline.flows.commands.prefect_session import quiet_flow
 
 HELP = "predict a folder of images, or a preset's test split, with a trained model"
 
 
-def add(parser: ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     """Its options."""
     add_common(parser)
     parser.add_argument(
@@ -44,20 +44,20 @@ def add_common(parser: ArgumentParser) -> None:
     add_json(parser)
 
 
-def execute(options: Namespace) -> None:
+def main(options: Namespace) -> None:
     """Carry it out."""
-    carry_out(options, layer=None, own_size=options.own_size)
+    run_prediction(options, layer=None, own_size=options.own_size)
 
 
-def carry_out(options: Namespace, *, layer: str | None, own_size: bool = False) -> None:
+def run_prediction(options: Namespace, *, layer: str | None, own_size: bool = False) -> None:
     """Write what the model tells, or what a layer of it gives."""
-    from paceline.flows.predict.request import PredictRequest, clear_predict
+    from paceline.flows.predict.request import PredictRequest, check_predict
 
-    site = Site()
+    site = Environment()
     asked = {name: getattr(options, name) for name in ("model", "source", "overrides", "out")} | {"layer": layer}
     asked |= {"own_size": own_size}
     request = checked(PredictRequest, asked)
-    clear_predict(request, site)
+    check_predict(request, site)
     with json_stream(options.json) as stream, quiet_flow(site):
         from paceline.flows.predict.flow import run_predict
 
@@ -73,7 +73,7 @@ def carry_out(options: Namespace, *, layer: str | None, own_size: bool = False) 
                 _quality(summary),
                 ("throughput", "nothing was left to do" if rate is None else f"{rate:,.0f} images/s"),
                 ("files", summary["out"]),
-                ("run", whereabouts(summary["run_id"], summary["experiment"])),
+                ("run", run_location(summary["run_id"], summary["experiment"])),
             ]
         )
         write_json(stream, summary)

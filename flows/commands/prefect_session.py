@@ -6,7 +6,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 
 
 def collect_again() -> None:
@@ -16,7 +16,7 @@ def collect_again() -> None:
 
 
 @contextmanager
-def quiet_flow(site: Site) -> Iterator[None]:
+def quiet_flow(site: Environment) -> Iterator[None]:
     """Prefect's settings for a flow started here: those of the temporary API, where there is no server.
 
     Heartbeats tell a server which runs are dead. On the temporary one nobody listens, and the flow would wait a second
@@ -24,7 +24,7 @@ def quiet_flow(site: Site) -> Iterator[None]:
     """
     from paceline.flows.lifecycle import prefect_api
 
-    api = prefect_api.begin_api(site)
+    api = prefect_api.prepare_api(site)
     from prefect import settings
 
     collect_again()

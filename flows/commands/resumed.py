@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.flows.checks.origin import SECTION, replace_cluster
 from paceline.flows.commands.console import say
 from paceline.tasks.errors import InputError
@@ -22,7 +22,7 @@ def take_cluster(tree: dict[str, Any], options: Namespace) -> None:
         say(f"paceline: not taken from the run: {', '.join(SECTION + name for name in left)}; give again what you need")
 
 
-def stored_request(options: Namespace, role: Kind, site: Site, changed: bool) -> dict[str, Any]:
+def stored_request(options: Namespace, role: Kind, site: Environment, changed: bool) -> dict[str, Any]:
     """What a study or a sweep that is resumed was asked to do, on the cluster of the command line.
 
     Args:
@@ -34,7 +34,7 @@ def stored_request(options: Namespace, role: Kind, site: Site, changed: bool) ->
     Raises:
         InputError: it does, or there is no such run.
     """
-    from paceline.flows.lifecycle.request_artifact import kept_request
+    from paceline.flows.lifecycle.request_artifact import load_request
 
     if options.preset is not None:
         options.overrides.insert(0, options.preset)  # with --resume every positional argument is an override
@@ -42,7 +42,7 @@ def stored_request(options: Namespace, role: Kind, site: Site, changed: bool) ->
         raise InputError(
             f"--resume {options.resume} resumes the {role} as it was asked for; give nothing else, except {SECTION}*"
         )
-    request = kept_request(role, site, options.resume)
+    request = load_request(role, site, options.resume)
     if isinstance(request.get("config"), dict):
         take_cluster(request["config"], options)
     return request

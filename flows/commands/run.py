@@ -6,9 +6,9 @@ import time
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.conf.load import apply, load, preset_names, validate
-from paceline.flows.commands.console import add_preset, json_stream, say_pairs, whereabouts, write_json
+from paceline.flows.commands.console import add_preset, json_stream, run_location, say_pairs, write_json
 from paceline.flows.commands.prefect_session import quiet_flow
 from paceline.flows.commands.resumed import take_cluster
 from paceline.tasks.errors import InputError, RegressionError
@@ -22,7 +22,7 @@ RESUMABLE_SECTIONS = ("execution.", "cluster.", "limits.")
 KEY_WIDTH = 30
 
 
-def add(parser: ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     """Its options."""
     add_preset(parser, optional=True)
     parser.add_argument("--show", action="store_true", help="print the resolved configuration and stop")
@@ -31,7 +31,7 @@ def add(parser: ArgumentParser) -> None:
     parser.add_argument("-h", "--help", action="store_true", help="print this help and every setting")
 
 
-def execute(options: Namespace) -> None:
+def main(options: Namespace) -> None:
     """Carry it out."""
     started = time.monotonic()
     if options.help:
@@ -41,7 +41,7 @@ def execute(options: Namespace) -> None:
         if options.resume is None:
             raise InputError("paceline run needs a preset; one of " + ", ".join(preset_names()) + ", or a YAML file")
         options.overrides.insert(0, options.preset)  # with --resume every positional argument is an override
-    site = Site()
+    site = Environment()
     if options.diagnose and options.resume is None:
         options.overrides.append("speedup.diagnose=true")
     config = _resumed(site, options) if options.resume else load(options.preset, options.overrides)
@@ -60,7 +60,7 @@ def execute(options: Namespace) -> None:
             raise worse
 
 
-def _resumed(site: Site, options: Namespace) -> Config:
+def _resumed(site: Environment, options: Namespace) -> Config:
     from paceline.tasks.track import run as tracking
 
     _, tree = tracking.reopen(site.tracking_uri, options.resume)
@@ -83,10 +83,10 @@ def _resumed(site: Site, options: Namespace) -> Config:
     return config
 
 
-def _execute(config: Config, site: Site, resume: str | None) -> dict[str, Any]:
-    from paceline.flows.run.prestart import Ahead
+def _execute(config: Config, site: Environment, resume: str | None) -> dict[str, Any]:
+    from paceline.flows.run.prestart import Prestart
 
-    with Ahead(config, site) as ahead:
+    with Prestart(config, site) as ahead:
         ahead.check()  # before the Prefect API is asked for anything: wrong input leaves no flow run behind
         from paceline.flows.run.flow import run_pipeline
 
@@ -110,5 +110,5 @@ def _describe(config: Config) -> str:
 def _show(summary: dict[str, Any]) -> None:
     from paceline.tasks.report.summary import summary_table
 
-    where = whereabouts(summary["run_id"], summary["experiment"])
+    where = run_location(summary["run_id"], summary["experiment"])
     say_pairs([*summary_table(summary), ("run", where), ("view", summary["view"])])

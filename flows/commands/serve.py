@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 from paceline.conf.config import Config, Overlap
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.conf.load import load
 from paceline.conf.plugins import EMBEDDED_SOURCES
 from paceline.flows.checks.origin import allow
@@ -21,7 +21,7 @@ HELP = "run by schedule: a deployment in Prefect, served by this process"
 OVERLAPS = get_args(Overlap)
 
 
-def add(parser: ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     """Its options."""
     add_preset(parser)
     parser.add_argument("--cron", required=True, help='minute hour day month weekday, such as "0 2 * * *"')
@@ -55,9 +55,9 @@ def settled(config: Config) -> Config:
     return config.model_copy(update={"data": data})
 
 
-def execute(options: Namespace) -> None:
+def main(options: Namespace) -> None:
     """Check the run, deploy it, and start its runs until interrupted."""
-    site = Site()
+    site = Environment()
     config = settled(load(options.preset, options.overrides))
     from paceline.flows.checks import preflight
 

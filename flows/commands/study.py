@@ -5,10 +5,10 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.conf.load import checked, load
 from paceline.conf.study_plan import StudyPlan, load_plan, plan_names
-from paceline.flows.commands.console import add_preset, json_stream, say, say_pairs, say_table, whereabouts, write_json
+from paceline.flows.commands.console import add_preset, json_stream, run_location, say, say_pairs, say_table, write_json
 from paceline.flows.commands.prefect_session import quiet_flow
 from paceline.flows.commands.resumed import stored_request
 from paceline.tasks.errors import InputError
@@ -20,7 +20,7 @@ HELP = "train every combination of factors several times, and say what each is w
 REPEATS = 3
 
 
-def add(parser: ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     """Its options."""
     add_preset(parser, optional=True)
     parser.add_argument(
@@ -36,13 +36,13 @@ def add(parser: ArgumentParser) -> None:
     parser.add_argument("--resume", metavar="RUN_ID", help="go on with a study that was cut short")
 
 
-def execute(options: Namespace) -> None:
+def main(options: Namespace) -> None:
     """Carry it out."""
-    from paceline.flows.study.flow import clear_study
+    from paceline.flows.study.flow import check_study
 
-    site = Site()
+    site = Environment()
     request = _resumed(site, options) if options.resume else _request(options)
-    clear_study(request, site)
+    check_study(request, site)
     with json_stream(options.json) as stream, quiet_flow(site):
         from paceline.flows.study.flow import run_study
 
@@ -57,7 +57,7 @@ def _request(options: Namespace) -> StudyRequest:
 
     axes = parse_axes(options.axis) if options.axis or not options.plan else {}
     if options.plan:
-        axes = _follow(options, load_plan(options.plan), axes)
+        axes = _merge_plan(options, load_plan(options.plan), axes)
     if options.preset is None:
         raise InputError(
             "paceline study needs a preset, such as paceline study digits --axis execution.num_devices=1,2"
@@ -77,7 +77,7 @@ def _request(options: Namespace) -> StudyRequest:
     return checked(StudyRequest, asked)
 
 
-def _follow(options: Namespace, plan: StudyPlan, given: dict[str, list[str]]) -> dict[str, list[str]]:
+def _merge_plan(options: Namespace, plan: StudyPlan, given: dict[str, list[str]]) -> dict[str, list[str]]:
     """Fill in from a plan what the command line leaves open; the axes, the given ones in place of the plan's."""
     from paceline.tasks.speedup.study.design import parse_axes
 
@@ -91,7 +91,7 @@ def _follow(options: Namespace, plan: StudyPlan, given: dict[str, list[str]]) ->
     return parse_axes([f"{field}={','.join(values)}" for field, values in (plan.axes | given).items()])
 
 
-def _resumed(site: Site, options: Namespace) -> StudyRequest:
+def _resumed(site: Environment, options: Namespace) -> StudyRequest:
     from paceline.flows.study.request import StudyRequest
 
     changed = options.ladder or any(
@@ -109,5 +109,5 @@ def _show(summary: dict[str, Any]) -> None:
     say("")
     for note in study_notes(result):
         say(note)
-    where = whereabouts(result.run_id, result.experiment)
+    where = run_location(result.run_id, result.experiment)
     say_pairs([("study", where), ("view", summary["view"])])

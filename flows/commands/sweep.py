@@ -5,9 +5,9 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.conf.load import checked, load
-from paceline.flows.commands.console import add_preset, json_stream, say, say_pairs, say_table, whereabouts, write_json
+from paceline.flows.commands.console import add_preset, json_stream, run_location, say, say_pairs, say_table, write_json
 from paceline.flows.commands.prefect_session import quiet_flow
 from paceline.flows.commands.resumed import stored_request
 from paceline.tasks.errors import InputError
@@ -20,7 +20,7 @@ SAMPLERS = ("tpe", "random", "grid")
 PRUNERS = ("none", "median", "asha", "hyperband")
 
 
-def add(parser: ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     """Its options."""
     add_preset(parser, optional=True)
     parser.add_argument(
@@ -37,13 +37,13 @@ def add(parser: ArgumentParser) -> None:
     parser.add_argument("--resume", metavar="RUN_ID", help="go on with a sweep that was cut short")
 
 
-def execute(options: Namespace) -> None:
+def main(options: Namespace) -> None:
     """Carry it out."""
-    from paceline.flows.sweep.flow import clear_sweep
+    from paceline.flows.sweep.flow import check_sweep
 
-    site = Site()
+    site = Environment()
     request = _resumed(site, options) if options.resume else _request(options)
-    clear_sweep(request, site)
+    check_sweep(request, site)
     with json_stream(options.json) as stream, quiet_flow(site):
         from paceline.flows.sweep.flow import run_sweep
 
@@ -73,7 +73,7 @@ def _request(options: Namespace) -> SweepRequest:
     return checked(SweepRequest, asked)
 
 
-def _resumed(site: Site, options: Namespace) -> SweepRequest:
+def _resumed(site: Environment, options: Namespace) -> SweepRequest:
     from paceline.flows.sweep.request import SweepRequest
 
     given = (*options.param, options.trials, options.sampler, options.pruner, options.at_once)
@@ -90,5 +90,5 @@ def _show(summary: dict[str, Any]) -> None:
     say("")
     for note in sweep_notes(result):
         say(note)
-    where = whereabouts(result.run_id, result.experiment)
+    where = run_location(result.run_id, result.experiment)
     say_pairs([("sweep", where), ("view", summary["view"])])

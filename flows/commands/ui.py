@@ -7,7 +7,7 @@ import secrets
 import sys
 from argparse import ArgumentParser, Namespace
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.tasks.errors import InputError
 from paceline.tasks.track.connectivity import check_tracking_uri
 from paceline.tasks.track.serve import STORE, TOKEN
@@ -15,14 +15,14 @@ from paceline.tasks.track.serve import STORE, TOKEN
 HELP = "open the MLflow UI on the runs of this machine"
 
 
-def add(parser: ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     """Its options."""
     parser.add_argument("--port", type=int, default=5000, help="TCP port on loopback (default: 5000)")
 
 
-def execute(options: Namespace) -> None:
+def main(options: Namespace) -> None:
     """Become the server."""
-    site = Site()
+    site = Environment()
     check_tracking_uri(site.tracking_uri)
     if site.tracking_uri.startswith("http"):
         print(site.tracking_uri)

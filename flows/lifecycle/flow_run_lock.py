@@ -16,9 +16,9 @@ from prefect.exceptions import ObjectNotFound
 from prefect.logging import get_logger
 from prefect.states import Cancelled, Crashed
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.tasks.errors import InputError
-from paceline.tasks.train.launch.run_lock import is_owned, own
+from paceline.tasks.train.launch.run_lock import is_locked, run_lock
 
 MIN_AGE_SECONDS = 5.0
 """The process of a younger record may be about to take its lock."""
@@ -27,17 +27,17 @@ _held = ExitStack()
 _owned: set[Path] = set()
 
 
-def _directory(site: Site) -> Path:
+def _directory(site: Environment) -> Path:
     """Of the records of this host: one for each flow run that a process runs, or ran without an end in order."""
     return site.root / "flow-runs" / socket.gethostname()
 
 
-def _records(site: Site) -> list[Path]:
+def _records(site: Environment) -> list[Path]:
     directory = _directory(site)
     return list(directory.iterdir()) if directory.is_dir() else []
 
 
-def own_flow_run(site: Site, flow_run_id: UUID) -> None:
+def flow_run_lock(site: Environment, flow_run_id: UUID) -> None:
     """Hold a flow run until this process ends, however it does.
 
     Args:
@@ -50,17 +50,17 @@ def own_flow_run(site: Site, flow_run_id: UUID) -> None:
     record = _directory(site) / str(flow_run_id)
     if record in _owned:
         return
-    _held.enter_context(own(record))
+    _held.enter_context(run_lock(record))
     _owned.add(record)
     atexit.register(shutil.rmtree, record, ignore_errors=True)
 
 
-def living(site: Site) -> frozenset[UUID]:
+def living(site: Environment) -> frozenset[UUID]:
     """The flow runs that a process of this host runs now."""
-    return frozenset(UUID(record.name) for record in _records(site) if is_owned(record))
+    return frozenset(UUID(record.name) for record in _records(site) if is_locked(record))
 
 
-def has_abandoned(site: Site) -> bool:
+def has_abandoned(site: Environment) -> bool:
     """Whether a process of this host is gone that ran a flow."""
     return any(_is_abandoned(record) for record in _records(site))
 
@@ -70,10 +70,10 @@ def _is_abandoned(record: Path) -> bool:
         age = time.time() - record.stat().st_mtime
     except FileNotFoundError:  # its process has just ended in order
         return False
-    return age >= MIN_AGE_SECONDS and is_owned(record) is False
+    return age >= MIN_AGE_SECONDS and is_locked(record) is False
 
 
-def end_abandoned(site: Site, client: SyncPrefectClient) -> None:
+def end_abandoned(site: Environment, client: SyncPrefectClient) -> None:
     """Set the flow runs CRASHED whose process on this host is gone.
 
     Runs of other hosts are theirs to judge: their locks may not be seen from here. A run that was to be cancelled is
@@ -85,7 +85,7 @@ def end_abandoned(site: Site, client: SyncPrefectClient) -> None:
     """
     for record in _records(site):
         if _is_abandoned(record):
-            with suppress(InputError, ObjectNotFound), own(record):  # somebody has just taken it; another server's
+            with suppress(InputError, ObjectNotFound), run_lock(record):  # somebody has just taken it; another server's
                 _end(client, UUID(record.name))
                 shutil.rmtree(record, ignore_errors=True)
 

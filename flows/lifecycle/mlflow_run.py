@@ -12,21 +12,23 @@ from prefect import get_run_logger
 from prefect.runtime import flow_run
 
 from paceline.conf.config import Config
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.flows.lifecycle.mlflow_views import deployment_tags
-from paceline.flows.lifecycle.signals import held, is_interruption
+from paceline.flows.lifecycle.signals import defer_signals, is_interruption
 from paceline.tasks.errors import InputError, StoppedError
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.metrics_upload import deliver_left, deliver_rest
 from paceline.tasks.track.queries import FoundRun, find_runs
 from paceline.tasks.track.run import Role, RunHandle
-from paceline.tasks.train.launch.run_lock import is_owned, own
+from paceline.tasks.train.launch.run_lock import is_locked, run_lock
 
 
 @contextmanager
-def begun(config: Config, site: Site, experiment_id: str, role: Role, workload: str = "") -> Iterator[RunHandle]:
+def new_run(
+    config: Config, site: Environment, experiment_id: str, role: Role, workload: str = ""
+) -> Iterator[RunHandle]:
     """A new run with its parameters; FINISHED, FAILED or KILLED at the end of the body."""
-    set_right(site, config.track.experiment)
+    close_abandoned_runs(site, config.track.experiment)
     tags = {
         "paceline.role": role,
         "paceline.workload": workload,
@@ -36,16 +38,16 @@ def begun(config: Config, site: Site, experiment_id: str, role: Role, workload: 
     }
     name = config.name if role == "run" else f"{role} {config.name}"
     with ExitStack() as stack:
-        with held():
+        with defer_signals():
             handle = tracking.begin(site.tracking_uri, experiment_id, config, tags, name=name)
             way_on = f"paceline {role} --resume {handle.run_id}" if role in RESUMABLE else None
-            stack.enter_context(_kept(handle, site.root, way_on))
+            stack.enter_context(_locked(handle, site.root, way_on))
         tracking.log_config(handle, config)
         yield handle
 
 
 @contextmanager
-def nested(
+def nested_run(
     parent: RunHandle, config: Config, name: str, role: tracking.NestedRole = "arm", run_id: str | None = None
 ) -> Iterator[RunHandle]:
     """A run inside another one. Interrupted with its parent; failing, or being stopped, alone.
@@ -65,20 +67,20 @@ def nested(
         "prefect.flow_run_id": str(flow_run.get_id() or ""),
     }
     with ExitStack() as stack:
-        with held():
+        with defer_signals():
             if run_id is None:
                 handle = tracking.begin(parent.tracking_uri, parent.experiment_id, config, tags, name=name)
             else:
                 handle = parent.model_copy(update={"run_id": run_id})
                 tracking.revive(handle, tags)
-            stack.enter_context(_truthful(handle, None))
+            stack.enter_context(_ends_with_status(handle, None))
         if run_id is None:
             tracking.log_config(handle, config)
         yield handle
 
 
 @contextmanager
-def reopened(site: Site, run_id: str, role: Role, workload: str | None = None) -> Iterator[RunHandle]:
+def resume_run(site: Environment, run_id: str, role: Role, workload: str | None = None) -> Iterator[RunHandle]:
     """An unfinished run that goes on.
 
     Raises:
@@ -92,23 +94,23 @@ def reopened(site: Site, run_id: str, role: Role, workload: str | None = None) -
         )
     if workload is not None:
         _check_same_workload(handle, workload)
-    set_right(site, handle.experiment)
-    with _kept(handle, site.root, f"paceline {role} --resume {run_id}"):
+    close_abandoned_runs(site, handle.experiment)
+    with _locked(handle, site.root, f"paceline {role} --resume {run_id}"):
         tags = {"prefect.flow_run_id": str(flow_run.get_id() or ""), HOST_TAG: socket.gethostname()}
         tracking.revive(handle, tags | ({"paceline.workload": workload} if workload else {}))
         yield handle
 
 
 @contextmanager
-def _kept(handle: RunHandle, home: Path, way_on: str | None) -> Iterator[None]:
+def _locked(handle: RunHandle, home: Path, way_on: str | None) -> Iterator[None]:
     """One process at a time; the lock refuses before anything of the run is changed."""
     get_run_logger().info("MLflow run %s in %s", handle.run_id, handle.experiment)
-    with own(home / "runs" / handle.run_id), _truthful(handle, way_on):
+    with run_lock(home / "runs" / handle.run_id), _ends_with_status(handle, way_on):
         yield
 
 
 @contextmanager
-def _truthful(handle: RunHandle, way_on: str | None) -> Iterator[None]:
+def _ends_with_status(handle: RunHandle, way_on: str | None) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
@@ -118,14 +120,14 @@ def _truthful(handle: RunHandle, way_on: str | None) -> Iterator[None]:
         _finish(handle, "FAILED" if failed else "KILLED", str(error) if failed or stopped else interrupted)
         raise
     deliver_left(handle.tracking_uri, handle.run_id, get_run_logger().warning)
-    with held():
+    with defer_signals():
         tracking.finish(handle, "FINISHED")
 
 
 def _finish(handle: RunHandle, status: tracking.Status, error: str) -> None:
     """End the run without hiding the error that ended it."""
     try:
-        with held():
+        with defer_signals():
             tracking.finish(handle, status, error)
     except Exception:  # noqa: BLE001  the store may be what failed; the first error is the one to tell
         get_run_logger().exception("MLflow run %s could not be set %s", handle.run_id, status)
@@ -146,7 +148,7 @@ MIN_AGE_SECONDS = 30.0
 """A younger run may be about to take its lock."""
 
 
-def set_right(site: Site, experiment: str) -> None:
+def close_abandoned_runs(site: Environment, experiment: str) -> None:
     """End the runs of this host whose owner has let go of their lock without having ended them.
 
     Args:
@@ -156,13 +158,13 @@ def set_right(site: Site, experiment: str) -> None:
     mine = f"attributes.status = 'RUNNING' and tags.`{HOST_TAG}` = '{socket.gethostname()}'"
     for run in find_runs(site.tracking_uri, experiment, mine):
         is_settled = time.time() - run.start_time > MIN_AGE_SECONDS
-        if is_settled and is_owned(_directory(site, run)) is False:
+        if is_settled and is_locked(_directory(site, run)) is False:
             _end(site, experiment, run)
 
 
-def _end(site: Site, experiment: str, run: FoundRun) -> None:
+def _end(site: Environment, experiment: str, run: FoundRun) -> None:
     handle = RunHandle(tracking_uri=site.tracking_uri, experiment=experiment, experiment_id="", run_id=run.run_id)
-    with suppress(InputError), own(_directory(site, run)):  # or somebody has just taken it up
+    with suppress(InputError), run_lock(_directory(site, run)):  # or somebody has just taken it up
         if handle.client.get_run(run.run_id).info.status == "RUNNING":
             role = run.tags.get("paceline.role")
             way_on = f"; go on with: paceline {role} --resume {run.run_id}" if role in RESUMABLE else ""
@@ -172,7 +174,7 @@ def _end(site: Site, experiment: str, run: FoundRun) -> None:
             warn("MLflow run %s was left RUNNING by a process that is gone: KILLED", run.run_id)
 
 
-def _directory(site: Site, run: FoundRun) -> Path:
+def _directory(site: Environment, run: FoundRun) -> Path:
     """Where the lock lies: an arm is owned with its study."""
     owner = run.tags.get(tracking.PARENT_TAG, run.run_id)
     # A tag is anybody's text who can write to the store.

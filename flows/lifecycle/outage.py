@@ -18,10 +18,10 @@ from prefect.logging import get_logger
 from prefect.runtime import deployment, flow_run
 from prefect.settings import get_current_settings
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.flows.lifecycle import prefect_api as temporary_api
 from paceline.flows.lifecycle.concurrency_slots import set_slots_right
-from paceline.flows.lifecycle.flow_run_lock import end_abandoned, has_abandoned, living, own_flow_run
+from paceline.flows.lifecycle.flow_run_lock import end_abandoned, flow_run_lock, has_abandoned, living
 from paceline.flows.lifecycle.lease_renewal import tolerate_outages
 from paceline.flows.lifecycle.signals import is_interruption
 from paceline.tasks.errors import InputError
@@ -66,11 +66,11 @@ def outlive_outages(function: Callable[Arguments, Result]) -> Callable[Arguments
 
 
 def _own() -> None:
-    site, mine = Site(), flow_run.get_id()
+    site, mine = Environment(), flow_run.get_id()
     if mine is None:
         return
     try:
-        own_flow_run(site, UUID(mine))
+        flow_run_lock(site, UUID(mine))
     except OSError as error:  # of which the run itself says more
         get_logger("paceline").warning("This run cannot be recorded in %s (%s)", site.root, error)
 
@@ -78,10 +78,10 @@ def _own() -> None:
 def _take_over() -> None:
     _own()
     wait_for_api()
-    set_right(Site(), deployment.get_id())
+    set_right(Environment(), deployment.get_id())
 
 
-def set_right(site: Site, deployment_id: str | None) -> None:
+def set_right(site: Environment, deployment_id: str | None) -> None:
     """End the flow runs whose process on this host is gone, and free the slots that runs of a deployment have lost.
 
     An error is logged: nothing that is to run has to wait for that.
@@ -118,7 +118,7 @@ def report(create: Callable[..., object], **arguments: Any) -> None:
 def wait_for_api() -> None:
     """Wait until Prefect's API answers, for half an hour at most; the temporary one is not waited for."""
     url = get_current_settings().api.url
-    if url is None or temporary_api.is_begun() or url in _given_up or _answers(url):
+    if url is None or temporary_api.is_api_running() or url in _given_up or _answers(url):
         return
     log = get_run_logger()
     log.warning("Prefect's API %s does not answer; waiting for it for up to %g min", url, AWAY_SECONDS / 60)

@@ -17,7 +17,7 @@ import urllib.request
 from contextlib import suppress
 from http import HTTPStatus
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.flows.lifecycle import prefect_api as temporary_api
 from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.host import die_with
@@ -82,19 +82,19 @@ class TemporaryApi:
 _running: list[TemporaryApi] = []
 
 
-def begin() -> TemporaryApi:
+def start_api() -> TemporaryApi:
     """The API of this process, started if it is not yet; it ends with the process."""
     if not _running:
         _running.append(TemporaryApi())
     return _running[0]
 
 
-def is_begun() -> bool:
+def is_api_running() -> bool:
     """Whether this process has an API of its own."""
     return bool(_running)
 
 
-def end_unused() -> None:
+def stop_unused_api() -> None:
     """End the API if nobody has waited for it."""
     if _running and not _running[0].is_used:
         _end()
@@ -130,7 +130,7 @@ if __name__ == "__main__":
     main(int(sys.argv[1]), int(sys.argv[2]))
 
 
-def begin_api(site: Site) -> TemporaryApi | None:
+def prepare_api(site: Environment) -> TemporaryApi | None:
     """Prefect's temporary API, on its way; None where there is a server, or no such API is wanted.
 
     Raises:
@@ -149,10 +149,10 @@ def begin_api(site: Site) -> TemporaryApi | None:
         raise InputError(
             f"PREFECT_HOME={settings.home} cannot be made ({error}); set it to a directory of yours"
         ) from error
-    return temporary_api.begin()
+    return temporary_api.start_api()
 
 
-def check_prefect(site: Site) -> None:
+def check_prefect(site: Environment) -> None:
     """Check that the Prefect server, where one is named, answers.
 
     Raises:
@@ -177,7 +177,7 @@ def check_prefect(site: Site) -> None:
         raise InputError(f"PREFECT_API_URL={url} refuses this user; set PREFECT_API_AUTH_STRING to NAME:PASSWORD")
 
 
-def _lets_in(url: str, site: Site) -> bool:
+def _lets_in(url: str, site: Environment) -> bool:
     """Whether the server answers this user: its health it tells to everybody."""
     user = site.prefect_user
     if user is None and site.prefect_api_url is None:  # the server is named in Prefect's profile, and so is the user
@@ -191,7 +191,7 @@ def _lets_in(url: str, site: Site) -> bool:
     return answer != HTTPStatus.UNAUTHORIZED
 
 
-def prefect_server(site: Site) -> str | None:
+def prefect_server(site: Environment) -> str | None:
     """Address of the Prefect server, from the environment or Prefect's own profile; None for the temporary one."""
     if site.prefect_api_url is not None:
         return site.prefect_api_url or None

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
 from paceline.conf.config import Config
-from paceline.conf.environment import Site
-from paceline.flows.lifecycle.mlflow_run import begun, reopened
+from paceline.conf.environment import Environment
+from paceline.flows.lifecycle.mlflow_run import new_run, resume_run
 from paceline.tasks.errors import InputError
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.queries import read_document
@@ -34,20 +34,20 @@ class Request(Protocol):
 
 
 @contextmanager
-def tracked(
-    kind: Kind, request: Request, site: Site, experiment_id: str, workload: str, resume: str | None
+def open_parent_run(
+    kind: Kind, request: Request, site: Environment, experiment_id: str, workload: str, resume: str | None
 ) -> Iterator[RunHandle]:
     """Its run: a new one that keeps the request, or the one that goes on."""
     if resume is not None:
-        with reopened(site, resume, kind, workload) as parent:
+        with resume_run(site, resume, kind, workload) as parent:
             yield parent
         return
-    with begun(request.config, site, experiment_id, kind, workload) as parent:
+    with new_run(request.config, site, experiment_id, kind, workload) as parent:
         tracking.log_document(parent, ARTIFACTS[kind], request.model_dump(mode="json"))
         yield parent
 
 
-def kept_request(kind: Kind, site: Site, run_id: str) -> dict[str, Any]:
+def load_request(kind: Kind, site: Environment, run_id: str) -> dict[str, Any]:
     """What a run that is to go on was asked to do.
 
     Raises:

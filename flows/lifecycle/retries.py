@@ -13,7 +13,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def tried(stage: Task[P, R], limits: Limits) -> Task[P, R]:
+def with_retries(stage: Task[P, R], limits: Limits) -> Task[P, R]:
     """A stage with the further tries that `limits` gives it, for errors that may be gone the next time."""
     return stage.with_options(
         retries=limits.retries, retry_delay_seconds=limits.retry_delay_seconds, retry_condition_fn=_may_pass

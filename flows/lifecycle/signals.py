@@ -24,7 +24,7 @@ AGAIN_SECONDS = 0.1
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _received: list[int] = []
 _holding: list[_Hold] = []
-"""The outermost `held` that is entered, if any."""
+"""The outermost `defer_signals` that is entered, if any."""
 
 
 class Terminated(SystemExit):
@@ -42,7 +42,7 @@ def listen() -> None:
         signal.signal(signal.SIGINT, _on_signal)
 
 
-def received() -> int | None:
+def received_signal() -> int | None:
     """The first such signal since `listen`; None when there was none."""
     return _received[0] if _received else None
 
@@ -53,7 +53,7 @@ def is_interruption(error: BaseException) -> bool:
     Libraries wrap what is raised inside of their callbacks, and then an interrupted run looks like a failed one. In a
     deployment's process the signals are Prefect's, and only what it raised tells of them.
     """
-    return received() is not None or _origin(error) is not None
+    return received_signal() is not None or _origin(error) is not None
 
 
 def _origin(error: BaseException) -> BaseException | None:
@@ -70,7 +70,7 @@ def _origin(error: BaseException) -> BaseException | None:
     return None
 
 
-def heard(function: Callable[Arguments, Found]) -> Callable[Arguments, Found]:
+def stop_on_signal(function: Callable[Arguments, Found]) -> Callable[Arguments, Found]:
     """Have a flow end by a signal that comes while it runs, whatever becomes of the exception that tells of it.
 
     A handler's exception comes up wherever Python is. In a callback of the garbage collector it is printed, and lost:
@@ -133,7 +133,7 @@ def _send_again(number: int, told: threading.Event) -> None:
 
 
 @contextmanager
-def held() -> Iterator[None]:
+def defer_signals() -> Iterator[None]:
     """Let the first signal wait until the end of the body, for what must not be left half done; a second one does not.
 
     Such as creating a run: once its server has it, it must have an owner that will end it. Whoever's handlers are

@@ -16,30 +16,30 @@ from prefect import flow, get_run_logger
 from pydantic import ValidationError
 
 from paceline.conf.config import Config
-from paceline.conf.environment import Site, quieten
-from paceline.flows.checks.preflight import Cleared
+from paceline.conf.environment import Environment, quieten
+from paceline.flows.checks.preflight import PreflightResult
 from paceline.flows.lifecycle import mlflow_views as views
 from paceline.flows.lifecycle.outage import outlive_outages
 from paceline.flows.lifecycle.overlap import cancel_older
 from paceline.flows.lifecycle.prefect_artifacts import publish
-from paceline.flows.lifecycle.signals import heard, is_interruption
+from paceline.flows.lifecycle.signals import is_interruption, stop_on_signal
 from paceline.flows.no_gpu.record import Found, log_no_gpu
-from paceline.flows.no_gpu.request import NoGpuRequest, clear_no_gpu
+from paceline.flows.no_gpu.request import NoGpuRequest, check_no_gpu
 from paceline.flows.study.record import with_parity
-from paceline.flows.study.trainings import ReadyArm, Work, begun_study, learn_by_training, run_all
+from paceline.flows.study.trainings import PlannedArm, StudyContext, open_study, run_all, train_arm
 from paceline.tasks.errors import PacelineError
 from paceline.tasks.evaluate.metrics import evaluate_predictions, read_test_split
 from paceline.tasks.model_bundle import digest_of, write_model
 from paceline.tasks.predict.job import Settings, batch_size_for
-from paceline.tasks.predict.linear_eval import Frozen, FrozenJob
+from paceline.tasks.predict.linear_eval import LinearEvalJob, LinearEvalResult
 from paceline.tasks.predict.prefect_tasks import classify_features, time_prediction
 from paceline.tasks.predict.subprocess_job import RESULT
-from paceline.tasks.predict.throughput import PaceJob, Paces
+from paceline.tasks.predict.throughput import PredictionThroughputs, ThroughputJob
 from paceline.tasks.records import TrainResult
-from paceline.tasks.redact import discreet
-from paceline.tasks.result_cache import find_kept
+from paceline.tasks.redact import redact_errors
+from paceline.tasks.result_cache import load_result
 from paceline.tasks.speedup.study.no_gpu import FEATURES, SCRATCH, TRAINED
-from paceline.tasks.speedup.study.pairs import Trainings
+from paceline.tasks.speedup.study.pairs import StudyRuns
 from paceline.tasks.speedup.study.records import ArmRun, StudyArm
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.run import RunHandle
@@ -48,9 +48,9 @@ PACE_SECONDS = 2.0
 
 
 @flow(name="paceline-no-gpu", flow_run_name="no GPU: {request.config.name}", persist_result=False)
-@heard
+@stop_on_signal
 @outlive_outages
-@discreet
+@redact_errors
 def run_no_gpu(request: NoGpuRequest, resume: str | None = None) -> dict[str, Any]:
     """Learn in three ways on CPUs, and say which to take without a GPU.
 
@@ -60,17 +60,17 @@ def run_no_gpu(request: NoGpuRequest, resume: str | None = None) -> dict[str, An
     """
     quieten()
     started = time.monotonic()
-    site = Site()
-    arms = [_ready(name, *way, request.layer) for name, way in clear_no_gpu(request, site).items()]
+    site = Environment()
+    arms = [_ready(name, *way, request.layer) for name, way in check_no_gpu(request, site).items()]
     cancel_older()
-    with begun_study("no-gpu", request, arms, site, resume) as (work, arms):
+    with open_study("no-gpu", request, arms, site, resume) as (work, arms):
         run_all(work, arms)
         prepared = work.prepared[arms[0].config.data]
         runs = with_parity(work.ledger.runs(), [arm.arm for arm in arms], {prepared.fingerprint: prepared})
         found = Found(
             request=request,
             arms=arms,
-            trainings=Trainings([arm.arm for arm in arms], runs),
+            trainings=StudyRuns([arm.arm for arm in arms], runs),
             prepared=prepared,
             paces=_paces(work, arms, runs),
             seconds=time.monotonic() - started,
@@ -81,19 +81,17 @@ def run_no_gpu(request: NoGpuRequest, resume: str | None = None) -> dict[str, An
     return summary | {"result": result.model_dump(mode="json")}
 
 
-def _ready(name: str, config: Config, cleared: Cleared, layer: str) -> ReadyArm:
+def _ready(name: str, config: Config, cleared: PreflightResult, layer: str) -> PlannedArm:
     """A way as an arm of a study."""
     arm = StudyArm(name=name, overrides=(), group="", is_baseline=name == SCRATCH)
-    return ReadyArm(
-        arm, config, cleared, partial(_learn_frozen, layer=layer) if name == FEATURES else learn_by_training
-    )
+    return PlannedArm(arm, config, cleared, partial(_learn_frozen, layer=layer) if name == FEATURES else train_arm)
 
 
-def _learn_frozen(work: Work, arm: ReadyArm, config: Config, handle: RunHandle, *, layer: str) -> ArmRun:
+def _learn_frozen(work: StudyContext, arm: PlannedArm, config: Config, handle: RunHandle, *, layer: str) -> ArmRun:
     """Features of the frozen backbone, and a classifier on them; all of it on as many threads as a training has."""
     prepared, plan = work.prepared[config.data], arm.cleared.plan
     assert arm.cleared.pretrained is not None
-    job = FrozenJob(
+    job = LinearEvalJob(
         config=config,
         prepared=prepared,
         pretrained=arm.cleared.pretrained,
@@ -137,7 +135,7 @@ def _learn_frozen(work: Work, arm: ReadyArm, config: Config, handle: RunHandle, 
     )
 
 
-def _paces(work: Work, arms: list[ReadyArm], runs: list[ArmRun]) -> Paces | None:
+def _paces(work: StudyContext, arms: list[PlannedArm], runs: list[ArmRun]) -> PredictionThroughputs | None:
     """How fast the networks predict that the last repeat has left; None where that cannot be timed."""
     last = {run.arm: run.run_id for run in runs if run.status == "done" and run.run_id}
     found = {arm.arm.name: _settings(work, arm, last[arm.arm.name]) for arm in arms if arm.arm.name in last}
@@ -145,7 +143,7 @@ def _paces(work: Work, arms: list[ReadyArm], runs: list[ArmRun]) -> Paces | None
     if not ways:
         return None
     plan, config = arms[0].cleared.plan, work.request.config
-    job = PaceJob(
+    job = ThroughputJob(
         ways=ways,
         prepared=work.prepared[arms[0].config.data],
         directory=str(work.site.root / "runs" / work.parent.run_id / "pace"),
@@ -163,15 +161,15 @@ def _paces(work: Work, arms: list[ReadyArm], runs: list[ArmRun]) -> Paces | None
         return None
 
 
-def _settings(work: Work, arm: ReadyArm, run_id: str) -> Settings | None:
+def _settings(work: StudyContext, arm: PlannedArm, run_id: str) -> Settings | None:
     """How the network that a run has left is executed in prediction; None if it is not there any more."""
     directory = work.site.root / "runs" / run_id
     if arm.arm.name not in TRAINED:
         try:
-            return Frozen.model_validate_json((directory / RESULT).read_bytes()).settings
+            return LinearEvalResult.model_validate_json((directory / RESULT).read_bytes()).settings
         except (OSError, ValidationError):  # gone, or of another version
             return None
-    trained = find_kept(directory / "trained.json", TrainResult)
+    trained = load_result(directory / "trained.json", TrainResult)
     if trained is None or trained.weights is None:
         return None
     prepared, plan = work.prepared[arm.config.data], arm.cleared.plan

@@ -5,18 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.flows.hardware_table import trained_runs
 from paceline.flows.lifecycle.mlflow_views import share_study
 from paceline.flows.lifecycle.report_artifacts import describe_devices, log_environment, log_report
-from paceline.flows.study.trainings import ReadyArm
-from paceline.tasks.predict.throughput import Paces
+from paceline.flows.study.trainings import PlannedArm
+from paceline.tasks.predict.throughput import PredictionThroughputs
 from paceline.tasks.records import PreparedSet
 from paceline.tasks.report.no_gpu_report import draw_no_gpu, render_no_gpu
 from paceline.tasks.speedup.hardware_table import SHEETS, HardwareRow, same_work, tabulate
-from paceline.tasks.speedup.study.no_gpu import SCRATCH, TRAINED, Goal, Gpu, NoGpuResult, Way, on_gpu, ways_of
+from paceline.tasks.speedup.study.no_gpu import (
+    SCRATCH,
+    TRAINED,
+    Approach,
+    Gpu,
+    NoGpuResult,
+    TargetScore,
+    on_gpu,
+    ways_of,
+)
 from paceline.tasks.speedup.study.no_gpu_verdict import judge, notes_of
-from paceline.tasks.speedup.study.pairs import Trainings
+from paceline.tasks.speedup.study.pairs import StudyRuns
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.run import RunHandle
 
@@ -31,13 +40,13 @@ class Found:
     """What the study has done."""
 
     request: NoGpuRequest
-    arms: list[ReadyArm]
-    trainings: Trainings
+    arms: list[PlannedArm]
+    trainings: StudyRuns
     prepared: PreparedSet
-    paces: Paces | None
+    paces: PredictionThroughputs | None
     seconds: float
 
-    def result(self, site: Site, parent: RunHandle) -> NoGpuResult:
+    def result(self, site: Environment, parent: RunHandle) -> NoGpuResult:
         """Everything that follows from the trainings, and from runs on GPUs that the store has."""
         request, cleared = self.request, self.arms[-1].cleared
         assert cleared.pretrained is not None
@@ -61,7 +70,7 @@ class Found:
             layer=request.layer,
             num_repeats=request.repeats,
             target=request.target,
-            targets=Goal(self.trainings, request.target).all(),
+            targets=TargetScore(self.trainings, request.target).all(),
             ways=ways,
             prediction_ratio=scratch.ratio if scratch else None,
             prediction_disturbed=_disturbance(self.paces),
@@ -73,7 +82,7 @@ class Found:
         choice, verdict = judge(found)
         return found.model_copy(update={"choice": choice, "verdict": verdict, "notes": tuple(notes_of(found))})
 
-    def _rows(self, site: Site, experiment: str) -> dict[str, tuple[HardwareRow, ...]]:
+    def _rows(self, site: Environment, experiment: str) -> dict[str, tuple[HardwareRow, ...]]:
         """What GPUs made of the very work of a way, in other runs of the experiment."""
         runs, _ = trained_runs(site, experiment)
         on_gpus = [run for run in runs if run.facts.get(ACCELERATOR) == "gpu"]
@@ -85,11 +94,11 @@ class Found:
         return rows
 
 
-def _disturbance(paces: Paces | None) -> tuple[str, ...]:
+def _disturbance(paces: PredictionThroughputs | None) -> tuple[str, ...]:
     return paces.validity.reasons if paces is not None and paces.validity.contaminated else ()
 
 
-def log_no_gpu(found: Found, site: Site, parent: RunHandle) -> tuple[NoGpuResult, dict[str, Any]]:
+def log_no_gpu(found: Found, site: Environment, parent: RunHandle) -> tuple[NoGpuResult, dict[str, Any]]:
     """Record the study in its run, and what each way gave in its runs; the JSON of `paceline no-gpu`."""
     result = found.result(site, parent)
     environment = log_environment(parent, found.arms[0].cleared.hardware)
@@ -124,7 +133,7 @@ def _metrics(result: NoGpuResult) -> dict[str, float | None]:
     return metrics
 
 
-def _log_way(parent: RunHandle, way: Way) -> None:
+def _log_way(parent: RunHandle, way: Approach) -> None:
     """A way's ratios over all repeats, in each of its runs; what is estimated belongs to no run."""
     if not way.is_measured:
         return

@@ -8,10 +8,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from paceline.conf.config import Config
 from paceline.conf.credentials import Text
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.conf.load import ConfigError, apply, validate
 from paceline.flows.checks import preflight
-from paceline.flows.checks.preflight import Cleared
+from paceline.flows.checks.preflight import PreflightResult
 from paceline.flows.checks.pretrained import check_layer, check_weights
 from paceline.tasks.data.key import describe
 from paceline.tasks.errors import InputError
@@ -41,7 +41,7 @@ class NoGpuRequest(BaseModel):
     """Settings of the recipe, as key=value, of the fine-tuned network alone."""
     layer: Text = LAYER
     """Whose output the classifier takes as features."""
-    # The bounds are for the form, and refuse there; `clear_no_gpu` says what is wrong in a sentence.
+    # The bounds are for the form, and refuse there; `check_no_gpu` says what is wrong in a sentence.
     repeats: int = Field(default=3, json_schema_extra={"minimum": 1})
     """Of each way."""
     target: float | None = Field(default=None, json_schema_extra={"exclusiveMinimum": 0, "maximum": 1})
@@ -51,7 +51,7 @@ class NoGpuRequest(BaseModel):
     """GPU whose data sheet bounds what nobody measured."""
 
 
-def clear_no_gpu(request: NoGpuRequest, site: Site) -> dict[str, tuple[Config, Cleared]]:
+def check_no_gpu(request: NoGpuRequest, site: Environment) -> dict[str, tuple[Config, PreflightResult]]:
     """Check everything before any work starts; the ways by their names, ready to be gone.
 
     Raises:
@@ -113,7 +113,7 @@ def _check_data(config: Config, listing: Listing) -> None:
         )
 
 
-def _check_features(request: NoGpuRequest, config: Config, listing: Listing, site: Site) -> None:
+def _check_features(request: NoGpuRequest, config: Config, listing: Listing, site: Environment) -> None:
     """Weights before layers: of a network without a backbone it is not the layer that is wrong."""
     check_weights(config, listing, site)
     shape = (config.data.image_size, config.data.image_size, listing.channels)

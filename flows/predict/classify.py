@@ -12,13 +12,13 @@ from pydantic import ConfigDict
 
 from paceline.conf.config import Config
 from paceline.conf.credentials import Text
-from paceline.conf.environment import Site, quieten
+from paceline.conf.environment import Environment, quieten
 from paceline.conf.load import load
 from paceline.flows.checks import preflight
-from paceline.flows.lifecycle.mlflow_run import begun
+from paceline.flows.lifecycle.mlflow_run import new_run
 from paceline.flows.lifecycle.outage import outlive_outages
-from paceline.flows.lifecycle.signals import heard
-from paceline.flows.predict.request import SAID
+from paceline.flows.lifecycle.signals import stop_on_signal
+from paceline.flows.predict.request import PREDICTIONS_FILE
 from paceline.tasks.errors import InputError
 from paceline.tasks.evaluate.linear_classifier import (
     Features,
@@ -32,7 +32,7 @@ from paceline.tasks.evaluate.linear_classifier import (
 )
 from paceline.tasks.measure.energy import EnergyMeter
 from paceline.tasks.records import Record
-from paceline.tasks.redact import discreet
+from paceline.tasks.redact import redact_errors
 from paceline.tasks.track import run as tracking
 
 SAME = ("model_digest", "layer")
@@ -54,7 +54,7 @@ class ClassifyRequest(Record):
     """Settings of `track` and the seed, as key=value."""
 
 
-def clear_classify(request: ClassifyRequest, site: Site) -> tuple[Config, str, dict[str, Any]]:
+def check_classify(request: ClassifyRequest, site: Environment) -> tuple[Config, str, dict[str, Any]]:
     """Check the features, the settings and the store; configuration, experiment, and what the features are of.
 
     Raises:
@@ -77,7 +77,7 @@ def clear_classify(request: ClassifyRequest, site: Site) -> tuple[Config, str, d
 
 def _said(directory: Path) -> dict[str, Any]:
     try:
-        said: dict[str, Any] = json.loads((directory / SAID).read_text(encoding="utf-8"))
+        said: dict[str, Any] = json.loads((directory / PREDICTIONS_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"{directory}: holds no features; write them with paceline features --out") from error
     if not said.get("layer") or "num_samples" not in said:
@@ -87,9 +87,9 @@ def _said(directory: Path) -> dict[str, Any]:
 
 
 @flow(name="paceline-classify", flow_run_name="classify {request.train}", persist_result=False)
-@heard
+@stop_on_signal
 @outlive_outages
-@discreet
+@redact_errors
 def run_classify(request: ClassifyRequest) -> dict[str, Any]:
     """Fit classifiers on the features of some images, and score them on those of others.
 
@@ -98,12 +98,12 @@ def run_classify(request: ClassifyRequest) -> dict[str, Any]:
     """
     quieten()
     started = time.monotonic()
-    site = Site()
-    config, experiment_id, said = clear_classify(request, site)
+    site = Environment()
+    config, experiment_id, said = check_classify(request, site)
     train, test = (read_features(Path(directory)) for directory in (request.train, request.test))
     num_test, test = len(test.labels), of_classes(test, set(train.labels))
     shared = num_shared(train, test)
-    with begun(config, site, experiment_id, "classify") as handle:
+    with new_run(config, site, experiment_id, "classify") as handle:
         if len(test.labels) < num_test:
             get_run_logger().warning(
                 "%d of %d test images are of classes that are not fitted on, and are left out",

@@ -14,13 +14,13 @@ import numpy as np
 from prefect import flow, get_run_logger
 from prefect.utilities.annotations import quote
 
-from paceline.conf.environment import Site, quieten
-from paceline.flows.lifecycle.mlflow_run import begun
+from paceline.conf.environment import Environment, quieten
+from paceline.flows.lifecycle.mlflow_run import new_run
 from paceline.flows.lifecycle.outage import outlive_outages
 from paceline.flows.lifecycle.overlap import cancel_older
-from paceline.flows.lifecycle.retries import tried
-from paceline.flows.lifecycle.signals import heard
-from paceline.flows.predict.request import SAID, Cleared, PredictRequest, clear_predict
+from paceline.flows.lifecycle.retries import with_retries
+from paceline.flows.lifecycle.signals import stop_on_signal
+from paceline.flows.predict.request import PREDICTIONS_FILE, PredictionPlan, PredictRequest, check_predict
 from paceline.tasks.cluster.resources import demand_of
 from paceline.tasks.cluster.start import open_cluster
 from paceline.tasks.cluster.user_packages import require_packages
@@ -28,7 +28,7 @@ from paceline.tasks.data.prepare.chunks import chunks_of
 from paceline.tasks.files import write_durably
 from paceline.tasks.predict.job import Part, cut
 from paceline.tasks.predict.prefect_tasks import Predicted, predict
-from paceline.tasks.redact import discreet
+from paceline.tasks.redact import redact_errors
 from paceline.tasks.scores import mean_iou
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.models import DIGEST_TAG, is_recorded
@@ -42,9 +42,9 @@ LARGE_BYTES = 2**20
 
 
 @flow(name="paceline-predict", flow_run_name="predict {request.source}", persist_result=False)
-@heard
+@stop_on_signal
 @outlive_outages
-@discreet
+@redact_errors
 def run_predict(request: PredictRequest) -> dict[str, Any]:
     """Predict every image of a source with a trained model.
 
@@ -53,14 +53,14 @@ def run_predict(request: PredictRequest) -> dict[str, Any]:
     """
     quieten()
     started = time.monotonic()
-    site = Site()
-    cleared = clear_predict(request, site)
+    site = Environment()
+    cleared = check_predict(request, site)
     cancel_older()
     parts = _parts(cleared)
     config = cleared.config
     with (
         _cluster(cleared, site) as address,
-        begun(config, site, cleared.experiment_id, "predict") as handle,
+        new_run(config, site, cleared.experiment_id, "predict") as handle,
     ):
         tags = {"paceline.model": request.model, DIGEST_TAG: cleared.settings.model_digest}
         tracking.set_tags(handle, tags | {"paceline.predictions": str(cleared.out)})
@@ -84,7 +84,7 @@ def run_predict(request: PredictRequest) -> dict[str, Any]:
                 cleared.settings.model_digest,
             )
         # Quoted, or Prefect would look into every name.
-        stage = tried(predict, config.limits)
+        stage = with_retries(predict, config.limits)
         limit = config.limits.predict_seconds
         found = stage(quote(parts), cleared.settings, address, limit)  # type: ignore[call-overload]
         summary = {
@@ -103,7 +103,7 @@ def run_predict(request: PredictRequest) -> dict[str, Any]:
     return summary
 
 
-def _parts(cleared: Cleared) -> list[Part]:
+def _parts(cleared: PredictionPlan) -> list[Part]:
     """The work, in parts that a worker holds in memory."""
     images, size = cleared.images, cleared.facts.image_shape[0]
     num_bytes = size * size * (images.channels + images.num_planes) + FLOAT_BYTES * cleared.num_values
@@ -113,7 +113,7 @@ def _parts(cleared: Cleared) -> list[Part]:
 
 
 @contextmanager
-def _cluster(cleared: Cleared, site: Site) -> Iterator[str]:
+def _cluster(cleared: PredictionPlan, site: Environment) -> Iterator[str]:
     """The address of a cluster whose workers have what the model and the source need."""
     config = cleared.config
     with open_cluster(config.cluster, demand_of([config.execution], cleared.plan.accelerator), site) as address:
@@ -153,4 +153,4 @@ def _metrics(summary: dict[str, Any], found: Predicted) -> dict[str, float | Non
 
 
 def _say(out: Path, facts: dict[str, Any]) -> None:
-    write_durably(out / SAID, json.dumps(facts, indent=2).encode())
+    write_durably(out / PREDICTIONS_FILE, json.dumps(facts, indent=2).encode())

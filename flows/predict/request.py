@@ -14,7 +14,7 @@ from pydantic import ConfigDict
 from paceline.conf.config import Config
 from paceline.conf.credentials import Text
 from paceline.conf.data import CLIP_SOURCES, SIGNAL_SOURCES, Data
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.conf.load import checked, load, preset_names
 from paceline.conf.signal import Signal
 from paceline.flows.checks import preflight
@@ -32,7 +32,7 @@ from paceline.tasks.track.models import fetch_model
 from paceline.tasks.train.plan import resolve
 
 PNG_CHANNELS = (1, 3)
-SAID = "predictions.json"
+PREDICTIONS_FILE = "predictions.json"
 """Beside the parts: what they are."""
 
 
@@ -56,7 +56,7 @@ class PredictRequest(Record):
 
 
 @dataclass(frozen=True)
-class Cleared:
+class PredictionPlan:
     """What the checks found out."""
 
     config: Config
@@ -73,7 +73,7 @@ class Cleared:
     """That the layer gives for an image; 0 where none is asked for."""
 
 
-def clear_predict(request: PredictRequest, site: Site) -> Cleared:
+def check_predict(request: PredictRequest, site: Environment) -> PredictionPlan:
     """Check model, images, devices, stores and the place for the result; fetch the model.
 
     Raises:
@@ -113,7 +113,7 @@ def clear_predict(request: PredictRequest, site: Site) -> Cleared:
     out = Path(request.out).expanduser().absolute() if request.out else site.root / "predictions" / key[:16]
     _check_out(request, out, key)
     experiment_id = preflight.check_servers(config, site)
-    return Cleared(config, facts, images, plan, settings, experiment_id, out, key, other_package, num_values)
+    return PredictionPlan(config, facts, images, plan, settings, experiment_id, out, key, other_package, num_values)
 
 
 def _source(request: PredictRequest, facts: ModelFacts) -> tuple[Config, Images]:
@@ -225,7 +225,7 @@ def _check_told(request: PredictRequest, facts: ModelFacts, images: Images) -> N
         )
 
 
-def _workers(config: Config, request: PredictRequest, site: Site) -> tuple[Config, Hardware]:
+def _workers(config: Config, request: PredictRequest, site: Environment) -> tuple[Config, Hardware]:
     """One worker for each device of a host, unless fewer are asked for; plain workers on one host share its GPU."""
     hardware = training_host(config, site)
     uses_gpus = bool(hardware.gpus) and config.execution.accelerator != "cpu"
@@ -254,7 +254,7 @@ def _packages(settings: Settings, home: Path) -> Path:
 
 def _check_out(request: PredictRequest, out: Path, key: str) -> None:
     try:
-        before = json.loads((out / SAID).read_text(encoding="utf-8"))["key"]
+        before = json.loads((out / PREDICTIONS_FILE).read_text(encoding="utf-8"))["key"]
     except FileNotFoundError:
         if out.is_dir() and any(out.iterdir()):
             raise InputError(f"--out {request.out}: holds other files; give an empty or a new directory") from None
@@ -263,7 +263,7 @@ def _check_out(request: PredictRequest, out: Path, key: str) -> None:
             raise InputError(f"--out {out}: cannot be written; give a directory of yours") from None
         return
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"--out {out}: {SAID} cannot be read ({error}); give another directory") from error
+        raise InputError(f"--out {out}: {PREDICTIONS_FILE} cannot be read ({error}); give another directory") from error
     if before != key and any(out.glob("part-*.parquet")):
         raise InputError(
             f"--out {out}: holds predictions of another model, source, precision, layer or size; give another "

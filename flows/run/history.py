@@ -17,7 +17,7 @@ from paceline.tasks.errors import RegressionError
 from paceline.tasks.measure.validity import most_foreign
 from paceline.tasks.records import STEP_ITEMS
 from paceline.tasks.speedup.comparability import differences
-from paceline.tasks.speedup.regression import WINDOW, Figures, Judgement, Margins, is_measure, judge
+from paceline.tasks.speedup.regression import WINDOW, RegressionVerdict, RunMetrics, Tolerances, is_measure, judge
 from paceline.tasks.track.queries import FoundRun, find_runs, read_document
 from paceline.tasks.track.run import DISTURBED_TAG, FACTS_ARTIFACT, REGRESSION_TAG, SERIES_TAG, RunHandle
 
@@ -27,18 +27,18 @@ ACCEPTED = "accepted"
 MAX_PAST = 10 * WINDOW
 
 
-def judge_run(outcome: Outcome, handle: RunHandle) -> Judgement | None:
+def judge_run(outcome: Outcome, handle: RunHandle) -> RegressionVerdict | None:
     """Hold a run against its history; None where nobody looks."""
     track = outcome.config.track
     if track.on_regression == "off":
         return None
     ranks, wanted = outcome.trained.world_size, outcome.config.execution.world_size
     if ranks != wanted:
-        return Judgement(verdict="not comparable", text=f"trained to its end on {ranks} of {wanted} devices")
+        return RegressionVerdict(verdict="not comparable", text=f"trained to its end on {ranks} of {wanted} devices")
     past = past_runs(handle, outcome.series)
     known = {name: value for name, value in judged_metrics(outcome).items() if value is not None}
     now = figures(handle.run_id, known, contaminated=outcome.disturbed)
-    margins = Margins(
+    margins = Tolerances(
         throughput=track.max_throughput_loss,
         score=track.max_accuracy_loss,
         data_wait=track.max_data_wait_rise,
@@ -51,7 +51,7 @@ def judge_run(outcome: Outcome, handle: RunHandle) -> Judgement | None:
     return judgement
 
 
-def past_runs(handle: RunHandle, series: str) -> list[Figures]:
+def past_runs(handle: RunHandle, series: str) -> list[RunMetrics]:
     """The runs of a series, the oldest first; from the newest one on whose regression somebody has accepted."""
     condition = f"tags.`{SERIES_TAG}` = '{series}' and attributes.status = 'FINISHED'"
     found = find_runs(handle.tracking_uri, handle.experiment, condition, MAX_PAST)
@@ -65,7 +65,7 @@ def past_runs(handle: RunHandle, series: str) -> list[Figures]:
     return past[::-1]
 
 
-def _figures_of(run: FoundRun) -> Figures:
+def _figures_of(run: FoundRun) -> RunMetrics:
     regressed = run.tags.get(REGRESSION_TAG, "none") not in ("none", ACCEPTED)
     contaminated = run.tags.get(DISTURBED_TAG) == "True"
     return figures(run.run_id, run.metrics, contaminated=contaminated, regressed=regressed)
@@ -73,13 +73,13 @@ def _figures_of(run: FoundRun) -> Figures:
 
 def figures(
     run_id: str, metrics: Mapping[str, float], *, contaminated: bool = False, regressed: bool = False
-) -> Figures:
+) -> RunMetrics:
     """What the metrics of a run say of it."""
     rate = metrics.get("throughput/samples_per_second")
     seconds = {name: metrics[key] for name in ("data_wait", *STEP_ITEMS) if (key := f"time/{name}_seconds") in metrics}
     total = sum(seconds.values())
     items = {name: spent / total / rate for name, spent in seconds.items()} if rate and total > 0 else {}
-    return Figures(
+    return RunMetrics(
         run_id=run_id,
         throughput=metrics.get("throughput/steady_samples_per_second"),
         score=metrics.get("test/score", metrics.get("test/accuracy")),
@@ -92,7 +92,7 @@ def figures(
     )
 
 
-def _changed(handle: RunHandle, past: list[Figures], facts: Mapping[str, str]) -> str:
+def _changed(handle: RunHandle, past: list[RunMetrics], facts: Mapping[str, str]) -> str:
     """What is not as it was in the last good run."""
     last = next((run for run in reversed(past) if is_measure(run)), None)
     before = read_document(handle.tracking_uri, last.run_id, FACTS_ARTIFACT) if last is not None else None
@@ -103,7 +103,7 @@ def _changed(handle: RunHandle, past: list[Figures], facts: Mapping[str, str]) -
     return f"changed {since}: {'; '.join(found)}" if found else f"no setting, code, version or data changed {since}"
 
 
-def tell(outcome: Outcome, summary: dict[str, Any]) -> None:
+def report_regression(outcome: Outcome, summary: dict[str, Any]) -> None:
     """Tell of a regression: an artifact and an event of the flow run, and failure where that is wanted.
 
     Args:

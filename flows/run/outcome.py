@@ -10,8 +10,8 @@ from paceline.conf.config import Config
 from paceline.tasks.fingerprint import code_fingerprint, series_fingerprint
 from paceline.tasks.measure.validity import judge
 from paceline.tasks.records import EvaluateResult, Hardware, Plan, PreparedSet, Pretrained, SpeedupResult, TrainResult
-from paceline.tasks.speedup.comparability import facts_of
-from paceline.tasks.speedup.regression import Judgement
+from paceline.tasks.speedup.comparability import comparison_facts
+from paceline.tasks.speedup.regression import RegressionVerdict
 from paceline.tasks.track.environment import package_versions
 
 
@@ -45,7 +45,7 @@ class Outcome:
     @cached_property
     def facts(self) -> dict[str, str]:
         """What a comparison with another run looks at."""
-        return run_facts(self.config, self.prepared, self.plan, self.pretrained)
+        return run_comparison_facts(self.config, self.prepared, self.plan, self.pretrained)
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,14 @@ class Verdicts:
 
     prediction: dict[str, Any] | None
     """What had been predicted for it, and how that turned out."""
-    judgement: Judgement | None
+    judgement: RegressionVerdict | None
     """Against the runs before it; None where nobody looks."""
     registered: dict[str, Any] | None
     """Name, version, alias and gate of its model in the registry; None where it is not to be registered."""
 
 
-def run_facts(config: Config, prepared: PreparedSet, plan: Plan, pretrained: Pretrained | None) -> dict[str, str]:
-    """Settings, data, weights, code, versions and devices, see `paceline.tasks.speedup.comparability.facts_of`."""
-    return facts_of(config, prepared.fingerprint, code_fingerprint(), package_versions(), plan, pretrained)
+def run_comparison_facts(
+    config: Config, prepared: PreparedSet, plan: Plan, pretrained: Pretrained | None
+) -> dict[str, str]:
+    """Settings, data, weights, code, versions and devices, see `comparability.comparison_facts`."""
+    return comparison_facts(config, prepared.fingerprint, code_fingerprint(), package_versions(), plan, pretrained)

@@ -15,12 +15,12 @@ from types import TracebackType
 from typing import Self
 
 from paceline.conf.config import Config
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.flows.checks import preflight
-from paceline.flows.checks.preflight import Cleared
+from paceline.flows.checks.preflight import PreflightResult
 from paceline.flows.lifecycle import prefect_api
 from paceline.flows.lifecycle import prefect_api as temporary_api
-from paceline.flows.lifecycle.signals import held
+from paceline.flows.lifecycle.signals import defer_signals
 from paceline.tasks.cluster.resources import demand_of
 from paceline.tasks.cluster.start import Opening, open_cluster
 from paceline.tasks.records import Plan
@@ -39,7 +39,7 @@ class OpenCluster:
     """Say that it is not needed any more, so that it may end beside what comes."""
 
 
-class Ahead:
+class Prestart:
     """Checks a run that is to be, and begins what it needs; ends that with the body.
 
     Args:
@@ -47,11 +47,11 @@ class Ahead:
         site: this machine's facts.
     """
 
-    def __init__(self, config: Config, site: Site) -> None:
+    def __init__(self, config: Config, site: Environment) -> None:
         self._config = config
         self._site = site
         self._opening: Opening | None = None
-        self._cleared: Cleared | None = None
+        self._cleared: PreflightResult | None = None
 
     def __enter__(self) -> Self:
         self._token = _current.set(self)
@@ -59,7 +59,7 @@ class Ahead:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         _current.reset(self._token)
-        temporary_api.end_unused()
+        temporary_api.stop_unused_api()
         if self._opening is not None:
             with suppress(Exception) if error is not None else nullcontext():  # the first error is the one to tell
                 self._opening.close()
@@ -74,7 +74,7 @@ class Ahead:
 
     def begin_api(self) -> None:
         """Begin Prefect's temporary API, where there is no server."""
-        prefect_api.begin_api(self._site)
+        prefect_api.prepare_api(self._site)
 
     def begin_cluster(self, plan: Plan) -> None:
         """Begin the cluster, if it is one of this host."""
@@ -82,12 +82,12 @@ class Ahead:
         if config.cluster.kind not in KINDS:
             return
         demand = demand_of([config.execution], plan.accelerator)
-        with held():  # or nobody would know what is to be closed
+        with defer_signals():  # or nobody would know what is to be closed
             self._opening = Opening(
                 config.cluster, demand, self._site, lambda address: prepare_seats(address, config, plan)
             )
 
-    def cleared(self, config: Config) -> Cleared | None:
+    def cleared(self, config: Config) -> PreflightResult | None:
         """What the checks of a configuration have found; None if they were of another one."""
         return self._cleared if config == self._config else None
 
@@ -98,10 +98,10 @@ class Ahead:
         return OpenCluster(self._opening.address(), self._opening.release)
 
 
-_current: ContextVar[Ahead | None] = ContextVar("ahead", default=None)
+_current: ContextVar[Prestart | None] = ContextVar("ahead", default=None)
 
 
-def clear(config: Config, site: Site) -> Cleared:
+def preflight_result(config: Config, site: Environment) -> PreflightResult:
     """What the checks find, or have found just before.
 
     Raises:
@@ -112,7 +112,7 @@ def clear(config: Config, site: Site) -> Cleared:
 
 
 @contextmanager
-def cluster_for(config: Config, plan: Plan, site: Site) -> Iterator[OpenCluster]:
+def cluster_for_run(config: Config, plan: Plan, site: Environment) -> Iterator[OpenCluster]:
     """The cluster that was begun for a run, or a new one that ends with the body."""
     ahead = _current.get()
     begun = ahead and ahead.cluster(config)

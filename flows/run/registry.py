@@ -8,14 +8,14 @@ from prefect import get_run_logger
 
 from paceline.flows.run.outcome import Outcome
 from paceline.tasks.speedup.promotion_gate import Gate, gate
-from paceline.tasks.speedup.regression import Judgement
+from paceline.tasks.speedup.regression import RegressionVerdict
 from paceline.tasks.track import registry
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.registry import Champion
 from paceline.tasks.track.run import RunHandle
 
 
-def hand_over(outcome: Outcome, judgement: Judgement | None, handle: RunHandle) -> dict[str, Any] | None:
+def register_model(outcome: Outcome, judgement: RegressionVerdict | None, handle: RunHandle) -> dict[str, Any] | None:
     """Make a run's logged model the newest version of its name, if it passes; None where it is not to be registered.
 
     It is no champion yet: `promote` comes once all else of the run is recorded.
@@ -31,7 +31,7 @@ def hand_over(outcome: Outcome, judgement: Judgement | None, handle: RunHandle) 
         present = None
     is_other = present is not None and present.score_name != outcome.evaluated.score_name
     other_score = present.score_name if present is not None and is_other else None
-    asked = gate(track, outcome.evaluated, outcome.trained, judgement, _bar(present, outcome), other_score)
+    asked = gate(track, outcome.evaluated, outcome.trained, judgement, _champion_score(present, outcome), other_score)
     tags = _tags(outcome, asked, present)
     version = registry.register(handle, track.register, tags) if asked.passed else None
     return {
@@ -43,7 +43,7 @@ def hand_over(outcome: Outcome, judgement: Judgement | None, handle: RunHandle) 
     }
 
 
-def _bar(present: Champion | None, outcome: Outcome) -> tuple[float, str] | None:
+def _champion_score(present: Champion | None, outcome: Outcome) -> tuple[float, str] | None:
     """The score that a champion sets, and of what it is.
 
     On the same data the best that any champion had, or each could be a little worse than the one before.

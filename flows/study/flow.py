@@ -7,24 +7,24 @@ from typing import Any
 
 from prefect import flow
 
-from paceline.conf.environment import Site, quieten
+from paceline.conf.environment import Environment, quieten
 from paceline.conf.load import make_config
 from paceline.flows.checks import preflight
 from paceline.flows.lifecycle import mlflow_views as views
 from paceline.flows.lifecycle.outage import outlive_outages
 from paceline.flows.lifecycle.overlap import cancel_older
 from paceline.flows.lifecycle.prefect_artifacts import publish
-from paceline.flows.lifecycle.signals import heard
+from paceline.flows.lifecycle.signals import stop_on_signal
 from paceline.flows.study.record import StudyOutcome, log_study
 from paceline.flows.study.request import StudyRequest
-from paceline.flows.study.trainings import ReadyArm, begun_study, learn_by_training, run_all
+from paceline.flows.study.trainings import PlannedArm, open_study, run_all, train_arm
 from paceline.tasks.errors import InputError
-from paceline.tasks.redact import discreet
+from paceline.tasks.redact import redact_errors
 from paceline.tasks.report.study_report import study_notes
 from paceline.tasks.speedup.study.design import expand
 
 
-def clear_study(request: StudyRequest, site: Site) -> list[ReadyArm]:
+def check_study(request: StudyRequest, site: Environment) -> list[PlannedArm]:
     """Check every arm before any work starts.
 
     Raises:
@@ -40,16 +40,16 @@ def clear_study(request: StudyRequest, site: Site) -> list[ReadyArm]:
     for arm in arms:
         config = make_config(base, list(arm.overrides))
         try:
-            ready.append(ReadyArm(arm, config, preflight.check(config, site), learn_by_training))
+            ready.append(PlannedArm(arm, config, preflight.check(config, site), train_arm))
         except InputError as error:
             raise InputError(f"arm {arm.name}: {error}") from error
     return ready
 
 
 @flow(name="paceline-study", flow_run_name="study {request.config.name}", persist_result=False)
-@heard
+@stop_on_signal
 @outlive_outages
-@discreet
+@redact_errors
 def run_study(request: StudyRequest, resume: str | None = None) -> dict[str, Any]:
     """Train every arm several times in a balanced order, and say what each factor is worth.
 
@@ -59,10 +59,10 @@ def run_study(request: StudyRequest, resume: str | None = None) -> dict[str, Any
     """
     quieten()
     started = time.monotonic()
-    site = Site()
-    arms = clear_study(request, site)
+    site = Environment()
+    arms = check_study(request, site)
     cancel_older()
-    with begun_study("study", request, arms, site, resume) as (work, arms):
+    with open_study("study", request, arms, site, resume) as (work, arms):
         run_all(work, arms)
         outcome = StudyOutcome(
             request=request,

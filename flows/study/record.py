@@ -14,7 +14,7 @@ from paceline.tasks.records import Hardware, PreparedSet, SpeedupResult
 from paceline.tasks.report.study_charts import draw_study
 from paceline.tasks.report.study_report import render_study
 from paceline.tasks.speedup.study.analysis import budget_differences, ladder, scalings, summarise_arms, target_accuracy
-from paceline.tasks.speedup.study.pairs import Trainings
+from paceline.tasks.speedup.study.pairs import StudyRuns
 from paceline.tasks.speedup.study.records import ArmRun, ArmSummary, Scaling, StudyArm, StudyResult
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.environment import package_versions
@@ -39,7 +39,7 @@ class StudyOutcome:
     def result(self, parent: RunHandle) -> StudyResult:
         """Everything that follows from the trainings."""
         request, speedup = self.request, self.request.config.speedup
-        trainings = Trainings(self.arms, with_parity(self.runs, self.arms, self.prepared))
+        trainings = StudyRuns(self.arms, with_parity(self.runs, self.arms, self.prepared))
         rungs, interaction = ladder(trainings)
         groups = {arm.group for arm in self.arms}
         target = request.target if request.target is not None or len(groups) > 1 else target_accuracy(trainings, "")

@@ -15,20 +15,20 @@ from prefect import get_run_logger
 
 from paceline.conf.config import Config
 from paceline.conf.data import Data
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.conf.load import make_config
 from paceline.flows.checks import preflight
 from paceline.flows.checks.measured_plan import measured_plan
 from paceline.flows.checks.origin import check_origin
-from paceline.flows.checks.preflight import Cleared
-from paceline.flows.lifecycle.mlflow_run import nested
-from paceline.flows.lifecycle.request_artifact import Kind, Request, tracked
-from paceline.flows.lifecycle.retries import tried
+from paceline.flows.checks.preflight import PreflightResult
+from paceline.flows.lifecycle.mlflow_run import nested_run
+from paceline.flows.lifecycle.request_artifact import Kind, Request, open_parent_run
+from paceline.flows.lifecycle.retries import with_retries
 from paceline.flows.lifecycle.signals import is_interruption
-from paceline.flows.run.outcome import run_facts
+from paceline.flows.run.outcome import run_comparison_facts
 from paceline.flows.study.metrics import arm_run, training_metrics
 from paceline.flows.study.record import log_arm, log_diagnosis
-from paceline.tasks.cluster.resources import Demand, demand_of
+from paceline.tasks.cluster.resources import ClusterResources, demand_of
 from paceline.tasks.cluster.start import open_cluster
 from paceline.tasks.data.prefect_tasks import prepare
 from paceline.tasks.errors import InputError, PacelineError
@@ -58,11 +58,11 @@ class Repeated(Request, Protocol):
 
 
 @dataclass(frozen=True)
-class Work:
+class StudyContext:
     """What the trainings of a study share."""
 
     request: Repeated
-    site: Site
+    site: Environment
     address: str
     parent: RunHandle
     prepared: dict[Data, PreparedSet]
@@ -70,27 +70,27 @@ class Work:
 
 
 @dataclass(frozen=True)
-class ReadyArm:
+class PlannedArm:
     """An arm, ready to run."""
 
     arm: StudyArm
     config: Config
-    cleared: Cleared
-    learn: Callable[[Work, ReadyArm, Config, RunHandle], ArmRun]
+    cleared: PreflightResult
+    learn: Callable[[StudyContext, PlannedArm, Config, RunHandle], ArmRun]
     """One training and what came of it; logs both to the run. Of the record's fields those which say when and with
     which facts it ran are filled in afterwards."""
 
 
-def _demand(arms: list[ReadyArm]) -> Demand:
+def _demand(arms: list[PlannedArm]) -> ClusterResources:
     """What the cluster must have."""
     on_gpus = any(arm.cleared.plan.accelerator == "gpu" for arm in arms)
     return demand_of([arm.config.execution for arm in arms], "gpu" if on_gpus else "cpu")
 
 
 @contextmanager
-def begun_study(
-    kind: Kind, request: Repeated, arms: list[ReadyArm], site: Site, resume: str | None
-) -> Iterator[tuple[Work, list[ReadyArm]]]:
+def open_study(
+    kind: Kind, request: Repeated, arms: list[PlannedArm], site: Environment, resume: str | None
+) -> Iterator[tuple[StudyContext, list[PlannedArm]]]:
     """Cluster, data and MLflow run of a study, and its arms as that cluster runs them.
 
     Args:
@@ -102,9 +102,9 @@ def begun_study(
     """
     check_origin(request.config.cluster, site)  # of the arms it is checked, and they may have another one
     with open_cluster(request.config.cluster, _demand(arms), site) as address:
-        arms = [replace(arm, cleared=preflight.settle(arm.config, arm.cleared, address)) for arm in arms]
+        arms = [replace(arm, cleared=preflight.confirm_on_cluster(arm.config, arm.cleared, address)) for arm in arms]
         limits = request.config.limits
-        stage = tried(prepare, limits)
+        stage = with_retries(prepare, limits)
         prepared = {
             data: stage(data, str(site.root), address, limits.prepare_seconds)
             for data in {arm.config.data: None for arm in arms}
@@ -114,13 +114,15 @@ def begun_study(
         if resume is not None:
             arms = [_with_layers(arm, prepared, site, resume, address) for arm in arms]
             _check_conditions(resume, _ledger(site, resume), request, arms, prepared)
-        with tracked(kind, request, site, arms[0].cleared.experiment_id, workload, resume) as parent:
+        with open_parent_run(kind, request, site, arms[0].cleared.experiment_id, workload, resume) as parent:
             if resume is None:
                 arms = [_with_layers(arm, prepared, site, parent.run_id, address) for arm in arms]
-            yield Work(request, site, address, parent, prepared, _ledger(site, parent.run_id)), arms
+            yield StudyContext(request, site, address, parent, prepared, _ledger(site, parent.run_id)), arms
 
 
-def _with_layers(arm: ReadyArm, prepared: dict[Data, PreparedSet], site: Site, run_id: str, address: str) -> ReadyArm:
+def _with_layers(
+    arm: PlannedArm, prepared: dict[Data, PreparedSet], site: Environment, run_id: str, address: str
+) -> PlannedArm:
     """The arm with precision, memory format and threads as measured, where they are left to `auto`."""
     job = TrainJob(
         config=arm.config,
@@ -135,12 +137,12 @@ def _with_layers(arm: ReadyArm, prepared: dict[Data, PreparedSet], site: Site, r
     return replace(arm, cleared=replace(arm.cleared, plan=plan))
 
 
-def _ledger(site: Site, run_id: str) -> Ledger:
+def _ledger(site: Environment, run_id: str) -> Ledger:
     return Ledger(site.root / "runs" / run_id / "arms.jsonl")
 
 
 def _check_conditions(
-    resume: str, ledger: Ledger, request: Repeated, arms: list[ReadyArm], prepared: dict[Data, PreparedSet]
+    resume: str, ledger: Ledger, request: Repeated, arms: list[PlannedArm], prepared: dict[Data, PreparedSet]
 ) -> None:
     """Trainings of one arm are put together, so all that they learned from and ran on must have stayed as it was.
 
@@ -160,12 +162,12 @@ def _check_conditions(
             )
 
 
-def _facts(request: Repeated, arm: ReadyArm, prepared: PreparedSet, repeat: int) -> dict[str, str]:
+def _facts(request: Repeated, arm: PlannedArm, prepared: PreparedSet, repeat: int) -> dict[str, str]:
     config = arm.config.model_copy(update={"seed": request.config.seed + repeat})
-    return run_facts(config, prepared, arm.cleared.plan, arm.cleared.pretrained)
+    return run_comparison_facts(config, prepared, arm.cleared.plan, arm.cleared.pretrained)
 
 
-def run_all(work: Work, arms: list[ReadyArm]) -> None:
+def run_all(work: StudyContext, arms: list[PlannedArm]) -> None:
     """Run what the ledger does not have yet."""
     by_name = {arm.arm.name: arm for arm in arms}
     order = balanced_order(list(by_name), work.request.repeats, work.request.config.seed)
@@ -200,7 +202,7 @@ def _line(run: ArmRun) -> str:
     return f"{run.arm}: {rate}" + (", contaminated" if run.contaminated else "")
 
 
-def _run_one(work: Work, arm: ReadyArm, repeat: int) -> ArmRun:
+def _run_one(work: StudyContext, arm: PlannedArm, repeat: int) -> ArmRun:
     """Run one arm once; a failure is reported as such, and the study goes on."""
     config = arm.config.model_copy(
         update={"seed": work.request.config.seed + repeat, "name": f"{arm.arm.name} #{repeat + 1}"}
@@ -215,7 +217,7 @@ def _run_one(work: Work, arm: ReadyArm, repeat: int) -> ArmRun:
     }
     run_id = None
     try:
-        with nested(work.parent, config, config.name) as handle:
+        with nested_run(work.parent, config, config.name) as handle:
             run_id = handle.run_id
             tracking.log_dataset(handle, prepared, config.data.source)
             run = arm.learn(work, arm, config, handle).model_copy(update=known | {"run_id": run_id})
@@ -228,7 +230,7 @@ def _run_one(work: Work, arm: ReadyArm, repeat: int) -> ArmRun:
         return ArmRun.model_validate({"arm": arm.arm.name, "run_id": run_id} | known | failed)
 
 
-def learn_by_training(work: Work, arm: ReadyArm, config: Config, handle: RunHandle) -> ArmRun:
+def train_arm(work: StudyContext, arm: PlannedArm, config: Config, handle: RunHandle) -> ArmRun:
     """Train in fresh ranks, and evaluate."""
     prepared = work.prepared[config.data]
     trained = train(_job(work, arm, config, prepared, handle), work.address)
@@ -242,7 +244,7 @@ def learn_by_training(work: Work, arm: ReadyArm, config: Config, handle: RunHand
     return run.model_copy(update={"cause": speedup.cause, "shares": speedup.shares})
 
 
-def _job(work: Work, arm: ReadyArm, config: Config, prepared: PreparedSet, handle: RunHandle) -> TrainJob:
+def _job(work: StudyContext, arm: PlannedArm, config: Config, prepared: PreparedSet, handle: RunHandle) -> TrainJob:
     return TrainJob(
         config=config,
         plan=arm.cleared.plan,

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from paceline.conf.load import ConfigError, make_config
 from paceline.flows.checks import preflight
 from paceline.flows.lifecycle.signals import is_interruption
-from paceline.flows.sweep.trial import SweepWork
+from paceline.flows.sweep.trial import SweepContext
 from paceline.tasks.errors import PacelineError
 from paceline.tasks.files import write_durably
 from paceline.tasks.sweep.colocation import Colocation, colocation_of, judge_colocation
@@ -20,7 +20,7 @@ KEPT = "colocation.json"
 """In the sweep's directory, for a sweep that goes on."""
 
 
-def colocation_on(work: SweepWork, baseline: str) -> tuple[Colocation | None, str]:
+def colocation_on(work: SweepContext, baseline: str) -> tuple[Colocation | None, str]:
     """What was measured, now or before this sweep was cut short; or why it was not.
 
     Args:
@@ -28,7 +28,7 @@ def colocation_on(work: SweepWork, baseline: str) -> tuple[Colocation | None, st
         baseline: `speedup.baseline`, as asked for.
     """
     kept = work.home / "runs" / work.parent.run_id / KEPT
-    before = _kept(kept)
+    before = _load_measurement(kept)
     if before is not None and before.num_devices != work.room.num_at_once:
         return None, f"{before.num_devices} trials ran at once before it was cut short, now {work.room.num_at_once} do"
     if before is not None:
@@ -47,14 +47,14 @@ def colocation_on(work: SweepWork, baseline: str) -> tuple[Colocation | None, st
     return found, "" if found is not None else "the measurement was too short"
 
 
-def _kept(path: Path) -> Colocation | None:
+def _load_measurement(path: Path) -> Colocation | None:
     try:
         return Colocation.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
         return None
 
 
-def _why_not(work: SweepWork, baseline: str) -> str:
+def _why_not(work: SweepContext, baseline: str) -> str:
     if baseline != "probe":
         return f"speedup.baseline={baseline}"
     if work.room.num_at_once == 1:
@@ -64,7 +64,7 @@ def _why_not(work: SweepWork, baseline: str) -> str:
     return ""
 
 
-def _measured(work: SweepWork) -> Colocation | None:
+def _measured(work: SweepContext) -> Colocation | None:
     config = make_config(
         work.config,
         [f"execution.num_devices={work.room.num_at_once}", "recipe.batch_scaling=weak", "speedup.baseline=probe"],

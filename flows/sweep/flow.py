@@ -13,33 +13,33 @@ from typing import Any
 from prefect import flow, get_run_logger
 
 from paceline.conf.config import Config
-from paceline.conf.environment import Site, quieten
+from paceline.conf.environment import Environment, quieten
 from paceline.conf.load import ConfigError, make_config
 from paceline.flows.checks import preflight
 from paceline.flows.checks.measured_plan import measured_plan
-from paceline.flows.checks.preflight import Cleared
+from paceline.flows.checks.preflight import PreflightResult
 from paceline.flows.lifecycle import mlflow_views as views
 from paceline.flows.lifecycle.outage import outlive_outages
 from paceline.flows.lifecycle.overlap import cancel_older
 from paceline.flows.lifecycle.prefect_artifacts import publish
-from paceline.flows.lifecycle.request_artifact import tracked
-from paceline.flows.lifecycle.retries import tried
-from paceline.flows.lifecycle.signals import heard
+from paceline.flows.lifecycle.request_artifact import open_parent_run
+from paceline.flows.lifecycle.retries import with_retries
+from paceline.flows.lifecycle.signals import stop_on_signal
 from paceline.flows.sweep.colocation import colocation_on
 from paceline.flows.sweep.record import SweepOutcome, log_sweep
 from paceline.flows.sweep.request import SweepRequest
-from paceline.flows.sweep.trial import SweepWork, run_trial
+from paceline.flows.sweep.trial import SweepContext, run_trial
 from paceline.tasks.cluster.client import count_workers
 from paceline.tasks.cluster.start import open_cluster
 from paceline.tasks.data.prefect_tasks import prepare
 from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.fingerprint import workload_fingerprint
 from paceline.tasks.records import Plan, PreparedSet
-from paceline.tasks.redact import discreet
+from paceline.tasks.redact import redact_errors
 from paceline.tasks.report.sweep_report import sweep_notes, trial_line
 from paceline.tasks.scores import SCORE_OF_TASK, SCORE_WORDS
-from paceline.tasks.sweep.concurrency import Room, find_room
-from paceline.tasks.sweep.optuna_study import Proposer, Search
+from paceline.tasks.sweep.concurrency import TrialConcurrency, plan_concurrency
+from paceline.tasks.sweep.optuna_study import Search, TrialStore
 from paceline.tasks.sweep.records import Proposal, Trial
 from paceline.tasks.sweep.space import Parameter, most_epochs, num_proposals, parse_parameters
 from paceline.tasks.track.run import RunHandle
@@ -54,7 +54,7 @@ LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Ready:
+class SweepPlan:
     """A sweep that can begin."""
 
     request: SweepRequest
@@ -62,11 +62,11 @@ class Ready:
     """Of a trial, but for what is varied."""
     parameters: tuple[Parameter, ...]
     num_trials: int
-    cleared: Cleared
-    room: Room
+    cleared: PreflightResult
+    room: TrialConcurrency
 
 
-def clear_sweep(request: SweepRequest, site: Site) -> Ready:
+def check_sweep(request: SweepRequest, site: Environment) -> SweepPlan:
     """Check everything before any work starts: each end of each parameter is tried on the configuration.
 
     Raises:
@@ -89,7 +89,7 @@ def clear_sweep(request: SweepRequest, site: Site) -> Ready:
     for parameter in parameters:
         for value in parameter.tried():
             _try(config, parameter, parameter.override(value), cleared)
-    return Ready(request, config, parameters, num_trials, cleared, _room(request, config, cleared, num_trials))
+    return SweepPlan(request, config, parameters, num_trials, cleared, _room(request, config, cleared, num_trials))
 
 
 def _check_numbers(request: SweepRequest) -> None:
@@ -122,7 +122,7 @@ def _check_like(config: Config, changed: Config) -> None:
         )
 
 
-def _try(config: Config, parameter: Parameter, override: str, cleared: Cleared | None = None) -> None:
+def _try(config: Config, parameter: Parameter, override: str, cleared: PreflightResult | None = None) -> None:
     try:
         changed = make_config(config, [override])
         _check_like(config, changed)
@@ -135,18 +135,18 @@ def _try(config: Config, parameter: Parameter, override: str, cleared: Cleared |
 def _room(
     request: SweepRequest,
     config: Config,
-    cleared: Cleared,
+    cleared: PreflightResult,
     num_trials: int,
-) -> Room:
+) -> TrialConcurrency:
     address = config.cluster.address
     present = count_workers(address) if address is not None else None
-    return find_room(config, cleared.hardware, cleared.plan.accelerator, num_trials, request.at_once, present)
+    return plan_concurrency(config, cleared.hardware, cleared.plan.accelerator, num_trials, request.at_once, present)
 
 
 @flow(name="paceline-sweep", flow_run_name="sweep {request.config.name}", persist_result=False)
-@heard
+@stop_on_signal
 @outlive_outages
-@discreet
+@redact_errors
 def run_sweep(request: SweepRequest, resume: str | None = None) -> dict[str, Any]:
     """Run trials of one recipe with other settings, several at once, and say which is best.
 
@@ -156,20 +156,20 @@ def run_sweep(request: SweepRequest, resume: str | None = None) -> dict[str, Any
     """
     quieten()
     started = time.monotonic()
-    site = Site()
-    ready = clear_sweep(request, site)
+    site = Environment()
+    ready = check_sweep(request, site)
     cancel_older()
     config, room = ready.config, ready.room
     with open_cluster(config.cluster, room.demand, site) as address:
-        cleared = preflight.settle(config, ready.cleared, address)
+        cleared = preflight.confirm_on_cluster(config, ready.cleared, address)
         limits = config.limits
-        prepared = tried(prepare, limits)(config.data, str(site.root), address, limits.prepare_seconds)
+        prepared = with_retries(prepare, limits)(config.data, str(site.root), address, limits.prepare_seconds)
         _check_validation(prepared)
         workload = workload_fingerprint(config.workload, prepared.fingerprint, cleared.weights)
-        with tracked("sweep", request, site, ready.cleared.experiment_id, workload, resume) as parent:
+        with open_parent_run("sweep", request, site, ready.cleared.experiment_id, workload, resume) as parent:
             plan = _measured(ready, cleared, prepared, site, parent, address)
             _tell_choices(ready, plan)
-            work = SweepWork(
+            work = SweepContext(
                 config=config,
                 parameters=ready.parameters,
                 cleared=cleared,
@@ -179,7 +179,7 @@ def run_sweep(request: SweepRequest, resume: str | None = None) -> dict[str, Any
                 parent=parent,
                 prepared=prepared,
                 layers={name: getattr(plan, name) for name in LAYER_SETTINGS if name in plan.reasons},
-                proposer=Proposer(site.root / "runs" / parent.run_id / JOURNAL, _search(ready)),
+                proposer=TrialStore(site.root / "runs" / parent.run_id / JOURNAL, _search(ready)),
                 stopped=threading.Event(),
             )
             colocation, no_colocation = colocation_on(work, request.config.speedup.baseline)
@@ -193,7 +193,12 @@ def run_sweep(request: SweepRequest, resume: str | None = None) -> dict[str, Any
 
 
 def _measured(
-    ready: Ready, cleared: Cleared, prepared: PreparedSet, site: Site, parent: RunHandle, address: str
+    ready: SweepPlan,
+    cleared: PreflightResult,
+    prepared: PreparedSet,
+    site: Environment,
+    parent: RunHandle,
+    address: str,
 ) -> Plan:
     """The execution of a trial on its share of the devices; what is left to `auto` of the layers is measured once."""
     job = TrainJob(
@@ -208,7 +213,7 @@ def _measured(
     return measured_plan(job, ready.room.share, address)
 
 
-def _tell_choices(ready: Ready, plan: Plan) -> None:
+def _tell_choices(ready: SweepPlan, plan: Plan) -> None:
     """Once for all trials."""
     log, room = get_run_logger(), ready.room
     log.info("%d trials, %s at once: %s", ready.num_trials, room.at_once.value, room.at_once.reason)
@@ -216,7 +221,7 @@ def _tell_choices(ready: Ready, plan: Plan) -> None:
         log.info("Each has execution.%s=%s: %s", name, choice.value, choice.reason)
 
 
-def _search(ready: Ready) -> Search:
+def _search(ready: SweepPlan) -> Search:
     return Search(
         parameters=ready.parameters,
         sampler=ready.request.sampler,
@@ -239,7 +244,7 @@ def _check_any(trials: tuple[Trial, ...]) -> None:
         raise RunError(f"all {len(trials)} trials failed, the last one by: {trials[-1].error}")
 
 
-def _run_all(work: SweepWork, num_trials: int) -> None:
+def _run_all(work: SweepContext, num_trials: int) -> None:
     """Run trials until there are as many as asked for, a new one as soon as one has ended."""
     waiting = deque(work.proposer.unfinished())
     running: set[Future[Trial | None]] = set()
@@ -259,7 +264,7 @@ def _run_all(work: SweepWork, num_trials: int) -> None:
             raise
 
 
-def _next(work: SweepWork, waiting: deque[Proposal]) -> Proposal | None:
+def _next(work: SweepContext, waiting: deque[Proposal]) -> Proposal | None:
     return waiting.popleft() if waiting else work.proposer.propose()
 
 

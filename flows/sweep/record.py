@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.flows.lifecycle.mlflow_views import share_sweep
 from paceline.flows.lifecycle.report_artifacts import describe_devices, log_environment, log_report
-from paceline.flows.sweep.trial import SweepWork
+from paceline.flows.sweep.trial import SweepContext
 from paceline.tasks.report.sweep_charts import draw_sweep
 from paceline.tasks.report.sweep_report import render_sweep
 from paceline.tasks.scores import SCORE_OF_TASK
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class SweepOutcome:
     """What a sweep has done."""
 
-    work: SweepWork
+    work: SweepContext
     request: SweepRequest
     colocation: Colocation | None
     no_colocation: str

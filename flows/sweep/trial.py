@@ -18,10 +18,10 @@ from prefect.client.schemas.objects import State
 from paceline.conf.config import Config
 from paceline.conf.load import ConfigError, make_config
 from paceline.flows.checks import preflight
-from paceline.flows.checks.preflight import Cleared
-from paceline.flows.lifecycle.mlflow_run import nested
+from paceline.flows.checks.preflight import PreflightResult
+from paceline.flows.lifecycle.mlflow_run import nested_run
 from paceline.flows.lifecycle.signals import is_interruption
-from paceline.flows.run.outcome import run_facts
+from paceline.flows.run.outcome import run_comparison_facts
 from paceline.flows.study.metrics import arm_run, training_metrics
 from paceline.tasks import deadline
 from paceline.tasks.errors import InputError, PacelineError, RankError, StoppedError, one_line
@@ -29,8 +29,8 @@ from paceline.tasks.evaluate.prefect_tasks import evaluate
 from paceline.tasks.progress import hidden_bars
 from paceline.tasks.records import EvaluateResult, Plan, PreparedSet, TrainResult
 from paceline.tasks.speedup.study.records import StudyArm
-from paceline.tasks.sweep.concurrency import Room
-from paceline.tasks.sweep.optuna_study import Proposer
+from paceline.tasks.sweep.concurrency import TrialConcurrency
+from paceline.tasks.sweep.optuna_study import TrialStore
 from paceline.tasks.sweep.records import Proposal, Status, Trial
 from paceline.tasks.sweep.space import Parameter
 from paceline.tasks.track import run as tracking
@@ -41,20 +41,20 @@ from paceline.tasks.train.prefect_tasks import train_trial
 
 
 @dataclass(frozen=True)
-class SweepWork:
+class SweepContext:
     """What the trials of a sweep share."""
 
     config: Config
     parameters: tuple[Parameter, ...]
-    cleared: Cleared
-    room: Room
+    cleared: PreflightResult
+    room: TrialConcurrency
     address: str
     home: Path
     parent: RunHandle
     prepared: PreparedSet
     layers: dict[str, Any]
     """Precision, memory format and threads of all trials, where they were left to `auto`, as measured."""
-    proposer: Proposer
+    proposer: TrialStore
     stopped: threading.Event
     """Set when the sweep is to end before its time."""
 
@@ -78,7 +78,7 @@ class SweepWork:
 class _Watch:
     """Looks at a training while it goes on, and says when it is to end."""
 
-    def __init__(self, work: SweepWork, number: int, directory: Path) -> None:
+    def __init__(self, work: SweepContext, number: int, directory: Path) -> None:
         self._work = work
         self._number = number
         self._directory = directory
@@ -101,7 +101,7 @@ class _Watch:
         return None
 
 
-def run_trial(work: SweepWork, proposal: Proposal) -> Trial | None:
+def run_trial(work: SweepContext, proposal: Proposal) -> Trial | None:
     """Run a trial to its end, and have the proposer know of it; None if the sweep was ended first.
 
     A failure is the trial's alone, and is reported as such.
@@ -112,7 +112,7 @@ def run_trial(work: SweepWork, proposal: Proposal) -> Trial | None:
     except (ConfigError, InputError) as error:
         return _failed(work, begun, error, final=True)
     try:
-        with nested(work.parent, config, config.name, "trial", proposal.run_id) as handle:
+        with nested_run(work.parent, config, config.name, "trial", proposal.run_id) as handle:
             begun.run_id = handle.run_id
             work.proposer.begun(proposal.number, handle.run_id)
             trial = _train(work, begun, config, plan, handle)
@@ -156,14 +156,14 @@ class _Begun:
         )
 
 
-def _failed(work: SweepWork, begun: _Begun, error: Exception, *, final: bool) -> Trial:
+def _failed(work: SweepContext, begun: _Begun, error: Exception, *, final: bool) -> Trial:
     """Remember that a trial has failed; a `final` one lies in its own settings, and is not tried again by a resume."""
     trial = begun.ended("failed", one_line(error))
     work.proposer.ended(trial, final=final)
     return trial
 
 
-def _train(work: SweepWork, begun: _Begun, config: Config, plan: Plan, handle: RunHandle) -> Trial:
+def _train(work: SweepContext, begun: _Begun, config: Config, plan: Plan, handle: RunHandle) -> Trial:
     """Train, evaluate and log.
 
     Raises:
@@ -210,13 +210,13 @@ def _log_pruned(handle: RunHandle, trial: Trial, why: str) -> None:
 
 
 def _log(
-    work: SweepWork, handle: RunHandle, trial: Trial, job: TrainJob, trained: TrainResult, evaluated: EvaluateResult
+    work: SweepContext, handle: RunHandle, trial: Trial, job: TrainJob, trained: TrainResult, evaluated: EvaluateResult
 ) -> None:
     arm = StudyArm(name=job.config.name, overrides=work.overrides(_of(trial)), group="", is_baseline=False)
     metrics = training_metrics(arm_run(arm, trained, evaluated), trained, evaluated)
     tags = _tags(trial) | {"paceline.dataset": work.prepared.fingerprint}
     tracking.log_facts(handle, metrics | _metrics(trial), tags)
-    facts = run_facts(job.config, work.prepared, job.plan, job.pretrained)
+    facts = run_comparison_facts(job.config, work.prepared, job.plan, job.pretrained)
     tracking.log_document(handle, tracking.FACTS_ARTIFACT, facts)
 
 

@@ -12,7 +12,7 @@ from infra.services.archive import back_up, restore
 from infra.services.home import Home, told
 from infra.services.servers import check_workers
 from infra.services.start import down, running, up
-from paceline.conf.environment import Site, spare_loopback
+from paceline.conf.environment import Environment, spare_loopback
 from paceline.flows.commands.console import say, say_pairs
 from paceline.tasks.errors import InputError, PacelineError
 
@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
     gc.disable()
     options = _parser().parse_args(arguments)
     spare_loopback()
-    site = Site()
+    site = Environment()
     home = Home((options.home or site.root / "services").expanduser().absolute())
     try:
         with home.held():
@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     return DONE
 
 
-def _up(options: argparse.Namespace, home: Home, site: Site) -> None:
+def _up(options: argparse.Namespace, home: Home, site: Environment) -> None:
     old = home.settings() if home.is_made else None
     settings = told(old, options.host, dict(options.port), options.workers)
     check_workers(settings)
@@ -48,18 +48,18 @@ def _up(options: argparse.Namespace, home: Home, site: Site) -> None:
     say_pairs([*rows, ("logs", str(home.logs)), ("to use them", f". {home.environment}")])
 
 
-def _down(options: argparse.Namespace, home: Home, site: Site) -> None:
+def _down(options: argparse.Namespace, home: Home, site: Environment) -> None:
     ended = down(home)
     say(f"infra/down: ended {', '.join(ended)}" if ended else f"infra/down: nothing of {home.root} runs")
 
 
-def _backup(options: argparse.Namespace, home: Home, site: Site) -> None:
+def _backup(options: argparse.Namespace, home: Home, site: Environment) -> None:
     path = (options.file or Path(f"paceline-{time.strftime('%Y%m%dT%H%M%S')}.tar")).absolute()
     size = back_up(home, path)
     say(f"infra/backup: {path}, {size / 2**20:.1f} MiB; it holds the secrets, so keep it where nobody else reads")
 
 
-def _restore(options: argparse.Namespace, home: Home, site: Site) -> None:
+def _restore(options: argparse.Namespace, home: Home, site: Environment) -> None:
     if home.is_made and (present := running(home)):
         raise InputError(f"{', '.join(present)} of {home.root} run; infra/down first")
     aside = restore(home, options.file.absolute(), overwrite=options.overwrite)

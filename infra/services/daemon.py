@@ -116,7 +116,7 @@ class Daemon:
                     time.sleep(POLL_SECONDS)
                     continue
                 what = "ended" if ended else f"is not well within {seconds:g} s ({redact(one_line(error))})"
-                raise RunError(f"{self.name} {what}; the end of {self.log}:\n{redact(self.last_words())}") from error
+                raise RunError(f"{self.name} {what}; the end of {self.log}:\n{redact(self.final_error())}") from error
             else:
                 return
 
@@ -154,7 +154,7 @@ class Daemon:
                 found |= {leader, *leader.children(recursive=True)}
         return sorted(_living(found), key=lambda process: process.pid)
 
-    def last_words(self, num_lines: int = 15) -> str:
+    def final_error(self, num_lines: int = 15) -> str:
         """The end of its log."""
         if not self.log.exists():
             return "its log is empty"

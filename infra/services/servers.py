@@ -17,7 +17,7 @@ from infra.services.daemon import Daemon
 from infra.services.home import LOOPBACK, Home, Settings
 from infra.services.postgres import Postgres
 from infra.services.vault import Vault, write_privately
-from paceline.conf.environment import QUIET_ENVIRONMENT, Site
+from paceline.conf.environment import QUIET_ENVIRONMENT, Environment
 from paceline.conf.load import DASK_SETTINGS
 from paceline.tasks.cluster.hardware import describe, usable_cores
 from paceline.tasks.errors import InputError
@@ -71,7 +71,7 @@ class Servers:
         site: this machine's facts, which the workers share.
     """
 
-    def __init__(self, home: Home, settings: Settings, vault: Vault, postgres: Postgres, site: Site) -> None:
+    def __init__(self, home: Home, settings: Settings, vault: Vault, postgres: Postgres, site: Environment) -> None:
         self._home = home
         self._settings = settings
         self._vault = vault

@@ -18,7 +18,7 @@ from infra.services.home import LOOPBACK, Home, Settings, is_free
 from infra.services.postgres import Postgres
 from infra.services.servers import Port, Servers, Service
 from infra.services.vault import Vault, write_privately
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.redact import redact
 
@@ -35,7 +35,7 @@ MLFLOW_UPGRADE = "import os; from mlflow.db import upgrade; upgrade.callback(os.
 Say = Callable[[str], None]
 
 
-def up(home: Home, settings: Settings, site: Site, say: Say) -> Servers:
+def up(home: Home, settings: Settings, site: Environment, say: Say) -> Servers:
     """Start what does not run, and wait until all are well.
 
     Args:

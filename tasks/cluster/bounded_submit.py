@@ -54,7 +54,9 @@ def _connected(address: str, purpose: str) -> Iterator[Client]:
         yield client
 
 
-def completed(client: Client, tasks: Iterable[T], submit: Callable[[T], Future[Any]]) -> Generator[Any, None, None]:
+def iter_completed(
+    client: Client, tasks: Iterable[T], submit: Callable[[T], Future[Any]]
+) -> Generator[Any, None, None]:
     """The results of all tasks as they come; to be closed, which cancels what is left at the scheduler.
 
     Raises:

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.tasks.cluster.handshake import NoSchedulerError, greet
-from paceline.tasks.cluster.resources import Demand
+from paceline.tasks.cluster.resources import ClusterResources
 from paceline.tasks.cluster.tls import SCHEME, security_of
 from paceline.tasks.errors import InputError, RunError
 
@@ -39,7 +39,7 @@ def connect(address: str) -> Iterator[Client]:
     from distributed import Client
 
     secured = address.startswith(SCHEME)
-    security = security_of(address, Site())
+    security = security_of(address, Environment())
     try:
         greet(address, security, CONNECT_SECONDS)
         client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False, security=security)
@@ -49,7 +49,7 @@ def connect(address: str) -> Iterator[Client]:
             f"cluster.address={address}: no Dask scheduler answers within {CONNECT_SECONDS} s{why}; start it, or "
             "correct host and port, which `dask scheduler` prints at its start, "
             + (
-                f"and have its certificates of the authority in PACELINE_TLS={Site().tls_directory}"
+                f"and have its certificates of the authority in PACELINE_TLS={Environment().tls_directory}"
                 if secured
                 else "and use tls:// where the scheduler wants certificates"
             )
@@ -81,7 +81,7 @@ def count_workers(address: str) -> dict[str, int]:
         return dict(Counter(urlsplit(worker).hostname or worker for worker in workers(client)))
 
 
-def wait_for_workers(address: str, demand: Demand, seconds: float, check: Callable[[], str]) -> None:
+def wait_for_workers(address: str, demand: ClusterResources, seconds: float, check: Callable[[], str]) -> None:
     """Wait until the scheduler has the workers that a run needs.
 
     Args:
@@ -106,7 +106,7 @@ def wait_for_workers(address: str, demand: Demand, seconds: float, check: Callab
             time.sleep(POLL_SECONDS)
 
 
-def ask(
+def call_workers(
     client: Client, requests: Sequence[tuple[str, Callable[..., Any], tuple[Any, ...]]], seconds: float
 ) -> list[Any]:
     """Run functions on workers at the same time, none waiting for another.

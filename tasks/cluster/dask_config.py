@@ -16,14 +16,14 @@ ENVIRON = "distributed.nanny.pre-spawn-environ."
 
 
 @cache
-def lean() -> dict[str, Any]:
+def low_overhead_config() -> dict[str, Any]:
     """For `dask.config.set`, around the start of a cluster: nannies and SSH hand it on to the workers."""
     return dict(_flat(yaml.safe_load(DASK_SETTINGS.read_text(encoding="utf-8"))))
 
 
 def exports() -> list[str]:
     """The same as lines of a shell, for a worker that a batch system starts."""
-    return [f"export {_variable(name)}={shlex.quote(str(value))}" for name, value in lean().items()]
+    return [f"export {_variable(name)}={shlex.quote(str(value))}" for name, value in low_overhead_config().items()]
 
 
 def _variable(name: str) -> str:

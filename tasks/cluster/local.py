@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.conf.cluster import Cluster
 from paceline.tasks.cluster.hardware import describe, usable_cores
-from paceline.tasks.cluster.resources import Demand
+from paceline.tasks.cluster.resources import ClusterResources
 from paceline.tasks.cluster.tls import opened_with
 from paceline.tasks.errors import InputError
 from paceline.tasks.records import Gpu
@@ -21,7 +21,7 @@ QUIET_HTTP = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
 """Schedulers serve HTTP, without TLS, in any case: on loopback alone, on any free port."""
 
 
-def num_local_workers(settings: Cluster, demand: Demand) -> int:
+def num_local_workers(settings: Cluster, demand: ClusterResources) -> int:
     """Workers to start: as told, else one per core and at least one per rank."""
     if settings.num_workers != "auto":
         return settings.num_workers
@@ -43,7 +43,7 @@ def local_arguments(num_workers: int, security: Security | None) -> dict[str, An
     }
 
 
-def local_cuda_arguments(gpus: Sequence[Gpu], demand: Demand, security: Security | None) -> dict[str, Any]:
+def local_cuda_arguments(gpus: Sequence[Gpu], demand: ClusterResources, security: Security | None) -> dict[str, Any]:
     """Arguments of dask-cuda's `LocalCUDACluster`: one worker for each of the first GPUs.
 
     GPUs by UUID, which neither their order on the bus nor CUDA's own order changes. No pool of RMM: it would take the
@@ -62,7 +62,7 @@ def local_cuda_arguments(gpus: Sequence[Gpu], demand: Demand, security: Security
 
 
 @contextmanager
-def open_local(settings: Cluster, demand: Demand, security: Security | None) -> Iterator[str]:
+def open_local(settings: Cluster, demand: ClusterResources, security: Security | None) -> Iterator[str]:
     """Start plain workers on loopback and yield the scheduler's address; end them afterwards."""
     from distributed import LocalCluster
 
@@ -75,7 +75,7 @@ def open_local(settings: Cluster, demand: Demand, security: Security | None) -> 
 
 
 @contextmanager
-def open_local_cuda(demand: Demand, security: Security | None) -> Iterator[str]:
+def open_local_cuda(demand: ClusterResources, security: Security | None) -> Iterator[str]:
     """Start one worker per GPU and yield the scheduler's address; end them afterwards."""
     from dask_cuda import LocalCUDACluster
 

@@ -9,7 +9,7 @@ from paceline.conf.execution import Execution
 from paceline.tasks.records import Record
 
 
-class Demand(Record):
+class ClusterResources(Record):
     """Hosts, and on each of them workers: one worker is one device and one thread."""
 
     num_hosts: int
@@ -28,10 +28,10 @@ class Demand(Record):
         return len(enough) >= self.num_hosts
 
 
-def demand_of(executions: Iterable[Execution], accelerator: Literal["cpu", "gpu"]) -> Demand:
+def demand_of(executions: Iterable[Execution], accelerator: Literal["cpu", "gpu"]) -> ClusterResources:
     """What seats each of the executions, one after the other."""
     listed = list(executions)
-    return Demand(
+    return ClusterResources(
         num_hosts=max(execution.num_nodes for execution in listed),
         workers_per_host=max(execution.num_devices for execution in listed),
         gpus=accelerator == "gpu",

@@ -20,7 +20,7 @@ from paceline.conf.cluster import Cluster
 from paceline.tasks.cluster.client import wait_for_workers
 from paceline.tasks.cluster.dask_config import exports
 from paceline.tasks.cluster.local import QUIET_HTTP
-from paceline.tasks.cluster.resources import Demand
+from paceline.tasks.cluster.resources import ClusterResources
 from paceline.tasks.cluster.tls import Certificates
 from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.records import Gpu, Hardware
@@ -33,7 +33,9 @@ UNITS = {"M": 2**20, "G": 2**30, "T": 2**40}
 LOG_LINES = 3
 
 
-def slurm_arguments(settings: Cluster, demand: Demand, certificates: Certificates | None, logs: Path) -> dict[str, Any]:
+def slurm_arguments(
+    settings: Cluster, demand: ClusterResources, certificates: Certificates | None, logs: Path
+) -> dict[str, Any]:
     """Arguments of dask-jobqueue's `SLURMCluster`, less the number of jobs, of which there is one per host.
 
     Raises:
@@ -87,7 +89,7 @@ def _lines_of_the_site() -> list[str]:
     return next((list(lines) for name in names if (lines := dask.config.get(name, None))), [])
 
 
-def _directives(settings: Cluster, demand: Demand, logs: Path) -> list[str]:
+def _directives(settings: Cluster, demand: ClusterResources, logs: Path) -> list[str]:
     directives = ["--nodes=1", f"--output={logs}/%j.log"]
     if demand.gpus:
         directives.append(f"--gres=gpu:{demand.workers_per_host}")
@@ -102,7 +104,7 @@ def memory_bytes(settings: Cluster) -> int:
     return int(settings.memory_per_host[:-1]) * UNITS[settings.memory_per_host[-1]]
 
 
-def job_script(settings: Cluster, demand: Demand, certificates: Certificates | None, logs: Path) -> str:
+def job_script(settings: Cluster, demand: ClusterResources, certificates: Certificates | None, logs: Path) -> str:
     """The script of a job, as text; only the scheduler's address and the worker's name are not known yet."""
     from dask_jobqueue.slurm import SLURMJob
 
@@ -113,7 +115,9 @@ def job_script(settings: Cluster, demand: Demand, certificates: Certificates | N
 
 
 @contextmanager
-def open_slurm(settings: Cluster, demand: Demand, certificates: Certificates | None, logs: Path) -> Iterator[str]:
+def open_slurm(
+    settings: Cluster, demand: ClusterResources, certificates: Certificates | None, logs: Path
+) -> Iterator[str]:
     """Submit one job per host, wait until their workers have come, and yield the scheduler's address; end all after.
 
     Raises:
@@ -188,7 +192,7 @@ def _ask(command: list[str], text: str | None = None) -> subprocess.CompletedPro
         raise RunError(f"{command[0]} does not answer within {ANSWER_SECONDS} s; is slurmctld running?") from error
 
 
-def asked_host(settings: Cluster, demand: Demand) -> Hardware:
+def asked_host(settings: Cluster, demand: ClusterResources) -> Hardware:
     """The host as it is asked for; what kind of processor and GPU Slurm gives is only known on it."""
     unknown = Gpu(uuid="", name="GPU", memory_bytes=memory_bytes(settings), compute_capability=(99, 0))
     assert settings.cores_per_host is not None

@@ -20,7 +20,7 @@ from paceline.conf.cluster import Cluster
 from paceline.tasks.cluster.client import wait_for_workers
 from paceline.tasks.cluster.host_report import HostFacts
 from paceline.tasks.cluster.local import QUIET_HTTP
-from paceline.tasks.cluster.resources import Demand
+from paceline.tasks.cluster.resources import ClusterResources
 from paceline.tasks.cluster.tls import Certificates
 from paceline.tasks.errors import InputError, RunError, one_line
 from paceline.tasks.fingerprint import code_fingerprint
@@ -33,7 +33,7 @@ IDLE_TIMEOUT = "1 hour"
 """Ends the cluster of a run that was killed so hard that it could not do so itself."""
 
 
-def ssh_arguments(settings: Cluster, demand: Demand, certificates: Certificates | None) -> dict[str, Any]:
+def ssh_arguments(settings: Cluster, demand: ClusterResources, certificates: Certificates | None) -> dict[str, Any]:
     """Arguments of Dask's `SSHCluster`: the scheduler on the first host, workers on all.
 
     All of it is plain data, and goes to the hosts as JSON.
@@ -69,7 +69,7 @@ def _python() -> str:
     return shlex.quote(sys.executable)
 
 
-def _worker_python(demand: Demand) -> str:
+def _worker_python(demand: ClusterResources) -> str:
     """What a host runs as Python: for GPUs with the list of those to use, which `SSHCluster` has no argument for."""
     if not demand.gpus:
         return _python()
@@ -78,7 +78,7 @@ def _worker_python(demand: Demand) -> str:
 
 
 @contextmanager
-def open_ssh(settings: Cluster, demand: Demand, certificates: Certificates | None) -> Iterator[str]:
+def open_ssh(settings: Cluster, demand: ClusterResources, certificates: Certificates | None) -> Iterator[str]:
     """Start scheduler and workers on the hosts and yield the scheduler's address; end them afterwards.
 
     Raises:

@@ -8,17 +8,17 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 from paceline.conf.cluster import Cluster
-from paceline.conf.environment import Site
-from paceline.tasks.cluster.dask_config import lean
+from paceline.conf.environment import Environment
+from paceline.tasks.cluster.dask_config import low_overhead_config
 from paceline.tasks.cluster.local import open_local, open_local_cuda
-from paceline.tasks.cluster.resources import Demand
+from paceline.tasks.cluster.resources import ClusterResources
 from paceline.tasks.cluster.slurm import open_slurm
 from paceline.tasks.cluster.ssh import open_ssh
 from paceline.tasks.cluster.tls import certificates, local_security
 
 
 @contextmanager
-def open_cluster(settings: Cluster, demand: Demand, site: Site | None = None) -> Iterator[str]:
+def open_cluster(settings: Cluster, demand: ClusterResources, site: Environment | None = None) -> Iterator[str]:
     """Yield the address of a scheduler with the workers that are demanded; end what was started afterwards.
 
     Args:
@@ -36,11 +36,11 @@ def open_cluster(settings: Cluster, demand: Demand, site: Site | None = None) ->
     import dask
     import distributed  # noqa: F401  its defaults must be there before they are overruled, or they go with what overrules
 
-    with dask.config.set(lean()), _opened(settings, demand, site or Site()) as address:
+    with dask.config.set(low_overhead_config()), _opened(settings, demand, site or Environment()) as address:
         yield address
 
 
-def _opened(settings: Cluster, demand: Demand, site: Site) -> AbstractContextManager[str]:
+def _opened(settings: Cluster, demand: ClusterResources, site: Environment) -> AbstractContextManager[str]:
     match settings.kind:
         case "ssh":
             return open_ssh(settings, demand, certificates(settings, site))
@@ -52,7 +52,7 @@ def _opened(settings: Cluster, demand: Demand, site: Site) -> AbstractContextMan
             return open_local(settings, demand, local_security(settings, site))
 
 
-def slurm_logs(site: Site) -> Path:
+def slurm_logs(site: Environment) -> Path:
     """Where the jobs of a Slurm cluster write their logs."""
     return site.root / "slurm"
 
@@ -67,7 +67,9 @@ class Opening:
         prepare: called with the address once the cluster is there; nobody waits for it.
     """
 
-    def __init__(self, settings: Cluster, demand: Demand, site: Site, prepare: Callable[[str], None]) -> None:
+    def __init__(
+        self, settings: Cluster, demand: ClusterResources, site: Environment, prepare: Callable[[str], None]
+    ) -> None:
         import distributed  # noqa: F401  in this thread: two that import parts of one package may get half of it
 
         self._stack = ExitStack()

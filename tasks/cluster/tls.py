@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from paceline.conf.cluster import Cluster
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.tasks.errors import InputError
 from paceline.tasks.records import Choice, Record
 
@@ -97,7 +97,7 @@ def is_loopback(address: str) -> bool:
     return host in LOOPBACK or host.startswith("127.")
 
 
-def certificates(settings: Cluster, site: Site) -> Certificates | None:
+def certificates(settings: Cluster, site: Environment) -> Certificates | None:
     """The certificates for a cluster; None where it goes without TLS.
 
     Raises:
@@ -106,7 +106,7 @@ def certificates(settings: Cluster, site: Site) -> Certificates | None:
     return find_certificates(site) if choose_tls(settings).value == "on" else None
 
 
-def local_security(settings: Cluster, site: Site) -> Security | None:
+def local_security(settings: Cluster, site: Environment) -> Security | None:
     """What keeps others out of a cluster of this host; None where that is not wanted.
 
     Raises:
@@ -154,7 +154,7 @@ def opened_with(address: str, security: Security | None) -> Iterator[None]:
         _clusters.pop(address, None)
 
 
-def security_of(address: str, site: Site) -> Security | None:
+def security_of(address: str, site: Environment) -> Security | None:
     """With what a scheduler is joined: that of a cluster of this process, else this site's certificates; None for tcp.
 
     Raises:
@@ -165,7 +165,7 @@ def security_of(address: str, site: Site) -> Security | None:
     return _clusters.get(address) or find_certificates(site).security()
 
 
-def certificate_paths(site: Site) -> Certificates:
+def certificate_paths(site: Environment) -> Certificates:
     """Where the certificates of this site lie, whether they are there or not."""
     place = site.tls_directory
     return Certificates(
@@ -173,7 +173,7 @@ def certificate_paths(site: Site) -> Certificates:
     )
 
 
-def find_certificates(site: Site) -> Certificates:
+def find_certificates(site: Environment) -> Certificates:
     """The certificates of this site.
 
     Raises:

@@ -13,11 +13,11 @@ from paceline.tasks.data.prepare import dask_graph as graph
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.progress import progress_of_samples
 from paceline.tasks.records import PreparedSet
-from paceline.tasks.redact import discreet
+from paceline.tasks.redact import redact_errors
 
 
 @task(name="prepare", cache_policy=NO_CACHE)
-@discreet
+@redact_errors
 def prepare(data: Data, home: str, address: str, seconds: float | None = None) -> PreparedSet:
     """Prepare the data on Dask, or find it prepared.
 

@@ -45,7 +45,7 @@ class Sample(NamedTuple):
 _sample = partial(tuple.__new__, Sample)  # Sample._make without a frame for each
 
 
-class Texts:
+class StringColumn:
     """Strings end to end in one block of bytes; 16 bytes for each beside its own."""
 
     def __init__(self, block: bytes | bytearray, starts: Indices, ends: Indices) -> None:
@@ -54,7 +54,7 @@ class Texts:
         self._ends = ends
 
     @classmethod
-    def joined(cls, block: bytes | bytearray, borders: Indices) -> Texts:
+    def joined(cls, block: bytes | bytearray, borders: Indices) -> StringColumn:
         """Of a block in which each string begins where the one before has ended; the borders begin with 0."""
         return cls(block, borders[:-1], borders[1:])
 
@@ -71,9 +71,9 @@ class Texts:
         """Whether one of them has no character."""
         return bool((self._starts == self._ends).any())
 
-    def take(self, chosen: Indices | slice) -> Texts:
+    def take(self, chosen: Indices | slice) -> StringColumn:
         """Some of them, in the same block."""
-        return Texts(self._block, self._starts[chosen], self._ends[chosen])
+        return StringColumn(self._block, self._starts[chosen], self._ends[chosen])
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A few strings of a large block travel without the others."""
@@ -92,7 +92,12 @@ class Samples(Sequence[Sample]):
     """A sequence of samples, held as columns; parts of it share what the whole holds."""
 
     def __init__(
-        self, paths: Texts, labels: npt.NDArray[np.int32], sizes: Indices, stamps: Texts, rows: Indices | None
+        self,
+        paths: StringColumn,
+        labels: npt.NDArray[np.int32],
+        sizes: Indices,
+        stamps: StringColumn,
+        rows: Indices | None,
     ) -> None:
         self.paths = paths
         self.labels = labels
@@ -205,10 +210,10 @@ class SamplesBuilder:
         if len(self._rows) not in (0, len(self)):
             raise ValueError(f"{len(self._rows)} of {len(self)} samples are rows of arrays; use all or none")
         return Samples(
-            paths=Texts.joined(self._paths, _numbers(self._path_borders)),
+            paths=StringColumn.joined(self._paths, _numbers(self._path_borders)),
             labels=np.frombuffer(self._labels, dtype=np.int32),
             sizes=_numbers(self._sizes),
-            stamps=Texts.joined(self._stamps, _numbers(self._stamp_borders)),
+            stamps=StringColumn.joined(self._stamps, _numbers(self._stamp_borders)),
             rows=_numbers(self._rows) if self._rows else None,
         )
 
@@ -217,11 +222,13 @@ def _numbers(values: array[int]) -> Indices:
     return np.frombuffer(values, dtype=np.int64)
 
 
-def _sent_texts(block: bytes, borders: bytes) -> Texts:
-    return Texts.joined(block, np.frombuffer(borders, dtype=np.int64))
+def _sent_texts(block: bytes, borders: bytes) -> StringColumn:
+    return StringColumn.joined(block, np.frombuffer(borders, dtype=np.int64))
 
 
-def _sent_samples(paths: Texts, labels: bytes, sizes: bytes, stamps: Texts, rows: bytes | None) -> Samples:
+def _sent_samples(
+    paths: StringColumn, labels: bytes, sizes: bytes, stamps: StringColumn, rows: bytes | None
+) -> Samples:
     return Samples(
         paths=paths,
         labels=np.frombuffer(labels, dtype=np.int32),

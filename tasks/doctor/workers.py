@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.conf.plugins import Plugin
-from paceline.tasks.cluster.client import ask, connect, workers
+from paceline.tasks.cluster.client import call_workers, connect, workers
 from paceline.tasks.cluster.hardware import describe
 from paceline.tasks.cluster.user_packages import Asked, wanting
 from paceline.tasks.cluster.user_packages import Seen as Packages
@@ -61,7 +61,7 @@ class Seen(Record):
 
 def examine_workers(
     address: str,
-    site: Site,
+    site: Environment,
     num_expected: int,
     packages: Sequence[Plugin] = (),
     named: Sequence[Plugin] = (),
@@ -88,7 +88,7 @@ def examine_workers(
                 client, present, (str(marker), str(leases), tuple((one.kind, one.name) for one in packages))
             )
             reached = [] if root is None else [(worker, lacks_data, (root,)) for worker in present]
-            lacks = ask(client, reached, REACH_SECONDS + ANSWER_SECONDS)
+            lacks = call_workers(client, reached, REACH_SECONDS + ANSWER_SECONDS)
     finally:
         marker.unlink(missing_ok=True)
     silent = {worker: answer for worker, answer in answers.items() if not isinstance(answer, Seen)}
@@ -163,7 +163,7 @@ def _ask(
     skews: dict[str, tuple[float, float]] = {}
     for worker in present:  # one by one: the time that the question takes is the uncertainty of its clock
         before = time.time()
-        (answer,) = ask(client, [(worker, look, arguments)], ANSWER_SECONDS)
+        (answer,) = call_workers(client, [(worker, look, arguments)], ANSWER_SECONDS)
         after = time.time()
         answers[worker] = answer
         if isinstance(answer, Seen):

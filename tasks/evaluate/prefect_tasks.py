@@ -11,13 +11,13 @@ from paceline.tasks import deadline
 from paceline.tasks.evaluate.metrics import evaluate_predictions, read_test_split
 from paceline.tasks.evaluate.pixel_metrics import evaluate_statistics
 from paceline.tasks.records import EvaluateResult, PreparedSet, TrainResult
-from paceline.tasks.redact import discreet
-from paceline.tasks.result_cache import find_kept, keep
+from paceline.tasks.redact import redact_errors
+from paceline.tasks.result_cache import load_result, save_result
 from paceline.tasks.scores import class_scores, quality_facts
 
 
 @task(name="evaluate", cache_policy=NO_CACHE)
-@discreet
+@redact_errors
 def evaluate(
     train: TrainResult, prepared: PreparedSet, seconds: float | None = None, directory: Path | None = None
 ) -> EvaluateResult:
@@ -34,14 +34,14 @@ def evaluate(
     """
     log = get_run_logger()
     kept = directory and directory / "evaluated.json"
-    done = find_kept(kept, EvaluateResult, train.predictions) if kept else None
+    done = load_result(kept, EvaluateResult, train.predictions) if kept else None
     if done is not None:
         log.info("The evaluation is finished already (%s)", kept)
         return done
     with deadline.limited("limits.evaluate_seconds", seconds):
         result = deadline.within(lambda: _evaluate(train, prepared))
     if kept:
-        keep(kept, result, train.predictions)
+        save_result(kept, result, train.predictions)
     _tell(result)
     return result
 

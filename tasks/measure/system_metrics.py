@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import psutil
 
 from paceline.tasks.measure.gpu import gpu_loads
-from paceline.tasks.metrics_file import SAMPLES
+from paceline.tasks.metrics_file import SYSTEM_METRIC_PREFIX
 
 FIRST_SECONDS = 0.2
 """That the first sample is of, unless the training ends sooner."""
@@ -51,7 +51,7 @@ def _sample(log: LogMetrics, gpu_uuids: tuple[str, ...], ended: threading.Event)
     ended.wait(FIRST_SECONDS)
     number = 0
     while True:
-        log({SAMPLES + name: round(value, 1) for name, value in _load(gpu_uuids, network).items()}, number)
+        log({SYSTEM_METRIC_PREFIX + name: round(value, 1) for name, value in _load(gpu_uuids, network).items()}, number)
         number += 1
         if ended.wait(FIRST_SAMPLE_SECONDS if number < FIRST_SAMPLES else SAMPLE_SECONDS):
             return

@@ -27,7 +27,7 @@ class LabelledBatch(Protocol):
         """Regression targets, float32, or None."""
 
     @property
-    def draws_N(self) -> torch.Tensor | None:
+    def noise_seeds_N(self) -> torch.Tensor | None:
         """int64: what is added at random follows from them; None where nothing is."""
 
     @property
@@ -35,15 +35,15 @@ class LabelledBatch(Protocol):
         """n_local * world_size / n_global."""
 
     @property
-    def others_N(self) -> torch.Tensor | None:
+    def mixed_labels_N(self) -> torch.Tensor | None:
         """Classes of images that are mixed in, int64, or None."""
 
     @property
-    def shares_N(self) -> torch.Tensor | None:
+    def mix_weights_N(self) -> torch.Tensor | None:
         """How much of each image is of its own class, float32, or None for all."""
 
 
-class Course(Protocol):
+class StepScheduleLike(Protocol):
     """The steps of a training laid over its epochs; steps are counted over all of them."""
 
     @property

@@ -12,7 +12,7 @@ from lightning.pytorch import LightningModule
 from torch import nn
 
 from paceline.conf.recipe import Recipe
-from paceline.tasks.model.batch import Course, LabelledBatch
+from paceline.tasks.model.batch import LabelledBatch, StepScheduleLike
 from paceline.tasks.model.muon import RATE_FACTOR
 from paceline.tasks.model.objectives import Task
 from paceline.tasks.model.optimization import batch_loss, build_optimizer, learning_rate_factor
@@ -32,7 +32,7 @@ class Learner(LightningModule):
     """
 
     def __init__(
-        self, network: nn.Module, task: Task, recipe: Recipe, peak_learning_rate: float, course: Course
+        self, network: nn.Module, task: Task, recipe: Recipe, peak_learning_rate: float, course: StepScheduleLike
     ) -> None:
         super().__init__()
         self.network = network

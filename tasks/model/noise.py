@@ -16,35 +16,35 @@ _GAMMA, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644E
 _LOW = 2**32 - 1
 
 
-def gaussian(draws_N: torch.Tensor, shape: tuple[int, ...], seed: int) -> torch.Tensor:
+def gaussian(noise_seeds_N: torch.Tensor, shape: tuple[int, ...], seed: int) -> torch.Tensor:
     """Standard normal values (N, *shape), float32, those of a sample a function of its draw and the seed alone.
 
     Args:
-        draws_N: int64, one number for each sample.
+        noise_seeds_N: int64, one number for each sample.
         shape: Of one sample's values.
         seed: Of all of them.
     """
     num = math.prod(shape)
-    pairs_M = torch.arange((num + 1) // 2, device=draws_N.device, dtype=torch.int64)
-    keys_N = _mixed(_mixed(draws_N) ^ _mixed(torch.full_like(draws_N, seed)))
+    pairs_M = torch.arange((num + 1) // 2, device=noise_seeds_N.device, dtype=torch.int64)
+    keys_N = _mixed(_mixed(noise_seeds_N) ^ _mixed(torch.full_like(noise_seeds_N, seed)))
     bits_NM = _mixed(keys_N[:, None] + pairs_M * _GAMMA)
     # In (0, 1]: the logarithm of 0 is none.
     radius_NM = (-2.0 * torch.log(((bits_NM & _LOW) + 1).to(torch.float32) / 2**32)).sqrt_()
     angle_NM = ((bits_NM >> 32) & _LOW).to(torch.float32) * (2 * math.pi / 2**32)
     values_NV = torch.cat([radius_NM * angle_NM.cos(), radius_NM * angle_NM.sin()], dim=1)
-    return values_NV[:, :num].reshape(len(draws_N), *shape)
+    return values_NV[:, :num].reshape(len(noise_seeds_N), *shape)
 
 
-def uniform(draws_N: torch.Tensor, num: int, seed: int) -> torch.Tensor:
+def uniform(noise_seeds_N: torch.Tensor, num: int, seed: int) -> torch.Tensor:
     """Values (N, num) in [0, 1), float64, others than those that `gaussian` is made of.
 
     Args:
-        draws_N: int64, one number for each sample.
+        noise_seeds_N: int64, one number for each sample.
         num: Values of a sample; the first ones do not depend on it.
         seed: Of all of them.
     """
-    keys_N = _mixed(_mixed(draws_N) ^ ~_mixed(torch.full_like(draws_N, seed)))
-    places_M = torch.arange(num, device=draws_N.device, dtype=torch.int64)
+    keys_N = _mixed(_mixed(noise_seeds_N) ^ ~_mixed(torch.full_like(noise_seeds_N, seed)))
+    places_M = torch.arange(num, device=noise_seeds_N.device, dtype=torch.int64)
     bits_NM = _mixed(keys_N[:, None] + places_M * _GAMMA)
     return ((bits_NM >> 11) & (2**53 - 1)).to(torch.float64) / 2**53
 

@@ -18,7 +18,7 @@ from paceline.conf.config import Config
 from paceline.conf.recipe import Recipe
 from paceline.tasks.model.batch import LabelledBatch
 from paceline.tasks.model.noise import gaussian
-from paceline.tasks.plugins import needed
+from paceline.tasks.plugins import require_plugin
 from paceline.tasks.records import PreparedSet, ScoreName
 from paceline.tasks.scores import mean_iou
 
@@ -105,13 +105,13 @@ class Classification:
     def loss(self, outputs: Outputs, batch: LabelledBatch, recipe: Recipe) -> torch.Tensor:
         """Cross-entropy, of a mixture that with both classes by their shares; the targets' weighted squared error."""
         logits_NK, targets_NT = outputs
-        smoothing, own_N = recipe.label_smoothing, batch.shares_N
-        if own_N is None or batch.others_N is None:
+        smoothing, own_N = recipe.label_smoothing, batch.mix_weights_N
+        if own_N is None or batch.mixed_labels_N is None:
             loss = functional.cross_entropy(logits_NK, batch.labels_N, label_smoothing=smoothing)
         else:
             own, other = (
                 functional.cross_entropy(logits_NK, classes_N, label_smoothing=smoothing, reduction="none")
-                for classes_N in (batch.labels_N, batch.others_N)
+                for classes_N in (batch.labels_N, batch.mixed_labels_N)
             )
             loss = (own_N * own + (1 - own_N) * other).mean()
         if targets_NT is not None and batch.targets_NT is not None:
@@ -208,9 +208,9 @@ class Denoising(_StatisticsKept):
 
     def inputs(self, batch: LabelledBatch) -> torch.Tensor:
         """With noise."""
-        images_NCHW, draws_N = batch.images_NCHW, batch.draws_N
-        assert draws_N is not None
-        noise_NCHW = gaussian(draws_N, tuple(images_NCHW.shape[1:]), self._seed).to(images_NCHW.dtype)
+        images_NCHW, noise_seeds_N = batch.images_NCHW, batch.noise_seeds_N
+        assert noise_seeds_N is not None
+        noise_NCHW = gaussian(noise_seeds_N, tuple(images_NCHW.shape[1:]), self._seed).to(images_NCHW.dtype)
         return images_NCHW + noise_NCHW * (self._noise / self._scale(images_NCHW))
 
     def _scale(self, images_NCHW: torch.Tensor) -> torch.Tensor:
@@ -259,7 +259,7 @@ def task_of(config: Config, prepared: PreparedSet) -> Task:
     Raises:
         InputError: the package of the user's model is not installed here.
     """
-    with needed():
+    with require_plugin():
         kind = config.model.task
     if kind == "segment":
         return Segmentation(len(prepared.class_names))

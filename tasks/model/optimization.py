@@ -49,7 +49,7 @@ def build_optimizer(network: nn.Module, recipe: Recipe, learning_rate: float) ->
     return kind(groups, learning_rate, weight_decay=decay, fused=fused)
 
 
-def settle(optimizer: torch.optim.Optimizer, network: nn.Module, *, is_captured: bool = False) -> None:
+def prepare_optimizer_state(optimizer: torch.optim.Optimizer, network: nn.Module, *, is_captured: bool = False) -> None:
     """Fit an optimizer, with the state that was restored if any, to the network as it is executed now.
 
     A checkpoint brings the flags and the memory layout of the execution that wrote it, and fused kernels on CPUs go

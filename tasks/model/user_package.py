@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.conf.model import Model
 from paceline.conf.plugins import EMBEDDED_MODELS, Plugin
 from paceline.tasks.errors import InputError
-from paceline.tasks.plugins import load_own
+from paceline.tasks.plugins import load_plugin
 
 
 def check_package(model: Model, recorded: Plugin | None) -> str | None:
@@ -21,7 +21,7 @@ def check_package(model: Model, recorded: Plugin | None) -> str | None:
     if model.name in EMBEDDED_MODELS:
         return None
     try:
-        plugin, _ = load_own("model", model.name)
+        plugin, _ = load_plugin("model", model.name)
     except InputError as error:
         if recorded is None:
             raise

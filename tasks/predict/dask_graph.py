@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from paceline.tasks import deadline
-from paceline.tasks.cluster.bounded_submit import completed, connect_to_workers
+from paceline.tasks.cluster.bounded_submit import connect_to_workers, iter_completed
 from paceline.tasks.predict.job import Parity, Part, PartRecord, Settings
 from paceline.tasks.predict.part import check_parity, predict_part
-from paceline.tasks.predict.subprocess_job import Alone, run_alone
+from paceline.tasks.predict.subprocess_job import SubprocessJob, run_in_subprocess
 from paceline.tasks.records import Reads
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def parity_on_worker(address: str, part: Part, settings: Settings) -> tuple[Pari
             raise
 
 
-def alone_on_worker(address: str, asked: Alone) -> str:
+def alone_on_worker(address: str, asked: SubprocessJob) -> str:
     """What a process of its own on some worker finds out, as JSON.
 
     Raises:
@@ -52,7 +52,7 @@ def alone_on_worker(address: str, asked: Alone) -> str:
         TimeLimitError: the stage's time is over.
     """
     with connect_to_workers(address, "a measurement") as client:
-        waiting = client.submit(run_alone, asked, deadline.left(), key=_key("alone"), pure=False)
+        waiting = client.submit(run_in_subprocess, asked, deadline.left(), key=_key("alone"), pure=False)
         try:
             found: str = waiting.result(timeout=deadline.left())
         except TimeoutError:
@@ -75,7 +75,7 @@ def predict_parts(
     done = 0
     with (
         connect_to_workers(address, "prediction") as client,
-        closing(completed(client, parts, partial(_submit, client, settings))) as found,
+        closing(iter_completed(client, parts, partial(_submit, client, settings))) as found,
     ):
         for record in found:
             records.append(record)

@@ -24,7 +24,7 @@ from paceline.tasks.model.pretrained import begun_state
 from paceline.tasks.model_bundle import digest_of, write_model
 from paceline.tasks.predict.job import Settings, batch_size_for
 from paceline.tasks.predict.predictor import Predictor
-from paceline.tasks.predict.subprocess_job import serve, since_start
+from paceline.tasks.predict.subprocess_job import since_start, subprocess_main
 from paceline.tasks.records import PreparedSet, Pretrained, Record, Validity
 
 MODULE = "paceline.tasks.predict.linear_eval"
@@ -35,7 +35,7 @@ UNKNOWN_LOGIT = -1e9
 """Of a class that the training split has no sample of."""
 
 
-class FrozenJob(Record):
+class LinearEvalJob(Record):
     """What is to be fitted."""
 
     config: Config
@@ -49,7 +49,7 @@ class FrozenJob(Record):
     """Processes of the run on this host, whose load is not foreign."""
 
 
-class Frozen(Record):
+class LinearEvalResult(Record):
     """What came of it. Seconds by the process's own clock, from its start."""
 
     settings: Settings
@@ -74,7 +74,7 @@ class Frozen(Record):
     converged: bool
 
 
-def fit_frozen(job: FrozenJob) -> Frozen:
+def fit_linear_head(job: LinearEvalJob) -> LinearEvalResult:
     """Extract, fit, score, predict."""
     settings = _settings(job)
     predictor = Predictor(settings)
@@ -92,7 +92,7 @@ def fit_frozen(job: FrozenJob) -> Frozen:
     rate = test.num_samples / (time.perf_counter() - begun)
     predictions = Path(job.directory) / PREDICTIONS
     np.savez(predictions, index=np.arange(test.num_samples), kept=kept_NK)
-    return Frozen(
+    return LinearEvalResult(
         settings=settings,
         startup_seconds=startup,
         extract_seconds=extracted - startup,
@@ -110,7 +110,7 @@ def fit_frozen(job: FrozenJob) -> Frozen:
     )
 
 
-def _settings(job: FrozenJob) -> Settings:
+def _settings(job: LinearEvalJob) -> Settings:
     """The backbone, kept as a model, and how it is executed."""
     config, directory = job.config, Path(job.directory) / MODEL
     state = begun_state(config.model, job.prepared, job.pretrained, config.seed)
@@ -149,4 +149,4 @@ def _logits(fitted: Fit, values_ND: npt.NDArray[np.float32], num_classes: int) -
 
 
 if __name__ == "__main__":
-    serve(FrozenJob, fit_frozen)
+    subprocess_main(LinearEvalJob, fit_linear_head)

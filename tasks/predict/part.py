@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from paceline.tasks.data.decode.pixels import Pixels, read_pixels, read_whole
 from paceline.tasks.data.decode.transform import DecodeError, UnreadError
-from paceline.tasks.data.storage.read_files import counted
+from paceline.tasks.data.storage.read_files import count_reads
 from paceline.tasks.files import write_durably
 from paceline.tasks.predict.job import Parity, Part, PartRecord, Settings
 from paceline.tasks.predict.parquet_columns import PIXEL_TASKS, Answers, Row, answers_of, pixel_answers_of
@@ -41,7 +41,7 @@ def predict_part(part: Part, settings: Settings) -> PartRecord:
     """
     model = predictor(settings)
     seen = _Seen()
-    with counted() as tally:
+    with count_reads() as tally:
         answers = _at_own_sizes(part, model, seen) if settings.own_size else _at_one_size(part, model, seen)
     record = PartRecord(
         number=part.number,
@@ -134,7 +134,7 @@ def check_parity(part: Part, settings: Settings) -> tuple[Parity | None, Reads]:
 
     Also what was read from afar for it.
     """
-    with counted() as tally:
+    with count_reads() as tally:
         return _parity(part, settings), tally.reads
 
 

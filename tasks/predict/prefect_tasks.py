@@ -17,14 +17,14 @@ from paceline.tasks.files import is_full
 from paceline.tasks.predict.dask_graph import alone_on_worker, parity_on_worker, predict_parts
 from paceline.tasks.predict.job import Parity, Part, PartRecord, Settings
 from paceline.tasks.predict.linear_eval import MODULE as FROZEN
-from paceline.tasks.predict.linear_eval import Frozen, FrozenJob
+from paceline.tasks.predict.linear_eval import LinearEvalJob, LinearEvalResult
 from paceline.tasks.predict.part import finished
-from paceline.tasks.predict.subprocess_job import Alone
+from paceline.tasks.predict.subprocess_job import SubprocessJob
 from paceline.tasks.predict.throughput import MODULE as PACE
-from paceline.tasks.predict.throughput import PaceJob, Paces
+from paceline.tasks.predict.throughput import PredictionThroughputs, ThroughputJob
 from paceline.tasks.progress import progress_of_samples
 from paceline.tasks.records import Reads, Record
-from paceline.tasks.redact import discreet
+from paceline.tasks.redact import redact_errors
 
 MIN_AGREEMENT = 0.99
 NUM_PARITY = 256
@@ -55,7 +55,7 @@ class Predicted(Record):
 
 
 @task(name="predict", cache_policy=NO_CACHE)
-@discreet
+@redact_errors
 def predict(parts: list[Part], settings: Settings, address: str, seconds: float | None = None) -> Predicted:
     """Predict the parts that are not there yet, once the model as it is executed has been held against the plain one.
 
@@ -147,8 +147,8 @@ def _agrees(found: Parity) -> bool:
 
 
 @task(name="classify features", cache_policy=NO_CACHE)
-@discreet
-def classify_features(job: FrozenJob, address: str, seconds: float | None = None) -> Frozen:
+@redact_errors
+def classify_features(job: LinearEvalJob, address: str, seconds: float | None = None) -> LinearEvalResult:
     """Fit a classifier on what a layer of a frozen backbone gives, in a fresh process on a worker.
 
     Args:
@@ -160,9 +160,11 @@ def classify_features(job: FrozenJob, address: str, seconds: float | None = None
         RunError: It failed.
         TimeLimitError: It took longer than its limit.
     """
-    asked = Alone(module=FROZEN, spec=job.model_dump_json(), directory=job.directory, num_threads=job.num_threads)
+    asked = SubprocessJob(
+        module=FROZEN, spec=job.model_dump_json(), directory=job.directory, num_threads=job.num_threads
+    )
     with deadline.limited("limits.train_seconds", seconds), _disk_told(Path(job.directory)):
-        found = Frozen.model_validate_json(alone_on_worker(address, asked))
+        found = LinearEvalResult.model_validate_json(alone_on_worker(address, asked))
     log = get_run_logger()
     log.info(
         "%d features of %d training samples in %.1f s, fitted in %.1f s: validation accuracy %.4f",
@@ -178,8 +180,8 @@ def classify_features(job: FrozenJob, address: str, seconds: float | None = None
 
 
 @task(name="time prediction", cache_policy=NO_CACHE)
-@discreet
-def time_prediction(job: PaceJob, address: str, seconds: float | None = None) -> Paces:
+@redact_errors
+def time_prediction(job: ThroughputJob, address: str, seconds: float | None = None) -> PredictionThroughputs:
     """Time trained networks' predictions, plain and as they are executed, in a fresh process on a worker.
 
     Args:
@@ -191,7 +193,7 @@ def time_prediction(job: PaceJob, address: str, seconds: float | None = None) ->
         RunError: It failed.
         TimeLimitError: It took longer than its limit.
     """
-    asked = Alone(
+    asked = SubprocessJob(
         module=PACE,
         spec=job.model_dump_json(),
         directory=job.directory,
@@ -199,7 +201,7 @@ def time_prediction(job: PaceJob, address: str, seconds: float | None = None) ->
         devices=tuple(gpu.uuid for gpu in job.gpus[:1]),
     )
     with deadline.limited("limits.predict_seconds", seconds), _disk_told(Path(job.directory)):
-        found = Paces.model_validate_json(alone_on_worker(address, asked))
+        found = PredictionThroughputs.model_validate_json(alone_on_worker(address, asked))
     for name, pace in found.paces.items():
         get_run_logger().info(
             "%s: prediction %.0f samples/s eager in float32, %.0f as it is executed", name, pace.eager, pace.executed

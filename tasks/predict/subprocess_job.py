@@ -28,11 +28,11 @@ SPEC, RESULT, LOG = "spec.json", "result.json", "log.txt"
 Spec = TypeVar("Spec", bound=Record)
 
 
-class Alone(Record):
+class SubprocessJob(Record):
     """Such a process."""
 
     module: str
-    """That calls `serve`."""
+    """That calls `subprocess_main`."""
     spec: str
     """Its work, as JSON."""
     directory: str
@@ -42,7 +42,7 @@ class Alone(Record):
     """UUIDs of GPUs that it may use."""
 
 
-def run_alone(asked: Alone, seconds: float | None = None) -> str:
+def run_in_subprocess(asked: SubprocessJob, seconds: float | None = None) -> str:
     """Run it; to be called on a worker, which it does not outlive. Its result, as JSON.
 
     Args:
@@ -80,7 +80,7 @@ def run_alone(asked: Alone, seconds: float | None = None) -> str:
     return (place / RESULT).read_text(encoding="utf-8")
 
 
-def serve(kind: type[Spec], work: Callable[[Spec], Record]) -> None:
+def subprocess_main(kind: type[Spec], work: Callable[[Spec], Record]) -> None:
     """The program: do what the file says that it is called with."""
     die_with_supervisor()
     path = Path(sys.argv[1])

@@ -23,10 +23,10 @@ from paceline.tasks.model.load import open_trained
 from paceline.tasks.predict.job import Settings
 from paceline.tasks.predict.linear_eval import pictures
 from paceline.tasks.predict.predictor import Predictor
-from paceline.tasks.predict.subprocess_job import serve
+from paceline.tasks.predict.subprocess_job import subprocess_main
 from paceline.tasks.records import Cost, Gpu, PreparedSet, Record, Validity
 from paceline.tasks.speedup.study.pairs import as_interval
-from paceline.tasks.speedup.study.records import Rates
+from paceline.tasks.speedup.study.records import PredictionThroughput
 
 MODULE = "paceline.tasks.predict.throughput"
 BLOCK_SECONDS = 0.15
@@ -42,7 +42,7 @@ Arm = tuple[str, str]
 """A way, and how it is executed."""
 
 
-class PaceJob(Record):
+class ThroughputJob(Record):
     """What is to be timed."""
 
     ways: dict[str, Settings]
@@ -58,10 +58,10 @@ class PaceJob(Record):
     """Processes of the run on this host, whose load is not foreign."""
 
 
-class Paces(Record):
+class PredictionThroughputs(Record):
     """Of all."""
 
-    paces: dict[str, Rates]
+    paces: dict[str, PredictionThroughput]
     gpu_name: str | None
     cost: Cost
     """Of the first one's network."""
@@ -77,11 +77,11 @@ class _Way:
     block: Images
     """What each of its arms predicts in a round."""
 
-    def pace(self, seconds: Mapping[str, list[float]]) -> Rates:
+    def pace(self, seconds: Mapping[str, list[float]]) -> PredictionThroughput:
         """Of the seconds that its arms took."""
         rates = {name: len(self.block) / median(times) for name, times in seconds.items()}
         logs = np.log(seconds[EAGER]) - np.log(seconds[EXECUTED])
-        return Rates(
+        return PredictionThroughput(
             eager=rates[EAGER],
             executed=rates[EXECUTED],
             ratio=as_interval(estimate_ratio(logs)),
@@ -89,7 +89,7 @@ class _Way:
         )
 
 
-def time_networks(job: PaceJob) -> Paces:
+def time_networks(job: ThroughputJob) -> PredictionThroughputs:
     """Time all of them in turn, so that they may be compared; once more where other work disturbed it."""
     ways = {name: _ready(settings, job) for name, settings in job.ways.items()}
     blocks = {(name, kind): _timed(arm, way.block) for name, way in ways.items() for kind, arm in way.arms.items()}
@@ -99,7 +99,7 @@ def time_networks(job: PaceJob) -> Paces:
             seconds, validity = _watched(blocks, job)
     first = next(iter(job.ways.values()))
     network, facts = open_trained(Path(first.model_directory), first.model_digest)
-    return Paces(
+    return PredictionThroughputs(
         paces={name: way.pace({kind: seconds[name, kind] for kind in way.arms}) for name, way in ways.items()},
         gpu_name=job.gpus[0].name if job.gpus else None,
         cost=cost_of(network, facts.image_shape),
@@ -107,14 +107,14 @@ def time_networks(job: PaceJob) -> Paces:
     )
 
 
-def _watched(blocks: Mapping[Arm, Callable[[], float]], job: PaceJob) -> tuple[dict[Arm, list[float]], Validity]:
+def _watched(blocks: Mapping[Arm, Callable[[], float]], job: ThroughputJob) -> tuple[dict[Arm, list[float]], Validity]:
     """The rounds, and whether they can be trusted."""
     watch = ValidityWatch((os.getpid(), os.getppid(), *job.own_pids), gpu_uuids=[gpu.uuid for gpu in job.gpus[:1]])
     seconds = _rounds(blocks, job.seconds * len(job.ways))
     return seconds, watch.stop()
 
 
-def _ready(settings: Settings, job: PaceJob) -> _Way:
+def _ready(settings: Settings, job: ThroughputJob) -> _Way:
     """Its arms, warmed up, and as many images as its eager one takes the time of a block for."""
     arms = {EAGER: Predictor(settings, plain=True), EXECUTED: Predictor(settings)}
     if job.gpus:
@@ -151,4 +151,4 @@ def _rounds(arms: Mapping[Arm, Callable[[], float]], seconds: float) -> dict[Arm
 
 
 if __name__ == "__main__":
-    serve(PaceJob, time_networks)
+    subprocess_main(ThroughputJob, time_networks)

@@ -17,7 +17,7 @@ from paceline.tasks.speedup.forecast.records import (
     Advice,
     AdviseResult,
     Check,
-    Company,
+    Interference,
     Limits,
     Prediction,
     calibration,
@@ -236,7 +236,7 @@ def _method(result: AdviseResult) -> Html:
     return columns(table(("one device, batch", "step", "95 % interval"), rows), bullets(facts))
 
 
-def _company_sentence(company: Company) -> str:
+def _company_sentence(company: Interference) -> str:
     contention, waiting, exchange = (one.value - 1 for one in (company.contention, company.waiting, company.exchange))
     return (
         f"Two devices at {company.batch_size} samples each: a step takes {contention:+.1%} because both compute, "

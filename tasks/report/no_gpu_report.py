@@ -27,7 +27,7 @@ from paceline.tasks.report.html import (
 from paceline.tasks.report.plotting import svg_text
 from paceline.tasks.report.run_charts import draw_ratios
 from paceline.tasks.report.study_report import DASH, ratio_text
-from paceline.tasks.speedup.study.no_gpu import SCRATCH, Cell, NoGpuResult, Way
+from paceline.tasks.speedup.study.no_gpu import SCRATCH, Approach, NoGpuResult, ReportedValue
 
 HEAD = ("way", "on", "accuracy", "to the target", "speedup", "whole", "speedup", "energy", "predicts", "eager", "basis")
 DIGITS_OF_ESTIMATES = 2
@@ -40,7 +40,7 @@ def no_gpu_table(result: NoGpuResult) -> tuple[Sequence[str], list[list[str]]]:
     return HEAD, [_row(way) for way in result.ways]
 
 
-def _row(way: Way) -> list[str]:
+def _row(way: Approach) -> list[str]:
     return [
         way.name,
         way.device,
@@ -56,7 +56,7 @@ def _row(way: Way) -> list[str]:
     ]
 
 
-def _score(way: Way) -> str:
+def _score(way: Approach) -> str:
     if way.score is None:
         return DASH
     spread = "" if way.least_score == way.best_score else f" ({way.least_score:.2%} to {way.best_score:.2%})"
@@ -66,12 +66,12 @@ def _score(way: Way) -> str:
     return f"{way.score:.2%}{spread}, {points[0]:+.1f} [{points[1]:+.1f}, {points[2]:+.1f}] points, {way.parity}"
 
 
-def _to_target(way: Way) -> str:
+def _to_target(way: Approach) -> str:
     some = f" ({way.num_reached} of {way.num_judged})" if 0 < way.num_reached < way.num_judged else ""
     return _seconds(way.target_seconds) + some
 
 
-def _speedup(way: Way, what: str) -> str:
+def _speedup(way: Approach, what: str) -> str:
     if not way.is_measured:
         return DASH
     if way.name == SCRATCH:
@@ -79,21 +79,21 @@ def _speedup(way: Way, what: str) -> str:
     return ratio_text(way.target_ratio if what == "target" else way.whole_ratio)
 
 
-def _seconds(cell: Cell) -> str:
+def _seconds(cell: ReportedValue) -> str:
     if cell.value is None:
         return cell.kind
     is_short = cell.value < SHORTEST_SECONDS
     return _prefix(cell) + (f"{1000 * cell.value:.1g} ms" if is_short else format_seconds(cell.value))
 
 
-def _cell(cell: Cell, form: str) -> str:
+def _cell(cell: ReportedValue, form: str) -> str:
     if cell.value is None:
         return cell.kind
     value = cell.value if cell.kind == "measured" else float(f"{cell.value:.{DIGITS_OF_ESTIMATES}g}")
     return _prefix(cell) + form.format(value)
 
 
-def _prefix(cell: Cell) -> str:
+def _prefix(cell: ReportedValue) -> str:
     return "" if cell.kind == "measured" else f"{cell.kind} "
 
 
@@ -184,7 +184,7 @@ def _grounds(result: NoGpuResult) -> Iterator[str]:
         yield "Not measured, and not estimated: " + "; ".join(missing) + "."
 
 
-def _cells(way: Way) -> tuple[tuple[str, Cell], ...]:
+def _cells(way: Approach) -> tuple[tuple[str, ReportedValue], ...]:
     return (
         ("time to the target", way.target_seconds),
         ("whole time", way.whole_seconds),

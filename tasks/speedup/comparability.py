@@ -22,7 +22,7 @@ RESOLVED = ("accelerator", "precision", "compile", "memory_format", "loading", "
 """Settings that a plan has resolved where the configuration says `auto`."""
 
 
-def facts_of(
+def comparison_facts(
     config: Config,
     data: str,
     code: str,

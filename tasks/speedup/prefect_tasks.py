@@ -8,12 +8,12 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from paceline.tasks.records import SpeedupResult, TrainResult
-from paceline.tasks.redact import discreet
+from paceline.tasks.redact import redact_errors
 from paceline.tasks.speedup.verdict import speedup_result
 
 
 @task(name="account", cache_policy=NO_CACHE)
-@discreet
+@redact_errors
 def account(train: TrainResult, num_cores: int | None = None) -> SpeedupResult:
     """Judge how much faster the run was than its baseline, and why.
 

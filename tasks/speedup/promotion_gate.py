@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.conf.config import Track
 from paceline.tasks.records import EvaluateResult, Record, ScoreName, TrainResult
 from paceline.tasks.scores import SCORE_WORDS
-from paceline.tasks.speedup.regression import Judgement
+from paceline.tasks.speedup.regression import RegressionVerdict
 
 
 class Gate(Record):
@@ -25,7 +25,7 @@ def gate(
     track: Track,
     evaluated: EvaluateResult,
     trained: TrainResult,
-    judgement: Judgement | None,
+    judgement: RegressionVerdict | None,
     champion: tuple[float, str] | None,
     other_score: ScoreName | None = None,
 ) -> Gate:

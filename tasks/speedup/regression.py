@@ -45,7 +45,7 @@ SAME_CAUSE = 0.5
 """Share of a loss from which on the baseline's own loss explains it."""
 
 
-class Figures(Record):
+class RunMetrics(Record):
     """What one run of a series has shown; None where it is not known."""
 
     run_id: str
@@ -68,7 +68,7 @@ class Figures(Record):
     """Was found worse than those before it, or was not comparable: no measure for later runs either."""
 
 
-class Margins(Record):
+class Tolerances(Record):
     """Changes that matter; a single run must show twice as much."""
 
     throughput: float = 0.05
@@ -99,7 +99,7 @@ class Change(Record):
     """Runs that it is compared with."""
 
 
-class Judgement(Record):
+class RegressionVerdict(Record):
     """What is made of a run."""
 
     verdict: Literal["regression", "normal", "too few runs", "disturbed", "not comparable"]
@@ -139,15 +139,17 @@ class _Scale:
         return badness if self.measure == "data wait" else -badness
 
 
-def judge(runs: Sequence[Figures], margins: Margins | None = None, score_name: ScoreName = "accuracy") -> Judgement:
+def judge(
+    runs: Sequence[RunMetrics], margins: Tolerances | None = None, score_name: ScoreName = "accuracy"
+) -> RegressionVerdict:
     """Compare the newest run with those before it.
 
     Args:
         runs: of one series, the oldest first, the newest included.
-        margins: changes that matter; the defaults of `Margins` if None.
+        margins: changes that matter; the defaults of `Tolerances` if None.
         score_name: what the models of the series are judged by.
     """
-    margins = margins or Margins()
+    margins = margins or Tolerances()
     runs = _with_others(runs, margins.foreign_cores)
     scales = (
         _Scale("throughput", -math.log1p(-margins.throughput), "throughput"),
@@ -158,16 +160,16 @@ def judge(runs: Sequence[Figures], margins: Margins | None = None, score_name: S
     judged = [scale.name for scale in scales if _is_known(scale.measure, newest, before)]
     if not judged:
         text = f"{len(before)} comparable runs before it; from {MIN_BEFORE} on it is judged"
-        return Judgement(verdict="too few runs", text=text)
+        return RegressionVerdict(verdict="too few runs", text=text)
     changes = tuple(change for scale in scales if (change := _worst(scale, runs)) is not None)
     if not changes:
         text = f"{_listed(judged)} as in the {min(len(before), WINDOW)} runs before it"
-        return Judgement(verdict="normal", text=text)
+        return RegressionVerdict(verdict="normal", text=text)
     before = before[-WINDOW:]
     grew = _grew(newest, before) if changes[0].measure != "score" else None
     text = "; ".join([*(_told(change) for change in changes), *_causes(changes, newest, before, grew)])
     certain = tuple(change for change in changes if change.measure == "score" or not newest.contaminated)
-    return Judgement(
+    return RegressionVerdict(
         verdict="regression" if certain else "disturbed",
         changes=certain or changes,
         grew=grew[0] if grew else None,
@@ -175,7 +177,7 @@ def judge(runs: Sequence[Figures], margins: Margins | None = None, score_name: S
     )
 
 
-def _with_others(runs: Sequence[Figures], limit: float) -> list[Figures]:
+def _with_others(runs: Sequence[RunMetrics], limit: float) -> list[RunMetrics]:
     """The same, contaminated where others kept more cores busy than they mostly did."""
     known = [run.foreign_cores for run in runs[:-1] if run.foreign_cores is not None]
     usual = float(np.median(known)) if known else 0.0
@@ -185,7 +187,7 @@ def _with_others(runs: Sequence[Figures], limit: float) -> list[Figures]:
     ]
 
 
-def _is_known(measure: Measure, newest: Figures, before: Sequence[Figures]) -> bool:
+def _is_known(measure: Measure, newest: RunMetrics, before: Sequence[RunMetrics]) -> bool:
     known = [run for run in before if _value(run, measure) is not None]
     return _value(newest, measure) is not None and len(known) >= MIN_BEFORE
 
@@ -209,18 +211,18 @@ def scale_qn(values: Sequence[float]) -> float:
     return _QN * correction * distance
 
 
-def is_measure(run: Figures) -> bool:
+def is_measure(run: RunMetrics) -> bool:
     """Whether later runs may be measured by it."""
     return not run.contaminated and not run.regressed
 
 
-def _value(run: Figures, measure: Measure) -> float | None:
+def _value(run: RunMetrics, measure: Measure) -> float | None:
     found = {"throughput": run.throughput, "score": run.score, "data wait": run.data_wait}[measure]
     usable = found is not None and math.isfinite(found) and (found > 0 or measure != "throughput")
     return found if usable else None
 
 
-def _worst(scale: _Scale, runs: Sequence[Figures]) -> Change | None:
+def _worst(scale: _Scale, runs: Sequence[RunMetrics]) -> Change | None:
     """Over the shortest span that shows a change."""
     known = [(run, scale.badness(value)) for run in runs if (value := _value(run, scale.measure)) is not None]
     if not known or known[-1][0] is not runs[-1]:
@@ -255,7 +257,7 @@ def _compared(scale: _Scale, before: list[float], newest: list[float]) -> Change
     )
 
 
-def _grew(newest: Figures, before: Sequence[Figures]) -> tuple[str, float, float] | None:
+def _grew(newest: RunMetrics, before: Sequence[RunMetrics]) -> tuple[str, float, float] | None:
     """The item of a step that took most of what was lost, with its seconds per sample before and now."""
     usual = {
         item: float(np.median([run.item_seconds.get(item, 0.0) for run in before if run.item_seconds]))
@@ -291,8 +293,8 @@ def _rounded(rate: float) -> str:
 
 def _causes(
     changes: Sequence[Change],
-    newest: Figures,
-    before: Sequence[Figures],
+    newest: RunMetrics,
+    before: Sequence[RunMetrics],
     grew: tuple[str, float, float] | None,
 ) -> list[str]:
     """Sentences on why, as far as it is known."""
@@ -308,7 +310,7 @@ def _causes(
     return found
 
 
-def _of_the_machine(slower: Change, newest: Figures, before: Sequence[Figures]) -> list[str]:
+def _of_the_machine(slower: Change, newest: RunMetrics, before: Sequence[RunMetrics]) -> list[str]:
     """What the baseline, which was timed in the same run, says of the machine."""
     rates = [run.baseline_throughput for run in before if run.baseline_throughput]
     if not newest.baseline_throughput or len(rates) < MIN_BEFORE:

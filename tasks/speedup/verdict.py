@@ -12,7 +12,7 @@ from typing import Literal
 
 from paceline.tasks.measure.statistics import Estimate, arm_ratio, parallel_efficiency, speedup_ratio
 from paceline.tasks.measure.validity import judge
-from paceline.tasks.records import Arm, ProbeResult, Search, SpeedupResult, TrainResult, Validity
+from paceline.tasks.records import Arm, AutotuneResult, ProbeResult, SpeedupResult, TrainResult, Validity
 from paceline.tasks.speedup.diagnosis import Diagnosis, diagnose
 
 Cause = Literal[
@@ -121,7 +121,7 @@ def _gains(probe: ProbeResult, train: TrainResult | None) -> dict[str, Estimate]
     return gains | ({"compile": compiling} if compiling else {})
 
 
-def single_gains(search: Search, baseline: Arm, candidate: Arm) -> dict[str, Estimate]:
+def single_gains(search: AutotuneResult, baseline: Arm, candidate: Arm) -> dict[str, Estimate]:
     """Gain of each setting alone, as far as a search has timed it in arms that differ in nothing else.
 
     Args:

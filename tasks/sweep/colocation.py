@@ -1,7 +1,8 @@
 """What trials side by side give: a paired measurement of their steps on the very devices, and what follows from it.
 
 All arms are steps of the same recipe, in blocks that alternate (`paceline.tasks.measure.probe`): one model alone on one
-device; one on each device, side by side; one on all devices, which share its batches; and on CPUs one on a device of all cores.
+device; one on each device, side by side; one on all devices, which share its batches; and on CPUs one on a device
+of all cores.
 Pure: nothing is run here.
 """
 

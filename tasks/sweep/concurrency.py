@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paceline.conf.config import Config
-from paceline.tasks.cluster.resources import Demand
+from paceline.tasks.cluster.resources import ClusterResources
 from paceline.tasks.errors import InputError
 from paceline.tasks.records import Choice, Hardware
 
@@ -15,11 +15,11 @@ TRIAL_BYTES = 3 * 2**29
 
 
 @dataclass(frozen=True)
-class Room:
+class TrialConcurrency:
     """What the trials have."""
 
     at_once: Choice
-    demand: Demand
+    demand: ClusterResources
     """Workers for all that run at once."""
     share: Hardware
     """What one trial may take to be its host: its part of the cores and of the memory, and all GPUs to choose from."""
@@ -30,14 +30,14 @@ class Room:
         return int(self.at_once.value)
 
 
-def find_room(
+def plan_concurrency(
     config: Config,
     hardware: Hardware,
     accelerator: Literal["cpu", "gpu"],
     num_trials: int,
     asked: int | None,
     workers_by_host: dict[str, int] | None = None,
-) -> Room:
+) -> TrialConcurrency:
     """Decide how many trials run at once.
 
     Args:
@@ -59,8 +59,8 @@ def find_room(
     if asked is None and accelerator == "cpu" and int(choice.value) > by_memory:
         choice = Choice(value=by_memory, reason=f"{hardware.memory_bytes / 2**30:.0f} GiB of memory on each host")
     per_host = -(-int(choice.value) * across // hosts)
-    demand = Demand(num_hosts=max(hosts, across), workers_per_host=per_host * each, gpus=accelerator == "gpu")
-    return Room(choice, demand, _share(hardware, per_host))
+    demand = ClusterResources(num_hosts=max(hosts, across), workers_per_host=per_host * each, gpus=accelerator == "gpu")
+    return TrialConcurrency(choice, demand, _share(hardware, per_host))
 
 
 def _devices(

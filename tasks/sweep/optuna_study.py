@@ -54,7 +54,7 @@ class Search(Record):
     seed: int
 
 
-class Proposer:
+class TrialStore:
     """Proposes trials, takes their scores, and remembers all of it. For use from several threads.
 
     Args:

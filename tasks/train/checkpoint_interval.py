@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from paceline.tasks.records import Choice
 
 if TYPE_CHECKING:
-    from paceline.tasks.model.batch import Course
+    from paceline.tasks.model.batch import StepScheduleLike
 
 MAX_SHARE = 0.02
 """Of the time, for checkpoints."""
@@ -40,7 +40,7 @@ class CheckpointInterval:
         now: reading of a clock, seconds.
     """
 
-    def __init__(self, course: Course, log_steps: int, step: int, now: float) -> None:
+    def __init__(self, course: StepScheduleLike, log_steps: int, step: int, now: float) -> None:
         self._course = course
         self._log_steps = log_steps
         self._since = step

@@ -17,9 +17,9 @@ from prefect.states import Completed
 from paceline.tasks import deadline
 from paceline.tasks.errors import StoppedError
 from paceline.tasks.progress import progress_bar
-from paceline.tasks.records import Choice, MeasureResult, Search, TrainResult
-from paceline.tasks.redact import discreet
-from paceline.tasks.result_cache import find_kept, keep
+from paceline.tasks.records import AutotuneResult, Choice, MeasureResult, TrainResult
+from paceline.tasks.redact import redact_errors
+from paceline.tasks.result_cache import load_result, save_result
 from paceline.tasks.track.metrics_upload import deliver_rest
 from paceline.tasks.train.launch.coordinator import TrainJob, measure_group, time_layers, train_group
 from paceline.tasks.train.rank.checkpoint import newest_verified
@@ -28,7 +28,7 @@ Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
 
 @task(name="train", cache_policy=NO_CACHE)
-@discreet
+@redact_errors
 def train(job: TrainJob, address: str) -> TrainResult:
     """Train on the cluster, one process per rank; a training that is finished is not done again.
 
@@ -45,7 +45,7 @@ def train(job: TrainJob, address: str) -> TrainResult:
 
 
 @task(name="trial", cache_policy=NO_CACHE)
-@discreet
+@redact_errors
 def train_trial(job: TrainJob, address: str) -> TrainResult | State[None]:
     """Train as `train` does, for a caller that may have it stopped (`paceline.tasks.deadline.stoppable`).
 
@@ -69,7 +69,7 @@ def train_trial(job: TrainJob, address: str) -> TrainResult | State[None]:
 
 def _train_once(job: TrainJob, address: str) -> TrainResult:
     logger = get_run_logger()
-    done = find_kept(job.kept, TrainResult) if job.resume else None
+    done = load_result(job.kept, TrainResult) if job.resume else None
     if done is not None:
         logger.info("The training is finished already (%s)", job.kept)
         deliver_rest(job.directory, job.tracking_uri, job.run_id, logger.warning)
@@ -77,7 +77,7 @@ def _train_once(job: TrainJob, address: str) -> TrainResult:
     with deadline.limited("limits.train_seconds", job.config.limits.train_seconds):
         result = _train(job, address)
     files = (result.weights, *result.predictions)
-    keep(job.kept, result, [file for file in files if file])
+    save_result(job.kept, result, [file for file in files if file])
     return result
 
 
@@ -146,7 +146,7 @@ def _note(facts: Mapping[str, Any]) -> str:
 
 
 @task(name="measure", cache_policy=NO_CACHE)
-@discreet
+@redact_errors
 def measure(job: TrainJob, address: str) -> MeasureResult:
     """Measure on the cluster, one process per rank, and train nothing.
 
@@ -174,8 +174,8 @@ def measure(job: TrainJob, address: str) -> MeasureResult:
 
 
 @task(name="time-layers", cache_policy=NO_CACHE)
-@discreet
-def measure_layers(job: TrainJob, address: str) -> Search:
+@redact_errors
+def measure_layers(job: TrainJob, address: str) -> AutotuneResult:
     """Time precision, memory format and threads of a network, as far as they are left to `auto`.
 
     Args:

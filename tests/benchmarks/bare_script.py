@@ -16,16 +16,16 @@ from paceline.conf.load import load
 from paceline.tasks.cluster import hardware
 from paceline.tasks.data.key import preparation_key
 from paceline.tasks.data.prepare import manifest, store
-from paceline.tasks.data.prepare.chunks import Cutter
+from paceline.tasks.data.prepare.chunks import ChunkPlanner
 from paceline.tasks.data.prepare.shard import write_shard
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.evaluate.metrics import evaluate_predictions, read_test_split
 from paceline.tasks.fingerprint import code_fingerprint
 from paceline.tasks.host import host_identity
 from paceline.tasks.records import RankSpec
-from paceline.tasks.train.launch.heartbeat import Pulse
+from paceline.tasks.train.launch.heartbeat import Heartbeat
 from paceline.tasks.train.plan import resolve
-from paceline.tasks.train.rank.context import Place
+from paceline.tasks.train.rank.context import RankContext
 from paceline.tasks.train.rank.main import Rank
 from paceline.tasks.train.rank.time_budget import Stopwatch
 
@@ -43,7 +43,7 @@ def prepare(data, home):
     if (found := store.find(home, key)) is not None:
         return found
     with store.temporary(home, key) as directory:
-        records = [write_shard(chunk) for chunk in Cutter(listing, data, directory).chunks()]
+        records = [write_shard(chunk) for chunk in ChunkPlanner(listing, data, directory).chunks()]
         facts = manifest.build(listing, data, key, records, num_rejected=0)
         path = store.publish(home, directory, facts, [])
     return facts.prepared(path, reused=False, seconds=0.0)
@@ -72,7 +72,7 @@ def train(config, prepared, home):
         code_fingerprint=code_fingerprint(),
         compile_cache=str(home / "compiled"),
     )
-    return SilentRank(Place(spec), Stopwatch("startup", time.monotonic()), Pulse()).run()
+    return SilentRank(RankContext(spec), Stopwatch("startup", time.monotonic()), Heartbeat()).run()
 
 
 def main(home, preset, *overrides):

@@ -6,15 +6,15 @@ from pathlib import Path
 
 from paceline.tasks.measure.statistics import speedup_ratio
 from paceline.tasks.records import Arm, RankSpec
-from paceline.tasks.train.rank.benchmark import Bench
-from paceline.tasks.train.rank.context import Place
+from paceline.tasks.train.rank.benchmark import ArmBenchmark
+from paceline.tasks.train.rank.context import RankContext
 
 
 def main(spec_path, number):
     spec = RankSpec.model_validate_json(Path(spec_path).read_text())
     tree = spec.config.model_dump(mode="json")
     tree["speedup"] |= {"max_seconds": 4.0, "num_blocks": 24, "target_half_width": 0.001}
-    place = Place(spec.model_copy(update={"config": type(spec.config).model_validate(tree)}))
+    place = RankContext(spec.model_copy(update={"config": type(spec.config).model_validate(tree)}))
     plan = spec.plan
     arm = Arm(
         num_devices=1,
@@ -24,7 +24,7 @@ def main(spec_path, number):
         loading=plan.loading,
     )
     for _ in range(int(number)):
-        found = speedup_ratio(Bench(place).probe({"baseline": arm, "candidate": arm}, {}).rounds)
+        found = speedup_ratio(ArmBenchmark(place).probe({"baseline": arm, "candidate": arm}, {}).rounds)
         print(json.dumps([found.value, found.low, found.high]), flush=True)
 
 

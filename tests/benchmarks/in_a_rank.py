@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from paceline.tasks.data.loading.step_schedule import Course
+from paceline.tasks.data.loading.step_schedule import StepSchedule
 from paceline.tasks.data.loading.streaming import _NUM_BUFFERS
 from paceline.tasks.data.split import open_split
 from paceline.tasks.measure.probe import ArmRunner, run_probe
@@ -23,7 +23,7 @@ from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.model.fuse_batch_norm import fold_batch_norm
 from paceline.tasks.model.inference import predictions
 from paceline.tasks.records import RankSpec
-from paceline.tasks.train.launch.heartbeat import Pulse
+from paceline.tasks.train.launch.heartbeat import Heartbeat
 from paceline.tasks.train.rank.callbacks import (
     BudgetCallback,
     CheckpointCallback,
@@ -31,7 +31,7 @@ from paceline.tasks.train.rank.callbacks import (
     ValidationCallback,
     log_steps,
 )
-from paceline.tasks.train.rank.context import Place
+from paceline.tasks.train.rank.context import RankContext
 from paceline.tasks.train.rank.main import BASELINE, Rank
 from paceline.tasks.train.rank.time_budget import Stopwatch
 from paceline.tasks.train.step.benchmark_step import BareStep, StepInputs
@@ -49,7 +49,7 @@ def chosen(place):
 
 
 def new_rank(place):
-    return Rank(place, Stopwatch("startup", time.monotonic()), Pulse())
+    return Rank(place, Stopwatch("startup", time.monotonic()), Heartbeat())
 
 
 def timed(steps):
@@ -121,7 +121,7 @@ def loop(place):
 
     def lightning(number):
         loader = place.loader(arm, place.batches, 0)
-        windows = new_rank(place)._fit(loader, Course(place.batches), None)[1]["windows"]
+        windows = new_rank(place)._fit(loader, StepSchedule(place.batches), None)[1]["windows"]
         loader.close()
         return [seconds / steps for _, steps, seconds in windows[1:] for _ in range(steps)]
 
@@ -148,7 +148,7 @@ def device(place):
     loader = place.loader(new._candidate(), place.batches, 0)
     with warnings.catch_warnings(record=True) as told, profile(activities=[ProfilerActivity.CUDA]) as profiled:
         warnings.simplefilter("always")
-        new._fit(loader, Course(place.batches), None)
+        new._fit(loader, StepSchedule(place.batches), None)
     loader.close()
     busy = sorted((e.time_range.start, e.time_range.end) for e in profiled.events() if e.device_type.name == "CUDA")
     waits = [str(one.message) for one in told if "synchroniz" in str(one.message)]
@@ -189,7 +189,7 @@ def idle_share(busy):
 
 
 def main(spec_path, what, seconds):
-    place = Place(RankSpec.model_validate_json(Path(spec_path).read_text()))
+    place = RankContext(RankSpec.model_validate_json(Path(spec_path).read_text()))
     if what == "device":
         print(json.dumps(device(place)))
         return

@@ -14,7 +14,7 @@ import sys
 import pytest
 
 from paceline.tasks.measure.statistics import arm_ratio, speedup_ratio
-from paceline.tasks.speedup.forecast.device_profile import company_of, link_samples, profile_of
+from paceline.tasks.speedup.forecast.device_profile import link_samples, measure_interference, profile_of
 from paceline.tasks.speedup.forecast.links import fit_link
 from paceline.tasks.speedup.forecast.model import predict, step_seconds
 from paceline.tasks.speedup.forecast.records import DeviceProfile
@@ -119,7 +119,7 @@ def profiled(job, address, precision):
         batch_size=BATCH,
         num_train=job.prepared.num_train,
         num_epochs=1,
-        company=company_of(found.probe, found.all_reduces),
+        company=measure_interference(found.probe, found.all_reduces),
         label=precision,
     )
     print(profile, link)

@@ -24,7 +24,7 @@ from PIL import Image, ImageOps
 from paceline.conf.data import Data
 from paceline.tasks.data.decode import transform
 from paceline.tasks.data.listing import SPLITS
-from paceline.tasks.data.prepare.chunks import Cutter
+from paceline.tasks.data.prepare.chunks import ChunkPlanner
 from paceline.tasks.data.prepare.shard import write_shard
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.measure.statistics import estimate_ratio
@@ -218,7 +218,7 @@ def test_time_to_decode_and_resize(kind, width, height, size, cifar10_files):
 def test_a_whole_chunk_of_cifar10(cifar10_jpeg_root, tmp_path):
     """Read, decode, check, write and synchronise 1,024 files, with the quick way for small JPEGs or without."""
     data = Data(source="cifar10", root=str(cifar10_jpeg_root), image_size=32)
-    chunks = Cutter(source.list_samples(data), data, tmp_path).chunks()
+    chunks = ChunkPlanner(source.list_samples(data), data, tmp_path).chunks()
     for split in SPLITS:
         (tmp_path / split).mkdir()
     chunk = next(chunks)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.flows.checks.pretrained import check_weights
 from paceline.tasks.data.key import describe
 from paceline.tasks.measure.statistics import FIXED_CONFIDENCE, estimate_ratio
@@ -100,7 +100,7 @@ def test_fine_tuning_reaches_the_accuracy_of_scratch_in_half_of_it(case, make_jo
 
     def fit(seed, *overrides):
         job = make_job("cifar10", root, OTHERS, *NETWORK, *case.common, f"seed={seed}", *overrides)
-        job = job.model_copy(update={"pretrained": check_weights(job.config, describe(job.config.data), Site())})
+        job = job.model_copy(update={"pretrained": check_weights(job.config, describe(job.config.data), Environment())})
         return train_group(job, cluster_address)
 
     logs, missed, contaminated = [], 0, 0

@@ -12,7 +12,7 @@ import sys
 import numpy as np
 import pytest
 
-from paceline.tasks.cluster.dask_config import ENVIRON, lean
+from paceline.tasks.cluster.dask_config import ENVIRON, low_overhead_config
 from paceline.tasks.cluster.hardware import usable_cores
 from paceline.tasks.data.split import open_split
 from paceline.tasks.measure.statistics import FIXED_CONFIDENCE, estimate_ratio
@@ -28,7 +28,9 @@ PREDICT_SECONDS = 4.0
 PRESET = "twohead"
 CPU = ["execution.accelerator=cpu"]
 """The plain loop knows no other device."""
-WORKER = {name.removeprefix(ENVIRON): str(value) for name, value in lean().items() if name.startswith(ENVIRON)}
+WORKER = {
+    name.removeprefix(ENVIRON): str(value) for name, value in low_overhead_config().items() if name.startswith(ENVIRON)
+}
 """Variables of a worker's process."""
 
 

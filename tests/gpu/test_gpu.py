@@ -10,7 +10,7 @@ from paceline.conf.recipe import Recipe
 from paceline.tasks.data.loading.batch import Batch
 from paceline.tasks.model.networks.registry import build_network
 from paceline.tasks.model.objectives import Classification
-from paceline.tasks.model.optimization import batch_loss, build_optimizer, settle
+from paceline.tasks.model.optimization import batch_loss, build_optimizer, prepare_optimizer_state
 from paceline.tasks.records import Arm
 from paceline.tasks.train.step.cuda_graph import NUM_EAGER, make_step
 from paceline.tasks.train.step.precision import make_scaler, prepare_network
@@ -21,7 +21,7 @@ from paceline.tasks.train.step.train_step import TrainStep
 def test_a_rank_trains_on_the_gpu_in_every_precision(tmp_path, precision):
     from distributed import LocalCluster
 
-    from paceline.conf.environment import Site
+    from paceline.conf.environment import Environment
     from paceline.conf.load import load
     from paceline.tasks.cluster import hardware
     from paceline.tasks.data.prepare import dask_graph as graph
@@ -31,7 +31,7 @@ def test_a_rank_trains_on_the_gpu_in_every_precision(tmp_path, precision):
     from paceline.tasks.train.launch.coordinator import TrainJob, train_group
     from paceline.tasks.train.plan import resolve
 
-    site = Site()
+    site = Environment()
     config = load("digits", [f"execution.precision={precision}", "recipe.num_epochs=2", "execution.accelerator=gpu"])
     here = hardware.describe()
     with LocalCluster(n_workers=1, threads_per_worker=1, host="127.0.0.1", dashboard_address=":0") as cluster:
@@ -116,7 +116,7 @@ def test_a_captured_step_trains_like_the_eager_one(optimizer, precision):
         network = build_network(Model(width=8, depth=2), (16, 16, 3), 10, 0)
         network = prepare_network(network, "32-true", channels_last=True, device=device)
         built = build_optimizer(network, recipe, 0.01)
-        settle(built, network, is_captured=compile_ == "graph")
+        prepare_optimizer_state(built, network, is_captured=compile_ == "graph")
         arm = Arm(
             num_devices=1, precision=precision, compile=compile_, memory_format="channels_last", loading="resident"
         )

@@ -5,11 +5,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from paceline.conf.cluster import Cluster
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.conf.load import load
 from paceline.tasks.cluster import hardware
 from paceline.tasks.cluster.client import connect
-from paceline.tasks.cluster.resources import Demand
+from paceline.tasks.cluster.resources import ClusterResources
 from paceline.tasks.cluster.start import open_cluster
 from paceline.tasks.data.prepare import dask_graph as graph
 from paceline.tasks.data.sources import registry as source
@@ -23,7 +23,7 @@ PLANTED = str(Path(__file__).with_name("planted"))
 
 def new_job(address, preset, overrides):
     """A job on the cluster at `address`; its experiment is `training`."""
-    site = Site()
+    site = Environment()
     config = load(preset, overrides)
     experiment = store.check_store(site.tracking_uri, "training", site.artifact_root)
     handle = tracking.begin(site.tracking_uri, experiment, config, {})
@@ -65,7 +65,9 @@ def two_workers(tls="auto"):
 
     With tls="off", other processes can join it too.
     """
-    with open_cluster(Cluster(num_workers=2, tls=tls), Demand(num_hosts=1, workers_per_host=2, gpus=False)) as address:
+    with open_cluster(
+        Cluster(num_workers=2, tls=tls), ClusterResources(num_hosts=1, workers_per_host=2, gpus=False)
+    ) as address:
         yield address
 
 

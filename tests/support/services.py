@@ -84,5 +84,5 @@ def started():
             yield made
         finally:
             for name in NAMES:  # shown where a test has failed
-                sys.stderr.write(f"--- {name}\n{made.daemon(name).last_words()}\n")
+                sys.stderr.write(f"--- {name}\n{made.daemon(name).final_error()}\n")
             made.down()

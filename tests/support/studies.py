@@ -2,10 +2,10 @@
 
 from paceline.conf.load import load
 from paceline.tasks.records import Hardware
-from paceline.tasks.speedup.comparability import facts_of
+from paceline.tasks.speedup.comparability import comparison_facts
 from paceline.tasks.speedup.study.analysis import budget_differences, ladder, scalings, summarise_arms
 from paceline.tasks.speedup.study.design import expand, parse_axes
-from paceline.tasks.speedup.study.pairs import Trainings
+from paceline.tasks.speedup.study.pairs import StudyRuns
 from paceline.tasks.speedup.study.records import ArmRun, StudyResult
 from paceline.tasks.train.plan import resolve
 
@@ -26,7 +26,7 @@ def training(arm, repeat, rate, base=(), **fields):
             "repeat": repeat,
             "position": 0,
             "run_id": f"{arm.name}-{repeat}",
-            "facts": facts_of(config, "data", "code", {}, resolve(config, HARDWARE, 1293)),
+            "facts": comparison_facts(config, "data", "code", {}, resolve(config, HARDWARE, 1293)),
             "world_size": config.execution.world_size,
             "num_epochs": 4,
             "samples_per_second": rate,
@@ -47,7 +47,7 @@ def training(arm, repeat, rate, base=(), **fields):
 
 def result_of(arms, runs, **fields):
     """What a study of these trainings finds."""
-    trainings = Trainings(arms, runs)
+    trainings = StudyRuns(arms, runs)
     rungs, interaction = ladder(trainings)
     return StudyResult(
         **{

@@ -166,7 +166,7 @@ def mixed(batch: Batch, settings: Vary, uniform_N4: Floats) -> Batch:
         mixed_NCHW = torch.where(inside_NHW[:, None], others_NCHW, mixed_NCHW)
         share_N = np.where(cut_N, 1 - inside_N, blend_N)
     shares = torch.from_numpy(share_N.astype(np.float32)).to(images_NCHW.device)
-    return batch._replace(images_NCHW=mixed_NCHW, others_N=batch.labels_N.flip(0), shares_N=shares)
+    return batch._replace(images_NCHW=mixed_NCHW, mixed_labels_N=batch.labels_N.flip(0), mix_weights_N=shares)
 
 
 def beta(alpha: float, uniform_N: Floats) -> Floats:

@@ -25,14 +25,14 @@ class Batch(NamedTuple):
     """int64."""
     targets_NT: Tensor | None
     """float32 regression targets, where the data has them."""
-    draws_N: Tensor | None
+    noise_seeds_N: Tensor | None
     """int64, another for each sample and epoch: what is added at random follows from them. None where nothing is."""
     weight: float
     """local samples x ranks / global samples: a rank's mean loss times this, averaged over the ranks as DDP does with
     gradients, is the exact mean over the global batch even when the ranks' parts differ in size."""
-    others_N: Tensor | None = None
+    mixed_labels_N: Tensor | None = None
     """int64 classes of the images that are mixed in; None where none are."""
-    shares_N: Tensor | None = None
+    mix_weights_N: Tensor | None = None
     """float32: how much of each image is of its own class; the rest is of the other."""
 
 

@@ -64,5 +64,5 @@ def evaluation_batch(
     targets = None if split.targets_NT is None else split.targets_NT[indices_N]
     labels_N, targets_NT = on_device(split.labels_N[indices_N], targets, device)
     # Below those of training, whatever its length.
-    draws_N = torch.from_numpy(-1 - indices_N).to(device, non_blocking=True) if draws else None
-    return Batch(normalise(pixels, channels_last=channels_last), labels_N, targets_NT, draws_N, 1.0)
+    noise_seeds_N = torch.from_numpy(-1 - indices_N).to(device, non_blocking=True) if draws else None
+    return Batch(normalise(pixels, channels_last=channels_last), labels_N, targets_NT, noise_seeds_N, 1.0)

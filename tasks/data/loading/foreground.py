@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from paceline.tasks.data.loading.batch import Batch, laid_out, pad
-from paceline.tasks.data.loading.train_loader import Feed, Request, TrainLoader
+from paceline.tasks.data.loading.train_loader import BatchRequest, LoaderConfig, TrainLoader
 
 Item = tuple[int, bool, int, int]
 """Sample number, flip, top row and left column of the window."""
@@ -22,7 +22,7 @@ Item = tuple[int, bool, int, int]
 class SampleDataset(Dataset[tuple[Tensor, int, Tensor]]):
     """Reads, flips, shifts and normalises one sample at a time."""
 
-    def __init__(self, feed: Feed, scale_C: list[float], bias_C: list[float]) -> None:
+    def __init__(self, feed: LoaderConfig, scale_C: list[float], bias_C: list[float]) -> None:
         self._split = feed.split
         self._padding = feed.padding
         self._fill_C = feed.fill_C
@@ -48,11 +48,11 @@ class SampleDataset(Dataset[tuple[Tensor, int, Tensor]]):
 class ForegroundLoader(TrainLoader):
     """A DataLoader without workers, with our order as its batch sampler."""
 
-    def __init__(self, feed: Feed, first_step: int) -> None:
+    def __init__(self, feed: LoaderConfig, first_step: int) -> None:
         super().__init__(feed, first_step)
         self._dataset = SampleDataset(feed, self.normalise.scale_C, self.normalise.bias_C)
 
-    def _batches(self, requests: Iterator[Request]) -> Iterator[Batch]:
+    def _batches(self, requests: Iterator[BatchRequest]) -> Iterator[Batch]:
         device = self.feed.device
         asked = list(requests)
         batches = DataLoader(
@@ -80,6 +80,6 @@ class ForegroundLoader(TrainLoader):
         )
 
 
-def _items(request: Request) -> list[Item]:
+def _items(request: BatchRequest) -> list[Item]:
     columns = (request.index_N, request.flip_N, request.dy_N, request.dx_N)
     return list(zip(*(column.tolist() for column in columns), strict=True))

@@ -14,7 +14,7 @@ from paceline.tasks.data.loading.foreground import ForegroundLoader
 from paceline.tasks.data.loading.resident import ResidentLoader
 from paceline.tasks.data.loading.sampling import BatchPlan, Shuffle
 from paceline.tasks.data.loading.streaming import StreamingLoader
-from paceline.tasks.data.loading.train_loader import Feed, TrainLoader
+from paceline.tasks.data.loading.train_loader import LoaderConfig, TrainLoader
 from paceline.tasks.data.split import Split
 
 __all__ = ["TrainLoader", "make_loader"]
@@ -70,7 +70,7 @@ def make_loader(  # noqa: PLR0913 - keywords; it is the stage's public name for 
     """
     if plan.num_samples != split.num_samples:
         raise ValueError(f"plan of {plan.num_samples} samples for a split of {split.num_samples}")
-    feed = Feed(
+    feed = LoaderConfig(
         split=split,
         mean=tuple(mean),
         std=tuple(std),

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paceline.conf.recipe import FLIPPING
 from paceline.tasks.data.loading.batch import Batch, columns_before_flip, gather_windows, pad, window_numbers, windows
-from paceline.tasks.data.loading.train_loader import Feed, Request, TrainLoader
+from paceline.tasks.data.loading.train_loader import BatchRequest, LoaderConfig, TrainLoader
 from paceline.tasks.data.split import Split
 
 _PAD_AT_ONCE = 4_096
@@ -29,7 +29,7 @@ _SHARED: WeakKeyDictionary[Split, WeakValueDictionary[tuple[object, ...], Tensor
 class ResidentLoader(TrainLoader):
     """Augments on the device from a padded copy, and from a flipped one where memory permits."""
 
-    def __init__(self, feed: Feed, first_step: int) -> None:
+    def __init__(self, feed: LoaderConfig, first_step: int) -> None:
         super().__init__(feed, first_step)
         shared = _SHARED.setdefault(feed.split, WeakValueDictionary())
         key = (feed.device, feed.padding, feed.augment, feed.fill_C.tobytes())
@@ -43,7 +43,7 @@ class ResidentLoader(TrainLoader):
         targets_NT = feed.split.targets_NT
         self._targets_NT = None if targets_NT is None else torch.from_numpy(targets_NT).to(feed.device)
 
-    def _batches(self, requests: Iterator[Request]) -> Iterator[Batch]:
+    def _batches(self, requests: Iterator[BatchRequest]) -> Iterator[Batch]:
         channels_last = self.feed.channels_last
         for request in requests:
             index = self._device(request.index_N)
@@ -52,7 +52,7 @@ class ResidentLoader(TrainLoader):
             images_NCHW = self.normalise(images_NHWC, channels_last=channels_last)
             yield self.answer(request, images_NCHW, self._labels_N[index], targets)
 
-    def _gather(self, request: Request) -> Tensor:
+    def _gather(self, request: BatchRequest) -> Tensor:
         shape = (len(request.index_N), *self.feed.split.image_shape)
         if self._mirrored or not request.flip_N.any():
             image_N = request.index_N + request.flip_N * self.feed.split.num_samples
@@ -62,14 +62,14 @@ class ResidentLoader(TrainLoader):
         flip = torch.from_numpy(request.flip_N).to(self.feed.device).view(-1, 1, 1, 1)
         return torch.where(flip, images_NHWC.flip(2), images_NHWC)
 
-    def _copy(self, image_N: npt.NDArray[np.int64], request: Request, dx_N: npt.NDArray[np.int64]) -> Tensor:
+    def _copy(self, image_N: npt.NDArray[np.int64], request: BatchRequest, dx_N: npt.NDArray[np.int64]) -> Tensor:
         return gather_windows(self._windows, window_numbers(image_N, request.dy_N, dx_N, self._padded_NHWC))
 
     def _device(self, values_N: npt.NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(values_N).to(self.feed.device, non_blocking=True)
 
 
-def _load(feed: Feed) -> Tensor:
+def _load(feed: LoaderConfig) -> Tensor:
     """The padded split on the device, followed by its mirror images where they are asked for and fit."""
     split, width = feed.split, feed.padding
     height, breadth, channels = split.image_shape
@@ -86,7 +86,7 @@ def _load(feed: Feed) -> Tensor:
     return padded_NHWC
 
 
-def padded_bytes(feed: Feed) -> int:
+def padded_bytes(feed: LoaderConfig) -> int:
     """Bytes of one padded copy of the split."""
     height, width, channels = feed.split.image_shape
     return feed.split.num_samples * (height + 2 * feed.padding) * (width + 2 * feed.padding) * channels

@@ -13,7 +13,7 @@ from paceline.tasks.data.loading.sampling import BatchPlan
 
 
 @dataclass(frozen=True)
-class Course:
+class StepSchedule:
     """Which samples each step has, counted over all epochs.
 
     Args:

@@ -32,7 +32,7 @@ from paceline.tasks.data.loading.batch import (
     windows,
 )
 from paceline.tasks.data.loading.sampling import Shuffle
-from paceline.tasks.data.loading.train_loader import Feed, Request, TrainLoader
+from paceline.tasks.data.loading.train_loader import BatchRequest, LoaderConfig, TrainLoader
 from paceline.tasks.data.split import Split
 
 QUEUE_SIZE = 3
@@ -46,7 +46,7 @@ _POLL_SECONDS = 0.1
 class _Filled:
     """A request with its pixels in a buffer."""
 
-    request: Request
+    request: BatchRequest
     buffer: Tensor
 
 
@@ -62,7 +62,7 @@ class _Copy:
 class _Producer:
     """The background thread of one iteration, with its queue and its ring of buffers."""
 
-    def __init__(self, feed: Feed, requests: Iterator[Request], largest: int) -> None:
+    def __init__(self, feed: LoaderConfig, requests: Iterator[BatchRequest], largest: int) -> None:
         self._feed = feed
         self._requests = requests
         self._filled: Queue[_Filled | BaseException | None] = Queue(QUEUE_SIZE)
@@ -139,7 +139,7 @@ class _Producer:
 class StreamingLoader(TrainLoader):
     """Overlaps reading, copying and computing; holds a few batches and two windows of the shuffle, never the split."""
 
-    def __init__(self, feed: Feed, first_step: int) -> None:
+    def __init__(self, feed: LoaderConfig, first_step: int) -> None:
         super().__init__(feed, first_step)
         self.in_background = feed.device.type == "cuda"
         """Whether a thread gathers."""
@@ -153,18 +153,18 @@ class StreamingLoader(TrainLoader):
         while self._producers:
             self._producers.pop().close()
 
-    def _batches(self, requests: Iterator[Request]) -> Iterator[Batch]:
+    def _batches(self, requests: Iterator[BatchRequest]) -> Iterator[Batch]:
         ahead = ReadAhead(self.feed.split, self.feed.shuffle).through(requests)
         return self._from_thread(ahead) if self.in_background else self._when_asked(ahead)
 
-    def _when_asked(self, requests: Iterator[Request]) -> Iterator[Batch]:
+    def _when_asked(self, requests: Iterator[BatchRequest]) -> Iterator[Batch]:
         largest = self._course.largest_part(self.feed.rank)
         if self._canvas is None or self._canvas.largest < largest:
             self._canvas = Canvas(self.feed, largest)
         for request in requests:
             yield self._batch(request, torch.from_numpy(self._canvas.batch(request)).to(self.feed.device))
 
-    def _from_thread(self, requests: Iterator[Request]) -> Iterator[Batch]:
+    def _from_thread(self, requests: Iterator[BatchRequest]) -> Iterator[Batch]:
         self.close()
         producer = _Producer(self.feed, requests, self._course.largest_part(self.feed.rank))
         self._producers.append(producer)
@@ -209,7 +209,7 @@ class StreamingLoader(TrainLoader):
         producer.give_back(copy.filled.buffer)
         return batch
 
-    def _batch(self, request: Request, images_NHWC: Tensor) -> Batch:
+    def _batch(self, request: BatchRequest, images_NHWC: Tensor) -> Batch:
         images_NCHW = self.normalise(images_NHWC, channels_last=self.feed.channels_last)
         split = self.feed.split
         targets = None if split.targets_NT is None else split.targets_NT[request.index_N]
@@ -231,7 +231,7 @@ class Canvas:
         largest: samples of the largest batch.
     """
 
-    def __init__(self, feed: Feed, largest: int) -> None:
+    def __init__(self, feed: LoaderConfig, largest: int) -> None:
         self._feed = feed
         self.largest = largest
         height, width, channels = feed.split.image_shape
@@ -244,7 +244,7 @@ class Canvas:
         self._windows = windows(self._padded_NHWC, height, width)
         self._mirror = fastest_mirror(feed.split.image_shape)
 
-    def batch(self, request: Request, out: npt.NDArray[np.uint8] | None = None) -> npt.NDArray[np.uint8]:
+    def batch(self, request: BatchRequest, out: npt.NDArray[np.uint8] | None = None) -> npt.NDArray[np.uint8]:
         """The images (N, H, W, C) of a request, in an array of the caller's: the one given, or a new one."""
         feed, num = self._feed, len(request.index_N)
         if feed.augment == "none":
@@ -312,13 +312,13 @@ class ReadAhead:
         self._uses: Counter[int] = Counter()
         """Samples of a block that are ahead, of the blocks that were asked for."""
 
-    def through(self, requests: Iterator[Request]) -> Iterator[Request]:
+    def through(self, requests: Iterator[BatchRequest]) -> Iterator[BatchRequest]:
         """The same requests, each a window later, or at once where a window holds them all."""
         if self._keeps_all:
             self._split.will_need(0, self._split.num_samples)
             yield from requests
             return
-        ahead: deque[tuple[Request, Counter[int]]] = deque()
+        ahead: deque[tuple[BatchRequest, Counter[int]]] = deque()
         num_ahead = 0
         for request in requests:
             blocks = self._blocks(request.index_N)

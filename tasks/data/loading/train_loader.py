@@ -18,12 +18,12 @@ from paceline.conf.recipe import Augment
 from paceline.tasks.data.loading.augmentation import Variation
 from paceline.tasks.data.loading.batch import Batch, Normalise, fill_of
 from paceline.tasks.data.loading.sampling import BatchPlan, Shuffle, epoch_augmentation, epoch_order, padding
-from paceline.tasks.data.loading.step_schedule import Course
+from paceline.tasks.data.loading.step_schedule import StepSchedule
 from paceline.tasks.data.split import Split
 
 
 @dataclass(frozen=True)
-class Feed:
+class LoaderConfig:
     """What a loader is to deliver, to whom."""
 
     split: Split
@@ -38,7 +38,7 @@ class Feed:
     device: torch.device
     channels_last: bool
     draws: bool = False
-    """Whether batches have `draws_N`."""
+    """Whether batches have `noise_seeds_N`."""
     vary: Vary = field(default_factory=Vary)
 
     @property
@@ -53,7 +53,7 @@ class Feed:
 
 
 @dataclass(frozen=True)
-class Request:
+class BatchRequest:
     """The samples of one rank's batch and how each is augmented; all arrays are as long as the batch."""
 
     index_N: npt.NDArray[np.int64]
@@ -71,9 +71,9 @@ class TrainLoader(ABC):
     batch, so that iterators which are never used cost and change nothing.
     """
 
-    def __init__(self, feed: Feed, first_step: int) -> None:
+    def __init__(self, feed: LoaderConfig, first_step: int) -> None:
         self.feed = feed
-        self._course = Course(feed.plan)
+        self._course = StepSchedule(feed.plan)
         self.next_step = first_step
         self.normalise = Normalise(feed.mean, feed.std, feed.split.image_shape).to(feed.device)
         self._variation = Variation(feed.vary, feed.mean, feed.std, feed.seed)
@@ -98,7 +98,7 @@ class TrainLoader(ABC):
             raise ValueError(f"step {step} is below 0")
         self.next_step = step
 
-    def follow(self, course: Course) -> None:
+    def follow(self, course: StepSchedule) -> None:
         """Take a training up that others may have begun, at the course's first step."""
         if course.plan != self.feed.plan:
             raise ValueError(f"a course of {course.plan} for a loader of {self.feed.plan}")
@@ -109,7 +109,7 @@ class TrainLoader(ABC):
         """End background work, for loaders that have any; iterating again starts it anew."""
         return
 
-    def requests(self, epoch: int, plan: BatchPlan, first_local_step: int) -> Iterator[Request]:
+    def requests(self, epoch: int, plan: BatchPlan, first_local_step: int) -> Iterator[BatchRequest]:
         """This rank's requests from a step of an epoch to the epoch's end."""
         feed = self.feed
         order = epoch_order(plan.num_samples, feed.seed, epoch, feed.shuffle)
@@ -117,22 +117,22 @@ class TrainLoader(ABC):
         for step in range(first_local_step, plan.steps_per_epoch):
             here = plan.local(step, feed.rank, order, feed.split.shards_of)
             draw_N = epoch * plan.num_samples + here
-            yield Request(order[here], flip[here], dy[here], dx[here], draw_N, plan.weight(step, feed.rank))
+            yield BatchRequest(order[here], flip[here], dy[here], dx[here], draw_N, plan.weight(step, feed.rank))
 
     def answer(
         self,
-        request: Request,
+        request: BatchRequest,
         images_NCHW: torch.Tensor,
         labels_N: torch.Tensor,
         targets_NT: torch.Tensor | None,
     ) -> Batch:
         """A request's batch, of what the loader has brought to the device: normalised, in its memory format."""
-        feed, draws_N = self.feed, None
+        feed, noise_seeds_N = self.feed, None
         if feed.draws:
-            draws_N = torch.from_numpy(request.draw_N).to(feed.device, non_blocking=True)
-        batch = Batch(images_NCHW, labels_N, targets_NT, draws_N, request.weight)
+            noise_seeds_N = torch.from_numpy(request.draw_N).to(feed.device, non_blocking=True)
+        batch = Batch(images_NCHW, labels_N, targets_NT, noise_seeds_N, request.weight)
         return self._variation(batch, request.draw_N, channels_last=feed.channels_last)
 
     @abstractmethod
-    def _batches(self, requests: Iterator[Request]) -> Iterator[Batch]:
+    def _batches(self, requests: Iterator[BatchRequest]) -> Iterator[Batch]:
         """Answer requests in order; a generator, closed when the consumer goes away."""

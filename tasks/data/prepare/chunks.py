@@ -37,7 +37,7 @@ PORTION_BYTES = 32 * 2**20
 """Encoded and decoded together."""
 
 
-class Portion(NamedTuple):
+class TaskChunks(NamedTuple):
     """The work of one task."""
 
     reader: int
@@ -51,7 +51,7 @@ class Portion(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Cutter:
+class ChunkPlanner:
     """Cuts a listing for one prepared set."""
 
     listing: SampleListing
@@ -72,7 +72,7 @@ class Cutter:
         for split in SPLITS:
             yield from (self._chunk(split, number) for number in range(self.num_chunks[split]))
 
-    def portions(self, num_readers: int, num_threads: int) -> Iterator[Portion]:
+    def portions(self, num_readers: int, num_threads: int) -> Iterator[TaskChunks]:
         """Every chunk of which there is no shard yet, in portions for the readers of their shards, by turns.
 
         The last portions of a reader get smaller and smaller, so that all end at about the same time.
@@ -87,7 +87,7 @@ class Cutter:
             for reader, queue in enumerate(waiting):
                 if queue:
                     size = max(1, min(most, len(queue) // (2 * num_threads)))
-                    yield Portion(reader, tuple(self._chunk(*queue.pop()) for _ in range(size)))
+                    yield TaskChunks(reader, tuple(self._chunk(*queue.pop()) for _ in range(size)))
 
     def _queues(self, num_readers: int) -> list[list[tuple[SplitName, int]]]:
         queues: list[list[tuple[SplitName, int]]] = [[] for _ in range(num_readers)]

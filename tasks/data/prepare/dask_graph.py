@@ -18,12 +18,12 @@ from uuid import uuid4
 from pydantic import ValidationError
 
 from paceline.conf.data import Data
-from paceline.tasks.cluster.bounded_submit import completed, connect_to_workers
+from paceline.tasks.cluster.bounded_submit import connect_to_workers, iter_completed
 from paceline.tasks.cluster.client import workers
 from paceline.tasks.data.key import preparation_key
 from paceline.tasks.data.listing import SampleListing
 from paceline.tasks.data.prepare import manifest, store
-from paceline.tasks.data.prepare.chunks import Cutter, Portion
+from paceline.tasks.data.prepare.chunks import ChunkPlanner, TaskChunks
 from paceline.tasks.data.prepare.rejected import RejectedSpool
 from paceline.tasks.data.prepare.shard import Rejected, ShardRecord, write_shards
 from paceline.tasks.errors import InputError, OutsideError, RunError, one_line
@@ -88,7 +88,7 @@ def _make(
     with store.temporary(home, key) as directory, RejectedSpool(directory) as spool:
         left = _finished(directory, spool)
         records = [*left]
-        cutter = Cutter(listing, data, directory, frozenset((record.split, record.number) for record in records))
+        cutter = ChunkPlanner(listing, data, directory, frozenset((record.split, record.number) for record in records))
         try:
             run_chunks(cutter, address, spool, on_progress, records)
         except BaseException as error:
@@ -122,7 +122,7 @@ def _finished(directory: Path, spool: RejectedSpool) -> list[ShardRecord]:
 
 
 def run_chunks(
-    cutter: Cutter,
+    cutter: ChunkPlanner,
     address: str,
     spool: RejectedSpool,
     on_progress: Progress | None,
@@ -150,7 +150,7 @@ def run_chunks(
         readers = workers(client)
         num_threads = -(-sum(client.nthreads().values()) // len(readers))
         portions = cutter.portions(len(readers), num_threads)
-        with closing(completed(client, portions, partial(_submit, client, readers))) as found:
+        with closing(iter_completed(client, portions, partial(_submit, client, readers))) as found:
             for record in chain.from_iterable(found):
                 spool.add(record)
                 records.append(record.model_copy(update={"rejected": ()}))
@@ -161,7 +161,7 @@ def run_chunks(
     return records
 
 
-def _submit(client: Client, readers: list[str], portion: Portion) -> Future[list[ShardRecord]]:
+def _submit(client: Client, readers: list[str], portion: TaskChunks) -> Future[list[ShardRecord]]:
     """Send a portion to the worker whose rank will read its shards; one with nothing to do may steal it."""
     return client.submit(
         write_shards,

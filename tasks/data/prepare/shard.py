@@ -123,7 +123,7 @@ def _decode(chunk: Chunk) -> tuple[Pixels, Reads]:
     wanted = _Wanted(Path(chunk.directory))
     wanted()
     num_channels = chunk.channels + chunk.num_planes
-    with reading.counted() as tally:
+    with reading.count_reads() as tally:
         decoded = read_pixels(chunk.origin, chunk.samples, chunk.image_size, num_channels, wanted)
     if chunk.num_planes:
         decoded = _with_known_classes(decoded, len(chunk.class_names))

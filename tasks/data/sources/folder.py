@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.conf.data import Data
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.tasks.data.listing import SPLITS, Origin, OriginKind, SampleListing, SplitName, check_classes, hold_out
 from paceline.tasks.data.samples import Indices, Samples, SamplesBuilder
 from paceline.tasks.data.storage import cache, s3
@@ -266,7 +266,7 @@ def reach_root(root: str) -> tuple[Any, str]:
     """
     filesystem, path = open_root(root)
     if s3.is_s3(root):
-        cache.limit_of(Site().cache_gib_given)
+        cache.limit_of(Environment().cache_gib_given)
         s3.check_access(root, filesystem, path)
     return filesystem, path
 

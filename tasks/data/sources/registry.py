@@ -30,7 +30,7 @@ from paceline.tasks.data.sources import user_source as own
 from paceline.tasks.data.storage import s3
 from paceline.tasks.data.storage.read_files import files_of, read_files
 from paceline.tasks.errors import InputError, SourceError, one_line
-from paceline.tasks.plugins import needed
+from paceline.tasks.plugins import require_plugin
 
 
 def list_samples(data: Data) -> SampleListing:
@@ -39,7 +39,7 @@ def list_samples(data: Data) -> SampleListing:
     Raises:
         InputError: The source is missing, empty, or cannot be learned from; as `SourceError` if it cannot be reached.
     """
-    with needed():
+    with require_plugin():
         needs_root = source_facts(data.source).needs_root
     if data.root is None and needs_root:
         raise InputError(f"data.root is not set; source {data.source} needs one; add data.root=DIR")

@@ -21,7 +21,7 @@ from paceline.tasks.data.item import Item, Picture
 from paceline.tasks.data.listing import SPLITS, Origin, SampleListing, hold_out
 from paceline.tasks.data.samples import Samples, SamplesBuilder
 from paceline.tasks.errors import InputError, OutsideError, RunError, SourceError
-from paceline.tasks.plugins import blamed, load_own
+from paceline.tasks.plugins import attribute_errors_to, load_plugin
 
 Listed = tuple[str, int] | tuple[str, int, str]
 """A sample: its name, its class, and a stamp that changes when its content does, such as a file's time."""
@@ -65,10 +65,10 @@ def list_samples(data: Data) -> SampleListing:
     Raises:
         InputError: It is not installed, fails, or lists what cannot be; as `SourceError` if it raises an OSError.
     """
-    plugin, facts = load_own("source", data.source)[0], source_facts(data.source)
+    plugin, facts = load_plugin("source", data.source)[0], source_facts(data.source)
     root = _root(data)
     source = _open(data.source, root)
-    with blamed(plugin, "its listing", InputError, SourceError):
+    with attribute_errors_to(plugin, "its listing", InputError, SourceError):
         class_names = tuple(source.class_names)
         _check_names(plugin, class_names)
         offered = source.samples()
@@ -146,10 +146,10 @@ def read(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
         InputError: It is not installed here.
         RunError: It fails, or yields something else; as `OutsideError` if it raises an OSError.
     """
-    plugin, facts = load_own("source", origin.name)[0], source_facts(origin.name)
+    plugin, facts = load_plugin("source", origin.name)[0], source_facts(origin.name)
     source, names = _opened(origin), list(samples.paths)
     number = 0
-    with blamed(plugin, "read", RunError, OutsideError):
+    with attribute_errors_to(plugin, "read", RunError, OutsideError):
         for one in source.read(names, image_size):
             if number == len(names):
                 raise RunError(f"{plugin}: read() yields more than the {len(names)} samples that it was asked for")
@@ -236,7 +236,7 @@ def _opened(origin: Origin) -> Source:
 
 
 def _open(name: str, root: str) -> Source:
-    plugin, offered = load_own("source", name)
-    with blamed(plugin, f"opening {root or 'it'}", InputError, SourceError):
+    plugin, offered = load_plugin("source", name)
+    with attribute_errors_to(plugin, f"opening {root or 'it'}", InputError, SourceError):
         source: Source = offered(root or None)
     return source

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from uuid import uuid4
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import TEMPORARY_SUFFIX, private_directory
 
@@ -151,7 +151,7 @@ def of_this_host() -> Cache | None:
         InputError: Its size is no number.
         RunError: Its directory is not this user's alone, or cannot be made.
     """
-    site = Site()
+    site = Environment()
     limit = limit_of(site.cache_gib_given)
     return _opened(site.cache_directory, limit) if limit else None
 

@@ -41,20 +41,20 @@ class File(NamedTuple):
     """As `Sample.stamp`; empty where it is not known."""
 
 
-class Tally:
+class ReadCounter:
     """What is read from afar, while it is read."""
 
     def __init__(self) -> None:
         self.reads = Reads()
 
 
-_TALLY: ContextVar[Tally | None] = ContextVar("_TALLY", default=None)
+_TALLY: ContextVar[ReadCounter | None] = ContextVar("_TALLY", default=None)
 
 
 @contextmanager
-def counted() -> Iterator[Tally]:
+def count_reads() -> Iterator[ReadCounter]:
     """Count what this thread reads from afar in the body."""
-    tally = Tally()
+    tally = ReadCounter()
     token = _TALLY.set(tally)
     try:
         yield tally
@@ -77,7 +77,7 @@ def read_files(root: str, files: Iterable[File]) -> Iterator[bytes | OSError]:
     filesystem, base = folder.open_root(root)
     if folder.is_local(filesystem):
         return (_read_local(f"{base}/{file.path}") for file in files)
-    begin = _Objects(root, filesystem, base) if s3.is_s3(root) else _Others(filesystem, base)
+    begin = _S3Reader(root, filesystem, base) if s3.is_s3(root) else _FsspecReader(filesystem, base)
     return _in_turn(begin, _waves(files))
 
 
@@ -99,7 +99,7 @@ def _waves(files: Iterable[File]) -> Iterator[Wave]:
         yield wave
 
 
-def _in_turn(begin: _Objects | _Others, waves: Iterator[Wave]) -> Iterator[bytes | OSError]:
+def _in_turn(begin: _S3Reader | _FsspecReader, waves: Iterator[Wave]) -> Iterator[bytes | OSError]:
     """One wave on its way while the one before is in use."""
     first = next(waves, None)
     ahead = begin(first) if first else None
@@ -113,7 +113,7 @@ def _in_turn(begin: _Objects | _Others, waves: Iterator[Wave]) -> Iterator[bytes
         begin.close()
 
 
-class _Others:
+class _FsspecReader:
     """Any file system of fsspec: those that are asynchronous get a wave at once, and none is begun ahead."""
 
     def __init__(self, filesystem: Any, base: str) -> None:
@@ -137,7 +137,7 @@ class _Others:
         return found
 
 
-class _Objects:
+class _S3Reader:
     """Objects of S3, from the cache or the store."""
 
     def __init__(self, root: str, filesystem: Any, base: str) -> None:

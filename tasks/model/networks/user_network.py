@@ -13,7 +13,7 @@ from torch import nn
 from paceline.conf.model import Model
 from paceline.conf.plugins import NetworkFacts, Plugin, model_facts
 from paceline.tasks.errors import RunError
-from paceline.tasks.plugins import blamed, load_own
+from paceline.tasks.plugins import attribute_errors_to, load_plugin
 
 Outputs = tuple[torch.Tensor, torch.Tensor | None]
 
@@ -22,8 +22,8 @@ class Builder(Protocol):
     """What the entry point of a model leads to: a subclass of `nn.Module`, or a function that gives a module.
 
     Two things are read from the class or function itself, where it has them: `task` ("classify", "segment" or
-    "denoise"; the first by default) and `takes_targets` (False); see `paceline.conf.plugins.NetworkFacts`. Two more from
-    the module of a model of pixels, for `paceline predict` with `--own-size`: `reach`, how far from a pixel it looks, and
+    "denoise"; the first by default) and `takes_targets` (False); see `paceline.conf.plugins.NetworkFacts`. Two more
+    from the module of a model of pixels, for `paceline predict` with `--own-size`: `reach`, its receptive field, and
     `stride`, what it takes height and width to be multiples of (1), both in pixels.
 
     The module maps normalised images_NCHW to logits_NK, to logits_NKHW of each pixel's class, or to images_NCHW without
@@ -68,8 +68,8 @@ def build(model: Model, image_shape: tuple[int, int, int], num_classes: int, num
         InputError: its package is not installed here.
         RunError: it cannot be built, or gives something else than its task has.
     """
-    plugin, builder = load_own("model", model.name)
-    with blamed(plugin, "building it", RunError, RunError):
+    plugin, builder = load_plugin("model", model.name)
+    with attribute_errors_to(plugin, "building it", RunError, RunError):
         module = builder(image_shape=image_shape, num_classes=num_classes, width=model.width, depth=model.depth)
     if not isinstance(module, nn.Module):
         raise RunError(f"{plugin} builds {type(module).__name__}; give a torch.nn.Module")
@@ -86,7 +86,7 @@ def _try(
     """In evaluation, which changes no statistics."""
     height, width, channels = image_shape
     network.eval()
-    with blamed(plugin, "two images", RunError, RunError), torch.no_grad():
+    with attribute_errors_to(plugin, "two images", RunError, RunError), torch.no_grad():
         found = network(torch.zeros(2, channels, height, width))
     network.train()
     wanted: list[tuple[int, ...]] = [_outputs(model_facts(plugin.name), image_shape, num_classes)]

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from paceline.tasks.measure.statistics import Estimate, Interval, arm_ratio
 from paceline.tasks.records import AllReduceTime, Arm, ProbeResult
-from paceline.tasks.speedup.forecast.records import Advice, AllReduceSample, Company, ProfilePoint
+from paceline.tasks.speedup.forecast.records import Advice, AllReduceSample, Interference, ProfilePoint
 
 
 def profile_of(probe: ProbeResult) -> tuple[ProfilePoint, ...]:
@@ -32,7 +32,7 @@ def profile_of(probe: ProbeResult) -> tuple[ProfilePoint, ...]:
     return tuple(sorted(points, key=lambda point: point.batch_size))
 
 
-def company_of(probe: ProbeResult, all_reduces: Sequence[AllReduceTime]) -> tuple[Company, Company]:
+def measure_interference(probe: ProbeResult, all_reduces: Sequence[AllReduceTime]) -> tuple[Interference, Interference]:
     """What two devices cost each other, at the two batch sizes that were measured in all four ways, the smaller first.
 
     Args:
@@ -49,7 +49,7 @@ def company_of(probe: ProbeResult, all_reduces: Sequence[AllReduceTime]) -> tupl
         alone = _role(arms, arm, num_devices=1)
         free, waiting = _role(arms, arm, variant="no_sync"), _role(arms, arm, variant="token_sync")
         found.append(
-            Company(
+            Interference(
                 batch_size=probe.samples_per_step[alone],
                 # a sample of several devices' arm is one of all of them
                 contention=_times(_ratio(probe, free, alone), arm.num_devices),
@@ -119,18 +119,18 @@ _WHY: dict[str, str] = {
 }
 
 
-def rank_moves(measured: Mapping[str, Interval], unmeasured: Mapping[str, str]) -> tuple[Advice, ...]:
+def rank_moves(measured: Mapping[str, Interval], oom_stage: Mapping[str, str]) -> tuple[Advice, ...]:
     """Certain gains first, the largest at the top; then what was not measured; then what does not pay.
 
     Args:
         measured: `key=value` -> throughput over that of the present execution.
-        unmeasured: `key=value` -> why it was not measured.
+        oom_stage: `key=value` -> why it was not measured.
     """
     gains: list[Advice] = []
     rest: list[Advice] = []
     for setting, ratio in sorted(measured.items(), key=lambda item: -item[1].value):
         (gains if ratio.low is not None and ratio.low > 1 else rest).append(_advice(setting, ratio))
-    unknown = [Advice(setting=name, ratio=None, low=None, high=None, reason=why) for name, why in unmeasured.items()]
+    unknown = [Advice(setting=name, ratio=None, low=None, high=None, reason=why) for name, why in oom_stage.items()]
     return (*gains, *unknown, *rest)
 
 

@@ -30,8 +30,8 @@ from paceline.tasks.speedup.forecast.links import all_reduce_seconds
 from paceline.tasks.speedup.forecast.records import (
     Bound,
     CheapestChoice,
-    Company,
     DeviceProfile,
+    Interference,
     Limits,
     Link,
     Prediction,
@@ -83,7 +83,7 @@ class _Draws:
         self.engine_D, self.slack_D, self.beyond_link_CD = self._company(rng, company, profile, link)
 
     def _company(
-        self, rng: np.random.Generator, company: Sequence[Company], profile: DeviceProfile, link: Link
+        self, rng: np.random.Generator, company: Sequence[Interference], profile: DeviceProfile, link: Link
     ) -> tuple[Floats, Floats, list[Floats]]:
         """Seconds per step of the engine, scatter per second of a step, and what an exchange takes beyond the link."""
         expected_D = all_reduce_seconds(link, 2, profile.gradient_bytes) * self.link_D

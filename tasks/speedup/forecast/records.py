@@ -45,7 +45,7 @@ class ProfilePoint(Record):
     """Per step: data, forward, backward, update."""
 
 
-class Company(Record):
+class Interference(Record):
     """What two devices cost each other at one batch size: each ratio is a step time over that of the line before."""
 
     batch_size: int
@@ -72,7 +72,7 @@ class DeviceProfile(Record):
     """The recipe's, samples per device and step under weak scaling, per step under strong scaling."""
     num_train: int
     num_epochs: int
-    company: tuple[Company, Company] | None = None
+    company: tuple[Interference, Interference] | None = None
     """Two devices at a small and a large batch; None where only one was profiled."""
     label: str
     """The execution that was profiled, in words."""

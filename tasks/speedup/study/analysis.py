@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from paceline.tasks.measure.statistics import FIXED_CONFIDENCE, Interval, estimate_ratio
-from paceline.tasks.speedup.study.pairs import Trainings, as_interval, end_to_end, log_ratios, predicted, steady
+from paceline.tasks.speedup.study.pairs import StudyRuns, as_interval, end_to_end, log_ratios, predicted, steady
 from paceline.tasks.speedup.study.parity import parity, score_parity
 from paceline.tasks.speedup.study.records import (
     ArmRun,
@@ -31,7 +31,7 @@ SECONDS_PER_HOUR = 3600.0
 
 
 def summarise_arms(
-    trainings: Trainings, target: float | None = None, price: float | None = None
+    trainings: StudyRuns, target: float | None = None, price: float | None = None
 ) -> tuple[ArmSummary, ...]:
     """What a study says of each arm.
 
@@ -43,7 +43,7 @@ def summarise_arms(
     return tuple(_summary(trainings, arm, target, price) for arm in trainings.arms)
 
 
-def _summary(trainings: Trainings, arm: StudyArm, target: float | None, price: float | None) -> ArmSummary:
+def _summary(trainings: StudyRuns, arm: StudyArm, target: float | None, price: float | None) -> ArmSummary:
     runs, failed = trainings.of(arm), trainings.failed(arm)
     baseline = trainings.baseline(arm)
     ratio, num_pairs = (None, 0) if arm.is_baseline else trainings.ratio(arm, baseline, steady)
@@ -95,7 +95,7 @@ def _asked_devices(arm: StudyArm) -> int:
     return int(np.prod([int(values.get(name, 1)) for name in NUM_DEVICES]))
 
 
-def _parity(trainings: Trainings, arm: StudyArm, baseline: StudyArm) -> tuple[Interval | None, Parity]:
+def _parity(trainings: StudyRuns, arm: StudyArm, baseline: StudyArm) -> tuple[Interval | None, Parity]:
     verdict = trainings.verdict(arm, baseline)
     if arm.is_baseline or verdict is None or not verdict.matches:
         return None, "unknown"
@@ -114,7 +114,7 @@ def _parity(trainings: Trainings, arm: StudyArm, baseline: StudyArm) -> tuple[In
     return parity(counted)
 
 
-def _efficiency(trainings: Trainings, arm: StudyArm) -> Interval | None:
+def _efficiency(trainings: StudyRuns, arm: StudyArm) -> Interval | None:
     """Against the arm with the fewest devices among those that are alike otherwise."""
     single = _fewest_devices(trainings, arm)
     if single is None or single.name == arm.name:
@@ -130,7 +130,7 @@ def _efficiency(trainings: Trainings, arm: StudyArm) -> Interval | None:
     return Interval(value=value, low=low, high=high)
 
 
-def _fewest_devices(trainings: Trainings, arm: StudyArm) -> StudyArm | None:
+def _fewest_devices(trainings: StudyRuns, arm: StudyArm) -> StudyArm | None:
     alike = [other for other in trainings.arms if _rest(other) == _rest(arm)]
     return min(alike, key=_asked_devices, default=None) if len(alike) > 1 else None
 
@@ -160,7 +160,7 @@ def _fixed_seconds(run: ArmRun) -> float | None:
     return run.startup_seconds + max(0.0, run.first_epoch_seconds - run.epoch_seconds)
 
 
-def target_accuracy(trainings: Trainings, group: str) -> float | None:
+def target_accuracy(trainings: StudyRuns, group: str) -> float | None:
     """The lowest validation score with which a baseline run of the group ended; None without validation."""
     baseline = next((arm for arm in trainings.arms if arm.is_baseline and arm.group == group), None)
     finals = [run.validation[-1][1] for run in (trainings.of(baseline) if baseline else []) if run.validation]
@@ -175,7 +175,7 @@ def _time_to(runs: Sequence[ArmRun], target: float | None) -> float | None:
     return statistics.median(known) if 2 * len(known) >= len(runs) and known else None
 
 
-def ladder(trainings: Trainings) -> tuple[tuple[Rung, ...], Interval | None]:
+def ladder(trainings: StudyRuns) -> tuple[tuple[Rung, ...], Interval | None]:
     """The contribution of each factor, and what all give together over the product of what each gives alone."""
     rungs = sorted((arm for arm in trainings.arms if arm.rung is not None), key=lambda arm: arm.rung or 0)
     if len(rungs) < 2:  # noqa: PLR2004  a base and one factor
@@ -192,7 +192,7 @@ def ladder(trainings: Trainings) -> tuple[tuple[Rung, ...], Interval | None]:
     return found, _interaction(trainings, rungs, [alone[arm.factor] for arm in rungs[1:] if arm.factor in alone])
 
 
-def _interaction(trainings: Trainings, rungs: Sequence[StudyArm], alone: Sequence[StudyArm]) -> Interval | None:
+def _interaction(trainings: StudyRuns, rungs: Sequence[StudyArm], alone: Sequence[StudyArm]) -> Interval | None:
     """Repeat by repeat: log of the whole, less the logs of the single factors."""
     if len(alone) != len(rungs) - 1:
         return None
@@ -209,7 +209,7 @@ def _interaction(trainings: Trainings, rungs: Sequence[StudyArm], alone: Sequenc
     return as_interval(estimate_ratio(np.asarray(logs, dtype=np.float64), FIXED_CONFIDENCE))
 
 
-def budget_differences(trainings: Trainings) -> tuple[BudgetDifference, ...]:
+def budget_differences(trainings: StudyRuns) -> tuple[BudgetDifference, ...]:
     """For each arm that matches its baseline: which item of the time budget gave or took how many seconds."""
     differences = []
     for arm in trainings.arms:
@@ -239,7 +239,7 @@ def _mean_budget(runs: Sequence[ArmRun]) -> dict[str, float]:
     return {name: sum(run.time_budget.get(name, 0.0) for run in runs) / len(runs) for name in names}
 
 
-def scalings(trainings: Trainings) -> tuple[Scaling, ...]:
+def scalings(trainings: StudyRuns) -> tuple[Scaling, ...]:
     """One scaling for each set of arms that differ in their number of devices and in nothing else."""
     found = []
     for rest in dict.fromkeys(_rest(arm) for arm in trainings.arms):

@@ -18,9 +18,9 @@ from paceline.tasks.measure.statistics import FIXED_CONFIDENCE, MIN_INTERVAL_ROU
 from paceline.tasks.records import Cost, Record
 from paceline.tasks.speedup.hardware_table import DataSheet, HardwareRow, most_predicted, most_trained
 from paceline.tasks.speedup.study.analysis import median_known
-from paceline.tasks.speedup.study.pairs import Trainings, as_interval, end_to_end, log_ratios
+from paceline.tasks.speedup.study.pairs import StudyRuns, as_interval, end_to_end, log_ratios
 from paceline.tasks.speedup.study.parity import parity
-from paceline.tasks.speedup.study.records import ArmRun, Parity, Rates, StudyArm
+from paceline.tasks.speedup.study.records import ArmRun, Parity, PredictionThroughput, StudyArm
 
 SCRATCH, TUNED, FEATURES = "from scratch", "fine-tuned", "features"
 WAYS = (SCRATCH, TUNED, FEATURES)
@@ -29,7 +29,7 @@ NO_COUNTER = "neither NVML nor RAPL can be read"
 NO_BASIS = "no basis"
 
 
-class Cell(Record):
+class ReportedValue(Record):
     """A figure, and how it is known."""
 
     kind: Literal["measured", "about", "at most", "at least", "never", "not measured"]
@@ -39,17 +39,17 @@ class Cell(Record):
     """Of what is not measured here: what it rests on, or why there is nothing."""
 
 
-def unmeasured(why: str = NO_BASIS) -> Cell:
+def oom_stage(why: str = NO_BASIS) -> ReportedValue:
     """Nothing is known."""
-    return Cell(kind="not measured", basis=why)
+    return ReportedValue(kind="not measured", basis=why)
 
 
-def measured(value: float | None, why_not: str = NO_BASIS) -> Cell:
+def measured(value: float | None, why_not: str = NO_BASIS) -> ReportedValue:
     """A measured figure, where there is one."""
-    return unmeasured(why_not) if value is None else Cell(kind="measured", value=value)
+    return oom_stage(why_not) if value is None else ReportedValue(kind="measured", value=value)
 
 
-class Way(Record):
+class Approach(Record):
     """One row of the table: a way to a model, on a device."""
 
     name: str
@@ -76,12 +76,12 @@ class Way(Record):
     """Repeats that have a target."""
     num_reached: int = 0
     """Of those, how many were ever as good."""
-    target_seconds: Cell
+    target_seconds: ReportedValue
     """From the first sample to the target, median over the repeats that reached it; of undisturbed ones where there
     are any, and so are the other times and the energy."""
-    whole_seconds: Cell
+    whole_seconds: ReportedValue
     """From the start of the process to the end of training, median over repeats."""
-    joules: Cell
+    joules: ReportedValue
     """Mean over repeats."""
     target_ratio: Interval | None = None
     """Time of training from scratch to the target, over this way's; None unless each repeat of both reached it."""
@@ -89,8 +89,8 @@ class Way(Record):
     """The same of the whole training."""
     num_pairs: int = 0
     """Repeats that may be divided."""
-    eager: Cell
-    executed: Cell
+    eager: ReportedValue
+    executed: ReportedValue
     """Prediction, samples per second."""
 
 
@@ -108,7 +108,7 @@ class NoGpuResult(Record):
     """As asked for; None for what training from scratch ends with in the same repeat."""
     targets: tuple[float, ...]
     """Of the repeats."""
-    ways: tuple[Way, ...]
+    ways: tuple[Approach, ...]
     prediction_ratio: Interval | None = None
     """Of the network from scratch, executed over eager."""
     prediction_disturbed: tuple[str, ...] = ()
@@ -122,16 +122,16 @@ class NoGpuResult(Record):
     hardware: str
     seconds: float
 
-    def way(self, name: str) -> Way:
+    def way(self, name: str) -> Approach:
         """As measured here."""
         return next(way for way in self.ways if way.name == name and way.is_measured)
 
 
 @dataclass(frozen=True)
-class Goal:
+class TargetScore:
     """The score on the validation split to which the time is taken."""
 
-    trainings: Trainings
+    trainings: StudyRuns
     given: float | None
 
     def of(self, repeat: int) -> float | None:
@@ -167,7 +167,9 @@ class Goal:
         return self.trainings.of(_arm(self.trainings, SCRATCH))
 
 
-def ways_of(trainings: Trainings, given: float | None, rates: Mapping[str, Rates]) -> tuple[Way, ...]:
+def ways_of(
+    trainings: StudyRuns, given: float | None, rates: Mapping[str, PredictionThroughput]
+) -> tuple[Approach, ...]:
     """The measured rows.
 
     Args:
@@ -175,11 +177,11 @@ def ways_of(trainings: Trainings, given: float | None, rates: Mapping[str, Rates
         given: target; None for what training from scratch ends with in the same repeat.
         rates: of prediction, by way.
     """
-    goal = Goal(trainings, given)
+    goal = TargetScore(trainings, given)
     return tuple(_way(trainings, arm, goal, rates.get(arm.name)) for arm in trainings.arms)
 
 
-def _way(trainings: Trainings, arm: StudyArm, goal: Goal, rates: Rates | None) -> Way:
+def _way(trainings: StudyRuns, arm: StudyArm, goal: TargetScore, rates: PredictionThroughput | None) -> Approach:
     runs, failed = trainings.of(arm), trainings.failed(arm)
     scores = [run.accuracy for run in runs if run.accuracy is not None]
     judged = [run for run in runs if goal.of(run.repeat) is not None]
@@ -188,7 +190,7 @@ def _way(trainings: Trainings, arm: StudyArm, goal: Goal, rates: Rates | None) -
     joules = [run.energy_joules for run in clean if run.energy_joules is not None]
     difference, verdict = _parity(runs) if not arm.is_baseline else (None, "unknown")
     to_target, whole = (_ratio(trainings, arm, rate) for rate in (goal.rate, end_to_end))
-    return Way(
+    return Approach(
         name=arm.name,
         device=next((run.facts.get("device", "CPU") for run in runs), "CPU"),
         is_measured=True,
@@ -227,11 +229,11 @@ def _measured_basis(runs: Sequence[ArmRun]) -> str:
     return words + (f", {disturbed} disturbed" if disturbed else "")
 
 
-def _target_cell(judged: Sequence[ArmRun], seconds: Sequence[float | None]) -> Cell:
+def _target_cell(judged: Sequence[ArmRun], seconds: Sequence[float | None]) -> ReportedValue:
     if not judged:
-        return unmeasured("no training was done, or there is no target")
+        return oom_stage("no training was done, or there is no target")
     found = median_known(seconds)
-    return Cell(kind="never") if found is None else measured(found)
+    return ReportedValue(kind="never") if found is None else measured(found)
 
 
 def _parity(runs: Sequence[ArmRun]) -> tuple[Interval | None, Parity]:
@@ -244,7 +246,7 @@ def _parity(runs: Sequence[ArmRun]) -> tuple[Interval | None, Parity]:
     )
 
 
-def _ratio(trainings: Trainings, arm: StudyArm, rate: Callable[[ArmRun], float | None]) -> Interval | None:
+def _ratio(trainings: StudyRuns, arm: StudyArm, rate: Callable[[ArmRun], float | None]) -> Interval | None:
     """Rate of a way over that of training from scratch; none unless all that may be divided have one."""
     if arm.is_baseline:
         return None
@@ -255,7 +257,7 @@ def _ratio(trainings: Trainings, arm: StudyArm, rate: Callable[[ArmRun], float |
     return as_interval(estimate_ratio(np.asarray(logs, dtype=np.float64), FIXED_CONFIDENCE))
 
 
-def _arm(trainings: Trainings, name: str) -> StudyArm:
+def _arm(trainings: StudyRuns, name: str) -> StudyArm:
     return next(arm for arm in trainings.arms if arm.name == name)
 
 
@@ -266,7 +268,7 @@ class Gpu:
     sheet: DataSheet
     rows: Mapping[str, Sequence[HardwareRow]]
     """By way: what GPUs made of exactly the same work in other runs, as the hardware table has them."""
-    rates: Mapping[str, Rates]
+    rates: Mapping[str, PredictionThroughput]
     """Of prediction, by way."""
     name: str | None
     """Of this host's GPU, on which predictions were timed; None without one."""
@@ -275,23 +277,23 @@ class Gpu:
     batch_size: int
 
 
-def on_gpu(trainings: Trainings, given: float | None, gpu: Gpu) -> tuple[Way, ...]:
+def on_gpu(trainings: StudyRuns, given: float | None, gpu: Gpu) -> tuple[Approach, ...]:
     """The rows of a GPU, each figure with what it rests on."""
-    goal = Goal(trainings, given)
+    goal = TargetScore(trainings, given)
     return tuple(_on_gpu(trainings, arm, goal, gpu) for arm in trainings.arms)
 
 
-def _on_gpu(trainings: Trainings, arm: StudyArm, goal: Goal, gpu: Gpu) -> Way:
+def _on_gpu(trainings: StudyRuns, arm: StudyArm, goal: TargetScore, gpu: Gpu) -> Approach:
     rows = gpu.rows.get(arm.name, ())
     row = max(rows, key=lambda one: one.samples_per_second, default=None)
     if arm.name not in TRAINED:
-        to_target = whole = unmeasured("no basis: where the classifier is fitted was not tried")
+        to_target = whole = oom_stage("no basis: where the classifier is fitted was not tried")
     else:
         to_target, whole = _training_cells(trainings.of(arm), goal, gpu, row)
     executed = _predicted(arm.name, gpu, row)
     # Training and prediction may be known of two devices: what was timed here is never told as another's.
     here = f"; prediction measured {executed.basis}" if executed.kind == "measured" else ""
-    return Way(
+    return Approach(
         name=arm.name,
         device=row.label if row else gpu.sheet.name,
         is_measured=False,
@@ -299,7 +301,7 @@ def _on_gpu(trainings: Trainings, arm: StudyArm, goal: Goal, gpu: Gpu) -> Way:
         target_seconds=to_target,
         whole_seconds=whole,
         joules=_joules(trainings.of(arm), gpu, row),
-        eager=unmeasured(),
+        eager=oom_stage(),
         executed=executed,
     )
 
@@ -312,7 +314,9 @@ def _basis(gpu: Gpu, row: HardwareRow | None) -> str:
     return f"estimate: bound by data sheet ({gpu.sheet.source})"
 
 
-def _training_cells(runs: Sequence[ArmRun], goal: Goal, gpu: Gpu, row: HardwareRow | None) -> tuple[Cell, Cell]:
+def _training_cells(
+    runs: Sequence[ArmRun], goal: TargetScore, gpu: Gpu, row: HardwareRow | None
+) -> tuple[ReportedValue, ReportedValue]:
     """Seconds to the target and of the whole training: as many samples as here, at the rate that is known or bounds."""
     places = [goal.place(run) for run in runs]
     known = [place + 1 for place in places if place is not None]
@@ -328,36 +332,36 @@ def _training_cells(runs: Sequence[ArmRun], goal: Goal, gpu: Gpu, row: HardwareR
         rates = ((rate, 0.0), (rate, 0.0))
         kind = "at least"
     else:
-        return unmeasured(), unmeasured()
+        return oom_stage(), oom_stage()
     to_target, whole = (
-        unmeasured("never reached here")
+        oom_stage("never reached here")
         if number is None
-        else Cell(kind=kind, value=number * gpu.num_train / rate + fixed, basis=basis)
+        else ReportedValue(kind=kind, value=number * gpu.num_train / rate + fixed, basis=basis)
         for number, (rate, fixed) in zip(epochs, rates, strict=True)
     )
     return to_target, whole
 
 
-def _joules(runs: Sequence[ArmRun], gpu: Gpu, row: HardwareRow | None) -> Cell:
+def _joules(runs: Sequence[ArmRun], gpu: Gpu, row: HardwareRow | None) -> ReportedValue:
     epochs = median_known([float(run.num_epochs) for run in runs])
     if row is None or row.joules_per_sample is None or epochs is None:
-        return unmeasured()
+        return oom_stage()
     value = epochs * gpu.num_train * row.joules_per_sample
-    return Cell(kind="about", value=value, basis=f"as many samples as here, by runs on {row.label}")
+    return ReportedValue(kind="about", value=value, basis=f"as many samples as here, by runs on {row.label}")
 
 
-def _predicted(name: str, gpu: Gpu, row: HardwareRow | None) -> Cell:
+def _predicted(name: str, gpu: Gpu, row: HardwareRow | None) -> ReportedValue:
     rates = gpu.rates.get(name)
     if rates is not None and rates.gpu is not None:
-        return Cell(kind="measured", value=rates.gpu, basis=f"on this host's {gpu.name}")
+        return ReportedValue(kind="measured", value=rates.gpu, basis=f"on this host's {gpu.name}")
     if row is not None and row.prediction_samples_per_second is not None:
         basis = f"median of {row.num_runs} matched runs on {row.label}"
-        return Cell(kind="about", value=row.prediction_samples_per_second, basis=basis)
+        return ReportedValue(kind="about", value=row.prediction_samples_per_second, basis=basis)
     if gpu.cost is None:
-        return unmeasured()
+        return oom_stage()
     value = most_predicted(gpu.sheet, gpu.cost)
     flops = gpu.cost.forward_flops / 1e6
-    return Cell(kind="at most", value=value, basis=f"{flops:.3g} Mflop a sample; {gpu.sheet.source}")
+    return ReportedValue(kind="at most", value=value, basis=f"{flops:.3g} Mflop a sample; {gpu.sheet.source}")
 
 
 def interval_is_missing(num_pairs: int) -> bool:

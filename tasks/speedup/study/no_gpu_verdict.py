@@ -19,7 +19,7 @@ from typing import Literal
 
 from paceline.tasks.formatting import format_seconds
 from paceline.tasks.measure.statistics import MIN_INTERVAL_ROUNDS, Interval
-from paceline.tasks.speedup.study.no_gpu import FEATURES, SCRATCH, TUNED, NoGpuResult, Way, interval_is_missing
+from paceline.tasks.speedup.study.no_gpu import FEATURES, SCRATCH, TUNED, Approach, NoGpuResult, interval_is_missing
 
 MIN_SHARE = 0.9
 """Of the accuracy of training from scratch, with which something cheaper is still worth a mention."""
@@ -52,7 +52,7 @@ def judge(result: NoGpuResult) -> tuple[Choice, str]:
     return "from scratch", f"Without a GPU, train from scratch: the weights do not help: {why}."
 
 
-def _nothing_to_divide_by(scratch: Way, others: list[Way]) -> str:
+def _nothing_to_divide_by(scratch: Approach, others: list[Approach]) -> str:
     if not scratch.num_done:
         return f"No verdict: training from scratch failed ({scratch.error or 'it was not tried'})."
     if others and not any(way.num_pairs for way in others):
@@ -74,11 +74,11 @@ def _is_certain(ratio: Interval | None) -> bool:
     return ratio is not None and ratio.value > 1 and (ratio.low is None or ratio.low > 1)
 
 
-def _is_sooner(way: Way) -> bool:
+def _is_sooner(way: Approach) -> bool:
     return _is_certain(way.target_ratio) and way.parity != "worse"
 
 
-def _is_cheap(way: Way, scratch: Way) -> bool:
+def _is_cheap(way: Approach, scratch: Approach) -> bool:
     quick = _is_certain(way.whole_ratio) and _value(way.whole_ratio) >= 1 / MAX_TIME
     return quick and (way.score or 0.0) >= MIN_SHARE * (scratch.score or 0.0)
 
@@ -92,7 +92,7 @@ def _times(ratio: Interval | None, num_pairs: int) -> str:
     return f"{1 / ratio.value:.2f} [{1 / ratio.high:.2f}, {1 / ratio.low:.2f}]"
 
 
-def _sooner(way: Way, scratch: Way) -> str:
+def _sooner(way: Approach, scratch: Approach) -> str:
     here, there = way.target_seconds.value or 0.0, scratch.target_seconds.value or 0.0
     share = _times(way.target_ratio, way.num_pairs)
     return (
@@ -102,7 +102,7 @@ def _sooner(way: Way, scratch: Way) -> str:
     )
 
 
-def _cheap(way: Way, scratch: Way) -> str:
+def _cheap(way: Approach, scratch: Approach) -> str:
     share = (way.score or 0.0) / (scratch.score or 1.0)
     return (
         f"{share:.2f} of the accuracy of training from scratch ({_score(way)} against {_score(scratch)}) in "
@@ -110,23 +110,23 @@ def _cheap(way: Way, scratch: Way) -> str:
     )
 
 
-def _score(way: Way) -> str:
+def _score(way: Approach) -> str:
     return "an unknown share" if way.score is None else f"{way.score:.2%}"
 
 
-def _reached(way: Way) -> str:
+def _reached(way: Approach) -> str:
     if not way.num_reached:
         return "never as good on the validation split"
     return f"as good on the validation split in {way.num_reached} of {way.num_judged} repeats"
 
 
-def _not_taken(way: Way, scratch: Way) -> str:
+def _not_taken(way: Approach, scratch: Approach) -> str:
     share = (way.score or 0.0) / (scratch.score or 1.0)
     time = f", in {_times(way.target_ratio, way.num_pairs)} of the time to the target" if way.target_ratio else ""
     return f"{way.name} has {share:.2f} of its accuracy ({way.parity}), {_reached(way)}{time}"
 
 
-def _rented(result: NoGpuResult, best: Way) -> str:
+def _rented(result: NoGpuResult, best: Approach) -> str:
     there = next((way for way in result.ways if not way.is_measured and way.name == SCRATCH), None)
     if there is None or there.target_seconds.kind != "about":
         return ""

@@ -20,7 +20,7 @@ Rate = Callable[[ArmRun], float | None]
 
 
 @dataclass(frozen=True)
-class Trainings:
+class StudyRuns:
     """The trainings of a study by arm and repeat."""
 
     arms: Sequence[StudyArm]

@@ -263,7 +263,7 @@ class StudyResult(Record):
     versions: dict[str, str] = Field(default_factory=dict)
 
 
-class Rates(Record):
+class PredictionThroughput(Record):
     """Of prediction, samples per second."""
 
     eager: float

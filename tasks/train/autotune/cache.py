@@ -12,13 +12,13 @@ from pydantic import ValidationError
 from paceline.conf.config import Config
 from paceline.tasks.files import write_durably
 from paceline.tasks.fingerprint import code_fingerprint
-from paceline.tasks.records import Hardware, PreparedSet, Search
+from paceline.tasks.records import AutotuneResult, Hardware, PreparedSet
 
 FREE_OF = {"num_epochs", "learning_rate", "momentum", "weight_decay", "drop_epochs", "drop_factor", "warmup_epochs"}
 """Settings of a recipe that do not change what a step costs."""
 
 
-class SearchStore:
+class AutotuneCache:
     """The search for one shape of work on one kind of hardware, with these versions.
 
     Args:
@@ -45,14 +45,14 @@ class SearchStore:
         key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
         self._path = self._directory / f"{key}.json"
 
-    def find(self) -> Search | None:
+    def find(self) -> AutotuneResult | None:
         """What an earlier training has found; None for nothing that can be read."""
         try:
-            return Search.model_validate_json(self._path.read_text(encoding="utf-8"))
+            return AutotuneResult.model_validate_json(self._path.read_text(encoding="utf-8"))
         except (FileNotFoundError, ValidationError):
             return None
 
-    def keep(self, found: Search | None, *, even_contaminated: bool = False) -> None:
+    def keep(self, found: AutotuneResult | None, *, even_contaminated: bool = False) -> None:
         """Store a search for the next training alike.
 
         Args:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from paceline.tasks.measure.statistics import Estimate, arm_ratio
-from paceline.tasks.records import Arm, Choice, Plan, ProbeResult, Search
+from paceline.tasks.records import Arm, AutotuneResult, Choice, Plan, ProbeResult
 
 MIN_GAIN = 0.01
 """Of the throughput. Below it an execution is not worth departing from the rules, which hold from run to run."""
@@ -23,7 +23,7 @@ SEARCHED = (*LAYER_SETTINGS, "loading", "compile")
 """Settings that can be searched for."""
 
 
-def choose(plan: Plan, search: Search, rules: Arm, num_steps: int) -> Plan:
+def choose(plan: Plan, search: AutotuneResult, rules: Arm, num_steps: int) -> Plan:
     """The plan with the best execution that a search has found, each changed or confirmed setting with its reason.
 
     A contaminated search decides on precision and memory format alone: their arms run on the same threads in turn, so
@@ -174,7 +174,7 @@ def step_seconds(probe: ProbeResult, role: str) -> float:
     return statistics.median(per_sample) * probe.samples_per_step[role]
 
 
-def _timed(search: Search, name: str, planned: object) -> Iterator[str]:
+def _timed(search: AutotuneResult, name: str, planned: object) -> Iterator[str]:
     """How the arms did that differ from their candidate in this setting alone."""
     for slow in search.slower:
         if _changes(slow.candidate, slow.arm).keys() == {name}:

@@ -23,7 +23,7 @@ from paceline.conf.config import Speedup
 from paceline.tasks.errors import one_line
 from paceline.tasks.host import has_compiler
 from paceline.tasks.measure.probe import ArmRunner, run_probe
-from paceline.tasks.records import Arm, Plan, ProbeResult, Search, SlowArm, Validity
+from paceline.tasks.records import Arm, AutotuneResult, Plan, ProbeResult, SlowArm, Validity
 from paceline.tasks.train.autotune.choice import (
     LAYER_SETTINGS,
     best_role,
@@ -35,8 +35,8 @@ from paceline.tasks.train.autotune.choice import (
 )
 from paceline.tasks.train.plan import arm_of, can_capture
 from paceline.tasks.train.rank import process_group as group
-from paceline.tasks.train.rank.benchmark import NUM_WARM_UP, Bench
-from paceline.tasks.train.step.micro_batches import too_many
+from paceline.tasks.train.rank.benchmark import NUM_WARM_UP, ArmBenchmark
+from paceline.tasks.train.step.micro_batches import oom_sample_count
 
 LAYER_SECONDS = 2.0
 """Least time for the layers; a training that is longer affords them `LAYER_SHARE` of its planned time."""
@@ -107,7 +107,7 @@ def layer_arms(plan: Plan) -> list[Arm]:
     ]
 
 
-def search(bench: Bench, plan: Plan, num_steps: int, known: Search | None) -> Search | None:
+def autotune(bench: ArmBenchmark, plan: Plan, num_steps: int, known: AutotuneResult | None) -> AutotuneResult | None:
     """Time the layers, and the settings if the training is long enough for that; the same on every rank.
 
     Args:
@@ -123,7 +123,7 @@ def search(bench: Bench, plan: Plan, num_steps: int, known: Search | None) -> Se
     is_open = bool(alternatives(plan)) or "compile" in plan.reasons
     if plan.strategy == "fsdp" or not is_open or (known is not None and num_affordable < 1):
         return None
-    hunt, watch = _Hunt(bench, num_steps), bench.watch()
+    hunt, watch = _AutotuneSession(bench, num_steps), bench.watch()
     if known is not None and hunt.budget_for_settings(arm_of(plan)) < AGAIN_FACTOR * known.budget_seconds:
         return None
     hunt.time_layers(plan)
@@ -132,23 +132,23 @@ def search(bench: Bench, plan: Plan, num_steps: int, known: Search | None) -> Se
     return hunt.found(watch.stop())
 
 
-def time_layers(bench: Bench, plan: Plan) -> Search:
+def time_layers(bench: ArmBenchmark, plan: Plan) -> AutotuneResult:
     """Time the layers alone; the same on every rank.
 
     Args:
         bench: of this rank.
         plan: by the rules.
     """
-    hunt, watch = _Hunt(bench, 0), bench.watch()
+    hunt, watch = _AutotuneSession(bench, 0), bench.watch()
     hunt.time_layers(plan)
     return hunt.found(watch.stop())
 
 
 @dataclass
-class _Hunt:
+class _AutotuneSession:
     """A search under way; every decision is rank 0's."""
 
-    bench: Bench
+    bench: ArmBenchmark
     num_steps: int
     started: float = field(default_factory=time.monotonic)
     step: float = 0.0
@@ -269,7 +269,7 @@ class _Hunt:
             runner = self.bench.runner(stack, arm)
             begun = runner, sum(runner.run(1))
         except Exception as error:
-            if arm.compile == "off" or too_many(error) is not None:
+            if arm.compile == "off" or oom_sample_count(error) is not None:
                 raise
             reason = one_line(error)[:MAX_REASON]
         if min(group.gathered(float(begun is not None))) == 0:
@@ -282,10 +282,10 @@ class _Hunt:
         """Whether there is a compiler everywhere, and time enough for it."""
         return min(group.gathered(float(has_compiler()))) > 0 and self._left() > COLD_COMPILE_SECONDS
 
-    def found(self, validity: Validity) -> Search:
+    def found(self, validity: Validity) -> AutotuneResult:
         """What came out; contaminated on all ranks if it is on rank 0's host."""
         contaminated = bool(group.agreed(float(validity.contaminated or False)))
-        return Search(
+        return AutotuneResult(
             probes=tuple(self.probes),
             slower=tuple(self.slower),
             failed=self.failed,

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.conf.config import Config
-from paceline.tasks.cluster.client import ask, connect
+from paceline.tasks.cluster.client import call_workers, connect
 from paceline.tasks.errors import LostError, RankError
 from paceline.tasks.fingerprint import code_fingerprint
 from paceline.tasks.host import host_identity
 from paceline.tasks.metrics_file import FILE, attempts
 from paceline.tasks.records import (
+    AutotuneResult,
     Measurement,
     MeasureResult,
     Plan,
@@ -28,14 +29,13 @@ from paceline.tasks.records import (
     ProbeResult,
     RankSpec,
     Record,
-    Search,
     TrainResult,
 )
 from paceline.tasks.track.metrics_upload import delivered
-from paceline.tasks.train.launch.layout import PROBE_FILE, SEARCH_FILE, Seat, devices_beside
-from paceline.tasks.train.launch.out_of_memory import keep_fitting, smaller, with_fitting
-from paceline.tasks.train.launch.placement import are_free, can_grow, chosen, find_seats
-from paceline.tasks.train.launch.rank_group import ANSWER_SECONDS, Gang, Told
+from paceline.tasks.train.launch.layout import PROBE_FILE, SEARCH_FILE, Placement, devices_on_host
+from paceline.tasks.train.launch.out_of_memory import restore_micro_batch, save_micro_batch, with_smaller_micro_batch
+from paceline.tasks.train.launch.placement import can_add_ranks, find_placements, has_free_devices, reserve
+from paceline.tasks.train.launch.rank_group import ANSWER_SECONDS, RankGroup, Told
 from paceline.tasks.train.launch.rank_process import interface_of
 from paceline.tasks.train.launch.recovery import Recovery
 from paceline.tasks.train.launch.supervisor import RankOutcome, free_port, progress_topic
@@ -65,7 +65,7 @@ class TrainJob(Record):
     resume: bool = False
     measurement: Measurement | None = None
     """Measure this instead of training."""
-    search: Search | None = None
+    search: AutotuneResult | None = None
     """What is known of the executions that `auto` can choose from; None for nothing."""
     may_search: bool = False
     """Whether the ranks may time executions before they train."""
@@ -124,7 +124,7 @@ def measure_group(job: TrainJob, address: str, tell: Told = print) -> MeasureRes
     return MeasureResult.model_validate(outcomes[0].result)
 
 
-def time_layers(job: TrainJob, address: str, tell: Told = print) -> Search:
+def time_layers(job: TrainJob, address: str, tell: Told = print) -> AutotuneResult:
     """Have the group time the layers of the job's network, and return what rank 0 found.
 
     Raises:
@@ -133,7 +133,7 @@ def time_layers(job: TrainJob, address: str, tell: Told = print) -> Search:
         LostError: a worker, a host or the scheduler was lost, and did not come back.
     """
     outcomes, _ = _group(job.model_copy(update={"measurement": Measurement(arms={})}), address, None, tell)
-    return Search.model_validate(outcomes[0].result)
+    return AutotuneResult.model_validate(outcomes[0].result)
 
 
 def _group(job: TrainJob, address: str, on_progress: Progress | None, tell: Told) -> tuple[list[RankOutcome], Recovery]:
@@ -142,16 +142,16 @@ def _group(job: TrainJob, address: str, on_progress: Progress | None, tell: Told
     while True:
         try:
             with ExitStack() as stack:
-                client, seats = recovery.patiently(partial(attempts.seated, stack, address))
+                client, seats = recovery.wait_for_cluster(partial(attempts.seated, stack, address))
                 stack.enter_context(_progress(client, job.run_id, attempts.note, on_progress))
                 return attempts.next(client, seats), recovery
         except (RankError, LostError) as error:
             if attempts.shrinks(error) or attempts.measures_less(error):
-                recovery.regroup(str(error), attempts.num_ranks, attempts.steps_done)
+                recovery.restart_with_new_group(str(error), attempts.num_ranks, attempts.steps_done)
             else:
                 recovery.judge(error, attempts.num_ranks, attempts.steps_done)
         except _RegroupError as reason:
-            recovery.regroup(str(reason), attempts.num_ranks, attempts.steps_done)
+            recovery.restart_with_new_group(str(reason), attempts.num_ranks, attempts.steps_done)
         except _ReseatError:
             tell("Another device is free now: taking that one")
 
@@ -168,7 +168,7 @@ class _Attempts:
     """Attempts at a job, one after the other."""
 
     def __init__(self, job: TrainJob, recovery: Recovery, tell: Told) -> None:
-        self._job = job.model_copy(update={"plan": with_fitting(job.directory, job.plan, job.config)})
+        self._job = job.model_copy(update={"plan": restore_micro_batch(job.directory, job.plan, job.config)})
         self._asked = job.config
         self._recovery = recovery
         self._tell = tell
@@ -185,31 +185,31 @@ class _Attempts:
         self.steps_done = 0
         """Of the last attempt, counted from the training's first step."""
 
-    def seated(self, stack: ExitStack, address: str) -> tuple[Client, list[Seat]]:
+    def seated(self, stack: ExitStack, address: str) -> tuple[Client, list[Placement]]:
         """A connection, left with `stack`, and the seats found over it."""
         self.num_ranks, self.steps_done, self._epochs_kept, self._more_since = 0, 0, None, None
         with ExitStack() as connection:
             client = connection.enter_context(connect(address))
             fewest = None if self._recovery.waits_for_all() else self._job.config.cluster.min_workers
-            find = partial(find_seats, client, self._job.config, self._job.plan.accelerator, fewest)
-            seats = connection.enter_context(chosen(find))
+            find = partial(find_placements, client, self._job.config, self._job.plan.accelerator, fewest)
+            seats = connection.enter_context(reserve(find))
             stack.push(connection.pop_all())
         return client, seats
 
-    def next(self, client: Client, seats: list[Seat]) -> list[RankOutcome]:
+    def next(self, client: Client, seats: list[Placement]) -> list[RankOutcome]:
         """Have a group claim its devices, start it and stay to its end."""
         job = self._job
         self.num_ranks = len(seats)
         if self.num_ranks < job.config.execution.world_size:
             self._tell(_with_fewer(job.config, self.num_ranks))
-        gang = Gang(client, job.run_id, seats, self._tell)
+        gang = RankGroup(client, job.run_id, seats, self._tell)
         try:
             resume_from = newest_verified(job.checkpoints) if self._resume else None
             gang.claim(partial(self._look_for_free, client, seats))
             specs = _specs(client, job, seats, self._number, resume_from)
             known = {
                 "probe": self._left_by(ProbeResult, PROBE_FILE),
-                "search": self._left_by(Search, SEARCH_FILE) or job.search,
+                "search": self._left_by(AutotuneResult, SEARCH_FILE) or job.search,
                 "may_search": job.may_search and self._number == self._first,
             }
             self._resume = True  # whatever comes, the next attempt goes on from what this one leaves
@@ -228,10 +228,12 @@ class _Attempts:
         Raises:
             RankError: it did not, and nothing can be done about it here.
         """
-        plan = smaller(self._job.plan, self._job.config, error) if isinstance(error, RankError) else None
+        plan = (
+            with_smaller_micro_batch(self._job.plan, self._job.config, error) if isinstance(error, RankError) else None
+        )
         if plan is None:
             return False
-        keep_fitting(self._job.directory, plan)
+        save_micro_batch(self._job.directory, plan)
         self._job = self._job.model_copy(update={"plan": plan, "config": self._asked})
         choice = plan.reasons["micro_batch"]
         self._tell(f"{choice.reason}; going on with passes of {choice.value}, on the same batches")
@@ -239,20 +241,20 @@ class _Attempts:
 
     def measures_less(self, error: RankError | LostError) -> bool:
         """Whether the next attempt leaves out what the last one had no memory for beside the training."""
-        if not isinstance(error, RankError) or error.unmeasured is None:
+        if not isinstance(error, RankError) or error.oom_stage is None:
             return False
-        if error.unmeasured == "probe":
+        if error.oom_stage == "probe":
             config = self._job.config
             speedup = config.speedup.model_copy(update={"baseline": "none", "diagnose": False})
             self._job = self._job.model_copy(update={"config": config.model_copy(update={"speedup": speedup})})
-        self._tell(f"There is no memory for the {error.unmeasured} beside the training; going on without")
+        self._tell(f"There is no memory for the {error.oom_stage} beside the training; going on without")
         return True  # a search is for first attempts alone
 
     def note(self, facts: dict[str, Any]) -> None:
         """Rank 0's progress."""
         self._epochs_kept = facts["epochs_kept"]
 
-    def _look_for_free(self, client: Client, seats: list[Seat], held: list[Seat]) -> None:
+    def _look_for_free(self, client: Client, seats: list[Placement], held: list[Placement]) -> None:
         """Give up waiting for a device once there are as many as the group has that nobody uses.
 
         Such as where a worker that was lost has come back, while its training waits in line at another one's.
@@ -262,7 +264,7 @@ class _Attempts:
         """
         devices = {(seat.host, seat.device) for seat in held}
         is_whole = len(seats) == self._job.config.execution.world_size
-        if is_whole and are_free(client, self._job.config, self._job.plan.accelerator, devices):
+        if is_whole and has_free_devices(client, self._job.config, self._job.plan.accelerator, devices):
             raise _ReseatError
 
     def _regroup_with_more(self, client: Client) -> None:
@@ -279,7 +281,9 @@ class _Attempts:
             return
         if self._more_since is not None and self._epochs_kept > self._more_since:
             raise _RegroupError("more workers are there")
-        if self._more_since is None and can_grow(client, self._job.config, self._job.plan.accelerator, self.num_ranks):
+        if self._more_since is None and can_add_ranks(
+            client, self._job.config, self._job.plan.accelerator, self.num_ranks
+        ):
             self._more_since = self._epochs_kept
 
     def _left_by(self, kind: type[R], name: str) -> R | None:
@@ -302,10 +306,12 @@ def _with_fewer(config: Config, num_ranks: int) -> str:
     )
 
 
-def _specs(client: Client, job: TrainJob, seats: list[Seat], attempt: int, resume_from: Path | None) -> list[RankSpec]:
+def _specs(
+    client: Client, job: TrainJob, seats: list[Placement], attempt: int, resume_from: Path | None
+) -> list[RankSpec]:
     requests: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [(seats[0].worker, free_port, ())]
     requests += [(seat.worker, interface_of, (seat.host,)) for seat in seats]
-    port, *interfaces = ask(client, requests, ANSWER_SECONDS)
+    port, *interfaces = call_workers(client, requests, ANSWER_SECONDS)
     lost = next((answer for answer in (port, *interfaces) if isinstance(answer, BaseException)), None)
     if lost is not None:
         raise LostError(f"a worker does not answer: {lost}")
@@ -330,7 +336,7 @@ def _specs(client: Client, job: TrainJob, seats: list[Seat], attempt: int, resum
             master_address=seats[0].host,
             master_port=port,
             interface=interface,
-            devices=devices_beside(seat, seats) if job.plan.accelerator == "gpu" else (),
+            devices=devices_on_host(seat, seats) if job.plan.accelerator == "gpu" else (),
             measurement=job.measurement,
             coordinator=(host_identity(), os.getpid()),
             code_fingerprint=code_fingerprint(),

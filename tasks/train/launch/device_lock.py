@@ -28,7 +28,7 @@ from paceline.tasks.records import Record
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=255)]
 
 
-class Owner(Record):
+class LockHolder(Record):
     """Who uses a device."""
 
     run_id: Name
@@ -40,7 +40,7 @@ class Owner(Record):
     """Unix time."""
 
 
-class Lease:
+class DeviceLock:
     """One try for a device, or its possession.
 
     Args:
@@ -68,7 +68,7 @@ class Lease:
             os.close(file)
             return False
         self._file = file
-        owner = Owner(run_id=run_id, rank=rank, host=socket.gethostname(), pid=os.getpid(), since=time.time())
+        owner = LockHolder(run_id=run_id, rank=rank, host=socket.gethostname(), pid=os.getpid(), since=time.time())
         with contextlib.suppress(OSError):  # no space left: the lock holds without the text, which is for people
             os.ftruncate(file, 0)
             os.pwrite(file, owner.model_dump_json().encode(), 0)
@@ -91,7 +91,7 @@ class Lease:
             os.close(self._file)
             self._file = None
 
-    def owner(self) -> Owner | None:
+    def owner(self) -> LockHolder | None:
         """Who has the device now; None when it is free."""
         file = self._open_if_there()
         if file is None:
@@ -100,8 +100,8 @@ class Lease:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             with contextlib.suppress(ValidationError):  # it is being written just now
-                return Owner.model_validate_json(os.pread(file, 4096, 0))
-            return Owner(run_id="unknown", rank=0, host=socket.gethostname(), pid=0, since=time.time())
+                return LockHolder.model_validate_json(os.pread(file, 4096, 0))
+            return LockHolder(run_id="unknown", rank=0, host=socket.gethostname(), pid=0, since=time.time())
         else:
             return None
         finally:

@@ -19,7 +19,7 @@ BEAT_SECONDS = 1.0
 VARIABLE = "PACELINE_PULSE"
 
 
-class Pulse:
+class Heartbeat:
     """The rank's side; beats until the process ends. Silent in a rank that is replayed by hand."""
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Pulse:
         if self._pipe is not None:
             threading.Thread(target=self._beat, name="pulse", daemon=True).start()
 
-    def last_words(self, facts: dict[str, Any]) -> None:
+    def final_error(self, facts: dict[str, Any]) -> None:
         """Say why this rank ends."""
         with contextlib.suppress(BrokenPipeError):
             self._say(facts)
@@ -50,7 +50,7 @@ class Pulse:
                 line = line[os.write(int(self._pipe), line) :]
 
 
-class PulseReader:
+class HeartbeatReader:
     """The supervisor's side of the pipe."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class PulseReader:
         self.last_beat: float | None = None
         """On the monotonic clock; None before the first."""
         self.step: int | None = None
-        self.last_words: dict[str, Any] | None = None
+        self.final_error: dict[str, Any] | None = None
         """Why the rank ended, if it told."""
 
     def read(self) -> None:
@@ -74,7 +74,7 @@ class PulseReader:
     def _take(self, said: int | dict[str, Any] | None) -> None:
         self.last_beat = time.monotonic()
         if isinstance(said, dict):
-            self.last_words = said
+            self.final_error = said
         else:
             self.step = said
 

@@ -38,7 +38,7 @@ EXAMPLES_FILE = "examples.npz"
 """Likewise: pictures of what was told of some test samples."""
 
 
-class Candidate(Record):
+class WorkerSlot(Record):
     """A Dask worker that could supervise a rank."""
 
     worker: str
@@ -51,7 +51,7 @@ class Candidate(Record):
     """The device is somebody's now; a rank would wait for it."""
 
 
-class Seat(Record):
+class Placement(Record):
     """Where one rank sits."""
 
     rank: int
@@ -63,7 +63,7 @@ class Seat(Record):
     local_rank: int
 
 
-def seat_ranks(candidates: list[Candidate], num_nodes: int, num_devices: int) -> list[Seat]:
+def place_ranks(candidates: list[WorkerSlot], num_nodes: int, num_devices: int) -> list[Placement]:
     """Choose `num_devices` workers on each of `num_nodes` hosts, ranks of a host being neighbours; free ones first.
 
     Args:
@@ -74,7 +74,7 @@ def seat_ranks(candidates: list[Candidate], num_nodes: int, num_devices: int) ->
     Raises:
         InputError: there are not enough hosts with enough workers.
     """
-    by_host: dict[str, list[Candidate]] = {}
+    by_host: dict[str, list[WorkerSlot]] = {}
     for candidate in candidates:
         by_host.setdefault(candidate.host, []).append(candidate)
     usable = {
@@ -88,7 +88,7 @@ def seat_ranks(candidates: list[Candidate], num_nodes: int, num_devices: int) ->
         )
     chosen = sorted(usable.values(), key=lambda seated: sum(candidate.busy for candidate in seated))[:num_nodes]
     return [
-        Seat(
+        Placement(
             rank=node * num_devices + local,
             worker=candidate.worker,
             host=candidate.host,
@@ -101,7 +101,7 @@ def seat_ranks(candidates: list[Candidate], num_nodes: int, num_devices: int) ->
     ]
 
 
-def devices_beside(seat: Seat, seats: Sequence[Seat]) -> tuple[str, ...]:
+def devices_on_host(seat: Placement, seats: Sequence[Placement]) -> tuple[str, ...]:
     """The devices of a seat's host, in one order for all its ranks."""
     return tuple(other.device for other in seats if other.host == seat.host)
 
@@ -121,7 +121,7 @@ def layouts(num_nodes: int, num_devices: int, fewest: int | None) -> list[tuple[
     return sorted(enough, key=lambda layout: (layout[0] * layout[1], layout[1]), reverse=True)
 
 
-def _free_first(present: list[Candidate], num: int) -> list[Candidate]:
+def _free_first(present: list[WorkerSlot], num: int) -> list[WorkerSlot]:
     """`num` of a host's workers, free ones before busy ones, in the host's own order."""
     chosen = sorted(present, key=lambda candidate: candidate.busy)[:num]
     return [candidate for candidate in present if candidate in chosen]

@@ -21,7 +21,7 @@ FITTING_FILE = "micro_batch.json"
 """In the run's directory."""
 
 
-def smaller(plan: Plan, config: Config, error: RankError) -> Plan | None:
+def with_smaller_micro_batch(plan: Plan, config: Config, error: RankError) -> Plan | None:
     """The plan with passes of half as many samples as did not fit; None where that is not why a rank failed.
 
     Args:
@@ -55,7 +55,7 @@ def _remedy(config: Config, num: int) -> str | None:
     return None
 
 
-def keep_fitting(directory: Path, plan: Plan) -> None:
+def save_micro_batch(directory: Path, plan: Plan) -> None:
     """Keep what was found with the run.
 
     Raises:
@@ -64,7 +64,7 @@ def keep_fitting(directory: Path, plan: Plan) -> None:
     write_durably(directory / FITTING_FILE, plan.reasons["micro_batch"].model_dump_json().encode())
 
 
-def with_fitting(directory: Path, plan: Plan, config: Config) -> Plan:
+def restore_micro_batch(directory: Path, plan: Plan, config: Config) -> Plan:
     """The plan with what an earlier attempt of the run has found, where that is left open."""
     if config.execution.micro_batch == "auto":
         with suppress(OSError, ValidationError):

@@ -12,14 +12,21 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlparse
 
 from paceline.conf.config import Config
-from paceline.conf.environment import Site
-from paceline.tasks.cluster.client import ask, connect, workers
+from paceline.conf.environment import Environment
+from paceline.tasks.cluster.client import call_workers, connect, workers
 from paceline.tasks.cluster.hardware import describe
 from paceline.tasks.errors import InputError, PacelineError
 from paceline.tasks.fingerprint import code_fingerprint
 from paceline.tasks.records import Hardware, Plan, Record
-from paceline.tasks.train.launch.device_lock import Lease
-from paceline.tasks.train.launch.layout import Candidate, Seat, devices_beside, gpus_of_workers, layouts, seat_ranks
+from paceline.tasks.train.launch.device_lock import DeviceLock
+from paceline.tasks.train.launch.layout import (
+    Placement,
+    WorkerSlot,
+    devices_on_host,
+    gpus_of_workers,
+    layouts,
+    place_ranks,
+)
 from paceline.tasks.train.launch.rank_group import ANSWER_SECONDS
 from paceline.tasks.train.launch.rank_process import keep_ready
 
@@ -54,13 +61,13 @@ def inspect(config: Config, address: str) -> Hardware:
         return facts[seats[0].worker].hardware
 
 
-def find_seats(
+def find_placements(
     client: Client,
     config: Config,
     accelerator: str,
     fewest: int | None,
     spoken_for: Collection[Device] = (),
-) -> list[Seat]:
+) -> list[Placement]:
     """As many as asked for, or as few as will do; on devices that are free and not spoken for, as far as there are any.
 
     Raises:
@@ -71,7 +78,7 @@ def find_seats(
         return _choose(_candidates(client, facts, accelerator, spoken_for), config, fewest)
 
 
-def are_free(client: Client, config: Config, accelerator: str, held: Collection[Device]) -> bool:
+def has_free_devices(client: Client, config: Config, accelerator: str, held: Collection[Device]) -> bool:
     """Whether a group that waits for a device could have free ones.
 
     Args:
@@ -82,7 +89,7 @@ def are_free(client: Client, config: Config, accelerator: str, held: Collection[
     """
     try:
         facts, _ = _facts(client)
-        candidates = _candidates(client, facts, accelerator, devices_spoken_for())
+        candidates = _candidates(client, facts, accelerator, reserved_devices())
         free = [found for found in candidates if not found.busy or (found.host, found.device) in held]
         return bool(_choose(free, config, None))
     except (PacelineError, OSError, TimeoutError):  # a look must not end what goes well
@@ -95,15 +102,15 @@ def prepare_seats(address: str, config: Config, plan: Plan) -> None:
     What fails here is left to the training, which will meet it again and say so.
     """
     with suppress(PacelineError, OSError, TimeoutError), connect(address) as client:
-        seats = find_seats(client, config, plan.accelerator, None)
+        seats = find_placements(client, config, plan.accelerator, None)
         requests = []
         for seat in seats:
-            devices = devices_beside(seat, seats) if plan.accelerator == "gpu" else ()
+            devices = devices_on_host(seat, seats) if plan.accelerator == "gpu" else ()
             requests.append((seat.worker, keep_ready, (plan.num_threads, seat.host, devices)))
-        ask(client, requests, ANSWER_SECONDS)
+        call_workers(client, requests, ANSWER_SECONDS)
 
 
-def can_grow(client: Client, config: Config, accelerator: str, num_ranks: int) -> bool:
+def can_add_ranks(client: Client, config: Config, accelerator: str, num_ranks: int) -> bool:
     """Whether a group could have more ranks than it has, on workers that nobody uses."""
     try:
         facts, _ = _facts(client)
@@ -114,14 +121,14 @@ def can_grow(client: Client, config: Config, accelerator: str, num_ranks: int) -
     return 0 < more <= sum(not candidate.busy for candidate in candidates)
 
 
-def _choose(candidates: list[Candidate], config: Config, fewest: int | None) -> list[Seat]:
+def _choose(candidates: list[WorkerSlot], config: Config, fewest: int | None) -> list[Placement]:
     asked, *less = layouts(config.execution.num_nodes, config.execution.num_devices, fewest)
     try:
-        return seat_ranks(candidates, *asked)
+        return place_ranks(candidates, *asked)
     except InputError:
         for layout in less:
             with suppress(InputError):
-                return seat_ranks(candidates, *layout)
+                return place_ranks(candidates, *layout)
         raise
 
 
@@ -138,7 +145,7 @@ def _silent_told(silent: list[str]) -> Iterator[None]:
 
 def _candidates(
     client: Client, facts: dict[str, WorkerFacts], accelerator: str, spoken_for: Collection[Device] = ()
-) -> list[Candidate]:
+) -> list[WorkerSlot]:
     """All workers that have a device."""
     by_host: dict[str, list[str]] = {}
     for worker in facts:
@@ -151,10 +158,12 @@ def _candidates(
             devices |= {worker: gpu for worker, gpu in zip(present, found, strict=True) if gpu is not None}
         else:
             devices |= {worker: f"cpu {worker}" for worker in present}
-    owners = ask(client, [(worker, is_leased, (device,)) for worker, device in devices.items()], ANSWER_SECONDS)
+    owners = call_workers(
+        client, [(worker, is_leased, (device,)) for worker, device in devices.items()], ANSWER_SECONDS
+    )
     busy = dict(zip(devices, owners, strict=True))
     return [
-        Candidate(
+        WorkerSlot(
             worker=worker,
             host=host,
             device=devices[worker],
@@ -174,7 +183,7 @@ def _in_device_order(present: list[str], devices: dict[str, str], facts: dict[st
 
 def is_leased(device: str) -> bool:
     """Whether a device of the host that this runs on is somebody's now."""
-    return Lease(Site().leases, device).owner() is not None
+    return DeviceLock(Environment().leases, device).owner() is not None
 
 
 def _facts(client: Client, seconds: float = ANSWER_SECONDS) -> tuple[dict[str, WorkerFacts], list[str]]:
@@ -184,7 +193,7 @@ def _facts(client: Client, seconds: float = ANSWER_SECONDS) -> tuple[dict[str, W
         InputError: other code runs on one of them.
     """
     present = workers(client)
-    answers = ask(client, [(worker, worker_facts, ()) for worker in present], seconds)
+    answers = call_workers(client, [(worker, worker_facts, ()) for worker in present], seconds)
     strange = [answer for answer in answers if isinstance(answer, ImportError | AttributeError)]
     if strange:  # it has no such function
         raise InputError(f"a worker runs other code than this process ({strange[0]}); install the same on every host")
@@ -212,14 +221,14 @@ _choosing = threading.Lock()
 _chosen: set[Device] = set()
 
 
-def devices_spoken_for() -> frozenset[Device]:
+def reserved_devices() -> frozenset[Device]:
     """Those that are chosen now."""
     with _choosing:
         return frozenset(_chosen)
 
 
 @contextmanager
-def chosen(choose: Callable[[frozenset[Device]], list[Seat]]) -> Iterator[list[Seat]]:
+def reserve(choose: Callable[[frozenset[Device]], list[Placement]]) -> Iterator[list[Placement]]:
     """Choose seats; their devices are spoken for until the end of the body.
 
     Args:

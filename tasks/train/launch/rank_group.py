@@ -15,13 +15,20 @@ from paceline.tasks import deadline
 from paceline.tasks.cluster.client import workers
 from paceline.tasks.errors import LostError, RankError
 from paceline.tasks.records import RankSpec
-from paceline.tasks.train.launch.layout import Seat
+from paceline.tasks.train.launch.layout import Placement
 from paceline.tasks.train.launch.rank_process import running_ranks
-from paceline.tasks.train.launch.supervisor import Claim, RankOutcome, Report, order, report, supervise
+from paceline.tasks.train.launch.supervisor import (
+    ClaimStatus,
+    DeviceClaim,
+    RankOutcome,
+    claim_status,
+    send_spec,
+    supervise,
+)
 
 if TYPE_CHECKING:
     from distributed import Client, Future
-from paceline.tasks.cluster.client import ask
+from paceline.tasks.cluster.client import call_workers
 
 POLL_SECONDS = 0.25
 ASK_SECONDS = 2.0
@@ -53,7 +60,7 @@ ECHOES = (
 Told = Callable[[str], None]
 
 
-class Gang:
+class RankGroup:
     """The ranks of one attempt.
 
     Args:
@@ -63,7 +70,7 @@ class Gang:
         tell: takes a sentence for people.
     """
 
-    def __init__(self, client: Client, run_id: str, seats: list[Seat], tell: Told) -> None:
+    def __init__(self, client: Client, run_id: str, seats: list[Placement], tell: Told) -> None:
         self._client = client
         self._run_id = run_id
         self._seats = seats
@@ -79,7 +86,7 @@ class Gang:
         self.steps_done = 0
         """Largest number of steps that a rank has told."""
 
-    def claim(self, waiting: Callable[[list[Seat]], None] = lambda held: None) -> None:
+    def claim(self, waiting: Callable[[list[Placement]], None] = lambda held: None) -> None:
         """Hold all devices, waiting for those that are another's.
 
         Args:
@@ -90,10 +97,10 @@ class Gang:
             LostError: a worker has gone.
             TimeLimitError: the stage's time is over.
         """
-        held: list[Seat] = []
+        held: list[Placement] = []
         next_look = time.monotonic() + ASK_SECONDS
         for seat in sorted(self._seats, key=lambda seat: (seat.host, seat.device)):
-            claim = Claim(key=self._keys[seat.rank], run_id=self._run_id, rank=seat.rank, device=seat.device)
+            claim = DeviceClaim(key=self._keys[seat.rank], run_id=self._run_id, rank=seat.rank, device=seat.device)
             self._futures[seat.rank] = self._submit(claim, seat.worker)
             self._heard[seat.rank] = time.monotonic()
             while (found := self._reports()[seat.rank]).state != "held":
@@ -106,7 +113,7 @@ class Gang:
                 time.sleep(POLL_SECONDS / 5)
             held.append(seat)
 
-    def _submit(self, claim: Claim, worker: str) -> Future[RankOutcome]:
+    def _submit(self, claim: DeviceClaim, worker: str) -> Future[RankOutcome]:
         try:
             return self._client.submit(
                 supervise,
@@ -129,10 +136,10 @@ class Gang:
         self._is_started = True
         self._heard = [time.monotonic()] * len(self._seats)
         requests = [
-            (seat.worker, order, (self._keys[seat.rank], spec.model_dump_json()))
+            (seat.worker, send_spec, (self._keys[seat.rank], spec.model_dump_json()))
             for seat, spec in zip(self._seats, specs, strict=True)
         ]
-        for seat, answer in zip(self._seats, ask(self._client, requests, ANSWER_SECONDS), strict=True):
+        for seat, answer in zip(self._seats, call_workers(self._client, requests, ANSWER_SECONDS), strict=True):
             if isinstance(answer, BaseException):
                 raise LostError(f"{_place(seat)} could not be told to start: {_said(answer)}")
 
@@ -174,13 +181,13 @@ class Gang:
         hosts = {seat.host: seat.worker for seat in self._seats}
         while hosts and time.monotonic() < give_up:
             requests = [(worker, running_ranks, (self._run_id,)) for worker in hosts.values()]
-            found = dict(zip(hosts, ask(self._client, requests, ANSWER_SECONDS), strict=True))
+            found = dict(zip(hosts, call_workers(self._client, requests, ANSWER_SECONDS), strict=True))
             hosts = {host: worker for host, worker in hosts.items() if isinstance(found[host], list) and found[host]}
             time.sleep(POLL_SECONDS)
 
     # Watching
 
-    def _reports(self) -> list[Report]:
+    def _reports(self) -> list[ClaimStatus]:
         """How each claim stands; `queued` for those that are not made yet or do not answer.
 
         Raises:
@@ -189,20 +196,20 @@ class Gang:
         self._check_workers()
         made = [seat for seat in self._seats if seat.rank in self._futures and not self._futures[seat.rank].done()]
         hopeful = ("running",) if self._is_started else ("queued", "waiting", "held", "running")
-        requests = [(seat.worker, report, (self._keys[seat.rank], seat.device)) for seat in made]
-        answers = ask(self._client, requests, ANSWER_SECONDS)
-        found = {seat.rank: Report(state="queued") for seat in self._seats}
+        requests = [(seat.worker, claim_status, (self._keys[seat.rank], seat.device)) for seat in made]
+        answers = call_workers(self._client, requests, ANSWER_SECONDS)
+        found = {seat.rank: ClaimStatus(state="queued") for seat in self._seats}
         for seat, answer in zip(made, answers, strict=True):
-            if isinstance(answer, Report):
+            if isinstance(answer, ClaimStatus):
                 found[seat.rank] = answer
                 self._tell_waiting(seat, answer)
-            if isinstance(answer, Report) and answer.state in hopeful:
+            if isinstance(answer, ClaimStatus) and answer.state in hopeful:
                 self._heard[seat.rank] = time.monotonic()
             elif time.monotonic() - self._heard[seat.rank] > SILENT_SECONDS:
                 raise LostError(f"{_place(seat)} has not answered for {SILENT_SECONDS:.0f} s: {answer!r}")
         return [found[rank] for rank in range(len(self._seats))]
 
-    def _tell_waiting(self, seat: Seat, answer: Report) -> None:
+    def _tell_waiting(self, seat: Placement, answer: ClaimStatus) -> None:
         if answer.state in ("queued", "waiting") and answer.owner is not None:
             sentence = f"Waiting for {seat.device} on {seat.host}: rank {answer.owner.rank} of run "
             sentence += f"{answer.owner.run_id} uses it"
@@ -210,7 +217,7 @@ class Gang:
                 self._told_waiting = sentence
                 self._tell(sentence)
 
-    def _check_reports(self, reports: list[Report]) -> None:
+    def _check_reports(self, reports: list[ClaimStatus]) -> None:
         for seat, found in zip(self._seats, reports, strict=True):
             self.steps_done = max(self.steps_done, found.step or 0)
             limit = SILENT_SECONDS if found.has_pulse else START_SECONDS
@@ -257,7 +264,7 @@ class Gang:
             first.traceback,
             final=first.final,
             too_many=first.too_many,
-            unmeasured=first.unmeasured,
+            oom_stage=first.oom_stage,
         )
 
     def _check_futures(self) -> None:
@@ -281,7 +288,7 @@ class Gang:
         return list(self._outcomes.values())
 
 
-def _place(seat: Seat) -> str:
+def _place(seat: Placement) -> str:
     return f"Dask worker {seat.worker} of rank {seat.rank} on {seat.host}"
 
 

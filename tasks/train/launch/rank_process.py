@@ -17,8 +17,8 @@ import psutil
 from paceline.tasks.cluster.hardware import cpu_kind
 from paceline.tasks.files import private_directory
 from paceline.tasks.records import RankSpec
-from paceline.tasks.train.launch.device_lock import Lease
-from paceline.tasks.train.launch.heartbeat import VARIABLE, PulseReader
+from paceline.tasks.train.launch.device_lock import DeviceLock
+from paceline.tasks.train.launch.heartbeat import VARIABLE, HeartbeatReader
 from paceline.tasks.train.launch.layout import rank_command, rank_environment
 from paceline.tasks.train.launch.standby import PARENT, Standby, standby_command, take
 
@@ -40,7 +40,7 @@ def keep_ready(num_threads: int, host: str, devices: tuple[str, ...]) -> None:
     _ready.append(Standby(standby_command(RANK_MODULE), environment))
 
 
-def start_rank(spec: RankSpec, spec_path: Path, lease: Lease, pulse: PulseReader) -> subprocess.Popen[bytes]:
+def start_rank(spec: RankSpec, spec_path: Path, lease: DeviceLock, pulse: HeartbeatReader) -> subprocess.Popen[bytes]:
     """Start a rank, in a process that was kept ready for it if there is one."""
     environment = rank_environment(os.environ, spec.plan.num_threads, spec.interface, spec.devices)
     own = {

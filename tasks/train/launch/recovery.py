@@ -72,7 +72,7 @@ class Recovery:
         """From the first start of the ranks to the last one."""
         return self._begun[-1] - self._begun[0] if self._begun else 0.0
 
-    def patiently(self, find: Callable[[], T]) -> T:
+    def wait_for_cluster(self, find: Callable[[], T]) -> T:
         """What `find` returns; after a failure it is tried for `WAIT_SECONDS`, until the cluster is there again.
 
         Raises:
@@ -139,7 +139,7 @@ class Recovery:
         self._tell(f"{said}; the group is begun again")
         time.sleep(RETRY_SECONDS)
 
-    def regroup(self, cause: str, num_ranks: int, steps_done: int) -> None:
+    def restart_with_new_group(self, cause: str, num_ranks: int, steps_done: int) -> None:
         """The group has been ended on purpose, to be begun again on other workers."""
         self._end(_Ended(time.monotonic(), cause, None, num_ranks, steps_done))
         self._tell(f"{cause}; the group is begun again")

@@ -13,10 +13,10 @@ from paceline.tasks.errors import InputError
 
 NUM_TRIES = 5
 TRY_SECONDS = 0.05
-"""Whoever only looks whether a run has an owner (`is_owned`) holds the lock for an instant."""
+"""Whoever only looks whether a run has an owner (`is_locked`) holds the lock for an instant."""
 
 
-def is_owned(directory: Path) -> bool | None:
+def is_locked(directory: Path) -> bool | None:
     """Whether a process holds the run of a directory now; None where no process ever did, or it is another user's."""
     try:
         lock = os.open(directory / "lock", os.O_RDONLY)
@@ -47,7 +47,7 @@ def _take(lock: int, name: str) -> None:
 
 
 @contextmanager
-def own(directory: Path) -> Iterator[None]:
+def run_lock(directory: Path) -> Iterator[None]:
     """Hold the run of a directory while the body lasts; the kernel lets go of it when this process dies.
 
     Raises:

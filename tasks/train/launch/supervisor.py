@@ -3,9 +3,9 @@
 A rank never runs in the worker's own thread: torch's process group, signal handlers and DataLoader workers need a
 process of their own, and a fresh process can be killed without losing the worker.
 
-The coordinator speaks to the task through functions that run on the worker's event loop (`report`, `order`). It asks
-at least every few seconds; when nobody has asked for `ORPHAN_SECONDS`, the flow, the scheduler or the network is gone,
-and the rank is ended. Knows nothing of training.
+The coordinator calls functions on the worker's event loop (`claim_status`, `send_spec`) at least every few seconds.
+After `ORPHAN_SECONDS` without a call, the flow, the scheduler or the network is gone, and the supervisor ends the
+rank. It knows nothing of training.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import Any, Literal
 
 import psutil
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.tasks.errors import LostError
 from paceline.tasks.files import write_durably
 from paceline.tasks.records import RankSpec, Record
-from paceline.tasks.train.launch.device_lock import Lease, Owner
-from paceline.tasks.train.launch.heartbeat import PulseReader
+from paceline.tasks.train.launch.device_lock import DeviceLock, LockHolder
+from paceline.tasks.train.launch.heartbeat import HeartbeatReader
 from paceline.tasks.train.launch.rank_process import end_group, start_rank
 
 POLL_SECONDS = 0.25
@@ -52,7 +52,7 @@ class RankOutcome(Record):
     """The error is one that the rank raises on purpose, and would raise again."""
     too_many: int | None = None
     """Samples of a pass that its device had no memory for, where the error is that."""
-    unmeasured: str | None = None
+    oom_stage: str | None = None
     """What was timed before the training when its device had no memory for that."""
     traceback: str
     """Its own traceback, else the end of its log."""
@@ -61,7 +61,7 @@ class RankOutcome(Record):
     wall_seconds: float
 
 
-class Claim(Record):
+class DeviceClaim(Record):
     """A rank's claim to a device, before there is anything to run."""
 
     key: str
@@ -70,12 +70,12 @@ class Claim(Record):
     device: str
 
 
-class Report(Record):
+class ClaimStatus(Record):
     """How a claim stands."""
 
     state: Literal["queued", "waiting", "held", "running"]
     """`queued`: the task has not begun; `waiting`: the device is another's; `held`: ours, to be told what to run."""
-    owner: Owner | None = None
+    owner: LockHolder | None = None
     """Whose the device is, while waiting."""
     step: int | None = None
     """Steps that the rank has done."""
@@ -88,24 +88,24 @@ class Report(Record):
 
 
 class _Watch:
-    """What `report` and `order` see of a task; they run in the event loop's thread."""
+    """What `claim_status` and `send_spec` see of a task; they run in the event loop's thread."""
 
-    def __init__(self, claim: Claim) -> None:
+    def __init__(self, claim: DeviceClaim) -> None:
         self.claim = claim
         self.asked = time.monotonic()
-        self.owner: Owner | None = None
+        self.owner: LockHolder | None = None
         self.held = False
         self.spec_json: str | None = None
         self.started: float | None = None
-        self.pulse: PulseReader | None = None
+        self.pulse: HeartbeatReader | None = None
         self.pid: int | None = None
 
-    def report(self) -> Report:
+    def report(self) -> ClaimStatus:
         self.asked = time.monotonic()
         if self.started is None or self.pulse is None:
-            return Report(state="held" if self.held else "waiting", owner=self.owner)
+            return ClaimStatus(state="held" if self.held else "waiting", owner=self.owner)
         last = self.pulse.last_beat
-        return Report(
+        return ClaimStatus(
             state="running",
             step=self.pulse.step,
             silent_seconds=time.monotonic() - (last or self.started),
@@ -135,19 +135,19 @@ class _Watch:
 _watches: dict[str, _Watch] = {}
 
 
-def report(key: str, device: str) -> Report:
+def claim_status(key: str, device: str) -> ClaimStatus:
     """How the claim of that key to a device stands; to be run on its worker.
 
     One that stands in line behind another training of this very worker has not begun, and does not know whose it is.
     """
     watch, owner = _watches.get(key), None
     if watch is None:
-        owner = Lease(Site().leases, device).owner()
+        owner = DeviceLock(Environment().leases, device).owner()
         watch = _watches.get(key)  # it may have begun meanwhile, and the owner be itself
-    return watch.report() if watch is not None else Report(state="queued", owner=owner)
+    return watch.report() if watch is not None else ClaimStatus(state="queued", owner=owner)
 
 
-def order(key: str, spec_json: str) -> None:
+def send_spec(key: str, spec_json: str) -> None:
     """Have the holder of a claim run a rank; to be run on its worker.
 
     Args:
@@ -164,14 +164,14 @@ def supervise(claim_json: str) -> RankOutcome:
     Ends the rank when this task is cancelled or nobody asks for it; the rank ends itself when this worker dies.
 
     Args:
-        claim_json: a `Claim` as JSON.
+        claim_json: a `DeviceClaim` as JSON.
 
     Raises:
         LostError: it was cancelled, or nobody asks for it.
     """
-    claim = Claim.model_validate_json(claim_json)
+    claim = DeviceClaim.model_validate_json(claim_json)
     watch = _watches[claim.key] = _Watch(claim)
-    lease = Lease(Site().leases, claim.device)
+    lease = DeviceLock(Environment().leases, claim.device)
     try:
         return _run(_wait_for_order(watch, lease), lease, watch)
     finally:
@@ -179,7 +179,7 @@ def supervise(claim_json: str) -> RankOutcome:
         del _watches[claim.key]
 
 
-def _wait_for_order(watch: _Watch, lease: Lease) -> str:
+def _wait_for_order(watch: _Watch, lease: DeviceLock) -> str:
     while watch.spec_json is None:
         watch.check_wanted()
         if not watch.held:
@@ -189,14 +189,14 @@ def _wait_for_order(watch: _Watch, lease: Lease) -> str:
     return watch.spec_json
 
 
-def _run(spec_json: str, lease: Lease, watch: _Watch) -> RankOutcome:
+def _run(spec_json: str, lease: DeviceLock, watch: _Watch) -> RankOutcome:
     spec = RankSpec.model_validate_json(spec_json)
     directory = Path(spec.directory)
     directory.mkdir(parents=True, exist_ok=True)
     spec_path = directory / "spec.json"
     write_durably(spec_path, spec_json.encode())
     started = time.monotonic()
-    pulse = watch.pulse = PulseReader()
+    pulse = watch.pulse = HeartbeatReader()
     try:
         process = start_rank(spec, spec_path, lease, pulse)
         watch.pid, watch.started = process.pid, started
@@ -208,10 +208,10 @@ def _run(spec_json: str, lease: Lease, watch: _Watch) -> RankOutcome:
     finally:
         watch.started = watch.pulse = None
         pulse.close()
-    return _outcome(spec, process.returncode, pulse.last_words or {}, time.monotonic() - started)
+    return _outcome(spec, process.returncode, pulse.final_error or {}, time.monotonic() - started)
 
 
-def _stay_with(process: subprocess.Popen[bytes], spec: RankSpec, lease: Lease, watch: _Watch) -> None:
+def _stay_with(process: subprocess.Popen[bytes], spec: RankSpec, lease: DeviceLock, watch: _Watch) -> None:
     """Until the rank ends. Sleeps in the kernel: ranks need the processor.
 
     Raises:
@@ -283,7 +283,7 @@ def _outcome(spec: RankSpec, returncode: int, error: dict[str, Any], wall_second
         error=None if result is not None else message,
         final=bool(error.get("final")),
         too_many=error.get("too_many"),
-        unmeasured=error.get("unmeasured"),
+        oom_stage=error.get("oom_stage"),
         traceback=error.get("traceback") or log[-LOG_TAIL_CHARACTERS:],
         failed_at=error.get("time"),
         wall_seconds=wall_seconds,

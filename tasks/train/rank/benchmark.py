@@ -21,7 +21,7 @@ from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.model.batch import BatchSource, LabelledBatch
 from paceline.tasks.records import AllReduceTime, Arm, MeasureResult, ProbeResult
 from paceline.tasks.train.rank import process_group as group
-from paceline.tasks.train.rank.context import Place
+from paceline.tasks.train.rank.context import RankContext
 from paceline.tasks.train.step.benchmark_step import BareStep, StepInputs
 
 NUM_WARM_UP = 3
@@ -67,14 +67,14 @@ class OneBatch:
         """Every step is alike."""
 
 
-class Bench:
+class ArmBenchmark:
     """Builds arms and measures them against each other.
 
     Args:
         place: of this rank; its network is copied by every arm, never changed.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: RankContext) -> None:
         self._place = place
         recipe = place.config.recipe
         self._inputs = StepInputs(place.network, place.task, recipe, recipe.learning_rate, place.device)
@@ -191,14 +191,14 @@ def diagnostic_arms(candidate: Arm, batch_size: int) -> dict[str, Arm]:
     return arms
 
 
-def measured_loads(place: Place, arm: Arm) -> tuple[float, ...] | None:
+def measured_loads(place: RankContext, arm: Arm) -> tuple[float, ...] | None:
     """Speeds of the ranks in samples per second, to share batches by; the same on every rank. None for like ranks.
 
     Args:
         place: of this rank.
         arm: the execution to be trained.
     """
-    bench = Bench(place)
+    bench = ArmBenchmark(place)
     loads: tuple[float, ...] | None = None
     for _ in range(NUM_LOAD_ROUNDS):
         loads = group.gathered(bench.speed(arm.model_copy(update={"loads": loads})))
@@ -207,11 +207,11 @@ def measured_loads(place: Place, arm: Arm) -> tuple[float, ...] | None:
     return loads
 
 
-def measure(place: Place) -> MeasureResult:
+def measure(place: RankContext) -> MeasureResult:
     """Measure what the spec asks for, and train nothing."""
     spec = place.spec
     assert spec.measurement is not None
-    bench = Bench(place)
+    bench = ArmBenchmark(place)
     probe = bench.probe(spec.measurement.arms, {})
     compression = spec.plan.gradient_compression
     parameters = [parameter for parameter in place.network.parameters() if parameter.requires_grad]
@@ -222,7 +222,7 @@ def measure(place: Place) -> MeasureResult:
     )
 
 
-def _all_reduce(place: Place, num_bytes: int, between: StepRunner, number: int) -> AllReduceTime:
+def _all_reduce(place: RankContext, num_bytes: int, between: StepRunner, number: int) -> AllReduceTime:
     tensor = torch.zeros(max(1, num_bytes // 4), dtype=torch.float32, device=place.device)
     times = []
     for position in range(NUM_WARM_UP + number):

@@ -27,7 +27,7 @@ from paceline.tasks.model.networks.whitened import Whitening
 from paceline.tasks.model.objectives import task_of
 from paceline.tasks.model.pretrained import begin_with
 from paceline.tasks.model.transfer import freeze
-from paceline.tasks.plugins import needed
+from paceline.tasks.plugins import require_plugin
 from paceline.tasks.records import Arm, Plan, RankSpec
 from paceline.tasks.train.launch.rank_process import running_ranks
 from paceline.tasks.train.rank import process_group as group
@@ -38,7 +38,7 @@ MAX_EVALUATION_BATCH = 512
 FIT_PIXELS = 5_000 * 32 * 32  # of the images that fixed layers are fitted to
 
 
-class Place:
+class RankContext:
     """Joins the group and opens the data.
 
     Args:
@@ -54,7 +54,7 @@ class Place:
                 f"this rank's code is {code_fingerprint()}, the coordinator's {spec.code_fingerprint}; "
                 "install the same version on every host"
             )
-        with needed():
+        with require_plugin():
             packages = tuple(package.identity for package in spec.config.packages)
         if spec.packages != packages:
             raise RunError(
@@ -100,7 +100,7 @@ class Place:
         self.spec = self.spec.model_copy(update={"plan": plan})
         torch.set_num_threads(plan.num_threads)
 
-    def share_by(self, loads: tuple[float, ...] | None) -> None:
+    def set_rank_loads(self, loads: tuple[float, ...] | None) -> None:
         """Share each batch anew from now on; the batches themselves stay as they are."""
         self.loads = loads
         self.batches = replace(self.batches, loads=loads)

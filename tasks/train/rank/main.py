@@ -35,7 +35,7 @@ from torch import nn
 
 from paceline.conf.execution import Precision
 from paceline.tasks.data.loading.loader import TrainLoader
-from paceline.tasks.data.loading.step_schedule import Course
+from paceline.tasks.data.loading.step_schedule import StepSchedule
 from paceline.tasks.data.split import open_split
 from paceline.tasks.errors import MeasureMemoryError, PacelineError, RunError
 from paceline.tasks.measure.energy import EnergyMeter
@@ -50,22 +50,22 @@ from paceline.tasks.records import (
     BASELINE,
     STEP_ITEMS,
     Arm,
+    AutotuneResult,
     CompileStats,
     MeasureResult,
     ProbeResult,
     RankSpec,
-    Search,
     TrainResult,
 )
 from paceline.tasks.redact import redact, redact_logs
 from paceline.tasks.train.autotune.choice import choose, faster_plan, plan_of_probe
-from paceline.tasks.train.autotune.search import search, time_layers
-from paceline.tasks.train.launch.heartbeat import Pulse
+from paceline.tasks.train.autotune.search import autotune, time_layers
+from paceline.tasks.train.launch.heartbeat import Heartbeat
 from paceline.tasks.train.launch.layout import EXAMPLES_FILE, PROBE_FILE, SEARCH_FILE
 from paceline.tasks.train.launch.standby import die_with_supervisor
 from paceline.tasks.train.plan import arm_of
 from paceline.tasks.train.rank import process_group as group
-from paceline.tasks.train.rank.benchmark import Bench, diagnostic_arms, measure, measured_loads
+from paceline.tasks.train.rank.benchmark import ArmBenchmark, diagnostic_arms, measure, measured_loads
 from paceline.tasks.train.rank.callbacks import (
     BudgetCallback,
     CheckpointCallback,
@@ -76,7 +76,7 @@ from paceline.tasks.train.rank.callbacks import (
     write_atomically,
 )
 from paceline.tasks.train.rank.checkpoint_io import AtomicCheckpointIO, load
-from paceline.tasks.train.rank.context import Place
+from paceline.tasks.train.rank.context import RankContext
 from paceline.tasks.train.rank.predictions import (
     choose_examples,
     count,
@@ -87,9 +87,14 @@ from paceline.tasks.train.rank.predictions import (
 )
 from paceline.tasks.train.rank.time_budget import Stopwatch
 from paceline.tasks.train.step.compile import CompileWatch, compile_network
-from paceline.tasks.train.step.distributed import ExchangeStrategy, ShardedLearner, sharding_strategy, whole
+from paceline.tasks.train.step.distributed import (
+    ExchangeStrategy,
+    ShardedLearner,
+    gather_full_weights,
+    sharding_strategy,
+)
 from paceline.tasks.train.step.epoch_loop import StepLoop
-from paceline.tasks.train.step.micro_batches import too_many
+from paceline.tasks.train.step.micro_batches import oom_sample_count
 from paceline.tasks.train.step.precision import forward_context, prepare_network
 
 MAX_SWITCHES = 2
@@ -102,7 +107,7 @@ def _measuring(stage: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if too_many(error) is None:
+        if oom_sample_count(error) is None:
             raise
         raise MeasureMemoryError(f"{stage}: {error}", stage) from error
 
@@ -116,7 +121,7 @@ class Rank:
         pulse: of the process; learns here how to count steps.
     """
 
-    def __init__(self, place: Place, stopwatch: Stopwatch, pulse: Pulse) -> None:
+    def __init__(self, place: RankContext, stopwatch: Stopwatch, pulse: Heartbeat) -> None:
         self.place = place
         self.config = place.config
         self.stopwatch = stopwatch
@@ -133,7 +138,7 @@ class Rank:
         place = self.place
         if self.config.execution.worker_load == "measured" and self.spec.world_size > 1:
             with self.stopwatch.during("setup"):
-                place.share_by(measured_loads(place, self._candidate()))
+                place.set_rank_loads(measured_loads(place, self._candidate()))
         course = self._course()
         with self.stopwatch.during("search"), _measuring("search"):
             found = self._search(course)
@@ -167,22 +172,22 @@ class Rank:
 
     # Setting up
 
-    def _course(self) -> Course:
+    def _course(self) -> StepSchedule:
         """From what the checkpoint says is done, on batches of this group's size."""
         if self.spec.resume_from is None:
-            return Course(self.place.batches)
+            return StepSchedule(self.place.batches)
         state = load(Path(self.spec.resume_from))[STATE_KEY]
         if "first_sample" not in state:
             raise RunError(
                 f"{self.spec.resume_from} was written by an older version, which counted steps alone; start a new run"
             )
-        return Course(self.place.batches, state["step"], state["epoch"], state["first_sample"])
+        return StepSchedule(self.place.batches, state["step"], state["epoch"], state["first_sample"])
 
-    def _search(self, course: Course) -> Search | None:
+    def _search(self, course: StepSchedule) -> AutotuneResult | None:
         """Take what is known, or found now, of the executions that `auto` can choose from."""
         spec, place = self.spec, self.place
         rules, num_steps = arm_of(spec.plan), course.num_steps(self.config.recipe.num_epochs) - course.first_step
-        new = search(Bench(place), spec.plan, num_steps, spec.search) if spec.may_search else None
+        new = autotune(ArmBenchmark(place), spec.plan, num_steps, spec.search) if spec.may_search else None
         found = new or spec.search
         if found is not None:
             place.execute(choose(spec.plan, found, rules, num_steps))
@@ -227,14 +232,14 @@ class Rank:
             arms |= diagnostic_arms(arm, own_batch)
             if own_batch == self.config.batch_size_over(1):  # weak scaling: that is the single device's already
                 arms.pop("alone", None)
-        probe = Bench(self.place).probe(arms, {"candidate": loader})
+        probe = ArmBenchmark(self.place).probe(arms, {"candidate": loader})
         if self.place.writes:
             write_atomically(self.place.directory / PROBE_FILE, probe.model_dump_json())
         return probe
 
     # Training
 
-    def _fit(self, loader: TrainLoader, course: Course, log: LogMetrics | None) -> tuple[Learner, dict[str, Any]]:
+    def _fit(self, loader: TrainLoader, course: StepSchedule, log: LogMetrics | None) -> tuple[Learner, dict[str, Any]]:
         spec, place, watch = self.spec, self.place, self.stopwatch
         watch.switch("setup")
         kind = ShardedLearner if spec.plan.strategy == "fsdp" else Learner
@@ -350,7 +355,9 @@ class Rank:
         if self.spec.plan.strategy != "fsdp":
             return network
         channels_last = self.spec.plan.memory_format == "channels_last"
-        return whole(network, prepare_network(self.place.network, "32-true", channels_last, self.place.device))
+        return gather_full_weights(
+            network, prepare_network(self.place.network, "32-true", channels_last, self.place.device)
+        )
 
     def _folded(self, network: nn.Module) -> nn.Module:
         """For evaluation; eager, so that a compiled network has the one graph of its training steps."""
@@ -400,7 +407,7 @@ class Rank:
         torch.save({name: tensor.cpu() for name, tensor in network.state_dict().items()}, path)
         return str(path)
 
-    def _result(self, learner: Learner, course: Course) -> dict[str, Any]:
+    def _result(self, learner: Learner, course: StepSchedule) -> dict[str, Any]:
         plan, items = self.spec.plan, self.stopwatch.budget()
         steps = sum(items.get(name, 0.0) for name in STEP_ITEMS)
         waiting = items.get("data_wait", 0.0)
@@ -428,11 +435,11 @@ class Rank:
         }
 
 
-def _work(spec: RankSpec, stopwatch: Stopwatch, pulse: Pulse) -> TrainResult | MeasureResult | Search:
-    place = Place(spec)
+def _work(spec: RankSpec, stopwatch: Stopwatch, pulse: Heartbeat) -> TrainResult | MeasureResult | AutotuneResult:
+    place = RankContext(spec)
     if spec.measurement is None:
         return Rank(place, stopwatch, pulse).run()
-    return measure(place) if spec.measurement.arms else time_layers(Bench(place), spec.plan)
+    return measure(place) if spec.measurement.arms else time_layers(ArmBenchmark(place), spec.plan)
 
 
 def main(spec_path: str) -> int:
@@ -442,7 +449,7 @@ def main(spec_path: str) -> int:
     redact_logs()
     faulthandler.enable()  # a crash in a library's native code leaves the Python stack in the log
     die_with_supervisor()
-    pulse = Pulse()
+    pulse = Heartbeat()
     stopwatch = Stopwatch("startup", float(os.environ.get("PACELINE_SPAWNED_AT", LOADED_AT)))
     spec = RankSpec.model_validate_json(Path(spec_path).read_text(encoding="utf-8"))
     directory = Path(spec.directory)
@@ -460,10 +467,10 @@ def main(spec_path: str) -> int:
             "traceback": redact(traceback.format_exc()),
             "time": time.time(),
             "final": isinstance(error, PacelineError),
-            "too_many": too_many(error),
-            "unmeasured": error.stage if isinstance(error, MeasureMemoryError) else None,
+            "too_many": oom_sample_count(error),
+            "oom_stage": error.stage if isinstance(error, MeasureMemoryError) else None,
         }
-        pulse.last_words(facts)
+        pulse.final_error(facts)
         with suppress(OSError):  # the log's disk may be what is full
             print(facts["traceback"], file=sys.stderr)  # noqa: T201  the log of the rank
         return 1

@@ -18,7 +18,7 @@ from torch import nn
 from paceline.tasks.model.batch import LabelledBatch
 from paceline.tasks.model.inference import Int64s, predictions
 from paceline.tasks.model.objectives import PixelTask, Task
-from paceline.tasks.train.step.micro_batches import part_of
+from paceline.tasks.train.step.micro_batches import take_samples
 
 NUM_WORST, NUM_OTHERS = 4, 2
 """Examples in the report."""
@@ -54,7 +54,7 @@ def warm_up(network: nn.Module, batches: Batches, context: Context, task: Task) 
     """
     for indices_N, batch in islice(batches, 1):
         for number in {len(indices_N), max(1, len(indices_N) - 1)}:
-            for _ in predictions(network, [(indices_N[:number], part_of(batch, 0, number))], context, task):
+            for _ in predictions(network, [(indices_N[:number], take_samples(batch, 0, number))], context, task):
                 pass
 
 

@@ -22,11 +22,11 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.conf.recipe import Recipe
 from paceline.tasks.model.batch import BatchSource, LabelledBatch
 from paceline.tasks.model.objectives import Task
-from paceline.tasks.model.optimization import batch_loss, build_optimizer, settle
+from paceline.tasks.model.optimization import batch_loss, build_optimizer, prepare_optimizer_state
 from paceline.tasks.records import Arm
 from paceline.tasks.train.step.compile import compile_network
 from paceline.tasks.train.step.cuda_graph import NUM_EAGER, make_step
-from paceline.tasks.train.step.distributed import DDP_SETTINGS, compress_gradients, shard
+from paceline.tasks.train.step.distributed import DDP_SETTINGS, apply_fsdp, compress_gradients
 from paceline.tasks.train.step.precision import make_scaler, prepare_network
 from paceline.tasks.train.step.train_step import TrainStep
 
@@ -76,7 +76,7 @@ class BareStep:
             compile_network(network)
         self._network = self._distributed(network) if spread else network
         optimizer = build_optimizer(network, inputs.recipe, inputs.learning_rate)
-        settle(optimizer, network, is_captured=arm.compile == "graph")
+        prepare_optimizer_state(optimizer, network, is_captured=arm.compile == "graph")
         step = TrainStep(
             _Objective(self._network, inputs),
             optimizer,
@@ -91,7 +91,7 @@ class BareStep:
 
     def _distributed(self, network: nn.Module) -> nn.Module:
         if self._arm.strategy == "fsdp":
-            shard(network, init_device_mesh(self._inputs.device.type, (distributed.get_world_size(),)))
+            apply_fsdp(network, init_device_mesh(self._inputs.device.type, (distributed.get_world_size(),)))
             return network
         wrapped = DistributedDataParallel(network, **DDP_SETTINGS)  # type: ignore[arg-type]
         if self._arm.variant == "token_sync":

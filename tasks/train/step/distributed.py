@@ -61,7 +61,7 @@ UNIT_PARAMETERS = 2**18
 """A layer with so many is gathered on its own; smaller ones together, for each gathering has a fixed cost."""
 
 
-def shard(network: nn.Module, mesh: DeviceMesh) -> None:
+def apply_fsdp(network: nn.Module, mesh: DeviceMesh) -> None:
     """Shard a network in place over the ranks of a mesh; does nothing to one that is sharded.
 
     The ranks must begin with the same weights: unlike DistributedDataParallel, sharding copies none from rank 0.
@@ -77,7 +77,7 @@ def shard(network: nn.Module, mesh: DeviceMesh) -> None:
             module.set_force_sum_reduction_for_comms(mesh.device_type == "cpu")  # gloo has no mean (torch 2.13)
 
 
-def whole(network: nn.Module, replica: nn.Module) -> nn.Module:
+def gather_full_weights(network: nn.Module, replica: nn.Module) -> nn.Module:
     """The replica with the weights of a sharded network; collective.
 
     Args:
@@ -108,7 +108,7 @@ class ShardedLearner(Learner):
     def configure_model(self) -> None:
         """Shard; Lightning may call it more than once."""
         assert self.device_mesh is not None
-        shard(self.network, self.device_mesh["data_parallel"])
+        apply_fsdp(self.network, self.device_mesh["data_parallel"])
 
 
 def sharding_strategy(world_size: int) -> ModelParallelStrategy:

@@ -16,7 +16,7 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from paceline.tasks.model.lightning_module import Learner
-from paceline.tasks.model.optimization import settle
+from paceline.tasks.model.optimization import prepare_optimizer_state
 from paceline.tasks.records import CompileStats, Plan
 from paceline.tasks.train.rank.time_budget import Stopwatch
 from paceline.tasks.train.step.cuda_graph import CapturedStep, make_step
@@ -99,7 +99,9 @@ class StepLoop(_TrainingEpochLoop):
         """Of the model as the strategy has wrapped it."""
         trainer, plan = self.trainer, self._plan
         assert isinstance(trainer.lightning_module, Learner)
-        settle(trainer.optimizers[0], trainer.lightning_module.network, is_captured=plan.compile == "graph")
+        prepare_optimizer_state(
+            trainer.optimizers[0], trainer.lightning_module.network, is_captured=plan.compile == "graph"
+        )
         model = trainer.strategy.model
         assert model is not None
         device = trainer.strategy.root_device

@@ -14,7 +14,7 @@ from paceline.tasks.errors import MeasureMemoryError, MemoryLimitError
 from paceline.tasks.model.batch import LabelledBatch
 
 
-def passes(batch: LabelledBatch, largest: int | None) -> list[LabelledBatch]:
+def split_into_micro_batches(batch: LabelledBatch, largest: int | None) -> list[LabelledBatch]:
     """A batch in as few parts as may be, none larger than `largest`; sizes differ by one at most.
 
     Even parts, because batch norms take their statistics over each: a last one of few samples would have poor ones.
@@ -28,10 +28,10 @@ def passes(batch: LabelledBatch, largest: int | None) -> list[LabelledBatch]:
     if number == 1:
         return [batch]
     bounds = [num * part // number for part in range(number + 1)]
-    return [part_of(batch, start, stop) for start, stop in pairwise(bounds)]
+    return [take_samples(batch, start, stop) for start, stop in pairwise(bounds)]
 
 
-def part_of(batch: LabelledBatch, start: int, stop: int) -> LabelledBatch:
+def take_samples(batch: LabelledBatch, start: int, stop: int) -> LabelledBatch:
     """Some of a batch's samples, weighted by how many of it they are."""
     fields = batch._asdict()  # type: ignore[attr-defined]
     parts = {name: value[start:stop] for name, value in fields.items() if isinstance(value, torch.Tensor)}
@@ -47,7 +47,7 @@ def out_of_memory(batch: LabelledBatch, error: torch.OutOfMemoryError) -> Memory
     )
 
 
-def too_many(error: BaseException | None) -> int | None:
+def oom_sample_count(error: BaseException | None) -> int | None:
     """The samples of the training's pass that did not fit, where that has led to an error; None where it has not.
 
     It may lie behind others: the end of a recording that it broke off fails as well.

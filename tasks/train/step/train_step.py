@@ -10,7 +10,7 @@ import torch
 from paceline.tasks.model.batch import LabelledBatch
 from paceline.tasks.records import Arm, Plan
 from paceline.tasks.train.step.compile import any_batch_size
-from paceline.tasks.train.step.micro_batches import out_of_memory, passes
+from paceline.tasks.train.step.micro_batches import out_of_memory, split_into_micro_batches
 from paceline.tasks.train.step.precision import forward_context
 
 Enter = Callable[[str], object]
@@ -60,7 +60,7 @@ class TrainStep:
         """
         self.num_steps += 1
         self._optimizer.zero_grad()
-        *others, last = passes(batch, self._micro_batch)
+        *others, last = split_into_micro_batches(batch, self._micro_batch)
         losses = []
         for part in others:
             with self._alone():

@@ -19,13 +19,13 @@ import pytest
 
 from infra.services.home import free_port
 from paceline.conf.cluster import Cluster
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.conf.load import load
-from paceline.flows.checks.preflight import check, settle
+from paceline.flows.checks.preflight import check, confirm_on_cluster
 from paceline.flows.checks.training_host import training_host
 from paceline.tasks.cluster.client import connect
-from paceline.tasks.cluster.dask_config import lean
-from paceline.tasks.cluster.resources import Demand, demand_of
+from paceline.tasks.cluster.dask_config import low_overhead_config
+from paceline.tasks.cluster.resources import ClusterResources, demand_of
 from paceline.tasks.cluster.ssh import ask_hosts
 from paceline.tasks.cluster.start import open_cluster
 from paceline.tasks.errors import InputError, RunError
@@ -36,7 +36,7 @@ from tests.support.jobs import new_job, two_workers
 from tests.support.patience import listens, until
 
 ROOT = Path(__file__).parents[3]
-ONE = Demand(num_hosts=1, workers_per_host=1, gpus=False)
+ONE = ClusterResources(num_hosts=1, workers_per_host=1, gpus=False)
 SBIN = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 UP_SECONDS = 20
 
@@ -50,7 +50,7 @@ def program(name):
 
 
 def check_lean(client):
-    for name, value in lean().items():
+    for name, value in low_overhead_config().items():
         assert set(client.run(dask.config.get, name).values()) == {value}, name
 
 
@@ -113,9 +113,11 @@ def train_on(config_overrides):
     """All that a run does with a cluster: check, open, prepare, train; returns the result and the parts' addresses."""
     overrides = [*SMALL, "recipe.num_epochs=1", "execution.accelerator=cpu", *config_overrides]
     config = load("digits", overrides)
-    cleared = check(config, Site())
-    with open_cluster(config.cluster, demand_of([config.execution], cleared.plan.accelerator), Site()) as address:
-        assert settle(config, cleared, address).hardware.host == socket.gethostname()
+    cleared = check(config, Environment())
+    with open_cluster(
+        config.cluster, demand_of([config.execution], cleared.plan.accelerator), Environment()
+    ) as address:
+        assert confirm_on_cluster(config, cleared, address).hardware.host == socket.gethostname()
         with connect(address) as client:
             parts = [address, *client.scheduler_info()["workers"]]
         return train_group(new_job(address, "digits", overrides), address), parts
@@ -178,7 +180,7 @@ def test_a_cluster_over_ssh_trains_with_tls(tls, ssh_home):
 
 def test_ssh_starts_as_many_workers_as_devices_and_ends_them(tls, ssh_home):
     settings = Cluster(kind="ssh", hosts=("paceline-host",), interface="lo")
-    with open_cluster(settings, Demand(num_hosts=1, workers_per_host=2, gpus=False)) as address:
+    with open_cluster(settings, ClusterResources(num_hosts=1, workers_per_host=2, gpus=False)) as address:
         assert processes_with(tls)
         with connect(address) as client:
             assert list(client.nthreads().values()) == [1, 1]
@@ -316,7 +318,7 @@ def test_the_program_runs_over_ssh(tls, ssh_home, paceline):
 def test_a_job_that_slurm_would_not_take_is_refused(tls, slurm):
     for override, reason in (("cluster.partition=nowhere", "invalid partition"), ("cluster.cores_per_host=9999", "")):
         with pytest.raises(InputError, match=f"(?i)Slurm does not take the job .*{reason}"):
-            training_host(load("digits", [*SLURM, "execution.accelerator=cpu", override]), Site())
+            training_host(load("digits", [*SLURM, "execution.accelerator=cpu", override]), Environment())
 
 
 def test_a_job_that_stays_in_the_queue_is_named(tls, slurm):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from distributed import Client
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.conf.load import load
 from paceline.flows.checks.training_host import training_host
 from paceline.flows.doctor import _cluster, _wrong
@@ -93,7 +93,7 @@ def test_an_address_without_a_scheduler_is_told_in_bounded_time(other, monkeypat
         config = load("digits", ["cluster.kind=address", f"cluster.address={listener.address}"])
         for look in (_cluster, training_host):  # the doctor's, and that of a run: exit status 2
             with pytest.raises(InputError) as refused:
-                look(config, Site())
+                look(config, Environment())
             found = _wrong("workers", refused.value)
             assert f"cluster.address={listener.address}: no Dask scheduler answers within 1 s" in found.found
             assert told in found.found

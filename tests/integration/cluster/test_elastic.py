@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from paceline.tasks.data.loading.sampling import BatchPlan
-from paceline.tasks.data.loading.step_schedule import Course
+from paceline.tasks.data.loading.step_schedule import StepSchedule
 from paceline.tasks.train.launch.coordinator import train_group
 from paceline.tasks.train.rank.checkpoint import newest_verified
 from paceline.tasks.train.rank.checkpoint_io import load
@@ -59,12 +59,12 @@ def test_weak_scaling_keeps_each_ranks_batch_and_follows_with_the_learning_rate(
     job = make_job(*SETTINGS, "recipe.batch_scaling=weak")
     step, epoch, position = interrupted(job, cluster_address)
     num, rate = job.prepared.num_train, learning_rate(job)
-    assert (epoch, position) == Course(BatchPlan(num, 128, 2)).done(step)
+    assert (epoch, position) == StepSchedule(BatchPlan(num, 128, 2)).done(step)
 
     # One rank takes the training up, and goes on a few epochs, to the end of one.
     short = taken_up(job, 1, num_epochs=epoch + 3)
     one = train_group(short, cluster_address)
-    of_one = Course(BatchPlan(num, 64), step, epoch, position)
+    of_one = StepSchedule(BatchPlan(num, 64), step, epoch, position)
     assert (one.first_step, one.num_steps) == (step, of_one.num_steps(epoch + 3))
     assert len(one.validation_scores) == epoch + 3
     assert learning_rate(job) == rate / 2
@@ -84,7 +84,7 @@ def test_more_ranks_take_up_an_epoch_that_one_has_begun(make_job, cluster_addres
     job = make_job(*SETTINGS, "recipe.batch_scaling=weak")
     done = interrupted(taken_up(job, 1).model_copy(update={"resume": False}), cluster_address)
     result = train_group(taken_up(job, 2), cluster_address)
-    course = Course(BatchPlan(job.prepared.num_train, 128, 2), *done)
+    course = StepSchedule(BatchPlan(job.prepared.num_train, 128, 2), *done)
     assert (result.first_step, result.num_steps) == (done[0], course.num_steps(EPOCHS))
     assert len(result.validation_scores) == EPOCHS
     assert result.validation_scores[-1] > 0.8

@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 from mlflow.tracking import MlflowClient
 
-from paceline.conf.environment import Site
-from paceline.flows.predict.request import PredictRequest, clear_predict
+from paceline.conf.environment import Environment
+from paceline.flows.predict.request import PredictRequest, check_predict
 from paceline.tasks.errors import InputError
 from paceline.tasks.train.launch.coordinator import train_group
 from tests.support.clips import make_clips
@@ -34,7 +34,7 @@ def learned(call, made):
 def test_clips_are_learned_and_the_damaged_ones_counted(learned, made, tmp_path):
     assert learned["dataset"]["num_rejected"] == len(made[1])
     assert learned["train"]["final_loss"] < 0.35, "less than half of what chance has"
-    client = MlflowClient(Site().tracking_uri)
+    client = MlflowClient(Environment().tracking_uri)
     run = client.get_run(learned["run_id"])
     assert run.data.params["data.num_frames"] == "4"
     assert "test/accuracy" in run.data.metrics
@@ -50,7 +50,7 @@ def test_what_it_cannot_predict_is_refused_before_any_work(learned, tmp_path):
     }
     for (source, overrides), told in wrong.items():
         with pytest.raises(InputError, match=told):
-            clear_predict(PredictRequest(model=learned["run_id"], source=source, overrides=overrides), Site())
+            check_predict(PredictRequest(model=learned["run_id"], source=source, overrides=overrides), Environment())
 
 
 @pytest.mark.slow

@@ -212,7 +212,7 @@ def test_a_cache_that_fails_is_done_without(s3, root, tmp_path, monkeypatch, cap
     place.mkdir()
     for path in copies():
         path.unlink()
-    with reading.counted() as tally:
+    with reading.count_reads() as tally:
         assert list(reading.read_files(root, files)) == first
     assert tally.reads.num_fetched == len(files)
     assert f"the cache cannot be {'written' if spoilt == 'used' else 'read'} (" in caplog.text

@@ -22,7 +22,7 @@ from paceline.conf.data import Data
 from paceline.tasks import progress as display
 from paceline.tasks.data.prepare import chunks, store
 from paceline.tasks.data.prepare import dask_graph as graph
-from paceline.tasks.data.prepare.chunks import Cutter
+from paceline.tasks.data.prepare.chunks import ChunkPlanner
 from paceline.tasks.data.prepare.shard import Chunk
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.errors import InputError, RunError
@@ -170,7 +170,7 @@ def test_large_training_shards_hold_every_class(tmp_path: Path, monkeypatch: pyt
     root = save_images(tmp_path / "images", 20)
     monkeypatch.setattr(chunks, "MAX_FILES", 5)
     data = folder(root)
-    cut = list(Cutter(source.list_samples(data), data, tmp_path).chunks())
+    cut = list(ChunkPlanner(source.list_samples(data), data, tmp_path).chunks())
     assert all({sample.label for sample in chunk.samples} == {0, 1} for chunk in cut if chunk.split == "train")
     assert sum(len(chunk.samples) for chunk in cut) == 40
     assert all(1 <= len(chunk.samples) <= 5 for chunk in cut)

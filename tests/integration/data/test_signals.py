@@ -10,8 +10,8 @@ from mlflow.tracking import MlflowClient
 from PIL import Image
 
 from paceline.conf.data import Data
-from paceline.conf.environment import Site
-from paceline.flows.predict.request import PredictRequest, clear_predict
+from paceline.conf.environment import Environment
+from paceline.flows.predict.request import PredictRequest, check_predict
 from paceline.tasks.data.decode.pixels import read_pixels
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.errors import InputError
@@ -37,13 +37,13 @@ def learned(call, sounds):
 def test_sounds_are_told_apart_and_the_damaged_ones_counted(learned, sounds):
     assert learned["dataset"]["num_rejected"] == len(sounds[1])
     assert learned["evaluate"]["accuracy"] > 0.9
-    run = MlflowClient(Site().tracking_uri).get_run(learned["run_id"])
+    run = MlflowClient(Environment().tracking_uri).get_run(learned["run_id"])
     assert run.data.params["data.signal.kind"] == "stft"
     assert run.data.params["data.signal.window_ms"] == "32.0"
 
 
 def test_the_report_shows_spectrograms_with_their_units(learned, tmp_path):
-    client = MlflowClient(Site().tracking_uri)
+    client = MlflowClient(Environment().tracking_uri)
     report = Path(client.download_artifacts(learned["run_id"], "report.html", str(tmp_path))).read_text()
     assert "1 s across, 0 to 8,000 Hz upwards (linear), 80 dB below the loudest" in report
     assert "mistakes" in report
@@ -75,7 +75,7 @@ def test_what_it_cannot_predict_is_refused_before_any_work(learned, sounds, tmp_
     filled = tuple(override.replace("SOUNDS", places["SOUNDS"]) for override in overrides)
     request = PredictRequest(model=learned["run_id"], source=places.get(source, source), overrides=filled)
     with pytest.raises(InputError, match=told):
-        clear_predict(request, Site())
+        check_predict(request, Environment())
 
 
 @pytest.mark.slow

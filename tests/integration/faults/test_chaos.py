@@ -17,8 +17,8 @@ import psutil
 import pytest
 from mlflow.tracking import MlflowClient
 
-from paceline.conf.environment import Site
-from paceline.tasks.train.launch.device_lock import Lease
+from paceline.conf.environment import Environment
+from paceline.tasks.train.launch.device_lock import DeviceLock
 from tests.integration.conftest import SMALL
 from tests.integration.faults.test_recovery import told_steps
 from tests.support.scratch_cluster import ScratchCluster
@@ -55,7 +55,7 @@ class Chaos:
         self._signal_a_rank(signal.SIGSTOP)
 
     def truncate_the_newest_checkpoint_and_kill_a_rank(self, command):
-        found = sorted(Site().root.glob("runs/*/checkpoints/step-*.ckpt"), key=lambda path: path.stat().st_mtime)
+        found = sorted(Environment().root.glob("runs/*/checkpoints/step-*.ckpt"), key=lambda path: path.stat().st_mtime)
         if found:
             found[-1].write_bytes(found[-1].read_bytes()[:-50])
         self._signal_a_rank(signal.SIGKILL)
@@ -143,10 +143,12 @@ class Course:
 
     def check_nothing_is_left(self):
         assert ranks() == []
-        leases = [path.stem for path in Site().leases.iterdir() if Lease(Site().leases, path.stem).owner()]
+        leases = [
+            path.stem for path in Environment().leases.iterdir() if DeviceLock(Environment().leases, path.stem).owner()
+        ]
         assert leases == []
         assert [run.info.run_id for run in unfinished(self._client)] == []
-        assert list(Site().root.glob("runs/*/checkpoints/.*")) == [], "temporary files"
+        assert list(Environment().root.glob("runs/*/checkpoints/.*")) == [], "temporary files"
 
     def _begin(self):
         settings = [*RUN, f"cluster.address={self._address}"]
@@ -196,7 +198,7 @@ class Course:
 @pytest.mark.timeout(MINUTES * 60 + 900)
 def test_chaos(paceline, mlflow_server):
     deadline = time.monotonic() + MINUTES * 60
-    with small_disk(Site().root / "runs", megabytes=512) as filler, ScratchCluster(2) as cluster:
+    with small_disk(Environment().root / "runs", megabytes=512) as filler, ScratchCluster(2) as cluster:
         course = Course(paceline, cluster, mlflow_server, filler)
         try:
             while time.monotonic() < deadline:
@@ -209,7 +211,7 @@ def test_chaos(paceline, mlflow_server):
 
 def ranks():
     """Process ids of all ranks of this test's trainings."""
-    home = str(Site().root)
+    home = str(Environment().root)
     commands = {process.pid: process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])}
     return [
         pid for pid, command in commands.items() if "paceline.tasks.train.rank.main" in command and home in command[-1]

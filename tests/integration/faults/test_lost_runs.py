@@ -14,7 +14,7 @@ from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling, Pending, Running
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.flows.lifecycle import concurrency_slots as slots
 from paceline.flows.lifecycle import flow_run_lock as flow_owner
 from paceline.flows.lifecycle.outage import set_right
@@ -22,8 +22,8 @@ from paceline.flows.lifecycle.outage import set_right
 OWNER = """
 import sys, time
 from uuid import UUID
-from paceline.conf.environment import Site
-from paceline.flows.lifecycle.flow_run_lock import own_flow_run
+from paceline.conf.environment import Environment
+from paceline.flows.lifecycle.flow_run_lock import flow_run_lock
 own_flow_run(Site(), UUID(sys.argv[1]))
 print("held", flush=True)
 time.sleep(600)
@@ -83,16 +83,16 @@ def held(client, deployment):
 def test_a_run_is_crashed_when_its_process_is_gone_and_never_before(client, deployment, owned):
     run = run_in(client, deployment, Pending(), Running())
     process = owned(run)
-    set_right(Site(), deployment)
+    set_right(Environment(), deployment)
     assert client.read_flow_run(run.id).state.is_running()
     assert held(client, deployment) == 1
     process.kill()
     process.wait()
-    set_right(Site(), deployment)
+    set_right(Environment(), deployment)
     state = client.read_flow_run(run.id).state
     assert (state.is_crashed(), state.message) == (True, f"its process on {socket.gethostname()} is gone")
     assert held(client, deployment) == 0
-    assert not list((Site().root / "flow-runs" / socket.gethostname()).iterdir())
+    assert not list((Environment().root / "flow-runs" / socket.gethostname()).iterdir())
 
 
 def test_a_run_that_was_to_be_cancelled_is_cancelled_when_its_process_is_gone(client, deployment, owned):
@@ -100,7 +100,7 @@ def test_a_run_that_was_to_be_cancelled_is_cancelled_when_its_process_is_gone(cl
     process = owned(run)
     process.kill()
     process.wait()
-    set_right(Site(), None)
+    set_right(Environment(), None)
     assert client.read_flow_run(run.id).state.is_cancelled()
     assert held(client, deployment) == 0
 
@@ -111,7 +111,7 @@ def test_a_run_of_another_host_is_left_alone(client, deployment, owned, monkeypa
     process.kill()
     process.wait()
     monkeypatch.setattr(socket, "gethostname", lambda: "another")
-    set_right(Site(), deployment)
+    set_right(Environment(), deployment)
     assert client.read_flow_run(run.id).state.is_running()
     assert held(client, deployment) == 1
 
@@ -119,10 +119,10 @@ def test_a_run_of_another_host_is_left_alone(client, deployment, owned, monkeypa
 def test_a_process_that_is_about_to_take_its_lock_is_not_gone(client, deployment, monkeypatch):
     monkeypatch.setattr(flow_owner, "MIN_AGE_SECONDS", 60.0)
     run = run_in(client, deployment, Pending(), Running())
-    record = Site().root / "flow-runs" / socket.gethostname() / str(run.id)
+    record = Environment().root / "flow-runs" / socket.gethostname() / str(run.id)
     record.mkdir(parents=True)
     (record / "lock").touch()
-    set_right(Site(), deployment)
+    set_right(Environment(), deployment)
     assert client.read_flow_run(run.id).state.is_running()
 
 
@@ -130,7 +130,7 @@ def test_a_process_that_ends_in_order_leaves_no_record(client, deployment, owned
     process = owned(run_in(client, deployment, Pending(), Running()))
     process.send_signal(signal.SIGINT)
     process.wait()
-    assert not list((Site().root / "flow-runs" / socket.gethostname()).iterdir())
+    assert not list((Environment().root / "flow-runs" / socket.gethostname()).iterdir())
 
 
 def set_slots(client, deployment, number):
@@ -141,26 +141,26 @@ def set_slots(client, deployment, number):
 def test_a_slot_without_a_run_is_freed(client, deployment):
     set_slots(client, deployment, 1)  # by a run that is no more, without a lease that could expire
     assert run_in(client, deployment, Pending()).state.name == "AwaitingConcurrencySlot"
-    set_right(Site(), deployment)
+    set_right(Environment(), deployment)
     assert held(client, deployment) == 0
 
 
 def test_a_slot_is_held_for_a_run_that_lives_and_for_no_other(client, deployment, owned):
     run = run_in(client, deployment, Pending(), Running())
     set_slots(client, deployment, 0)  # its lease has expired
-    set_right(Site(), deployment)
+    set_right(Environment(), deployment)
     assert held(client, deployment) == 0, "the run may be of a host that is no more"
     owned(run)
-    set_right(Site(), deployment)
+    set_right(Environment(), deployment)
     assert held(client, deployment) == 1
 
 
 def test_a_run_that_never_came_to_its_process_is_crashed_and_may_still_come(client, deployment, monkeypatch):
     run = run_in(client, deployment, Pending())
-    set_right(Site(), deployment)
+    set_right(Environment(), deployment)
     assert client.read_flow_run(run.id).state.is_pending()
     monkeypatch.setattr(slots, "PENDING_LIMIT", timedelta(0))
-    set_right(Site(), deployment)
+    set_right(Environment(), deployment)
     assert client.read_flow_run(run.id).state.is_crashed()
     assert held(client, deployment) == 0
     client.set_flow_run_state(run.id, Running())

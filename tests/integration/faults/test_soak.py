@@ -17,8 +17,8 @@ import pytest
 from mlflow.tracking import MlflowClient
 from scipy import stats
 
-from paceline.conf.environment import Site
-from paceline.tasks.train.launch.device_lock import Lease
+from paceline.conf.environment import Environment
+from paceline.tasks.train.launch.device_lock import DeviceLock
 from tests.support.deployments import Served
 
 NUM_RUNS = int(os.environ.get("SOAK_RUNS", "50"))
@@ -55,9 +55,9 @@ def settled(process):
 
 def left(temporary):
     """Leases that are held, temporary files of all processes, and preparations under way."""
-    site = Site()
+    site = Environment()
     return {
-        "leases": sum(Lease(site.leases, path.stem).owner() is not None for path in site.leases.glob("*.lease")),
+        "leases": sum(DeviceLock(site.leases, path.stem).owner() is not None for path in site.leases.glob("*.lease")),
         "temporary": len([*temporary.iterdir()]),
         "unfinished": len([*(site.root / "prepared").glob(".*")]),
     }
@@ -115,7 +115,7 @@ def test_nothing_grows_over_many_runs(paceline, prefect_url, tmp_path, monkeypat
 
 
 def check_mlflow(flow_runs):
-    client = MlflowClient(Site().tracking_uri)
+    client = MlflowClient(Environment().tracking_uri)
     runs = client.search_runs([client.get_experiment_by_name("soak").experiment_id], max_results=1000)
     assert {run.info.status for run in runs} == {"FINISHED"}
     assert sorted(run.data.tags["prefect.flow_run_id"] for run in runs) == sorted(flow_runs)

@@ -15,8 +15,8 @@ from prefect import flow, settings
 
 from paceline.conf.config import Limits
 from paceline.conf.data import Data
-from paceline.conf.environment import Site
-from paceline.flows.lifecycle.retries import tried
+from paceline.conf.environment import Environment
+from paceline.flows.lifecycle.retries import with_retries
 from paceline.tasks import deadline
 from paceline.tasks.data.prefect_tasks import prepare
 from paceline.tasks.data.prepare import chunks, store
@@ -26,7 +26,7 @@ from paceline.tasks.data.storage import read_files as reading
 from paceline.tasks.errors import TimeLimitError
 from paceline.tasks.metrics_file import FILE
 from paceline.tasks.train.launch.coordinator import train_group
-from paceline.tasks.train.launch.device_lock import Lease
+from paceline.tasks.train.launch.device_lock import DeviceLock
 from paceline.tasks.train.launch.rank_process import running_ranks
 from paceline.tasks.train.rank.checkpoint import newest_verified, step_of
 from tests.integration.conftest import SMALL
@@ -125,7 +125,7 @@ def test_a_source_that_fails_for_a_moment_is_tried_again_for_what_is_missing(wor
     @flow
     def stage_alone():
         limits = Limits(retries=2, retry_delay_seconds=0.5)
-        return tried(prepare, limits)(images, str(tmp_path / "home"), address)
+        return with_retries(prepare, limits)(images, str(tmp_path / "home"), address)
 
     with settings.temporary_settings({settings.PREFECT_API_URL: prefect_url}):
         state = stage_alone(return_state=True)
@@ -152,8 +152,8 @@ def _unix(timestamp):
 
 def leased(run_id):
     """Devices that a run has; those of others are their business."""
-    place = Site().leases
-    owners = {path.stem: Lease(place, path.stem).owner() for path in place.glob("*.lease")}
+    place = Environment().leases
+    owners = {path.stem: DeviceLock(place, path.stem).owner() for path in place.glob("*.lease")}
     return [device for device, owner in owners.items() if owner and owner.run_id == run_id]
 
 
@@ -180,7 +180,7 @@ class Night:
     def __init__(self, paceline, url):
         self._paceline = paceline
         self._url = url
-        self.client = MlflowClient(Site().tracking_uri)
+        self.client = MlflowClient(Environment().tracking_uri)
 
     def run(self, *arguments):
         process = self._paceline("run", *arguments, "--json")
@@ -215,7 +215,7 @@ def test_a_run_over_its_limits_tells_it_and_what_is_done_is_not_done_again(pacel
     resume = ["--resume", run.info.run_id]
     status, first, stderr = night.run(*resume, "limits.train_seconds=600")
     assert status == 0, stderr
-    directory = Site().root / "runs" / run.info.run_id
+    directory = Environment().root / "runs" / run.info.run_id
     attempts = list(directory.glob("attempt-*"))
 
     night.client.set_terminated(run.info.run_id, "FAILED")  # as if its last stage had failed

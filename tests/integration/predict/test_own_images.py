@@ -15,8 +15,8 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from PIL import Image
 
-from paceline.conf.environment import Site
-from paceline.flows.predict.request import PredictRequest, clear_predict
+from paceline.conf.environment import Environment
+from paceline.flows.predict.request import PredictRequest, check_predict
 from paceline.tasks.data.decode.transform import decode
 from paceline.tasks.data.loading.batch import Normalise
 from paceline.tasks.errors import InputError
@@ -93,7 +93,7 @@ def rows_of(out):
 
 def test_a_folder_of_mixed_images_trains_and_lists_exactly_the_damaged(learned, pictures, call):
     root, damaged = pictures
-    client = MlflowClient(Site().tracking_uri)
+    client = MlflowClient(Environment().tracking_uri)
     listed = Path(client.download_artifacts(learned["run_id"], "rejected.jsonl")).read_text().splitlines()
     assert {json.loads(line)["path"] for line in listed} == damaged
     assert learned["dataset"]["num_rejected"] == len(damaged)
@@ -132,7 +132,7 @@ def test_every_image_gets_a_row(predicted, unseen):
     numbered = [row for row in good if row["path"].startswith("year")]
     is_right = [(row["label"] == "light") == int(row["path"].removesuffix(".png")[-1]) % 2 for row in numbered]
     assert np.mean(is_right) > 0.95
-    found = MlflowClient(Site().tracking_uri).get_run(summary["run_id"])
+    found = MlflowClient(Environment().tracking_uri).get_run(summary["run_id"])
     assert found.info.status == "FINISHED"
     assert found.data.tags["paceline.role"] == "predict"
     assert found.data.metrics["predict/num_samples"] == NUM_MORE + 2
@@ -157,7 +157,7 @@ def test_a_layer_gives_a_row_for_every_image(features, trained, unseen):
     assert (rows["broken.png"]["features"], rows["broken.png"]["error"]) == (None, "not an image of a known format")
     assert rows["known/dark/a.jpg"]["true_label"] == "dark"
     assert rows["year-0/more/0000.png"]["true_label"] == "more", "the folder's name, whatever the model knows"
-    directory, facts = fetch_model(Site().tracking_uri, trained[0], Site().root)
+    directory, facts = fetch_model(Environment().tracking_uri, trained[0], Environment().root)
     network, _ = open_trained(directory, digest_of(facts))
     path = "year-1/more/0001.png"
     pixels_NHWC = torch.from_numpy(decode((unseen / path).read_bytes(), 32)[None].copy())
@@ -194,7 +194,7 @@ def test_a_classifier_on_features_tells_classes_that_the_model_was_not_trained_f
         assert (one["num_train"], one["num_test"], one["num_features"], one["num_classes"]) == (30, 30, 32, 2)
         assert one["accuracy"] == 1.0
         assert one["converged"]
-    found = MlflowClient(Site().tracking_uri).get_run(summary["run_id"])
+    found = MlflowClient(Environment().tracking_uri).get_run(summary["run_id"])
     assert (found.info.status, found.data.tags["paceline.role"]) == ("FINISHED", "classify")
     assert found.data.metrics["svm/accuracy"] == 1.0
     for wrong, told in (
@@ -225,7 +225,7 @@ def test_what_is_predicted_is_not_predicted_again(call, predicted, trained, unse
 @pytest.mark.slow
 def test_a_model_by_its_alias_and_one_that_was_changed(call, trained, tmp_path):
     run_id, root = trained
-    client = MlflowClient(Site().tracking_uri, Site().tracking_uri)
+    client = MlflowClient(Environment().tracking_uri, Environment().tracking_uri)
     client.create_registered_model("brightness")
     version = client.create_model_version("brightness", f"runs:/{run_id}/model", run_id).version
     client.set_registered_model_alias("brightness", "champion", version)
@@ -238,7 +238,7 @@ def test_a_model_by_its_alias_and_one_that_was_changed(call, trained, tmp_path):
     assert (status, said.count("\n")) == (2, 1)
     assert "models:/brightness@challenger: no such model" in said
 
-    kept = Path(Site().root) / "models" / summary["model_digest"]
+    kept = Path(Environment().root) / "models" / summary["model_digest"]
     changed = tmp_path / "changed"
     shutil.copytree(kept, changed)
     (changed / "weights.pt").write_bytes((changed / "weights.pt").read_bytes() + b" ")
@@ -250,7 +250,7 @@ def test_a_model_by_its_alias_and_one_that_was_changed(call, trained, tmp_path):
 @pytest.fixture
 def recorded(trained, tmp_path):
     """The artifacts of the run as they lie in the store, put back afterwards; and where fetched models are kept."""
-    run = MlflowClient(Site().tracking_uri).get_run(trained[0])
+    run = MlflowClient(Environment().tracking_uri).get_run(trained[0])
     place = local_path(run.info.artifact_uri)
     shutil.copytree(place, tmp_path / "before")
     yield place, tmp_path / "home"
@@ -284,14 +284,14 @@ def _other_weights(model):
 )
 def test_a_model_that_was_changed_in_the_store_is_refused_by_run_and_by_name(trained, recorded, tamper, expected):
     place, home = recorded
-    registry = MlflowClient(Site().tracking_uri, Site().tracking_uri)
+    registry = MlflowClient(Environment().tracking_uri, Environment().tracking_uri)
     with suppress(MlflowException):
         registry.create_registered_model("changed")
     version = registry.create_model_version("changed", f"runs:/{trained[0]}/model", trained[0]).version
     tamper(place / "model")
     for reference in (trained[0], f"runs:/{trained[0]}/model", f"models:/changed/{version}"):
         with pytest.raises(InputError, match=expected):
-            fetch_model(Site().tracking_uri, reference, home)
+            fetch_model(Environment().tracking_uri, reference, home)
         assert not [path for path in (home / "models").iterdir() if not path.name.startswith(".")]
 
 
@@ -301,7 +301,7 @@ def test_what_lies_beside_a_model_is_not_executed(trained, recorded):
     flavor = "flavors: {python_function: {loader_module: pwned}}\n"
     (place / "model" / "MLmodel").write_text(flavor)
     (place / "model" / "pwned.py").write_text(f"open({str(home / 'pwned')!r}, 'w')")
-    directory, facts = fetch_model(Site().tracking_uri, trained[0], home)
+    directory, facts = fetch_model(Environment().tracking_uri, trained[0], home)
     network, _ = open_trained(directory, digest_of(facts))
     assert isinstance(network, torch.nn.Module)
     with pytest.raises(InputError, match=r"expected is 0000"):
@@ -313,7 +313,7 @@ def test_a_version_that_no_run_vouches_for_is_refused_and_a_directory_does_not_p
     trained, recorded, monkeypatch, tmp_path
 ):
     place, home = recorded
-    uri = Site().tracking_uri
+    uri = Environment().tracking_uri
     registry = MlflowClient(uri, uri)
     with suppress(MlflowException):
         registry.create_registered_model("foreign")
@@ -347,7 +347,7 @@ def test_what_is_wrong_is_said_before_anything_starts(trained, unseen, tmp_path,
         changes = {"out": str(tmp_path)}
     request = PredictRequest(model=trained[0], source=str(unseen)).model_copy(update=changes)
     with pytest.raises(InputError, match=expected):
-        clear_predict(request, Site())
+        check_predict(request, Environment())
 
 
 def settings_of(directory):
@@ -367,7 +367,7 @@ def test_code_in_a_file_of_weights_is_not_executed(trained, tmp_path):
         def __reduce__(self):
             return Path.touch, (tmp_path / "pwned",)
 
-    client = MlflowClient(Site().tracking_uri)
+    client = MlflowClient(Environment().tracking_uri)
     directory = Path(client.download_artifacts(trained[0], "model", str(tmp_path)))
     facts = json.loads((directory / "model.json").read_text())
     torch.save({"features.0.weight": Evil()}, directory / "weights.pt", pickle_module=pickle)
@@ -381,7 +381,7 @@ def test_code_in_a_file_of_weights_is_not_executed(trained, tmp_path):
 
 @pytest.mark.slow
 def test_a_model_compiled_ahead_says_the_same_also_of_a_ragged_batch(trained, tmp_path):
-    client = MlflowClient(Site().tracking_uri)
+    client = MlflowClient(Environment().tracking_uri)
     directory = Path(client.download_artifacts(trained[0], "model", str(tmp_path)))
     settings = settings_of(directory)
     pixels_NHWC = np.random.default_rng(0).integers(0, 256, (19, 32, 32, 3), dtype=np.uint8)

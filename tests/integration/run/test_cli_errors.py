@@ -8,7 +8,7 @@ from mlflow.tracking import MlflowClient
 from PIL import Image
 
 from infra.services.home import free_port
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.flows.cli import main
 from paceline.tasks.cluster.hardware import torch_has_cuda
 
@@ -29,7 +29,7 @@ def refused(capsys, monkeypatch, tmp_path):
         assert "\n" not in told
         store = home / "mlflow.db"
         if store.exists():
-            client = MlflowClient(Site().tracking_uri)
+            client = MlflowClient(Environment().tracking_uri)
             assert client.search_runs([e.experiment_id for e in client.search_experiments()]) == []
         assert not list(home.glob("prepared/*")) if home.is_dir() else True
         return told

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.tasks.errors import RankError
 from paceline.tasks.train.launch.coordinator import train_group
-from paceline.tasks.train.launch.out_of_memory import with_fitting
+from paceline.tasks.train.launch.out_of_memory import restore_micro_batch
 from tests.integration.faults.test_recovery import LONG, check_nothing_is_lost, happening, rank_pid, weights
 from tests.support.jobs import changed, planted
 
@@ -23,10 +23,10 @@ def test_a_rank_without_memory_makes_all_take_smaller_passes_of_the_same_batches
     assert "rank 1 failed: MemoryLimitError: a pass over 32 samples needs more memory" in restart.cause
     assert result.plan.micro_batch == 16
     assert result.plan.reasons["micro_batch"].reason.startswith("32 samples at once did not fit into the memory of ")
-    resumed = with_fitting(job.directory, job.plan, job.config)
+    resumed = restore_micro_batch(job.directory, job.plan, job.config)
     assert (resumed.micro_batch, resumed.reasons["micro_batch"]) == (16, result.plan.reasons["micro_batch"])
     otherwise = changed(job, execution={"micro_batch": 8})
-    assert with_fitting(job.directory, otherwise.plan, otherwise.config) == otherwise.plan, (
+    assert restore_micro_batch(job.directory, otherwise.plan, otherwise.config) == otherwise.plan, (
         "what is asked for goes first"
     )
     assert any("going on with passes of 16, on the same batches" in said for said in told)

@@ -3,7 +3,7 @@
 import pytest
 from mlflow.tracking import MlflowClient
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.tasks.metrics_file import FILE, MetricsFile
 from paceline.tasks.track import metrics_upload as metrics
 from paceline.tasks.track.metrics_upload import deliver_left, deliver_rest, delivered
@@ -12,7 +12,7 @@ from tests.support.patience import until
 
 @pytest.fixture
 def run_id():
-    client = MlflowClient(Site().tracking_uri)
+    client = MlflowClient(Environment().tracking_uri)
     experiment = client.get_experiment_by_name("metrics")
     return client.create_run(
         experiment.experiment_id if experiment else client.create_experiment("metrics")
@@ -36,18 +36,18 @@ def attempt(tmp_path):
 
 
 def steps(run_id, key="train/loss"):
-    return [metric.step for metric in MlflowClient(Site().tracking_uri).get_metric_history(run_id, key)]
+    return [metric.step for metric in MlflowClient(Environment().tracking_uri).get_metric_history(run_id, key)]
 
 
 def test_attempts_are_told_as_one_training(run_id, attempt, tmp_path):
     told = []
-    with delivered(tmp_path, Site().tracking_uri, run_id, told.append):
+    with delivered(tmp_path, Environment().tracking_uri, run_id, told.append):
         attempt(0, 1, 2, 3)
         attempt(1, 3, 4)
     assert steps(run_id) == [1, 2, 3, 4], "what is done again is not told again"
     assert steps(run_id, "system/cpu") == [0, 1, 2, 3, 4]
     attempt(2, 4, 5)
-    with delivered(tmp_path, Site().tracking_uri, run_id, told.append):
+    with delivered(tmp_path, Environment().tracking_uri, run_id, told.append):
         pass
     assert steps(run_id) == [1, 2, 3, 4, 5]
     assert steps(run_id, "system/cpu") == [0, 1, 2, 3, 4, 5, 6]
@@ -55,7 +55,7 @@ def test_attempts_are_told_as_one_training(run_id, attempt, tmp_path):
 
 
 def test_they_come_while_the_training_goes_on(run_id, attempt, tmp_path):
-    with delivered(tmp_path, Site().tracking_uri, run_id, print):
+    with delivered(tmp_path, Environment().tracking_uri, run_id, print):
         attempt(0, 1, 2)
         until(lambda: steps(run_id) == [1, 2], "metrics")
 
@@ -76,10 +76,10 @@ def test_what_a_store_that_was_away_did_not_take_is_delivered_before_the_run_is_
         attempt(0, 1, 2)
     (sentence,) = told
     assert sentence.startswith("Metrics cannot be delivered to MLflow now, and are kept: ")
-    deliver_left(Site().tracking_uri, run_id, told.append)
+    deliver_left(Environment().tracking_uri, run_id, told.append)
     assert steps(run_id) == [1, 2]
     attempt(1, 3)
-    deliver_left(Site().tracking_uri, run_id, told.append)
+    deliver_left(Environment().tracking_uri, run_id, told.append)
     assert steps(run_id) == [1, 2], "nothing was left"
     assert len(told) == 1
 
@@ -93,7 +93,7 @@ def test_where_the_rest_lies_is_told_when_it_is_given_up(run_id, attempt, tmp_pa
     assert told[-1] == (
         f"MLflow has not taken all metrics of run {run_id}; they stay in {tmp_path}/attempt-*/rank-0/metrics.jsonl"
     )
-    deliver_rest(tmp_path, Site().tracking_uri, run_id, told.append)
+    deliver_rest(tmp_path, Environment().tracking_uri, run_id, told.append)
     assert steps(run_id) == [1], "by another flow"
 
 
@@ -110,7 +110,7 @@ def test_a_store_that_comes_back_gets_all(run_id, attempt, tmp_path, monkeypatch
 
     monkeypatch.setattr(MlflowClient, "log_batch", log_batch)
     monkeypatch.setattr(metrics, "RETRY_SECONDS", 0.1)
-    with delivered(tmp_path, Site().tracking_uri, run_id, told.append):
+    with delivered(tmp_path, Environment().tracking_uri, run_id, told.append):
         attempt(0, 1, 2)
     assert steps(run_id) == [1, 2]
     assert told == ["Metrics cannot be delivered to MLflow now, and are kept: down"]

@@ -10,8 +10,8 @@ import pytest
 from mlflow.tracking import MlflowClient
 from PIL import Image
 
-from paceline.conf.environment import Site
-from paceline.flows.predict.request import PredictRequest, clear_predict
+from paceline.conf.environment import Environment
+from paceline.flows.predict.request import PredictRequest, check_predict
 from paceline.tasks.errors import InputError
 from paceline.tasks.evaluate.pixel_metrics import evaluate_statistics
 from paceline.tasks.predict.job import cut
@@ -49,7 +49,7 @@ def test_a_run_tells_its_score_everywhere(small, tmp_path):
     name = {"shapes": "mean_iou", "textures": "ssim"}[preset]
     found = summary["evaluate"]
     assert found["score_name"] == name
-    client = MlflowClient(Site().tracking_uri)
+    client = MlflowClient(Environment().tracking_uri)
     metrics = client.get_run(summary["run_id"]).data.metrics
     assert metrics[f"test/{name}"] == metrics["test/score"] == pytest.approx(found[name])
     assert len(client.get_metric_history(summary["run_id"], f"validation/{name}")) == 2
@@ -74,7 +74,7 @@ def test_a_model_says_of_the_test_split_what_its_evaluation_has_said(small, tmp_
     for precision in (summary["execution"]["precision"], "32-true"):
         overrides = (*SMALL[preset], f"execution.precision={precision}")
         request = PredictRequest(model=summary["run_id"], source=preset, overrides=overrides, out=str(tmp_path / "out"))
-        cleared = clear_predict(request, Site())
+        cleared = check_predict(request, Environment())
         (part,) = cut(cleared.images, tmp_path, cleared.key, 1)
         record = predict_part(part, cleared.settings)
         assert record.num_samples == summary["dataset"]["num_test"]
@@ -126,10 +126,10 @@ def test_plain_pictures_are_predicted_and_what_is_done_is_not_done_again(small, 
         np.testing.assert_allclose(row["shares"], np.bincount(mask.ravel(), minlength=4) / 256, atol=1e-6)
         assert 0.25 < row["confidence"] <= 1
     request = PredictRequest(model=summary["run_id"], source=str(plain), out=str(tmp_path / "out"))
-    cleared = clear_predict(request, Site())
+    cleared = check_predict(request, Environment())
     (again,) = cut(cleared.images, cleared.out, cleared.key, 1)
     assert finished(again).num_samples == 5
-    metrics = MlflowClient(Site().tracking_uri).get_run(found["run_id"]).data.metrics
+    metrics = MlflowClient(Environment().tracking_uri).get_run(found["run_id"]).data.metrics
     assert metrics["predict/num_samples"] == 5
     assert metrics["predict/parity_agreement"] > 0.99
 
@@ -166,23 +166,23 @@ def test_what_a_model_of_pixels_cannot_predict_is_told_before_anything_starts(sm
     (tmp_path / "classes.txt").write_text("ground\nsky\n")
     overrides = ("data.source=pairs", f"data.root={tmp_path}")
     with pytest.raises(InputError, match=r"its masks have the classes ground, sky, and the model .* without masks"):
-        clear_predict(PredictRequest(model=summary["run_id"], source="shapes", overrides=overrides), Site())
+        check_predict(PredictRequest(model=summary["run_id"], source="shapes", overrides=overrides), Environment())
     asked = PredictRequest(model=summary["run_id"], source="shapes", overrides=overrides, layer="down.0.0")
-    assert clear_predict(asked, Site()).num_values > 0, "what a layer gives is held against no masks"
+    assert check_predict(asked, Environment()).num_values > 0, "what a layer gives is held against no masks"
     with pytest.raises(InputError, match=r"unet has no such layer; it has down\.0, .*, classify$"):
-        clear_predict(asked.model_copy(update={"layer": "down"}), Site())
+        check_predict(asked.model_copy(update={"layer": "down"}), Environment())
     with pytest.raises(InputError, match=r"data\.source=shapes are not images of their own sizes"):
-        clear_predict(PredictRequest(model=summary["run_id"], source="shapes", own_size=True), Site())
+        check_predict(PredictRequest(model=summary["run_id"], source="shapes", own_size=True), Environment())
     fitted = PredictRequest(model=summary["run_id"], source=str(tmp_path), overrides=("data.fit=crop",))
     with pytest.raises(InputError, match=r"^data\.fit=crop: images come to their size as they did for"):
-        clear_predict(fitted, Site())
+        check_predict(fitted, Environment())
     large = PredictRequest(model=summary["run_id"], source=str(tmp_path), own_size=True)
     with pytest.raises(InputError, match=r"a layer's output is none"):
-        clear_predict(large.model_copy(update={"layer": "down.0.0"}), Site())
-    assert clear_predict(large, Site()).settings.own_size
+        check_predict(large.model_copy(update={"layer": "down.0.0"}), Environment())
+    assert check_predict(large, Environment()).settings.own_size
     with pytest.raises(InputError, match=r"compiles for one size, and --own-size has many"):
-        clear_predict(large.model_copy(update={"overrides": ("execution.compile=step",)}), Site())
-    found = clear_predict(PredictRequest(model=summary["run_id"], source=str(tmp_path)), Site())
+        check_predict(large.model_copy(update={"overrides": ("execution.compile=step",)}), Environment())
+    found = check_predict(PredictRequest(model=summary["run_id"], source=str(tmp_path)), Environment())
     assert list(found.images.samples.names()) == sorted(f"images/{number}.png" for number in range(12))
 
 
@@ -236,7 +236,7 @@ def test_a_study_says_whether_an_arm_learns_as_well(preset, word, paceline, tmp_
     assert base["score"] == pytest.approx(reduced["score"], abs=0.1)
     assert (base["parity"], base["accuracy"]) == ("unknown", None)
     assert reduced["parity"] in ("on par", "better", "worse", "undecided")
-    client = MlflowClient(Site().tracking_uri)
+    client = MlflowClient(Environment().tracking_uri)
     result = json.loads(Path(client.download_artifacts(found["run_id"], "study.json", str(tmp_path))).read_text())
     difference = result["arms"][1]["accuracy_difference"]
     assert difference["low"] < reduced["score"] - base["score"] < difference["high"]

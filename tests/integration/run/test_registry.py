@@ -6,7 +6,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 from prefect.logging import disable_run_logger
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.conf.load import load
 from paceline.flows.run import registry as handoff
 from paceline.tasks.records import EvaluateResult, SpeedupResult, TrainResult
@@ -18,7 +18,7 @@ NAME = "handed-on"
 
 @pytest.fixture(scope="module")
 def experiment():
-    site = Site()
+    site = Environment()
     return store.check_store(site.tracking_uri, "registry", site.artifact_root)
 
 
@@ -29,7 +29,7 @@ def finished(experiment):
     def make(accuracy, data="d0", **track):
         settings = [f"track.{key}={value}" for key, value in track.items()]
         config = load("digits", ["track.experiment=registry", f"track.register={NAME}", *settings])
-        handle = tracking.begin(Site().tracking_uri, experiment, config, {})
+        handle = tracking.begin(Environment().tracking_uri, experiment, config, {})
         tracking.log_document(handle, "model/model.json", "{}")
         outcome = SimpleNamespace(
             config=config,
@@ -46,14 +46,14 @@ def finished(experiment):
 
 def hand_on(outcome, handle):
     """Through the gate and on; what the summary says."""
-    registered = handoff.hand_over(outcome, None, handle)
+    registered = handoff.register_model(outcome, None, handle)
     with disable_run_logger():
         handoff.promote(outcome, registered, handle)
     return registered
 
 
 def champion():
-    return registry.champion(Site().tracking_uri, NAME)
+    return registry.champion(Environment().tracking_uri, NAME)
 
 
 def test_models_are_handed_on_from_champion_to_champion(finished):
@@ -68,8 +68,8 @@ def test_models_are_handed_on_from_champion_to_champion(finished):
     assert worse_again["version"] is None, "a little worse each night is not let through"
     assert "the champions' best 0.9500" in worse_again["gate"]
 
-    version = registry.champion(Site().tracking_uri, NAME).version
-    tags = MlflowClient(Site().tracking_uri, Site().tracking_uri).get_model_version(NAME, version).tags
+    version = registry.champion(Environment().tracking_uri, NAME).version
+    tags = MlflowClient(Environment().tracking_uri, Environment().tracking_uri).get_model_version(NAME, version).tags
     assert tags["paceline.accuracy"] == tags["paceline.score"] == "0.945"
     other, handle = finished(0.99)
     other.evaluated = EvaluateResult.model_construct(score_name="ssim", ssim=0.99)
@@ -84,12 +84,12 @@ def test_models_are_handed_on_from_champion_to_champion(finished):
 
 def test_the_better_of_two_that_end_at_once_becomes_champion_and_a_resumed_run_has_one_version(finished):
     first, second = finished(0.96, data="d2"), finished(0.98, data="d2")
-    of_first, of_second = (handoff.hand_over(outcome, None, handle) for outcome, handle in (first, second))
+    of_first, of_second = (handoff.register_model(outcome, None, handle) for outcome, handle in (first, second))
     with disable_run_logger():
         handoff.promote(second[0], of_second, second[1])
         handoff.promote(first[0], of_first, first[1])
     assert champion().version == of_second["version"], "the other one has become champion meanwhile, and is better"
     again = hand_on(*second)
     assert again["version"] == of_second["version"]
-    version = registry._client(Site().tracking_uri).get_model_version(NAME, again["version"])
+    version = registry._client(Environment().tracking_uri).get_model_version(NAME, again["version"])
     assert version.tags["paceline.speedup"] == "2.000 (1.900 to 2.100)"

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from mlflow.tracking import MlflowClient
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.tasks.train.launch.rank_process import running_ranks
 from tests.support.patience import until
 
@@ -102,11 +102,11 @@ def run(start):
 
 
 def mlflow_run(run_id):
-    return MlflowClient(Site().tracking_uri).get_run(run_id)
+    return MlflowClient(Environment().tracking_uri).get_run(run_id)
 
 
 def unfinished_run():
-    client = MlflowClient(Site().tracking_uri)
+    client = MlflowClient(Environment().tracking_uri)
     runs = client.search_runs([client.get_experiment_by_name("paceline").experiment_id], max_results=1)
     return runs[0]
 
@@ -180,7 +180,7 @@ def check_mlflow(summary):
     assert found.data.tags["prefect.flow_run_id"]
     assert found.data.params["recipe.learning_rate"] == "0.1"
     assert found.inputs.dataset_inputs[0].dataset.digest == summary["dataset"]["fingerprint"]
-    client = MlflowClient(Site().tracking_uri)
+    client = MlflowClient(Environment().tracking_uri)
     assert {file.path for file in client.list_artifacts(summary["run_id"])} >= ARTIFACTS
     assert {Path(file.path).name for file in client.list_artifacts(summary["run_id"], "pictures")} >= PICTURES
     report = Path(client.download_artifacts(summary["run_id"], "report.html")).read_text()
@@ -254,7 +254,9 @@ def test_an_interrupted_run_goes_on_to_its_end_under_its_own_id(start, run, numb
     assert resumed.summary["train"]["resumed_from"]
     assert resumed.summary["train"]["num_steps"] == 600
     assert mlflow_run(left.info.run_id).info.status == "FINISHED"
-    steps = [m.step for m in MlflowClient(Site().tracking_uri).get_metric_history(left.info.run_id, "train/loss")]
+    steps = [
+        m.step for m in MlflowClient(Environment().tracking_uri).get_metric_history(left.info.run_id, "train/loss")
+    ]
     assert steps == sorted(set(steps)), "no step is logged twice"
     assert run("--resume", left.info.run_id).status == 2, "a finished run is not resumed"
 
@@ -307,7 +309,7 @@ def wait_for_checkpoint(process):
     """Until the newest run has saved one."""
     begun = time.time()
     until(
-        lambda: [path for path in Site().root.glob("runs/*/checkpoints/*.ckpt") if path.stat().st_mtime > begun],
+        lambda: [path for path in Environment().root.glob("runs/*/checkpoints/*.ckpt") if path.stat().st_mtime > begun],
         "checkpoint",
         process=process,
     )

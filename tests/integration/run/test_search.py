@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from paceline.tasks.cluster import hardware
-from paceline.tasks.records import Search
-from paceline.tasks.train.autotune.cache import SearchStore
+from paceline.tasks.records import AutotuneResult
+from paceline.tasks.train.autotune.cache import AutotuneCache
 from paceline.tasks.train.launch.coordinator import train_group
 from paceline.tasks.train.plan import resolve
 from tests.support.jobs import changed, planted
@@ -49,7 +49,7 @@ def test_an_execution_that_its_probe_finds_slower_is_switched_before_the_first_s
         "execution.memory_format=contiguous",
         "recipe.batch_size=64",
     )
-    job = job.model_copy(update={"search": Search(probes=(), budget_seconds=2.0, seconds=2.0)})
+    job = job.model_copy(update={"search": AutotuneResult(probes=(), budget_seconds=2.0, seconds=2.0)})
     with planted(cluster_address, "input=0", SLOW_ARITHMETIC=f"bf16={SLOW_SAMPLE}"):
         result = train_group(job, cluster_address)
     assert result.plan.precision == result.probe.candidate.precision == "32-true"
@@ -73,12 +73,12 @@ def test_two_ranks_search_agree_and_a_restart_goes_by_what_was_found(make_job, c
         assert timed or found.slower
 
     here = hardware.describe()
-    store = SearchStore(Path(job.home), job.config, here, job.prepared)
+    store = AutotuneCache(Path(job.home), job.config, here, job.prepared)
     assert store.find() is None
     store.keep(found.model_copy(update={"validity": found.validity.model_copy(update={"contaminated": False})}))
     kept = store.find()
     assert kept.probes == found.probes
-    assert SearchStore(Path(job.home), changed(job, model={"width": 4}).config, here, job.prepared).find() is None
+    assert AutotuneCache(Path(job.home), changed(job, model={"width": 4}).config, here, job.prepared).find() is None
 
     brief = changed(job, recipe={"num_epochs": 1}).model_copy(update={"search": kept})
     again = train_group(brief, cluster_address)

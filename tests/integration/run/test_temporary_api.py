@@ -14,7 +14,7 @@ from paceline.tasks.errors import RunError
 
 COMMAND = """
 import sys, time
-from paceline.flows.lifecycle.prefect_api import begin, end_unused
+from paceline.flows.lifecycle.prefect_api import start_api, stop_unused_api
 api = begin()
 print(api._process.pid, flush=True)
 if sys.argv[1] == "unused":

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.conf.load import load
 from paceline.flows.checks.pretrained import check_weights
 from paceline.tasks.data.key import describe
@@ -25,13 +25,13 @@ FIRST, OTHERS = ("data.classes=['0','1','2','3','4']", "data.classes=['5','6','7
 
 def found_for(*overrides):
     config = load("digits", [*SMALL, *overrides])
-    return check_weights(config, describe(config.data), Site())
+    return check_weights(config, describe(config.data), Environment())
 
 
 def begun(make_job, *overrides):
     """A job with the weights that its configuration names."""
     job = make_job(*overrides)
-    return job.model_copy(update={"pretrained": check_weights(job.config, describe(job.config.data), Site())})
+    return job.model_copy(update={"pretrained": check_weights(job.config, describe(job.config.data), Environment())})
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def test_a_file_is_kept_by_its_content_where_all_ranks_see_it(source, tmp_path):
     path.write_bytes(weights.read_bytes())
     found = found_for(OTHERS, f"model.pretrained={path}")
     path.unlink()
-    assert found.path == str(Site().root / "pretrained" / f"{found.sha256}.pt")
+    assert found.path == str(Environment().root / "pretrained" / f"{found.sha256}.pt")
     assert sha256_of(Path(found.path)) == found.sha256
 
 
@@ -128,11 +128,11 @@ def test_the_program_says_what_a_run_began_with(recorded, paceline):
     assert process.returncode == 0, told
     summary = json.loads(out.splitlines()[-1])
     assert summary["pretrained"]["anew"] == ["classify.weight", "classify.bias"]
-    run = tracking.MlflowClient(Site().tracking_uri).get_run(summary["run_id"])
+    run = tracking.MlflowClient(Environment().tracking_uri).get_run(summary["run_id"])
     assert "by the seed: classify.weight, classify.bias" in run.data.tags["paceline.pretrained"]
     assert recorded in run.data.tags["paceline.pretrained"]
     assert "The network begins with" in told
-    facts = tracking.MlflowClient(Site().tracking_uri).download_artifacts(summary["run_id"], f"model/{FACTS}")
+    facts = tracking.MlflowClient(Environment().tracking_uri).download_artifacts(summary["run_id"], f"model/{FACTS}")
     described = ModelFacts.model_validate_json(Path(facts).read_text())
     assert described.model.pretrained is None
     assert digest_of(described) == run.data.tags[DIGEST_TAG]

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from mlflow.tracking import MlflowClient
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.flows.run.history import past_runs
 from paceline.tasks.track.run import RunHandle
 from tests.support.jobs import PLANTED
@@ -42,7 +42,7 @@ def night(paceline):
 
 @pytest.fixture(scope="module")
 def client():
-    return MlflowClient(Site().tracking_uri, Site().tracking_uri)
+    return MlflowClient(Environment().tracking_uri, Environment().tracking_uri)
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ def test_a_run_that_was_told_to_fails_with_everything_recorded(first_nights, nig
     assert "worse than before" in flow["state"]["message"]
 
     series = client.get_run(summary["run_id"]).data.tags["paceline.series"]
-    handle = RunHandle(tracking_uri=Site().tracking_uri, experiment="nights", experiment_id="", run_id="another")
+    handle = RunHandle(tracking_uri=Environment().tracking_uri, experiment="nights", experiment_id="", run_id="another")
     assert [run.regressed for run in past_runs(handle, series)][-2:] == [True, True]
     client.set_tag(summary["run_id"], "paceline.regression", "accepted")
     (first,) = past_runs(handle, series)

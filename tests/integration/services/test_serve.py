@@ -10,7 +10,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.conf.load import load
 from paceline.flows.deployment import deployment_of, schedule_of
 from tests.support.deployments import LONG, SHORT, Deployments, Served
@@ -53,7 +53,7 @@ def test_a_deployment_has_its_schedule_its_form_and_runs_now_and_then(serve, pre
 
     first = served.begin_with()
     assert served.end_of(first)["type"] == "COMPLETED"
-    client = MlflowClient(Site().tracking_uri)
+    client = MlflowClient(Environment().tracking_uri)
     experiment = client.get_experiment_by_name("served").experiment_id
     (run,) = client.search_runs([experiment], f"tags.`prefect.flow_run_id` = '{first}'")
     assert run.info.status == "FINISHED"

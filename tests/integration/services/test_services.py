@@ -21,7 +21,7 @@ from mlflow.tracking import MlflowClient
 from infra.services.postgres import Postgres
 from infra.services.servers import Servers
 from infra.services.vault import Vault
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from tests.support.assistant import SPELLINGS, Caller, attack
 from tests.support.services import NAMES, Services
 
@@ -257,7 +257,7 @@ def test_databases_of_older_versions_are_migrated_and_kept_as_they_were(services
     home = services.home
     settings, vault = home.settings(), Vault(home.secrets)
     postgres = Postgres(home, settings.ports["postgres"], vault)
-    servers = Servers(home, settings, vault, postgres, Site())
+    servers = Servers(home, settings, vault, postgres, Environment())
     for name in ("prefect", "mlflow"):
         services.daemon(name).end(signal.SIGTERM, 30)
     one_back = ["-m", "prefect", "server", "database", "downgrade", "-y", "-r", "-1"]

@@ -12,7 +12,7 @@ import yaml
 from mlflow.tracking import MlflowClient
 
 from paceline.conf.config import Config, Overlap
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.conf.load import load
 from tests.support.deployments import SHORT, Deployments
 from tests.support.patience import until
@@ -114,7 +114,7 @@ def test_a_worker_runs_them_to_their_end_and_what_came_due_while_there_was_none(
     until(lambda: pool.state(run)["name"] == "Late", "late run", seconds=60)
     request.getfixturevalue("worker")
     assert pool.end_of(run)["type"] == "COMPLETED"
-    client = MlflowClient(Site().tracking_uri)
+    client = MlflowClient(Environment().tracking_uri)
     experiment = client.get_experiment_by_name("pool").experiment_id
 
     def found(role, flow_run):
@@ -148,7 +148,7 @@ def test_a_worker_runs_a_study(pool, worker):
     }
     study = pool.begin_role("study", request=request)
     assert pool.end_of(study)["type"] == "COMPLETED"
-    client = MlflowClient(Site().tracking_uri)
+    client = MlflowClient(Environment().tracking_uri)
     experiment = client.get_experiment_by_name("pool").experiment_id
     runs = client.search_runs([experiment], f"tags.`prefect.flow_run_id` = '{study}'")
     assert sorted(run.data.tags["paceline.role"] for run in runs) == ["arm", "arm", "study"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mlflow.tracking import MlflowClient
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.tasks.evaluate.metrics import read_test_split
 from paceline.tasks.train.launch.coordinator import train_group
 from tests.integration.conftest import SMALL
@@ -76,7 +76,7 @@ def test_three_ways_are_measured_and_the_rest_is_labelled(study, mlflow_server, 
 def test_the_classifier_saw_the_training_split_alone_and_told_what_is_recorded(study):
     summary, _ = study
     way = next(way for way in summary["ways"] if way["name"] == "features")
-    directory = Site().root / "runs" / way["run_ids"][0]
+    directory = Environment().root / "runs" / way["run_ids"][0]
     found, spec = (json.loads((directory / name).read_text()) for name in ("result.json", "spec.json"))
     prepared = spec["prepared"]
     assert found["num_train"] == prepared["num_train"]
@@ -95,7 +95,7 @@ def test_a_way_that_fails_and_a_study_that_is_interrupted_are_told_truly(pacelin
     def noted():
         found = client.get_experiment_by_name("cut")
         for run in client.search_runs([found.experiment_id], "tags.`paceline.role` = 'no-gpu'") if found else []:
-            notes = Site().root / "runs" / run.info.run_id / "arms.jsonl"
+            notes = Environment().root / "runs" / run.info.run_id / "arms.jsonl"
             if notes.exists() and notes.read_text().endswith("\n"):
                 return run.info.run_id
         return None

@@ -9,7 +9,7 @@ import pytest
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from tests.support.patience import until
 
 TINY = [
@@ -65,7 +65,7 @@ def wait_for_first_arm(client, process, experiment):
     def noted():
         found = client.get_experiment_by_name(experiment)
         for study in client.search_runs([found.experiment_id], "tags.`paceline.role` = 'study'") if found else []:
-            notes = Site().root / "runs" / study.info.run_id / "arms.jsonl"
+            notes = Environment().root / "runs" / study.info.run_id / "arms.jsonl"
             if notes.exists() and notes.read_text().endswith("\n"):
                 return study.info.run_id
         return None

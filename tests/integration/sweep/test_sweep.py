@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from mlflow.tracking import MlflowClient
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.tasks import deadline
 from paceline.tasks.cluster.client import connect, workers
 from paceline.tasks.errors import StoppedError
 from paceline.tasks.train.launch.coordinator import train_group
-from paceline.tasks.train.launch.device_lock import Lease
+from paceline.tasks.train.launch.device_lock import DeviceLock
 from tests.support.patience import until
 from tests.support.scratch_cluster import ScratchCluster
 
@@ -199,7 +199,7 @@ def test_a_training_takes_a_device_that_becomes_free_while_it_waits_for_another(
     with connect(cluster_address) as dask:
         devices = [f"cpu {worker}" for worker in workers(dask)]
     with ExitStack() as held:
-        leases = [Lease(Site().leases, device) for device in devices]
+        leases = [DeviceLock(Environment().leases, device) for device in devices]
         for lease in leases:
             assert lease.take("another", 0)
             held.callback(lease.release)

@@ -5,7 +5,7 @@ from urllib.request import proxy_bypass
 import pytest
 import yaml
 
-from paceline.conf.environment import QUIET_ENVIRONMENT, Site, quieten, spare_loopback
+from paceline.conf.environment import QUIET_ENVIRONMENT, Environment, quieten, spare_loopback
 from paceline.conf.load import PRESETS
 
 
@@ -13,7 +13,7 @@ def test_state_lies_in_the_working_directory_unless_told(monkeypatch, tmp_path):
     monkeypatch.delenv("PACELINE_HOME")
     monkeypatch.setenv("HOME", "/nowhere")  # a field called home must not read it
     monkeypatch.chdir(tmp_path)
-    site = Site()
+    site = Environment()
     assert site.root == tmp_path / ".paceline"
     assert site.tracking_uri == f"sqlite:///{tmp_path}/.paceline/mlflow.db"
     assert site.artifact_root == (tmp_path / ".paceline/mlartifacts").as_uri()
@@ -27,7 +27,7 @@ def test_the_environment_decides(monkeypatch, tmp_path):
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4200/api")
     monkeypatch.setenv("PACELINE_TLS", "/etc/paceline")
     monkeypatch.setenv("PACELINE_CACHE", "/var/cache")
-    site = Site()
+    site = Environment()
     assert site.tls_directory == Path("/etc/paceline")
     assert site.cache_directory == Path("/var/cache")
     assert site.root == Path(tmp_path)
@@ -49,7 +49,7 @@ def test_what_workers_beside_a_store_are_told_is_something_that_is_listened_to()
     told = yaml.safe_load((PRESETS.parent / "dask" / "beside_store.yaml").read_text())["distributed"]["nanny"][
         "environ"
     ]
-    known = {field.validation_alias for field in Site.model_fields.values()}
+    known = {field.validation_alias for field in Environment.model_fields.values()}
     assert {name for name in told if name.startswith("PACELINE_")} <= known
     assert not any(word in name for name in told for word in ("KEY", "SECRET", "TOKEN"))
 

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from paceline.flows.commands import sweep
-from paceline.flows.commands.console import say, whereabouts
+from paceline.flows.commands.console import run_location, say
 from paceline.tasks.sweep.records import Pruner, Sampler
 
 ENGINES = {
@@ -50,7 +50,7 @@ def test_a_reader_that_has_had_enough_is_no_error(arguments):
 )
 def test_a_run_is_found_where_it_is(uri, expected, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    told = whereabouts("0123", "nightly")
+    told = run_location("0123", "nightly")
     assert told.startswith("0123 in experiment nightly")
     assert told.endswith(expected)
 

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from paceline.tasks.errors import RunError
-from paceline.tasks.redact import discreet, redact, redact_logs, redacted
+from paceline.tasks.redact import redact, redact_errors, redact_logs, redacted
 
 SECRETS = {
     "AWS_SECRET_ACCESS_KEY": "wJalr/XUtnFEMI+K7MDENG",
@@ -106,7 +106,7 @@ class OwnWordsError(Exception):
     ],
 )
 def test_errors_keep_their_kind_and_lose_their_secrets(environment, error, kind):
-    @discreet
+    @redact_errors
     def fail():
         raise error
 

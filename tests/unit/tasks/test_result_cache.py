@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from paceline.tasks.records import Choice, Restart
-from paceline.tasks.result_cache import find_kept, keep
+from paceline.tasks.result_cache import load_result, save_result
 
 
 def test_a_result_counts_as_long_as_its_files_are_what_they_were(tmp_path):
@@ -11,11 +11,11 @@ def test_a_result_counts_as_long_as_its_files_are_what_they_were(tmp_path):
     files = [str(tmp_path / name) for name in ("a", "b")]
     for file in files:
         Path(file).write_text(file)
-    assert find_kept(place, Choice) is None
-    keep(place, result, files)
-    assert find_kept(place, Choice) == result
-    assert find_kept(place, Choice, files[::-1]) == result
-    assert find_kept(place, Choice, files[:1]) is None, "it is of other files"
-    assert find_kept(place, Restart) is None, "it is of another version"
+    assert load_result(place, Choice) is None
+    save_result(place, result, files)
+    assert load_result(place, Choice) == result
+    assert load_result(place, Choice, files[::-1]) == result
+    assert load_result(place, Choice, files[:1]) is None, "it is of other files"
+    assert load_result(place, Restart) is None, "it is of another version"
     Path(files[0]).write_text("changed")
-    assert find_kept(place, Choice) is None
+    assert load_result(place, Choice) is None

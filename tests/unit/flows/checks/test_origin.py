@@ -6,14 +6,14 @@ from mlflow import MlflowClient
 from prefect.logging import disable_run_logger
 
 from paceline.conf.cluster import Cluster
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.conf.load import load
 from paceline.flows.checks.origin import FLOW_RUN, allow, check_origin
 from paceline.flows.checks.training_host import training_host
 from paceline.flows.cli import main
 from paceline.flows.lifecycle import mlflow_run as tracked
 from paceline.flows.lifecycle.request_artifact import ARTIFACTS
-from paceline.flows.study.flow import clear_study
+from paceline.flows.study.flow import check_study
 from paceline.flows.study.request import StudyRequest
 from paceline.tasks.errors import InputError
 from paceline.tasks.track import run as tracking
@@ -34,7 +34,7 @@ def site(home, monkeypatch):
     monkeypatch.setenv("PACELINE_HOME", str(home))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setattr("paceline.tasks.cluster.client.CONNECT_SECONDS", 2)
-    return Site()
+    return Environment()
 
 
 @pytest.fixture
@@ -62,15 +62,15 @@ def test_a_command_joins_what_its_user_names(site, hostile):
 
 def test_a_form_cannot_name_a_scheduler(as_deployment, hostile):
     with pytest.raises(InputError, match=r"cluster\.address=tcp://.* is not the scheduler of this host"):
-        training_host(config_at(hostile.address, "cluster.tls=off"), Site())
+        training_host(config_at(hostile.address, "cluster.tls=off"), Environment())
     assert hostile.num_connections == 0
 
 
 def test_a_form_joins_the_scheduler_of_its_host(as_deployment, monkeypatch):
     monkeypatch.setenv("PACELINE_SCHEDULER", OF_SERVER["address"])
-    check_origin(Cluster(**OF_SERVER), Site())
+    check_origin(Cluster(**OF_SERVER), Environment())
     with pytest.raises(InputError, match=r"PACELINE_SCHEDULER=tcp://127\.0\.0\.1:8786"):
-        check_origin(Cluster(kind="address", address="tcp://127.0.0.1:1"), Site())
+        check_origin(Cluster(kind="address", address="tcp://127.0.0.1:1"), Environment())
 
 
 @pytest.mark.parametrize(
@@ -81,9 +81,9 @@ def test_a_form_joins_the_scheduler_of_its_host(as_deployment, monkeypatch):
 def test_a_form_cannot_go_without_tls_unless_its_host_does(as_deployment, monkeypatch, cluster):
     monkeypatch.setenv("PACELINE_SCHEDULER", OF_SERVER["address"])
     with pytest.raises(InputError, match=r"cluster\.tls=off is not allowed on this host"):
-        check_origin(Cluster(**cluster), Site())
+        check_origin(Cluster(**cluster), Environment())
     monkeypatch.setenv("PACELINE_CLUSTER_TLS", "off")
-    check_origin(Cluster(**cluster), Site())
+    check_origin(Cluster(**cluster), Environment())
 
 
 def test_what_is_served_is_allowed_for_its_own_runs(as_deployment, monkeypatch):
@@ -91,22 +91,22 @@ def test_what_is_served_is_allowed_for_its_own_runs(as_deployment, monkeypatch):
     monkeypatch.setenv("PACELINE_CLUSTER_TLS", "")
     served = Cluster(**OF_SERVER, tls="off")
     allow(served)
-    check_origin(served, Site())
-    check_origin(Cluster(), Site())
+    check_origin(served, Environment())
+    check_origin(Cluster(), Environment())
 
 
 def test_no_axis_of_a_form_names_a_scheduler(as_deployment, hostile):
     config = load("digits")
     axes = {"cluster.kind": ["address"], "cluster.address": [hostile.address]}
     with pytest.raises(InputError, match=r"--axis cluster\.kind"):
-        clear_study(StudyRequest(preset="digits", config=config, axes=axes), Site())
+        check_study(StudyRequest(preset="digits", config=config, axes=axes), Environment())
     assert hostile.num_connections == 0
 
 
 def stored(site, config, role, **request):
     """An unfinished run of a store that somebody else has written to; its id."""
     experiment_id = check_store(site.tracking_uri, config.track.experiment, site.artifact_root)
-    with disable_run_logger(), tracked.begun(config, site, experiment_id, role) as handle:
+    with disable_run_logger(), tracked.new_run(config, site, experiment_id, role) as handle:
         if request:
             document = {"preset": "digits", "config": config.model_dump(mode="json")} | request
             tracking.log_document(handle, ARTIFACTS[role], document)

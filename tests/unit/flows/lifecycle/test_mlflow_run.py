@@ -6,25 +6,25 @@ import pytest
 from mlflow import MlflowClient
 from prefect.logging import disable_run_logger
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.conf.load import load
 from paceline.flows.lifecycle import mlflow_run
 from paceline.flows.lifecycle import mlflow_run as tracked
-from paceline.flows.lifecycle.mlflow_run import set_right
+from paceline.flows.lifecycle.mlflow_run import close_abandoned_runs
 from paceline.tasks.metrics_file import FILE, MetricsFile
 from paceline.tasks.track.queries import FoundRun
 from paceline.tasks.track.run import PARENT_TAG
 from paceline.tasks.track.store import check_store
 
-HOLD = "import sys, time; from pathlib import Path; from paceline.tasks.train.launch.run_lock import own\n"
-HOLD += "with own(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+HOLD = "import sys, time; from pathlib import Path; from paceline.tasks.train.launch.run_lock import run_lock\n"
+HOLD += "with run_lock(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
 
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    return Site()
+    return Environment()
 
 
 def test_a_run_whose_process_is_gone_is_killed_by_the_next_command_and_a_living_one_is_not(site, monkeypatch):
@@ -37,9 +37,9 @@ def test_a_run_whose_process_is_gone_is_killed_by_the_next_command_and_a_living_
         monkeypatch.setattr(mlflow_run, "MIN_AGE_SECONDS", 0.0)
         monkeypatch.setattr(tracked.tracking, "finish", lambda *arguments: None)  # as after kill -9
         for runs in (gone, living, elsewhere):
-            with tracked.begun(config, site, experiment_id, "study") as study:
+            with tracked.new_run(config, site, experiment_id, "study") as study:
                 runs.append(study.run_id)
-                with tracked.nested(study, config, "an arm") as arm:
+                with tracked.nested_run(study, config, "an arm") as arm:
                     runs.append(arm.run_id)
         monkeypatch.setattr(tracked.tracking, "finish", finish)
         for run_id in elsewhere:
@@ -53,7 +53,7 @@ def test_a_run_whose_process_is_gone_is_killed_by_the_next_command_and_a_living_
             directory.mkdir(parents=True)
             with closing(MetricsFile(directory / FILE)) as untold:
                 untold.log({"train/loss": 0.5}, 7)
-            set_right(site, config.track.experiment)
+            close_abandoned_runs(site, config.track.experiment)
             holder.kill()
     statuses = [[client.get_run(run_id).info.status for run_id in runs] for runs in (gone, living, elsewhere)]
     assert statuses == [["KILLED"] * 2, ["RUNNING"] * 2, ["RUNNING"] * 2]

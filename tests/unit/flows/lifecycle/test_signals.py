@@ -13,7 +13,7 @@ from prefect.exceptions import TerminationSignal
 from prefect.logging import disable_run_logger
 from prefect.utilities.engine import capture_sigterm
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.conf.load import load
 from paceline.flows import cli
 from paceline.flows.lifecycle import mlflow_run as tracked
@@ -55,7 +55,7 @@ def failed(number):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("body", [killed, wrapped, failed])
 def test_the_status_is_the_signals(body, number, monkeypatch, capsys):
-    monkeypatch.setattr(cli.compare, "execute", lambda options: body(number))
+    monkeypatch.setattr(cli.compare, "main", lambda options: body(number))
     assert cli.main(["compare"]) == 128 + number
     assert "paceline: interrupted" in capsys.readouterr().err
 
@@ -64,13 +64,13 @@ def test_an_error_alone_is_a_failure(monkeypatch):
     def fail(options):
         raise RunError("broken")
 
-    monkeypatch.setattr(cli.compare, "execute", fail)
+    monkeypatch.setattr(cli.compare, "main", fail)
     assert cli.main(["compare"]) == 1
 
     def crash(options):
         raise ValueError("a defect")
 
-    monkeypatch.setattr(cli.compare, "execute", crash)
+    monkeypatch.setattr(cli.compare, "main", crash)
     with pytest.raises(ValueError, match="a defect"):
         cli.main(["compare"])
 
@@ -79,7 +79,7 @@ def test_ctrl_c_stays_ignored_where_it_was():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     interrupt.listen()
     killed(signal.SIGINT)
-    assert interrupt.received() is None
+    assert interrupt.received_signal() is None
 
 
 @pytest.mark.parametrize(("body", "status"), [(killed, "KILLED"), (wrapped, "KILLED"), (None, "FAILED")])
@@ -89,7 +89,7 @@ def test_the_run_has_the_true_status(body, status, monkeypatch):
     interrupt.listen()
 
     def tracked_body():
-        with tracked._truthful(None, "paceline run --resume 1"):
+        with tracked._ends_with_status(None, "paceline run --resume 1"):
             if body:
                 body(signal.SIGTERM)
             raise ValueError("broken")
@@ -105,9 +105,9 @@ def test_a_signal_waits_for_what_must_not_be_left_half_done(number, error):
     done = []
 
     def whole():
-        with interrupt.held():
+        with interrupt.defer_signals():
             killed(number)
-            with interrupt.held():
+            with interrupt.defer_signals():
                 done.append("both")
         done.append("never")
 
@@ -122,21 +122,21 @@ def test_a_second_signal_does_not_wait():
     interrupt.listen()
 
     def whole():
-        with interrupt.held():
+        with interrupt.defer_signals():
             killed(signal.SIGTERM)
             killed(signal.SIGINT)
             raise AssertionError("not reached")
 
     with pytest.raises(KeyboardInterrupt):
         whole()
-    assert interrupt.received() == signal.SIGTERM
+    assert interrupt.received_signal() == signal.SIGTERM
 
 
 def test_a_signal_that_waited_comes_after_an_error_too():
     interrupt.listen()
 
     def whole():
-        with interrupt.held():
+        with interrupt.defer_signals():
             killed(signal.SIGTERM)
             raise ValueError("broken")
 
@@ -157,7 +157,7 @@ def test_in_a_deployments_process_prefects_own_signal_is_known(body):
 
     whole()
     assert told == [True]
-    assert interrupt.received() is None
+    assert interrupt.received_signal() is None
 
 
 def test_an_error_is_no_interruption():
@@ -173,7 +173,7 @@ def test_prefects_signal_waits_too():
     done = []
 
     def whole():
-        with capture_sigterm(), interrupt.held():
+        with capture_sigterm(), interrupt.defer_signals():
             killed(signal.SIGTERM)
             done.append("all")
 
@@ -189,7 +189,7 @@ def test_prefects_signal_waits_too():
 def test_a_run_never_stays_running(when, tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    site, config = Site(), load("digits")
+    site, config = Environment(), load("digits")
     experiment_id = check_store(site.tracking_uri, config.track.experiment, site.artifact_root)
     interrupt.listen()
 
@@ -210,7 +210,7 @@ def test_a_run_never_stays_running(when, tmp_path, monkeypatch):
         monkeypatch.setattr(tracking, "begin", killed_after)
 
     def whole():
-        with tracked.begun(config, site, experiment_id, "run"):
+        with tracked.new_run(config, site, experiment_id, "run"):
             pass
 
     with disable_run_logger(), pytest.raises(SystemExit):
@@ -230,7 +230,7 @@ def collect(phase, facts):
         lost.append(phase)
         os.kill(os.getpid(), signal.SIGTERM)
 
-@interrupt.heard
+@interrupt.stop_on_signal
 def body():
     gc.callbacks.append(collect)
     gc.collect()
@@ -285,7 +285,7 @@ def test_what_is_lost_and_no_signal_is_told_as_ever(monkeypatch):
         def __del__(self):
             raise ValueError("a defect")
 
-    @interrupt.heard
+    @interrupt.stop_on_signal
     def body():
         Broken()
         gc.collect()
@@ -297,13 +297,13 @@ def test_what_is_lost_and_no_signal_is_told_as_ever(monkeypatch):
 @pytest.mark.parametrize("body", [wrapped, failed])
 def test_a_flow_raises_what_the_signal_has_raised_and_not_what_was_made_of_it(body):
     with capture_sigterm(), pytest.raises(TerminationSignal) as raised:
-        interrupt.heard(body)(signal.SIGTERM)
+        interrupt.stop_on_signal(body)(signal.SIGTERM)
     assert raised.value.signal == signal.SIGTERM
     assert isinstance(raised.value.__cause__, ValueError | RunError)
 
 
 def test_an_error_of_a_flow_stays_what_it_is():
-    @interrupt.heard
+    @interrupt.stop_on_signal
     def body():
         raise RunError("broken")
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.conf.load import load
 from paceline.flows.cli import main
-from paceline.flows.no_gpu.request import NoGpuRequest, _configs, clear_no_gpu
+from paceline.flows.no_gpu.request import NoGpuRequest, _configs, check_no_gpu
 from paceline.tasks.errors import InputError
 from paceline.tasks.model.networks.registry import build_network
 from tests.integration.conftest import SMALL
@@ -25,7 +25,7 @@ def refused(weights, *overrides, preset="digits", **fields):
     config = load(preset, [*SMALL, *overrides] if preset == "digits" else list(overrides))
     request = NoGpuRequest(**{"preset": preset, "config": config, "pretrained": weights} | fields)
     with pytest.raises(InputError) as caught:
-        clear_no_gpu(request, Site())
+        check_no_gpu(request, Environment())
     assert "\n" not in str(caught.value)
     return str(caught.value)
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.conf.load import load
-from paceline.flows.run.outcome import run_facts
-from paceline.flows.study.trainings import ReadyArm, _check_conditions
+from paceline.flows.run.outcome import comparison_facts
+from paceline.flows.study.trainings import PlannedArm, _check_conditions
 from paceline.tasks.errors import InputError
 from paceline.tasks.records import Pretrained
 from paceline.tasks.speedup.study.ledger import Ledger
@@ -21,7 +21,7 @@ WEIGHTS = Pretrained(reference="weights.pt", path="/weights.pt", sha256="a" * 64
 
 def ready(plan=PLAN, weights=None):
     cleared = SimpleNamespace(plan=plan, pretrained=weights)
-    return [ReadyArm(arm, CONFIG, cleared, None) for arm in arms_of(PRECISION)[:1]]
+    return [PlannedArm(arm, CONFIG, cleared, None) for arm in arms_of(PRECISION)[:1]]
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def ledger(tmp_path):
     (arm,) = ready()
     for repeat in range(2):
         config = CONFIG.model_copy(update={"seed": 5 + repeat})
-        facts = run_facts(config, PREPARED, PLAN, WEIGHTS)
+        facts = comparison_facts(config, PREPARED, PLAN, WEIGHTS)
         ledger.add(training(arm.arm, repeat, 100.0, facts=facts))
     ledger.add(training(arm.arm, 2, 100.0, facts={}, status="failed", error="torn"))
     return ledger

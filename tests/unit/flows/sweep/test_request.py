@@ -2,9 +2,9 @@
 
 import pytest
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.conf.load import load
-from paceline.flows.sweep.flow import clear_sweep
+from paceline.flows.sweep.flow import check_sweep
 from paceline.flows.sweep.request import SweepRequest
 from paceline.tasks.errors import InputError
 from paceline.tasks.sweep.space import most_epochs, parse_parameters
@@ -22,7 +22,7 @@ from paceline.tasks.sweep.space import most_epochs, parse_parameters
 def test_trials_that_cannot_be_compared_are_refused(overrides, parameters, told):
     request = SweepRequest(preset="digits", config=load("digits", overrides), parameters=parameters)
     with pytest.raises(InputError) as caught:
-        clear_sweep(request, Site())
+        check_sweep(request, Environment())
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
 

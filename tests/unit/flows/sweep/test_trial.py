@@ -10,7 +10,7 @@ import pytest
 
 from paceline.flows.sweep import trial as sweep_trial
 from paceline.flows.sweep.trial import _Begun, _Watch, run_trial
-from paceline.tasks.sweep.optuna_study import Proposer, Search
+from paceline.tasks.sweep.optuna_study import Search, TrialStore
 from paceline.tasks.sweep.records import Proposal
 from paceline.tasks.sweep.space import parse_parameters
 
@@ -26,7 +26,7 @@ def work(tmp_path):
         seed=1,
     )
     return SimpleNamespace(
-        proposer=Proposer(tmp_path / "trials.journal", search),
+        proposer=TrialStore(tmp_path / "trials.journal", search),
         stopped=threading.Event(),
         parent=SimpleNamespace(run_id="0123"),
     )
@@ -88,7 +88,7 @@ def refusing(work, monkeypatch):
         raise OSError(28, "No space left on device")
         yield
 
-    monkeypatch.setattr(sweep_trial, "nested", nested)
+    monkeypatch.setattr(sweep_trial, "nested_run", nested)
     monkeypatch.setattr(sweep_trial, "get_run_logger", logging.getLogger)
     work.settled = lambda _: (SimpleNamespace(name="trial"), None)
     return work

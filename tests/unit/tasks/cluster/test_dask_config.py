@@ -7,8 +7,8 @@ from dask.config import get as setting
 
 from paceline.conf.cluster import Cluster
 from paceline.tasks.cluster.client import connect
-from paceline.tasks.cluster.dask_config import ENVIRON, exports, lean
-from paceline.tasks.cluster.resources import Demand
+from paceline.tasks.cluster.dask_config import ENVIRON, exports, low_overhead_config
+from paceline.tasks.cluster.resources import ClusterResources
 from paceline.tasks.cluster.start import open_cluster
 
 KEPT = {"MALLOC_TRIM_THRESHOLD_": "268435456", "MALLOC_MMAP_THRESHOLD_": "33554432"}
@@ -16,7 +16,7 @@ KEPT = {"MALLOC_TRIM_THRESHOLD_": "268435456", "MALLOC_MMAP_THRESHOLD_": "335544
 
 def test_every_setting_is_one_that_dask_knows_and_has_otherwise():
     shipped = dask.config.merge(*dask.config.defaults)  # whatever this process has set
-    for name, value in lean().items():
+    for name, value in low_overhead_config().items():
         known = setting(name, config=shipped, **({"default": None} if name.startswith(ENVIRON) else {}))
         assert known != value, name
 
@@ -24,7 +24,7 @@ def test_every_setting_is_one_that_dask_knows_and_has_otherwise():
 def test_a_batch_system_hands_the_same_on():
     variables = dict(line.removeprefix("export ").split("=") for line in exports())
     with dask.config.set(collect_env(variables)):
-        for name, value in lean().items():
+        for name, value in low_overhead_config().items():
             if name.startswith(ENVIRON):
                 assert variables[name.removeprefix(ENVIRON)] == str(value)
             else:
@@ -34,7 +34,7 @@ def test_a_batch_system_hands_the_same_on():
 def test_workers_keep_memory_between_batches(monkeypatch):
     for name in KEPT:
         monkeypatch.delenv(name, raising=False)
-    one = Demand(num_hosts=1, workers_per_host=1, gpus=False)
+    one = ClusterResources(num_hosts=1, workers_per_host=1, gpus=False)
     with open_cluster(Cluster(num_workers=1), one) as address, connect(address) as client:
         (found,) = client.run(lambda: {name: os.environ.get(name) for name in KEPT}).values()
     assert found == KEPT

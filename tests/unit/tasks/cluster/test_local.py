@@ -2,11 +2,11 @@ import pytest
 from distributed import Client
 
 from paceline.conf.cluster import Cluster
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.tasks.cluster.client import connect, workers
 from paceline.tasks.cluster.hardware import usable_cores
 from paceline.tasks.cluster.local import local_arguments, local_cuda_arguments, num_local_workers
-from paceline.tasks.cluster.resources import Demand
+from paceline.tasks.cluster.resources import ClusterResources
 from paceline.tasks.cluster.start import open_cluster
 from paceline.tasks.cluster.tls import local_security
 from paceline.tasks.errors import InputError
@@ -18,7 +18,7 @@ def gpus(count):
 
 
 def demand(workers, on_gpus=True):
-    return Demand(num_hosts=1, workers_per_host=workers, gpus=on_gpus)
+    return ClusterResources(num_hosts=1, workers_per_host=workers, gpus=on_gpus)
 
 
 @pytest.mark.parametrize("num_gpus", range(1, 9))
@@ -40,7 +40,7 @@ def test_a_cluster_of_this_host_is_joined_by_this_process_alone():
         with connect(address) as client:
             assert client.submit(sum, [1, 2]).result(30) == 3
             for place in (address, *workers(client)):
-                for strange in (None, local_security(Cluster(), Site())):
+                for strange in (None, local_security(Cluster(), Environment())):
                     scheme = place if strange else place.replace("tls://", "tcp://")
                     with pytest.raises((OSError, TypeError, ValueError)):
                         Client(scheme, security=strange, timeout=3, set_as_default=False).run(sum, [1])

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from paceline.conf.cluster import Cluster
 from paceline.flows.cli import main
 from paceline.tasks.cluster.dask_config import exports
-from paceline.tasks.cluster.resources import Demand
+from paceline.tasks.cluster.resources import ClusterResources
 from paceline.tasks.cluster.slurm import asked_host, job_script, slurm_arguments
 from paceline.tasks.cluster.tls import Certificates
 from paceline.tasks.errors import InputError
@@ -22,7 +22,7 @@ ASKED = {"cores_per_host": 16, "memory_per_host": "64G"}
 
 def script_of(hosts, workers, gpus=False, certificates=None, **settings):
     cluster = Cluster(kind="slurm", **ASKED, **settings)
-    demand = Demand(num_hosts=hosts, workers_per_host=workers, gpus=gpus)
+    demand = ClusterResources(num_hosts=hosts, workers_per_host=workers, gpus=gpus)
     return job_script(cluster, demand, certificates, LOGS)
 
 
@@ -120,7 +120,7 @@ def test_an_interpreter_with_blanks_is_one_word(monkeypatch):
 
 @pytest.mark.parametrize("character", [" ", "\n", ";", "$", "'"])
 def test_a_path_that_the_script_would_take_apart_is_refused(character):
-    demand = Demand(num_hosts=1, workers_per_host=1, gpus=False)
+    demand = ClusterResources(num_hosts=1, workers_per_host=1, gpus=False)
     files = FILES.model_copy(update={"authority": f"/t{character}ls/ca.pem"})
     for certificates, logs in ((FILES, Path(f"/sh{character}ared/slurm")), (files, LOGS)):
         with pytest.raises(InputError, match=r"PACELINE_(HOME|TLS): .* enters the job script"):
@@ -129,14 +129,14 @@ def test_a_path_that_the_script_would_take_apart_is_refused(character):
 
 def test_the_scheduler_listens_where_the_workers_do():
     cluster = Cluster(kind="slurm", interface="ib0", **ASKED)
-    arguments = slurm_arguments(cluster, Demand(num_hosts=1, workers_per_host=1, gpus=False), FILES, LOGS)
+    arguments = slurm_arguments(cluster, ClusterResources(num_hosts=1, workers_per_host=1, gpus=False), FILES, LOGS)
     assert arguments["scheduler_options"]["interface"] == arguments["interface"] == "ib0"
     assert arguments["protocol"] == "tls://"
 
 
 def test_the_host_is_what_is_asked_for_until_the_job_runs():
     cluster = Cluster(kind="slurm", partition="gpu", **ASKED)
-    host = asked_host(cluster, Demand(num_hosts=2, workers_per_host=8, gpus=True))
+    host = asked_host(cluster, ClusterResources(num_hosts=2, workers_per_host=8, gpus=True))
     assert (host.num_cores, host.memory_bytes, len(host.gpus)) == (16, 64 * 2**30, 8)
 
 

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from paceline.conf.cluster import Cluster
-from paceline.tasks.cluster.resources import Demand
+from paceline.tasks.cluster.resources import ClusterResources
 from paceline.tasks.cluster.ssh import ssh_arguments
 from paceline.tasks.cluster.tls import Certificates
 
@@ -17,7 +17,7 @@ FILES = Certificates(authority="/tls/ca.pem", certificate="/tls/cert.pem", key="
 
 def arguments_for(hosts, workers, gpus=False, certificates=None, **settings):
     cluster = Cluster(kind="ssh", hosts=[f"node{i}" for i in range(hosts)], **settings)
-    demand = Demand(num_hosts=hosts, workers_per_host=workers, gpus=gpus)
+    demand = ClusterResources(num_hosts=hosts, workers_per_host=workers, gpus=gpus)
     return ssh_arguments(cluster, demand, certificates)
 
 

@@ -6,12 +6,12 @@ import psutil
 import pytest
 
 from paceline.conf.cluster import Cluster
-from paceline.conf.environment import Site
-from paceline.tasks.cluster.resources import Demand
+from paceline.conf.environment import Environment
+from paceline.tasks.cluster.resources import ClusterResources
 from paceline.tasks.cluster.start import Opening
 from paceline.tasks.errors import InputError
 
-ONE = Demand(num_hosts=1, workers_per_host=1, gpus=False)
+ONE = ClusterResources(num_hosts=1, workers_per_host=1, gpus=False)
 
 
 def workers():
@@ -27,7 +27,7 @@ def test_it_ends_once_it_is_released_and_whatever_came_of_its_preparation():
         prepared.set()
         raise OSError("left to whoever needs it")
 
-    opening = Opening(Cluster(num_workers=1), ONE, Site(), prepare)
+    opening = Opening(Cluster(num_workers=1), ONE, Environment(), prepare)
     assert opening.address().startswith("tls://127.0.0.1:")
     assert prepared.wait(30)
     assert len(workers() - others) == 1
@@ -38,7 +38,7 @@ def test_it_ends_once_it_is_released_and_whatever_came_of_its_preparation():
 
 def test_what_refuses_it_is_told_to_who_needs_it(monkeypatch, tmp_path):
     monkeypatch.setenv("PACELINE_TLS", str(tmp_path))
-    opening = Opening(Cluster(kind="ssh", hosts=("127.0.0.1",)), ONE, Site(), print)
+    opening = Opening(Cluster(kind="ssh", hosts=("127.0.0.1",)), ONE, Environment(), print)
     with pytest.raises(InputError, match="infra/certificates"):
         opening.address()
     opening.close()

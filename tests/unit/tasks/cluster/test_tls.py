@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from paceline.conf.cluster import Cluster
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.tasks.cluster.tls import choose_tls, find_certificates, is_loopback
 from paceline.tasks.errors import InputError
 
@@ -90,7 +90,7 @@ def test_the_script_puts_them_where_paceline_looks(tmp_path):
 
 
 def test_certificates_are_found(made):
-    found = find_certificates(Site())
+    found = find_certificates(Environment())
     assert found.key == str(made / "key.pem")
     assert found.security().require_encryption
 
@@ -98,17 +98,17 @@ def test_certificates_are_found(made):
 def test_missing_certificates_name_the_script(tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_TLS", str(tmp_path / "none"))
     with pytest.raises(InputError, match=r"PACELINE_TLS=.*none lacks .*make them with infra/certificates"):
-        find_certificates(Site())
+        find_certificates(Environment())
 
 
 def test_a_key_of_another_certificate_is_refused(made, tmp_path):
     assert make(tmp_path / "other").returncode == 0
     (made / "key.pem").write_bytes((tmp_path / "other" / "key.pem").read_bytes())
     with pytest.raises(InputError, match="cannot be used"):
-        find_certificates(Site())
+        find_certificates(Environment())
 
 
 def test_a_key_that_others_can_read_is_refused(made):
     (made / "key.pem").chmod(0o644)
     with pytest.raises(InputError, match=r"mode 644.*chmod 600"):
-        find_certificates(Site())
+        find_certificates(Environment())

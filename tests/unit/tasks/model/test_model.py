@@ -10,20 +10,20 @@ from paceline.conf.load import load
 from paceline.conf.model import Model
 from paceline.conf.recipe import Recipe
 from paceline.tasks.data.loading.sampling import BatchPlan
-from paceline.tasks.data.loading.step_schedule import Course
+from paceline.tasks.data.loading.step_schedule import StepSchedule
 from paceline.tasks.model.fuse_batch_norm import fold_batch_norm
 from paceline.tasks.model.inference import predictions
 from paceline.tasks.model.lightning_module import Learner
 from paceline.tasks.model.networks.blocks import every_nth
 from paceline.tasks.model.networks.registry import build_network
 from paceline.tasks.model.objectives import Classification
-from paceline.tasks.model.optimization import batch_loss, build_optimizer, learning_rate_factor, settle
+from paceline.tasks.model.optimization import batch_loss, build_optimizer, learning_rate_factor, prepare_optimizer_state
 
 TASK = Classification(10)
 
 
 class Sample:
-    others_N = shares_N = None
+    mixed_labels_N = mix_weights_N = None
 
     def __init__(self, n, weight=1.0, targets=None):
         generator = torch.Generator().manual_seed(n)
@@ -189,16 +189,16 @@ def test_a_graph_reads_its_rate_from_a_tensor_and_leaves_no_trace_of_that(optimi
     """What a captured training has left is taken up by an eager one; rates follow the schedule in both."""
     recipe = Recipe(optimizer=optimizer, learning_rate=0.01, schedule="constant", num_epochs=1, warmup_epochs=0)
     network = nn.Linear(3, 2)
-    learner = Learner(network, TASK, recipe, 0.02, Course(BatchPlan(100, 10, 1)))
+    learner = Learner(network, TASK, recipe, 0.02, StepSchedule(BatchPlan(100, 10, 1)))
     captured, eager = (build_optimizer(network, recipe, 0.01) for _ in range(2))
-    settle(captured, network, is_captured=True)
+    prepare_optimizer_state(captured, network, is_captured=True)
     address = captured.param_groups[0]["lr"].data_ptr()
     learner.set_learning_rate(captured)
     rate = captured.param_groups[0]["lr"]
     assert (rate.data_ptr(), float(rate)) == (address, pytest.approx(0.02))
     assert captured.param_groups[0].get("capturable", True)
     eager.load_state_dict(captured.state_dict())
-    settle(eager, network)
+    prepare_optimizer_state(eager, network)
     assert type(eager.param_groups[0]["lr"]) is float
     assert eager.param_groups[0]["lr"] == pytest.approx(0.02)
     assert not eager.param_groups[0].get("capturable", False)
@@ -213,7 +213,7 @@ def test_a_restored_optimizer_fits_another_memory_layout(optimizer):
         built = build_optimizer(network, recipe, 0.01)
         if state is not None:
             built.load_state_dict(state)
-            settle(built, network)
+            prepare_optimizer_state(built, network)
         for seed in updates:
             torch.manual_seed(seed)
             for weight in network.parameters():

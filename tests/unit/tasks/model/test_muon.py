@@ -8,14 +8,14 @@ from paceline.conf.recipe import Recipe
 from paceline.tasks.model.muon import Muon, orthogonalised
 from paceline.tasks.model.networks.registry import build_network
 from paceline.tasks.model.objectives import Classification
-from paceline.tasks.model.optimization import batch_loss, build_optimizer, settle
+from paceline.tasks.model.optimization import batch_loss, build_optimizer, prepare_optimizer_state
 
 TASK = Classification(10)
 RECIPE = Recipe(optimizer="muon", learning_rate=0.1, momentum=0.6, weight_decay=0.1)
 
 
 class Batch:
-    others_N = shares_N = None
+    mixed_labels_N = mix_weights_N = None
     targets_NT = None
     weight = 1.0
 
@@ -119,7 +119,7 @@ def test_a_restored_optimizer_goes_on_bit_for_bit(name, channels_last):
     other.load_state_dict(saved["network"])
     restored = build_optimizer(other, RECIPE, 0.1)
     restored.load_state_dict(saved["optimizer"])
-    settle(restored, other)
+    prepare_optimizer_state(restored, other)
     assert train(other, restored, (3, 4, 5)) == expected
     for found, wanted in zip(other.parameters(), network.parameters(), strict=True):
         assert torch.equal(found, wanted)

@@ -17,8 +17,8 @@ from paceline.tasks.scores import SCORE_OF_TASK, ious, mean_iou
 RECIPE = Recipe()
 
 
-def batch_of(images_NCHW, draws_N=None, weight=1.0):
-    return Batch(images_NCHW, torch.zeros(len(images_NCHW), dtype=torch.int64), None, draws_N, weight)
+def batch_of(images_NCHW, noise_seeds_N=None, weight=1.0):
+    return Batch(images_NCHW, torch.zeros(len(images_NCHW), dtype=torch.int64), None, noise_seeds_N, weight)
 
 
 def masked(masks_NHW):

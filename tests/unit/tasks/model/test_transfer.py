@@ -14,7 +14,7 @@ from paceline.conf.load import ConfigError, load
 from paceline.conf.model import Model
 from paceline.conf.recipe import Recipe
 from paceline.tasks.data.loading.sampling import BatchPlan
-from paceline.tasks.data.loading.step_schedule import Course
+from paceline.tasks.data.loading.step_schedule import StepSchedule
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import sha256_of
 from paceline.tasks.model.lightning_module import Learner
@@ -22,7 +22,7 @@ from paceline.tasks.model.networks.registry import build_network
 from paceline.tasks.model.networks.test_time_augmentation import ViewMean
 from paceline.tasks.model.networks.user_network import OwnNetwork
 from paceline.tasks.model.objectives import Classification
-from paceline.tasks.model.optimization import build_optimizer, settle
+from paceline.tasks.model.optimization import build_optimizer, prepare_optimizer_state
 from paceline.tasks.model.pretrained import begin_with, blank_network, check_fit, read_weights
 from paceline.tasks.model.transfer import core_of, freeze, heads_of
 from paceline.tasks.records import Pretrained
@@ -240,7 +240,7 @@ def test_a_frozen_backbone_stays_bit_for_bit_statistics_included(views):
     network = copy.deepcopy(network)  # as the arms of a probe have it
     before = copy.deepcopy(network.state_dict())
     optimizer = build_optimizer(network, Recipe(weight_decay=0.1), 0.1)
-    settle(optimizer, network)
+    prepare_optimizer_state(optimizer, network)
     for _ in range(3):
         optimizer.zero_grad()
         logits_NK, _ = network(torch.randn(8, 3, 12, 12))
@@ -295,7 +295,7 @@ def test_the_backbone_learns_at_its_own_rate(optimizer):
     built = build_optimizer(network, recipe, 0.1)
     assert [group["lr"] for group in built.param_groups] == pytest.approx([0.1, 0.025])
     assert all(group["fused"] for group in built.param_groups)
-    learner = Learner(network, Classification(5), recipe, 0.4, Course(BatchPlan(100, 10, 1)))
+    learner = Learner(network, Classification(5), recipe, 0.4, StepSchedule(BatchPlan(100, 10, 1)))
     learner.set_learning_rate(built)
     rates = {id(weight): group["lr"] for group in built.param_groups for weight in group["params"]}
     assert len(rates) == len(list(network.parameters()))

@@ -5,14 +5,16 @@ import os
 import pytest
 
 from paceline.tasks.errors import RunError
-from paceline.tasks.predict.subprocess_job import LOG, Alone, run_alone
+from paceline.tasks.predict.subprocess_job import LOG, SubprocessJob, run_in_subprocess
 from paceline.tasks.predict.throughput import MAX_ROUNDS, _rounds
 
 
 def test_a_process_that_fails_is_told_with_its_last_line(tmp_path):
-    asked = Alone(module="paceline.tasks.predict.nothing", spec="{}", directory=str(tmp_path / "own"), num_threads=1)
+    asked = SubprocessJob(
+        module="paceline.tasks.predict.nothing", spec="{}", directory=str(tmp_path / "own"), num_threads=1
+    )
     with pytest.raises(RunError, match=r"tasks\.predict\.nothing ended with status 1: .*No module named"):
-        run_alone(asked)
+        run_in_subprocess(asked)
     assert "No module named" in (tmp_path / "own" / LOG).read_text()
 
 
@@ -20,7 +22,9 @@ def test_a_process_that_takes_too_long_is_ended(tmp_path, monkeypatch):
     (tmp_path / "sleeper.py").write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(TimeoutError, match="sleeper took longer than"):
-        run_alone(Alone(module="sleeper", spec="{}", directory=str(tmp_path / "own"), num_threads=1), seconds=2)
+        run_in_subprocess(
+            SubprocessJob(module="sleeper", spec="{}", directory=str(tmp_path / "own"), num_threads=1), seconds=2
+        )
     pid = int((tmp_path / "own" / LOG).read_text())
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)

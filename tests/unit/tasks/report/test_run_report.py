@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from paceline.tasks.records import BASELINE, CompileStats, Search, SlowArm, SpeedupResult
+from paceline.tasks.records import BASELINE, AutotuneResult, CompileStats, SlowArm, SpeedupResult
 from paceline.tasks.report.run_report import render_report
 from paceline.tasks.report.summary import summary_table
 from paceline.tasks.speedup.advice import next_steps
@@ -169,7 +169,7 @@ def test_candidate_label_is_known():
 def test_the_report_says_what_the_search_and_compiling_took():
     report = make_report(make_probe())
     stats = CompileStats(num_calls=800, num_graphs=2, hit_rate=0.9975, seconds=31.0, recompile_reasons=("size 3",))
-    search = Search(
+    search = AutotuneResult(
         probes=(), slower=(SlowArm(arm=BASELINE, candidate=CANDIDATE, times=2.4),), budget_seconds=40.0, seconds=12.0
     )
     train = report.train.model_copy(update={"compile": stats, "search": search})

@@ -2,14 +2,14 @@ import pytest
 
 from paceline.conf.load import load
 from paceline.tasks.records import Hardware
-from paceline.tasks.speedup.comparability import differences, explain, facts_of, match
+from paceline.tasks.speedup.comparability import comparison_facts, differences, explain, match
 from paceline.tasks.train.plan import resolve
 
 
 def facts(*overrides, data="d0", code="c0", versions=None, device="EPYC"):
     config = load("digits", list(overrides))
     hardware = Hardware(host="host", cpu_name=device, num_cores=2, memory_bytes=2**33, cpu_bf16=True)
-    return facts_of(config, data, code, versions or {"torch": "2.13.0"}, resolve(config, hardware, 1293))
+    return comparison_facts(config, data, code, versions or {"torch": "2.13.0"}, resolve(config, hardware, 1293))
 
 
 def breaking(first, second):

@@ -5,7 +5,7 @@ import pytest
 from paceline.conf.config import Track
 from paceline.tasks.records import EvaluateResult, TrainResult
 from paceline.tasks.speedup.promotion_gate import gate
-from paceline.tasks.speedup.regression import Judgement
+from paceline.tasks.speedup.regression import RegressionVerdict
 
 
 def asked(accuracy=0.95, plain=0.95, champion=None, verdict="normal", **bars):
@@ -13,7 +13,7 @@ def asked(accuracy=0.95, plain=0.95, champion=None, verdict="normal", **bars):
         Track(register="digits", **bars),
         EvaluateResult.model_construct(accuracy=accuracy),
         TrainResult.model_construct(plain_score=plain),
-        Judgement(verdict=verdict, text=""),
+        RegressionVerdict(verdict=verdict, text=""),
         champion and (champion, "the champions' best"),
     )
 

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from paceline.tasks.speedup.regression import MIN_BEFORE, Figures, Margins, judge, scale_qn
+from paceline.tasks.speedup.regression import MIN_BEFORE, RunMetrics, Tolerances, judge, scale_qn
 
 RATE = 1000.0
 
 
 def nights(rates, **figures):
     """Runs by their throughput, the oldest first."""
-    return [Figures(run_id=str(number), throughput=rate, **figures) for number, rate in enumerate(rates)]
+    return [RunMetrics(run_id=str(number), throughput=rate, **figures) for number, rate in enumerate(rates)]
 
 
 def noisy(rng, number, spread=0.01):
@@ -82,7 +82,7 @@ def test_thirty_nights_of_ordinary_noise_give_no_alarm():
 
 def test_a_night_of_bad_luck_is_no_measure_and_none_after_it_is_called_worse(rng):
     runs = nights(noisy(rng, 12))
-    bad = Figures(run_id="bad", throughput=500.0, contaminated=True)
+    bad = RunMetrics(run_id="bad", throughput=500.0, contaminated=True)
     judged = judge([*runs, bad])
     assert (judged.verdict, judged.tag) == ("disturbed", "disturbed")
     assert "others used the machine" in judged.text
@@ -91,7 +91,7 @@ def test_a_night_of_bad_luck_is_no_measure_and_none_after_it_is_called_worse(rng
 
 def test_a_regression_lasts_until_it_is_mended(rng):
     runs = nights(noisy(rng, 12))
-    slow = [Figures(run_id=f"slow {number}", throughput=700.0, regressed=True) for number in range(20)]
+    slow = [RunMetrics(run_id=f"slow {number}", throughput=700.0, regressed=True) for number in range(20)]
     judged = judge([*runs, *slow, *nights([700.0])])
     assert judged.verdict == "regression", "regressed nights are no measure, or one would get used to them"
     assert judge([*runs, *slow, *nights([RATE])]).verdict == "normal"
@@ -99,7 +99,7 @@ def test_a_regression_lasts_until_it_is_mended(rng):
 
 def test_accuracy_and_waiting_are_judged_too():
     def run(accuracy, wait):
-        return Figures(run_id="", throughput=RATE, score=accuracy, data_wait=wait)
+        return RunMetrics(run_id="", throughput=RATE, score=accuracy, data_wait=wait)
 
     runs = [run(0.95, 0.02)] * 8
     judged = judge([*runs, run(0.90, 0.30)])
@@ -108,45 +108,47 @@ def test_accuracy_and_waiting_are_judged_too():
     assert "28.0 points above the 2.0%" in judged.text
     assert judge([*runs, run(0.97, 0.0)]).verdict == "normal", "better is no regression"
     assert judge([*runs, run(0.95 - 0.015, 0.02)]).verdict == "normal"
-    assert judge([*runs, run(0.95 - 0.015, 0.02)], Margins(score=0.005)).verdict == "regression"
+    assert judge([*runs, run(0.95 - 0.015, 0.02)], Tolerances(score=0.005)).verdict == "regression"
 
 
 def test_the_item_that_grew_is_named_and_so_is_the_machine():
     items = {"data_wait": 1e-5, "forward": 4e-4, "backward": 6e-4}
     runs = nights([RATE] * 8, item_seconds=items, baseline_throughput=500.0)
     slow = {"throughput": 700.0, "item_seconds": items | {"data_wait": 4.4e-4}}
-    judged = judge([*runs, Figures(run_id="now", baseline_throughput=505.0, **slow)])
+    judged = judge([*runs, RunMetrics(run_id="now", baseline_throughput=505.0, **slow)])
     assert judged.grew == "data_wait"
     assert "data wait grew from 10 us to 440 us a sample" in judged.text
     assert "the baseline changed by +1%: look at the execution first" in judged.text
-    judged = judge([*runs, Figures(run_id="now", baseline_throughput=360.0, **slow)])
+    judged = judge([*runs, RunMetrics(run_id="now", baseline_throughput=360.0, **slow)])
     assert "the baseline changed by -28% as well: look at the machine first" in judged.text
 
 
 def test_a_score_has_its_own_name():
     runs = nights([RATE] * 8, score=0.95)
-    judged = judge([*runs, Figures(run_id="now", throughput=RATE, score=0.9)], score_name="mean_iou")
+    judged = judge([*runs, RunMetrics(run_id="now", throughput=RATE, score=0.9)], score_name="mean_iou")
     assert judged.tag == "mean IoU"
     assert judged.text.startswith("mean IoU 90.0%, 5.0 points below the 95.0% of the 8 runs before")
 
 
 def test_a_disturbed_run_is_judged_by_its_accuracy_alone():
     runs = nights([RATE] * 8, score=0.95)
-    judged = judge([*runs, Figures(run_id="now", throughput=400.0, score=0.9, contaminated=True)])
+    judged = judge([*runs, RunMetrics(run_id="now", throughput=400.0, score=0.9, contaminated=True)])
     assert (judged.verdict, judged.tag) == ("regression", "accuracy")
 
 
 def test_others_disturb_a_run_where_there_are_more_of_them_than_usual():
     runs = nights([RATE] * 8, foreign_cores=0.6)
     slow = {"run_id": "now", "throughput": 400.0}
-    assert judge([*runs, Figures(**slow, foreign_cores=0.8)]).verdict == "regression", "a server that is always there"
-    assert judge([*runs, Figures(**slow, foreign_cores=0.9)]).verdict == "disturbed"
-    assert judge([*nights([RATE] * 8), Figures(**slow, foreign_cores=0.3)]).verdict == "disturbed"
+    assert judge([*runs, RunMetrics(**slow, foreign_cores=0.8)]).verdict == "regression", (
+        "a server that is always there"
+    )
+    assert judge([*runs, RunMetrics(**slow, foreign_cores=0.9)]).verdict == "disturbed"
+    assert judge([*nights([RATE] * 8), RunMetrics(**slow, foreign_cores=0.3)]).verdict == "disturbed"
 
 
 def test_what_is_not_known_is_not_called_normal():
     runs = nights([RATE] * 8)
-    assert judge([*runs, Figures(run_id="now")]).verdict == "too few runs"
-    assert judge([*runs, Figures(run_id="now", throughput=float("nan"))]).verdict == "too few runs"
-    judged = judge([*runs, Figures(run_id="now", throughput=RATE, score=0.5)])
+    assert judge([*runs, RunMetrics(run_id="now")]).verdict == "too few runs"
+    assert judge([*runs, RunMetrics(run_id="now", throughput=float("nan"))]).verdict == "too few runs"
+    judged = judge([*runs, RunMetrics(run_id="now", throughput=RATE, score=0.5)])
     assert judged.text == "throughput as in the 8 runs before it"

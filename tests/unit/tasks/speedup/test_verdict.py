@@ -3,7 +3,7 @@ from typing import get_args
 import pytest
 
 from paceline.tasks.measure.validity import judge
-from paceline.tasks.records import Arm, CompileStats, Search, SpeedupResult, Validity
+from paceline.tasks.records import Arm, AutotuneResult, CompileStats, SpeedupResult, Validity
 from paceline.tasks.speedup.advice import next_steps
 from paceline.tasks.speedup.verdict import break_even_steps, speedup_result
 from tests.support.reports import BASELINE, CANDIDATE, make_probe, make_train
@@ -185,6 +185,6 @@ def test_several_settings_are_credited_together_and_alone_only_as_measured():
     steps = CANDIDATE.model_copy(update={"variant": "synthetic_input", "loading": "foreground"})
     fp32 = steps.model_copy(update={"precision": "32-true"})
     timed = make_probe(ratio=1 / 1.47, candidate=steps, baseline=fp32)
-    train = make_train(None, search=Search(probes=(timed,), budget_seconds=2.0, seconds=2.0))
+    train = make_train(None, search=AutotuneResult(probes=(timed,), budget_seconds=2.0, seconds=2.0))
     verdict = speedup_result(probe, train).verdict
     assert "resident loading together pay, alone bf16 arithmetic 0.68 x [0.6" in verdict

@@ -5,7 +5,7 @@ import pytest
 from paceline.conf.load import load
 from paceline.tasks.errors import InputError
 from paceline.tasks.records import Gpu
-from paceline.tasks.sweep.concurrency import find_room
+from paceline.tasks.sweep.concurrency import plan_concurrency
 from tests.support.studies import HARDWARE
 
 GIB = 2**30
@@ -14,7 +14,7 @@ GPUS = tuple(Gpu(uuid=f"GPU-{n}", name="H200", memory_bytes=141 * GIB, compute_c
 
 
 def room(*overrides, hardware=HOST, accelerator="cpu", num_trials=20, asked=None, workers=None):
-    return find_room(load("digits", list(overrides)), hardware, accelerator, num_trials, asked, workers)
+    return plan_concurrency(load("digits", list(overrides)), hardware, accelerator, num_trials, asked, workers)
 
 
 def test_cores_are_shared_evenly():

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from paceline.tasks.sweep.optuna_study import AGAIN, Proposer, Search
+from paceline.tasks.sweep.optuna_study import AGAIN, Search, TrialStore
 from paceline.tasks.sweep.records import Trial
 from paceline.tasks.sweep.space import parse_parameters
 
@@ -25,7 +25,7 @@ def open_sweep(tmp_path):
             num_epochs=num_epochs,
             seed=seed,
         )
-        return Proposer(tmp_path / "run" / "trials.journal", search)
+        return TrialStore(tmp_path / "run" / "trials.journal", search)
 
     return opened
 

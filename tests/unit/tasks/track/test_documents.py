@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.conf.load import load
 from paceline.tasks.track import environment, store
 from paceline.tasks.track import run as tracking
@@ -20,7 +20,7 @@ harmless = 5
 @pytest.fixture
 def handle(tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
-    site, config = Site(), load("digits")
+    site, config = Environment(), load("digits")
     experiment_id = store.check_store(site.tracking_uri, "documents", site.artifact_root)
     return tracking.begin(site.tracking_uri, experiment_id, config, {})
 

@@ -2,7 +2,7 @@
 
 import time
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.conf.load import load
 from paceline.tasks.track import queries as search
 from paceline.tasks.track import run as tracking
@@ -12,7 +12,7 @@ from paceline.tasks.track import store
 def test_all_runs_are_found_however_many_an_answer_holds(tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
     monkeypatch.setattr(search, "MAX_RUNS", 2)
-    site, config = Site(), load("digits")
+    site, config = Environment(), load("digits")
     experiment_id = store.check_store(site.tracking_uri, "many", site.artifact_root)
     begun = [
         tracking.begin(site.tracking_uri, experiment_id, config, {"paceline.role": role}).run_id
@@ -28,7 +28,7 @@ def test_all_runs_are_found_however_many_an_answer_holds(tmp_path, monkeypatch):
 
 def test_what_is_logged_again_is_what_is_shown(tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
-    site = Site()
+    site = Environment()
     experiment_id = store.check_store(site.tracking_uri, "again", site.artifact_root)
     handle = tracking.begin(site.tracking_uri, experiment_id, load("digits"), {})
     for seconds in (300.0, 0.4):

@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.tasks.data.loading.sampling import BatchPlan
-from paceline.tasks.data.loading.step_schedule import Course
+from paceline.tasks.data.loading.step_schedule import StepSchedule
 from paceline.tasks.train.checkpoint_interval import MAX_LOST_SECONDS, MAX_SHARE, MIN_SECONDS, CheckpointInterval, rule
 
 WARM_UP = 20.0
@@ -14,7 +14,7 @@ class Training:
     """One that asks the interval as the callback does."""
 
     def __init__(self, cost, step_seconds, num_steps, steps_per_epoch, log_steps=50, start=(0, 0, 0)):
-        self.course = Course(BatchPlan(steps_per_epoch, 1), *start)
+        self.course = StepSchedule(BatchPlan(steps_per_epoch, 1), *start)
         self.now = 1000.0
         self.interval = CheckpointInterval(self.course, log_steps, start[0], self.now)
         self.saved, self.asked = [], []

@@ -122,12 +122,12 @@ def test_beta_is_the_distribution_of_that_name():
 def test_mixup_is_a_mean_of_two_and_its_loss_one_of_their_losses():
     plain, logits_NK = images(), torch.randn(6, 10, generator=torch.Generator().manual_seed(2))
     found = varied(plain, mixup=0.4)
-    share = found.shares_N.view(-1, 1, 1, 1)
+    share = found.mix_weights_N.view(-1, 1, 1, 1)
     torch.testing.assert_close(found.images_NCHW, share * plain + (1 - share) * plain.flip(0))
     assert torch.equal(found.labels_N, torch.arange(6))
-    assert torch.equal(found.others_N, torch.arange(6).flip(0))
-    soft_NK = functional.one_hot(found.labels_N, 10) * found.shares_N[:, None]
-    soft_NK = soft_NK + functional.one_hot(found.others_N, 10) * (1 - found.shares_N[:, None])
+    assert torch.equal(found.mixed_labels_N, torch.arange(6).flip(0))
+    soft_NK = functional.one_hot(found.labels_N, 10) * found.mix_weights_N[:, None]
+    soft_NK = soft_NK + functional.one_hot(found.mixed_labels_N, 10) * (1 - found.mix_weights_N[:, None])
     for smoothing in (0.0, 0.1):
         loss = Classification(10).loss((logits_NK, None), found, Recipe(label_smoothing=smoothing))
         torch.testing.assert_close(loss, functional.cross_entropy(logits_NK, soft_NK, label_smoothing=smoothing))
@@ -151,9 +151,9 @@ def test_cutmix_shares_are_the_areas_that_are_seen(mixup):
     cut_N = ((found.images_NCHW == own) | (found.images_NCHW == other)).all(dim=(1, 2, 3))
     assert cut_N.all() if not mixup else 16 < int(cut_N.sum()) < 48, "a coin for each"
     seen_N = (found.images_NCHW == own).float().mean(dim=(1, 2, 3))
-    torch.testing.assert_close(found.shares_N[cut_N], seen_N[cut_N])
-    assert 0.2 < found.shares_N.mean() < 0.8
-    blended_NCHW = found.shares_N.view(-1, 1, 1, 1) * own + (1 - found.shares_N.view(-1, 1, 1, 1)) * other
+    torch.testing.assert_close(found.mix_weights_N[cut_N], seen_N[cut_N])
+    assert 0.2 < found.mix_weights_N.mean() < 0.8
+    blended_NCHW = found.mix_weights_N.view(-1, 1, 1, 1) * own + (1 - found.mix_weights_N.view(-1, 1, 1, 1)) * other
     torch.testing.assert_close(found.images_NCHW[~cut_N], blended_NCHW[~cut_N])
 
 
@@ -171,12 +171,12 @@ def test_all_loaders_vary_alike_bit_for_bit_and_in_every_epoch_anew(tmp_path, ch
     for kind in ("streaming", "foreground"):
         assert_equal(found["resident"], found[kind])
         for one, other in zip(found["resident"], found[kind], strict=True):
-            assert torch.equal(one.shares_N, other.shares_N)
-            assert torch.equal(one.others_N, other.others_N)
+            assert torch.equal(one.mix_weights_N, other.mix_weights_N)
+            assert torch.equal(one.mixed_labels_N, other.mixed_labels_N)
     layout = torch.channels_last if channels_last else torch.contiguous_format
     assert all(batch.images_NCHW.is_contiguous(memory_format=layout) for batch in found["resident"])
     half = len(found["resident"]) // 2
-    assert not torch.equal(found["resident"][0].shares_N, found["resident"][half].shares_N)
+    assert not torch.equal(found["resident"][0].mix_weights_N, found["resident"][half].mix_weights_N)
     again = loader_of(split, "resident", channels_last=channels_last, vary=ALL)
     again.seek(half + 2)
     assert_equal(list(again), found["resident"][half + 2 :])

@@ -19,7 +19,7 @@ from paceline.tasks.data.loading.batch import Batch, Normalise, fill_of, gather_
 from paceline.tasks.data.loading.evaluation import evaluation_batches
 from paceline.tasks.data.loading.loader import make_loader
 from paceline.tasks.data.loading.sampling import BatchPlan, Shuffle, epoch_augmentation, epoch_order
-from paceline.tasks.data.loading.step_schedule import Course
+from paceline.tasks.data.loading.step_schedule import StepSchedule
 from paceline.tasks.data.loading.streaming import mirrors
 from paceline.tasks.data.loading.train_loader import TrainLoader
 from paceline.tasks.data.split import Split
@@ -185,7 +185,7 @@ def test_a_group_takes_up_what_another_has_begun(split: Split, kind: Loading, wo
     num = split.num_samples
     for seen in range(1, num, 7):
         plan = BatchPlan(num, 8 * world, world)
-        course = Course(plan, 3, 1, seen)
+        course = StepSchedule(plan, 3, 1, seen)
         positions = []
         for rank in range(world):
             loader = loader_of(split, kind, plan=plan, rank=rank)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.tasks.data.loading.sampling import BatchPlan
-from paceline.tasks.data.loading.step_schedule import Course
+from paceline.tasks.data.loading.step_schedule import StepSchedule
 
 NUM_EPOCHS = 4
 
@@ -18,7 +18,7 @@ def test_groups_of_changing_size_see_each_sample_once_an_epoch(num: int, groups:
     seen = np.zeros((NUM_EPOCHS, num), dtype=int)
     step = epoch = first_sample = 0
     for number, (batch, num_steps) in enumerate(groups):
-        course = Course(BatchPlan(num, batch), step, epoch, first_sample)
+        course = StepSchedule(BatchPlan(num, batch), step, epoch, first_sample)
         stop = course.num_steps(NUM_EPOCHS)
         if number < len(groups) - 1:
             stop = min(stop, step + num_steps)
@@ -39,9 +39,9 @@ def test_groups_of_changing_size_see_each_sample_once_an_epoch(num: int, groups:
 
 @given(st.integers(1, 300), st.integers(1, 40), st.integers(0, 60))
 def test_a_group_that_takes_up_its_own_work_has_the_same_steps(num: int, batch: int, step: int) -> None:
-    whole = Course(BatchPlan(num, batch))
+    whole = StepSchedule(BatchPlan(num, batch))
     step = min(step, whole.num_steps(NUM_EPOCHS) - 1)
-    resumed = Course(whole.plan, step, *whole.done(step))
+    resumed = StepSchedule(whole.plan, step, *whole.done(step))
     assert resumed.num_steps(NUM_EPOCHS) == whole.num_steps(NUM_EPOCHS)
     assert resumed.num_passed in (step % whole.steps_per_epoch, whole.steps_per_epoch)
     for later in range(step, whole.num_steps(NUM_EPOCHS)):
@@ -53,9 +53,9 @@ def test_a_group_that_takes_up_its_own_work_has_the_same_steps(num: int, batch: 
 
 @given(st.integers(2, 300), st.integers(1, 40), st.integers(1, 40), st.integers(0, 60))
 def test_schedules_stay_in_their_epoch_and_never_go_back(num: int, first: int, second: int, step: int) -> None:
-    before = Course(BatchPlan(num, first))
+    before = StepSchedule(BatchPlan(num, first))
     step = min(step, before.num_steps(NUM_EPOCHS) - 1)
-    after = Course(BatchPlan(num, second), step, *before.done(step))
+    after = StepSchedule(BatchPlan(num, second), step, *before.done(step))
     assert 0 <= after.num_passed <= after.steps_per_epoch
     steps = range(step, after.num_steps(NUM_EPOCHS))
     even = [after.even_step(later) for later in steps]
@@ -65,6 +65,6 @@ def test_schedules_stay_in_their_epoch_and_never_go_back(num: int, first: int, s
 
 def test_a_step_of_another_group_is_refused() -> None:
     with pytest.raises(ValueError, match="step 4 is before 5"):
-        Course(BatchPlan(100, 10), 5, 0, 50).locate(4)
+        StepSchedule(BatchPlan(100, 10), 5, 0, 50).locate(4)
     with pytest.raises(ValueError, match="first_sample"):
-        Course(BatchPlan(100, 10), 5, 0, 100).locate(5)
+        StepSchedule(BatchPlan(100, 10), 5, 0, 100).locate(5)

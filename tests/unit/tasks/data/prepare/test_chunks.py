@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from paceline.conf.data import Data
 from paceline.tasks.data.listing import SPLITS, Origin, SampleListing
-from paceline.tasks.data.prepare.chunks import Cutter, chunks_of
+from paceline.tasks.data.prepare.chunks import ChunkPlanner, chunks_of
 from paceline.tasks.data.prepare.moments import Moments
 from paceline.tasks.data.prepare.rejected import RejectedSpool
 from paceline.tasks.data.prepare.shard import Rejected, ShardRecord
@@ -26,8 +26,8 @@ def listing(num_train: int, num_test: int = 0, size: int = 900) -> SampleListing
     return SampleListing(Origin("files"), ("a", "b"), files(num_train), files(0), files(num_test), channels=3)
 
 
-def cutter(found: SampleListing, image_size: int = 32) -> Cutter:
-    return Cutter(found, Data(source="folder", root="x", image_size=image_size), Path("nowhere"))
+def cutter(found: SampleListing, image_size: int = 32) -> ChunkPlanner:
+    return ChunkPlanner(found, Data(source="folder", root="x", image_size=image_size), Path("nowhere"))
 
 
 @given(st.integers(1, 40_000), st.integers(0, 9_000), st.integers(1, 5), st.integers(1, 3))

@@ -16,7 +16,7 @@ from paceline.tasks.data.decode.transform import DecodeError, decode_mask
 from paceline.tasks.data.loading.loader import make_loader
 from paceline.tasks.data.loading.sampling import BatchPlan
 from paceline.tasks.data.prepare import manifest, store
-from paceline.tasks.data.prepare.chunks import Cutter
+from paceline.tasks.data.prepare.chunks import ChunkPlanner
 from paceline.tasks.data.prepare.shard import write_shard
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.data.split import open_split
@@ -54,7 +54,7 @@ def root(tmp_path: Path) -> Path:
 def prepare(data: Data, home: Path) -> PreparedSet:
     listing = source.list_samples(data)
     with store.temporary(home, "0" * 64) as directory:
-        records = [write_shard(chunk) for chunk in Cutter(listing, data, directory).chunks()]
+        records = [write_shard(chunk) for chunk in ChunkPlanner(listing, data, directory).chunks()]
         facts = manifest.build(listing, data, "0" * 64, records, sum(len(record.rejected) for record in records))
         path = store.publish(home, directory, facts, [])
     return facts.prepared(path, reused=False, seconds=0.0)
@@ -103,7 +103,7 @@ def test_what_cannot_be_used_is_listed_with_its_reason(root: Path, tmp_path: Pat
     listing = source.list_samples(Data(source="pairs", root=str(root), test_fraction=0, validation_fraction=0))
     data = Data(source="pairs", root=str(root), image_size=12, test_fraction=0, validation_fraction=0)
     with store.temporary(tmp_path, "1" * 64) as directory:
-        records = [write_shard(chunk) for chunk in Cutter(listing, data, directory).chunks()]
+        records = [write_shard(chunk) for chunk in ChunkPlanner(listing, data, directory).chunks()]
     reasons = {Path(it.path).stem: it.reason for record in records for it in record.rejected}
     assert sorted(reasons) == ["00", "01", "02", "03"]
     assert reasons["00"] == "its mask holds 7, and there are 3 classes from 0"
@@ -208,8 +208,8 @@ def test_a_mask_moves_with_its_picture_and_keeps_its_values(tmp_path: Path, load
         picture = (batch.images_NCHW[:, 0] * prepared.std[0] + prepared.mean[0]) * 255
         inside = mask > 0
         torch.testing.assert_close(picture[inside], (mask[inside] - 1) * 100, atol=1e-3, rtol=0)
-        draws += batch.draws_N.tolist()
+        draws += batch.noise_seeds_N.tolist()
     loader.close()
     assert sorted(draws) == list(range(split.num_samples)), "each another, and the next epoch's go on"
-    assert next(iter(loader)).draws_N.min() >= split.num_samples
+    assert next(iter(loader)).noise_seeds_N.min() >= split.num_samples
     loader.close()

@@ -16,7 +16,7 @@ from paceline.tasks.data import key
 from paceline.tasks.data.decode.pixels import read_pixels
 from paceline.tasks.data.prepare import dask_graph as graph
 from paceline.tasks.data.prepare import store
-from paceline.tasks.data.prepare.chunks import Cutter
+from paceline.tasks.data.prepare.chunks import ChunkPlanner
 from paceline.tasks.data.prepare.shard import write_shards
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.errors import InputError, OutsideError, PacelineError, RunError, SourceError
@@ -277,7 +277,7 @@ def test_its_shards_are_those_of_any_source(offered: Offered, tmp_path: Path) ->
     data = offered.be()
     listing = source.list_samples(data)
     with store.temporary(tmp_path, "0" * 64) as directory:
-        records = write_shards(list(Cutter(listing, data, directory).chunks()))
+        records = write_shards(list(ChunkPlanner(listing, data, directory).chunks()))
         facts = graph.manifest.build(listing, data, "0" * 64, records, 0)
     assert facts.class_counts["train"] == (14, 14)
     assert facts.provenance["source"] == "rows"

@@ -15,7 +15,7 @@ from paceline.tasks.model.networks.registry import build_network
 from paceline.tasks.model.user_package import check_package
 from paceline.tasks.model_bundle import FACTS, WEIGHTS, digest_of
 from paceline.tasks.records import Hardware, ModelFacts
-from paceline.tasks.speedup.comparability import facts_of, match
+from paceline.tasks.speedup.comparability import comparison_facts, match
 from paceline.tasks.train.plan import resolve
 from tests.support.own_package import forget, install, on_path
 
@@ -60,7 +60,7 @@ def facts_of_version(offer, version):
     offer(version=version)
     config = load("digits", ["model.name=net"])
     hardware = Hardware(host="host", cpu_name="X", num_cores=2, memory_bytes=2**33, cpu_bf16=True)
-    facts = facts_of(config, "d0", "c0", {"torch": "2"}, resolve(config, hardware, 1293))
+    facts = comparison_facts(config, "d0", "c0", {"torch": "2"}, resolve(config, hardware, 1293))
     return facts, workload_fingerprint(config.workload, "d"), series_fingerprint(config, "X", ("0", "1"))
 
 

@@ -10,7 +10,7 @@ from paceline.tasks.measure.statistics import Interval
 from paceline.tasks.report.forecast_report import limit_sentences
 from paceline.tasks.speedup.forecast.links import LINKS, all_reduce_seconds, fit_link, given_link
 from paceline.tasks.speedup.forecast.model import cheapest, expected_largest, limits, predict, step_seconds
-from paceline.tasks.speedup.forecast.records import AllReduceSample, Company, DeviceProfile, Link, ProfilePoint
+from paceline.tasks.speedup.forecast.records import AllReduceSample, DeviceProfile, Interference, Link, ProfilePoint
 
 BATCH = 4096
 SIZES = (BATCH, BATCH // 2, BATCH // 8)
@@ -72,7 +72,7 @@ class Cluster:
 
     def company(self, rng, size, token):
         waiting = self.free(size) + self.waiting(2, size) + token
-        return Company(
+        return Interference(
             batch_size=size,
             contention=_seen(rng, self.contention),
             waiting=_seen(rng, waiting / self.free(size)),
@@ -248,7 +248,7 @@ def test_known_links_are_ordered_as_everybody_knows():
 
 def test_no_batch_may_be_large_enough():
     one = Interval(value=1.0)
-    at_256 = Company(batch_size=256, contention=Interval(value=2.1), waiting=one, exchange=one, token_seconds=0.0)
+    at_256 = Interference(batch_size=256, contention=Interval(value=2.1), waiting=one, exchange=one, token_seconds=0.0)
     found = limits(simple(company=(at_256.model_copy(update={"batch_size": 64}), at_256)), FREE, "weak")
     assert found.smallest_paying_batch_size == 0
     assert any("slower than one with every batch" in sentence for sentence in limit_sentences(found))

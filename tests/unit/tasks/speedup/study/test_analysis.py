@@ -13,13 +13,13 @@ from paceline.tasks.speedup.study.analysis import (
     target_accuracy,
 )
 from paceline.tasks.speedup.study.design import balanced_order
-from paceline.tasks.speedup.study.pairs import Trainings
+from paceline.tasks.speedup.study.pairs import StudyRuns
 from paceline.tasks.speedup.study.records import ArmRun
 from tests.support.studies import PRECISION, arms_of, training
 
 
 def summaries(arms, runs, **kwargs):
-    return {summary.arm.name: summary for summary in summarise_arms(Trainings(arms, runs), **kwargs)}
+    return {summary.arm.name: summary for summary in summarise_arms(StudyRuns(arms, runs), **kwargs)}
 
 
 def test_ratios_are_taken_repeat_by_repeat_so_that_a_drift_leaves_them_alone():
@@ -52,7 +52,7 @@ def test_arms_of_different_work_are_never_divided():
         assert summary.ratio is None
         assert summary.end_to_end_ratio is None
         assert summary.parity == "unknown"
-    assert budget_differences(Trainings(arms, foreign)) == ()
+    assert budget_differences(StudyRuns(arms, foreign)) == ()
 
 
 def test_a_crashed_arm_is_reported_and_the_others_stand():
@@ -93,7 +93,7 @@ def test_efficiency_is_against_the_same_execution_on_fewer_devices():
     assert found["precision=bf16-mixed, num_devices=2"].ratio.value == pytest.approx(3.2)
     assert found["precision=bf16-mixed, num_devices=2"].efficiency.value == pytest.approx(0.8)
     assert found["precision=bf16-mixed, num_devices=1"].efficiency is None
-    kinds = scalings(Trainings(arms, runs))
+    kinds = scalings(StudyRuns(arms, runs))
     assert [scaling.kind for scaling in kinds] == ["strong", "strong"]
     assert kinds[0].points[1].karp_flatt.value == pytest.approx((1 / 1.6 - 0.5) / 0.5)
     assert "at least 4" in kinds[0].refused
@@ -103,7 +103,7 @@ def test_the_ladder_multiplies_up_and_shows_the_interaction():
     arms = arms_of(PRECISION, "execution.loading=foreground,resident", ladder=True)
     rates = dict(zip([arm.name for arm in arms], (100, 150, 450, 200), strict=True))
     runs = [training(arm, repeat, float(rates[arm.name])) for repeat in range(3) for arm in arms]
-    rungs, interaction = ladder(Trainings(arms, runs))
+    rungs, interaction = ladder(StudyRuns(arms, runs))
     assert [rung.contribution.value for rung in rungs] == pytest.approx([1.5, 3.0])
     assert [rung.alone.value for rung in rungs] == pytest.approx([1.5, 2.0])
     assert interaction.value == pytest.approx(4.5 / (1.5 * 2.0))
@@ -115,10 +115,10 @@ def test_a_contaminated_training_is_in_no_interaction():
     runs = [training(arm, repeat, float(rates[arm.name])) for repeat in range(5) for arm in arms]
     for disturbed in (0, 5):  # a baseline, and another arm of another repeat
         runs[disturbed] = runs[disturbed].model_copy(update={"samples_per_second": 10.0, "contaminated": True})
-    interaction = ladder(Trainings(arms, runs))[1]
+    interaction = ladder(StudyRuns(arms, runs))[1]
     assert interaction.value == pytest.approx(4.5 / (1.5 * 2.0))
     foreign = [run.model_copy(update={"facts": run.facts | {"code": run.arm}}) for run in runs]
-    assert ladder(Trainings(arms, foreign))[1] is None
+    assert ladder(StudyRuns(arms, foreign))[1] is None
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e4), st.floats(0, 1e4)), min_size=1, max_size=8))
@@ -129,7 +129,7 @@ def test_budget_differences_add_up(seconds):
         training(arm, 0, 100.0, time_budget=dict(zip(names, column, strict=True)))
         for arm, column in zip(arms, zip(*seconds, strict=True), strict=True)
     ]
-    (found,) = budget_differences(Trainings(arms, runs))
+    (found,) = budget_differences(StudyRuns(arms, runs))
     total = sum(item.seconds for item in found.items) - sum(item.baseline_seconds for item in found.items)
     assert found.difference == pytest.approx(total, abs=1e-6)
     assert sum(item.difference for item in found.items) == pytest.approx(found.difference, abs=1e-6)
@@ -152,7 +152,7 @@ def test_time_to_target_defaults_to_what_the_baseline_reaches():
     ]
     quick = [training(arms[1], repeat, 100.0, validation=((6.0, 0.7), (9.0, 0.85))) for repeat in range(3)]
     never = [training(arms[1], repeat, 100.0, validation=((6.0, 0.7),)) for repeat in range(3)]
-    assert target_accuracy(Trainings(arms, base), "") == pytest.approx(0.8)
+    assert target_accuracy(StudyRuns(arms, base), "") == pytest.approx(0.8)
     assert summaries(arms, base + quick)[arms[1].name].seconds_to_target == 9.0
     assert summaries(arms, base + never)[arms[1].name].seconds_to_target is None
     assert summaries(arms, base + quick, target=0.99)[arms[1].name].seconds_to_target is None

@@ -8,13 +8,13 @@ import pytest
 from paceline.tasks.records import Cost
 from paceline.tasks.report.no_gpu_report import HEAD, draw_no_gpu, no_gpu_table, render_no_gpu
 from paceline.tasks.speedup.hardware_table import SHEETS, HardwareRow, most_predicted, most_trained
-from paceline.tasks.speedup.study.no_gpu import FEATURES, SCRATCH, TUNED, Goal, Gpu, NoGpuResult, on_gpu, ways_of
+from paceline.tasks.speedup.study.no_gpu import FEATURES, SCRATCH, TUNED, Gpu, NoGpuResult, TargetScore, on_gpu, ways_of
 from paceline.tasks.speedup.study.no_gpu_verdict import judge, notes_of
-from paceline.tasks.speedup.study.pairs import Trainings
-from paceline.tasks.speedup.study.records import ArmRun, Rates, StudyArm
+from paceline.tasks.speedup.study.pairs import StudyRuns
+from paceline.tasks.speedup.study.records import ArmRun, PredictionThroughput, StudyArm
 
 COST = Cost(forward_flops=1e9, training_flops=3e9, num_parameters=1_000_000, image_bytes=3072)
-RATES = {SCRATCH: Rates(eager=500.0, executed=1000.0)}
+RATES = {SCRATCH: PredictionThroughput(eager=500.0, executed=1000.0)}
 ARMS = [StudyArm(name=name, overrides=(), group="", is_baseline=name == SCRATCH) for name in (SCRATCH, TUNED, FEATURES)]
 START = 5.0
 
@@ -54,7 +54,7 @@ def runs_of(repeats=3, tuned=(0.6, 0.85), features=(0.82,), **fields):
 
 
 def result_of(runs, target=None, repeats=3, gpu=None):
-    trainings = Trainings(ARMS, runs)
+    trainings = StudyRuns(ARMS, runs)
     gpu = gpu or gpu_of()
     found = NoGpuResult(
         run_id="0" * 32,
@@ -64,7 +64,7 @@ def result_of(runs, target=None, repeats=3, gpu=None):
         layer="pool",
         num_repeats=repeats,
         target=target,
-        targets=Goal(trainings, target).all(),
+        targets=TargetScore(trainings, target).all(),
         ways=ways_of(trainings, target, RATES) + on_gpu(trainings, target, gpu),
         cost=gpu.cost,
         sheet=gpu.sheet,
@@ -191,7 +191,7 @@ def test_what_a_data_sheet_bounds_is_labelled_and_known_by_hand():
     light = COST.model_copy(update={"training_flops": 1.0})
     assert most_trained(sheet, light, 64) == pytest.approx(320e9 / (3072 + 8e6 / 64))
 
-    scratch, tuned, features = on_gpu(Trainings(ARMS, runs_of()), None, gpu_of())
+    scratch, tuned, features = on_gpu(StudyRuns(ARMS, runs_of()), None, gpu_of())
     assert not scratch.is_measured
     assert scratch.basis == "estimate: bound by data sheet (NVIDIA T4 data sheet, 2019)"
     assert (scratch.executed.kind, scratch.executed.value) == ("at most", pytest.approx(65_000))
@@ -202,7 +202,7 @@ def test_what_a_data_sheet_bounds_is_labelled_and_known_by_hand():
 
 
 def test_without_any_basis_nothing_is_told():
-    for way in on_gpu(Trainings(ARMS, runs_of()), None, gpu_of(cost=None)):
+    for way in on_gpu(StudyRuns(ARMS, runs_of()), None, gpu_of(cost=None)):
         cells = (way.target_seconds, way.whole_seconds, way.joules, way.eager, way.executed)
         assert {(cell.kind, cell.value) for cell in cells} == {("not measured", None)}
         assert way.basis == "not measured, no basis"
@@ -222,7 +222,7 @@ ROW = HardwareRow(
 
 
 def test_matched_runs_on_a_gpu_come_before_data_sheets():
-    scratch, tuned, _ = on_gpu(Trainings(ARMS, runs_of()), None, gpu_of(rows=(ROW,)))
+    scratch, tuned, _ = on_gpu(StudyRuns(ARMS, runs_of()), None, gpu_of(rows=(ROW,)))
     assert (scratch.device, scratch.basis) == ("1 x H200", "estimate: 2 matched runs in the store")
     assert (scratch.target_seconds.kind, scratch.target_seconds.value) == ("about", pytest.approx(2.0))
     assert scratch.whole_seconds.value == pytest.approx(8.0)
@@ -240,8 +240,8 @@ def test_a_gpu_is_rented_by_matched_runs_alone():
 
 
 def test_a_gpu_of_this_host_is_measured():
-    rates = {SCRATCH: Rates(eager=500.0, executed=1000.0, gpu=80_000.0)}
-    scratch, tuned, _ = on_gpu(Trainings(ARMS, runs_of()), None, gpu_of(rows=(ROW,), rates=rates, name="L4"))
+    rates = {SCRATCH: PredictionThroughput(eager=500.0, executed=1000.0, gpu=80_000.0)}
+    scratch, tuned, _ = on_gpu(StudyRuns(ARMS, runs_of()), None, gpu_of(rows=(ROW,), rates=rates, name="L4"))
     assert (scratch.executed.kind, scratch.executed.value) == ("measured", 80_000.0)
     assert scratch.executed.basis == "on this host's L4"
     assert tuned.executed.kind == "at most"

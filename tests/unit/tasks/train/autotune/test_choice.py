@@ -3,7 +3,7 @@ import itertools
 import pytest
 
 from paceline.conf.load import load
-from paceline.tasks.records import BASELINE, Arm, Block, Choice, Hardware, ProbeResult, Search, Validity
+from paceline.tasks.records import BASELINE, Arm, AutotuneResult, Block, Choice, Hardware, ProbeResult, Validity
 from paceline.tasks.speedup.verdict import single_gains
 from paceline.tasks.train.autotune.choice import choose, combined, faster_plan, plan_of_probe, winning_roles
 from paceline.tasks.train.autotune.search import alternatives, layer_arms
@@ -41,7 +41,7 @@ def probe_of(candidate, others, step_seconds, noise=NOISE):
 
 
 def search_of(*probes, compile_seconds=0.0, **changes):
-    return Search(probes=probes, compile_seconds=compile_seconds, budget_seconds=10.0, seconds=5.0, **changes)
+    return AutotuneResult(probes=probes, compile_seconds=compile_seconds, budget_seconds=10.0, seconds=5.0, **changes)
 
 
 def changed(**changes):

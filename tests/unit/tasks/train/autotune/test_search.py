@@ -7,7 +7,7 @@ import pytest
 
 from paceline.conf.load import load
 from paceline.tasks.errors import MemoryLimitError
-from paceline.tasks.train.autotune.search import _Hunt
+from paceline.tasks.train.autotune.search import _AutotuneSession
 from paceline.tasks.train.plan import arm_of, resolve
 from tests.support.studies import HARDWARE
 
@@ -18,7 +18,7 @@ def hunt(error):
     def runner(stack, arm):
         raise error
 
-    return _Hunt(SimpleNamespace(runner=runner), num_steps=1000, step=0.01, budget=10.0, started=0.0)
+    return _AutotuneSession(SimpleNamespace(runner=runner), num_steps=1000, step=0.01, budget=10.0, started=0.0)
 
 
 @pytest.mark.parametrize("kind", ["step", "graph"])

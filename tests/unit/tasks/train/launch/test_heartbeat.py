@@ -3,13 +3,13 @@ import subprocess
 import sys
 import time
 
-from paceline.tasks.train.launch.heartbeat import VARIABLE, Pulse, PulseReader
+from paceline.tasks.train.launch.heartbeat import VARIABLE, Heartbeat, HeartbeatReader
 
-RANK = "import time; from paceline.tasks.train.launch.heartbeat import Pulse\npulse = Pulse(); pulse.count_steps = lambda: 7\ntime.sleep(60)"  # noqa: E501
+RANK = "import time; from paceline.tasks.train.launch.heartbeat import Heartbeat\npulse = Heartbeat(); pulse.count_steps = lambda: 7\ntime.sleep(60)"  # noqa: E501
 
 
 def test_a_rank_tells_its_steps_until_it_is_stopped():
-    reader = PulseReader()
+    reader = HeartbeatReader()
     environment = os.environ | {VARIABLE: str(reader.writing)}
     rank = subprocess.Popen([sys.executable, "-c", RANK], env=environment, pass_fds=(reader.writing,))
     reader.close_writing()
@@ -30,12 +30,12 @@ def test_a_rank_tells_its_steps_until_it_is_stopped():
 
 def test_a_rank_without_a_supervisor_has_no_pulse(monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
-    assert Pulse().count_steps() is None
+    assert Heartbeat().count_steps() is None
 
 
 def test_last_words_need_no_disk():
-    reader = PulseReader()
-    program = "from paceline.tasks.train.launch.heartbeat import Pulse; Pulse().last_words({'message': 'full', 'traceback': 'x' * 100_000})"  # noqa: E501
+    reader = HeartbeatReader()
+    program = "from paceline.tasks.train.launch.heartbeat import Heartbeat; Heartbeat().final_error({'message': 'full', 'traceback': 'x' * 100_000})"  # noqa: E501
     environment = os.environ | {VARIABLE: str(reader.writing)}
     rank = subprocess.Popen([sys.executable, "-c", program], env=environment, pass_fds=(reader.writing,))
     reader.close_writing()
@@ -43,5 +43,5 @@ def test_last_words_need_no_disk():
         reader.read()
         time.sleep(0.01)
     reader.read()
-    assert reader.last_words == {"message": "full", "traceback": "x" * 100_000}
+    assert reader.final_error == {"message": "full", "traceback": "x" * 100_000}
     reader.close()

@@ -1,12 +1,12 @@
 import pytest
 
 from paceline.tasks.errors import InputError
-from paceline.tasks.train.launch.layout import Candidate, gpus_of_workers, layouts, rank_environment, seat_ranks
+from paceline.tasks.train.launch.layout import WorkerSlot, gpus_of_workers, layouts, place_ranks, rank_environment
 
 
 def cluster(hosts, per_host, busy=()):
     return [
-        Candidate(worker=f"tcp://{host}:{port}", host=host, device=f"GPU-{host}{port}", busy=f"{host}{port}" in busy)
+        WorkerSlot(worker=f"tcp://{host}:{port}", host=host, device=f"GPU-{host}{port}", busy=f"{host}{port}" in busy)
         for host in hosts
         for port in range(per_host)
     ]
@@ -15,7 +15,7 @@ def cluster(hosts, per_host, busy=()):
 @pytest.mark.parametrize("num_nodes", [1, 2, 4])
 @pytest.mark.parametrize("num_devices", [1, 2, 8])
 def test_ranks_of_a_host_are_neighbours_and_each_has_its_own_worker(num_nodes, num_devices):
-    seats = seat_ranks(cluster("abcd", 8), num_nodes, num_devices)
+    seats = place_ranks(cluster("abcd", 8), num_nodes, num_devices)
     assert [seat.rank for seat in seats] == list(range(num_nodes * num_devices))
     assert len({seat.worker for seat in seats}) == len(seats)
     for seat in seats:
@@ -24,11 +24,11 @@ def test_ranks_of_a_host_are_neighbours_and_each_has_its_own_worker(num_nodes, n
 
 
 def test_free_devices_are_taken_first_and_keep_their_hosts_order():
-    seats = seat_ranks(cluster("a", 4, busy=("a0", "a2")), 1, 2)
+    seats = place_ranks(cluster("a", 4, busy=("a0", "a2")), 1, 2)
     assert [seat.device for seat in seats] == ["GPU-a1", "GPU-a3"]
-    seats = seat_ranks(cluster("ab", 2, busy=("a1",)), 1, 2)
+    seats = place_ranks(cluster("ab", 2, busy=("a1",)), 1, 2)
     assert {seat.host for seat in seats} == {"b"}
-    seats = seat_ranks(cluster("a", 3, busy=("a0", "a1")), 1, 2)
+    seats = place_ranks(cluster("a", 3, busy=("a0", "a1")), 1, 2)
     assert [seat.device for seat in seats] == ["GPU-a0", "GPU-a2"], "it waits for as few as can be"
 
 
@@ -46,12 +46,12 @@ def test_each_worker_of_a_host_has_its_own_gpu(num_gpus):
 
 def test_a_host_with_too_few_workers_is_passed_over():
     workers = [*cluster("a", 1), *cluster("b", 2)]
-    assert {seat.host for seat in seat_ranks(workers, 1, 2)} == {"b"}
+    assert {seat.host for seat in place_ranks(workers, 1, 2)} == {"b"}
 
 
 def test_too_small_a_cluster_is_refused_with_what_was_found():
     with pytest.raises(InputError, match=r"2 hosts with 2 workers each, and the cluster has a: 2, b: 1"):
-        seat_ranks([*cluster("a", 2), *cluster("b", 1)], 2, 2)
+        place_ranks([*cluster("a", 2), *cluster("b", 1)], 2, 2)
 
 
 def test_a_group_may_shrink_to_the_layouts_with_enough_ranks():

@@ -3,7 +3,7 @@ import pytest
 from paceline.conf.load import load
 from paceline.tasks.errors import RankError
 from paceline.tasks.records import Hardware
-from paceline.tasks.train.launch.out_of_memory import keep_fitting, smaller, with_fitting
+from paceline.tasks.train.launch.out_of_memory import restore_micro_batch, save_micro_batch, with_smaller_micro_batch
 from paceline.tasks.train.plan import resolve
 
 HOST = Hardware(host="here", cpu_name="a device", num_cores=2, memory_bytes=2**33, cpu_bf16=False)
@@ -21,17 +21,17 @@ def failed(num_samples):
 def test_a_pass_that_did_not_fit_is_halved_and_the_reason_kept_with_the_run(tmp_path):
     plan, config = planned()
     assert plan.micro_batch is None
-    found = smaller(plan, config, failed(25))
+    found = with_smaller_micro_batch(plan, config, failed(25))
     assert found.micro_batch == 13
     assert found.reasons["micro_batch"].reason == "25 samples at once did not fit into the memory of a device"
-    keep_fitting(tmp_path, found)
-    assert with_fitting(tmp_path, plan, config) == found
+    save_micro_batch(tmp_path, found)
+    assert restore_micro_batch(tmp_path, plan, config) == found
     asked, config = planned("execution.micro_batch=20")
-    assert with_fitting(tmp_path, asked, config) == asked, "what is asked for is done"
+    assert restore_micro_batch(tmp_path, asked, config) == asked, "what is asked for is done"
 
 
 def test_other_failures_leave_the_plan():
-    assert smaller(*planned(), failed(None)) is None
+    assert with_smaller_micro_batch(*planned(), failed(None)) is None
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,6 @@ def test_other_failures_leave_the_plan():
 )
 def test_where_nothing_can_be_done_the_error_says_what_the_user_can(overrides, num_samples, remedy):
     with pytest.raises(RankError, match="rank 0 failed: no room; ") as found:
-        smaller(*planned(*overrides), failed(num_samples))
+        with_smaller_micro_batch(*planned(*overrides), failed(num_samples))
     assert remedy in str(found.value)
     assert found.value.final

@@ -4,12 +4,12 @@ import threading
 
 import pytest
 
-from paceline.tasks.train.launch.layout import Seat
-from paceline.tasks.train.launch.placement import chosen, devices_spoken_for
+from paceline.tasks.train.launch.layout import Placement
+from paceline.tasks.train.launch.placement import reserve, reserved_devices
 
 
 def seat(device):
-    return Seat(rank=0, worker=f"tcp://{device}", host="host", device=device, node_rank=0, local_rank=0)
+    return Placement(rank=0, worker=f"tcp://{device}", host="host", device=device, node_rank=0, local_rank=0)
 
 
 def first_free(taken):
@@ -22,7 +22,7 @@ def test_two_at_the_same_moment_choose_different_devices():
 
     def choose():
         together.wait()
-        with chosen(first_free) as seats:
+        with reserve(first_free) as seats:
             found.append(seats[0].device)
             together.wait()
 
@@ -32,21 +32,21 @@ def test_two_at_the_same_moment_choose_different_devices():
     for thread in threads:
         thread.join()
     assert sorted(found) == ["one", "two"]
-    assert devices_spoken_for() == set()
+    assert reserved_devices() == set()
 
 
 def test_one_that_waits_in_line_does_not_let_go_of_the_others_device():
-    with chosen(first_free), chosen(first_free):
-        with chosen(first_free) as third:
+    with reserve(first_free), reserve(first_free):
+        with reserve(first_free) as third:
             assert third[0].device == "one"
-        assert devices_spoken_for() == {("host", "one"), ("host", "two")}
-    assert devices_spoken_for() == set()
+        assert reserved_devices() == {("host", "one"), ("host", "two")}
+    assert reserved_devices() == set()
 
 
 def test_a_choice_that_fails_speaks_for_nothing():
     def fail(taken):
         raise OSError("no scheduler")
 
-    with pytest.raises(OSError, match="no scheduler"), chosen(fail):
+    with pytest.raises(OSError, match="no scheduler"), reserve(fail):
         pass
-    assert devices_spoken_for() == set()
+    assert reserved_devices() == set()

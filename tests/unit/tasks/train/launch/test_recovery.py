@@ -84,10 +84,10 @@ def test_patience_begins_with_the_first_failure(tmp_path):
         raise InputError("no scheduler answers")
 
     with pytest.raises(InputError, match="no scheduler"):
-        recovery.patiently(absent)
+        recovery.wait_for_cluster(absent)
     recovery.judge(LostError("the Dask scheduler is gone"), 2, 5)
     with pytest.raises(LostError, match="scheduler is gone; and within 0 s the cluster did not come back: no") as error:
-        recovery.patiently(absent)
+        recovery.wait_for_cluster(absent)
     with pytest.raises(LostError, match="did not come back"):
         recovery.judge(error.value, 0, 0)  # it is not tried again
-    assert recovery.patiently(lambda: 7) == 7
+    assert recovery.wait_for_cluster(lambda: 7) == 7

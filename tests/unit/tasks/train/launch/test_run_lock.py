@@ -4,21 +4,21 @@ import sys
 import pytest
 
 from paceline.tasks.errors import InputError
-from paceline.tasks.train.launch.run_lock import is_owned, own
+from paceline.tasks.train.launch.run_lock import is_locked, run_lock
 
-HOLD = "import sys, time; from pathlib import Path; from paceline.tasks.train.launch.run_lock import own\n"
-HOLD += "with own(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+HOLD = "import sys, time; from pathlib import Path; from paceline.tasks.train.launch.run_lock import run_lock\n"
+HOLD += "with run_lock(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
 
 
 def test_a_run_has_one_owner_and_a_dead_one_lets_go(tmp_path):
     holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "r1")], stdout=subprocess.PIPE, text=True)
     with holder:
         assert holder.stdout.readline().strip() == "held"
-        with pytest.raises(InputError, match="run r1 is being trained by another process"), own(tmp_path / "r1"):
+        with pytest.raises(InputError, match="run r1 is being trained by another process"), run_lock(tmp_path / "r1"):
             pass
-        assert is_owned(tmp_path / "r1") is True
+        assert is_locked(tmp_path / "r1") is True
         holder.kill()
-    assert is_owned(tmp_path / "r1") is False
-    assert is_owned(tmp_path / "r2") is None
-    with own(tmp_path / "r1"):
+    assert is_locked(tmp_path / "r1") is False
+    assert is_locked(tmp_path / "r2") is None
+    with run_lock(tmp_path / "r1"):
         pass

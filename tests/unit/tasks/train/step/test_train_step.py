@@ -13,7 +13,7 @@ from paceline.tasks.model.objectives import Classification
 from paceline.tasks.model.transfer import freeze
 from paceline.tasks.records import Arm
 from paceline.tasks.train.step.benchmark_step import BareStep, StepInputs
-from paceline.tasks.train.step.micro_batches import passes, too_many
+from paceline.tasks.train.step.micro_batches import oom_sample_count, split_into_micro_batches
 from paceline.tasks.train.step.precision import make_scaler
 from paceline.tasks.train.step.train_step import TrainStep
 
@@ -21,7 +21,7 @@ ARM = Arm(num_devices=1, precision="32-true", compile="off", memory_format="cont
 
 
 class Batch:
-    others_N = shares_N = None
+    mixed_labels_N = mix_weights_N = None
     targets_NT = None
     weight = 1.0
 
@@ -96,9 +96,9 @@ def numbered(size, weight=1.0):
     ("size", "largest", "sizes"), [(8, None, [8]), (8, 8, [8]), (8, 4, [4, 4]), (10, 4, [3, 3, 4]), (3, 1, [1, 1, 1])]
 )
 def test_passes_are_few_and_even_and_have_each_sample_once_in_its_order(size, largest, sizes):
-    parts = passes(numbered(size, weight=1.5), largest)
+    parts = split_into_micro_batches(numbered(size, weight=1.5), largest)
     assert [len(part.labels_N) for part in parts] == sizes
-    for name in ("images_NCHW", "labels_N", "draws_N"):
+    for name in ("images_NCHW", "labels_N", "noise_seeds_N"):
         assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(numbered(size), name))
     assert sum(part.weight for part in parts) == pytest.approx(1.5)
 
@@ -151,5 +151,5 @@ def test_a_pass_that_does_not_fit_says_how_many_samples_it_had_and_leaves_the_we
     assert model.value.item() == 1.0
     later = RuntimeError("the recording failed")
     later.__context__ = found.value
-    assert too_many(later) == 4
-    assert too_many(ValueError("another")) is None
+    assert oom_sample_count(later) == 4
+    assert oom_sample_count(ValueError("another")) is None
