@@ -1,8 +1,12 @@
 """The rules of the house that no linter holds: file names, locked versions, scripts."""
 
+import ast
 import os
+import re
 import subprocess
 import tomllib
+from collections import Counter
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -14,6 +18,8 @@ ROOT = Path(__file__).parents[2]
 CODE = ("conf", "flows", "tasks", "tests", "infra")
 BANNED_NAMES = {"utils", "helpers", "common", "base"}
 SCRIPTS = ("install", "run", "test", "check", "certificates", "up", "down", "backup", "restore")
+MAX_MODULES = 16
+MAX_LINES = 500
 INSTALLED_EXTRAS = ("dev", "ssh", "slurm", "s3", "postgres", "services")  # `cuda` is not part of the lock
 
 
@@ -77,3 +83,44 @@ def test_scripts_are_where_users_look():
 def test_script_is_executable_and_parses(script):
     assert os.access(script, os.X_OK)
     subprocess.run(["bash", "-n", script], check=True)
+
+
+def tracked_modules(*folders: str) -> list[Path]:
+    """Python files of the repository's folders that are not a package's `__init__.py`."""
+    paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    return [path for path in paths if path.name != "__init__.py" and "src" not in path.relative_to(ROOT).parts]
+
+
+def imports_of(path: Path) -> set[str]:
+    """Dotted names of the modules that a file imports, also inside functions."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def test_no_folder_is_crowded_and_no_file_is_long():
+    modules = tracked_modules("conf", "flows", "tasks", "infra")
+    folders = Counter(path.parent for path in modules)
+    assert {str(folder): number for folder, number in folders.items() if number > MAX_MODULES} == {}
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in modules}
+    assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
+
+
+def test_nothing_imports_the_code_by_its_folders():
+    """A module that is imported as `tasks.x` and as `paceline.tasks.x` exists twice."""
+    old = re.compile(r"(conf|flows|tasks)(\.|$)")
+    wrong = {str(path): sorted(filter(old.match, imports_of(path))) for path in tracked_modules(*CODE)}
+    assert {path: names for path, names in wrong.items() if names} == {}
+
+
+def test_no_modules_import_each_other():
+    paths = {
+        ".".join(("paceline", *path.relative_to(ROOT).with_suffix("").parts)): path
+        for path in tracked_modules("conf", "flows", "tasks")
+    }
+    graph = {name: imports_of(path) & paths.keys() - {name} for name, path in paths.items()}
+    assert list(TopologicalSorter(graph).static_order())  # CycleError names the circle
