@@ -1,4 +1,4 @@
-"""The source and the model of the README, installed as a user does it: trained, predicted with, and missed."""
+"""The source and the model of guides/extend.md, installed as a user does it: trained, predicted with, and missed."""
 
 import importlib
 import json
@@ -19,7 +19,7 @@ from paceline.tasks.data.prepare import dask_graph as graph
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.errors import InputError, RunError
 from tests.jobs import two_workers
-from tests.own_package import forget, install, on_path, write_readme_package
+from tests.own_package import forget, install, on_path, write_example_package
 from tests.pictures import make_pictures
 
 SMALL = ["data.image_size=16", "model.width=8", "model.depth=1", "recipe.num_epochs=6", "recipe.batch_size=16"]
@@ -29,9 +29,9 @@ MISSED = f"is none of {', '.join(embedded('model'))}; install the package that o
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """Where pip has installed the package of the README."""
+    """Where pip has installed the package of guides/extend.md."""
     directory = tmp_path_factory.mktemp("site")
-    folder = write_readme_package(tmp_path_factory.mktemp("source"))
+    folder = write_example_package(tmp_path_factory.mktemp("source"))
     assert all(len(path.read_text().splitlines()) < 30 for path in folder.rglob("*.py"))
     pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--quiet"]
     done = subprocess.run([*pip, "--target", directory, folder], check=False, capture_output=True, text=True)
