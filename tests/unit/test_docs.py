@@ -92,6 +92,13 @@ def test_no_command_hides_in_a_block_that_nobody_runs():
     assert [line for line in lines if line.startswith(PROGRAMS)] == []
 
 
+def test_a_block_can_be_pasted_into_bash_and_zsh():
+    """An interactive zsh takes a comment for arguments, and an unquoted bracket for a pattern."""
+    for fence in [fence for path in living() for fence in fences(path) if fence.language == "bash"]:
+        bare = re.sub(r"\"[^\"]*\"|'[^']*'|^\w+=\(", "", fence.body, flags=re.MULTILINE)
+        assert not re.search(r"(^|\s)#|[\[*?]", bare), f"{fence.document}: {fence.body}"
+
+
 @pytest.fixture(scope="module")
 def examples(tmp_path_factory):
     """The source and model of guides/extend.md."""
