@@ -1,4 +1,4 @@
-"""Packages of users, as pip leaves them: modules beside a `dist-info` with entry points; and the one of the README."""
+"""Packages of users, as pip leaves them: modules beside a `dist-info` with entry points; and the one of the guide."""
 
 import importlib
 import sys
@@ -7,6 +7,9 @@ from contextlib import contextmanager
 
 from paceline.conf import plugins
 from tests.support.documents import ROOT, fences
+
+EXTEND = ROOT / "infra" / "docs" / "guides" / "extend.md"
+"""The guide whose toml and python blocks are the files of a package."""
 
 
 def install(directory, name, modules, sources=None, models=None, version="1.0"):
@@ -58,9 +61,9 @@ def forget(names):
         del sys.modules[module]
 
 
-def write_readme_package(directory):
-    """The package of the README, file by file; its folder."""
-    blocks = [fence.body for fence in fences(ROOT / "README.md") if fence.language in ("toml", "python")]
+def write_example_package(directory):
+    """Write the package of the guide, file by file, and return its folder."""
+    blocks = [fence.body for fence in fences(EXTEND) if fence.language in ("toml", "python")]
     for body in blocks:
         path = directory / body.splitlines()[0].removeprefix("# ")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,9 +71,9 @@ def write_readme_package(directory):
     return directory / "acme"
 
 
-def install_readme_package(directory):
-    """The same, where Python finds it."""
-    folder = write_readme_package(directory / "source")
+def install_example_package(directory):
+    """Install that package where Python finds it."""
+    folder = write_example_package(directory / "source")
     offered = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["entry-points"]
     modules = {path.stem: path.read_text() for path in (folder / "acme").glob("*.py")}
     entries = [

@@ -55,12 +55,16 @@ AS_SERVICES = Checked(
 )
 AS_FEATURES = Checked("tests/integration/predict/test_own_images.py runs it on two folders")
 AS_POOL = Checked("tests/integration/services/test_work_pool.py runs it")
-AS_OWN = Checked("tests/integration/run/test_own.py installs the package of the README and runs it")
+AS_OWN = Checked("tests/integration/run/test_own.py installs the package of guides/extend.md and runs it")
 ON_A_STORE = Checked("tests/integration/data/test_object_store.py runs it on a server of S3")
 NO_HOSTS = Checked("node1 and node2 are not there; tests/integration/cluster/test_clusters.py has real hosts over SSH")
 
 TREATMENTS: dict[str, Told | Checked] = {
-    # README.md
+    # README.md and infra/docs
+    "paceline run digits": Checked("infra/run is this command, and runs in the story of the clone"),
+    "paceline ui": Checked("tests/integration/faults/test_guard.py starts it and opens its pages"),
+    "infra/bench 1 9": Checked("takes many minutes on a quiet machine; its goals are tests/benchmarks"),
+    "paceline run cifar10 data.root=DIR --diagnose": Checked("a study is diagnosed in the stories"),
     "infra/run": Told("clone", f"{SMALL} {NO_PROBE}"),
     "infra/test": Told("clone", "--collect-only -q tests/unit/test_house.py"),
     "export PATH=$PWD/.venv/bin:$PATH": Told("settings"),
@@ -111,6 +115,11 @@ TREATMENTS: dict[str, Told | Checked] = {
         "tests/integration/services/test_nights.py asks for the table of its nights"
     ),
     "paceline doctor": Told("doctor"),
+    "export PREFECT_SERVER_ANALYTICS_ENABLED=false": Told("settings"),
+    "export DO_NOT_TRACK=true": Told("settings"),
+    "PACELINE_ALARM_URL=https://chat.example/hook infra/alarm": Checked(
+        "tests/integration/services/test_alarm.py runs it"
+    ),
     "export PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE=prefect.server.concurrency.lease_storage.filesystem": Told(
         "settings"
     ),
@@ -123,7 +132,7 @@ TREATMENTS: dict[str, Told | Checked] = {
     "prefect deployment schedule pause paceline-run/cifar10 ID": Told("nights"),
     "paceline serve ... --catch-up": Told("nights"),
     "infra/certificates": Told("own scheduler"),
-    "paceline run digits cluster.kind=ssh cluster.hosts=[node1,node2] execution.num_nodes=2 "
+    'paceline run digits cluster.kind=ssh "cluster.hosts=[node1,node2]" execution.num_nodes=2 '
     "execution.num_devices=4": NO_HOSTS,
     "paceline run digits cluster.kind=slurm cluster.cores_per_host=16 cluster.memory_per_host=64G "
     "execution.accelerator=gpu --show": Told("help"),
@@ -131,22 +140,29 @@ TREATMENTS: dict[str, Told | Checked] = {
         "own scheduler", f"{SMALL} {NO_PROBE}"
     ),
     "export PACELINE_TLS=${PACELINE_TLS:-$PWD/.paceline/tls}": Told("own scheduler"),
-    'T="--tls-ca-file $PACELINE_TLS/ca.pem --tls-cert $PACELINE_TLS/cert.pem --tls-key $PACELINE_TLS/key.pem"': Told(
+    'TLS=(--tls-ca-file "$PACELINE_TLS/ca.pem" --tls-cert "$PACELINE_TLS/cert.pem" --tls-key "$PACELINE_TLS/key.pem")': Told(  # noqa: E501
         "own scheduler"
     ),
-    "export DASK_CONFIG=conf/dask/dask.yaml": Told("own scheduler"),
-    "dask scheduler --host tls:// $T": Told("own scheduler", "--host tls://127.0.0.1 --port PORT --no-dashboard"),
-    "dask worker tls://host:8786 --nworkers 4 --nthreads 1 $T": Told("own scheduler", "--nworkers 1 --no-dashboard"),
+    "export DASK_CONFIG=$PWD/conf/dask/dask.yaml": Told("own scheduler"),
+    'dask scheduler --host tls:// "${TLS[@]}"': Told(
+        "own scheduler", "--host tls://127.0.0.1 --port PORT --no-dashboard"
+    ),
+    'dask worker tls://host:8786 --nworkers 4 --nthreads 1 "${TLS[@]}"': Told(
+        "own scheduler", "--nworkers 1 --no-dashboard"
+    ),
+    'dask cuda worker tls://host:8786 --nthreads 1 "${TLS[@]}"': Checked("needs a GPU and dask-cuda"),
     "export AWS_PROFILE=NAME AWS_ENDPOINT_URL=https://store.example:9000": ON_A_STORE,
     "paceline run folder data.root=s3://BUCKET/PREFIX data.image_size=64": ON_A_STORE,
     "paceline predict RUN_ID s3://BUCKET/PREFIX": ON_A_STORE,
-    "export DASK_CONFIG=conf/cluster": ON_A_STORE,
+    "export DASK_CONFIG=$PWD/conf/dask": ON_A_STORE,
     "paceline run folder data.root=s3://BUCKET/PREFIX cluster.kind=address cluster.address=tls://host:8786": ON_A_STORE,
     "infra/install": Told("clone"),
     "export PACELINE_HOME=$PWD/.paceline": Told("settings"),
-    "paceline doctor cluster.kind=ssh cluster.hosts=[node1,node2] execution.num_nodes=2": NO_HOSTS,
-    "paceline run cifar10 data.root=DIR cluster.kind=ssh cluster.hosts=[node1,node2] execution.num_nodes=2 "
+    'paceline doctor cluster.kind=ssh "cluster.hosts=[node1,node2]" execution.num_nodes=2': NO_HOSTS,
+    'paceline run cifar10 data.root=DIR cluster.kind=ssh "cluster.hosts=[node1,node2]" execution.num_nodes=2 '
     "--show": Told("help", ONE_HOST),
+    'paceline run cifar10 data.root=DIR cluster.kind=ssh "cluster.hosts=[node1,node2]" execution.num_nodes=2 '
+    "recipe.num_epochs=1": NO_HOSTS,
     "infra/up": AS_SERVICES,
     ". .paceline/services/environment": AS_SERVICES,
     "paceline doctor cluster.kind=address cluster.address=$PACELINE_SCHEDULER": AS_SERVICES,
@@ -179,7 +195,7 @@ TREATMENTS: dict[str, Told | Checked] = {
     's#"checkpoint_directory":"[^"]*"#"checkpoint_directory":"replay"#\' '
     ".paceline/runs/RUN_ID/attempt-0/rank-0/spec.json > spec.json": Told("a rank by hand"),
     "python -m paceline.tasks.train.rank.main spec.json": Told("a rank by hand"),
-    "python -c \"from paceline.conf.environment import Environment; print(*(path.read_text() for path in Site().leases.glob('*.lease')), "  # noqa: E501
+    "python -c \"from paceline.conf.environment import Site; print(*(path.read_text() for path in Site().leases.glob('*.lease')), "  # noqa: E501
     "sep='\\n')\"": Told("a rank by hand"),
 }
 

@@ -21,13 +21,16 @@ from paceline.flows.commands import run
 from paceline.tasks.speedup.study.design import parse_axes
 from paceline.tasks.sweep.space import parse_parameters
 from tests.support.documents import ROOT, all_commands, anchors, documents, fences, inline_codes, links, living
-from tests.support.own_package import install_readme_package, on_path
+from tests.support.own_package import EXTEND, install_example_package, on_path
 from tests.support.treatments import TREATMENTS, Checked, Story, Told, of_story
 
 PROGRAMS = ("paceline ", "prefect ", "dask ", "infra/", ".ci/", "python ", "pip ", "export ")
-SETTING = re.compile(r"(?<![\w.])(?<!--param \")(?P<key>[a-z_]+\.[a-z_]+)=(?P<value>[^\s`]+)")
+SETTING = re.compile(r"(?<![\w.])(?<!--param \")(?P<key>[a-z_]+\.[a-z_]+)=(?P<value>[^\s`\"]+)")
 SECTIONS = {path.partition(".")[0] for path in field_paths() if "." in path}
 README = ROOT / "README.md"
+TABLES = ROOT / "conf" / "README.md"
+SHOWN = {"", "text", "console", "yaml", "json"}
+"""Languages of blocks that show something and are not run."""
 SCHEDULER = "$PACELINE_SCHEDULER"
 VALUES = {SCHEDULER: "tls://host:8786", "RUN_ID": 32 * "a"}
 """What is put into the place of a word where the pattern of a setting is checked."""
@@ -59,8 +62,8 @@ def settings():
 
 
 def first_columns(heading):
-    """What the rows of a table of the README are called, given the first cell of its head."""
-    rows = README.read_text().partition(f"| {heading} |")[2].partition("\n\n")[0].splitlines()[2:]
+    """First cells of a table of conf/README.md, given the first cell of its head."""
+    rows = TABLES.read_text().partition(f"| {heading} |")[2].partition("\n\n")[0].splitlines()[2:]
     return [re.match(r"\| `([^`]+)`", row)[1] for row in rows]
 
 
@@ -83,18 +86,24 @@ def test_every_treatment_is_carried_out():
 
 def test_no_command_hides_in_a_block_that_nobody_runs():
     blocks = [fence for path in living() for fence in fences(path)]
-    examples = {fence.language for fence in blocks if fence.document == README}  # tests/integration/run/test_own.py
-    assert examples == {"", "bash", "python", "toml"}
-    assert {fence.language for fence in blocks if fence.document != README} <= {"", "bash"}
-    lines = [line.strip() for fence in blocks if fence.language == "" for line in fence.body.splitlines()]
+    assert {fence.language for fence in blocks if fence.document == EXTEND} == {"bash", "python", "toml"}
+    assert {fence.language for fence in blocks if fence.document != EXTEND} <= {"bash", *SHOWN}
+    lines = [line.strip() for fence in blocks if fence.language in SHOWN for line in fence.body.splitlines()]
     assert [line for line in lines if line.startswith(PROGRAMS)] == []
+
+
+def test_a_block_can_be_pasted_into_bash_and_zsh():
+    """An interactive zsh takes a comment for arguments, and an unquoted bracket for a pattern."""
+    for fence in [fence for path in living() for fence in fences(path) if fence.language == "bash"]:
+        bare = re.sub(r"\"[^\"]*\"|'[^']*'|^\w+=\(", "", fence.body, flags=re.MULTILINE)
+        assert not re.search(r"(^|\s)#|[\[*?]", bare), f"{fence.document}: {fence.body}"
 
 
 @pytest.fixture(scope="module")
 def examples(tmp_path_factory):
-    """The README's own source and model."""
+    """The source and model of guides/extend.md."""
     directory = tmp_path_factory.mktemp("examples")
-    install_readme_package(directory)
+    install_example_package(directory)
     with on_path(directory):
         yield
 
@@ -141,15 +150,15 @@ def test_a_setting_exists_and_may_have_that_value(path, key, value):
         TypeAdapter(Annotated[field.annotation, field]).validate_python(tree[section][name])
 
 
-def test_the_presets_of_the_readme_are_those_that_are_shipped():
+def test_the_presets_of_the_table_are_those_that_are_shipped():
     assert sorted(first_columns("Preset")) == preset_names()
 
 
-def test_the_plans_of_the_readme_are_those_that_are_shipped():
+def test_the_plans_of_the_table_are_those_that_are_shipped():
     assert sorted(first_columns("Plan")) == plan_names()
 
 
-def test_the_kinds_of_cluster_of_the_readme_are_all():
+def test_the_kinds_of_cluster_of_the_table_are_all():
     assert first_columns("`cluster.kind`") == list(get_args(Cluster.model_fields["kind"].annotation))
 
 

@@ -436,7 +436,7 @@ def test_credentials_of_a_store_are_nowhere(learned):
 
 @pytest.mark.slow
 def test_workers_beside_the_store(s3, root, call, from_disk, monkeypatch):
-    """As the README has them: the folder conf/cluster is all that tells them what to do."""
+    """As infra/README.md has them: DASK_CONFIG names the folder conf/dask and nothing else."""
     monkeypatch.setenv("DASK_CONFIG", str(DASK_SETTINGS.parent))
     with ScratchCluster(2) as cluster:
         with connect(cluster.address) as client:

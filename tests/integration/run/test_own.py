@@ -1,4 +1,4 @@
-"""The source and the model of the README, installed as a user does it: trained, predicted with, and missed."""
+"""The source and the model of guides/extend.md, installed as a user does it: trained, predicted with, and missed."""
 
 import importlib
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from mlflow.tracking import MlflowClient
 
-from paceline.conf.environment import Environment
+from paceline.conf.environment import Site
 from paceline.conf.load import load
 from paceline.conf.plugins import embedded
 from paceline.tasks.cluster.client import connect
@@ -19,7 +19,7 @@ from paceline.tasks.data.prepare import dask_graph as graph
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.errors import InputError, RunError
 from tests.support.jobs import two_workers
-from tests.support.own_package import forget, install, on_path, write_readme_package
+from tests.support.own_package import forget, install, on_path, write_example_package
 from tests.support.pictures import make_pictures
 
 SMALL = ["data.image_size=16", "model.width=8", "model.depth=1", "recipe.num_epochs=6", "recipe.batch_size=16"]
@@ -29,9 +29,9 @@ MISSED = f"is none of {', '.join(embedded('model'))}; install the package that o
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """Where pip has installed the package of the README."""
+    """Where pip has installed the package of guides/extend.md."""
     directory = tmp_path_factory.mktemp("site")
-    folder = write_readme_package(tmp_path_factory.mktemp("source"))
+    folder = write_example_package(tmp_path_factory.mktemp("source"))
     assert all(len(path.read_text().splitlines()) < 30 for path in folder.rglob("*.py"))
     pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--quiet"]
     done = subprocess.run([*pip, "--target", directory, folder], check=False, capture_output=True, text=True)
@@ -85,7 +85,7 @@ def bare_cluster():
 @pytest.mark.slow
 def test_a_run_learns_and_records_the_package(learned, pictures, tmp_path):
     assert learned["evaluate"]["accuracy"] > 0.8
-    client = MlflowClient(Environment().tracking_uri)
+    client = MlflowClient(Site().tracking_uri)
 
     def artifact(name):
         return Path(client.download_artifacts(learned["run_id"], name, str(tmp_path))).read_text()
@@ -140,7 +140,7 @@ def test_a_rank_with_another_version_of_the_package_says_so(learned, site, tmp_p
 
 def replayed(learned, tmp_path, environment, other=None):
     """The last line of a rank that fails, given its spec again, with something put in place of something in it."""
-    (spec,) = (Environment().root / "runs" / learned["run_id"]).rglob("spec.json")
+    (spec,) = (Site().root / "runs" / learned["run_id"]).rglob("spec.json")
     tree = json.loads(spec.read_text()) | dict.fromkeys(("directory", "checkpoint_directory"), str(tmp_path / "replay"))
     if other:
         tree["packages"] = [one.replace(*other) for one in tree["packages"]]
@@ -231,7 +231,7 @@ def test_what_a_network_drops_is_by_seed_step_and_rank(paceline, tmp_path):
         out, said = process.communicate(timeout=240)
         assert process.returncode == 0, said
         summary = json.loads(out.splitlines()[-1])
-        history = MlflowClient(Environment().tracking_uri).get_metric_history(summary["run_id"], "train/loss")
+        history = MlflowClient(Site().tracking_uri).get_metric_history(summary["run_id"], "train/loss")
         return summary["train"]["final_loss"], [metric.value for metric in history]
 
     plain = losses()

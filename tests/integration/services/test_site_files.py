@@ -177,7 +177,7 @@ def test_every_prefect_server_has_its_leases_on_disk(tmp_path):
     unit = dict(line.split("=", 1) for line in (tmp_path / "etc/paceline/prefect.env").read_text().splitlines())
     name = "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE"
     assert [prefect["environment"][name], unit[name]] == [LEASES_ON_DISK] * 2
-    assert f"export {name}={LEASES_ON_DISK}" in (ROOT / "README.md").read_text()
+    assert f"export {name}={LEASES_ON_DISK}" in (ROOT / "infra/docs/guides/nightly.md").read_text()
     assert prefect["volumes"] == [f"prefect:{prefect['environment']['PREFECT_HOME']}"]
     assert importlib.import_module(LEASES_ON_DISK).ConcurrencyLeaseStorage().storage_path.name == "concurrency_leases"
 
