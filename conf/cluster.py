@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
 from paceline.conf.credentials import Text
+from paceline.conf.execution import Execution
 from paceline.conf.section import Section, Shape
 
 # What ends in a job script, on a command line of another host or in its shell: no blank, quote or line break.
@@ -52,10 +53,45 @@ SbatchOption = Annotated[
 ]
 
 
+class KindRules(NamedTuple):
+    """Which settings belong to a kind of cluster. `tasks/cluster/kinds.py` has what the kind does."""
+
+    settings: frozenset[str] = frozenset()
+    """Settings that some kinds have no use for, and this one has."""
+    required: tuple[str, ...] = ()
+    example: str = ""
+    """Values for the required settings."""
+    is_this_host: bool = False
+    """All workers run on this host, and end with the run."""
+    accelerators: tuple[str, ...] = ("auto", "cpu", "gpu")
+    """Values of `execution.accelerator` that it goes with."""
+    accelerator_hint: str = ""
+
+
+Kind = Literal["local", "local_cuda", "ssh", "slurm", "address"]
+KINDS: dict[str, KindRules] = {
+    "local": KindRules(frozenset({"num_workers"}), is_this_host=True),
+    "local_cuda": KindRules(
+        is_this_host=True,
+        accelerators=("auto", "gpu"),
+        accelerator_hint="its workers are for GPUs; use cluster.kind=local",
+    ),
+    "ssh": KindRules(frozenset({"hosts", "interface"}), ("hosts",), "cluster.hosts=[node1,node2]"),
+    "slurm": KindRules(
+        frozenset({"interface", "partition", "account", "time_limit", "cores_per_host", "memory_per_host", "sbatch"}),
+        ("cores_per_host", "memory_per_host"),
+        "cluster.cores_per_host=16 cluster.memory_per_host=64G",
+        accelerators=("cpu", "gpu"),
+        accelerator_hint="the job script needs it before the node is known; set execution.accelerator to cpu or gpu",
+    ),
+    "address": KindRules(frozenset({"address"}), ("address",), "cluster.address=tcp://host:8786"),
+}
+
+
 class Cluster(Section):
     """Where the Dask workers come from."""
 
-    kind: Literal["local", "local_cuda", "ssh", "slurm", "address"] = "local"
+    kind: Kind = "local"
     """`local`: workers on this machine for this run; `local_cuda`: one worker of dask-cuda for each GPU to be used;
     `ssh`: workers on `hosts`; `slurm`: one job per host; `address`: join a running scheduler."""
     num_workers: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
@@ -91,13 +127,13 @@ class Cluster(Section):
     Batch and learning rate follow `recipe.batch_scaling`: weak, and each device's batch stays, the learning rate falls
     with the number of devices; strong, and the workers that are left take larger shares of the same batches."""
 
+    @property
+    def is_this_host(self) -> bool:
+        """Whether all workers run on this host and belong to the run."""
+        return KINDS[self.kind].is_this_host
+
     @model_validator(mode="after")
-    def _address_where_needed(self) -> Self:
-        if (self.kind == "address") != (self.address is not None):
-            raise ValueError(
-                f"cluster.address={self.address} does not fit cluster.kind={self.kind}; "
-                "give an address exactly with kind=address"
-            )
+    def _check_tls(self) -> Self:
         if self.address is not None and self.tls != "auto" and (self.tls == "on") != self.address.startswith("tls://"):
             raise ValueError(
                 f"cluster.tls={self.tls} does not fit cluster.address={self.address}; "
@@ -106,31 +142,37 @@ class Cluster(Section):
         return self
 
     @model_validator(mode="after")
-    def _settings_fit_the_kind(self) -> Self:
-        for name, kinds in _KINDS_OF_SETTING.items():
-            if self.kind not in kinds and getattr(self, name) != type(self).model_fields[name].default:
+    def _check_kind(self) -> Self:
+        rules = KINDS[self.kind]
+        for name in dict.fromkeys(name for kind in KINDS.values() for name in sorted(kind.settings)):
+            if name not in rules.settings and getattr(self, name) != type(self).model_fields[name].default:
+                kinds = [kind for kind, others in KINDS.items() if name in others.settings]
                 raise ValueError(
                     f"cluster.{name}={getattr(self, name)} has no use with cluster.kind={self.kind}; "
-                    f"drop it or choose kind={' or '.join(kinds)}"
+                    f"remove it or choose kind={' or '.join(kinds)}"
                 )
-        if self.kind == "ssh" and not self.hosts:
-            raise ValueError("cluster.kind=ssh needs the hosts; name them, as in cluster.hosts=[node1,node2]")
-        if self.kind == "slurm" and (self.cores_per_host is None or self.memory_per_host is None):
+        missing = [name for name in rules.required if not getattr(self, name)]
+        if missing:
             raise ValueError(
-                "cluster.kind=slurm needs what each job asks for; "
-                "for example cluster.cores_per_host=16 cluster.memory_per_host=64G"
+                f"cluster.kind={self.kind} needs {', '.join(f'cluster.{name}' for name in missing)}; "
+                f"set, for example, {rules.example}"
             )
         return self
 
+    def check_execution(self, execution: Execution) -> None:
+        """Refuse an execution that workers of this kind cannot do.
 
-_KINDS_OF_SETTING = {
-    "num_workers": ("local",),
-    "hosts": ("ssh",),
-    "interface": ("ssh", "slurm"),
-    "partition": ("slurm",),
-    "account": ("slurm",),
-    "time_limit": ("slurm",),
-    "cores_per_host": ("slurm",),
-    "memory_per_host": ("slurm",),
-    "sbatch": ("slurm",),
-}
+        Raises:
+            ValueError: the accelerator or the number of hosts does not fit.
+        """
+        rules = KINDS[self.kind]
+        if execution.accelerator not in rules.accelerators:
+            raise ValueError(
+                f"cluster.kind={self.kind} does not fit execution.accelerator={execution.accelerator}: "
+                f"{rules.accelerator_hint}"
+            )
+        if self.hosts and len(self.hosts) < execution.num_nodes:
+            raise ValueError(
+                f"execution.num_nodes={execution.num_nodes} exceeds the {len(self.hosts)} hosts of "
+                "cluster.hosts; name more hosts or train on fewer"
+            )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from paceline.conf import plugins
-from paceline.conf.cluster import Cluster
 from paceline.conf.data import SIGNAL_SOURCES, Data
 from paceline.conf.execution import Execution
 from paceline.conf.model import Model
@@ -95,21 +94,4 @@ def check_transfer(model: Model, recipe: Recipe) -> None:
         raise ValueError(
             f"recipe.backbone_rate={rate:g} does not go with recipe.optimizer=muon, whose rates are for filters, "
             "biases and dense layers; use another optimizer"
-        )
-
-
-def check_cluster(cluster: Cluster, execution: Execution) -> None:
-    """Workers of a kind must do for what is executed on them."""
-    kind, accelerator = cluster.kind, execution.accelerator
-    if kind == "local_cuda" and accelerator == "cpu":
-        raise ValueError("cluster.kind=local_cuda is for GPUs, and execution.accelerator=cpu; use cluster.kind=local")
-    if kind == "slurm" and accelerator == "auto":
-        raise ValueError(
-            "cluster.kind=slurm and execution.accelerator=auto; what to ask Slurm for must be known before: "
-            "set execution.accelerator to cpu or gpu"
-        )
-    if kind == "ssh" and len(cluster.hosts) < execution.num_nodes:
-        raise ValueError(
-            f"execution.num_nodes={execution.num_nodes} exceeds the {len(cluster.hosts)} hosts of "
-            "cluster.hosts; name more hosts or train on fewer"
         )

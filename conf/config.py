@@ -155,7 +155,7 @@ class Config(Section):
         fit.check_network(self.data, self.model, self.recipe, self.execution)
         fit.check_mirrors(self.data, self.model, self.recipe)
         fit.check_transfer(self.model, self.recipe)
-        fit.check_cluster(self.cluster, self.execution)
+        self.cluster.check_execution(self.execution)
         fewest = self.cluster.min_workers
         if fewest is not None and fewest > world_size:
             raise ValueError(

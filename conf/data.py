@@ -8,48 +8,32 @@ from pydantic import Field, model_validator
 
 from paceline.conf import plugins
 from paceline.conf.credentials import Text
-from paceline.conf.plugins import Plugin
+from paceline.conf.plugins import EMBEDDED_SOURCES, Plugin, Source
 from paceline.conf.section import Fraction, OwnName, Section
 from paceline.conf.signal import Signal
 
-Source = Literal[
-    "digits",
-    "rotated_digits",
-    "folder",
-    "cifar10",
-    "pairs",
-    "shapes",
-    "textures",
-    "signals",
-    "tones",
-    "arrays",
-    "clips",
-    "motions",
-]
-SIGNAL_SOURCES: frozenset[str] = frozenset({"signals", "tones"})
-"""Those whose samples are signals in time, and whose images have time from left to right."""
+SIGNAL_SOURCES = frozenset(name for name, source in EMBEDDED_SOURCES.items() if source.has_signals)
 NUM_COLOURS = 3
 """Channels of a frame of a clip, of grey ones too."""
 NUM_FRAMES, MAX_FRAMES = 8, 64
 """Of a clip: where nothing is said, and at most."""
-CLIP_SOURCES = frozenset(name for name, facts in plugins.EMBEDDED_SOURCES.items() if facts.has_clips)
-"""Those whose samples are clips, all frames of which are the channels of one image."""
+CLIP_SOURCES = frozenset(name for name, source in EMBEDDED_SOURCES.items() if source.facts.has_clips)
+"""Sources whose samples are clips; all frames of a clip are the channels of one image."""
 MIN_CLASSES = 2
-DRAWN_SOURCES: frozenset[str] = frozenset({"digits", "rotated_digits", "shapes", "textures"})
-"""Sources that draw their images at the size that is asked for."""
+DRAWN_SOURCES = frozenset(name for name, source in EMBEDDED_SOURCES.items() if source.is_drawn)
 
 
 class Data(Section):
     """What is learned from."""
 
-    source: Source | OwnName = "digits"
-    """Kind of data: `digits` (1,797 handwritten digits), `rotated_digits` (with the angle as second target),
-    `folder` (class-named folders of images), `cifar10` (the official archives or class-named folders), `pairs` (folders
-    `images` and `masks` and a file `classes.txt`), `shapes` (2,000 generated scenes with their masks), `textures`
-    (1,200 generated grey textures), `signals` (class-named folders of WAV, NumPy and Parquet files, as time-frequency
-    images), `tones` (1,800 generated sounds in noise), `arrays` (files .npz with `images` and `labels`, or Parquet with
-    columns `image` and `label`), `clips` (class-named folders of videos, or of folders with numbered frames), `motions`
-    (1,600 generated clips in one of four directions), or the name of a source that an installed package offers."""
+    source: Annotated[
+        Source | OwnName,
+        Field(
+            description="Kind of data: "
+            + ", ".join(f"`{name}` ({source.help})" for name, source in EMBEDDED_SOURCES.items())
+            + ", or the name of a source that an installed package offers."
+        ),
+    ] = "digits"
     root: Text | None = None
     """Where the data lies: a path or any URL that fsspec reads. Not used by the embedded sources."""
     image_size: Annotated[int, Field(ge=8, le=1024)] = 28
@@ -121,7 +105,7 @@ class Data(Section):
     @property
     def plugin(self) -> Plugin | None:
         """The user's package that offers the source; None for one of Paceline's."""
-        return None if self.source in plugins.EMBEDDED_SOURCES else plugins.find("source", self.source)
+        return None if self.source in EMBEDDED_SOURCES else plugins.find("source", self.source)
 
     @model_validator(mode="after")
     def _classes_fit(self) -> Self:
@@ -130,13 +114,13 @@ class Data(Section):
             raise ValueError(
                 f"data.classes=[{','.join(given)}] is not {MIN_CLASSES} or more different classes; name each once"
             )
-        if given is not None and plugins.EMBEDDED_SOURCES.get(self.source, plugins.SourceFacts()).has_masks:
+        if given is not None and self.source in EMBEDDED_SOURCES and plugins.source_facts(self.source).has_masks:
             raise ValueError(f"data.classes is for classes of whole images, and data.source={self.source} has masks")
         return self
 
     @model_validator(mode="after")
     def _root_fits(self) -> Self:
-        if self.source in plugins.EMBEDDED_SOURCES:
+        if self.source in EMBEDDED_SOURCES:
             self.check_root()
         return self
 

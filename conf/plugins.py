@@ -57,20 +57,60 @@ class NetworkFacts(NamedTuple):
     """It takes clips, whose frames are beside each other in the channels of an image."""
 
 
+class EmbeddedSource(NamedTuple):
+    """A source of Paceline's, as the settings know it. `tasks/data/sources/registry.py` has its functions."""
+
+    help: str
+    """A few words for the help of `data.source`."""
+    facts: SourceFacts
+    has_signals: bool = False
+    """Samples are signals in time; their images have time from left to right."""
+    is_drawn: bool = False
+    """Images are drawn at the size asked for, and have no size of their own."""
+
+
 _GREY = SourceFacts(needs_root=False, channels=1)
-EMBEDDED_SOURCES: dict[str, SourceFacts] = {
-    "digits": _GREY,
-    "rotated_digits": _GREY._replace(target_names=(ANGLE,)),
-    "folder": SourceFacts(),
-    "cifar10": SourceFacts(),
-    "pairs": SourceFacts(has_masks=True),
-    "shapes": SourceFacts(needs_root=False, has_masks=True),
-    "textures": _GREY,
-    "signals": SourceFacts(channels=1),
-    "tones": _GREY,
-    "arrays": SourceFacts(),
-    "clips": SourceFacts(has_clips=True),
-    "motions": SourceFacts(needs_root=False, has_clips=True),
+Source = Literal[
+    "digits",
+    "rotated_digits",
+    "folder",
+    "cifar10",
+    "pairs",
+    "shapes",
+    "textures",
+    "signals",
+    "tones",
+    "arrays",
+    "clips",
+    "motions",
+]
+EMBEDDED_SOURCES: dict[str, EmbeddedSource] = {
+    "digits": EmbeddedSource("1,797 handwritten digits", _GREY, is_drawn=True),
+    "rotated_digits": EmbeddedSource(
+        "with the angle as second target", _GREY._replace(target_names=(ANGLE,)), is_drawn=True
+    ),
+    "folder": EmbeddedSource("class-named folders of images", SourceFacts()),
+    "cifar10": EmbeddedSource("the official archives or class-named folders", SourceFacts()),
+    "pairs": EmbeddedSource("folders `images` and `masks` and a file `classes.txt`", SourceFacts(has_masks=True)),
+    "shapes": EmbeddedSource(
+        "2,000 generated scenes with their masks", SourceFacts(needs_root=False, has_masks=True), is_drawn=True
+    ),
+    "textures": EmbeddedSource("1,200 generated grey textures", _GREY, is_drawn=True),
+    "signals": EmbeddedSource(
+        "class-named folders of WAV, NumPy and Parquet files, as time-frequency images",
+        SourceFacts(channels=1),
+        has_signals=True,
+    ),
+    "tones": EmbeddedSource("1,800 generated sounds in noise", _GREY, has_signals=True),
+    "arrays": EmbeddedSource(
+        "files .npz with `images` and `labels`, or Parquet with columns `image` and `label`", SourceFacts()
+    ),
+    "clips": EmbeddedSource(
+        "class-named folders of videos, or of folders with numbered frames", SourceFacts(has_clips=True)
+    ),
+    "motions": EmbeddedSource(
+        "1,600 generated clips in one of four directions", SourceFacts(needs_root=False, has_clips=True)
+    ),
 }
 EMBEDDED_MODELS: dict[str, NetworkFacts] = {
     "convblocks": NetworkFacts(),
@@ -119,7 +159,7 @@ def source_facts(name: str) -> SourceFacts:
         PluginError: nobody offers it, or what it says of itself cannot be.
     """
     if name in EMBEDDED_SOURCES:
-        return EMBEDDED_SOURCES[name]
+        return EMBEDDED_SOURCES[name].facts
     plugin, offered = load("source", name)
     facts = SourceFacts(**_said_by(plugin, offered, SourceFacts._field_defaults))
     if facts.has_clips:

@@ -9,7 +9,8 @@ from pydantic import BaseModel
 from paceline.conf.config import Config
 from paceline.conf.environment import Environment
 from paceline.conf.load import flatten
-from paceline.flows.checks.training_host import slurm_script, training_host
+from paceline.flows.checks.training_host import training_host
+from paceline.tasks.cluster.kinds import kind_of
 from paceline.tasks.cluster.tls import choose_tls
 from paceline.tasks.data.key import describe as list_data
 from paceline.tasks.errors import InputError
@@ -29,9 +30,9 @@ def describe(config: Config, key_width: int) -> str:
         shown = f"{value} -> {choice.value}  ({choice.reason})" if choice else f"{value}"
         lines.append(f"{key:<{key_width}} {shown}")
         lines += textwrap.wrap(helps[key], HELP_WIDTH, initial_indent="    ", subsequent_indent="    ")
-    if config.cluster.kind == "slurm":
-        lines += ["", f"The job that Slurm gets, for each of {config.execution.num_nodes} hosts:", ""]
-        lines.append(slurm_script(config, Environment()))
+    script = kind_of(config.cluster).job_script(config, Environment())
+    if script:
+        lines += ["", f"The job script, for each of {config.execution.num_nodes} hosts:", "", script]
     return "\n".join(lines)
 
 
@@ -42,8 +43,8 @@ def _choices(config: Config) -> dict[str, Choice]:
 
 
 def _execution_choices(config: Config) -> dict[str, Choice]:
-    if config.cluster.kind == "slurm":
-        later = Choice(value="to be chosen", reason="by the hardware of the node that Slurm gives")
+    if not kind_of(config.cluster).has_known_hardware:
+        later = Choice(value="to be chosen", reason="by the hardware of the hosts that the cluster gives")
         return {name: later for name, value in flatten(config.execution).items() if value == "auto"}
     try:
         num_train = list_data(config.data).num_train

@@ -12,6 +12,7 @@ from paceline.conf.load import check_own
 from paceline.flows.checks.pretrained import check_weights
 from paceline.flows.checks.training_host import training_host
 from paceline.flows.lifecycle.prefect_api import check_prefect
+from paceline.tasks.cluster.kinds import kind_of
 from paceline.tasks.cluster.user_packages import require_packages
 from paceline.tasks.data.key import describe
 from paceline.tasks.errors import InputError
@@ -117,7 +118,7 @@ def confirm_on_cluster(config: Config, cleared: PreflightResult, address: str) -
     """
     if address != config.cluster.address:  # whose workers have been asked
         require_packages(address, config.packages)
-    if config.cluster.kind != "slurm":
+    if kind_of(config.cluster).has_known_hardware:
         return cleared
     found = inspect(config, address)
     return replace(cleared, plan=resolve(config, found, cleared.num_train), hardware=found)

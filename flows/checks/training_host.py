@@ -1,25 +1,12 @@
-"""The host that will train first, as far as it is known before a cluster is started; refuses clusters that cannot be.
-
-Starts nothing: hosts are asked over SSH, Slurm is asked whether it would take the job.
-"""
+"""The host that will train first, as far as it is known before a cluster is started. Starts nothing."""
 
 from __future__ import annotations
-
-import importlib.util
-from collections.abc import Sequence
 
 from paceline.conf.config import Config
 from paceline.conf.environment import Environment
 from paceline.flows.checks.origin import check_origin
-from paceline.tasks.cluster import hardware
-from paceline.tasks.cluster.host_report import HostFacts
-from paceline.tasks.cluster.resources import ClusterResources, demand_of
-from paceline.tasks.cluster.slurm import asked_host, check_slurm, job_script
-from paceline.tasks.cluster.ssh import ask_hosts
-from paceline.tasks.cluster.start import slurm_logs
-from paceline.tasks.cluster.tls import certificate_paths, certificates, choose_tls
-from paceline.tasks.errors import InputError
-from paceline.tasks.host import has_compiler
+from paceline.tasks.cluster.kinds import kind_of
+from paceline.tasks.cluster.tls import certificates
 from paceline.tasks.records import Hardware
 from paceline.tasks.train.launch.placement import inspect
 
@@ -31,92 +18,9 @@ def training_host(config: Config, site: Environment) -> Hardware:
         InputError: the cluster may not be joined, cannot be started, does not answer, or is too small.
     """
     check_origin(config.cluster, site)
-    found = certificates(config.cluster, site)
-    match config.cluster.kind:
-        case "ssh":
-            _check_installed("asyncssh", "ssh")
-            return _first_of(config, ask_hosts(config.cluster, found))
-        case "slurm":
-            _check_installed("dask_jobqueue", "slurm")
-            check_slurm(config.cluster, slurm_script(config, site))
-            return asked_host(config.cluster, _slurm_demand(config))
-        case "address":
-            assert config.cluster.address is not None
-            return inspect(config, config.cluster.address)
-        case _:
-            return _this_host(config)
-
-
-def slurm_script(config: Config, site: Environment) -> str:
-    """The script of each Slurm job; needs no Slurm, and no certificates yet."""
-    secured = choose_tls(config.cluster).value == "on"
-    return job_script(
-        config.cluster, _slurm_demand(config), certificate_paths(site) if secured else None, slurm_logs(site)
-    )
-
-
-def _slurm_demand(config: Config) -> ClusterResources:
-    return demand_of([config.execution], "gpu" if config.execution.accelerator == "gpu" else "cpu")
-
-
-def _first_of(config: Config, hosts: Sequence[HostFacts]) -> Hardware:
-    """The first host's hardware, once all have what the workers need."""
-    first = hosts[0].hardware
-    if config.execution.accelerator == "cpu" or not first.gpus:
-        return first
-    for name, host in zip(config.cluster.hosts, hosts, strict=True):
-        if not host.has_dask_cuda:
-            raise InputError(
-                f"cluster.hosts: {name} lacks dask-cuda, which starts the workers of GPUs; "
-                "install paceline[cuda] there, or set execution.accelerator=cpu"
-            )
-        if len(host.hardware.gpus) < config.execution.num_devices:
-            raise InputError(
-                f"execution.num_devices={config.execution.num_devices} exceeds the {len(host.hardware.gpus)} GPUs of "
-                f"{name}; every host of cluster.hosts needs as many"
-            )
-    return first
-
-
-def _this_host(config: Config) -> Hardware:
-    here = hardware.describe()
-    kind = config.cluster.kind
-    if config.execution.num_nodes > 1:
-        raise InputError(
-            f"execution.num_nodes={config.execution.num_nodes} and cluster.kind={kind}, which is this host alone; "
-            "use num_nodes=1 or cluster.kind=ssh, slurm or address"
-        )
-    if kind == "local_cuda" and not here.gpus:
-        raise InputError(
-            f"cluster.kind=local_cuda, and {here.host} has no GPU that NVML sees and torch is built for; "
-            "use cluster.kind=local"
-        )
-    if kind == "local_cuda":
-        _check_installed("dask_cuda", "cuda")
-    _check_local_workers(config)
-    _check_compiler(config)
-    return here
-
-
-def _check_installed(module: str, extra: str) -> None:
-    if importlib.util.find_spec(module) is None:
-        raise InputError(
-            f"cluster.kind needs the module {module}, which is not installed; pip install 'paceline[{extra}]'"
-        )
-
-
-def _check_local_workers(config: Config) -> None:
-    workers = config.cluster.num_workers
-    if workers != "auto" and workers < config.execution.num_devices:
-        raise InputError(
-            f"cluster.num_workers={workers} is below execution.num_devices={config.execution.num_devices}; "
-            "each rank needs a worker of its own: raise num_workers or leave it auto"
-        )
-
-
-def _check_compiler(config: Config) -> None:
-    if config.execution.compile == "step" and not has_compiler():
-        raise InputError(
-            "execution.compile=step needs a C++ compiler on CPUs, and there is none on this machine; "
-            "install one (apt-get install g++) or use execution.compile=off"
-        )
+    certificates(config.cluster, site)
+    if config.cluster.address is not None:
+        return inspect(config, config.cluster.address)
+    kind = kind_of(config.cluster)
+    kind.check()
+    return kind.first_host(config, site)

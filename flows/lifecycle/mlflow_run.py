@@ -119,7 +119,7 @@ def _ends_with_status(handle: RunHandle, way_on: str | None) -> Iterator[None]:
         interrupted = "interrupted" + (f"; go on with: {way_on}" if way_on else "")  # or a cancelled flow
         _finish(handle, "FAILED" if failed else "KILLED", str(error) if failed or stopped else interrupted)
         raise
-    deliver_left(handle.tracking_uri, handle.run_id, get_run_logger().warning)
+    deliver_left(handle.tracking_uri, handle.run_id)
     with defer_signals():
         tracking.finish(handle, "FINISHED")
 
@@ -168,10 +168,9 @@ def _end(site: Environment, experiment: str, run: FoundRun) -> None:
         if handle.client.get_run(run.run_id).info.status == "RUNNING":
             role = run.tags.get("paceline.role")
             way_on = f"; go on with: paceline {role} --resume {run.run_id}" if role in RESUMABLE else ""
-            warn = get_run_logger().warning
-            deliver_rest(site.root / "runs" / run.run_id, site.tracking_uri, run.run_id, warn)
+            deliver_rest(site.root / "runs" / run.run_id, site.tracking_uri, run.run_id)
             tracking.finish(handle, "KILLED", f"its process had gone without a word{way_on}")
-            warn("MLflow run %s was left RUNNING by a process that is gone: KILLED", run.run_id)
+            get_run_logger().warning("MLflow run %s was left RUNNING by a process that is gone: KILLED", run.run_id)
 
 
 def _directory(site: Environment, run: FoundRun) -> Path:

@@ -20,6 +20,7 @@ from paceline.conf.signal import Signal
 from paceline.flows.checks import preflight
 from paceline.flows.checks.pretrained import check_layer, check_own_size
 from paceline.flows.checks.training_host import training_host
+from paceline.tasks.cluster.kinds import kind_of
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import nearest_existing
 from paceline.tasks.model.user_package import check_package
@@ -229,7 +230,7 @@ def _workers(config: Config, request: PredictRequest, site: Environment) -> tupl
     """One worker for each device of a host, unless fewer are asked for; plain workers on one host share its GPU."""
     hardware = training_host(config, site)
     uses_gpus = bool(hardware.gpus) and config.execution.accelerator != "cpu"
-    is_plain = config.cluster.kind == "local"
+    is_plain = kind_of(config.cluster).shares_gpu
     devices = config.execution.num_devices
     if not any(override.startswith("execution.num_devices=") for override in request.overrides):
         devices = hardware.num_cores if not uses_gpus else 1 if is_plain else len(hardware.gpus)

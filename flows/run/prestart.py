@@ -26,8 +26,6 @@ from paceline.tasks.cluster.start import Opening, open_cluster
 from paceline.tasks.records import Plan
 from paceline.tasks.train.launch.placement import prepare_seats
 
-KINDS = ("local", "local_cuda")
-
 
 @dataclass(frozen=True)
 class OpenCluster:
@@ -79,7 +77,7 @@ class Prestart:
     def begin_cluster(self, plan: Plan) -> None:
         """Begin the cluster, if it is one of this host."""
         config = self._config
-        if config.cluster.kind not in KINDS:
+        if not config.cluster.is_this_host:
             return
         demand = demand_of([config.execution], plan.accelerator)
         with defer_signals():  # or nobody would know what is to be closed

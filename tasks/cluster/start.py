@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from pathlib import Path
+from contextlib import ExitStack, contextmanager
 
 from paceline.conf.cluster import Cluster
 from paceline.conf.environment import Environment
 from paceline.tasks.cluster.dask_config import low_overhead_config
-from paceline.tasks.cluster.local import open_local, open_local_cuda
+from paceline.tasks.cluster.kinds import kind_of
 from paceline.tasks.cluster.resources import ClusterResources
-from paceline.tasks.cluster.slurm import open_slurm
-from paceline.tasks.cluster.ssh import open_ssh
-from paceline.tasks.cluster.tls import certificates, local_security
 
 
 @contextmanager
@@ -31,30 +27,16 @@ def open_cluster(settings: Cluster, demand: ClusterResources, site: Environment 
         RunError: the workers did not come.
     """
     if settings.address is not None:
-        yield settings.address  # it belongs to somebody else: joined, never ended
+        yield settings.address  # somebody else's cluster: joined, never ended
         return
     import dask
     import distributed  # noqa: F401  its defaults must be there before they are overruled, or they go with what overrules
 
-    with dask.config.set(low_overhead_config()), _opened(settings, demand, site or Environment()) as address:
+    with (
+        dask.config.set(low_overhead_config()),
+        kind_of(settings).open(settings, demand, site or Environment()) as address,
+    ):
         yield address
-
-
-def _opened(settings: Cluster, demand: ClusterResources, site: Environment) -> AbstractContextManager[str]:
-    match settings.kind:
-        case "ssh":
-            return open_ssh(settings, demand, certificates(settings, site))
-        case "slurm":
-            return open_slurm(settings, demand, certificates(settings, site), slurm_logs(site))
-        case "local_cuda":
-            return open_local_cuda(demand, local_security(settings, site))
-        case _:
-            return open_local(settings, demand, local_security(settings, site))
-
-
-def slurm_logs(site: Environment) -> Path:
-    """Where the jobs of a Slurm cluster write their logs."""
-    return site.root / "slurm"
 
 
 class Opening:

@@ -64,7 +64,7 @@ def choose_tls(settings: Cluster) -> Choice:
         return _joined(settings.tls, settings.address)
     if settings.tls != "auto":
         return Choice(value=settings.tls, reason="asked for")
-    if settings.kind in ("local", "local_cuda"):
+    if settings.is_this_host:
         return Choice(
             value=OWN, reason="other users of this host reach its loopback; the certificate is this run's alone"
         )

@@ -12,8 +12,7 @@ from importlib import metadata
 from paceline.conf.data import Data
 from paceline.tasks.data.decode.transform import TRANSFORM_VERSION
 from paceline.tasks.data.listing import SampleListing
-from paceline.tasks.data.sources import array_rows, clips, signals
-from paceline.tasks.data.sources import registry as source
+from paceline.tasks.data.sources import registry
 from paceline.tasks.records import Listing
 
 FORMAT_VERSION = 2
@@ -25,15 +24,9 @@ def preparation_key(listing: SampleListing, data: Data) -> str:
 
     `max_rejected_fraction` has no part in it: it decides whether a set may be used, not what is in it.
     """
-    libraries = ["pillow", "simplejpeg", "numpy"]
-    if listing.origin.kind in ("digits", "rotated_digits"):
-        libraries.append("scikit-learn")
-    if listing.origin.kind == "arrays":
-        libraries.append(array_rows.library_of(listing.train.paths[0]))
-    if listing.origin.kind == "clips":
-        libraries.append("av")
-    if listing.origin.signal is not None:
-        libraries += ["scipy", "pyarrow"]
+    origin = listing.origin
+    spec = registry.spec_of(origin)
+    libraries = ("pillow", "simplejpeg", "numpy", *spec.libraries(listing))
     inputs = {
         "format": FORMAT_VERSION,
         "transform": TRANSFORM_VERSION,
@@ -43,14 +36,10 @@ def preparation_key(listing: SampleListing, data: Data) -> str:
         "test_fraction": data.test_fraction,
         "validation_fraction": data.validation_fraction,
         "versions": {library: metadata.version(library) for library in libraries},
+        **spec.key(origin),
     }
-    if listing.origin.signal is not None:
-        inputs["signal"] = listing.origin.signal.model_dump(mode="json")
-        inputs["spectrogram"] = signals.SPECTROGRAM_VERSION
-    if listing.origin.num_frames:
-        inputs["clip"] = [listing.origin.num_frames, clips.CLIP_VERSION]
-    if listing.origin.fit != "scale":
-        inputs["fit"] = listing.origin.fit
+    if origin.fit != "scale":
+        inputs["fit"] = origin.fit
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
 
 
@@ -60,7 +49,7 @@ def describe(data: Data) -> Listing:
     Raises:
         InputError: The source is missing, empty, or cannot be learned from.
     """
-    listing = source.list_samples(data)
+    listing = registry.list_samples(data)
     return Listing(
         key=preparation_key(listing, data),
         class_names=listing.class_names,

@@ -21,22 +21,6 @@ from paceline.tasks.data.samples import Indices, Sample, Samples
 from paceline.tasks.errors import InputError
 
 SplitName = Literal["train", "validation", "test"]
-OriginKind = Literal[
-    "files",
-    "pairs",
-    "digits",
-    "rotated_digits",
-    "cifar10",
-    "shapes",
-    "textures",
-    "signals",
-    "tones",
-    "arrays",
-    "clips",
-    "motions",
-    "own",
-]
-"""Of what is read: `own` is what a source of the user's yields."""
 SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
 
 
@@ -44,7 +28,8 @@ SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
 class Origin:
     """Where a worker reads samples from, as data."""
 
-    kind: OriginKind
+    kind: str
+    """Of `SourceSpec`, see `paceline.tasks.data.sources.registry`."""
     root: str = ""
     mask_suffix: str = ""
     """Of `pairs`."""

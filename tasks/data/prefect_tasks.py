@@ -35,7 +35,7 @@ def prepare(data: Data, home: str, address: str, seconds: float | None = None) -
     logger = get_run_logger()
     with deadline.limited("limits.prepare_seconds", seconds), progress_of_samples("prepare", logger.info) as show:
         listing = deadline.within(lambda: source.list_samples(data))
-        prepared = graph.prepare(listing, data, Path(home), address, show, logger.warning)
+        prepared = graph.prepare(listing, data, Path(home), address, show)
     counts = f"{prepared.num_train} train, {prepared.num_validation} validation, {prepared.num_test} test"
     if prepared.reused:
         logger.info("Reused prepared set %s (%s): %s", prepared.fingerprint, prepared.path, counts)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paceline.conf.config import Config
+from paceline.tasks.cluster.kinds import kind_of
 from paceline.tasks.cluster.resources import ClusterResources
 from paceline.tasks.errors import InputError
 from paceline.tasks.records import Choice, Hardware
@@ -71,14 +72,8 @@ def _devices(
     unit = "GPUs" if accelerator == "gpu" else "cores"
     if workers_by_host is not None:
         return max(1, len(workers_by_host)), min(workers_by_host.values(), default=0), "workers"
-    match config.cluster.kind:
-        case "ssh":
-            return len(config.cluster.hosts), devices, unit
-        case "slurm":
-            return config.execution.num_nodes, devices, unit
-        case _:
-            told = config.cluster.num_workers
-            return (1, devices, unit) if told == "auto" else (1, min(devices, told), "workers")
+    hosts, limit = kind_of(config.cluster).num_hosts(config), config.cluster.num_workers
+    return (hosts, devices, unit) if limit == "auto" else (hosts, min(devices, limit), "workers")
 
 
 def _choice(fits: int, num_trials: int, asked: int | None, why: str) -> Choice:

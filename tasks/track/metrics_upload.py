@@ -1,13 +1,12 @@
-"""Metrics from a training's files to MLflow, while it goes on.
-
-They leave from a thread of the flow's, about once a second. Knows nothing of what they mean.
-"""
+"""Uploads the metrics that ranks write to files to MLflow during a training, about once a second, from a thread."""
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import copy_context
 from functools import cached_property
 from pathlib import Path
 
@@ -27,14 +26,14 @@ CLOSE_SECONDS = 5.0
 LAST_SECONDS = 60.0
 """For what is still left when its run is about to be FINISHED."""
 
-Told = Callable[[str], None]
+logger = logging.getLogger(__name__)
 
 _left: dict[str, Path] = {}
 """By run, directories of trainings with metrics that the store has not taken by their end."""
 
 
 @contextmanager
-def delivered(directory: Path, tracking_uri: str, run_id: str, tell: Told) -> Iterator[None]:
+def delivered(directory: Path, tracking_uri: str, run_id: str) -> Iterator[None]:
     """Deliver what a training's ranks log, while the body lasts, and for `CLOSE_SECONDS` what is left of it then.
 
     None comes twice: what the store has already is left out. What it does not take is left to `deliver_left`.
@@ -43,9 +42,8 @@ def delivered(directory: Path, tracking_uri: str, run_id: str, tell: Told) -> It
         directory: of the training.
         tracking_uri: of the store.
         run_id: of a run that exists.
-        tell: takes sentences for people, such as that the store is away.
     """
-    delivery = _Delivery(directory, tracking_uri, run_id, tell)
+    delivery = _Delivery(directory, tracking_uri, run_id)
     try:
         yield
     finally:
@@ -53,27 +51,27 @@ def delivered(directory: Path, tracking_uri: str, run_id: str, tell: Told) -> It
             _left[run_id] = directory
 
 
-def deliver_rest(directory: Path, tracking_uri: str, run_id: str, tell: Told) -> None:
+def deliver_rest(directory: Path, tracking_uri: str, run_id: str) -> None:
     """Deliver what a flow that is gone has left; arguments as for `delivered`."""
-    with delivered(directory, tracking_uri, run_id, tell):
+    with delivered(directory, tracking_uri, run_id):
         pass
 
 
-def deliver_left(tracking_uri: str, run_id: str, tell: Told) -> None:
+def deliver_left(tracking_uri: str, run_id: str) -> None:
     """Deliver what was left of this flow's own training of a run, if anything was: the last time that it is tried.
 
     By a client of its own, for the one before may be asleep between two tries.
     """
     directory = _left.pop(run_id, None)
-    if directory is not None and not _Delivery(directory, tracking_uri, run_id, tell).close(LAST_SECONDS):
-        tell(f"MLflow has not taken all metrics of run {run_id}; they stay in {directory}/attempt-*/rank-0/{FILE}")
+    if directory is not None and not _Delivery(directory, tracking_uri, run_id).close(LAST_SECONDS):
+        files = f"{directory}/attempt-*/rank-0/{FILE}"
+        logger.warning("MLflow did not accept all metrics of run %s; the rest stays in %s", run_id, files)
 
 
 class _Delivery:
-    def __init__(self, directory: Path, tracking_uri: str, run_id: str, tell: Told) -> None:
+    def __init__(self, directory: Path, tracking_uri: str, run_id: str) -> None:
         self._tracking_uri = tracking_uri
         self._run_id = run_id
-        self._tell = tell
         self._resumed = bool(attempts(directory))
         self._reader = MetricsReader(directory)
         self._batch: list[LoggedMetric] = []
@@ -81,7 +79,8 @@ class _Delivery:
         self._last_steps: dict[str, int] = {}
         self._is_away = False
         self._closing, self._given_up = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._deliver, name="metrics", daemon=True)
+        # Prefect finds the flow of a log record by the thread's context.
+        self._thread = threading.Thread(target=copy_context().run, args=(self._deliver,), name="metrics", daemon=True)
         self._thread.start()
 
     def close(self, seconds: float) -> bool:
@@ -98,7 +97,9 @@ class _Delivery:
                 while self._deliver_batch() and not self._given_up.is_set():
                     pass
             except Exception as error:  # noqa: BLE001  whatever it is, this thread must live to try again
-                self._tell_away(error)
+                if not self._is_away:
+                    logger.warning("Cannot upload metrics to MLflow; retrying: %s", redact(str(error)))
+                self._is_away = True
                 self._given_up.wait(RETRY_SECONDS)
                 continue
             self._is_away = False
@@ -126,8 +127,3 @@ class _Delivery:
             history = self._client.get_metric_history(self._run_id, name) if self._resumed else []
             self._last_steps[name] = max((metric.step for metric in history), default=-1)
         return self._last_steps[name]
-
-    def _tell_away(self, error: Exception) -> None:
-        if not self._is_away:
-            self._tell(f"Metrics cannot be delivered to MLflow now, and are kept: {redact(str(error))}")
-        self._is_away = True

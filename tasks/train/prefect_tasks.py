@@ -72,7 +72,7 @@ def _train_once(job: TrainJob, address: str) -> TrainResult:
     done = load_result(job.kept, TrainResult) if job.resume else None
     if done is not None:
         logger.info("The training is finished already (%s)", job.kept)
-        deliver_rest(job.directory, job.tracking_uri, job.run_id, logger.warning)
+        deliver_rest(job.directory, job.tracking_uri, job.run_id)
         return done
     with deadline.limited("limits.train_seconds", job.config.limits.train_seconds):
         result = _train(job, address)

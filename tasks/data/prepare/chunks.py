@@ -18,6 +18,7 @@ from paceline.conf.data import Data
 from paceline.tasks.data.listing import SPLITS, Origin, SampleListing, SplitName
 from paceline.tasks.data.prepare.shard import Chunk
 from paceline.tasks.data.samples import Samples
+from paceline.tasks.data.sources.registry import spec_of
 from paceline.tasks.data.split import first_reader
 
 # Limits of a chunk, constants: shard borders, and with them the fingerprint, must not depend on the cluster.
@@ -141,7 +142,7 @@ def dealt(samples: Samples, number: int, num_chunks: int, run: int) -> Samples:
 
 def chunks_of(samples: Samples, origin: Origin, num_bytes: int) -> int:
     """How many chunks samples are cut into, of `num_bytes` each when decoded."""
-    most = MAX_FILES if origin.kind in ("files", "pairs", "own", "signals", "tones", "clips", "motions") else MAX_ROWS
+    most = MAX_ROWS if spec_of(origin).has_rows else MAX_FILES
     most = max(1, min(most, MAX_DECODED_BYTES // num_bytes))
     encoded = int(samples.sizes.sum())
     return min(len(samples), max(-(-len(samples) // most), -(-encoded // MAX_ENCODED_BYTES)))

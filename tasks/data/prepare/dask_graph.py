@@ -44,7 +44,6 @@ def prepare(
     root_directory: Path,
     address: str,
     on_progress: Progress | None = None,
-    say: store.Say = lambda _: None,
 ) -> PreparedSet:
     """Return the prepared set of a listing: the one on disk, or a new one made by the workers at an address.
 
@@ -54,7 +53,6 @@ def prepare(
         root_directory: State directory (PACELINE_HOME), seen by all workers under the same path.
         address: Of the Dask scheduler.
         on_progress: Called with (samples done, samples in all) after each chunk.
-        say: Told what people should know, such as a damaged set.
 
     Raises:
         InputError: Too many samples cannot be decoded, or a class is left without one.
@@ -63,7 +61,7 @@ def prepare(
     started = time.perf_counter()
     home = root_directory.resolve()
     key = preparation_key(listing, data)
-    found = store.find(home, key, say)
+    found = store.find(home, key)
     if found is not None:
         listed = Path(found.path) / manifest.REJECTED
         _check_rejected(data, listing, found.num_rejected, lambda: (_first_line(listed), listed))

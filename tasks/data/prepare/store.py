@@ -7,10 +7,11 @@ how shards are made. What a preparation that failed has finished is kept for the
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
@@ -34,7 +35,7 @@ STALE_SECONDS = 24 * 3600.0
 LEFT_SECONDS = 7 * STALE_SECONDS
 """How long an unfinished set is kept."""
 
-Say = Callable[[str], None]
+logger = logging.getLogger(__name__)
 
 
 def directory_of(home: Path, key: str) -> Path:
@@ -42,7 +43,7 @@ def directory_of(home: Path, key: str) -> Path:
     return home / "prepared" / key[:16]
 
 
-def find(home: Path, key: str, say: Say = lambda _: None) -> PreparedSet | None:
+def find(home: Path, key: str) -> PreparedSet | None:
     """The set with a key, if it exists and its files have their recorded sizes.
 
     A damaged set is set aside under another name and not returned.
@@ -50,7 +51,6 @@ def find(home: Path, key: str, say: Say = lambda _: None) -> PreparedSet | None:
     Args:
         home: State directory.
         key: sha256 of the preparation's inputs.
-        say: Told of a damaged set.
     """
     started = time.perf_counter()
     path = directory_of(home, key)
@@ -61,7 +61,7 @@ def find(home: Path, key: str, say: Say = lambda _: None) -> PreparedSet | None:
         if facts.key != key:
             raise DamagedError(f"{MANIFEST} has key {facts.key[:24]}..., expected is {key[:24]}...")
     except DamagedError as error:
-        _set_aside(path, str(error), say)
+        _set_aside(path, str(error))
         return None
     return facts.prepared(path, reused=True, seconds=time.perf_counter() - started)
 
@@ -80,13 +80,13 @@ def verify(path: Path) -> tuple[str, ...]:
     return tuple(problems)
 
 
-def _set_aside(path: Path, reason: str, say: Say) -> None:
+def _set_aside(path: Path, reason: str) -> None:
     aside = path.with_name(f".damaged-{path.name}-{uuid4().hex[:8]}")
     try:
         path.rename(aside)
     except FileNotFoundError:  # another process was faster
         return
-    say(f"prepared set {path} is damaged ({reason}); it is kept as {aside.name} and prepared again")
+    logger.warning("Prepared set %s is damaged (%s); moved it to %s, preparing again", path, reason, aside.name)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from paceline.conf.data import Data
 from paceline.conf.environment import Environment
-from paceline.tasks.data.listing import SPLITS, Origin, OriginKind, SampleListing, SplitName, check_classes, hold_out
+from paceline.tasks.data.listing import SPLITS, Origin, SampleListing, SplitName, check_classes, hold_out
 from paceline.tasks.data.samples import Indices, Samples, SamplesBuilder
 from paceline.tasks.data.storage import cache, s3
 from paceline.tasks.errors import InputError, one_line
@@ -59,7 +59,7 @@ class Kind(NamedTuple):
 
     noun: str
     suffixes: frozenset[str]
-    origin: OriginKind
+    origin: str
     channels: int
     """Of the pictures that they become."""
 

@@ -106,7 +106,7 @@ def train_group(job: TrainJob, address: str, on_progress: Progress | None = None
         LostError: a worker, a host or the scheduler was lost, and did not come back.
         TimeLimitError: the stage's time is over.
     """
-    with delivered(job.directory, job.tracking_uri, job.run_id, tell):
+    with delivered(job.directory, job.tracking_uri, job.run_id):
         outcomes, recovery = _group(job, address, on_progress, tell)
     return _merge(outcomes, recovery)
 

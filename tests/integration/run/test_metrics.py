@@ -39,23 +39,22 @@ def steps(run_id, key="train/loss"):
     return [metric.step for metric in MlflowClient(Environment().tracking_uri).get_metric_history(run_id, key)]
 
 
-def test_attempts_are_told_as_one_training(run_id, attempt, tmp_path):
-    told = []
-    with delivered(tmp_path, Environment().tracking_uri, run_id, told.append):
+def test_attempts_are_logged_as_one_training(run_id, attempt, tmp_path, caplog):
+    with delivered(tmp_path, Environment().tracking_uri, run_id):
         attempt(0, 1, 2, 3)
         attempt(1, 3, 4)
     assert steps(run_id) == [1, 2, 3, 4], "what is done again is not told again"
     assert steps(run_id, "system/cpu") == [0, 1, 2, 3, 4]
     attempt(2, 4, 5)
-    with delivered(tmp_path, Environment().tracking_uri, run_id, told.append):
+    with delivered(tmp_path, Environment().tracking_uri, run_id):
         pass
     assert steps(run_id) == [1, 2, 3, 4, 5]
     assert steps(run_id, "system/cpu") == [0, 1, 2, 3, 4, 5, 6]
-    assert told == []
+    assert caplog.messages == []
 
 
 def test_they_come_while_the_training_goes_on(run_id, attempt, tmp_path):
-    with delivered(tmp_path, Environment().tracking_uri, run_id, print):
+    with delivered(tmp_path, Environment().tracking_uri, run_id):
         attempt(0, 1, 2)
         until(lambda: steps(run_id) == [1, 2], "metrics")
 
@@ -69,36 +68,31 @@ def away(run_id, monkeypatch):
 
 
 def test_what_a_store_that_was_away_did_not_take_is_delivered_before_the_run_is_finished(
-    run_id, attempt, tmp_path, away
+    run_id, attempt, tmp_path, away, caplog
 ):
-    told = []
-    with delivered(tmp_path, away, run_id, told.append):
+    with delivered(tmp_path, away, run_id):
         attempt(0, 1, 2)
-    (sentence,) = told
-    assert sentence.startswith("Metrics cannot be delivered to MLflow now, and are kept: ")
-    deliver_left(Environment().tracking_uri, run_id, told.append)
+    assert [record.name for record in caplog.records] == [metrics.__name__]
+    deliver_left(Environment().tracking_uri, run_id)
     assert steps(run_id) == [1, 2]
     attempt(1, 3)
-    deliver_left(Environment().tracking_uri, run_id, told.append)
+    deliver_left(Environment().tracking_uri, run_id)
     assert steps(run_id) == [1, 2], "nothing was left"
-    assert len(told) == 1
+    assert len(caplog.messages) == 1
 
 
-def test_where_the_rest_lies_is_told_when_it_is_given_up(run_id, attempt, tmp_path, away):
-    told = []
+def test_where_the_rest_lies_is_logged_when_it_is_given_up(run_id, attempt, tmp_path, away, caplog):
     attempt(0, 1)
-    with pytest.raises(InterruptedError), delivered(tmp_path, away, run_id, told.append):
+    with pytest.raises(InterruptedError), delivered(tmp_path, away, run_id):
         raise InterruptedError
-    deliver_left(away, run_id, told.append)
-    assert told[-1] == (
-        f"MLflow has not taken all metrics of run {run_id}; they stay in {tmp_path}/attempt-*/rank-0/metrics.jsonl"
-    )
-    deliver_rest(tmp_path, Environment().tracking_uri, run_id, told.append)
+    deliver_left(away, run_id)
+    assert f"{tmp_path}/attempt-*/rank-0/metrics.jsonl" in caplog.messages[-1]
+    deliver_rest(tmp_path, Environment().tracking_uri, run_id)
     assert steps(run_id) == [1], "by another flow"
 
 
-def test_a_store_that_comes_back_gets_all(run_id, attempt, tmp_path, monkeypatch):
-    told, is_away = [], True
+def test_a_store_that_comes_back_gets_all(run_id, attempt, tmp_path, monkeypatch, caplog):
+    is_away = True
     taken = MlflowClient.log_batch
 
     def log_batch(self, *arguments, **keywords):
@@ -110,7 +104,7 @@ def test_a_store_that_comes_back_gets_all(run_id, attempt, tmp_path, monkeypatch
 
     monkeypatch.setattr(MlflowClient, "log_batch", log_batch)
     monkeypatch.setattr(metrics, "RETRY_SECONDS", 0.1)
-    with delivered(tmp_path, Environment().tracking_uri, run_id, told.append):
+    with delivered(tmp_path, Environment().tracking_uri, run_id):
         attempt(0, 1, 2)
     assert steps(run_id) == [1, 2]
-    assert told == ["Metrics cannot be delivered to MLflow now, and are kept: down"]
+    assert caplog.messages == ["Cannot upload metrics to MLflow; retrying: down"]

@@ -135,7 +135,7 @@ def test_a_preset_may_be_a_file(tmp_path):
             "model.test_views=2 does not go with model.name=twohead",
         ),
         (["model.test_views=3"], "model.test_views=3: input should be 1, 2 or 6"),
-        (["cluster.kind=address"], "give an address exactly with kind=address"),
+        (["cluster.kind=address"], "cluster.kind=address needs cluster.address"),
         (["recipe.learning_rate=.nan"], "recipe.learning_rate"),
     ],
 )

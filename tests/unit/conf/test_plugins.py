@@ -8,7 +8,6 @@ import pytest
 
 from paceline.conf import plugins
 from paceline.conf.config import Config
-from paceline.conf.data import Source
 from paceline.conf.load import ConfigError, load
 from paceline.conf.model import ModelName
 from tests.support.documents import ROOT
@@ -43,7 +42,7 @@ def refused(*overrides):
 
 
 def test_every_embedded_name_has_its_facts():
-    assert plugins.embedded("source") == Source.__args__
+    assert plugins.embedded("source") == plugins.Source.__args__
     assert plugins.embedded("model") == ModelName.__args__
 
 

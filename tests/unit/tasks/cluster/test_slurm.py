@@ -146,7 +146,7 @@ def test_show_prints_the_job_and_starts_nothing(capsys, monkeypatch, tmp_path):
     assert main(["run", "digits", *asked, "execution.accelerator=gpu", "execution.num_nodes=2", "--show"]) == 0
     shown = capsys.readouterr().out
     assert "auto -> on  (kind slurm reaches beyond this host)" in shown
-    assert "auto -> to be chosen  (by the hardware of the node that Slurm gives)" in shown
+    assert "auto -> to be chosen  (by the hardware of the hosts that the cluster gives)" in shown
     script = shown[shown.index("#!/") :]
     assert {"--gres=gpu:1", "--exclusive", "-t 2:00"} < directives(script)
     assert f"--tls-key {tmp_path}/home/tls/key.pem" in script
