@@ -105,7 +105,7 @@ def _train(job: TrainJob, address: str) -> TrainResult:
             logger.info("Epoch %d of %d: %s", last_epoch + 1, facts["num_epochs"], note)
 
     with progress_bar("train") as advance:
-        result = train_group(job, address, on_progress, logger.warning)
+        result = train_group(job, address, on_progress)
     if result.search is not None and result.search.validity.contaminated:
         why = "; ".join(result.search.validity.reasons)
         logger.warning(
@@ -161,7 +161,7 @@ def measure(job: TrainJob, address: str) -> MeasureResult:
     logger = get_run_logger()
     assert job.measurement is not None
     logger.info("Measuring %s", "; ".join(arm.label for arm in job.measurement.arms.values()))
-    result = measure_group(job, address, logger.warning)
+    result = measure_group(job, address)
     logger.info(
         "Measured %d rounds in %.1f s (%s)",
         len(result.probe.rounds),
@@ -187,6 +187,6 @@ def measure_layers(job: TrainJob, address: str) -> AutotuneResult:
         LostError: A worker, a host or the scheduler was lost, and did not come back.
     """
     logger = get_run_logger()
-    found = time_layers(job, address, logger.warning)
+    found = time_layers(job, address)
     logger.info("Timed the layers of %s in %.1f s", job.config.name, found.seconds)
     return found

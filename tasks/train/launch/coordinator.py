@@ -5,6 +5,7 @@ Runs in the flow's own process. Knows where ranks run, not what they compute.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -35,7 +36,7 @@ from paceline.tasks.track.metrics_upload import delivered
 from paceline.tasks.train.launch.layout import PROBE_FILE, SEARCH_FILE, Placement, devices_on_host
 from paceline.tasks.train.launch.out_of_memory import restore_micro_batch, save_micro_batch, with_smaller_micro_batch
 from paceline.tasks.train.launch.placement import can_add_ranks, find_placements, has_free_devices, reserve
-from paceline.tasks.train.launch.rank_group import ANSWER_SECONDS, RankGroup, Told
+from paceline.tasks.train.launch.rank_group import ANSWER_SECONDS, RankGroup
 from paceline.tasks.train.launch.rank_process import interface_of
 from paceline.tasks.train.launch.recovery import Recovery
 from paceline.tasks.train.launch.supervisor import RankOutcome, free_port, progress_topic
@@ -43,6 +44,8 @@ from paceline.tasks.train.rank.checkpoint import newest_verified, step_of
 
 if TYPE_CHECKING:
     from distributed import Client
+
+logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 3.0
 """Between looks for more workers, while a group is smaller than asked for."""
@@ -88,7 +91,7 @@ class TrainJob(Record):
         return self.directory / "checkpoints"
 
 
-def train_group(job: TrainJob, address: str, on_progress: Progress | None = None, tell: Told = print) -> TrainResult:
+def train_group(job: TrainJob, address: str, on_progress: Progress | None = None) -> TrainResult:
     """Train on the cluster at `address` and return rank 0's result.
 
     What is lost on the way is restarted as a whole from the newest checkpoint that verifies, as long as the training
@@ -98,7 +101,6 @@ def train_group(job: TrainJob, address: str, on_progress: Progress | None = None
         job: what to train.
         address: of the Dask scheduler.
         on_progress: takes rank 0's progress.
-        tell: takes sentences for people: restarts and their causes, devices that are waited for.
 
     Raises:
         InputError: the cluster cannot seat the group, or other code runs there.
@@ -106,12 +108,12 @@ def train_group(job: TrainJob, address: str, on_progress: Progress | None = None
         LostError: a worker, a host or the scheduler was lost, and did not come back.
         TimeLimitError: the stage's time is over.
     """
-    with delivered(job.directory, job.tracking_uri, job.run_id, tell):
-        outcomes, recovery = _group(job, address, on_progress, tell)
+    with delivered(job.directory, job.tracking_uri, job.run_id, logger.warning):
+        outcomes, recovery = _train_attempts(job, address, on_progress)
     return _merge(outcomes, recovery)
 
 
-def measure_group(job: TrainJob, address: str, tell: Told = print) -> MeasureResult:
+def measure_group(job: TrainJob, address: str) -> MeasureResult:
     """Have the group measure what `job.measurement` asks for, and return rank 0's result.
 
     Raises:
@@ -120,11 +122,11 @@ def measure_group(job: TrainJob, address: str, tell: Told = print) -> MeasureRes
         LostError: a worker, a host or the scheduler was lost, and did not come back.
     """
     assert job.measurement is not None
-    outcomes, _ = _group(job, address, None, tell)
+    outcomes, _ = _train_attempts(job, address, None)
     return MeasureResult.model_validate(outcomes[0].result)
 
 
-def time_layers(job: TrainJob, address: str, tell: Told = print) -> AutotuneResult:
+def time_layers(job: TrainJob, address: str) -> AutotuneResult:
     """Have the group time the layers of the job's network, and return what rank 0 found.
 
     Raises:
@@ -132,13 +134,13 @@ def time_layers(job: TrainJob, address: str, tell: Told = print) -> AutotuneResu
         RankError: a rank failed, and would again; all others have been ended.
         LostError: a worker, a host or the scheduler was lost, and did not come back.
     """
-    outcomes, _ = _group(job.model_copy(update={"measurement": Measurement(arms={})}), address, None, tell)
+    outcomes, _ = _train_attempts(job.model_copy(update={"measurement": Measurement(arms={})}), address, None)
     return AutotuneResult.model_validate(outcomes[0].result)
 
 
-def _group(job: TrainJob, address: str, on_progress: Progress | None, tell: Told) -> tuple[list[RankOutcome], Recovery]:
-    recovery = Recovery(job.checkpoints, job.config.execution.max_restarts, tell)
-    attempts = _Attempts(job, recovery, tell)
+def _train_attempts(job: TrainJob, address: str, on_progress: Progress | None) -> tuple[list[RankOutcome], Recovery]:
+    recovery = Recovery(job.checkpoints, job.config.execution.max_restarts)
+    attempts = _Attempts(job, recovery)
     while True:
         try:
             with ExitStack() as stack:
@@ -153,7 +155,7 @@ def _group(job: TrainJob, address: str, on_progress: Progress | None, tell: Told
         except _RegroupError as reason:
             recovery.restart_with_new_group(str(reason), attempts.num_ranks, attempts.steps_done)
         except _ReseatError:
-            tell("Another device is free now: taking that one")
+            logger.warning("Another device is free now; using that one")
 
 
 class _RegroupError(Exception):
@@ -167,11 +169,10 @@ class _ReseatError(Exception):
 class _Attempts:
     """Attempts at a job, one after the other."""
 
-    def __init__(self, job: TrainJob, recovery: Recovery, tell: Told) -> None:
+    def __init__(self, job: TrainJob, recovery: Recovery) -> None:
         self._job = job.model_copy(update={"plan": restore_micro_batch(job.directory, job.plan, job.config)})
         self._asked = job.config
         self._recovery = recovery
-        self._tell = tell
         self._resume = job.resume
         self._first = 1 + max(attempts(job.directory), default=-1)
         self._number = self._first
@@ -201,8 +202,8 @@ class _Attempts:
         job = self._job
         self.num_ranks = len(seats)
         if self.num_ranks < job.config.execution.world_size:
-            self._tell(_with_fewer(job.config, self.num_ranks))
-        gang = RankGroup(client, job.run_id, seats, self._tell)
+            logger.warning(_with_fewer(job.config, self.num_ranks))
+        gang = RankGroup(client, job.run_id, seats)
         try:
             resume_from = newest_verified(job.checkpoints) if self._resume else None
             gang.claim(partial(self._look_for_free, client, seats))
@@ -236,7 +237,7 @@ class _Attempts:
         save_micro_batch(self._job.directory, plan)
         self._job = self._job.model_copy(update={"plan": plan, "config": self._asked})
         choice = plan.reasons["micro_batch"]
-        self._tell(f"{choice.reason}; going on with passes of {choice.value}, on the same batches")
+        logger.warning("%s; continuing with micro-batches of %s, on the same batches", choice.reason, choice.value)
         return True
 
     def measures_less(self, error: RankError | LostError) -> bool:
@@ -247,7 +248,7 @@ class _Attempts:
             config = self._job.config
             speedup = config.speedup.model_copy(update={"baseline": "none", "diagnose": False})
             self._job = self._job.model_copy(update={"config": config.model_copy(update={"speedup": speedup})})
-        self._tell(f"There is no memory for the {error.oom_stage} beside the training; going on without")
+        logger.warning("Not enough memory for the %s next to the training; training without it", error.oom_stage)
         return True  # a search is for first attempts alone
 
     def note(self, facts: dict[str, Any]) -> None:
@@ -296,13 +297,13 @@ class _Attempts:
 
 
 def _with_fewer(config: Config, num_ranks: int) -> str:
-    whole = config.execution.world_size
-    told = f"Going on with {num_ranks} of {whole} ranks until more are there"
+    world_size = config.execution.world_size
+    message = f"Training with {num_ranks} of {world_size} ranks until more workers join"
     if config.recipe.batch_scaling == "strong":
-        return f"{told}, on the same batches"
+        return f"{message}, on the same batches"
     return (
-        f"{told}, on batches of {config.batch_size_over(num_ranks)} samples instead of "
-        f"{config.batch_size_over(whole)}, at {num_ranks}/{whole} of the learning rate"
+        f"{message}, on batches of {config.batch_size_over(num_ranks)} samples instead of "
+        f"{config.batch_size_over(world_size)}, at {num_ranks}/{world_size} of the learning rate"
     )
 
 

@@ -7,6 +7,7 @@ computes, and nothing of what is done about a failure.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -57,7 +58,7 @@ ECHOES = (
     "timeout",
 )
 
-Told = Callable[[str], None]
+logger = logging.getLogger(__name__)
 
 
 class RankGroup:
@@ -67,14 +68,12 @@ class RankGroup:
         client: of the scheduler.
         run_id: whose ranks these are.
         seats: one for each rank, in the order of ranks.
-        tell: takes a sentence for people.
     """
 
-    def __init__(self, client: Client, run_id: str, seats: list[Placement], tell: Told) -> None:
+    def __init__(self, client: Client, run_id: str, seats: list[Placement]) -> None:
         self._client = client
         self._run_id = run_id
         self._seats = seats
-        self._tell = tell
         stamp = time.time_ns()
         self._keys = [f"rank-{seat.rank}-{run_id}-{stamp}" for seat in seats]
         self._futures: dict[int, Future[RankOutcome]] = {}
@@ -215,7 +214,7 @@ class RankGroup:
             sentence += f"{answer.owner.run_id} uses it"
             if sentence != self._told_waiting:
                 self._told_waiting = sentence
-                self._tell(sentence)
+                logger.warning(sentence)
 
     def _check_reports(self, reports: list[ClaimStatus]) -> None:
         for seat, found in zip(self._seats, reports, strict=True):

@@ -6,6 +6,7 @@ progress only so many are made, and an error that a rank raised twice at the sam
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,8 +16,9 @@ from typing import TypeVar
 from paceline.tasks import deadline
 from paceline.tasks.errors import InputError, LostError, RankError
 from paceline.tasks.records import Restart
-from paceline.tasks.train.launch.rank_group import Told
 from paceline.tasks.train.rank.checkpoint import newest_verified, step_of
+
+logger = logging.getLogger(__name__)
 
 REJOIN_SECONDS = 10.0
 """For a lost worker to come back before the group goes on with fewer, where it may."""
@@ -44,13 +46,11 @@ class Recovery:
     Args:
         checkpoints: directory of its checkpoints.
         max_restarts: without progress between them.
-        tell: takes a sentence for people.
     """
 
-    def __init__(self, checkpoints: Path, max_restarts: int, tell: Told) -> None:
+    def __init__(self, checkpoints: Path, max_restarts: int) -> None:
         self._checkpoints = checkpoints
         self._max_restarts = max_restarts
-        self._tell = tell
         self._ended: _Ended | None = None
         """What the next start of the ranks makes up for; the first failure since the last start."""
         self._last_end: float | None = None
@@ -111,7 +111,7 @@ class Recovery:
         )
         self._ended = None
         self._restarts.append(restart)
-        self._tell(f"Going on from step {first_step}; {restart.lost_steps} steps are done again")
+        logger.warning("Resuming from step %d; %d steps are repeated", first_step, restart.lost_steps)
 
     def judge(self, error: RankError | LostError, num_ranks: int, steps_done: int) -> None:
         """Return if the group is to be begun again.
@@ -136,13 +136,13 @@ class Recovery:
             raise error
         rank = error.rank if isinstance(error, RankError) else None
         self._end(_Ended(time.monotonic(), said, rank, num_ranks, steps_done))
-        self._tell(f"{said}; the group is begun again")
+        logger.warning("%s; restarting the group", said)
         time.sleep(RETRY_SECONDS)
 
     def restart_with_new_group(self, cause: str, num_ranks: int, steps_done: int) -> None:
         """The group has been ended on purpose, to be begun again on other workers."""
         self._end(_Ended(time.monotonic(), cause, None, num_ranks, steps_done))
-        self._tell(f"{cause}; the group is begun again")
+        logger.warning("%s; restarting the group", cause)
 
     def waits_for_all(self) -> bool:
         """Whether lost workers are still given time to come back, before the group goes on without them."""

@@ -13,8 +13,8 @@ def impatient(monkeypatch):
     monkeypatch.setattr(module, "WAIT_SECONDS", 0.05)
 
 
-def make(tmp_path, told=None, max_restarts=2):
-    return Recovery(tmp_path, max_restarts, (told if told is not None else []).append)
+def make(tmp_path, max_restarts=2):
+    return Recovery(tmp_path, max_restarts)
 
 
 def save(directory, step):
@@ -25,9 +25,8 @@ def save(directory, step):
     digest_path(path).write_text(hashlib.sha256(b"weights").hexdigest())
 
 
-def test_restarts_are_recorded_with_cause_and_lost_steps(tmp_path):
-    told = []
-    recovery = make(tmp_path, told)
+def test_restarts_are_recorded_with_cause_and_lost_steps(tmp_path, caplog):
+    recovery = make(tmp_path)
     recovery.begun(0)
     save(tmp_path, 40)
     recovery.judge(RankError("rank 1 failed: ended by SIGKILL", 1), num_ranks=2, steps_done=55)
@@ -35,9 +34,9 @@ def test_restarts_are_recorded_with_cause_and_lost_steps(tmp_path):
     (restart,) = recovery.restarts
     assert (restart.cause, restart.rank, restart.num_ranks) == ("rank 1 failed: ended by SIGKILL", 1, 2)
     assert (restart.first_step, restart.lost_steps) == (40, 15)
-    assert told == [
-        "rank 1 failed: ended by SIGKILL; the group is begun again",
-        "Going on from step 40; 15 steps are done again",
+    assert caplog.messages == [
+        "rank 1 failed: ended by SIGKILL; restarting the group",
+        "Resuming from step 40; 15 steps are repeated",
     ]
     assert 0 <= restart.seconds <= recovery.lost_seconds
 
