@@ -68,11 +68,7 @@ HALF_WIDTH = 0.01
 
 
 def alternatives(plan: Plan) -> dict[str, Arm]:
-    """What could be better than the rules' arm, by the setting that is changed alone.
-
-    Args:
-        plan: by the rules; a setting without a reason was asked for, and stays.
-    """
+    """What could be better than the rules' arm, by the setting that is changed alone."""
     changes: dict[str, object] = {}
     if can_capture(plan):
         changes["compile"] = "graph"
@@ -110,12 +106,6 @@ def layer_arms(plan: Plan) -> list[Arm]:
 def autotune(bench: ArmBenchmark, plan: Plan, num_steps: int, known: AutotuneResult | None) -> AutotuneResult | None:
     """Time the layers, and the settings if the training is long enough for that; the same on every rank.
 
-    Args:
-        bench: of this rank.
-        plan: by the rules.
-        num_steps: that are to be trained.
-        known: what an earlier search has found.
-
     Returns:
         What was found; None if nothing is open, or there is no time to find more than is known.
     """
@@ -133,12 +123,7 @@ def autotune(bench: ArmBenchmark, plan: Plan, num_steps: int, known: AutotuneRes
 
 
 def time_layers(bench: ArmBenchmark, plan: Plan) -> AutotuneResult:
-    """Time the layers alone; the same on every rank.
-
-    Args:
-        bench: of this rank.
-        plan: by the rules.
-    """
+    """Time the layers alone; the same on every rank."""
     hunt, watch = _AutotuneSession(bench, 0), bench.watch()
     hunt.time_layers(plan)
     return hunt.found(watch.stop())

@@ -43,11 +43,7 @@ ALL_REDUCE_SHARE = 0.5
 
 
 class OneBatch:
-    """Input without cost: the same batch, already on the device, in every step.
-
-    Args:
-        loader: its first batch is taken.
-    """
+    """Input without cost: the same batch, already on the device, in every step."""
 
     def __init__(self, loader: BatchSource) -> None:
         self._num_steps = len(loader)
@@ -117,11 +113,7 @@ class ArmBenchmark:
             return tuple(_all_reduce(self._context, size, steps, number) for size in sizes)
 
     def speed(self, arm: Arm) -> float:
-        """This rank's samples per second on its own share, while all compute and none waits for another.
-
-        Args:
-            arm: over all ranks.
-        """
+        """This rank's samples per second on its own share, while all compute and none waits for another."""
         context = self._context
         size = context.cut(arm.num_devices, arm.batch_size, arm.loads).sizes(0)[context.spec.rank]
         with ExitStack() as stack:
@@ -140,13 +132,7 @@ class ArmBenchmark:
         return ValidityWatch(context.own_processes(), gpu_uuids=context.gpu_uuids(), data_files=context.data_files())
 
     def runner(self, stack: ExitStack, arm: Arm, ready: TrainLoader | None = None) -> ArmRunner:
-        """An arm that can be measured.
-
-        Args:
-            stack: lets go of it.
-            arm: how to execute.
-            ready: its loader, if there is one already.
-        """
+        """An arm that can be measured."""
         context = self._context
         loads = arm.loads if arm.num_devices > 1 else None
         plan = context.batches if ready is not None else context.cut(arm.num_devices, arm.batch_size, loads)
@@ -177,12 +163,7 @@ class ArmBenchmark:
 
 
 def diagnostic_arms(candidate: Arm, batch_size: int) -> dict[str, Arm]:
-    """The further arms that show what limits a candidate: one of its devices, too, with its own batch.
-
-    Args:
-        candidate: the execution in question.
-        batch_size: its samples per device and step.
-    """
+    """The further arms that show what limits a candidate: one of its devices, too, with its own batch."""
     change = candidate.model_copy
     arms = {"synthetic_input": change(update={"variant": "synthetic_input"})}
     if candidate.num_devices > 1:

@@ -40,9 +40,6 @@ FIT_PIXELS = 5_000 * 32 * 32  # of the images that fixed layers are fitted to
 class RankContext:
     """Joins the group and opens the data; `build_network` completes it.
 
-    Args:
-        spec: this rank's position in the group and its work.
-
     Raises:
         RunError: the code or a user package differs from the coordinator's, or the ranks do not agree.
     """

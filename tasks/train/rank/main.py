@@ -52,13 +52,7 @@ from paceline.tasks.train.step.micro_batches import oom_sample_count
 
 
 def run_rank(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> None:
-    """Train, or measure what the spec asks for, and write result.json into the rank's directory.
-
-    Args:
-        spec: this rank's position in the group and its work.
-        stopwatch: of the process, running.
-        heartbeat: of the process; learns here how to count steps.
-    """
+    """Train, or measure what the spec asks for, and write result.json into the rank's directory."""
     # 1. Join the group
     context = RankContext(spec)
     config = spec.config

@@ -111,12 +111,6 @@ def _listen(spec: RankSpec) -> int:
 def check_agreement(spec: RankSpec, facts: dict[str, Any], same: tuple[str, ...], unique: tuple[str, ...]) -> None:
     """Compare facts of all ranks before the first collective of training, and refuse with a table instead of a hang.
 
-    Args:
-        spec: this rank.
-        facts: by name; exchanged between the ranks.
-        same: names that must be equal on all ranks.
-        unique: names that must differ between any two.
-
     Raises:
         RunError: with one line per rank.
     """

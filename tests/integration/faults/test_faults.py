@@ -102,7 +102,7 @@ def test_a_group_goes_on_with_fewer_and_grows_back(cluster, monkeypatch, caplog,
     assert (lost.num_ranks, grown.num_ranks, result.world_size) == (2, 1, 2)
     rule = {"weak": "of 64 samples instead of 128, at 1/2 of the learning rate", "strong": "on the same batches"}
     assert any("with 1 of 2 ranks" in line and rule[scaling] in line for line in caplog.messages)
-    assert grown.cause == "more workers are there"
+    assert grown.cause == "more workers are available"
     assert grown.first_step > 2 * FAR
     if scaling == "strong":
         assert result.num_steps == 150 * 21, "the batches are the same"

@@ -27,10 +27,10 @@ def save(directory, step):
 
 def test_restarts_are_recorded_with_cause_and_lost_steps(tmp_path, caplog):
     recovery = make(tmp_path)
-    recovery.begun(0)
+    recovery.record_start(0)
     save(tmp_path, 40)
     recovery.judge(RankError("rank 1 failed: ended by SIGKILL", 1), num_ranks=2, steps_done=55)
-    recovery.begun(40)
+    recovery.record_start(40)
     (restart,) = recovery.restarts
     assert (restart.cause, restart.rank, restart.num_ranks) == ("rank 1 failed: ended by SIGKILL", 1, 2)
     assert (restart.first_step, restart.lost_steps) == (40, 15)
@@ -43,22 +43,22 @@ def test_restarts_are_recorded_with_cause_and_lost_steps(tmp_path, caplog):
 
 def test_without_progress_only_so_many_are_made(tmp_path):
     recovery = make(tmp_path, max_restarts=2)
-    recovery.begun(0)
+    recovery.record_start(0)
     recovery.judge(LostError("a"), 2, 5)
-    recovery.begun(0)
+    recovery.record_start(0)
     recovery.judge(LostError("b"), 2, 5)
-    recovery.begun(0)
+    recovery.record_start(0)
     with pytest.raises(LostError, match="c"):
         recovery.judge(LostError("c"), 2, 5)
 
 
 def test_progress_makes_up_for_earlier_failures(tmp_path):
     recovery = make(tmp_path, max_restarts=1)
-    recovery.begun(0)
+    recovery.record_start(0)
     for step in (10, 20, 30, 40):
         save(tmp_path, step)
         recovery.judge(LostError("gone"), 2, step + 1)
-        recovery.begun(step)
+        recovery.record_start(step)
     assert len(recovery.restarts) == 4
 
 
@@ -69,9 +69,9 @@ def test_what_a_rank_raises_on_purpose_is_final(tmp_path):
 
 def test_the_same_error_is_not_tried_a_third_time(tmp_path):
     recovery = make(tmp_path, max_restarts=10)
-    recovery.begun(0)
+    recovery.record_start(0)
     recovery.judge(RankError("rank 0 failed: TypeError"), 1, 0)
-    recovery.begun(0)
+    recovery.record_start(0)
     with pytest.raises(RankError, match="TypeError"):
         recovery.judge(RankError("rank 0 failed: TypeError"), 1, 0)
 
