@@ -21,6 +21,9 @@ QUIET_ENVIRONMENT = {
     # Registering Prefect's block types looks up a catalogue on the internet at every start of the temporary API.
     "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
     "PREFECT_CLI_PROMPT": "false",
+    # The log of a flow run has the lines of our modules; outside of a run they are on the terminal only.
+    "PREFECT_LOGGING_EXTRA_LOGGERS": "paceline",
+    "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
     # The temporary API's start takes 8 to 13 s on a fresh home; the default of 20 s is too near on a busy machine.
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
     "GIT_PYTHON_REFRESH": "quiet",

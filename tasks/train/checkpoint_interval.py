@@ -52,12 +52,7 @@ class CheckpointInterval:
         """The interval in steps and its reason; None until the cost of a checkpoint is known."""
 
     def next_step(self, step: int, now: float) -> int:
-        """At which step to ask again; the given one if a checkpoint is due.
-
-        Args:
-            step: steps done, at least one more than at the start or at the newest checkpoint.
-            now: reading of the clock.
-        """
+        """At which step to ask again; the given one if a checkpoint is due."""
         seconds, num_steps = max(now - self._since_time, 1e-9), step - self._since
         if seconds >= self.seconds:
             return step

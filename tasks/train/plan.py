@@ -23,11 +23,6 @@ BF16_CAPABILITY = (8, 0)  # Ampere: the first with bf16 tensor cores
 def resolve(config: Config, hardware: Hardware, num_train: int) -> Plan:
     """Resolve the execution for the host that trains.
 
-    Args:
-        config: what the user asked for.
-        hardware: of the first training host; the others must be like it.
-        num_train: samples of the training split.
-
     Raises:
         InputError: the hardware cannot do what is asked.
     """

@@ -1,6 +1,6 @@
-"""The training stage as a Prefect task. Knows when, not how.
+"""Prefect tasks of the training stage.
 
-The task runs in the flow's own process: a task on a Dask worker would occupy one of the devices that it asks for.
+They run in the process of the flow: a task on a Dask worker would occupy one of the devices that it asks for.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 @task(name="train", cache_policy=NO_CACHE)
 @redact_errors
 def train(job: TrainJob, address: str) -> TrainResult:
-    """Train on the cluster, one process per rank; a training that is finished is not done again.
+    """Train on the cluster, one process per rank; a finished training is not repeated.
 
     Args:
         job: What to train and how.
         address: Of the Dask scheduler.
 
     Raises:
-        RankError: A rank failed, and would again; no process of the run is left.
-        LostError: A worker, a host or the scheduler was lost, and did not come back.
+        RankError: A rank failed and would fail again; no process of the run is left.
+        LostError: A worker, a host or the scheduler was lost and did not come back.
         TimeLimitError: It took longer than its limit.
     """
     return _train_once(job, address)
@@ -47,37 +47,37 @@ def train(job: TrainJob, address: str) -> TrainResult:
 @task(name="trial", cache_policy=NO_CACHE)
 @redact_errors
 def train_trial(job: TrainJob, address: str) -> TrainResult | State[None]:
-    """Train as `train` does, for a caller that may have it stopped (`paceline.tasks.deadline.stoppable`).
+    """Train as `train` does, for a caller that may stop it (`paceline.tasks.deadline.stoppable`).
 
     Args:
         job: What to train and how.
         address: Of the Dask scheduler.
 
     Returns:
-        The result; of a training that was stopped, its state in Prefect, with the reason.
+        The result; for a stopped training, its Prefect state with the reason.
 
     Raises:
-        RankError: A rank failed, and would again; no process of the run is left.
-        LostError: A worker, a host or the scheduler was lost, and did not come back.
+        RankError: A rank failed and would fail again; no process of the run is left.
+        LostError: A worker, a host or the scheduler was lost and did not come back.
         TimeLimitError: It took longer than its limit.
     """
     try:
         return _train_once(job, address)
     except StoppedError as stopped:
-        return Completed(name="Stopped", message=str(stopped))  # no failure: Cancelled is told as an error
+        return Completed(name="Stopped", message=str(stopped))  # not Cancelled, which Prefect reports as an error
 
 
 def _train_once(job: TrainJob, address: str) -> TrainResult:
     logger = get_run_logger()
-    done = load_result(job.kept, TrainResult) if job.resume else None
+    done = load_result(job.result_path, TrainResult) if job.resume else None
     if done is not None:
-        logger.info("The training is finished already (%s)", job.kept)
+        logger.info("The training has finished before (%s)", job.result_path)
         deliver_rest(job.directory, job.tracking_uri, job.run_id)
         return done
     with deadline.limited("limits.train_seconds", job.config.limits.train_seconds):
         result = _train(job, address)
     files = (result.weights, *result.predictions)
-    save_result(job.kept, result, [file for file in files if file])
+    save_result(job.result_path, result, [file for file in files if file])
     return result
 
 
@@ -86,18 +86,18 @@ def _train(job: TrainJob, address: str) -> TrainResult:
     choices = _log_choices(logger, job.plan.reasons, {})
     last_epoch = -1
     if job.pretrained is not None:
-        logger.info("The network begins with %s", job.pretrained.told)
+        logger.info("Initial weights: %s", job.pretrained.told)
     if job.resume:
         checkpoint = newest_verified(job.directory / "checkpoints")
         if checkpoint is None:
-            logger.warning("No checkpoint in %s: training starts from step 0", job.directory / "checkpoints")
+            logger.warning("No checkpoint in %s; training starts from step 0", job.directory / "checkpoints")
         else:
             logger.info("Resuming from %s", checkpoint)
 
     def on_progress(facts: dict[str, Any]) -> None:
         nonlocal last_epoch, choices
-        found = {name: Choice.model_validate(choice) for name, choice in facts["choices"].items()}
-        choices = _log_choices(logger, found, choices)
+        newest = {name: Choice.model_validate(choice) for name, choice in facts["choices"].items()}
+        choices = _log_choices(logger, newest, choices)
         note = _note(facts)
         advance(facts["step"], facts["num_steps"], note)
         if facts["epoch"] > last_epoch:
@@ -105,13 +105,11 @@ def _train(job: TrainJob, address: str) -> TrainResult:
             logger.info("Epoch %d of %d: %s", last_epoch + 1, facts["num_epochs"], note)
 
     with progress_bar("train") as advance:
-        result = train_group(job, address, on_progress, logger.warning)
+        result = train_group(job, address, on_progress)
     if result.search is not None and result.search.validity.contaminated:
-        why = "; ".join(result.search.validity.reasons)
         logger.warning(
-            "Executions were timed while other programs used the machine (%s): the figures decide on precision and "
-            "memory format of this run alone",
-            why,
+            "Autotuning result used for precision and memory format of this run only: the machine was busy (%s)",
+            "; ".join(result.search.validity.reasons),
         )
     _log_choices(logger, (result.plan or job.plan).reasons, choices)
     logger.info(
@@ -126,14 +124,14 @@ def _train(job: TrainJob, address: str) -> TrainResult:
 
 
 def _log_choices(logger: Log, choices: Mapping[str, Choice], before: Mapping[str, Choice]) -> Mapping[str, Choice]:
-    """Log the choices that are not among those logged before; returns all of them.
+    """Log the choices that differ from those logged before, and return all of them.
 
-    The interval between checkpoints follows the cost of each: its first number is logged alone.
+    The checkpoint interval changes with each checkpoint's cost: only its first number is logged.
     """
     for name, choice in choices.items():
-        known = before.get(name)
-        is_refined = name == "checkpoint_steps" and known is not None and isinstance(known.value, int)
-        if choice != known and not is_refined:
+        logged = before.get(name)
+        is_refined = name == "checkpoint_steps" and logged is not None and isinstance(logged.value, int)
+        if choice != logged and not is_refined:
             logger.info("execution.%s=%s: %s", name, choice.value, choice.reason)
     return choices
 
@@ -148,20 +146,11 @@ def _note(facts: Mapping[str, Any]) -> str:
 @task(name="measure", cache_policy=NO_CACHE)
 @redact_errors
 def measure(job: TrainJob, address: str) -> MeasureResult:
-    """Measure on the cluster, one process per rank, and train nothing.
-
-    Args:
-        job: What to measure.
-        address: Of the Dask scheduler.
-
-    Raises:
-        RankError: A rank failed, and would again; no process of the run is left.
-        LostError: A worker, a host or the scheduler was lost, and did not come back.
-    """
+    """Measure on the cluster, one process per rank, without training."""
     logger = get_run_logger()
     assert job.measurement is not None
     logger.info("Measuring %s", "; ".join(arm.label for arm in job.measurement.arms.values()))
-    result = measure_group(job, address, logger.warning)
+    result = measure_group(job, address)
     logger.info(
         "Measured %d rounds in %.1f s (%s)",
         len(result.probe.rounds),
@@ -176,17 +165,8 @@ def measure(job: TrainJob, address: str) -> MeasureResult:
 @task(name="time-layers", cache_policy=NO_CACHE)
 @redact_errors
 def measure_layers(job: TrainJob, address: str) -> AutotuneResult:
-    """Time precision, memory format and threads of a network, as far as they are left to `auto`.
-
-    Args:
-        job: The training that they are for; its plan is by the rules.
-        address: Of the Dask scheduler.
-
-    Raises:
-        RankError: A rank failed, and would again; no process of the run is left.
-        LostError: A worker, a host or the scheduler was lost, and did not come back.
-    """
+    """Time precision, memory format and threads of a network, where they are `auto`."""
     logger = get_run_logger()
-    found = time_layers(job, address, logger.warning)
-    logger.info("Timed the layers of %s in %.1f s", job.config.name, found.seconds)
-    return found
+    result = time_layers(job, address)
+    logger.info("Timed the layers of %s in %.1f s", job.config.name, result.seconds)
+    return result

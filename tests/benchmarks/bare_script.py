@@ -22,19 +22,11 @@ from paceline.tasks.data.sources import registry as source
 from paceline.tasks.evaluate.metrics import evaluate_predictions, read_test_split
 from paceline.tasks.fingerprint import code_fingerprint
 from paceline.tasks.host import host_identity
-from paceline.tasks.records import RankSpec
+from paceline.tasks.records import RankSpec, TrainResult
 from paceline.tasks.train.launch.heartbeat import Heartbeat
 from paceline.tasks.train.plan import resolve
-from paceline.tasks.train.rank.context import RankContext
-from paceline.tasks.train.rank.main import Rank
+from paceline.tasks.train.rank import main as rank
 from paceline.tasks.train.rank.time_budget import Stopwatch
-
-
-class SilentRank(Rank):
-    """A rank that logs nothing."""
-
-    def _metrics(self):
-        return nullcontext()
 
 
 def prepare(data, home):
@@ -72,7 +64,9 @@ def train(config, prepared, home):
         code_fingerprint=code_fingerprint(),
         compile_cache=str(home / "compiled"),
     )
-    return SilentRank(RankContext(spec), Stopwatch("startup", time.monotonic()), Heartbeat()).run()
+    rank.open_metrics = lambda context: nullcontext()  # it logs nothing
+    rank.run_rank(spec, Stopwatch("startup", time.monotonic()), Heartbeat())
+    return TrainResult.model_validate_json((directory / "result.json").read_text())
 
 
 def main(home, preset, *overrides):

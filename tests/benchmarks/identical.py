@@ -15,6 +15,7 @@ def main(spec_path, number):
     tree = spec.config.model_dump(mode="json")
     tree["speedup"] |= {"max_seconds": 4.0, "num_blocks": 24, "target_half_width": 0.001}
     place = RankContext(spec.model_copy(update={"config": type(spec.config).model_validate(tree)}))
+    place.build_network()
     plan = spec.plan
     arm = Arm(
         num_devices=1,

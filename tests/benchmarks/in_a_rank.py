@@ -22,7 +22,7 @@ from paceline.tasks.measure.probe import ArmRunner, run_probe
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.model.fuse_batch_norm import fold_batch_norm
 from paceline.tasks.model.inference import predictions
-from paceline.tasks.records import RankSpec
+from paceline.tasks.records import BASELINE, RankSpec
 from paceline.tasks.train.launch.heartbeat import Heartbeat
 from paceline.tasks.train.rank.callbacks import (
     BudgetCallback,
@@ -32,9 +32,10 @@ from paceline.tasks.train.rank.callbacks import (
     log_steps,
 )
 from paceline.tasks.train.rank.context import RankContext
-from paceline.tasks.train.rank.main import BASELINE, Rank
+from paceline.tasks.train.rank.fit import fit
 from paceline.tasks.train.rank.time_budget import Stopwatch
 from paceline.tasks.train.step.benchmark_step import BareStep, StepInputs
+from paceline.tasks.train.step.compile import CompileWatch
 from paceline.tasks.train.step.precision import forward_context, prepare_network
 
 AHEAD = _NUM_BUFFERS + 1
@@ -42,14 +43,15 @@ AHEAD = _NUM_BUFFERS + 1
 
 def chosen(place):
     """The execution that the plan chose."""
-    arm = new_rank(place)._candidate()
+    arm = place.candidate_arm()
     assert arm.num_devices == 1
     assert arm.compile != "step", "what is compiled is measured elsewhere"
     return arm
 
 
-def new_rank(place):
-    return Rank(place, Stopwatch("startup", time.monotonic()), Heartbeat())
+def fit_once(place, loader):
+    stopwatch = Stopwatch("startup", time.monotonic())
+    return fit(place, loader, StepSchedule(place.batches), stopwatch, Heartbeat(), CompileWatch(), log=None)
 
 
 def timed(steps):
@@ -121,7 +123,7 @@ def loop(place):
 
     def lightning(number):
         loader = place.loader(arm, place.batches, 0)
-        windows = new_rank(place)._fit(loader, StepSchedule(place.batches), None)[1]["windows"]
+        windows = fit_once(place, loader)[1]["windows"]
         loader.close()
         return [seconds / steps for _, steps, seconds in windows[1:] for _ in range(steps)]
 
@@ -144,11 +146,10 @@ def device(place):
         setattr(kind, name, may_wait(getattr(kind, name)))
     CheckpointCallback._save = may_wait(CheckpointCallback._save)
     BudgetCallback.on_train_end = watched_until(BudgetCallback.on_train_end)
-    new = new_rank(place)
-    loader = place.loader(new._candidate(), place.batches, 0)
+    loader = place.loader(place.candidate_arm(), place.batches, 0)
     with warnings.catch_warnings(record=True) as told, profile(activities=[ProfilerActivity.CUDA]) as profiled:
         warnings.simplefilter("always")
-        new._fit(loader, StepSchedule(place.batches), None)
+        fit_once(place, loader)
     loader.close()
     busy = sorted((e.time_range.start, e.time_range.end) for e in profiled.events() if e.device_type.name == "CUDA")
     waits = [str(one.message) for one in told if "synchroniz" in str(one.message)]
@@ -190,6 +191,7 @@ def idle_share(busy):
 
 def main(spec_path, what, seconds):
     place = RankContext(RankSpec.model_validate_json(Path(spec_path).read_text()))
+    place.build_network()
     if what == "device":
         print(json.dumps(device(place)))
         return

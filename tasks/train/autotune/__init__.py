@@ -1,1 +1,1 @@
-"""."""
+"""Chooses the executions that `auto` leaves open by timing them."""

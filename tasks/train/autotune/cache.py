@@ -19,14 +19,7 @@ FREE_OF = {"num_epochs", "learning_rate", "momentum", "weight_decay", "drop_epoc
 
 
 class AutotuneCache:
-    """The search for one shape of work on one kind of hardware, with these versions.
-
-    Args:
-        home: PACELINE_HOME.
-        config: of the training.
-        hardware: of the first host that trains.
-        prepared: the data.
-    """
+    """The search for one shape of work on one kind of hardware, with these versions."""
 
     def __init__(self, home: Path, config: Config, hardware: Hardware, prepared: PreparedSet) -> None:
         self._directory = home / "searches"

@@ -28,12 +28,6 @@ def choose(plan: Plan, search: AutotuneResult, rules: Arm, num_steps: int) -> Pl
 
     A contaminated search decides on precision and memory format alone: their arms run on the same threads in turn, so
     that the load of other programs falls on all of them alike.
-
-    Args:
-        plan: by the rules.
-        search: for the same work on the same hardware.
-        rules: the plan's arm.
-        num_steps: to be trained.
     """
     contaminated = bool(search.validity.contaminated)
     best = chosen_arm(search.probes, rules, num_steps, search.compile_seconds)
@@ -77,10 +71,6 @@ def faster_plan(plan: Plan, probe: ProbeResult) -> Plan | None:
 
     Only settings that were left to `auto` change. The arithmetic changes first: the loading of the probe's baseline is
     taken only if that one is faster with the same arithmetic.
-
-    Args:
-        plan: of the probe's candidate.
-        probe: of the run.
     """
     own = "single" if "single" in probe.others else "candidate"  # arms of one device are compared with each other
     if own == "candidate" and probe.candidate.num_devices > 1:
@@ -105,13 +95,7 @@ def faster_plan(plan: Plan, probe: ProbeResult) -> Plan | None:
 
 
 def plan_of_probe(plan: Plan, own: Arm, probe: ProbeResult) -> Plan:
-    """The plan with the execution of an earlier attempt's probe, with which a restarted training continues.
-
-    Args:
-        plan: of the restarted training.
-        own: the plan's arm.
-        probe: of the attempt before.
-    """
+    """The plan with the execution of an earlier attempt's probe, with which a restarted training continues."""
     changes = _changes(own, probe.candidate)
     changes = {name: value for name, value in changes.items() if name in plan.reasons and value is not None}
     return _with_changes(plan, changes, "as the attempt before the restart has measured it") if changes else plan

@@ -68,11 +68,7 @@ HALF_WIDTH = 0.01
 
 
 def alternatives(plan: Plan) -> dict[str, Arm]:
-    """What could be better than the rules' arm, by the setting that is changed alone.
-
-    Args:
-        plan: by the rules; a setting without a reason was asked for, and stays.
-    """
+    """What could be better than the rules' arm, by the setting that is changed alone."""
     changes: dict[str, object] = {}
     if can_capture(plan):
         changes["compile"] = "graph"
@@ -110,12 +106,6 @@ def layer_arms(plan: Plan) -> list[Arm]:
 def autotune(bench: ArmBenchmark, plan: Plan, num_steps: int, known: AutotuneResult | None) -> AutotuneResult | None:
     """Time the layers, and the settings if the training is long enough for that; the same on every rank.
 
-    Args:
-        bench: of this rank.
-        plan: by the rules.
-        num_steps: that are to be trained.
-        known: what an earlier search has found.
-
     Returns:
         What was found; None if nothing is open, or there is no time to find more than is known.
     """
@@ -133,12 +123,7 @@ def autotune(bench: ArmBenchmark, plan: Plan, num_steps: int, known: AutotuneRes
 
 
 def time_layers(bench: ArmBenchmark, plan: Plan) -> AutotuneResult:
-    """Time the layers alone; the same on every rank.
-
-    Args:
-        bench: of this rank.
-        plan: by the rules.
-    """
+    """Time the layers alone; the same on every rank."""
     hunt, watch = _AutotuneSession(bench, 0), bench.watch()
     hunt.time_layers(plan)
     return hunt.found(watch.stop())
@@ -171,7 +156,7 @@ class _AutotuneSession:
         with ExitStack() as stack:
             rules = self.bench.runner(stack, arms[0])
             rules.run(NUM_WARM_UP)
-            self.step = group.agreed(min(rules.run(NUM_WARM_UP)))
+            self.step = group.broadcast(min(rules.run(NUM_WARM_UP)))
             best = self.against(rules, {arm.label: arm for arm in arms[1:]})
         if threads is not None:
             self.again(best, {"num_threads": best.model_copy(update={"num_threads": threads.num_threads})})
@@ -183,7 +168,7 @@ class _AutotuneSession:
         with ExitStack() as stack:
             first = self.bench.runner(stack, arms[0].model_copy(update={"batch_size": size}))
             first.run(1)
-            per_sample = group.agreed(min(first.run(2))) / size
+            per_sample = group.broadcast(min(first.run(2))) / size
         planned = per_sample * whole * self.num_steps
         seconds = min(MAX_LAYER_SECONDS, max(LAYER_SECONDS, LAYER_SHARE * planned))
         self._start_part(seconds)
@@ -197,7 +182,7 @@ class _AutotuneSession:
         with ExitStack() as stack:
             runner = self.bench.runner(stack, best)
             runner.run(NUM_WARM_UP)
-            self.step = group.agreed(statistics.median(runner.run(NUM_WARM_UP)))
+            self.step = group.broadcast(statistics.median(runner.run(NUM_WARM_UP)))
         return min(MAX_SECONDS, SHARE * self.num_steps * self.step)
 
     def time_settings(self, plan: Plan, num_affordable: int) -> None:
@@ -235,7 +220,7 @@ class _AutotuneSession:
             settings = Speedup(
                 max_seconds=PROBE_SHARE * self._left(), num_blocks=MAX_ROUNDS, target_half_width=HALF_WIDTH
             )
-            probe = run_probe({"candidate": best} | ready, settings, group.agreed)
+            probe = run_probe({"candidate": best} | ready, settings, group.broadcast)
         self.probes.append(probe)
         winner = best_role(probe, self.compile_seconds, self.num_steps)
         if winner is None:
@@ -252,7 +237,7 @@ class _AutotuneSession:
         runner, first = begun
         if compiles:
             self.compile_seconds = first
-        times = group.agreed(min(runner.run(2), default=0.0)) / self.step
+        times = group.broadcast(min(runner.run(2), default=0.0)) / self.step
         if times <= HOPELESS:
             return runner
         self.slower.append(SlowArm(arm=arm, candidate=candidate, times=times))
@@ -272,26 +257,26 @@ class _AutotuneSession:
             if arm.compile == "off" or oom_sample_count(error) is not None:
                 raise
             reason = one_line(error)[:MAX_REASON]
-        if min(group.gathered(float(begun is not None))) == 0:
+        if min(group.all_gather(float(begun is not None))) == 0:
             self.failed[arm.label] = reason or "another rank's compiler refused it"
             return None
         assert begun is not None
-        return begun[0], group.agreed(begun[1])
+        return begun[0], group.broadcast(begun[1])
 
     def can_compile(self) -> bool:
         """Whether there is a compiler everywhere, and time enough for it."""
-        return min(group.gathered(float(has_compiler()))) > 0 and self._left() > COLD_COMPILE_SECONDS
+        return min(group.all_gather(float(has_compiler()))) > 0 and self._left() > COLD_COMPILE_SECONDS
 
     def found(self, validity: Validity) -> AutotuneResult:
         """What came out; contaminated on all ranks if it is on rank 0's host."""
-        contaminated = bool(group.agreed(float(validity.contaminated or False)))
+        contaminated = bool(group.broadcast(float(validity.contaminated or False)))
         return AutotuneResult(
             probes=tuple(self.probes),
             slower=tuple(self.slower),
             failed=self.failed,
             compile_seconds=self.compile_seconds,
             budget_seconds=self.budget,
-            seconds=group.agreed(time.monotonic() - self.started),
+            seconds=group.broadcast(time.monotonic() - self.started),
             validity=validity.model_copy(update={"contaminated": contaminated}),
         )
 
@@ -300,4 +285,4 @@ class _AutotuneSession:
 
     def _left(self) -> float:
         """Seconds of the budget."""
-        return group.agreed(self.budget - (time.monotonic() - self.part_started))
+        return group.broadcast(self.budget - (time.monotonic() - self.part_started))

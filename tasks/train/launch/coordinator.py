@@ -1,10 +1,11 @@
-"""The coordinator: seats a group of ranks on the cluster, and begins it again from the newest checkpoint when it fails.
+"""Coordinator of a training: places ranks on the cluster, and restarts the group from the newest checkpoint.
 
-Runs in the flow's own process. Knows where ranks run, not what they compute.
+Runs in the process of the flow.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -35,7 +36,7 @@ from paceline.tasks.track.metrics_upload import delivered
 from paceline.tasks.train.launch.layout import PROBE_FILE, SEARCH_FILE, Placement, devices_on_host
 from paceline.tasks.train.launch.out_of_memory import restore_micro_batch, save_micro_batch, with_smaller_micro_batch
 from paceline.tasks.train.launch.placement import can_add_ranks, find_placements, has_free_devices, reserve
-from paceline.tasks.train.launch.rank_group import ANSWER_SECONDS, RankGroup, Told
+from paceline.tasks.train.launch.rank_group import ANSWER_SECONDS, RankGroup
 from paceline.tasks.train.launch.rank_process import interface_of
 from paceline.tasks.train.launch.recovery import Recovery
 from paceline.tasks.train.launch.supervisor import RankOutcome, free_port, progress_topic
@@ -44,21 +45,23 @@ from paceline.tasks.train.rank.checkpoint import newest_verified, step_of
 if TYPE_CHECKING:
     from distributed import Client
 
+logger = logging.getLogger(__name__)
+
 LOOK_SECONDS = 3.0
-"""Between looks for more workers, while a group is smaller than asked for."""
+"""Between checks for more workers, while a group is smaller than the configuration asks for."""
 
 Progress = Callable[[dict[str, Any]], None]
 R = TypeVar("R", bound=Record)
 
 
 class TrainJob(Record):
-    """One training to be done."""
+    """One training."""
 
     config: Config
     plan: Plan
     prepared: PreparedSet
     pretrained: Pretrained | None = None
-    """Weights to begin with; None to begin by the seed."""
+    """Initial weights; None to initialise by the seed."""
     run_id: str
     tracking_uri: str
     home: str
@@ -66,128 +69,108 @@ class TrainJob(Record):
     measurement: Measurement | None = None
     """Measure this instead of training."""
     search: AutotuneResult | None = None
-    """What is known of the executions that `auto` can choose from; None for nothing."""
+    """Earlier timings of the executions that `auto` can choose from."""
     may_search: bool = False
     """Whether the ranks may time executions before they train."""
     cold_compile: bool = False
-    """Compile from nothing, whatever earlier trainings have left in caches."""
+    """Compile with an empty cache."""
 
     @property
     def directory(self) -> Path:
-        """Where the run's checkpoints and the ranks' logs lie."""
+        """Directory of the run's checkpoints and the ranks' logs."""
         return Path(self.home) / "runs" / self.run_id
 
     @property
-    def kept(self) -> Path:
-        """Where the result of the training is kept, once it is finished."""
+    def result_path(self) -> Path:
+        """File with the result of a finished training."""
         return self.directory / "trained.json"
 
     @property
     def checkpoints(self) -> Path:
-        """Where the run's checkpoints lie."""
+        """Directory of the run's checkpoints."""
         return self.directory / "checkpoints"
 
 
-def train_group(job: TrainJob, address: str, on_progress: Progress | None = None, tell: Told = print) -> TrainResult:
+def train_group(job: TrainJob, address: str, on_progress: Progress | None = None) -> TrainResult:
     """Train on the cluster at `address` and return rank 0's result.
 
-    What is lost on the way is restarted as a whole from the newest checkpoint that verifies, as long as the training
-    makes progress in between.
-
-    Args:
-        job: what to train.
-        address: of the Dask scheduler.
-        on_progress: takes rank 0's progress.
-        tell: takes sentences for people: restarts and their causes, devices that are waited for.
+    After a failure all ranks restart from the newest valid checkpoint, as long as the training makes progress.
 
     Raises:
         InputError: the cluster cannot seat the group, or other code runs there.
-        RankError: a rank failed, and would again; all others have been ended.
-        LostError: a worker, a host or the scheduler was lost, and did not come back.
-        TimeLimitError: the stage's time is over.
+        RankError: a rank failed and would fail again; all ranks have been stopped.
+        LostError: a worker, a host or the scheduler was lost and did not come back.
+        TimeLimitError: limits.train_seconds is over.
     """
     with delivered(job.directory, job.tracking_uri, job.run_id):
-        outcomes, recovery = _group(job, address, on_progress, tell)
+        outcomes, recovery = _train_attempts(job, address, on_progress)
     return _merge(outcomes, recovery)
 
 
-def measure_group(job: TrainJob, address: str, tell: Told = print) -> MeasureResult:
-    """Have the group measure what `job.measurement` asks for, and return rank 0's result.
-
-    Raises:
-        InputError: the cluster cannot seat the group, or other code runs there.
-        RankError: a rank failed, and would again; all others have been ended.
-        LostError: a worker, a host or the scheduler was lost, and did not come back.
-    """
+def measure_group(job: TrainJob, address: str) -> MeasureResult:
+    """Measure what `job.measurement` asks for, and return rank 0's result; raises as `train_group` does."""
     assert job.measurement is not None
-    outcomes, _ = _group(job, address, None, tell)
+    outcomes, _ = _train_attempts(job, address, None)
     return MeasureResult.model_validate(outcomes[0].result)
 
 
-def time_layers(job: TrainJob, address: str, tell: Told = print) -> AutotuneResult:
-    """Have the group time the layers of the job's network, and return what rank 0 found.
-
-    Raises:
-        InputError: the cluster cannot seat the group, or other code runs there.
-        RankError: a rank failed, and would again; all others have been ended.
-        LostError: a worker, a host or the scheduler was lost, and did not come back.
-    """
-    outcomes, _ = _group(job.model_copy(update={"measurement": Measurement(arms={})}), address, None, tell)
+def time_layers(job: TrainJob, address: str) -> AutotuneResult:
+    """Time the layers of the job's network, and return rank 0's result; raises as `train_group` does."""
+    outcomes, _ = _train_attempts(job.model_copy(update={"measurement": Measurement(arms={})}), address, None)
     return AutotuneResult.model_validate(outcomes[0].result)
 
 
-def _group(job: TrainJob, address: str, on_progress: Progress | None, tell: Told) -> tuple[list[RankOutcome], Recovery]:
-    recovery = Recovery(job.checkpoints, job.config.execution.max_restarts, tell)
-    attempts = _Attempts(job, recovery, tell)
+def _train_attempts(job: TrainJob, address: str, on_progress: Progress | None) -> tuple[list[RankOutcome], Recovery]:
+    recovery = Recovery(job.checkpoints, job.config.execution.max_restarts)
+    attempts = _Attempts(job, recovery)
     while True:
         try:
             with ExitStack() as stack:
-                client, seats = recovery.wait_for_cluster(partial(attempts.seated, stack, address))
-                stack.enter_context(_progress(client, job.run_id, attempts.note, on_progress))
+                client, seats = recovery.wait_for_cluster(partial(attempts.connect, stack, address))
+                stack.enter_context(_progress(client, job.run_id, attempts.note_progress, on_progress))
                 return attempts.next(client, seats), recovery
         except (RankError, LostError) as error:
-            if attempts.shrinks(error) or attempts.measures_less(error):
+            if attempts.halve_micro_batch(error) or attempts.skip_measurement(error):
                 recovery.restart_with_new_group(str(error), attempts.num_ranks, attempts.steps_done)
             else:
                 recovery.judge(error, attempts.num_ranks, attempts.steps_done)
         except _RegroupError as reason:
             recovery.restart_with_new_group(str(reason), attempts.num_ranks, attempts.steps_done)
         except _ReseatError:
-            tell("Another device is free now: taking that one")
+            logger.warning("Another device is free now; using that one")
 
 
 class _RegroupError(Exception):
-    """More workers are there than the group has."""
+    """More workers are available than the group has ranks."""
 
 
 class _ReseatError(Exception):
-    """A group waits for a device that is another's, and others are free."""
+    """The group waits for a device in use, and another one is free."""
 
 
 class _Attempts:
-    """Attempts at a job, one after the other."""
+    """The attempts at a job, one after the other."""
 
-    def __init__(self, job: TrainJob, recovery: Recovery, tell: Told) -> None:
+    def __init__(self, job: TrainJob, recovery: Recovery) -> None:
         self._job = job.model_copy(update={"plan": restore_micro_batch(job.directory, job.plan, job.config)})
-        self._asked = job.config
+        self._config = job.config
         self._recovery = recovery
-        self._tell = tell
         self._resume = job.resume
         self._first = 1 + max(attempts(job.directory), default=-1)
         self._number = self._first
         self._next_look = 0.0
-        self._epochs_kept: int | None = None
-        """Epochs that are over and in a checkpoint, as rank 0 tells."""
-        self._more_since: int | None = None
-        """How many those were when more workers were seen than the group has."""
+        self._saved_epochs: int | None = None
+        """Number of epochs in a checkpoint, by rank 0's progress."""
+        self._saved_epochs_before: int | None = None
+        """The same when more workers than ranks were seen first."""
         self.num_ranks = 0
-        """Of the last attempt."""
+        """Number of ranks of the last attempt."""
         self.steps_done = 0
-        """Of the last attempt, counted from the training's first step."""
+        """Step that the last attempt reached."""
 
-    def seated(self, stack: ExitStack, address: str) -> tuple[Client, list[Placement]]:
-        """A connection, left with `stack`, and the seats found over it."""
-        self.num_ranks, self.steps_done, self._epochs_kept, self._more_since = 0, 0, None, None
+    def connect(self, stack: ExitStack, address: str) -> tuple[Client, list[Placement]]:
+        """Connect to the scheduler and choose devices; `stack` releases both."""
+        self.num_ranks, self.steps_done, self._saved_epochs, self._saved_epochs_before = 0, 0, None, None
         with ExitStack() as connection:
             client = connection.enter_context(connect(address))
             fewest = None if self._recovery.waits_for_all() else self._job.config.cluster.min_workers
@@ -197,36 +180,36 @@ class _Attempts:
         return client, seats
 
     def next(self, client: Client, seats: list[Placement]) -> list[RankOutcome]:
-        """Have a group claim its devices, start it and stay to its end."""
+        """Run one attempt: claim the devices, start the ranks and wait for their end."""
         job = self._job
         self.num_ranks = len(seats)
         if self.num_ranks < job.config.execution.world_size:
-            self._tell(_with_fewer(job.config, self.num_ranks))
-        gang = RankGroup(client, job.run_id, seats, self._tell)
+            logger.warning(_describe_smaller_group(job.config, self.num_ranks))
+        group = RankGroup(client, job.run_id, seats)
         try:
             resume_from = newest_verified(job.checkpoints) if self._resume else None
-            gang.claim(partial(self._look_for_free, client, seats))
+            group.claim(partial(self._check_free_devices, client, seats))
             specs = _specs(client, job, seats, self._number, resume_from)
-            known = {
-                "probe": self._left_by(ProbeResult, PROBE_FILE),
-                "search": self._left_by(AutotuneResult, SEARCH_FILE) or job.search,
+            earlier = {
+                "probe": self._read_earlier(ProbeResult, PROBE_FILE),
+                "search": self._read_earlier(AutotuneResult, SEARCH_FILE) or job.search,
                 "may_search": job.may_search and self._number == self._first,
             }
-            self._resume = True  # whatever comes, the next attempt goes on from what this one leaves
+            self._resume = True
             self._number += 1
-            _make_room(Path(specs[0].directory))
-            gang.start([spec.model_copy(update=known) for spec in specs])
-            self._recovery.begun(step_of(resume_from) if resume_from else 0)
-            return gang.watch(lambda: self._regroup_with_more(client))
+            _create_metrics_file(Path(specs[0].directory))
+            group.start([spec.model_copy(update=earlier) for spec in specs])
+            self._recovery.record_start(step_of(resume_from) if resume_from else 0)
+            return group.watch(lambda: self._regroup_with_more(client))
         finally:
-            self.steps_done = gang.steps_done
-            gang.end()
+            self.steps_done = group.steps_done
+            group.end()
 
-    def shrinks(self, error: RankError | LostError) -> bool:
-        """Whether the next attempt takes fewer samples at once, because a pass of the last one did not fit.
+    def halve_micro_batch(self, error: RankError | LostError) -> bool:
+        """Halve the micro-batch for the next attempt if the last one ran out of memory; return whether it did.
 
         Raises:
-            RankError: it did not, and nothing can be done about it here.
+            RankError: it did, and the micro-batch cannot become smaller.
         """
         plan = (
             with_smaller_micro_batch(self._job.plan, self._job.config, error) if isinstance(error, RankError) else None
@@ -234,60 +217,58 @@ class _Attempts:
         if plan is None:
             return False
         save_micro_batch(self._job.directory, plan)
-        self._job = self._job.model_copy(update={"plan": plan, "config": self._asked})
+        self._job = self._job.model_copy(update={"plan": plan, "config": self._config})
         choice = plan.reasons["micro_batch"]
-        self._tell(f"{choice.reason}; going on with passes of {choice.value}, on the same batches")
+        logger.warning("%s; continuing with micro-batches of %s, on the same batches", choice.reason, choice.value)
         return True
 
-    def measures_less(self, error: RankError | LostError) -> bool:
-        """Whether the next attempt leaves out what the last one had no memory for beside the training."""
+    def skip_measurement(self, error: RankError | LostError) -> bool:
+        """Leave out the autotuning or the probe if the last attempt ran out of memory in it; return whether it did."""
         if not isinstance(error, RankError) or error.oom_stage is None:
             return False
         if error.oom_stage == "probe":
             config = self._job.config
             speedup = config.speedup.model_copy(update={"baseline": "none", "diagnose": False})
             self._job = self._job.model_copy(update={"config": config.model_copy(update={"speedup": speedup})})
-        self._tell(f"There is no memory for the {error.oom_stage} beside the training; going on without")
-        return True  # a search is for first attempts alone
+        logger.warning("Not enough memory for the %s next to the training; training without it", error.oom_stage)
+        return True  # only the first attempt autotunes
 
-    def note(self, facts: dict[str, Any]) -> None:
-        """Rank 0's progress."""
-        self._epochs_kept = facts["epochs_kept"]
+    def note_progress(self, facts: dict[str, Any]) -> None:
+        """Take rank 0's progress."""
+        self._saved_epochs = facts["epochs_kept"]
 
-    def _look_for_free(self, client: Client, seats: list[Placement], held: list[Placement]) -> None:
-        """Give up waiting for a device once there are as many as the group has that nobody uses.
-
-        Such as where a worker that was lost has come back, while its training waits in line at another one's.
+    def _check_free_devices(self, client: Client, seats: list[Placement], held: list[Placement]) -> None:
+        """Stop waiting for a device when enough others are free, as after a lost worker has come back.
 
         Raises:
-            _ReseatError: there are.
+            _ReseatError: enough devices are free.
         """
         devices = {(seat.host, seat.device) for seat in held}
-        is_whole = len(seats) == self._job.config.execution.world_size
-        if is_whole and has_free_devices(client, self._job.config, self._job.plan.accelerator, devices):
+        is_complete = len(seats) == self._job.config.execution.world_size
+        if is_complete and has_free_devices(client, self._job.config, self._job.plan.accelerator, devices):
             raise _ReseatError
 
     def _regroup_with_more(self, client: Client) -> None:
-        """End a group that is smaller than asked for, once more workers are there and an epoch has ended since.
+        """Stop a group that is smaller than configured when more workers are available and an epoch has ended since.
 
         Raises:
-            _RegroupError: it is time.
+            _RegroupError: the group is to restart with more ranks.
         """
-        is_whole = self.num_ranks == self._job.config.execution.world_size
-        if is_whole or self._epochs_kept is None or time.monotonic() < self._next_look:
+        is_complete = self.num_ranks == self._job.config.execution.world_size
+        if is_complete or self._saved_epochs is None or time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + LOOK_SECONDS
-        if self._epochs_kept >= self._job.config.recipe.num_epochs:
+        if self._saved_epochs >= self._job.config.recipe.num_epochs:
             return
-        if self._more_since is not None and self._epochs_kept > self._more_since:
-            raise _RegroupError("more workers are there")
-        if self._more_since is None and can_add_ranks(
+        if self._saved_epochs_before is not None and self._saved_epochs > self._saved_epochs_before:
+            raise _RegroupError("more workers are available")
+        if self._saved_epochs_before is None and can_add_ranks(
             client, self._job.config, self._job.plan.accelerator, self.num_ranks
         ):
-            self._more_since = self._epochs_kept
+            self._saved_epochs_before = self._saved_epochs
 
-    def _left_by(self, kind: type[R], name: str) -> R | None:
-        """What an attempt before has measured, so that a restart does not measure again."""
+    def _read_earlier(self, kind: type[R], name: str) -> R | None:
+        """A measurement of an earlier attempt, so that a restart does not repeat it."""
         for number in range(self._first, self._number):
             path = self._job.directory / f"attempt-{number}" / "rank-0" / name
             if path.exists():
@@ -295,14 +276,14 @@ class _Attempts:
         return None
 
 
-def _with_fewer(config: Config, num_ranks: int) -> str:
-    whole = config.execution.world_size
-    told = f"Going on with {num_ranks} of {whole} ranks until more are there"
+def _describe_smaller_group(config: Config, num_ranks: int) -> str:
+    world_size = config.execution.world_size
+    message = f"Training with {num_ranks} of {world_size} ranks until more workers join"
     if config.recipe.batch_scaling == "strong":
-        return f"{told}, on the same batches"
+        return f"{message}, on the same batches"
     return (
-        f"{told}, on batches of {config.batch_size_over(num_ranks)} samples instead of "
-        f"{config.batch_size_over(whole)}, at {num_ranks}/{whole} of the learning rate"
+        f"{message}, on batches of {config.batch_size_over(num_ranks)} samples instead of "
+        f"{config.batch_size_over(world_size)}, at {num_ranks}/{world_size} of the learning rate"
     )
 
 
@@ -351,31 +332,31 @@ def _specs(
     ]
 
 
-def _make_room(directory: Path) -> None:
-    """Make a rank's file of metrics: a name that another host makes may be seen here half a minute later."""
-    with suppress(OSError):  # the rank tells what is wrong there
+def _create_metrics_file(directory: Path) -> None:
+    """Create a rank's metrics file: one created on another host may become visible here half a minute later."""
+    with suppress(OSError):  # the rank reports the error
         directory.mkdir(parents=True, exist_ok=True)
         (directory / FILE).touch()
 
 
 @contextmanager
 def _progress(client: Client, run_id: str, *listeners: Progress | None) -> Iterator[None]:
-    def tell_all(event: tuple[float, dict[str, Any]]) -> None:
+    def forward(event: tuple[float, dict[str, Any]]) -> None:
         for listener in listeners:
             if listener is not None:
                 listener(event[1])
 
     topic = progress_topic(run_id)
-    client.subscribe_topic(topic, tell_all)
+    client.subscribe_topic(topic, forward)
     try:
         yield
     finally:
-        with suppress(Exception):  # of a scheduler that is gone; what ended the body is the error to tell
+        with suppress(Exception):  # the scheduler may be gone; the error of the body matters
             client.unsubscribe_topic(topic)
 
 
 def _merge(outcomes: list[RankOutcome], recovery: Recovery) -> TrainResult:
-    """Rank 0's result with what concerns all ranks, and the wall time seen from outside, lost attempts included."""
+    """Rank 0's result with the sums over all ranks, and the wall time seen from outside, lost attempts included."""
     results = [outcome.result or {} for outcome in outcomes]
     merged = results[0] | {"restarts": recovery.restarts}
     merged["wall_seconds"] = outcomes[0].wall_seconds + recovery.lost_seconds

@@ -1,8 +1,7 @@
-"""A rank's pulse: once a second it tells its supervisor that it lives, and how many steps it has done.
+"""Heartbeat of a rank: once a second it sends its step to its supervisor, and at the end its error.
 
-Through a pipe that the rank inherits: it needs no disk and no network, either of which may be what fails, so a rank's
-last words go the same way. A stopped process, or one that holds the interpreter for ever, has no pulse. Knows nothing
-of what the rank does.
+Through a pipe that the rank inherits, because disk or network may be what fails. A stopped process, or one that holds
+the interpreter for ever, sends none.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ VARIABLE = "PACELINE_PULSE"
 
 
 class Heartbeat:
-    """The rank's side; beats until the process ends. Silent in a rank that is replayed by hand."""
+    """The rank's end of the pipe; sends until the process ends. Silent in a rank that is replayed by hand."""
 
     def __init__(self) -> None:
         self.count_steps: Callable[[], int | None] = lambda: None
@@ -31,57 +30,55 @@ class Heartbeat:
             threading.Thread(target=self._beat, name="pulse", daemon=True).start()
 
     def final_error(self, facts: dict[str, Any]) -> None:
-        """Say why this rank ends."""
+        """Send why this rank ends."""
         with contextlib.suppress(BrokenPipeError):
-            self._say(facts)
+            self._send(facts)
 
     def _beat(self) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the supervisor is gone, and so will be this process
+        with contextlib.suppress(BrokenPipeError):  # the supervisor is gone, and this process is about to end
             while True:
-                self._say(self.count_steps())
+                self._send(self.count_steps())
                 time.sleep(BEAT_SECONDS)
 
-    def _say(self, what: Any) -> None:
+    def _send(self, message: Any) -> None:
         if self._pipe is None:
             return
-        line = memoryview(json.dumps(what).encode() + b"\n")
+        line = memoryview(json.dumps(message).encode() + b"\n")
         with self._lock:
             while line:
                 line = line[os.write(int(self._pipe), line) :]
 
 
 class HeartbeatReader:
-    """The supervisor's side of the pipe."""
+    """The supervisor's end of the pipe."""
 
     def __init__(self) -> None:
         self._reading, self.writing = os.pipe()
         os.set_blocking(self._reading, False)
-        self._rest = b""
+        self._unfinished_line = b""
         self.last_beat: float | None = None
-        """On the monotonic clock; None before the first."""
+        """Monotonic time; None before the first."""
         self.step: int | None = None
         self.final_error: dict[str, Any] | None = None
-        """Why the rank ended, if it told."""
+        """Facts of the rank's error."""
 
     def read(self) -> None:
-        """Take in what has come."""
+        """Read the messages that have arrived."""
         with contextlib.suppress(BlockingIOError):
-            while come := os.read(self._reading, 65536):
-                *lines, self._rest = (self._rest + come).split(b"\n")
+            while received := os.read(self._reading, 65536):
+                *lines, self._unfinished_line = (self._unfinished_line + received).split(b"\n")
                 for line in lines:
-                    self._take(json.loads(line))
-
-    def _take(self, said: int | dict[str, Any] | None) -> None:
-        self.last_beat = time.monotonic()
-        if isinstance(said, dict):
-            self.final_error = said
-        else:
-            self.step = said
+                    message: int | dict[str, Any] | None = json.loads(line)
+                    self.last_beat = time.monotonic()
+                    if isinstance(message, dict):
+                        self.final_error = message
+                    else:
+                        self.step = message
 
     def close_writing(self) -> None:
-        """The rank has its own; keep none, or its end would not be seen."""
+        """Close this process's copy of the writing end, or the rank's end would not be noticed."""
         os.close(self.writing)
 
     def close(self) -> None:
-        """Let go of the pipe."""
+        """Close the reading end."""
         os.close(self._reading)

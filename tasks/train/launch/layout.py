@@ -1,7 +1,4 @@
-"""A rank as data: its place in the group, its environment, its command.
-
-Pure, so that any cluster can be tested on paper. Starts nothing; `supervise` starts what is described here.
-"""
+"""Layout of a group of ranks as data: placements on workers, environments, commands. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from paceline.tasks.errors import InputError
 from paceline.tasks.host import keep_memory
 from paceline.tasks.records import Record
 
-# Inherited values of these would make torch or Lightning join another group (Lightning#16313, #5651).
+# With inherited values of these, torch or Lightning would join another group (Lightning#16313, #5651).
 SCRUBBED_PREFIXES = ("TORCHELASTIC_", "SLURM_", "PMI_", "OMPI_", "PL_", "LSB_", "JSM_")
 SCRUBBED = frozenset(
     {
@@ -31,7 +28,7 @@ SCRUBBED = frozenset(
     }
 )
 PROBE_FILE = "probe.json"
-"""In rank 0's directory: what it has measured before training."""
+"""File in rank 0's directory: its probe before training."""
 SEARCH_FILE = "search.json"
 """Likewise: what it has searched for."""
 EXAMPLES_FILE = "examples.npz"
@@ -48,11 +45,11 @@ class WorkerSlot(Record):
     device: str
     """What the rank would use: a GPU's UUID, or on CPUs the worker's own name."""
     busy: bool = False
-    """The device is somebody's now; a rank would wait for it."""
+    """The device is in use; a rank would wait for it."""
 
 
 class Placement(Record):
-    """Where one rank sits."""
+    """Worker and device of one rank."""
 
     rank: int
     worker: str
@@ -66,27 +63,24 @@ class Placement(Record):
 def place_ranks(candidates: list[WorkerSlot], num_nodes: int, num_devices: int) -> list[Placement]:
     """Choose `num_devices` workers on each of `num_nodes` hosts, ranks of a host being neighbours; free ones first.
 
-    Args:
-        candidates: in a stable order, their devices in each host's own order.
-        num_nodes: hosts to use.
-        num_devices: workers to use on each.
-
     Raises:
         InputError: there are not enough hosts with enough workers.
     """
     by_host: dict[str, list[WorkerSlot]] = {}
     for candidate in candidates:
         by_host.setdefault(candidate.host, []).append(candidate)
-    usable = {
-        host: _free_first(present, num_devices) for host, present in by_host.items() if len(present) >= num_devices
-    }
+    usable: dict[str, list[WorkerSlot]] = {}
+    for host, slots in by_host.items():
+        if len(slots) >= num_devices:  # free ones before busy ones, then in the host's own order
+            chosen = sorted(slots, key=lambda slot: slot.busy)[:num_devices]
+            usable[host] = [slot for slot in slots if slot in chosen]
     if len(usable) < num_nodes:
-        found = ", ".join(f"{host}: {len(present)}" for host, present in by_host.items()) or "none"
+        counts = ", ".join(f"{host}: {len(slots)}" for host, slots in by_host.items()) or "none"
         raise InputError(
-            f"execution asks for {num_nodes} hosts with {num_devices} workers each, and the cluster has {found}; "
+            f"execution asks for {num_nodes} hosts with {num_devices} workers each, and the cluster has {counts}; "
             "start more workers or ask for fewer devices"
         )
-    chosen = sorted(usable.values(), key=lambda seated: sum(candidate.busy for candidate in seated))[:num_nodes]
+    hosts = sorted(usable.values(), key=lambda slots: sum(slot.busy for slot in slots))[:num_nodes]
     return [
         Placement(
             rank=node * num_devices + local,
@@ -96,8 +90,8 @@ def place_ranks(candidates: list[WorkerSlot], num_nodes: int, num_devices: int) 
             node_rank=node,
             local_rank=local,
         )
-        for node, seated in enumerate(chosen)
-        for local, candidate in enumerate(seated)
+        for node, slots in enumerate(hosts)
+        for local, candidate in enumerate(slots)
     ]
 
 
@@ -107,13 +101,7 @@ def devices_on_host(seat: Placement, seats: Sequence[Placement]) -> tuple[str, .
 
 
 def layouts(num_nodes: int, num_devices: int, fewest: int | None) -> list[tuple[int, int]]:
-    """(hosts, devices on each) that a group may have, the best first: as asked, then with ever fewer ranks.
-
-    Args:
-        num_nodes: hosts asked for.
-        num_devices: devices on each asked for.
-        fewest: ranks that will do; None for all.
-    """
+    """(hosts, devices on each) that a group may have: as configured first, then with fewer and fewer ranks."""
     if fewest is None:
         return [(num_nodes, num_devices)]
     possible = [(nodes, devices) for nodes in range(1, num_nodes + 1) for devices in range(1, num_devices + 1)]
@@ -121,24 +109,18 @@ def layouts(num_nodes: int, num_devices: int, fewest: int | None) -> list[tuple[
     return sorted(enough, key=lambda layout: (layout[0] * layout[1], layout[1]), reverse=True)
 
 
-def _free_first(present: list[WorkerSlot], num: int) -> list[WorkerSlot]:
-    """`num` of a host's workers, free ones before busy ones, in the host's own order."""
-    chosen = sorted(present, key=lambda candidate: candidate.busy)[:num]
-    return [candidate for candidate in present if candidate in chosen]
-
-
 def gpus_of_workers(workers: Sequence[tuple[Sequence[str], str | None]]) -> list[str | None]:
-    """The GPU of each Dask worker of one host; None for one that is left without.
+    """The GPU of each Dask worker of one host; None for a worker without one.
 
-    A dask-cuda worker's CUDA_VISIBLE_DEVICES names all GPUs, its own one first. Workers that were started otherwise may
-    all see the same list: then they are given its GPUs in turn.
+    A dask-cuda worker's CUDA_VISIBLE_DEVICES names all GPUs, its own first. Workers started in another way may all see
+    the same list: then they get its GPUs in turn.
 
     Args:
         workers: (UUIDs of the GPUs that it sees, in the host's order; its CUDA_VISIBLE_DEVICES).
     """
-    own = [_first_visible(gpus, setting) for gpus, setting in workers]
-    if None not in own and len(set(own)) == len(own):
-        return own
+    first_gpus = [_first_visible(gpus, setting) for gpus, setting in workers]
+    if None not in first_gpus and len(set(first_gpus)) == len(first_gpus):
+        return first_gpus
     gpus = max((gpus for gpus, _ in workers), key=len)
     return [gpus[position] if position < len(gpus) else None for position in range(len(workers))]
 
@@ -156,12 +138,12 @@ def _first_visible(gpus: Sequence[str], setting: str | None) -> str | None:
 def rank_environment(
     inherited: Mapping[str, str], num_threads: int, interface: str | None, devices: tuple[str, ...]
 ) -> dict[str, str]:
-    """Environment of a rank process: the worker's own, scrubbed of other groups, with threads, network and GPUs set.
+    """Environment of a rank: the worker's, without variables of other groups, with threads, network and GPUs set.
 
     Args:
         inherited: environment of the Dask worker.
         num_threads: CPU threads of the rank.
-        interface: network interface for gloo and NCCL, None to let them choose.
+        interface: network interface for gloo and NCCL; None for their own choice.
         devices: GPU UUIDs of the host, in one order for all its ranks; empty on CPUs.
     """
     environment = {

@@ -7,11 +7,7 @@ from pathlib import Path
 
 
 def scores_so_far(directory: Path) -> tuple[float, ...]:
-    """Validation scores after each epoch that is over, those of attempts before included.
-
-    Args:
-        directory: Of the run, on the file system that all hosts share.
-    """
+    """Validation scores after each epoch that is over, those of attempts before included."""
     attempts = sorted(directory.glob("attempt-*"), key=lambda path: int(path.name.partition("-")[2]))
     for attempt in reversed(attempts):
         try:

@@ -29,13 +29,7 @@ _ready: list[Standby] = []
 
 
 def keep_ready(num_threads: int, host: str, devices: tuple[str, ...]) -> None:
-    """Start a process that a rank of this worker can begin in; to be run on the worker.
-
-    Args:
-        num_threads: CPU threads of the rank.
-        host: this host's address in the group.
-        devices: GPU UUIDs of the host, in one order for all its ranks; empty on CPUs.
-    """
+    """Start a process that a rank of this worker can begin in; to be run on the worker."""
     environment = rank_environment(os.environ, num_threads, interface_of(host), devices)
     _ready.append(Standby(standby_command(RANK_MODULE), environment))
 

@@ -1,4 +1,4 @@
-"""One process at a time trains a run: the lock that says who."""
+"""Lock of a run's directory: one process at a time trains a run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from paceline.tasks.errors import InputError
 
 NUM_TRIES = 5
 TRY_SECONDS = 0.05
-"""Whoever only looks whether a run has an owner (`is_locked`) holds the lock for an instant."""
+"""`is_locked` holds the lock for an instant."""
 
 
 def is_locked(directory: Path) -> bool | None:
-    """Whether a process holds the run of a directory now; None where no process ever did, or it is another user's."""
+    """Whether a process holds the run now; None where none ever did, or the file is another user's."""
     try:
         lock = os.open(directory / "lock", os.O_RDONLY)
     except (FileNotFoundError, PermissionError):
@@ -39,7 +39,7 @@ def _take(lock: int, name: str) -> None:
         except BlockingIOError as error:
             if patience is None:
                 raise InputError(
-                    f"run {name} is being trained by another process now; wait for its end or stop it first"
+                    f"run {name} is being trained by another process; wait for its end or stop it first"
                 ) from error
             time.sleep(patience)
         else:
@@ -48,10 +48,10 @@ def _take(lock: int, name: str) -> None:
 
 @contextmanager
 def run_lock(directory: Path) -> Iterator[None]:
-    """Hold the run of a directory while the body lasts; the kernel lets go of it when this process dies.
+    """Hold the lock during the body; the kernel releases it when this process dies.
 
     Raises:
-        InputError: another process trains this run now.
+        InputError: another process trains this run.
     """
     directory.mkdir(parents=True, exist_ok=True)
     lock = os.open(directory / "lock", os.O_CREAT | os.O_RDWR, 0o644)

@@ -27,12 +27,7 @@ NUM_DESCRIPTORS = 3
 
 
 class Standby:
-    """The worker's side.
-
-    Args:
-        command: that starts the process.
-        environment: of the rank to be, but for what is known only when it begins.
-    """
+    """The worker's side."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.environment = dict(environment)

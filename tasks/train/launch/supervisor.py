@@ -1,11 +1,11 @@
-"""What runs on a Dask worker: a task that holds a device, starts one rank as a fresh process, and stays to its end.
+"""Supervisor of a rank: a Dask task that holds a device, starts the rank as a fresh process and waits for its end.
 
 A rank never runs in the worker's own thread: torch's process group, signal handlers and DataLoader workers need a
 process of their own, and a fresh process can be killed without losing the worker.
 
 The coordinator calls functions on the worker's event loop (`claim_status`, `send_spec`) at least every few seconds.
-After `ORPHAN_SECONDS` without a call, the flow, the scheduler or the network is gone, and the supervisor ends the
-rank. It knows nothing of training.
+After `ORPHAN_SECONDS` without a call, the flow, the scheduler or the network is gone, and the supervisor stops the
+rank.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ class RankOutcome(Record):
 
     rank: int
     is_first: bool
-    """The first one on its host, which measures for all of them."""
+    """The first rank on its host, which measures for all of them."""
     returncode: int
     result: dict[str, Any] | None
-    """Content of its result.json, None if it failed."""
+    """Content of result.json; None if the rank failed."""
     error: str | None
-    """Last line of its own error, None if it raised none."""
+    """Last line of the rank's error; None if it raised none."""
     final: bool = False
-    """The error is one that the rank raises on purpose, and would raise again."""
+    """The error is deliberate: the rank would raise it again."""
     too_many: int | None = None
-    """Samples of a pass that its device had no memory for, where the error is that."""
+    """Samples of the micro-batch that ran out of memory."""
     oom_stage: str | None = None
-    """What was timed before the training when its device had no memory for that."""
+    """Measurement before the training that ran out of memory."""
     traceback: str
-    """Its own traceback, else the end of its log."""
+    """The rank's traceback, else the end of its log."""
     failed_at: float | None
-    """Unix time of its own error, for finding the first of several."""
+    """Unix time of the error, to order several."""
     wall_seconds: float
 
 
@@ -71,28 +71,28 @@ class DeviceClaim(Record):
 
 
 class ClaimStatus(Record):
-    """How a claim stands."""
+    """Status of a claim."""
 
     state: Literal["queued", "waiting", "held", "running"]
-    """`queued`: the task has not begun; `waiting`: the device is another's; `held`: ours, to be told what to run."""
+    """`queued`: the task has not started; `waiting`: the device is in use; `held`: ready for a spec."""
     owner: LockHolder | None = None
-    """Whose the device is, while waiting."""
+    """Holder of the device, while waiting."""
     step: int | None = None
-    """Steps that the rank has done."""
+    """Step that the rank has reached."""
     silent_seconds: float | None = None
-    """Since the rank's last sign of life, or since its start before the first."""
+    """Since the rank's last heartbeat, or since its start before the first."""
     process_status: str | None = None
-    """Of the operating system: running, sleeping, stopped, disk-sleep."""
+    """By the operating system: running, sleeping, stopped, disk-sleep."""
     has_pulse: bool = False
-    """There was a first sign of life."""
+    """The rank has sent a first heartbeat."""
 
 
 class _Watch:
-    """What `claim_status` and `send_spec` see of a task; they run in the event loop's thread."""
+    """State of a task, which `claim_status` and `send_spec` read and change in the event loop's thread."""
 
     def __init__(self, claim: DeviceClaim) -> None:
         self.claim = claim
-        self.asked = time.monotonic()
+        self.last_call = time.monotonic()
         self.owner: LockHolder | None = None
         self.held = False
         self.spec_json: str | None = None
@@ -101,34 +101,33 @@ class _Watch:
         self.pid: int | None = None
 
     def report(self) -> ClaimStatus:
-        self.asked = time.monotonic()
+        self.last_call = time.monotonic()
         if self.started is None or self.pulse is None:
             return ClaimStatus(state="held" if self.held else "waiting", owner=self.owner)
         last = self.pulse.last_beat
+        status = None
+        with contextlib.suppress(psutil.NoSuchProcess):
+            status = psutil.Process(self.pid).status() if self.pid is not None else None
         return ClaimStatus(
             state="running",
             step=self.pulse.step,
             silent_seconds=time.monotonic() - (last or self.started),
-            process_status=_status(self.pid),
+            process_status=status,
             has_pulse=last is not None,
         )
 
-    def check_wanted(self) -> None:
-        """Whether the task is still to go on.
-
-        Raises:
-            LostError: it was cancelled, or nobody asks for it.
-        """
+    def raise_if_orphaned(self) -> None:
+        """Raise LostError if the task was cancelled or the coordinator has stopped calling."""
         from distributed import get_worker
         from distributed.worker import thread_state  # type: ignore[attr-defined]
 
         task = get_worker().state.tasks.get(thread_state.key)
         if task is None or task.state != "executing":
-            raise LostError(f"the supervisor of rank {self.claim.rank} was {task.state if task else 'forgotten'}")
-        silent = time.monotonic() - self.asked
+            raise LostError(f"the supervisor of rank {self.claim.rank} was {task.state if task else 'released'}")
+        silent = time.monotonic() - self.last_call
         if silent > ORPHAN_SECONDS:
             raise LostError(
-                f"nobody has asked for rank {self.claim.rank} for {silent:.0f} s: its flow is gone or cut off"
+                f"rank {self.claim.rank}: no heartbeat from the coordinator for {silent:.0f} s; stopping it"
             )
 
 
@@ -136,52 +135,44 @@ _watches: dict[str, _Watch] = {}
 
 
 def claim_status(key: str, device: str) -> ClaimStatus:
-    """How the claim of that key to a device stands; to be run on its worker.
+    """Status of a claim to a device; runs on its worker.
 
-    One that stands in line behind another training of this very worker has not begun, and does not know whose it is.
+    A claim queued behind another training of the same worker has no task yet: the lock names the holder.
     """
     watch, owner = _watches.get(key), None
     if watch is None:
         owner = DeviceLock(Environment().leases, device).owner()
-        watch = _watches.get(key)  # it may have begun meanwhile, and the owner be itself
+        watch = _watches.get(key)  # the task may have started meanwhile and hold the device itself
     return watch.report() if watch is not None else ClaimStatus(state="queued", owner=owner)
 
 
 def send_spec(key: str, spec_json: str) -> None:
-    """Have the holder of a claim run a rank; to be run on its worker.
-
-    Args:
-        key: of the claim.
-        spec_json: a `RankSpec` as JSON.
-    """
-    _watches[key].asked = time.monotonic()
+    """Pass the claim's holder a `RankSpec` as JSON to run; runs on its worker."""
+    _watches[key].last_call = time.monotonic()
     _watches[key].spec_json = spec_json
 
 
 def supervise(claim_json: str) -> RankOutcome:
-    """Hold a device, start the rank that is ordered, forward its progress, and return how it ended.
+    """Hold a device, start the rank of the spec that arrives, forward its progress, and return its outcome.
 
-    Ends the rank when this task is cancelled or nobody asks for it; the rank ends itself when this worker dies.
-
-    Args:
-        claim_json: a `DeviceClaim` as JSON.
+    Stops the rank when this task is cancelled or the coordinator is gone; the rank stops itself when this worker dies.
 
     Raises:
-        LostError: it was cancelled, or nobody asks for it.
+        LostError: the task was cancelled, or the coordinator is gone.
     """
     claim = DeviceClaim.model_validate_json(claim_json)
     watch = _watches[claim.key] = _Watch(claim)
     lease = DeviceLock(Environment().leases, claim.device)
     try:
-        return _run(_wait_for_order(watch, lease), lease, watch)
+        return _run(_wait_for_spec(watch, lease), lease, watch)
     finally:
         lease.release()
         del _watches[claim.key]
 
 
-def _wait_for_order(watch: _Watch, lease: DeviceLock) -> str:
+def _wait_for_spec(watch: _Watch, lease: DeviceLock) -> str:
     while watch.spec_json is None:
-        watch.check_wanted()
+        watch.raise_if_orphaned()
         if not watch.held:
             watch.held = lease.take(watch.claim.run_id, watch.claim.rank)
             watch.owner = None if watch.held else lease.owner()
@@ -201,7 +192,7 @@ def _run(spec_json: str, lease: DeviceLock, watch: _Watch) -> RankOutcome:
         process = start_rank(spec, spec_path, lease, pulse)
         watch.pid, watch.started = process.pid, started
         try:
-            _stay_with(process, spec, lease, watch)
+            _wait_for_end(process, spec, lease, watch)
         finally:
             end_group(process)
         pulse.read()
@@ -211,12 +202,8 @@ def _run(spec_json: str, lease: DeviceLock, watch: _Watch) -> RankOutcome:
     return _outcome(spec, process.returncode, pulse.final_error or {}, time.monotonic() - started)
 
 
-def _stay_with(process: subprocess.Popen[bytes], spec: RankSpec, lease: DeviceLock, watch: _Watch) -> None:
-    """Until the rank ends. Sleeps in the kernel: ranks need the processor.
-
-    Raises:
-        LostError: it is not wanted any more.
-    """
+def _wait_for_end(process: subprocess.Popen[bytes], spec: RankSpec, lease: DeviceLock, watch: _Watch) -> None:
+    """Wait for the end of the rank, asleep in the kernel: ranks need the processor."""
     assert watch.pulse is not None
     progress = _Progress(spec)
     ended = os.pidfd_open(process.pid)
@@ -225,7 +212,7 @@ def _stay_with(process: subprocess.Popen[bytes], spec: RankSpec, lease: DeviceLo
         events.register(ended, select.POLLIN)
         next_beat = 0.0
         while process.poll() is None:
-            watch.check_wanted()
+            watch.raise_if_orphaned()
             events.poll(POLL_SECONDS * 1000)
             watch.pulse.read()
             progress.forward()
@@ -242,17 +229,16 @@ class _Progress:
     def __init__(self, spec: RankSpec) -> None:
         self._path = Path(spec.directory) / "progress.json" if spec.rank == 0 else None
         self._topic = progress_topic(spec.run_id)
-        self._seen = ""
+        self._last_text = ""
 
     def forward(self) -> None:
-        """Once for each change."""
         from distributed import get_worker
 
         if self._path is None or not self._path.exists():
             return
         text = self._path.read_text(encoding="utf-8")
-        if text != self._seen:
-            self._seen = text
+        if text != self._last_text:
+            self._last_text = text
             get_worker().log_event(self._topic, json.loads(text))
 
 
@@ -261,20 +247,15 @@ def progress_topic(run_id: str) -> str:
     return f"paceline-progress-{run_id}"
 
 
-def _status(pid: int | None) -> str | None:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return str(psutil.Process(pid).status())
-    return None
-
-
 def _outcome(spec: RankSpec, returncode: int, error: dict[str, Any], wall_seconds: float) -> RankOutcome:
     directory = Path(spec.directory)
-    result = _read_json(directory / "result.json") if returncode == 0 else None
+    result_path = directory / "result.json"
+    result = json.loads(result_path.read_text(encoding="utf-8")) if returncode == 0 and result_path.exists() else None
     log = (directory / "log.txt").read_text(encoding="utf-8", errors="replace")
     message = error.get("message")
     if result is None and message is None:
         message = f"ended by {signal.Signals(-returncode).name}" if returncode < 0 else f"exit status {returncode}"
-        message += _last_words(log)
+        message += _crash_line(log)
     return RankOutcome(
         rank=spec.rank,
         is_first=spec.local_rank == 0,
@@ -290,21 +271,16 @@ def _outcome(spec: RankSpec, returncode: int, error: dict[str, Any], wall_second
     )
 
 
-def _last_words(log: str) -> str:
-    """What a process that was killed by its own fault said first: glibc's or faulthandler's line."""
-    said = [line for line in log.splitlines() if "Fatal Python error" in line or line.startswith(("free()", "malloc"))]
-    return f" ({said[0][:200]})" if said else ""
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    if not path.exists():
-        return None
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return content
+def _crash_line(log: str) -> str:
+    """The first line of glibc or faulthandler about a crash."""
+    crashes = (
+        line for line in log.splitlines() if "Fatal Python error" in line or line.startswith(("free()", "malloc"))
+    )
+    return f" ({line[:200]})" if (line := next(crashes, "")) else ""
 
 
 def free_port() -> int:
-    """A TCP port that is free on this host now."""
+    """Find a free TCP port of this host."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         port: int = probe.getsockname()[1]

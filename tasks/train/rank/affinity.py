@@ -14,13 +14,7 @@ NODES = Path("/sys/devices/system/node")
 
 
 def bind(local_rank: int, num_ranks: int, gpu: str | None) -> None:
-    """Bind this process, before it starts threads.
-
-    Args:
-        local_rank: of this host.
-        num_ranks: on this host.
-        gpu: UUID of the rank's; None on CPUs.
-    """
+    """Bind this process, before it starts threads."""
     if not hasattr(os, "sched_setaffinity"):
         return
     nodes = memory_nodes(os.sched_getaffinity(0))
@@ -33,12 +27,7 @@ def bind(local_rank: int, num_ranks: int, gpu: str | None) -> None:
 
 
 def memory_nodes(allowed: set[int], root: Path = NODES) -> list[set[int]]:
-    """The cores of each memory node that this process may use; nodes without any are left out.
-
-    Args:
-        allowed: cores that the process may use.
-        root: where the kernel describes its nodes.
-    """
+    """The cores of each memory node that this process may use; nodes without any are left out."""
     lists = sorted(root.glob("node[0-9]*/cpulist"), key=lambda path: int(path.parent.name.removeprefix("node")))
     found = [parse_cpus(path.read_text(encoding="utf-8")) & allowed for path in lists]
     return [cores for cores in found if cores]
@@ -55,13 +44,7 @@ def parse_cpus(text: str) -> set[int]:
 
 
 def cores_of(local_rank: int, num_ranks: int, nodes: Sequence[set[int]]) -> set[int] | None:
-    """The cores of a rank's node, or nodes; None where ranks cannot be spread evenly.
-
-    Args:
-        local_rank: of the host.
-        num_ranks: on the host; one uses all nodes.
-        nodes: cores of each.
-    """
+    """The cores of a rank's node, or nodes; None where ranks cannot be spread evenly."""
     if num_ranks % len(nodes) == 0:
         return nodes[local_rank * len(nodes) // num_ranks]
     if len(nodes) % num_ranks == 0 and num_ranks > 1:

@@ -1,7 +1,4 @@
-"""A rank's part of a measurement: arms of a probe built from their descriptions, and the cost of an all-reduce.
-
-Knows what an arm's steps are made of; when which arm runs is the probe's business.
-"""
+"""Benchmarks of a rank: the arms of a probe built from their descriptions, and the time of an all-reduce."""
 
 from __future__ import annotations
 
@@ -19,33 +16,34 @@ from paceline.tasks.data.loading.sampling import BatchPlan
 from paceline.tasks.measure.probe import ArmRunner, StepRunner, Watch, run_probe
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.model.batch import BatchSource, LabelledBatch
-from paceline.tasks.records import AllReduceTime, Arm, MeasureResult, ProbeResult
+from paceline.tasks.records import BASELINE, AllReduceTime, Arm, MeasureResult, ProbeResult
+from paceline.tasks.train.autotune.choice import faster_plan, plan_of_probe
+from paceline.tasks.train.launch.layout import PROBE_FILE
 from paceline.tasks.train.rank import process_group as group
+from paceline.tasks.train.rank.callbacks import write_atomically
 from paceline.tasks.train.rank.context import RankContext
 from paceline.tasks.train.step.benchmark_step import BareStep, StepInputs
 
 NUM_WARM_UP = 3
+MAX_SWITCHES = 2
+"""Times that a probe may switch the execution: to another arithmetic, then to another loading."""
 GRADIENT_BYTES: dict[Compression, int] = {"off": 4, "bf16": 2}
-"""Of one parameter, in an exchange."""
+"""Bytes per parameter in an exchange of gradients."""
 LOAD_SECONDS = 1.0
 MIN_LOAD_STEPS = 5
 NUM_LOAD_ROUNDS = 2
 """The part of a step that does not grow with its samples makes a rank's speed depend on its share: even shares first,
 then those that the speeds found on even shares lead to."""
-ALIKE = 0.05
-"""Ranks that differ by less share evenly: noise must not make the steps of like devices unlike."""
+MAX_LOAD_DIFFERENCE = 0.05
+"""Ranks whose speeds differ by less get even shares: noise must not make the steps of equal devices unequal."""
 MIN_ALL_REDUCES = 10
 MAX_ALL_REDUCES = 60
 ALL_REDUCE_SHARE = 0.5
-"""All messages together may take so much of the probe's time limit."""
+"""Largest part of the probe's time limit for all messages together."""
 
 
 class OneBatch:
-    """Input that costs nothing: the same batch, already on the device, again and again.
-
-    Args:
-        loader: its first batch is taken.
-    """
+    """Input without cost: the same batch, already on the device, in every step."""
 
     def __init__(self, loader: BatchSource) -> None:
         self._num_steps = len(loader)
@@ -64,25 +62,25 @@ class OneBatch:
             yield self._batch
 
     def seek(self, step: int) -> None:
-        """Every step is alike."""
+        """Do nothing: all steps are the same."""
 
 
 class ArmBenchmark:
     """Builds arms and measures them against each other.
 
     Args:
-        place: of this rank; its network is copied by every arm, never changed.
+        context: of this rank; its network is copied by every arm, never changed.
     """
 
-    def __init__(self, place: RankContext) -> None:
-        self._place = place
-        recipe = place.config.recipe
-        self._inputs = StepInputs(place.network, place.task, recipe, recipe.learning_rate, place.device)
+    def __init__(self, context: RankContext) -> None:
+        self._context = context
+        recipe = context.config.recipe
+        self._inputs = StepInputs(context.network, context.task, recipe, recipe.learning_rate, context.device)
 
     @property
     def samples_per_device(self) -> int:
         """Of a batch of the training, their mean."""
-        batches = self._place.batches
+        batches = self._context.batches
         return max(1, min(batches.global_batch_size, batches.num_samples) // batches.world_size)
 
     def probe(self, arms: Mapping[str, Arm], ready: Mapping[str, TrainLoader]) -> ProbeResult:
@@ -92,10 +90,10 @@ class ArmBenchmark:
             arms: by role; `baseline` and `candidate` among them.
             ready: loaders that exist already, by role; others are made and closed here.
         """
-        settings = self._place.config.speedup
+        settings = self._context.config.speedup
         with ExitStack() as stack:
             runners = {role: self.runner(stack, arm, ready.get(role)) for role, arm in arms.items()}
-            return run_probe(runners, settings, group.agreed, self.watch)
+            return run_probe(runners, settings, group.broadcast, self.watch)
 
     def all_reduces(self, arm: Arm, sizes: Sequence[int]) -> tuple[AllReduceTime, ...]:
         """Time all-reduces between training steps, as training has them: with cold caches and busy neighbours.
@@ -109,23 +107,19 @@ class ArmBenchmark:
         with ExitStack() as stack:
             steps = self.runner(stack, arm.model_copy(update={"variant": "no_sync"})).run
             steps(NUM_WARM_UP)
-            affordable = ALL_REDUCE_SHARE * self._place.config.speedup.max_seconds / len(sizes)
-            wanted = int(group.agreed(affordable / max(steps(1))))
-            number = min(MAX_ALL_REDUCES, max(MIN_ALL_REDUCES, wanted))
-            return tuple(_all_reduce(self._place, size, steps, number) for size in sizes)
+            affordable = ALL_REDUCE_SHARE * self._context.config.speedup.max_seconds / len(sizes)
+            num_affordable = int(group.broadcast(affordable / max(steps(1))))
+            number = min(MAX_ALL_REDUCES, max(MIN_ALL_REDUCES, num_affordable))
+            return tuple(_all_reduce(self._context, size, steps, number) for size in sizes)
 
     def speed(self, arm: Arm) -> float:
-        """This rank's samples per second on its own share, while all compute and none waits for another.
-
-        Args:
-            arm: over all ranks.
-        """
-        place = self._place
-        size = place.cut(arm.num_devices, arm.batch_size, arm.loads).sizes(0)[place.spec.rank]
+        """This rank's samples per second on its own share, while all compute and none waits for another."""
+        context = self._context
+        size = context.cut(arm.num_devices, arm.batch_size, arm.loads).sizes(0)[context.spec.rank]
         with ExitStack() as stack:
             steps = self.runner(stack, arm.model_copy(update={"variant": "no_sync"})).run
             steps(NUM_WARM_UP)
-            group.agreed(0.0)  # all begin together
+            group.broadcast(0.0)  # all begin together
             times: list[float] = []
             started = time.perf_counter()
             while time.perf_counter() - started < LOAD_SECONDS or len(times) < MIN_LOAD_STEPS:
@@ -133,54 +127,43 @@ class ArmBenchmark:
         return size / statistics.median(times)
 
     def watch(self) -> Watch:
-        """What looks at this host from now on."""
-        place = self._place
-        return ValidityWatch(place.own_processes(), gpu_uuids=place.gpu_uuids(), data_files=place.data_files())
+        """Watch this host for contamination from now on."""
+        context = self._context
+        return ValidityWatch(context.own_processes(), gpu_uuids=context.gpu_uuids(), data_files=context.data_files())
 
     def runner(self, stack: ExitStack, arm: Arm, ready: TrainLoader | None = None) -> ArmRunner:
-        """An arm that can be measured.
-
-        Args:
-            stack: lets go of it.
-            arm: how to execute.
-            ready: its loader, if there is one already.
-        """
-        place = self._place
+        """An arm that can be measured."""
+        context = self._context
         loads = arm.loads if arm.num_devices > 1 else None
-        plan = place.batches if ready is not None else place.cut(arm.num_devices, arm.batch_size, loads)
+        plan = context.batches if ready is not None else context.cut(arm.num_devices, arm.batch_size, loads)
         # Without a full batch there is one batch, of all samples.
         samples = plan.global_batch_size if plan.num_full_steps else plan.num_samples
-        if arm.num_devices == 1 and not place.writes:
-            return ArmRunner(arm, _no_part, samples)
+        if arm.num_devices == 1 and not context.writes:
+            return ArmRunner(arm, lambda num_steps: [], samples)  # this rank takes no part in the arm
         source = ready if ready is not None else self._source(stack, arm, plan)
         step = BareStep(self._inputs, arm, source, max(1, plan.num_full_steps))
         return ArmRunner(arm, self._on_threads(arm, stack.enter_context(closing(step)).run), samples)
 
     def _on_threads(self, arm: Arm, run: StepRunner) -> StepRunner:
         def steps(number: int) -> Sequence[float]:
-            torch.set_num_threads(arm.num_threads or self._place.num_threads)
+            torch.set_num_threads(arm.num_threads or self._context.num_threads)
             try:
                 return run(number)
             finally:
-                torch.set_num_threads(self._place.spec.plan.num_threads)
+                torch.set_num_threads(self._context.spec.plan.num_threads)
 
         return steps
 
     def _source(self, stack: ExitStack, arm: Arm, plan: BatchPlan) -> BatchSource:
-        rank = self._place.spec.rank if arm.num_devices > 1 else 0
+        rank = self._context.spec.rank if arm.num_devices > 1 else 0
         if arm.variant == "synthetic_input":
-            with closing(self._place.loader(arm, plan, rank)) as loader:
+            with closing(self._context.loader(arm, plan, rank)) as loader:
                 return OneBatch(loader)
-        return stack.enter_context(closing(self._place.loader(arm, plan, rank)))
+        return stack.enter_context(closing(self._context.loader(arm, plan, rank)))
 
 
 def diagnostic_arms(candidate: Arm, batch_size: int) -> dict[str, Arm]:
-    """The further arms that show what limits a candidate: one of its devices, too, with its own batch.
-
-    Args:
-        candidate: the execution in question.
-        batch_size: its samples per device and step.
-    """
+    """The further arms that show what limits a candidate: one of its devices, too, with its own batch."""
     change = candidate.model_copy
     arms = {"synthetic_input": change(update={"variant": "synthetic_input"})}
     if candidate.num_devices > 1:
@@ -191,30 +174,66 @@ def diagnostic_arms(candidate: Arm, batch_size: int) -> dict[str, Arm]:
     return arms
 
 
-def measured_loads(place: RankContext, arm: Arm) -> tuple[float, ...] | None:
-    """Speeds of the ranks in samples per second, to share batches by; the same on every rank. None for like ranks.
-
-    Args:
-        place: of this rank.
-        arm: the execution to be trained.
-    """
-    bench = ArmBenchmark(place)
+def measure_rank_loads(context: RankContext) -> tuple[float, ...] | None:
+    """Measure the ranks' samples per second, to share batches by; the same on every rank. None for equal ranks."""
+    bench, arm = ArmBenchmark(context), context.candidate_arm()
     loads: tuple[float, ...] | None = None
     for _ in range(NUM_LOAD_ROUNDS):
-        loads = group.gathered(bench.speed(arm.model_copy(update={"loads": loads})))
-        if max(loads) <= (1 + ALIKE) * min(loads):
+        loads = group.all_gather(bench.speed(arm.model_copy(update={"loads": loads})))
+        if max(loads) <= (1 + MAX_LOAD_DIFFERENCE) * min(loads):
             return None
     return loads
 
 
-def measure(place: RankContext) -> MeasureResult:
-    """Measure what the spec asks for, and train nothing."""
-    spec = place.spec
+def probe_execution(context: RankContext) -> tuple[TrainLoader, ProbeResult | None]:
+    """Probe the plan's execution against the baseline; switch to another where the probe finds that one faster.
+
+    Returns:
+        The training's loader, and the probe; None where the configuration asks for none.
+    """
+    spec = context.spec
+    if spec.probe is not None:
+        context.execute(plan_of_probe(spec.plan, context.candidate_arm(), spec.probe))
+        return context.loader(context.candidate_arm(), context.batches, spec.rank), spec.probe
+    for num_switches_left in range(MAX_SWITCHES, -1, -1):
+        arm = context.candidate_arm()
+        with ExitStack() as stack:
+            loader = stack.enter_context(closing(context.loader(arm, context.batches, spec.rank)))
+            probe = _probe_candidate(context, arm, loader) if context.config.speedup.baseline == "probe" else None
+            better = faster_plan(context.spec.plan, probe) if probe is not None and num_switches_left else None
+            if better is None:
+                stack.pop_all()
+                return loader, probe
+        context.execute(better)
+    raise AssertionError("the last round returns")
+
+
+def _probe_candidate(context: RankContext, arm: Arm, loader: TrainLoader) -> ProbeResult:
+    # A baseline that takes more samples at once than the candidate may not fit where the candidate does.
+    arms = {"baseline": BASELINE.model_copy(update={"micro_batch": arm.micro_batch}), "candidate": arm}
+    if arm.num_devices > 1:
+        arms["single"] = arm.model_copy(update={"num_devices": 1})
+    if arm.compile != "off":
+        arms["uncompiled"] = arm.model_copy(update={"compile": "off"})  # whether compiling pays
+    if context.config.speedup.diagnose:
+        batch_size = max(1, context.batches.global_batch_size // arm.num_devices)
+        arms |= diagnostic_arms(arm, batch_size)
+        if batch_size == context.config.batch_size_over(1):  # weak scaling: the same as the arm `single`
+            arms.pop("alone", None)
+    probe = ArmBenchmark(context).probe(arms, {"candidate": loader})
+    if context.writes:
+        write_atomically(context.directory / PROBE_FILE, probe.model_dump_json())
+    return probe
+
+
+def measure(context: RankContext) -> MeasureResult:
+    """Measure what the spec asks for, without training."""
+    spec = context.spec
     assert spec.measurement is not None
-    bench = ArmBenchmark(place)
+    bench = ArmBenchmark(context)
     probe = bench.probe(spec.measurement.arms, {})
     compression = spec.plan.gradient_compression
-    parameters = [parameter for parameter in place.network.parameters() if parameter.requires_grad]
+    parameters = [parameter for parameter in context.network.parameters() if parameter.requires_grad]
     return MeasureResult(
         probe=probe,
         all_reduces=bench.all_reduces(spec.measurement.arms["candidate"], spec.measurement.all_reduce_bytes),
@@ -222,32 +241,23 @@ def measure(place: RankContext) -> MeasureResult:
     )
 
 
-def _all_reduce(place: RankContext, num_bytes: int, between: StepRunner, number: int) -> AllReduceTime:
-    tensor = torch.zeros(max(1, num_bytes // 4), dtype=torch.float32, device=place.device)
+def _all_reduce(context: RankContext, num_bytes: int, between: StepRunner, number: int) -> AllReduceTime:
+    tensor = torch.zeros(max(1, num_bytes // 4), dtype=torch.float32, device=context.device)
     times = []
     for position in range(NUM_WARM_UP + number):
         between(1)
         distributed.barrier()  # waiting for the slowest is not the link's cost
         started = time.perf_counter()
         distributed.all_reduce(tensor)
-        tensor /= place.spec.world_size
-        if place.device.type == "cuda":
-            torch.cuda.synchronize(place.device)
+        tensor /= context.spec.world_size
+        if context.device.type == "cuda":
+            torch.cuda.synchronize(context.device)
         if position >= NUM_WARM_UP:
             times.append(time.perf_counter() - started)
+    first_quartile, _, third_quartile = statistics.quantiles(times, n=4)
     return AllReduceTime(
         num_bytes=tensor.numel() * 4,
-        num_devices=place.spec.world_size,
+        num_devices=context.spec.world_size,
         seconds=statistics.median(times),
-        spread=_quartile_distance(times),
+        spread=third_quartile - first_quartile,
     )
-
-
-def _quartile_distance(times: list[float]) -> float:
-    first, _, third = statistics.quantiles(times, n=4)
-    return third - first
-
-
-def _no_part(num_steps: int) -> list[float]:
-    """The part of a rank that sits an arm out."""
-    return []

@@ -24,7 +24,7 @@ from paceline.tasks.model.objectives import Task
 from paceline.tasks.records import Choice
 from paceline.tasks.train.checkpoint_interval import CheckpointInterval
 from paceline.tasks.train.rank.checkpoint import checkpoint_path
-from paceline.tasks.train.rank.process_group import agreed, average_buffers, reduced
+from paceline.tasks.train.rank.process_group import all_reduce, average_buffers, broadcast
 from paceline.tasks.train.rank.time_budget import Stopwatch
 from paceline.tasks.train.step.distributed import communication_fraction
 from paceline.tasks.train.step.epoch_loop import StepLoop
@@ -149,7 +149,7 @@ class ProgressCallback(Callback):
         """
         if not learner.pending:
             return
-        window = reduced(torch.stack(learner.pending).double(), "mean").tolist()
+        window = all_reduce(torch.stack(learner.pending).double(), "mean").tolist()
         learner.pending.clear()
         bad = [index for index, loss in enumerate(window) if not math.isfinite(loss)]
         if bad:
@@ -299,7 +299,7 @@ class CheckpointCallback(Callback):
             return False
         if learner.pending:
             learner.pending[-1].item()  # or the host's pace would be taken for the device's
-        self._next_step = int(agreed(self._interval.next_step(step, time.monotonic())))
+        self._next_step = int(broadcast(self._interval.next_step(step, time.monotonic())))
         return self._next_step <= step
 
     def _save(self, trainer: Trainer, learner: Learner) -> None:
@@ -313,7 +313,7 @@ class CheckpointCallback(Callback):
             self._progress.num_saved_epochs = len(learner.epoch_ends)
             if self._interval is not None and step < learner.course.num_steps(learner.recipe.num_epochs):
                 now = time.monotonic()
-                self._next_step = int(agreed(self._interval.saved(step, now - started, now)))
+                self._next_step = int(broadcast(self._interval.saved(step, now - started, now)))
                 if self._interval.choice is not None:
                     self._progress.choices["checkpoint_steps"] = self._interval.choice
             self._progress.restart_window()

@@ -1,7 +1,4 @@
-"""A rank's place: its device, its group, its share of the data, and the network it begins with.
-
-Composes what a rank works on. Knows nothing of measuring, training or evaluating.
-"""
+"""What a rank works with: its device, its group, its share of the data and its initial network."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 
 from paceline.tasks.data.loading.batch import Batch, Normalise
 from paceline.tasks.data.loading.evaluation import evaluation_batch, evaluation_batches
@@ -24,12 +22,13 @@ from paceline.tasks.host import host_identity
 from paceline.tasks.model.inference import Int64s
 from paceline.tasks.model.networks.registry import build_network
 from paceline.tasks.model.networks.whitened import Whitening
-from paceline.tasks.model.objectives import task_of
+from paceline.tasks.model.objectives import Task, task_of
 from paceline.tasks.model.pretrained import begin_with
 from paceline.tasks.model.transfer import freeze
 from paceline.tasks.plugins import require_plugin
 from paceline.tasks.records import Arm, Plan, RankSpec
 from paceline.tasks.train.launch.rank_process import running_ranks
+from paceline.tasks.train.plan import arm_of
 from paceline.tasks.train.rank import process_group as group
 from paceline.tasks.train.rank.affinity import bind
 
@@ -39,14 +38,14 @@ FIT_PIXELS = 5_000 * 32 * 32  # of the images that fixed layers are fitted to
 
 
 class RankContext:
-    """Joins the group and opens the data.
-
-    Args:
-        spec: this rank's place and its work.
+    """Joins the group and opens the data; `build_network` completes it.
 
     Raises:
-        RunError: other code, or another package of the user's, is here than in the flow, or the ranks do not agree.
+        RunError: the code or a user package differs from the coordinator's, or the ranks do not agree.
     """
+
+    network: nn.Module
+    task: Task
 
     def __init__(self, spec: RankSpec) -> None:
         if spec.code_fingerprint != code_fingerprint():
@@ -68,7 +67,7 @@ class RankContext:
         gpu = spec.devices[spec.local_rank] if spec.plan.accelerator == "gpu" else None
         bind(spec.local_rank, spec.num_devices, gpu)
         self.num_threads = spec.plan.num_threads
-        """What the rules, or the configuration, give each rank."""
+        """CPU threads per rank by the rules or the configuration."""
         torch.set_num_threads(self.num_threads)
         self.device = group.pick_device(spec)
         group.join(spec, self.device)
@@ -84,7 +83,17 @@ class RankContext:
             self.loads,
             self.config.execution.world_size if keeps_batches else None,
         )
-        self._check_group()
+        facts = {
+            "data": spec.prepared.fingerprint,
+            "num_steps": self.batches.steps_per_epoch,
+            "code": spec.code_fingerprint,
+            "device": gpu or f"rank {spec.rank}",
+        }
+        group.check_agreement(spec, facts, same=("data", "num_steps", "code"), unique=("device",))
+
+    def build_network(self) -> None:
+        """Build the task and the network with its initial weights: by the seed, fitted to the data, or pretrained."""
+        spec = self.spec
         torch.manual_seed(self.config.seed)
         self.task = task_of(self.config, spec.prepared)
         self.network = build_network(
@@ -93,20 +102,31 @@ class RankContext:
             len(spec.prepared.class_names),
             len(spec.prepared.target_names),
         )
-        self._begin()
+        if spec.pretrained is None:
+            self._fit_layers()
+        else:
+            begin_with(self.network, spec.pretrained)  # includes layers that were fitted to the first data set
+        if self.config.model.freeze != "none":
+            freeze(self.network, self.config.model.freeze)
+
+    def candidate_arm(self) -> Arm:
+        """The plan's execution as an arm of a probe."""
+        plan = self.spec.plan
+        num_threads = plan.num_threads if plan.num_threads != self.num_threads else None
+        return arm_of(plan, self.loads).model_copy(update={"num_threads": num_threads})
 
     def execute(self, plan: Plan) -> None:
-        """Execute otherwise from now on, on the same devices."""
+        """Use another execution from now on, on the same devices."""
         self.spec = self.spec.model_copy(update={"plan": plan})
         torch.set_num_threads(plan.num_threads)
 
     def set_rank_loads(self, loads: tuple[float, ...] | None) -> None:
-        """Share each batch anew from now on; the batches themselves stay as they are."""
+        """Share each batch by these loads from now on; the batches themselves stay the same."""
         self.loads = loads
         self.batches = replace(self.batches, loads=loads)
 
     def cut(self, world_size: int, batch_size: int | None = None, loads: tuple[float, ...] | None = None) -> BatchPlan:
-        """How epochs are cut into batches for a number of ranks.
+        """Cut epochs into batches for a number of ranks.
 
         Args:
             world_size: ranks that share each batch.
@@ -137,7 +157,7 @@ class RankContext:
         )
 
     def evaluation(self, split: Split) -> Iterator[tuple[Int64s, Batch]]:
-        """This rank's share of a split, in large batches."""
+        """Read this rank's share of a split in large batches."""
         prepared = self.spec.prepared
         height, width, _ = prepared.image_shape
         num_pixels = height * width * self.config.model.test_views
@@ -161,13 +181,13 @@ class RankContext:
 
     @property
     def evaluates_channels_last(self) -> bool:
-        """Whether evaluation takes that layout: on CPUs also where training does not, in bf16 twice as fast."""
+        """Whether evaluation uses channels last: on CPUs always with bf16, where it is twice as fast."""
         plan = self.spec.plan
         on_cpu = plan.accelerator == "cpu" and plan.precision == "bf16-mixed"
         return on_cpu or plan.memory_format == "channels_last"
 
     def own_processes(self) -> list[int]:
-        """Processes of this run on this host, whose load is not foreign: ranks, their Dask worker, the flow."""
+        """Process ids of this run on this host: its ranks, their Dask worker and the flow."""
         host, pid = self.spec.coordinator
         flow = [pid] if host == host_identity() else []
         return [os.getppid(), *running_ranks(self.spec.run_id), *flow]
@@ -180,20 +200,8 @@ class RankContext:
         """UUIDs of this host's GPUs, none on CPUs."""
         return self.spec.devices if self.device.type == "cuda" else ()
 
-    def _begin(self) -> None:
-        """Set the weights that the network does not begin with by the seed."""
-        if self.spec.pretrained is None:
-            self._fit_layers()
-        else:
-            begin_with(self.network, self.spec.pretrained)  # with layers that were fitted to the data seen first
-        if self.config.model.freeze != "none":
-            freeze(self.network, self.config.model.freeze)
-
     def _fit_layers(self) -> None:
-        """Set the layers that depend on the data and are not trained, from the first images: on all ranks alike.
-
-        A checkpoint that is restored brings its own.
-        """
+        """Fit the untrained layers to the first images, the same on all ranks; a checkpoint replaces them later."""
         layers = [layer for layer in self.network.modules() if isinstance(layer, Whitening)]
         if not layers:
             return
@@ -203,13 +211,3 @@ class RankContext:
         pixels = torch.from_numpy(self.train_split.gather(np.arange(number)))
         for layer in layers:
             layer.fit(normalise(pixels, channels_last=False))
-
-    def _check_group(self) -> None:
-        place = self.spec.devices[self.spec.local_rank] if self.device.type == "cuda" else f"rank {self.spec.rank}"
-        facts = {
-            "data": self.spec.prepared.fingerprint,
-            "num_steps": self.batches.steps_per_epoch,
-            "code": self.spec.code_fingerprint,
-            "device": place,
-        }
-        group.check_agreement(self.spec, facts, same=("data", "num_steps", "code"), unique=("device",))

@@ -1,87 +1,154 @@
-"""What a rank does with a trained network and its share of a split: add up how well it does, or keep what it tells.
-
-Knows nothing of groups: adding up over ranks is the caller's business.
-"""
+"""Evaluates a trained network on this rank's share of a split, or saves its predictions."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
 
+from paceline.conf.execution import Precision
+from paceline.tasks.data.split import open_split
 from paceline.tasks.model.batch import LabelledBatch
+from paceline.tasks.model.fuse_batch_norm import fold_batch_norm
 from paceline.tasks.model.inference import Int64s, predictions
 from paceline.tasks.model.objectives import PixelTask, Task
+from paceline.tasks.train.launch.layout import EXAMPLES_FILE
+from paceline.tasks.train.rank import process_group as group
+from paceline.tasks.train.rank.context import RankContext
+from paceline.tasks.train.step.distributed import gather_full_weights
 from paceline.tasks.train.step.micro_batches import take_samples
+from paceline.tasks.train.step.precision import forward_context, prepare_network
 
-NUM_WORST, NUM_OTHERS = 4, 2
+NUM_WORST_EXAMPLES, NUM_FIRST_EXAMPLES = 4, 2
 """Examples in the report."""
-Context = AbstractContextManager[object]
-Batches = Iterable[tuple[Int64s, LabelledBatch]]
-Kept = tuple[Int64s, npt.NDArray[np.floating], npt.NDArray[np.float32] | None]
+Autocast = AbstractContextManager[object]
+BatchPredictions = tuple[Int64s, npt.NDArray[np.floating], npt.NDArray[np.float32] | None]
+"""Indices of a batch's samples, what the task keeps of them, regression targets."""
 
 
-def count(network: nn.Module, batches: Batches, context: Context, task: Task, device: torch.device) -> torch.Tensor:
-    """[samples, sums of the task's statistics] over the batches, float64 on the device."""
+def gather_network(context: RankContext, network: nn.Module) -> nn.Module:
+    """Gather a sharded network's weights: the ranks evaluate different batches, and different numbers of them."""
+    plan = context.spec.plan
+    if plan.strategy != "fsdp":
+        return network
+    channels_last = plan.memory_format == "channels_last"
+    return gather_full_weights(network, prepare_network(context.network, "32-true", channels_last, context.device))
+
+
+def inference_network(context: RankContext, network: nn.Module) -> nn.Module:
+    """The network with batch norms folded; eager, so that a compiled one has only the graph of its training steps."""
+    precision = context.spec.plan.precision
+    return prepare_network(fold_batch_norm(network), precision, context.evaluates_channels_last, context.device)
+
+
+def validate(context: RankContext, network: nn.Module) -> list[float]:
+    """[samples, sums of the task's statistics] of the validation split, over all ranks; empty without one."""
+    if not context.spec.prepared.num_validation:
+        return []
+    group.average_buffers(network)
+    network = inference_network(context, gather_network(context, network))
+    return count_statistics(context, network, "validation", context.spec.plan.precision)
+
+
+def count_statistics(
+    context: RankContext, network: nn.Module, split: Literal["validation", "test"], precision: Precision
+) -> list[float]:
+    """[samples, sums of the task's statistics] of a split, over all ranks."""
+    task, device = context.task, context.device
+    autocast = forward_context(precision, device)
     counts = torch.zeros(1 + task.num_statistics, dtype=torch.float64, device=device)
-    for found in predictions(network, batches, context, task):
-        statistics_NS = task.statistics(found.outputs, found.batch, found.inputs_NCHW)
+    batches = context.evaluation(open_split(context.spec.prepared, split))
+    for prediction in predictions(network, batches, autocast, task):
+        statistics_NS = task.statistics(prediction.outputs, prediction.batch, prediction.inputs_NCHW)
         counts[0] += len(statistics_NS)
         counts[1:] += statistics_NS.sum(0)
-    return counts
+    totals: list[float] = group.all_reduce(counts, "sum").tolist()
+    return totals
 
 
-def predict(network: nn.Module, batches: Batches, context: Context, task: Task) -> list[Kept]:
-    """Indices, what the task keeps, and regression targets of every batch, on the host."""
-    kept = []
-    for found in predictions(network, batches, context, task):
-        targets_NT = None if found.outputs[1] is None else found.outputs[1].cpu().numpy()
-        kept_N = task.kept(found.outputs, found.batch, found.inputs_NCHW)
-        kept.append((found.indices_N, kept_N.cpu().numpy(), targets_NT))
-    return kept
+def predict_test_split(context: RankContext, network: nn.Module) -> dict[str, Any]:
+    """Save the predictions of this rank's share of the test split, and return fields of the result."""
+    task, prepared = context.task, context.spec.prepared
+    split = open_split(prepared, "test")
+    autocast = forward_context(context.spec.plan.precision, context.device)
+    _warm_up(network, context.evaluation(split), autocast, task)
+    started = time.perf_counter()
+    batches = _predict(network, context.evaluation(split), autocast, task)
+    seconds = torch.tensor(time.perf_counter() - started, dtype=torch.float64, device=context.device)
+    path = context.directory / "predictions.npz"
+    _save_predictions(path, batches, task, len(prepared.target_names))
+    examples = context.directory / EXAMPLES_FILE
+    if context.writes and batches and isinstance(task, PixelTask):
+        _save_examples(examples, network, context.samples(split, _choose_examples(batches)), autocast, task)
+    return {
+        "predictions": (str(path),),
+        "examples": str(examples) if examples.exists() else None,
+        "prediction_samples_per_second": split.num_samples / float(group.all_reduce(seconds, "max").item()),
+    }
 
 
-def warm_up(network: nn.Module, batches: Batches, context: Context, task: Task) -> None:
-    """Predict the first batch and a shorter one, and forget them: what autotunes does it now.
+def save_weights(context: RankContext, network: nn.Module) -> str | None:
+    """Write the weights on rank 0; return their path."""
+    if not context.writes:
+        return None
+    path = context.directory / "weights.pt"
+    torch.save({name: tensor.cpu() for name, tensor in network.state_dict().items()}, path)
+    return str(path)
 
-    Both lengths, since the last batch of a split is mostly a shorter one.
-    """
+
+def _predict(
+    network: nn.Module, batches: Iterable[tuple[Int64s, LabelledBatch]], autocast: Autocast, task: Task
+) -> list[BatchPredictions]:
+    results: list[BatchPredictions] = []
+    for prediction in predictions(network, batches, autocast, task):
+        targets = prediction.outputs[1]
+        kept_N = task.kept(prediction.outputs, prediction.batch, prediction.inputs_NCHW)
+        targets_NT = None if targets is None else targets.cpu().numpy()
+        results.append((prediction.indices_N, kept_N.cpu().numpy(), targets_NT))
+    return results
+
+
+def _warm_up(
+    network: nn.Module, batches: Iterable[tuple[Int64s, LabelledBatch]], autocast: Autocast, task: Task
+) -> None:
+    """Predict the first batch and a shorter one, as the last of a split mostly is: libraries tune themselves here."""
     for indices_N, batch in islice(batches, 1):
         for number in {len(indices_N), max(1, len(indices_N) - 1)}:
-            for _ in predictions(network, [(indices_N[:number], take_samples(batch, 0, number))], context, task):
+            for _ in predictions(network, [(indices_N[:number], take_samples(batch, 0, number))], autocast, task):
                 pass
 
 
-def choose_examples(found: list[Kept]) -> Int64s:
-    """Indices of the samples with the largest loss, the worst first, and of the first ones; of tasks that keep it."""
-    index_N = np.concatenate([indices for indices, _, _ in found])
-    loss_N = np.concatenate([kept[:, 0] for _, kept, _ in found])
-    worst = index_N[np.argsort(-loss_N, kind="stable")[:NUM_WORST]]
-    others = index_N[~np.isin(index_N, worst)][:NUM_OTHERS]
-    return np.concatenate([worst, others])
+def _choose_examples(batches: list[BatchPredictions]) -> Int64s:
+    """Indices of the samples with the largest loss, the worst first, and of the first ones of the others."""
+    index_N = np.concatenate([indices_N for indices_N, _, _ in batches])
+    loss_N = np.concatenate([kept_NK[:, 0] for _, kept_NK, _ in batches])
+    worst = index_N[np.argsort(-loss_N, kind="stable")[:NUM_WORST_EXAMPLES]]
+    return np.concatenate([worst, index_N[~np.isin(index_N, worst)][:NUM_FIRST_EXAMPLES]])
 
 
-def save_examples(path: Path, network: nn.Module, batch: LabelledBatch, context: Context, task: PixelTask) -> None:
-    """Write what the network saw (n, C, H, W), what it told and what is there, as its task shows it."""
-    (found,) = predictions(network, [(np.arange(len(batch.labels_N)), batch)], context, task)
-    shown = (found.inputs_NCHW, *task.shown(found.outputs, batch))
-    seen, told, there = (values.float().cpu().numpy() for values in shown)
-    np.savez(path, seen=seen, told=told, there=there)
+def _save_examples(path: Path, network: nn.Module, batch: LabelledBatch, autocast: Autocast, task: PixelTask) -> None:
+    """Write the network's inputs (n, C, H, W), its outputs and the labels, as the task shows them."""
+    (prediction,) = predictions(network, [(np.arange(len(batch.labels_N)), batch)], autocast, task)
+    shown = (prediction.inputs_NCHW, *task.shown(prediction.outputs, batch))
+    inputs, outputs, labels = (tensor.float().cpu().numpy() for tensor in shown)
+    np.savez(path, seen=inputs, told=outputs, there=labels)
 
 
-def save_predictions(path: Path, found: list[Kept], task: Task, num_targets: int) -> None:
+def _save_predictions(path: Path, batches: list[BatchPredictions], task: Task, num_targets: int) -> None:
     """Write `index` (N), `kept` (N x K or N x S) and, where there are any, `targets` (N x T); N may be 0."""
-    index_N = np.concatenate([np.zeros(0, np.int64), *(indices for indices, _, _ in found)])
-    kept = np.concatenate([np.zeros((0, task.num_kept), np.float32), *(kept for _, kept, _ in found)])
+    index_N = np.concatenate([np.zeros(0, np.int64), *(indices_N for indices_N, _, _ in batches)])
+    outputs = np.concatenate([np.zeros((0, task.num_kept), np.float32), *(kept_NK for _, kept_NK, _ in batches)])
     if not num_targets:
-        np.savez(path, index=index_N, kept=kept)
+        np.savez(path, index=index_N, kept=outputs)
         return
-    targets = [target for _, _, target in found if target is not None]
+    targets = [targets_NT for _, _, targets_NT in batches if targets_NT is not None]
     targets_NT = np.concatenate([np.zeros((0, num_targets), np.float32), *targets])
-    np.savez(path, index=index_N, kept=kept, targets=targets_NT)
+    np.savez(path, index=index_N, kept=outputs, targets=targets_NT)

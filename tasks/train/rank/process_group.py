@@ -111,12 +111,6 @@ def _listen(spec: RankSpec) -> int:
 def check_agreement(spec: RankSpec, facts: dict[str, Any], same: tuple[str, ...], unique: tuple[str, ...]) -> None:
     """Compare facts of all ranks before the first collective of training, and refuse with a table instead of a hang.
 
-    Args:
-        spec: this rank.
-        facts: by name; exchanged between the ranks.
-        same: names that must be equal on all ranks.
-        unique: names that must differ between any two.
-
     Raises:
         RunError: with one line per rank.
     """
@@ -131,7 +125,7 @@ def check_agreement(spec: RankSpec, facts: dict[str, Any], same: tuple[str, ...]
         raise RunError(f"the ranks do not agree on {', '.join(wrong)}: {rows}")
 
 
-def agreed(value: float) -> float:
+def broadcast(value: float) -> float:
     """Rank 0's value, on every rank."""
     if not distributed.is_initialized():
         return value
@@ -140,7 +134,7 @@ def agreed(value: float) -> float:
     return float(tensor.item())
 
 
-def gathered(value: float) -> tuple[float, ...]:
+def all_gather(value: float) -> tuple[float, ...]:
     """Every rank's value in the order of the ranks, on every rank."""
     if not distributed.is_initialized():
         return (value,)
@@ -150,7 +144,7 @@ def gathered(value: float) -> tuple[float, ...]:
     return tuple(float(one.item()) for one in found)
 
 
-def reduced(values: torch.Tensor, operation: str) -> torch.Tensor:
+def all_reduce(values: torch.Tensor, operation: str) -> torch.Tensor:
     """Sum, mean or maximum (`sum`, `mean`, `max`) of a tensor over all ranks, in place."""
     if not distributed.is_initialized():
         return values
@@ -170,7 +164,7 @@ def average_buffers(network: nn.Module) -> None:
     if not buffers:
         return
     flat = torch.cat([buffer.flatten().double() for buffer in buffers])
-    reduced(flat, "mean")
+    all_reduce(flat, "mean")
     for buffer, mean in zip(buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True):
         buffer.copy_(mean.view_as(buffer))
 

@@ -20,13 +20,7 @@ NUM_EAGER = 3
 
 
 class CapturedStep:
-    """Takes the place of a step whose optimizer is settled for it.
-
-    Args:
-        step: the eager one.
-        device: a GPU.
-        enter: takes the name of the part that begins: `graph`, then `loop`.
-    """
+    """Takes the place of a step whose optimizer is settled for it."""
 
     def __init__(self, step: TrainStep, device: torch.device, enter: Enter = lambda _: None) -> None:
         self._step = step

@@ -78,12 +78,7 @@ def apply_fsdp(network: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def gather_full_weights(network: nn.Module, replica: nn.Module) -> nn.Module:
-    """The replica with the weights of a sharded network; collective.
-
-    Args:
-        network: sharded.
-        replica: of the same architecture, not sharded.
-    """
+    """The replica with the weights of a sharded network; collective."""
     replica.load_state_dict(get_model_state_dict(network, options=StateDictOptions(full_state_dict=True)))
     return replica
 

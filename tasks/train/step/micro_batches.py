@@ -18,10 +18,6 @@ def split_into_micro_batches(batch: LabelledBatch, largest: int | None) -> list[
     """A batch in as few parts as may be, none larger than `largest`; sizes differ by one at most.
 
     Even parts, because batch norms take their statistics over each: a last one of few samples would have poor ones.
-
-    Args:
-        batch: of a loader; its order stays.
-        largest: samples of a part; None for all.
     """
     num = len(batch.labels_N)
     number = 1 if largest is None else max(1, -(-num // largest))

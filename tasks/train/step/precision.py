@@ -26,13 +26,7 @@ def prepare_network(network: nn.Module, precision: Precision, channels_last: boo
 def forward_context(
     precision: Precision, device: torch.device, *, is_captured: bool = False
 ) -> AbstractContextManager[object]:
-    """The autocast region of a forward pass, or nothing for the true precisions.
-
-    Args:
-        precision: of the pass.
-        device: where it runs.
-        is_captured: in a CUDA graph, where weights that were rounded once must not be kept for the next step.
-    """
+    """The autocast region of a forward pass, or nothing for the true precisions."""
     dtype = AUTOCAST_DTYPES.get(precision)
     return torch.autocast(device.type, dtype=dtype, cache_enabled=not is_captured) if dtype else nullcontext()
 

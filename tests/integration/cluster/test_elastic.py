@@ -12,6 +12,7 @@ from paceline.tasks.train.rank.checkpoint import newest_verified
 from paceline.tasks.train.rank.checkpoint_io import load
 from tests.integration.faults.test_recovery import happening, rank_pid
 from tests.support.jobs import changed
+from tests.support.log_lines import log_lines
 
 EPOCHS = 20
 SETTINGS = (
@@ -31,14 +32,15 @@ class StoppedError(Exception):
 def interrupted(job, address):
     """Train until a rank is killed; steps done, whole epochs, and samples of the next one, as the checkpoint says."""
 
-    def stop(sentence):
-        raise StoppedError(sentence)
+    def stop(line):
+        raise StoppedError(line)
 
     with (
         happening(job, lambda job: os.kill(rank_pid(job, 0), signal.SIGKILL)),
         pytest.raises(StoppedError, match="ended by SIGKILL"),
+        log_lines(stop),
     ):
-        train_group(job, address, tell=stop)
+        train_group(job, address)
     state = load(newest_verified(job.checkpoints))["paceline"]
     return state["step"], state["epoch"], state["first_sample"]
 

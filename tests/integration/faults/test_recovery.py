@@ -15,6 +15,7 @@ from paceline.tasks.errors import PacelineError, RankError
 from paceline.tasks.train.launch.coordinator import train_group
 from paceline.tasks.train.launch.rank_process import running_ranks
 from paceline.tasks.train.rank.checkpoint import newest_verified, step_of
+from tests.support.log_lines import log_lines
 from tests.support.small_disk import fill, small_disk
 
 LONG = ["execution.num_devices=2", "execution.num_threads=1", "recipe.num_epochs=20", "execution.checkpoint_steps=10"]
@@ -86,14 +87,14 @@ def check_nothing_is_lost(job, result, whole):
     return restart
 
 
-def test_a_killed_rank_costs_a_restart_and_no_result(whole, make_job, cluster_address):
-    job, told = make_job(*LONG), []
+def test_a_killed_rank_costs_a_restart_and_no_result(whole, make_job, cluster_address, caplog):
+    job = make_job(*LONG)
     with happening(job, lambda job: os.kill(rank_pid(job, 1), signal.SIGKILL)):
-        result = train_group(job, cluster_address, tell=told.append)
+        result = train_group(job, cluster_address)
     restart = check_nothing_is_lost(job, result, whole)
     assert restart.cause == "rank 1 failed: ended by SIGKILL"
     assert restart.rank == 1
-    assert told[0] == "rank 1 failed: ended by SIGKILL; the group is begun again"
+    assert caplog.messages[0] == "rank 1 failed: ended by SIGKILL; restarting the group"
 
 
 @pytest.mark.slow
@@ -128,12 +129,12 @@ def test_a_full_disk_costs_a_restart_once_there_is_room(whole, make_job, cluster
     job = make_job(*LONG)
     with small_disk(job.directory, megabytes=8) as filler:
 
-        def tell(sentence):
-            if "No space left on device" in sentence:
+        def make_room(line):
+            if "No space left on device" in line:
                 filler.unlink(missing_ok=True)
 
-        with happening(job, lambda job: fill(filler)):
-            result = train_group(job, cluster_address, tell=tell)
+        with happening(job, lambda job: fill(filler)), log_lines(make_room):
+            result = train_group(job, cluster_address)
         restart = check_nothing_is_lost(job, result, whole)
     assert "OSError: [Errno 28] No space left on device: '" in restart.cause
     assert f"{job.checkpoints}/step-" in restart.cause

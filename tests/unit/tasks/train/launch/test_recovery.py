@@ -13,8 +13,8 @@ def impatient(monkeypatch):
     monkeypatch.setattr(module, "WAIT_SECONDS", 0.05)
 
 
-def make(tmp_path, told=None, max_restarts=2):
-    return Recovery(tmp_path, max_restarts, (told if told is not None else []).append)
+def make(tmp_path, max_restarts=2):
+    return Recovery(tmp_path, max_restarts)
 
 
 def save(directory, step):
@@ -25,41 +25,40 @@ def save(directory, step):
     digest_path(path).write_text(hashlib.sha256(b"weights").hexdigest())
 
 
-def test_restarts_are_recorded_with_cause_and_lost_steps(tmp_path):
-    told = []
-    recovery = make(tmp_path, told)
-    recovery.begun(0)
+def test_restarts_are_recorded_with_cause_and_lost_steps(tmp_path, caplog):
+    recovery = make(tmp_path)
+    recovery.record_start(0)
     save(tmp_path, 40)
     recovery.judge(RankError("rank 1 failed: ended by SIGKILL", 1), num_ranks=2, steps_done=55)
-    recovery.begun(40)
+    recovery.record_start(40)
     (restart,) = recovery.restarts
     assert (restart.cause, restart.rank, restart.num_ranks) == ("rank 1 failed: ended by SIGKILL", 1, 2)
     assert (restart.first_step, restart.lost_steps) == (40, 15)
-    assert told == [
-        "rank 1 failed: ended by SIGKILL; the group is begun again",
-        "Going on from step 40; 15 steps are done again",
+    assert caplog.messages == [
+        "rank 1 failed: ended by SIGKILL; restarting the group",
+        "Resuming from step 40; 15 steps are repeated",
     ]
     assert 0 <= restart.seconds <= recovery.lost_seconds
 
 
 def test_without_progress_only_so_many_are_made(tmp_path):
     recovery = make(tmp_path, max_restarts=2)
-    recovery.begun(0)
+    recovery.record_start(0)
     recovery.judge(LostError("a"), 2, 5)
-    recovery.begun(0)
+    recovery.record_start(0)
     recovery.judge(LostError("b"), 2, 5)
-    recovery.begun(0)
+    recovery.record_start(0)
     with pytest.raises(LostError, match="c"):
         recovery.judge(LostError("c"), 2, 5)
 
 
 def test_progress_makes_up_for_earlier_failures(tmp_path):
     recovery = make(tmp_path, max_restarts=1)
-    recovery.begun(0)
+    recovery.record_start(0)
     for step in (10, 20, 30, 40):
         save(tmp_path, step)
         recovery.judge(LostError("gone"), 2, step + 1)
-        recovery.begun(step)
+        recovery.record_start(step)
     assert len(recovery.restarts) == 4
 
 
@@ -70,9 +69,9 @@ def test_what_a_rank_raises_on_purpose_is_final(tmp_path):
 
 def test_the_same_error_is_not_tried_a_third_time(tmp_path):
     recovery = make(tmp_path, max_restarts=10)
-    recovery.begun(0)
+    recovery.record_start(0)
     recovery.judge(RankError("rank 0 failed: TypeError"), 1, 0)
-    recovery.begun(0)
+    recovery.record_start(0)
     with pytest.raises(RankError, match="TypeError"):
         recovery.judge(RankError("rank 0 failed: TypeError"), 1, 0)
 

@@ -1,0 +1,200 @@
+"""The fit: the network, the schedule and the callbacks of a training, in a Lightning trainer."""
+
+from __future__ import annotations
+
+import copy
+import resource
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import Trainer
+from torch import nn
+
+from paceline.tasks.data.loading.loader import TrainLoader
+from paceline.tasks.data.loading.step_schedule import StepSchedule
+from paceline.tasks.errors import RunError
+from paceline.tasks.measure.energy import EnergyMeter
+from paceline.tasks.measure.validity import ValidityWatch
+from paceline.tasks.model.lightning_module import STATE_KEY, Learner
+from paceline.tasks.records import STEP_ITEMS
+from paceline.tasks.train.launch.heartbeat import Heartbeat
+from paceline.tasks.train.rank import process_group as group
+from paceline.tasks.train.rank.callbacks import (
+    BudgetCallback,
+    CheckpointCallback,
+    LogMetrics,
+    ProgressCallback,
+    StepLoader,
+    ValidationCallback,
+)
+from paceline.tasks.train.rank.checkpoint_io import AtomicCheckpointIO, load
+from paceline.tasks.train.rank.context import RankContext
+from paceline.tasks.train.rank.predictions import validate
+from paceline.tasks.train.rank.time_budget import Stopwatch
+from paceline.tasks.train.step.compile import CompileWatch, compile_network
+from paceline.tasks.train.step.distributed import ExchangeStrategy, ShardedLearner, sharding_strategy
+from paceline.tasks.train.step.epoch_loop import StepLoop
+from paceline.tasks.train.step.precision import prepare_network
+
+
+def restore_schedule(context: RankContext) -> StepSchedule:
+    """The steps of the training, from the position in the checkpoint on, in batches of this group's size.
+
+    Raises:
+        RunError: the checkpoint does not hold the number of samples.
+    """
+    resume_from = context.spec.resume_from
+    if resume_from is None:
+        return StepSchedule(context.batches)
+    state = load(Path(resume_from))[STATE_KEY]
+    if "first_sample" not in state:
+        raise RunError(f"{resume_from} was written by an older version, which counted steps alone; start a new run")
+    return StepSchedule(context.batches, state["step"], state["epoch"], state["first_sample"])
+
+
+def fit(
+    context: RankContext,
+    loader: TrainLoader,
+    schedule: StepSchedule,
+    stopwatch: Stopwatch,
+    heartbeat: Heartbeat,
+    compile_watch: CompileWatch,
+    log: LogMetrics | None,
+) -> tuple[Learner, dict[str, Any]]:
+    """Train the network, and return it with fields of the result.
+
+    Args:
+        context: with its network built.
+        loader: of the training split.
+        schedule: of the steps that are left.
+        stopwatch: of the process.
+        heartbeat: of the process.
+        compile_watch: since before the probe, which compiles code that the steps find in the cache.
+        log: takes metrics and the step; None on ranks that do not write.
+    """
+    stopwatch.switch("setup")
+    spec, config, plan = context.spec, context.config, context.spec.plan
+    learner_type = ShardedLearner if plan.strategy == "fsdp" else Learner
+    rate = config.learning_rate_over(spec.world_size)
+    learner = learner_type(_training_network(context), context.task, config.recipe, rate, schedule)
+    budget = BudgetCallback(stopwatch)
+    progress_path = context.directory / "progress.json" if context.writes else None
+    progress = ProgressCallback(stopwatch, log, progress_path, plan.reasons)
+    validation = ValidationCallback(stopwatch, lambda: validate(context, learner.network), context.task, log)
+    checkpoints = CheckpointCallback(
+        stopwatch, Path(spec.checkpoint_directory), config.execution.checkpoint_steps, progress
+    )
+    trainer = _make_trainer(context, [budget, progress, validation, checkpoints])
+    # Networks of user packages may have dropout; our own draw no random numbers in a step.
+    draws = (config.seed, spec.rank) if config.model.plugin is not None else None
+    loop = StepLoop.install(trainer, plan, stopwatch, draws)
+    steps = StepLoader(loader, stopwatch, schedule.first_step)
+    energy = EnergyMeter(context.gpu_uuids()) if spec.local_rank == 0 else None
+    validity = ValidityWatch(context.own_processes(), gpu_uuids=context.gpu_uuids()) if context.writes else None
+    step_compiles = CompileWatch()
+    on_gpu = context.device.type == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(context.device)  # without the arms of the probe
+    cpu_seconds = time.process_time()
+    loader.follow(schedule)
+    heartbeat.count_steps = lambda: steps.next_step
+    trainer.fit(learner, steps, ckpt_path=spec.resume_from)
+    cpu_seconds = time.process_time() - cpu_seconds
+
+    compiled, compiled_in_all = step_compiles.stats(loop.num_passes), compile_watch.stats(loop.num_passes)
+    if plan.compile == "off" or compiled is None or compiled_in_all is None:
+        compiled = None
+    else:
+        compiled = compiled.model_copy(update={"seconds": compiled_in_all.seconds, "is_warm": compiled_in_all.is_warm})
+    idle_fraction = None  # unknown on a GPU, which works asynchronously; on a CPU, waiting in a spin counts as work
+    if budget.fit_seconds and not on_gpu:
+        idle_fraction = max(0.0, 1.0 - cpu_seconds / (budget.fit_seconds * plan.num_threads))
+    return learner, {
+        "compile": loop.capture_stats() or compiled,
+        "seconds": budget.fit_seconds,
+        "startup_seconds": budget.startup_seconds,
+        "epoch_ends": checkpoints.epoch_ends,
+        "windows": progress.windows,
+        "checkpoint": str(checkpoints.last or spec.resume_from),
+        "plan": plan.model_copy(update={"reasons": progress.choices}),
+        "validity": validity.stop() if validity else None,
+        "energy_joules": energy.joules() if energy else None,
+        "communication_fraction": budget.communication_fraction,
+        "idle_fraction": idle_fraction,
+        "peak_memory_bytes": int(torch.cuda.max_memory_allocated(context.device))
+        if on_gpu
+        else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+
+
+def _training_network(context: RankContext) -> nn.Module:
+    plan = context.spec.plan
+    if plan.strategy == "fsdp":
+        return copy.deepcopy(context.network)  # on the CPU until it is sharded, which takes contiguous weights
+    # Lightning's own plugin converts to float64; here only the layout is set.
+    network = prepare_network(context.network, "32-true", plan.memory_format == "channels_last", context.device)
+    if plan.compile == "step":
+        compile_network(network)
+    return network
+
+
+def _make_trainer(context: RankContext, callbacks: list[Any]) -> Trainer:
+    spec, plan = context.spec, context.spec.plan
+    plugins: list[Any] = [AtomicCheckpointIO()]
+    strategy: Any = "auto"
+    if plan.strategy != "single":
+        plugins.append(group.RankEnvironment(spec))
+        sharded = plan.strategy == "fsdp"
+        strategy = sharding_strategy(spec.world_size) if sharded else ExchangeStrategy(plan.gradient_compression)
+    return Trainer(
+        accelerator=plan.accelerator,
+        devices=spec.num_devices,
+        num_nodes=spec.num_nodes,
+        strategy=strategy,
+        precision=plan.precision,
+        plugins=plugins,
+        max_epochs=context.config.recipe.num_epochs,
+        callbacks=callbacks,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+        default_root_dir=str(context.directory),
+    )
+
+
+def training_facts(
+    context: RankContext, learner: Learner, schedule: StepSchedule, stopwatch: Stopwatch
+) -> dict[str, Any]:
+    """Fields of the result that follow from the losses, the schedule and the time budget."""
+    spec, budget = context.spec, stopwatch.budget()
+    waiting = budget.get("data_wait", 0.0)
+    seconds = waiting + sum(budget.get(name, 0.0) for name in STEP_ITEMS)
+    num_steps = len(learner.losses)
+    num_samples = schedule.samples(num_steps) - schedule.samples(schedule.first_step)
+    last_epoch = learner.epoch_ends[-2] if len(learner.epoch_ends) > 1 else 0
+    return {
+        "world_size": spec.world_size,
+        "num_epochs": context.config.recipe.num_epochs,
+        "num_steps": num_steps,
+        "samples_per_epoch": context.train_split.num_samples,
+        "samples_per_second": num_samples / seconds if num_samples else None,
+        "steps_per_epoch": schedule.steps_per_epoch,
+        "final_loss": float(np.mean(learner.losses[last_epoch:])),
+        "resumed_from": spec.resume_from,
+        "losses": learner.losses,
+        "first_step": schedule.first_step,
+        "validation_scores": learner.validation_scores,
+        "score_name": context.task.score_name,
+        "time_budget": budget,
+        "wall_seconds": sum(budget.values()),
+        "data_wait_fraction": waiting / seconds if num_samples else None,
+        "hosts": (socket.gethostname(),),
+        "devices": (" ".join([spec.plan.device_name, *spec.devices[spec.local_rank :][:1]]),),
+    }
