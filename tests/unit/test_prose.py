@@ -1,0 +1,155 @@
+"""The documents are short, in plain English, up to date, and a website that needs no network."""
+
+import re
+import shutil
+import statistics
+import subprocess
+
+import pytest
+
+from infra.docs import reference
+from tests.documents import FENCE, ROOT
+
+PAGES = sorted(
+    [
+        ROOT / "README.md",
+        *(ROOT / "conf").rglob("*.md"),
+        *(path for path in (ROOT / "infra").glob("*.md") if path.name != "LOG.md"),
+        *(ROOT / "infra" / "docs").rglob("*.md"),
+        *(ROOT / ".github" / name for name in ("SECURITY.md", "SUPPORT.md")),
+    ]
+)
+README_LINES = 150
+MEDIAN_WORDS, MOST_WORDS = 20, 40
+VAGUE = {"how", "why", "why so", "here", "this", "link", "as above", "above", "below"}
+BANNED = {
+    "anew": "again",
+    "as ever": "as before",
+    "begun": "started",
+    "begins? with": "start from",
+    "beside": "next to",
+    "drop (it|one)": "remove",
+    "goes on": "resumes, continues",
+    "gone on with": "resumed",
+    "held against": "compared with",
+    "(is|are|was) no(?! longer)(?! more)": "is not a",
+    "likewise": "also",
+    "mends?": "fix",
+    "tells?": "reports",
+    "told": "reports, set",
+    "whoever": "anyone who",
+    "wherever": "where",
+    "utilises?": "use",
+    "\\d x faster": "times as fast",
+    "certainly (faster|slower)": "faster, with a 95 % interval above 1",
+}
+"""Expressions that readers stumble over, with what to write instead."""
+LOADED = re.compile(
+    r"<(?:script|img|iframe|source|video|audio|embed)\b[^>]*\bsrc(?:set)?=\"?(?:https?:)?//[^\s\">]+"
+    r"|<link\b[^>]*\bhref=\"?(?:https?:)?//[^\s\">]+|(?:@import\s+|url\()[\"']?(?:https?:)?//[^\s\"')]+"
+)
+"""What a browser fetches from another host when it opens a page."""
+
+
+def names(paths):
+    return [str(path.relative_to(ROOT)) for path in paths]
+
+
+def text_of(path):
+    """The text of a document without blocks, comments and tables' rulers; code and links are one word or their text."""
+    text = FENCE.sub("", path.read_text())
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
+    text = re.sub(r"^(    .*|\|[-:| ]+\|)$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"`[^`]+`", "CODE", text)
+    return re.sub(r"!?\[((?:[^\[\]]|\[[^\]]*\])*)\]\([^)]*\)", r"\1", text)
+
+
+def sentences(path):
+    """The sentences of a document as words; headings, items of lists and cells of tables stand alone."""
+    blocks = re.split(r"\n\s*\n|\n(?=\s*(?:[-*#>|]|\d+\.) ?)|(?<!\\)\|", text_of(path))
+    found = [one for block in blocks for one in re.split(r"(?<=[.!?:])[)*\"]*\s+(?=[A-Z\"(*])", block)]
+    return [words for one in found if (words := re.findall(r"[\w%$][\w.,'/%-]*", one))]
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= README_LINES
+
+
+@pytest.mark.parametrize("path", PAGES, ids=names(PAGES))
+def test_sentences_are_short(path):
+    lengths = [len(words) for words in sentences(path)]
+    assert [" ".join(words) for words in sentences(path) if len(words) > MOST_WORDS] == []
+    assert statistics.median(lengths) < MEDIAN_WORDS
+
+
+@pytest.mark.parametrize("path", PAGES, ids=names(PAGES))
+def test_words_are_plain(path):
+    text = " ".join(text_of(path).split())
+    found = [
+        f"{text[max(0, match.start() - 40) : match.end() + 20]} -> {instead}"
+        for word, instead in BANNED.items()
+        for match in re.finditer(rf"(?<![\w-]){word}(?![\w-])", text, re.IGNORECASE)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=names(PAGES))
+def test_links_name_their_targets(path):
+    texts = re.findall(r"(?<!!)\[([^\]]+)\]\(", FENCE.sub("", path.read_text()))
+    assert [text for text in texts if text.strip("`*. ").lower() in VAGUE] == []
+
+
+@pytest.mark.parametrize("path", reference.pages(), ids=names(reference.pages()))
+def test_generated_references_are_up_to_date(path):
+    assert path.read_text() == reference.pages()[path], "run infra/docs/generate"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "null"), (True, "true"), ("", '""'), (1e-4, "0.0001"), ((0.75, 4 / 3), "[0.75, 1.33333]"), ([], "[]")],
+)
+def test_defaults_are_shown_as_yaml(value, text):
+    assert reference.yaml_value(value) == text
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The website, built in strict mode: a warning, such as a broken link or a page outside of the menu, fails it."""
+    directory = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [ROOT / "infra" / "docs" / "build", directory], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return directory
+
+
+def test_website_has_every_page(site):
+    expected = {path.with_suffix(".html") for path in (ROOT / "infra" / "docs").rglob("*.md")}
+    places = {path.relative_to(ROOT / "infra" / "docs") for path in expected if path.stem != "README"}
+    assert {str(place) for place in places if not (site / place).exists()} == set()
+    assert (site / "index.html").exists()
+    assert (site / "outside" / "overview.html").exists()
+
+
+def test_website_loads_nothing_from_the_internet(site):
+    files = [path for path in site.rglob("*") if path.suffix in (".html", ".css")]
+    assert files
+    assert {str(path): found for path in files if (found := LOADED.findall(path.read_text()))} == {}
+
+
+def test_website_searches_without_a_server(site):
+    assert (site / "search" / "search_index.js").exists()
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("no chromium; on Debian, as root: apt-get install chromium")
+    done = subprocess.run(
+        [program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
+        + ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+        + [f"--user-data-dir={site / '.chromium'}", "--virtual-time-budget=20000", "--dump-dom"]
+        + [f"{(site / 'index.html').as_uri()}?q=max_rejected_fraction"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert 'href="reference/settings.html' in done.stdout.partition("md-search-result__list")[2]
