@@ -1,5 +1,6 @@
 """The documents are short, in plain English, up to date, and a website that needs no network."""
 
+import ast
 import re
 import shutil
 import statistics
@@ -8,6 +9,11 @@ import subprocess
 import pytest
 
 from infra.docs import reference
+from paceline.conf.environment import QUIET_ENVIRONMENT, Site
+from paceline.tasks.doctor.finding import Finding
+from paceline.tasks.records import EvaluateResult, SpeedupResult
+from paceline.tasks.speedup.compare import ComparedRow
+from paceline.tasks.speedup.forecast.records import Prediction
 from tests.documents import FENCE, ROOT
 
 PAGES = sorted(
@@ -112,6 +118,55 @@ def test_defaults_are_shown_as_yaml(value, text):
     assert reference.yaml_value(value) == text
 
 
+def code():
+    """The text of the product's modules and scripts by their paths."""
+    paths = [path for folder in ("conf", "flows", "tasks") for path in (ROOT / folder).rglob("*.py")]
+    paths += [path for path in (ROOT / "infra").rglob("*") if path.is_file() and path.suffix in ("", ".py", ".sbatch")]
+    return {path: path.read_text(errors="ignore") for path in paths if "docs" not in path.parts}
+
+
+def documented(name):
+    """What stands in code in a page of the reference."""
+    return set(re.findall(r"`([^`]+)`", FENCE.sub("", (ROOT / "infra" / "docs" / "reference" / name).read_text())))
+
+
+def test_every_tag_is_documented():
+    found = {
+        tag
+        for text in code().values()
+        for tag in re.findall(r'"(paceline\.(?!tasks\.|sources|models")[a-z_.]+)"', text)
+    }
+    assert len(found) > 40
+    assert found - documented("outputs.md") == set()
+
+
+def test_every_metric_is_documented():
+    kinds = (
+        "compile|cost|data|energy|machine|memory|predict|prediction|recovery|speedup|study|sweep|test|throughput|time"
+    )
+    pattern = rf'"((?:{kinds}|train)/[a-z_]+)"'
+    found = {metric for text in code().values() for metric in re.findall(pattern, text)}
+    assert len(found) > 50
+    assert found - documented("outputs.md") == set()
+
+
+def test_every_key_of_a_result_is_documented():
+    trees = [ast.parse(text) for path, text in code().items() if path.is_relative_to(ROOT / "flows")]
+    literals = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Dict)]
+    keys = [{key.value for key in node.keys if isinstance(key, ast.Constant)} for node in literals]
+    results = [found for found in keys if "tracking_uri" in found]
+    assert len(results) > 5
+    records = (SpeedupResult, EvaluateResult, Prediction, ComparedRow, Finding)
+    fields = {name for record in records for name in record.model_fields}
+    assert set().union(*results, fields) - {"table"} - documented("outputs.md") == set()
+
+
+def test_every_variable_is_documented():
+    own = {name for text in code().values() for name in re.findall(r"\bPACELINE_[A-Z_]*[A-Z]\b", text)}
+    site = {str(field.validation_alias) for field in Site.model_fields.values()}
+    assert (own | site | set(QUIET_ENVIRONMENT)) - documented("environment.md") == set()
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """The website, built in strict mode: a warning, such as a broken link or a page outside of the menu, fails it."""
@@ -142,11 +197,16 @@ def test_website_searches_without_a_server(site):
     program = shutil.which("chromium")
     if program is None:
         pytest.skip("no chromium; on Debian, as root: apt-get install chromium")
+    flags = ("no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking")
+    flags += (
+        "disable-component-update",
+        "disable-sync",
+        "virtual-time-budget=20000",
+        f"user-data-dir={site / '.chromium'}",
+    )
+    page = f"{(site / 'index.html').as_uri()}?q=max_rejected_fraction"
     done = subprocess.run(
-        [program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
-        + ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
-        + [f"--user-data-dir={site / '.chromium'}", "--virtual-time-budget=20000", "--dump-dom"]
-        + [f"{(site / 'index.html').as_uri()}?q=max_rejected_fraction"],
+        [program, "--headless", *(f"--{flag}" for flag in flags), "--dump-dom", page],
         capture_output=True,
         text=True,
         check=True,
