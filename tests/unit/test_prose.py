@@ -38,7 +38,7 @@ BANNED = {
     "goes on": "resumes, continues",
     "gone on with": "resumed",
     "held against": "compared with",
-    "(is|are|was) no(?! longer)(?! more)": "is not a",
+    "(?<!there )(is|are|was) no(?! longer)(?! more)": "is not a",
     "likewise": "also",
     "mends?": "fix",
     "tells?": "reports",
