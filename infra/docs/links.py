@@ -43,23 +43,29 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Point the links of a page to where their targets stand on the website."""
-    source = Path(page.file.abs_src_path or DOCS)
+    return linked(markdown, Path(page.file.abs_src_path or DOCS), page.file.src_uri)
+
+
+def linked(markdown: str, source: Path, place: str) -> str:
+    """The text of a page with links for the website; blocks stay as they are.
+
+    Args:
+        markdown: text as it stands in the repository.
+        source: path of its file.
+        place: of the page on the website.
+    """
     parts, end = [], 0
     for block in FENCE.finditer(markdown):
-        parts += [_linked(markdown[end : block.start()], source, page.file.src_uri), block.group()]
+        parts += [LINK.sub(lambda link: _link(link, source, place), markdown[end : block.start()]), block.group()]
         end = block.end()
-    return "".join([*parts, _linked(markdown[end:], source, page.file.src_uri)])
-
-
-def _linked(text: str, source: Path, place: str) -> str:
-    return LINK.sub(lambda link: _link(link, source, place), text)
+    return "".join([*parts, LINK.sub(lambda link: _link(link, source, place), markdown[end:])])
 
 
 def _link(link: re.Match[str], source: Path, place: str) -> str:
     target, _, anchor = link["target"].partition("#")
     if "://" in target or target.startswith("mailto:") or not target:
         return link.group()
-    there = website_path((source.parent / target).resolve())
+    there = _website_path((source.parent / target).resolve())
     if there is None:
         path = os.path.relpath((source.parent / target).resolve(), ROOT)
         return link["text"] if path in link["text"] else f"{link['text']} (`{path}`)"
@@ -67,7 +73,7 @@ def _link(link: re.Match[str], source: Path, place: str) -> str:
     return f"{link['mark']}[{link['text']}]({address}{'#' if anchor else ''}{anchor})"
 
 
-def website_path(path: Path) -> str | None:
+def _website_path(path: Path) -> str | None:
     """Where a file of the repository stands on the website; None if it is not there."""
     if path.is_relative_to(DOCS) and path.suffix in (".md", ".png", ".svg"):
         return str(path.relative_to(DOCS))

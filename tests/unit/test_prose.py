@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from infra.docs import reference
+from infra.docs import links, reference
 from paceline.conf.environment import QUIET_ENVIRONMENT, Site
 from paceline.tasks.doctor.finding import Finding
 from paceline.tasks.records import EvaluateResult, SpeedupResult
@@ -165,6 +165,43 @@ def test_every_variable_is_documented():
     own = {name for text in code().values() for name in re.findall(r"\bPACELINE_[A-Z_]*[A-Z]\b", text)}
     site = {str(field.validation_alias) for field in Site.model_fields.values()}
     assert (own | site | set(QUIET_ENVIRONMENT)) - documented("environment.md") == set()
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ({"type": "integer", "minimum": 1}, "integer (>= 1)"),
+        ({"anyOf": [{"type": "number"}, {"const": "auto"}, {"type": "null"}]}, "number, or `auto`, or `null`"),
+        ({"enum": [1, 2, 6], "type": "integer"}, "one of `1`, `2`, `6`"),
+        ({"type": "array", "items": {"type": "string"}}, "list, each item: text"),
+        ({"type": "array", "prefixItems": [{"type": "number"}] * 2}, "list of number and number"),
+        ({"type": "string", "pattern": r"^(?:[a-z]+)$(?!\n)"}, "text (matches `^[a-z]+$`)"),
+    ],
+)
+def test_types_are_shown_in_words(field, text):
+    assert reference.describe_type(field) == text
+
+
+@pytest.mark.parametrize(
+    ("source", "place", "link", "expected"),
+    [
+        ("infra/docs/README.md", "README.md", "[Run](tutorials/first-run.md#x)", "[Run](tutorials/first-run.md#x)"),
+        ("infra/docs/README.md", "README.md", "[Presets](../../conf/README.md)", "[Presets](outside/presets.md)"),
+        ("infra/docs/README.md", "README.md", "[Log](../LOG.md)", "Log (`infra/LOG.md`)"),
+        ("infra/docs/README.md", "README.md", "[MLflow](https://mlflow.org)", "[MLflow](https://mlflow.org)"),
+        ("README.md", "outside/overview.md", "![A](infra/pictures/a.svg)", "![A](pictures/a.svg)"),
+        ("README.md", "outside/overview.md", "[Docs](infra/docs/README.md)", "[Docs](../README.md)"),
+        ("README.md", "outside/overview.md", "[`LICENSE`](LICENSE)", "`LICENSE`"),
+        (".github/SUPPORT.md", "outside/support.md", "[S](SECURITY.md)", "[S](security.md)"),
+    ],
+)
+def test_links_work_on_the_website(source, place, link, expected):
+    assert links.linked(link, ROOT / source, place) == expected
+
+
+def test_blocks_are_no_links():
+    text = "```\n[a](../LOG.md)\n```\n[a](../LOG.md)"
+    assert links.linked(text, ROOT / "infra/docs/README.md", "README.md").startswith("```\n[a](../LOG.md)\n```\na")
 
 
 @pytest.fixture(scope="module")
