@@ -9,12 +9,12 @@ import subprocess
 import pytest
 
 from infra.docs import links, reference
+from infra.docs.links import FENCE, ROOT
 from paceline.conf.environment import QUIET_ENVIRONMENT, Site
 from paceline.tasks.doctor.finding import Finding
 from paceline.tasks.records import EvaluateResult, SpeedupResult
 from paceline.tasks.speedup.compare import ComparedRow
 from paceline.tasks.speedup.forecast.records import Prediction
-from tests.documents import FENCE, ROOT
 
 PAGES = sorted(
     [
