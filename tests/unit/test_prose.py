@@ -10,7 +10,7 @@ import pytest
 
 from infra.docs import links, reference
 from infra.docs.links import FENCE, ROOT
-from paceline.conf.environment import QUIET_ENVIRONMENT, Site
+from paceline.conf.environment import QUIET_ENVIRONMENT
 from paceline.tasks.doctor.finding import Finding
 from paceline.tasks.records import EvaluateResult, SpeedupResult
 from paceline.tasks.speedup.compare import ComparedRow
@@ -163,7 +163,8 @@ def test_every_key_of_a_result_is_documented():
 
 def test_every_variable_is_documented():
     own = {name for text in code().values() for name in re.findall(r"\bPACELINE_[A-Z_]*[A-Z]\b", text)}
-    site = {str(field.validation_alias) for field in Site.model_fields.values()}
+    site = {name for text in code().values() for name in re.findall(r'validation_alias="(\w+)"', text)}
+    assert len(site) > 5
     assert (own | site | set(QUIET_ENVIRONMENT)) - documented("environment.md") == set()
 
 
