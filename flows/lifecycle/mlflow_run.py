@@ -17,7 +17,7 @@ from paceline.flows.lifecycle.mlflow_views import deployment_tags
 from paceline.flows.lifecycle.signals import defer_signals, is_interruption
 from paceline.tasks.errors import InputError, StoppedError
 from paceline.tasks.track import run as tracking
-from paceline.tasks.track.metrics_upload import deliver_left, deliver_rest
+from paceline.tasks.track.metrics_upload import upload_left, upload_rest
 from paceline.tasks.track.queries import FoundRun, find_runs
 from paceline.tasks.track.run import Role, RunHandle
 from paceline.tasks.train.launch.run_lock import is_locked, run_lock
@@ -119,7 +119,7 @@ def _ends_with_status(handle: RunHandle, way_on: str | None) -> Iterator[None]:
         interrupted = "interrupted" + (f"; go on with: {way_on}" if way_on else "")  # or a cancelled flow
         _finish(handle, "FAILED" if failed else "KILLED", str(error) if failed or stopped else interrupted)
         raise
-    deliver_left(handle.tracking_uri, handle.run_id)
+    upload_left(handle.tracking_uri, handle.run_id)
     with defer_signals():
         tracking.finish(handle, "FINISHED")
 
@@ -168,7 +168,7 @@ def _end(site: Environment, experiment: str, run: FoundRun) -> None:
         if handle.client.get_run(run.run_id).info.status == "RUNNING":
             role = run.tags.get("paceline.role")
             way_on = f"; go on with: paceline {role} --resume {run.run_id}" if role in RESUMABLE else ""
-            deliver_rest(site.root / "runs" / run.run_id, site.tracking_uri, run.run_id)
+            upload_rest(site.root / "runs" / run.run_id, site.tracking_uri, run.run_id)
             tracking.finish(handle, "KILLED", f"its process had gone without a word{way_on}")
             get_run_logger().warning("MLflow run %s was left RUNNING by a process that is gone: KILLED", run.run_id)
 

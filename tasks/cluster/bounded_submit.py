@@ -30,7 +30,15 @@ def connect_to_workers(address: str, purpose: str) -> Iterator[Client]:
         OutsideError: a task failed by an error that is not ours.
     """
     try:
-        with _connected(address, purpose) as client:
+        with ExitStack() as stack:
+            try:
+                client = stack.enter_context(connect(address))
+                client.wait_for_workers(1, timeout=WAIT_FOR_WORKERS_SECONDS)
+            except (InputError, TimeoutError) as error:
+                raise RunError(
+                    f"cluster address {address}: no Dask worker answered ({error}); {purpose} needs one; "
+                    "start workers or correct cluster.address"
+                ) from error
             yield client
     except (PacelineError, OSError):
         raise
@@ -40,23 +48,7 @@ def connect_to_workers(address: str, purpose: str) -> Iterator[Client]:
         ) from error
 
 
-@contextmanager
-def _connected(address: str, purpose: str) -> Iterator[Client]:
-    with ExitStack() as stack:
-        try:
-            client = stack.enter_context(connect(address))
-            client.wait_for_workers(1, timeout=WAIT_FOR_WORKERS_SECONDS)
-        except (InputError, TimeoutError) as error:
-            raise RunError(
-                f"cluster address {address}: no Dask worker answered ({error}); {purpose} needs one; "
-                "start workers or correct cluster.address"
-            ) from error
-        yield client
-
-
-def iter_completed(
-    client: Client, tasks: Iterable[T], submit: Callable[[T], Future[Any]]
-) -> Generator[Any, None, None]:
+def iter_results(client: Client, tasks: Iterable[T], submit: Callable[[T], Future[Any]]) -> Generator[Any, None, None]:
     """The results of all tasks as they come; to be closed, which cancels what is left at the scheduler.
 
     Raises:

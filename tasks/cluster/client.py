@@ -67,8 +67,8 @@ def workers(client: Client) -> list[str]:
     if scheduler is None:
         raise OSError("the connection to the Dask scheduler is closed")
     info: dict[str, Any] = client.sync(scheduler.identity, n_workers=-1, callback_timeout=ANSWER_SECONDS)
-    present: dict[str, dict[str, Any]] = info["workers"]
-    return sorted(present, key=lambda address: (present[address]["host"], str(present[address]["name"]), address))
+    infos: dict[str, dict[str, Any]] = info["workers"]
+    return sorted(infos, key=lambda address: (infos[address]["host"], str(infos[address]["name"]), address))
 
 
 def count_workers(address: str) -> dict[str, int]:
@@ -95,13 +95,15 @@ def wait_for_workers(address: str, demand: ClusterResources, seconds: float, che
     """
     deadline = time.monotonic() + seconds
     with connect(address) as client:
-        while not demand.is_met(present := Counter(urlsplit(worker).hostname or worker for worker in workers(client))):
-            seen = check()
+        while not demand.is_met(
+            num_by_host := Counter(urlsplit(worker).hostname or worker for worker in workers(client))
+        ):
+            status = check()
             if time.monotonic() > deadline:
-                found = ", ".join(f"{host}: {number}" for host, number in present.items()) or "none"
+                arrived = ", ".join(f"{host}: {number}" for host, number in num_by_host.items()) or "none"
                 raise RunError(
                     f"{demand.num_hosts} hosts with {demand.workers_per_host} workers each were asked for, and after "
-                    f"cluster.wait_seconds={seconds:g} these are there: {found}; {seen}"
+                    f"cluster.wait_seconds={seconds:g} these are there: {arrived}; {status}"
                 )
             time.sleep(POLL_SECONDS)
 

@@ -67,10 +67,10 @@ def _gpus() -> tuple[Gpu, ...]:
     except pynvml.NVMLError:
         return ()  # no driver, so no GPU that could be used
     try:
-        found = [_describe_gpu(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        gpus = [_describe_gpu(index) for index in range(pynvml.nvmlDeviceGetCount())]
     finally:
         pynvml.nvmlShutdown()
-    return visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return visible(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def visible(found: list[Gpu], setting: str | None) -> tuple[Gpu, ...]:

@@ -155,7 +155,7 @@ class Slurm(ClusterKind):
 
     def first_host(self, config: Config, site: Environment) -> Hardware:
         slurm.check_slurm(config.cluster, self.job_script(config, site))
-        return slurm.asked_host(config.cluster, _demand(config))
+        return slurm.requested_host(config.cluster, _demand(config))
 
     def open(self, settings: Cluster, demand: ClusterResources, site: Environment) -> AbstractContextManager[str]:
         return slurm.open_slurm(settings, demand, certificates(settings, site), site.root / "slurm")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.conf.cluster import Cluster
 from paceline.tasks.cluster.hardware import describe, usable_cores
 from paceline.tasks.cluster.resources import ClusterResources
-from paceline.tasks.cluster.tls import opened_with
+from paceline.tasks.cluster.tls import register_security
 from paceline.tasks.errors import InputError
 from paceline.tasks.records import Gpu
 
@@ -69,7 +69,7 @@ def open_local(settings: Cluster, demand: ClusterResources, security: Security |
     _quieten()
     with (
         LocalCluster(**local_arguments(num_local_workers(settings, demand), security)) as cluster,
-        opened_with(cluster.scheduler_address, security),
+        register_security(cluster.scheduler_address, security),
     ):
         yield cluster.scheduler_address
 
@@ -82,7 +82,7 @@ def open_local_cuda(demand: ClusterResources, security: Security | None) -> Iter
     _quieten()
     with (
         LocalCUDACluster(**local_cuda_arguments(describe().gpus, demand, security)) as cluster,
-        opened_with(cluster.scheduler_address, security),
+        register_security(cluster.scheduler_address, security),
     ):
         address: str = cluster.scheduler_address
         yield address

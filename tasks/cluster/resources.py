@@ -24,7 +24,7 @@ class ClusterResources(Record):
 
     def is_met(self, workers_by_host: Mapping[str, int]) -> bool:
         """Whether so many workers by host can seat the run."""
-        enough = [host for host, present in workers_by_host.items() if present >= self.workers_per_host]
+        enough = [host for host, number in workers_by_host.items() if number >= self.workers_per_host]
         return len(enough) >= self.num_hosts
 
 

@@ -137,13 +137,13 @@ def open_slurm(
                 raise RunError(
                     "sbatch took no job; print it with --show and submit it by hand to see why: sbatch --test-only"
                 )
-            return _look(submitted, logs)
+            return _job_states(submitted, logs)
 
         wait_for_workers(cluster.scheduler_address, demand, settings.wait_seconds, check)
         yield cluster.scheduler_address
 
 
-def _look(jobs: list[str], logs: Path) -> str:
+def _job_states(jobs: list[str], logs: Path) -> str:
     """State of the jobs, for people.
 
     Raises:
@@ -155,11 +155,11 @@ def _look(jobs: list[str], logs: Path) -> str:
     states = [line.split(maxsplit=2) for line in answer.stdout.splitlines()]
     for job, state, reason in states:
         if state not in WAITING:
-            raise RunError(f"Slurm job {job} ended as {state} ({reason}): {_last_words(logs / f'{job}.log')}")
+            raise RunError(f"Slurm job {job} ended as {state} ({reason}): {_log_tail(logs / f'{job}.log')}")
     return "; ".join(f"Slurm job {job} is {state} ({reason})" for job, state, reason in states)
 
 
-def _last_words(log: Path) -> str:
+def _log_tail(log: Path) -> str:
     if not log.exists():
         return f"it left no log at {log}; the directory must be one that the nodes can write to"
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
@@ -192,7 +192,7 @@ def _ask(command: list[str], text: str | None = None) -> subprocess.CompletedPro
         raise RunError(f"{command[0]} does not answer within {ANSWER_SECONDS} s; is slurmctld running?") from error
 
 
-def asked_host(settings: Cluster, demand: ClusterResources) -> Hardware:
+def requested_host(settings: Cluster, demand: ClusterResources) -> Hardware:
     """The host as it is asked for; what kind of processor and GPU Slurm gives is only known on it."""
     unknown = Gpu(uuid="", name="GPU", memory_bytes=memory_bytes(settings), compute_capability=(99, 0))
     assert settings.cores_per_host is not None

@@ -88,14 +88,14 @@ def open_ssh(settings: Cluster, demand: ClusterResources, certificates: Certific
 
     logging.getLogger("distributed").setLevel(logging.WARNING)  # Prefect raises it to INFO
     security = certificates.security() if certificates else None
-    with _overheard() as lines:
+    with _capture_log() as lines:
         try:
             cluster = SSHCluster(**ssh_arguments(settings, demand, certificates), security=security)
         except Exception as error:
-            said = " / ".join(lines[-SAID_LINES:])[-500:] or " ".join(str(error).split())
+            reason = " / ".join(lines[-SAID_LINES:])[-500:] or " ".join(str(error).split())
             raise RunError(
-                f"cluster.hosts={','.join(settings.hosts)}: Dask could not be started there: {said}; mend the hosts or "
-                "name others"
+                f"cluster.hosts={','.join(settings.hosts)}: cannot start Dask there: {reason}; "
+                "fix the hosts or name others"
             ) from error
     with cluster:
         wait_for_workers(
@@ -108,7 +108,7 @@ def open_ssh(settings: Cluster, demand: ClusterResources, certificates: Certific
 
 
 @contextmanager
-def _overheard() -> Iterator[list[str]]:
+def _capture_log() -> Iterator[list[str]]:
     """What the parts say while they start: `SSHCluster` logs their words, and raises an error without them."""
     lines: list[str] = []
     logger = logging.getLogger("distributed.deploy.ssh")
@@ -135,7 +135,7 @@ def ask_hosts(settings: Cluster, certificates: Certificates | None) -> list[Host
     directory = [certificates.authority.rpartition("/")[0]] if certificates else []
     command = " ".join([_python(), "-m", "paceline.tasks.cluster.host_report", *map(shlex.quote, directory)])
     answers = asyncio.run(_ask_all(settings.hosts, command))
-    return [_understood(host, answer) for host, answer in zip(settings.hosts, answers, strict=True)]
+    return [_parse_answer(host, answer) for host, answer in zip(settings.hosts, answers, strict=True)]
 
 
 async def _ask_all(hosts: tuple[str, ...], command: str) -> list[str]:
@@ -159,30 +159,30 @@ async def _ask(host: str, command: str) -> str:
             f"it must let this user in without a password: try  ssh -o BatchMode=yes {host} true"
         ) from error
     if answer.exit_status != 0:
-        said = str(answer.stderr).strip().splitlines() or [f"exit status {answer.exit_status}"]
+        lines = str(answer.stderr).strip().splitlines() or [f"exit status {answer.exit_status}"]
         raise InputError(
-            f"cluster.hosts: {host} cannot run {command} ({said[-1]}); "
+            f"cluster.hosts: {host} cannot run {command} ({lines[-1]}); "
             "every host needs this interpreter and this package at the same path"
         )
     return str(answer.stdout)
 
 
-def _understood(host: str, answer: str) -> HostFacts:
+def _parse_answer(host: str, answer: str) -> HostFacts:
     last = (answer.strip().splitlines() or [""])[-1]  # a login script may have said something first
     try:
-        found = HostFacts.model_validate_json(last)
+        facts = HostFacts.model_validate_json(last)
     except ValidationError as error:
         raise InputError(
             f"cluster.hosts: {host} answered {last[:80]!r} instead of its facts; install the same version there"
         ) from error
-    if found.code != code_fingerprint():
+    if facts.code != code_fingerprint():
         raise InputError(
-            f"cluster.hosts: {host} has other code ({found.code}) than this host ({code_fingerprint()}); "
+            f"cluster.hosts: {host} has other code ({facts.code}) than this host ({code_fingerprint()}); "
             "install the same version on every host"
         )
-    if found.missing:
+    if facts.missing:
         raise InputError(
-            f"cluster.hosts: {host} cannot read {', '.join(found.missing)}; "
+            f"cluster.hosts: {host} cannot read {', '.join(facts.missing)}; "
             "copy the directory of PACELINE_TLS to the same path there, or set cluster.tls=off"
         )
-    return found
+    return facts

@@ -61,7 +61,7 @@ def choose_tls(settings: Cluster) -> Choice:
         InputError: a scheduler beyond this host is to be joined without TLS, which nobody has said is wanted.
     """
     if settings.address is not None:
-        return _joined(settings.tls, settings.address)
+        return _choose_by_address(settings.tls, settings.address)
     if settings.tls != "auto":
         return Choice(value=settings.tls, reason="asked for")
     if settings.is_this_host:
@@ -71,7 +71,7 @@ def choose_tls(settings: Cluster) -> Choice:
     return Choice(value="on", reason=f"kind {settings.kind} reaches beyond this host")
 
 
-def _joined(asked: str, address: str) -> Choice:
+def _choose_by_address(asked: str, address: str) -> Choice:
     if address.startswith(SCHEME):
         return Choice(value="on", reason="the address begins with tls://")
     if asked == "off" or is_loopback(address):
@@ -114,8 +114,8 @@ def local_security(settings: Cluster, site: Environment) -> Security | None:
     """
     if choose_tls(settings).value == OWN:
         return _own_security()
-    found = certificates(settings, site)
-    return found.security() if found else None
+    files = certificates(settings, site)
+    return files.security() if files else None
 
 
 def _own_security() -> Security:
@@ -144,7 +144,7 @@ _clusters: dict[str, Security] = {}
 
 
 @contextmanager
-def opened_with(address: str, security: Security | None) -> Iterator[None]:
+def register_security(address: str, security: Security | None) -> Iterator[None]:
     """Have `security_of` know how a cluster of this process is joined, while the body lasts."""
     if security is not None:
         _clusters[address] = security
@@ -180,11 +180,11 @@ def find_certificates(site: Environment) -> Certificates:
         InputError: they are missing, do not belong together, or others can read the key.
     """
     place = site.tls_directory
-    found = certificate_paths(site)
+    files = certificate_paths(site)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
-        context.load_verify_locations(found.authority)
-        context.load_cert_chain(found.certificate, found.key)
+        context.load_verify_locations(files.authority)
+        context.load_cert_chain(files.certificate, files.key)
         mode = (place / "key.pem").stat().st_mode
     except OSError as error:  # ssl.SSLError is one
         missing = isinstance(error, FileNotFoundError)
@@ -194,5 +194,5 @@ def find_certificates(site: Environment) -> Certificates:
             + f" ca.pem, cert.pem and key.pem; make them with infra/certificates {place}, or set cluster.tls=off"
         ) from error
     if mode & OTHERS:
-        raise InputError(f"{found.key} can be read by others (mode {mode & 0o777:o}); chmod 600 it")
-    return found
+        raise InputError(f"{files.key} can be read by others (mode {mode & 0o777:o}); chmod 600 it")
+    return files

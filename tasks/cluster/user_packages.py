@@ -14,7 +14,7 @@ from paceline.tasks.records import Record
 Asked = tuple[Kind, str]
 
 
-class Seen(Record):
+class WorkerPackages(Record):
     """What a worker has."""
 
     host: str
@@ -35,29 +35,29 @@ def require_packages(address: str, packages: Sequence[Plugin]) -> None:
     if not packages:
         return
     with connect(address) as client:
-        answers = client.run(look, tuple((one.kind, one.name) for one in packages), on_error="return")
+        answers = client.run(look, tuple((package.kind, package.name) for package in packages), on_error="return")
     for worker, answer in sorted(answers.items()):
-        if not isinstance(answer, Seen):
+        if not isinstance(answer, WorkerPackages):
             raise InputError(f"worker {worker} cannot tell its packages ({one_line(answer)}); install the same there")
-        for _, lack in wanting(packages, answer):
+        for _, lack in find_differences(packages, answer):
             raise InputError(f"worker {worker} {lack}; install the same on every host and restart its workers")
 
 
-def wanting(packages: Sequence[Plugin], answer: Seen) -> list[tuple[Plugin, str]]:
+def find_differences(packages: Sequence[Plugin], answer: WorkerPackages) -> list[tuple[Plugin, str]]:
     """Packages that a worker has not as they are here, and what it has."""
-    found = []
+    differences = []
     for package, identity in zip(packages, answer.identities, strict=True):
         needed = f"{SETTINGS[package.kind]}={package.name} needs {package.identity}"
         if identity is None:
-            found.append((package, f"on host {answer.host} lacks a package: {needed}"))
+            differences.append((package, f"on host {answer.host} lacks a package: {needed}"))
         elif identity != package.identity:
-            found.append((package, f"on host {answer.host} has {identity}, and {needed}"))
-    return found
+            differences.append((package, f"on host {answer.host} has {identity}, and {needed}"))
+    return differences
 
 
-def look(asked: tuple[Asked, ...]) -> Seen:
+def look(asked: tuple[Asked, ...]) -> WorkerPackages:
     """What the worker that this runs on has of packages; imports none of them."""
-    return Seen(host=socket.gethostname(), identities=tuple(_identity(*one) for one in asked))
+    return WorkerPackages(host=socket.gethostname(), identities=tuple(_identity(*request) for request in asked))
 
 
 def _identity(kind: Kind, name: str) -> str | None:

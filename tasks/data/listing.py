@@ -114,7 +114,7 @@ def hold_out(
     return samples.take(np.flatnonzero(~held)), samples.take(np.flatnonzero(held))
 
 
-def in_three(samples: Iterable[Sample], data: Data) -> tuple[Samples, Samples, Samples]:
+def split_in_three(samples: Iterable[Sample], data: Data) -> tuple[Samples, Samples, Samples]:
     """Training, validation and test split of samples that come without any."""
     train, test = hold_out(samples, data.test_fraction)
     train, validation = hold_out(train, data.validation_fraction)
@@ -151,8 +151,8 @@ def check_classes(samples: Samples, class_names: Sequence[str], where: str) -> N
             f"{' (' + class_names[0] + ')' if class_names else ''}; classification needs {MIN_CLASSES} or more; "
             "add a folder for each further class"
         )
-    present = set(np.unique(samples.labels).tolist())
-    missing = [name for label, name in enumerate(class_names) if label not in present]
+    labels = set(np.unique(samples.labels).tolist())
+    missing = [name for label, name in enumerate(class_names) if label not in labels]
     if missing:
         raise InputError(
             f"{where}: no training sample of class {', '.join(missing[:5])}; every class needs at least one; "
@@ -177,18 +177,18 @@ def keep_classes(listing: SampleListing, wanted: Sequence[str]) -> SampleListing
     unknown = [name for name in wanted if name not in names]
     if unknown:
         raise InputError(f"data.classes: no class {', '.join(unknown)}; there are {', '.join(names)}")
-    kept = [label for label, name in enumerate(names) if name in wanted]
+    chosen_labels = [label for label, name in enumerate(names) if name in wanted]
     label_of = np.full(len(names), _LEFT_OUT, dtype=np.int32)
-    label_of[kept] = np.arange(len(kept), dtype=np.int32)
+    label_of[chosen_labels] = np.arange(len(chosen_labels), dtype=np.int32)
 
     def of(samples: Samples) -> Samples:
         labels = label_of[samples.labels]
         chosen = np.flatnonzero(labels != _LEFT_OUT)
-        return samples.take(chosen).labelled(labels[chosen])
+        return samples.take(chosen).with_labels(labels[chosen])
 
     return replace(
         listing,
-        class_names=tuple(names[label] for label in kept),
+        class_names=tuple(names[label] for label in chosen_labels),
         train=of(listing.train),
         validation=of(listing.validation),
         test=of(listing.test),

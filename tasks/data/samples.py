@@ -54,7 +54,7 @@ class StringColumn:
         self._ends = ends
 
     @classmethod
-    def joined(cls, block: bytes | bytearray, borders: Indices) -> StringColumn:
+    def from_block(cls, block: bytes | bytearray, borders: Indices) -> StringColumn:
         """Of a block in which each string begins where the one before has ended; the borders begin with 0."""
         return cls(block, borders[:-1], borders[1:])
 
@@ -165,7 +165,7 @@ class Samples(Sequence[Sample]):
         rows = None if self.rows is None else self.rows[chosen]
         return Samples(self.paths.take(chosen), self.labels[chosen], self.sizes[chosen], self.stamps.take(chosen), rows)
 
-    def labelled(self, labels: npt.NDArray[np.int32]) -> Samples:
+    def with_labels(self, labels: npt.NDArray[np.int32]) -> Samples:
         """The same samples with other labels."""
         return Samples(self.paths, labels, self.sizes, self.stamps, self.rows)
 
@@ -210,10 +210,10 @@ class SamplesBuilder:
         if len(self._rows) not in (0, len(self)):
             raise ValueError(f"{len(self._rows)} of {len(self)} samples are rows of arrays; use all or none")
         return Samples(
-            paths=StringColumn.joined(self._paths, _numbers(self._path_borders)),
+            paths=StringColumn.from_block(self._paths, _numbers(self._path_borders)),
             labels=np.frombuffer(self._labels, dtype=np.int32),
             sizes=_numbers(self._sizes),
-            stamps=StringColumn.joined(self._stamps, _numbers(self._stamp_borders)),
+            stamps=StringColumn.from_block(self._stamps, _numbers(self._stamp_borders)),
             rows=_numbers(self._rows) if self._rows else None,
         )
 
@@ -223,7 +223,7 @@ def _numbers(values: array[int]) -> Indices:
 
 
 def _sent_texts(block: bytes, borders: bytes) -> StringColumn:
-    return StringColumn.joined(block, np.frombuffer(borders, dtype=np.int64))
+    return StringColumn.from_block(block, np.frombuffer(borders, dtype=np.int64))
 
 
 def _sent_samples(

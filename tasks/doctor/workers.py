@@ -17,8 +17,8 @@ from paceline.conf.environment import Environment
 from paceline.conf.plugins import Plugin
 from paceline.tasks.cluster.client import call_workers, connect, workers
 from paceline.tasks.cluster.hardware import describe
-from paceline.tasks.cluster.user_packages import Asked, wanting
-from paceline.tasks.cluster.user_packages import Seen as Packages
+from paceline.tasks.cluster.user_packages import Asked, find_differences
+from paceline.tasks.cluster.user_packages import WorkerPackages as Packages
 from paceline.tasks.cluster.user_packages import look as look_for_packages
 from paceline.tasks.data.sources.folder import is_local, reach_root
 from paceline.tasks.doctor.finding import Finding, bad, doubtful, good
@@ -217,7 +217,7 @@ def _packages(seen: dict[str, Seen], packages: Sequence[Plugin], named: Sequence
     lacks = [
         (package in named, f"{worker} {lack}")
         for worker, found in seen.items()
-        for package, lack in wanting(packages, found.own)
+        for package, lack in find_differences(packages, found.own)
     ]
     if not lacks:
         return good("own on workers", ", ".join(one.identity for one in packages))

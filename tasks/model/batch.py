@@ -54,7 +54,7 @@ class StepScheduleLike(Protocol):
     def num_passed(self) -> int:
         """Of `steps_per_epoch`, those that are behind this group where it takes up; all of them at an epoch's end."""
 
-    def done(self, step: int) -> tuple[int, int]:
+    def position(self, step: int) -> tuple[int, int]:
         """What has been seen when so many steps are done: whole epochs, and samples of the next one."""
 
     def samples(self, step: int) -> int:

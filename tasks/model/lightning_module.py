@@ -77,7 +77,7 @@ class Learner(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep what is done, and the curves, so that a resumed run reports the whole course. Plain types only."""
-        epoch, first_sample = self.course.done(self.global_step)
+        epoch, first_sample = self.course.position(self.global_step)
         checkpoint[STATE_KEY] = {
             "step": int(self.global_step),
             "epoch": epoch,

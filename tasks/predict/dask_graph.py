@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from paceline.tasks import deadline
-from paceline.tasks.cluster.bounded_submit import connect_to_workers, iter_completed
+from paceline.tasks.cluster.bounded_submit import connect_to_workers, iter_results
 from paceline.tasks.predict.job import Parity, Part, PartRecord, Settings
 from paceline.tasks.predict.part import check_parity, predict_part
 from paceline.tasks.predict.subprocess_job import SubprocessJob, run_in_subprocess
@@ -75,7 +75,7 @@ def predict_parts(
     done = 0
     with (
         connect_to_workers(address, "prediction") as client,
-        closing(iter_completed(client, parts, partial(_submit, client, settings))) as found,
+        closing(iter_results(client, parts, partial(_submit, client, settings))) as found,
     ):
         for record in found:
             records.append(record)

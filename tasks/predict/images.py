@@ -60,7 +60,7 @@ def in_folder(
         class_names = tuple(sorted({name.rpartition("/")[2] for name in tree.folders if name}))
     labels = {name: label for label, name in enumerate(class_names)}
     label_of = np.array([_label(name, labels) for name in tree.folders], dtype=np.int32)
-    samples = tree.files.labelled(label_of[tree.files.labels])
+    samples = tree.files.with_labels(label_of[tree.files.labels])
     if leave_masks:
         folders = set(tree.folders)
         is_image = np.array([not _holds_masks(name, folders) for name in tree.folders])

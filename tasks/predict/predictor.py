@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from paceline.tasks.cluster.hardware import cpu_kind
-from paceline.tasks.data.loading.batch import Normalise, laid_out
+from paceline.tasks.data.loading.batch import Normalise, set_layout
 from paceline.tasks.files import private_directory
 from paceline.tasks.model.fuse_batch_norm import fold_batch_norm
 from paceline.tasks.model.load import open_trained
@@ -143,7 +143,7 @@ def _compile_ahead(settings: Settings, path: Path) -> None:
     eager = Predictor(settings)
     height, width, channels = eager.facts.image_shape
     blank = torch.zeros((settings.batch_size, channels, height, width), dtype=eager._dtype, device=eager._device)
-    images = laid_out(blank, channels_last=True)
+    images = set_layout(blank, channels_last=True)
     temporary = path.with_name(f".{uuid4().hex}.pt2")
     with torch.no_grad():
         exported = torch.export.export(eager.module, (images,))

@@ -33,10 +33,10 @@ _left: dict[str, Path] = {}
 
 
 @contextmanager
-def delivered(directory: Path, tracking_uri: str, run_id: str) -> Iterator[None]:
+def upload_metrics(directory: Path, tracking_uri: str, run_id: str) -> Iterator[None]:
     """Deliver what a training's ranks log, while the body lasts, and for `CLOSE_SECONDS` what is left of it then.
 
-    None comes twice: what the store has already is left out. What it does not take is left to `deliver_left`.
+    None comes twice: what the store has already is left out. What it does not take is left to `upload_left`.
 
     Args:
         directory: of the training.
@@ -51,13 +51,13 @@ def delivered(directory: Path, tracking_uri: str, run_id: str) -> Iterator[None]
             _left[run_id] = directory
 
 
-def deliver_rest(directory: Path, tracking_uri: str, run_id: str) -> None:
-    """Deliver what a flow that is gone has left; arguments as for `delivered`."""
-    with delivered(directory, tracking_uri, run_id):
+def upload_rest(directory: Path, tracking_uri: str, run_id: str) -> None:
+    """Deliver what a flow that is gone has left; arguments as for `upload_metrics`."""
+    with upload_metrics(directory, tracking_uri, run_id):
         pass
 
 
-def deliver_left(tracking_uri: str, run_id: str) -> None:
+def upload_left(tracking_uri: str, run_id: str) -> None:
     """Deliver what was left of this flow's own training of a run, if anything was: the last time that it is tried.
 
     By a client of its own, for the one before may be asleep between two tries.

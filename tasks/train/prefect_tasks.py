@@ -20,7 +20,7 @@ from paceline.tasks.progress import progress_bar
 from paceline.tasks.records import AutotuneResult, Choice, MeasureResult, TrainResult
 from paceline.tasks.redact import redact_errors
 from paceline.tasks.result_cache import load_result, save_result
-from paceline.tasks.track.metrics_upload import deliver_rest
+from paceline.tasks.track.metrics_upload import upload_rest
 from paceline.tasks.train.launch.coordinator import TrainJob, measure_group, time_layers, train_group
 from paceline.tasks.train.rank.checkpoint import newest_verified
 
@@ -72,7 +72,7 @@ def _train_once(job: TrainJob, address: str) -> TrainResult:
     done = load_result(job.result_path, TrainResult) if job.resume else None
     if done is not None:
         logger.info("The training has finished before (%s)", job.result_path)
-        deliver_rest(job.directory, job.tracking_uri, job.run_id)
+        upload_rest(job.directory, job.tracking_uri, job.run_id)
         return done
     with deadline.limited("limits.train_seconds", job.config.limits.train_seconds):
         result = _train(job, address)

@@ -38,7 +38,7 @@ def prepare(data, home):
         records = [write_shard(chunk) for chunk in ChunkPlanner(listing, data, directory).chunks()]
         facts = manifest.build(listing, data, key, records, num_rejected=0)
         path = store.publish(home, directory, facts, [])
-    return facts.prepared(path, reused=False, seconds=0.0)
+    return facts.to_prepared_set(path, reused=False, seconds=0.0)
 
 
 def train(config, prepared, home):

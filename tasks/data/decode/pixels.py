@@ -52,21 +52,21 @@ def read_pixels(
     """
     images_NHWC = np.empty((len(samples), image_size, image_size, channels), dtype=np.uint8)
     targets: list[npt.NDArray[np.float32]] = []
-    kept: list[int] = []
+    positions: list[int] = []
     reasons: dict[int, str] = {}
     num_unread = 0
     for position, item in enumerate(source.read_items(origin, samples, image_size)):
         between()
         try:
-            _place(item, images_NHWC[len(kept)], image_size, origin.fit)
+            _place(item, images_NHWC[len(positions)], image_size, origin.fit)
         except transform.DecodeError as error:
             reasons[position] = str(error)
             num_unread += isinstance(error, transform.UnreadError)
         else:
-            kept.append(position)
+            positions.append(position)
             if item.targets_T is not None:
                 targets.append(item.targets_T)
-    return Pixels(images_NHWC[: len(kept)], np.stack(targets) if targets else None, kept, reasons, num_unread)
+    return Pixels(images_NHWC[: len(positions)], np.stack(targets) if targets else None, positions, reasons, num_unread)
 
 
 def read_whole(
@@ -85,11 +85,11 @@ def read_whole(
     """
     for item in source.read_items(origin, samples, image_size):
         try:
-            found = _pixels_of(item, image_size, "whole")
+            pixels = _pixels_of(item, image_size, "whole")
         except transform.DecodeError as error:
             yield error
         else:
-            yield found
+            yield pixels
 
 
 def _place(item: Item, image_HWC: npt.NDArray[np.uint8], image_size: int, fit: Extent) -> None:
@@ -103,14 +103,14 @@ def _place(item: Item, image_HWC: npt.NDArray[np.uint8], image_size: int, fit: E
 
 def _pixels_of(item: Item, image_size: int, fit: Extent) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8] | None]:
     """A sample's picture (H, W, C), and its mask (H, W) if it has one: 1 for the first class, 0 for none."""
-    picture = _found(item.picture)
+    picture = _content(item.picture)
     if isinstance(picture, bytes):
         colours_HWC = transform.decode(picture, image_size, fit)
     else:
         colours_HWC = transform.resize(picture, image_size, fit)
     if item.mask is None:
         return colours_HWC, None
-    mask = _found(item.mask)
+    mask = _content(item.mask)
     if not isinstance(mask, bytes):
         return colours_HWC, transform.resize_mask(mask, image_size, fit)
     if isinstance(picture, bytes):
@@ -118,7 +118,7 @@ def _pixels_of(item: Item, image_size: int, fit: Extent) -> tuple[npt.NDArray[np
     raise transform.DecodeError("its mask is a file, and the image pixels; give both in one form")
 
 
-def _found(content: Picture | Exception) -> Picture:
+def _content(content: Picture | Exception) -> Picture:
     if isinstance(content, transform.DecodeError):
         raise content
     if isinstance(content, OSError):

@@ -55,7 +55,7 @@ def draw(samples_T: Floats, rate: int | Fraction, signal: Signal, image_size: in
     level_BW = decibels(band_powers(cut(samples_T, rate, signal), signal, image_size))
     rows = overlaps(np.linspace(0, len(level_BW), image_size + 1), len(level_BW))
     level_HW = (rows / rows.sum(axis=1, keepdims=True)) @ level_BW
-    return quantised(level_HW, signal)[::-1, :, np.newaxis]
+    return quantise(level_HW, signal)[::-1, :, np.newaxis]
 
 
 def cut(samples_T: Floats, rate: int | Fraction, signal: Signal) -> Floats:
@@ -71,20 +71,20 @@ def cut(samples_T: Floats, rate: int | Fraction, signal: Signal) -> Floats:
             f"that; numbers up to {_MAX_RATIO} are understood; use a lower sample_rate"
         )
     if ratio != 1:
-        samples_T = _resampled_middle(samples_T, ratio.numerator, ratio.denominator, signal.clip_samples)
+        samples_T = _resample_middle(samples_T, ratio.numerator, ratio.denominator, signal.clip_samples)
     return _middle(samples_T, signal.clip_samples)
 
 
-def _resampled_middle(samples_T: Floats, up: int, down: int, number: int) -> Floats:
+def _resample_middle(samples_T: Floats, up: int, down: int, number: int) -> Floats:
     """The samples that are in the middle of a resampled signal; of a long one, no more is resampled than they need."""
     total = -(-len(samples_T) * up // down)
     first = max(0, (total - number) // 2)
     margin = _FILTER_TAPS * max(1, -(-down // up))
     start = max(0, first * down // up - margin) // down * down  # where both have a sample
     stop = (first + number) * down // up + margin + 1
-    found: Floats = scipy_signal.resample_poly(samples_T[start:stop], up, down)
+    resampled: Floats = scipy_signal.resample_poly(samples_T[start:stop], up, down)
     skipped = first - start // down * up
-    return found[skipped : skipped + min(number, total)]
+    return resampled[skipped : skipped + min(number, total)]
 
 
 def _middle(samples_T: Floats, number: int) -> Floats:
@@ -135,8 +135,8 @@ def hertz(mels: Floats) -> Floats:
 def _area_of_triangle(x: Floats, low: float, middle: float, high: float) -> Floats:
     """Up to each x, of a triangle of height 1."""
     rising = np.clip(x - low, 0, middle - low) ** 2 / (2 * (middle - low))
-    left = np.clip(high - x, 0, high - middle)
-    falling = ((high - middle) ** 2 - left**2) / (2 * (high - middle))
+    remaining = np.clip(high - x, 0, high - middle)
+    falling = ((high - middle) ** 2 - remaining**2) / (2 * (high - middle))
     return np.asarray(rising + falling)
 
 
@@ -151,7 +151,7 @@ def decibels(power: Floats) -> Floats:
     return np.asarray(10 * np.log10(np.maximum(power, _SILENCE) / SINE_POWER))
 
 
-def quantised(level: Floats, signal: Signal) -> npt.NDArray[np.uint8]:
+def quantise(level: Floats, signal: Signal) -> npt.NDArray[np.uint8]:
     """Decibels as greys; what is below the dynamic range is black, and so is silence, whatever is white."""
     top = signal.top_db
     if top is None:

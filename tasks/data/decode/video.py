@@ -60,9 +60,9 @@ def decode(content: bytes, num_frames: int, image_size: int) -> npt.NDArray[np.u
         raise DecodeError("empty file")
     try:
         expected = _count_packets(content)
-        frames, num_there = _taken(content, places(max(expected, num_frames), num_frames), image_size)
+        frames, num_there = _take_frames(content, places(max(expected, num_frames), num_frames), image_size)
         if num_there != expected or num_there < num_frames:
-            frames, _ = _taken(content, places(num_there, num_frames), image_size)
+            frames, _ = _take_frames(content, places(num_there, num_frames), image_size)
     except DecodeError:
         raise
     except (av.error.FFmpegError, EOFError, MemoryError, ValueError, IndexError) as error:
@@ -93,16 +93,16 @@ def _count_packets(content: bytes) -> int:
         return sum(packet.size > 0 for packet in container.demux(stream))
 
 
-def _taken(content: bytes, wanted: Sequence[int], image_size: int) -> tuple[list[npt.NDArray[np.uint8]], int]:
+def _take_frames(content: bytes, chosen: Sequence[int], image_size: int) -> tuple[list[npt.NDArray[np.uint8]], int]:
     """The frames at some places, and how many there are."""
     container, stream = _open(content)
-    found, number, last = [], 0, None
+    frames, number, last = [], 0, None
     with container:
         for number, last in enumerate(_frames(container, stream), start=1):
-            if number - 1 in wanted:
-                found.append(_upright(last, image_size))
+            if number - 1 in chosen:
+                frames.append(_upright(last, image_size))
         _check_whole(container, stream, number, last)
-    return found, number
+    return frames, number
 
 
 def _frames(container: InputContainer, stream: VideoStream) -> Iterator[Any]:
@@ -119,12 +119,12 @@ def _check_whole(container: InputContainer, stream: VideoStream, number: int, la
     is_alone = len(container.streams) == 1 and stream.frames == 0
     if not is_alone or container.duration is None or last is None or last.time is None:
         return
-    told = container.duration / 1e6
+    seconds = container.duration / 1e6
     started = (container.start_time or 0) / 1e6
     rate = stream.average_rate
     ends = last.time - started + (1 / float(rate) if rate else 0.0)
-    if ends < WHOLE * told:
-        raise DecodeError(f"ends after {ends:.2f} of {told:.2f} seconds")
+    if ends < WHOLE * seconds:
+        raise DecodeError(f"ends after {ends:.2f} of {seconds:.2f} seconds")
 
 
 def _upright(frame: Any, image_size: int) -> npt.NDArray[np.uint8]:

@@ -50,12 +50,12 @@ def decode(content: bytes, default_rate: int) -> tuple[Floats, Rate]:
     if not content:
         raise DecodeError("empty file")
     try:
-        found, rate = _read(content, default_rate)
+        values, rate = _read(content, default_rate)
     except DecodeError:
         raise
     except Exception as error:  # what readers raise on hostile bytes is anything, struct.error and MemoryError included
         raise DecodeError(one_line(error)) from error
-    samples_T = _one_channel(found)
+    samples_T = _one_channel(values)
     if not 1 <= rate <= MAX_RATE:
         raise DecodeError(f"{float(rate):.10g} samples per second; from 1 to {MAX_RATE} is understood")
     if not np.isfinite(samples_T).all():
@@ -142,4 +142,4 @@ def _simple(rate: float) -> Fraction:
     """A whole number where that is as good as a rate, or a fraction of small numbers: by these it is resampled."""
     exact = Fraction(rate)
     near = (exact.limit_denominator(10**digits) for digits in range(4))
-    return next((one for one in near if abs(one - exact) <= RATE_ERROR * exact), exact)
+    return next((fraction for fraction in near if abs(fraction - exact) <= RATE_ERROR * exact), exact)

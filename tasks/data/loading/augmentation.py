@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.conf.augmentation import COLOURS, Vary
-from paceline.tasks.data.loading.batch import Batch, laid_out
+from paceline.tasks.data.loading.batch import Batch, set_layout
 from paceline.tasks.model.noise import uniform
 
 Floats = npt.NDArray[np.float64]
@@ -60,15 +60,15 @@ class Variation:
             return batch
         uniform_NU = uniform(torch.from_numpy(draw_N), _NUM_UNIFORM, self._seed).numpy()
         if settings.crop_scale is not None:
-            images_NCHW = resized(images_NCHW, boxes(settings, uniform_NU, images_NCHW.shape[2:]))
+            images_NCHW = resize_boxes(images_NCHW, boxes(settings, uniform_NU, images_NCHW.shape[2:]))
         if settings.colours:
-            images_NCHW = self._coloured(images_NCHW, uniform_NU[:, _COLOUR])
+            images_NCHW = self._vary_colours(images_NCHW, uniform_NU[:, _COLOUR])
         batch = batch._replace(images_NCHW=images_NCHW)
         if settings.mixes:
-            batch = mixed(batch, settings, uniform_NU[:, _MIX])
-        return batch._replace(images_NCHW=laid_out(batch.images_NCHW, channels_last=channels_last))
+            batch = mix(batch, settings, uniform_NU[:, _MIX])
+        return batch._replace(images_NCHW=set_layout(batch.images_NCHW, channels_last=channels_last))
 
-    def _coloured(self, images_NCHW: Tensor, uniform_N3: Floats) -> Tensor:
+    def _vary_colours(self, images_NCHW: Tensor, uniform_N3: Floats) -> Tensor:
         """Brightness, then contrast, then saturation, each kept between black and white."""
         device = images_NCHW.device
         mean, std = self._mean_C.to(device), self._std_C.to(device)
@@ -127,7 +127,7 @@ def boxes(settings: Vary, uniform_NU: Floats, shape: Sequence[int]) -> npt.NDArr
     return np.stack([top_N, left_N, height_N, width_N], axis=1)
 
 
-def resized(images_NCHW: Tensor, boxes_N4: npt.NDArray[np.int64]) -> Tensor:
+def resize_boxes(images_NCHW: Tensor, boxes_N4: npt.NDArray[np.int64]) -> Tensor:
     """A box of each image, scaled to the whole image's size, bilinearly and by nothing outside of it."""
     tall, wide = images_NCHW.shape[2:]
     top, left, height, width = (torch.from_numpy(column).to(images_NCHW.device) for column in boxes_N4.T)
@@ -146,7 +146,7 @@ def _places(start_N: Tensor, length_N: Tensor, size: int) -> Tensor:
     return (2 * pixels + 1) / size - 1
 
 
-def mixed(batch: Batch, settings: Vary, uniform_N4: Floats) -> Batch:
+def mix(batch: Batch, settings: Vary, uniform_N4: Floats) -> Batch:
     """Each sample with the one that stands as far from the other end of the batch; the order is a random one.
 
     Args:

@@ -75,7 +75,7 @@ class Normalise:
         return pixels_NF.to(torch.float32).mul_(scale_F).add_(bias_F).view(num, channels, height, width)
 
 
-def laid_out(images_NCHW: Tensor, *, channels_last: bool) -> Tensor:
+def set_layout(images_NCHW: Tensor, *, channels_last: bool) -> Tensor:
     """Images in a memory format, by their strides too.
 
     Of one channel both formats are the same memory, and convolutions go by the strides.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from paceline.tasks.data.loading.batch import Batch, laid_out, pad
+from paceline.tasks.data.loading.batch import Batch, pad, set_layout
 from paceline.tasks.data.loading.train_loader import BatchRequest, LoaderConfig, TrainLoader
 
 Item = tuple[int, bool, int, int]
@@ -54,16 +54,16 @@ class ForegroundLoader(TrainLoader):
 
     def _batches(self, requests: Iterator[BatchRequest]) -> Iterator[Batch]:
         device = self.feed.device
-        asked = list(requests)
+        pending = list(requests)
         batches = DataLoader(
-            self._dataset, batch_sampler=[_items(request) for request in asked if len(request.index_N)], num_workers=0
+            self._dataset, batch_sampler=[_items(request) for request in pending if len(request.index_N)], num_workers=0
         )
         delivered = iter(batches)
-        for request in asked:
+        for request in pending:
             images, labels, targets = next(delivered) if len(request.index_N) else self._empty()
             yield self.answer(
                 request,
-                laid_out(images.to(device), channels_last=self.feed.channels_last),
+                set_layout(images.to(device), channels_last=self.feed.channels_last),
                 labels.to(device),
                 None if self.feed.split.targets_NT is None else targets.to(device),
             )

@@ -33,8 +33,8 @@ class ResidentLoader(TrainLoader):
         super().__init__(feed, first_step)
         shared = _SHARED.setdefault(feed.split, WeakValueDictionary())
         key = (feed.device, feed.padding, feed.augment, feed.fill_C.tobytes())
-        found = shared.get(key)
-        self._padded_NHWC = _load(feed) if found is None else found
+        padded_NHWC = shared.get(key)
+        self._padded_NHWC = _load(feed) if padded_NHWC is None else padded_NHWC
         shared[key] = self._padded_NHWC
         self._mirrored = len(self._padded_NHWC) > feed.split.num_samples
         height, width, _ = feed.split.image_shape

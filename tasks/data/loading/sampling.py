@@ -134,9 +134,9 @@ def deal(owner_N: npt.NDArray[np.int64], sizes: Sequence[int]) -> npt.NDArray[np
     ranks_N = np.full(len(owner_N), -1, dtype=np.int64)
     missing = list(sizes)
     for rank, size in enumerate(sizes):
-        own = np.flatnonzero(owner_N == rank)[:size]
-        ranks_N[own] = rank
-        missing[rank] -= len(own)
+        positions = np.flatnonzero(owner_N == rank)[:size]
+        ranks_N[positions] = rank
+        missing[rank] -= len(positions)
     ranks_N[ranks_N < 0] = np.repeat(np.arange(len(sizes)), missing)
     return ranks_N
 
@@ -207,10 +207,10 @@ class BatchPlan:
     @property
     def steps_per_epoch(self) -> int:
         """Global batches in an epoch, or in what is left of it."""
-        full, rest = divmod(self.num_samples - self.first_sample, self.global_batch_size)
+        full, last = divmod(self.num_samples - self.first_sample, self.global_batch_size)
         ranks = max(self.world_size, self.planned_world_size or 1)
-        stands_alone = rest >= max(ranks, self.global_batch_size // 8)
-        return max(1, full + (1 if rest and stands_alone else 0))
+        stands_alone = last >= max(ranks, self.global_batch_size // 8)
+        return max(1, full + (1 if last and stands_alone else 0))
 
     @property
     def num_full_steps(self) -> int:

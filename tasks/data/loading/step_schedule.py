@@ -51,19 +51,19 @@ class StepSchedule:
         epochs, since = divmod(since - self._rest.steps_per_epoch, self.plan.steps_per_epoch)
         return self.epoch + 1 + epochs, self.plan, since
 
-    def done(self, step: int) -> tuple[int, int]:
+    def position(self, step: int) -> tuple[int, int]:
         """What has been seen when so many steps are done: whole epochs, and samples of the next one."""
         epoch, plan, local = self.locate(step)
         return epoch, plan.bounds(local)[0]
 
     def samples(self, step: int) -> int:
         """How many samples have been seen when so many steps are done, over all epochs."""
-        epoch, position = self.done(step)
+        epoch, position = self.position(step)
         return epoch * self.plan.num_samples + position
 
     def ends_epoch(self, step: int) -> bool:
         """Whether an epoch is over when so many steps are done."""
-        return self.done(step)[1] == 0
+        return self.position(step)[1] == 0
 
     def epoch_end(self, step: int) -> int:
         """The first step from this one on after which an epoch is over."""
@@ -81,7 +81,7 @@ class StepSchedule:
 
     def even_step(self, step: int) -> float:
         """Which step this would be if all before it had been of this group's batch size; what schedules go by."""
-        epoch, position = self.done(step)
+        epoch, position = self.position(step)
         local = min(position / self.plan.global_batch_size, self.steps_per_epoch - 1)
         return epoch * self.steps_per_epoch + local
 

@@ -155,9 +155,9 @@ class StreamingLoader(TrainLoader):
 
     def _batches(self, requests: Iterator[BatchRequest]) -> Iterator[Batch]:
         ahead = ReadAhead(self.feed.split, self.feed.shuffle).through(requests)
-        return self._from_thread(ahead) if self.in_background else self._when_asked(ahead)
+        return self._from_thread(ahead) if self.in_background else self._in_foreground(ahead)
 
-    def _when_asked(self, requests: Iterator[BatchRequest]) -> Iterator[Batch]:
+    def _in_foreground(self, requests: Iterator[BatchRequest]) -> Iterator[Batch]:
         largest = self._course.largest_part(self.feed.rank)
         if self._canvas is None or self._canvas.largest < largest:
             self._canvas = Canvas(self.feed, largest)

@@ -115,9 +115,11 @@ class TrainLoader(ABC):
         order = epoch_order(plan.num_samples, feed.seed, epoch, feed.shuffle)
         flip, dy, dx = epoch_augmentation(order, feed.seed, epoch, feed.augment, feed.shift_pixels)
         for step in range(first_local_step, plan.steps_per_epoch):
-            here = plan.local(step, feed.rank, order, feed.split.shards_of)
-            draw_N = epoch * plan.num_samples + here
-            yield BatchRequest(order[here], flip[here], dy[here], dx[here], draw_N, plan.weight(step, feed.rank))
+            positions = plan.local(step, feed.rank, order, feed.split.shards_of)
+            draw_N = epoch * plan.num_samples + positions
+            yield BatchRequest(
+                order[positions], flip[positions], dy[positions], dx[positions], draw_N, plan.weight(step, feed.rank)
+            )
 
     def answer(
         self,

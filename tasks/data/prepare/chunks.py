@@ -123,7 +123,7 @@ class ChunkPlanner:
             origin=self.listing.origin,
             split=split,
             number=number,
-            samples=dealt(samples, number, num_chunks, self.listing.run) if split == "train" else samples[bounds],
+            samples=deal(samples, number, num_chunks, self.listing.run) if split == "train" else samples[bounds],
             class_names=self.listing.class_names,
             image_size=self.data.image_size,
             channels=self.listing.channels,
@@ -132,7 +132,7 @@ class ChunkPlanner:
         )
 
 
-def dealt(samples: Samples, number: int, num_chunks: int, run: int) -> Samples:
+def deal(samples: Samples, number: int, num_chunks: int, run: int) -> Samples:
     """What one chunk gets when samples are dealt out one by one, or in runs of so many where there are enough."""
     run = max(1, min(run, len(samples) // (MIN_RUNS * num_chunks)))
     if run == 1:

@@ -18,7 +18,7 @@ from uuid import uuid4
 from pydantic import ValidationError
 
 from paceline.conf.data import Data
-from paceline.tasks.cluster.bounded_submit import connect_to_workers, iter_completed
+from paceline.tasks.cluster.bounded_submit import connect_to_workers, iter_results
 from paceline.tasks.cluster.client import workers
 from paceline.tasks.data.key import preparation_key
 from paceline.tasks.data.listing import SampleListing
@@ -61,11 +61,11 @@ def prepare(
     started = time.perf_counter()
     home = root_directory.resolve()
     key = preparation_key(listing, data)
-    found = store.find(home, key)
-    if found is not None:
-        listed = Path(found.path) / manifest.REJECTED
-        _check_rejected(data, listing, found.num_rejected, lambda: (_first_line(listed), listed))
-        return found
+    existing = store.find(home, key)
+    if existing is not None:
+        listed = Path(existing.path) / manifest.REJECTED
+        _check_rejected(data, listing, existing.num_rejected, lambda: (_first_line(listed), listed))
+        return existing
     try:
         path, facts, reads = _make(listing, data, key, home, address, on_progress)
     except OSError as error:
@@ -75,7 +75,7 @@ def prepare(
                 "check that every worker can read the data and write there"
             ) from error
         raise RunError(f"{home}: the disk is full; nothing was kept; free space or move PACELINE_HOME") from error
-    prepared = facts.prepared(path, reused=False, seconds=time.perf_counter() - started)
+    prepared = facts.to_prepared_set(path, reused=False, seconds=time.perf_counter() - started)
     return prepared.model_copy(update={"reads": reads})
 
 
@@ -84,15 +84,15 @@ def _make(
 ) -> tuple[Path, manifest.Manifest, Reads]:
     store.remove_stale(home)
     with store.temporary(home, key) as directory, RejectedSpool(directory) as spool:
-        left = _finished(directory, spool)
-        records = [*left]
+        resumed = _load_finished(directory, spool)
+        records = [*resumed]
         cutter = ChunkPlanner(listing, data, directory, frozenset((record.split, record.number) for record in records))
         try:
             run_chunks(cutter, address, spool, on_progress, records)
         except BaseException as error:
             if records and not is_full(error):
-                lines = (spool.restored(record).model_dump_json() for record in records)
-                store.leave(home, key, directory, lines)
+                lines = (spool.restore(record).model_dump_json() for record in records)
+                store.keep_unfinished(home, key, directory, lines)
             raise
         _check_rejected(
             data,
@@ -104,13 +104,13 @@ def _make(
         _check_visible(directory, records)
         facts = manifest.build(listing, data, key, records, spool.num_rejected)
         path = store.publish(home, directory, facts, spool.pieces())
-    return path, facts, Reads.total(record.reads for record in records[len(left) :])
+    return path, facts, Reads.total(record.reads for record in records[len(resumed) :])
 
 
-def _finished(directory: Path, spool: RejectedSpool) -> list[ShardRecord]:
+def _load_finished(directory: Path, spool: RejectedSpool) -> list[ShardRecord]:
     """Records of the shards that an earlier preparation of the same key has finished; what they reject is spooled."""
     records = []
-    for line in store.left(directory):
+    for line in store.load_finished(directory):
         with suppress(ValidationError, OSError):  # of another version, or gone: that shard is written again
             record = ShardRecord.model_validate_json(line)
             if all((directory / file.name).stat().st_size == file.num_bytes for file in record.files):
@@ -148,8 +148,8 @@ def run_chunks(
         readers = workers(client)
         num_threads = -(-sum(client.nthreads().values()) // len(readers))
         portions = cutter.portions(len(readers), num_threads)
-        with closing(iter_completed(client, portions, partial(_submit, client, readers))) as found:
-            for record in chain.from_iterable(found):
+        with closing(iter_results(client, portions, partial(_submit, client, readers))) as results:
+            for record in chain.from_iterable(results):
                 spool.add(record)
                 records.append(record.model_copy(update={"rejected": ()}))
                 done += record.num_samples + len(record.rejected)
@@ -183,12 +183,12 @@ def _check_rejected(
     total = listing.num_samples
     if num_rejected <= data.max_rejected_fraction * total:
         return
-    first, kept = look()
+    first, list_path = look()
     raise InputError(
         f"data.root={data.root}: {num_rejected} of {total} samples ({100 * num_rejected / total:.1f} %) cannot be "
         f"decoded, first {first.path} ({first.reason}); the limit is "
         f"data.max_rejected_fraction={data.max_rejected_fraction}; mend or remove them "
-        f"(list: {kept}) or raise the limit"
+        f"(list: {list_path}) or raise the limit"
     )
 
 

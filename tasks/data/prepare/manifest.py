@@ -84,7 +84,7 @@ class Manifest(Record):
         """Every file of every shard."""
         return tuple(file for shard in self.shards for file in shard.files)
 
-    def prepared(self, path: Path, *, reused: bool, seconds: float) -> PreparedSet:
+    def to_prepared_set(self, path: Path, *, reused: bool, seconds: float) -> PreparedSet:
         """The record that other stages get."""
         return PreparedSet(
             path=str(path),

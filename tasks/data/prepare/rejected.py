@@ -60,15 +60,15 @@ class RejectedSpool:
             self._stream.seek(piece.start)
             yield self._stream.read(piece.num_bytes)
 
-    def restored(self, record: ShardRecord) -> ShardRecord:
+    def restore(self, record: ShardRecord) -> ShardRecord:
         """A record with what its shard rejects."""
-        found: list[Rejected] = []
+        rejected: list[Rejected] = []
         for piece in self._pieces:
             if (SPLITS[piece.split], piece.number) == (record.split, record.number):
                 self._stream.seek(piece.start)
                 lines = self._stream.read(piece.num_bytes).splitlines()
-                found = [Rejected.model_validate_json(line) for line in lines]
-        return record.model_copy(update={"rejected": tuple(found)})
+                rejected = [Rejected.model_validate_json(line) for line in lines]
+        return record.model_copy(update={"rejected": tuple(rejected)})
 
     def first(self) -> Rejected:
         """The first one.

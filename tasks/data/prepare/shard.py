@@ -23,7 +23,7 @@ from paceline.tasks.data.decode.pixels import Pixels, read_pixels
 from paceline.tasks.data.listing import Origin, SplitName
 from paceline.tasks.data.prepare import moments
 from paceline.tasks.data.prepare.moments import Moments
-from paceline.tasks.data.samples import Sample, Samples
+from paceline.tasks.data.samples import Samples
 from paceline.tasks.data.storage import read_files as reading
 from paceline.tasks.errors import RunError
 from paceline.tasks.files import write_pieces_durably
@@ -120,11 +120,11 @@ def write_shard(chunk: Chunk) -> ShardRecord:
 
 
 def _decode(chunk: Chunk) -> tuple[Pixels, Reads]:
-    wanted = _Wanted(Path(chunk.directory))
-    wanted()
+    check_directory = _DirectoryCheck(Path(chunk.directory))
+    check_directory()
     num_channels = chunk.channels + chunk.num_planes
     with reading.count_reads() as tally:
-        decoded = read_pixels(chunk.origin, chunk.samples, chunk.image_size, num_channels, wanted)
+        decoded = read_pixels(chunk.origin, chunk.samples, chunk.image_size, num_channels, check_directory)
     if chunk.num_planes:
         decoded = _with_known_classes(decoded, len(chunk.class_names))
     return decoded, tally.reads
@@ -133,18 +133,18 @@ def _decode(chunk: Chunk) -> tuple[Pixels, Reads]:
 def _with_known_classes(decoded: Pixels, num_classes: int) -> Pixels:
     """Without the images whose mask holds a value that has no name."""
     largest_N = decoded.images_NHWC[..., -1].max(axis=(1, 2), initial=0)
-    known = np.flatnonzero(largest_N <= num_classes)
-    if len(known) == len(largest_N):
+    valid = np.flatnonzero(largest_N <= num_classes)
+    if len(valid) == len(largest_N):
         return decoded
     reasons = {
         decoded.kept[place]: f"its mask holds {largest_N[place] - 1}, and there are {num_classes} classes from 0"
         for place in np.flatnonzero(largest_N > num_classes)
     }
-    kept = [decoded.kept[place] for place in known]
-    return Pixels(decoded.images_NHWC[known], None, kept, decoded.reasons | reasons)
+    positions = [decoded.kept[place] for place in valid]
+    return Pixels(decoded.images_NHWC[valid], None, positions, decoded.reasons | reasons)
 
 
-class _Wanted:
+class _DirectoryCheck:
     """Looks now and then whether the temporary set is there: with it goes the preparation that wanted the shard."""
 
     def __init__(self, directory: Path) -> None:
@@ -163,8 +163,8 @@ class _Wanted:
 
 
 def _write(chunk: Chunk, decoded: Pixels, reads: Reads) -> ShardRecord:
-    images_NHWC, targets_NT, kept, reasons, _ = decoded
-    labels_N = chunk.samples.labels[kept].astype(np.int64)
+    images_NHWC, targets_NT, positions, reasons, _ = decoded
+    labels_N = chunk.samples.labels[positions].astype(np.int64)
     arrays: dict[str, npt.NDArray[Any]] = {"images": images_NHWC, "labels": labels_N}
     if targets_NT is not None:
         arrays["targets"] = targets_NT
@@ -181,7 +181,10 @@ def _write(chunk: Chunk, decoded: Pixels, reads: Reads) -> ShardRecord:
         files=files,
         class_counts=tuple(int(count) for count in counts),
         moments=moments.of_images(images_NHWC),
-        rejected=tuple(_reject(chunk, chunk.samples[position], reason) for position, reason in reasons.items()),
+        rejected=tuple(
+            Rejected(path=sample.text, split=chunk.split, class_name=chunk.class_names[sample.label], reason=reason)
+            for sample, reason in ((chunk.samples[position], reason) for position, reason in reasons.items())
+        ),
         reads=reads,
     )
 
@@ -191,10 +194,6 @@ def _class_counts(images_NHWC: npt.NDArray[np.uint8], labels_N: npt.NDArray[np.i
     if not chunk.num_planes:
         return np.bincount(labels_N, minlength=len(chunk.class_names))
     return np.bincount(images_NHWC[..., -1].ravel(), minlength=1 + len(chunk.class_names))[1:]
-
-
-def _reject(chunk: Chunk, sample: Sample, reason: str) -> Rejected:
-    return Rejected(path=sample.text, split=chunk.split, class_name=chunk.class_names[sample.label], reason=reason)
 
 
 def _write_array(directory: Path, name: str, array: npt.NDArray[Any]) -> ShardFile:

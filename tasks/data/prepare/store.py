@@ -63,7 +63,7 @@ def find(home: Path, key: str) -> PreparedSet | None:
     except DamagedError as error:
         _set_aside(path, str(error))
         return None
-    return facts.prepared(path, reused=True, seconds=time.perf_counter() - started)
+    return facts.to_prepared_set(path, reused=True, seconds=time.perf_counter() - started)
 
 
 def verify(path: Path) -> tuple[str, ...]:
@@ -74,9 +74,9 @@ def verify(path: Path) -> tuple[str, ...]:
         return (str(error),)
     problems = []
     for file in facts.files:
-        found = sha256_of(path / file.name)
-        if found != file.sha256:
-            problems.append(f"{file.name} has sha256 {found[:16]}..., recorded is {file.sha256[:16]}...")
+        digest = sha256_of(path / file.name)
+        if digest != file.sha256:
+            problems.append(f"{file.name} has sha256 {digest[:16]}..., recorded is {file.sha256[:16]}...")
     return tuple(problems)
 
 
@@ -99,7 +99,7 @@ def temporary(home: Path, key: str) -> Iterator[Path]:
     path = home / "prepared" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileNotFoundError):  # there is none, or another process was faster
-        _unfinished(home, key).rename(path)
+        _unfinished_path(home, key).rename(path)
     for split in SPLITS:
         (path / split).mkdir(parents=True, exist_ok=True)
     owner = {"host": host_identity(), "pid": os.getpid(), "created": psutil.Process().create_time()}
@@ -110,11 +110,11 @@ def temporary(home: Path, key: str) -> Iterator[Path]:
         _remove(path)
 
 
-def _unfinished(home: Path, key: str) -> Path:
+def _unfinished_path(home: Path, key: str) -> Path:
     return home / "prepared" / f".unfinished-{key[:16]}"
 
 
-def leave(home: Path, key: str, directory: Path, finished: Iterable[str]) -> None:
+def keep_unfinished(home: Path, key: str, directory: Path, finished: Iterable[str]) -> None:
     """Leave a temporary set to the next preparation of the same key.
 
     Args:
@@ -125,14 +125,14 @@ def leave(home: Path, key: str, directory: Path, finished: Iterable[str]) -> Non
     """
     with suppress(OSError):  # it would have been a help, no more; what ended the preparation is the error to tell
         write_pieces_durably(directory / FINISHED, (f"{line}\n".encode() for line in finished))
-        _remove(_unfinished(home, key))
-        directory.rename(_unfinished(home, key))
+        _remove(_unfinished_path(home, key))
+        directory.rename(_unfinished_path(home, key))
         # A worker that was writing finds its place gone, and its part stays.
-        for part in _unfinished(home, key).rglob(f"*{TEMPORARY_SUFFIX}"):
+        for part in _unfinished_path(home, key).rglob(f"*{TEMPORARY_SUFFIX}"):
             part.unlink(missing_ok=True)
 
 
-def left(directory: Path) -> list[str]:
+def load_finished(directory: Path) -> list[str]:
     """What is known of each finished shard that an earlier preparation has left in a temporary set."""
     try:
         return (directory / FINISHED).read_text(encoding="utf-8").splitlines()

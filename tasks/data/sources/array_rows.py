@@ -46,7 +46,7 @@ def open_table(root: str, path: str) -> Table:
     if kind == ZARR:
         table: Table = _zarr().table(_url(root, path))
     else:
-        with _opened(root, path) as stream:
+        with _open(root, path) as stream:
             table = _npz_table(stream) if kind == NPZ else _parquet().table(stream)
     labels = table.labels
     if labels.ndim != 1 or labels.dtype.kind not in "iubU":
@@ -62,13 +62,13 @@ def read_rows(root: str, samples: Samples) -> Iterator[Row | DecodeError]:
     """
     assert samples.rows is not None
     pairs = zip(samples.paths, samples.rows.tolist(), strict=True)
-    for path, found in groupby(pairs, key=lambda pair: pair[0]):
-        rows = [row for _, row in found]
+    for path, members in groupby(pairs, key=lambda pair: pair[0]):
+        rows = [row for _, row in members]
         try:
             if kind_of(path) == ZARR:
                 yield from _zarr().rows(_url(root, path), rows)
                 continue
-            with _opened(root, path) as stream:
+            with _open(root, path) as stream:
                 yield from _npz_rows(stream, rows) if kind_of(path) == NPZ else _parquet().rows(stream, rows)
         except OSError as error:
             if error.errno is not None:
@@ -116,7 +116,7 @@ def _url(root: str, path: str) -> str:
     return f"{root.rstrip('/')}/{path}"
 
 
-def _opened(root: str, path: str) -> IO[bytes]:
+def _open(root: str, path: str) -> IO[bytes]:
     filesystem, base = folder.open_root(root)
     stream: IO[bytes] = filesystem.open(folder.below(base, path), "rb")
     return stream
@@ -173,7 +173,7 @@ def _npz_rows(stream: IO[bytes], rows: Sequence[int]) -> Iterator[Row]:
         with archive.open(info) as member:
             header = _image_header(member)
             if info.compress_type != zipfile.ZIP_STORED:
-                yield from _streamed(member, header, rows)
+                yield from _stream_rows(member, header, rows)
                 return
             header_bytes = member.tell()
     stream.seek(info.header_offset)
@@ -184,21 +184,21 @@ def _npz_rows(stream: IO[bytes], rows: Sequence[int]) -> Iterator[Row]:
         yield _pixels(_exactly(stream, header.row_bytes), header)
 
 
-def _streamed(member: IO[bytes], header: _Header, rows: Sequence[int]) -> Iterator[Row]:
+def _stream_rows(member: IO[bytes], header: _Header, rows: Sequence[int]) -> Iterator[Row]:
     at = 0
     for row in rows:
-        left = (row - at) * header.row_bytes
-        while left:
-            left -= len(_exactly(member, min(left, BLOCK_BYTES)))
+        num_skipped = (row - at) * header.row_bytes
+        while num_skipped:
+            num_skipped -= len(_exactly(member, min(num_skipped, BLOCK_BYTES)))
         yield _pixels(_exactly(member, header.row_bytes), header)
         at = row + 1
 
 
 def _exactly(stream: IO[bytes], number: int) -> bytes:
-    found = stream.read(number)
-    if len(found) != number:
+    content = stream.read(number)
+    if len(content) != number:
         raise InputError(f"{IMAGES} ends before its last image; write the file again")
-    return found
+    return content
 
 
 def _pixels(content: bytes, header: _Header) -> npt.NDArray[np.uint8]:

@@ -46,8 +46,8 @@ def list_samples(data: Data) -> SampleListing:
         InputError: The root or a file is wrong; the message says how to mend it.
     """
     root = str(data.root)
-    base, found, ignored = _found(root)
-    files = [_open(root, base, *one) for one in found]
+    base, entries, ignored = _find_files(root)
+    files = [_open(root, base, *entry) for entry in entries]
     channels = {file.table.channels for file in files}
     if len(channels) > 1:
         raise InputError(f"data.root={root}: some files hold grey images and others coloured ones; give all the same")
@@ -71,7 +71,7 @@ def list_samples(data: Data) -> SampleListing:
     )
 
 
-def _found(root: str) -> tuple[str, list[tuple[str, int, str]], dict[str, int]]:
+def _find_files(root: str) -> tuple[str, list[tuple[str, int, str]], dict[str, int]]:
     """The folder, its files of one kind (path, size, stamp), and the other ones by suffix."""
     filesystem, path = folder.reach_root(root)
     name = path.rpartition("/")[2]
@@ -108,9 +108,9 @@ def _stores(filesystem: Any, root: str, path: str) -> list[str]:
     entries = filesystem.ls(path, detail=True) if filesystem.isdir(path) else []
     names = sorted(str(entry["name"]).rstrip("/").rpartition("/")[2] for entry in entries)
     stores = [name for name in names if folder.suffix_of(name) == ZARR]
-    others = [name for name in names if folder.suffix_of(name) in (NPZ, PARQUET)]
-    if stores and others:
-        raise InputError(f"data.root={root}: holds {stores[0]} and {others[0]}; it needs tables of one kind")
+    tables = [name for name in names if folder.suffix_of(name) in (NPZ, PARQUET)]
+    if stores and tables:
+        raise InputError(f"data.root={root}: holds {stores[0]} and {tables[0]}; it needs tables of one kind")
     return stores
 
 
@@ -120,16 +120,16 @@ def _groups(filesystem: Any, root: str, base: str, store: str) -> list[tuple[str
         paths = stored_groups(base, store)
     except InputError as error:
         raise InputError(f"data.root={root}: {store}: {error}") from error
-    found = []
+    groups = []
     for path in paths:
         files = filesystem.find(folder.below(folder.open_root(base)[1], path), detail=True)
-        known = hashlib.sha256()
+        digest = hashlib.sha256()
         for name in sorted(files):
-            known.update(
+            digest.update(
                 f"{name.rpartition(path)[2]}\0{files[name]['size']}\0{folder.stamp_of(files[name]) or base}\n".encode()
             )
-        found.append((path, sum(int(info["size"] or 0) for info in files.values()), known.hexdigest()))
-    return found
+        groups.append((path, sum(int(info["size"] or 0) for info in files.values()), digest.hexdigest()))
+    return groups
 
 
 def _open(root: str, base: str, path: str, size: int, stamp: str) -> _File:

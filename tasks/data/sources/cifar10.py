@@ -152,8 +152,8 @@ def read_samples(place: str, samples: Samples) -> npt.NDArray[np.uint8]:
     assert samples.rows is not None
     rows = samples.rows
     for name in np.unique(names):
-        wanted = names == name
-        images_NHWC[wanted] = read_batch(place, str(name))[0][rows[wanted]]
+        chosen = names == name
+        images_NHWC[chosen] = read_batch(place, str(name))[0][rows[chosen]]
     return images_NHWC
 
 
@@ -168,7 +168,9 @@ def read_batch(place: str, name: str) -> Batch:
         return _unpack(place)[name]
     binary = filesystem.exists(f"{path}/{name}.bin")
     parse = _parse_records if binary else _parse_pickle
-    return _checked(place, name, parse(place, name, filesystem.cat_file(f"{path}/{name}{'.bin' if binary else ''}")))
+    return _check_batch(
+        place, name, parse(place, name, filesystem.cat_file(f"{path}/{name}{'.bin' if binary else ''}"))
+    )
 
 
 @functools.lru_cache(maxsize=1)
@@ -184,7 +186,7 @@ def _unpack(place: str) -> dict[str, Batch]:
                 content = archive.extractfile(member) if name in BATCHES and member.isfile() else None
                 if content is not None:
                     parse = _parse_records if suffix == "bin" else _parse_pickle
-                    batches[name] = _checked(place, name, parse(place, name, content.read()))
+                    batches[name] = _check_batch(place, name, parse(place, name, content.read()))
     except (tarfile.TarError, EOFError, OSError) as error:
         raise InputError(f"data.root={place}: cannot be unpacked ({error}); download it again") from error
     missing = [name for name in BATCHES if name not in batches]
@@ -201,7 +203,7 @@ def _parse_records(place: str, name: str, content: bytes) -> Batch:
     return records[:, 1:], records[:, 0].astype(np.int64)
 
 
-def _checked(place: str, name: str, batch: Batch) -> Batch:
+def _check_batch(place: str, name: str, batch: Batch) -> Batch:
     pixels, labels = batch
     if labels.size and not 0 <= int(labels.min()) <= int(labels.max()) < len(CLASS_NAMES):
         raise InputError(f"data.root={place}: {name} has a class outside 0 to 9; download it again")

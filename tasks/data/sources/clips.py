@@ -65,12 +65,12 @@ def read_tree(root: str) -> folder.Tree:
             clips.append(sample)
         else:
             frames[sample.label].append(sample)
-    for number, found in frames.items():
+    for number, members in frames.items():
         name = tree.folders[number]
         parent = numbers[name.rpartition("/")[0]] if name else number
-        lines = "\n".join(f"{frame.path}\0{frame.size}\0{frame.stamp}" for frame in found)
+        lines = "\n".join(f"{frame.path}\0{frame.size}\0{frame.stamp}" for frame in members)
         stamp = hashlib.sha256(lines.encode(errors="surrogateescape")).hexdigest()
-        clips.append(Sample(f"{name}/", parent, sum(frame.size for frame in found), stamp))
+        clips.append(Sample(f"{name}/", parent, sum(frame.size for frame in members), stamp))
     return dataclasses.replace(tree, files=Samples.of(sorted(clips)))
 
 
@@ -94,7 +94,7 @@ def read(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
             if path.endswith("/"):
                 yield Item(_of_folder(origin, path, image_size))
             else:
-                yield Item(video.decode(_found(next(videos)), origin.num_frames, image_size))
+                yield Item(video.decode(_content(next(videos)), origin.num_frames, image_size))
         except (DecodeError, FileNotFoundError, PermissionError) as error:
             yield Item(error)
 
@@ -102,22 +102,22 @@ def read(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
 def _of_folder(origin: Origin, path: str, image_size: int) -> npt.NDArray[np.uint8]:
     filesystem, base = folder.open_root(origin.root)
     # Anew: workers live for many nights, and some file systems remember what was there.
-    there = filesystem.ls(folder.below(base, path).rstrip("/"), detail=True, refresh=True)
-    infos = {info["name"].rstrip("/").rpartition("/")[2]: info for info in there}
+    entries = filesystem.ls(folder.below(base, path).rstrip("/"), detail=True, refresh=True)
+    infos = {info["name"].rstrip("/").rpartition("/")[2]: info for info in entries}
     names = sorted(infos, key=_in_order)
     frames = [name for name in names if not name.startswith(".") and folder.suffix_of(name) in FRAME_SUFFIXES]
-    wanted = [frames[place] for place in video.places(len(frames), origin.num_frames)]
-    files = (File(f"{path}{name}", int(infos[name]["size"] or 0), folder.stamp_of(infos[name])) for name in wanted)
+    chosen = [frames[place] for place in video.places(len(frames), origin.num_frames)]
+    files = (File(f"{path}{name}", int(infos[name]["size"] or 0), folder.stamp_of(infos[name])) for name in chosen)
     pixels = []
-    for name, content in zip(wanted, read_files(origin.root, files), strict=True):
+    for name, content in zip(chosen, read_files(origin.root, files), strict=True):
         try:
-            pixels.append(decode(_found(content), image_size))
+            pixels.append(decode(_content(content), image_size))
         except DecodeError as error:
             raise DecodeError(f"{name}: {error}") from error
     return np.concatenate(pixels, axis=2)
 
 
-def _found(content: bytes | OSError) -> bytes:
+def _content(content: bytes | OSError) -> bytes:
     if isinstance(content, OSError):
         raise content
     return content

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from paceline.conf.data import Data
-from paceline.tasks.data.listing import Origin, SampleListing, hash_name, hold_out, in_three
+from paceline.tasks.data.listing import Origin, SampleListing, hash_name, hold_out, split_in_three
 from paceline.tasks.data.samples import Sample, Samples
 
 CLASS_NAMES = tuple("0123456789")
@@ -73,7 +73,7 @@ def list_digits(data: Data) -> SampleListing:
     """The upright digits, split by `test_fraction` and `validation_fraction`."""
     _, labels = _digits()
     samples = Samples.of(Sample("digits", int(label), row=row) for row, label in enumerate(labels))
-    train, validation, test = in_three(samples, data)
+    train, validation, test = split_in_three(samples, data)
     return SampleListing(Origin("digits"), CLASS_NAMES, train, validation, test, channels=1)
 
 

@@ -79,7 +79,7 @@ class Tree:
 
 
 @dataclass
-class _Growing:
+class _TreeBuilder:
     """A tree while it is being read."""
 
     suffixes: frozenset[str]
@@ -98,12 +98,12 @@ class _Growing:
 
     def number(self, folder: str) -> int:
         """Of a folder, which is added where it is new."""
-        found = self.folders.get(folder)
-        if found is None:
+        existing = self.folders.get(folder)
+        if existing is None:
             if folder:  # object stores have no folders of their own
                 self.number(folder.rpartition("/")[0])
-            found = self.folders[folder] = len(self.folders)
-        return found
+            existing = self.folders[folder] = len(self.folders)
+        return existing
 
 
 def list_samples(data: Data, kind: Kind = IMAGES, tree: Tree | None = None) -> SampleListing:
@@ -123,7 +123,11 @@ def list_samples(data: Data, kind: Kind = IMAGES, tree: Tree | None = None) -> S
     if "test" in top and "train" not in top:
         raise InputError(f"data.root={root}: has test/ but no train/; name the training folder train/")
     splits = {name: split for name, split in SPLIT_FOLDERS.items() if "train" in top and name in top}
-    _check_one_validation_folder(root, splits)
+    validation = sorted(name for name, split in splits.items() if split == "validation")
+    if len(validation) > 1:
+        raise InputError(
+            f"data.root={root}: has {' and '.join(validation)}, which mean the same split; keep one of them"
+        )
     places = [_place(folder, splits) for folder in tree.folders]
     class_names = _class_names(root, tree, places, splits, kind)
     return _build(data, kind, tree, places, class_names)
@@ -143,15 +147,15 @@ def _build(
     labels = {name: label for label, name in enumerate(class_names)}
     split_of = np.array([SPLITS.index(place[0]) if place else _NOWHERE for place in places])[tree.files.labels]
     label_of = np.array([labels[place[1]] if place else _NOWHERE for place in places], dtype=np.int32)
-    found = {
+    by_split = {
         split: _by_class(tree.files, np.flatnonzero(split_of == number), label_of)
         for number, split in enumerate(SPLITS)
     }
-    train, test, validation = found["train"], found["test"], found["validation"]
-    present = {place[0] for place in places if place}
-    if "test" not in present:
+    train, test, validation = by_split["train"], by_split["test"], by_split["validation"]
+    split_names = {place[0] for place in places if place}
+    if "test" not in split_names:
         train, test = hold_out(train, data.test_fraction)
-    if "validation" not in present:
+    if "validation" not in split_names:
         train, validation = hold_out(train, data.validation_fraction)
     check_classes(train, class_names, f"data.root={data.root}")
     homeless = Counter(suffix_of(path) for path in tree.files.paths.take(np.flatnonzero(split_of == _NOWHERE)))
@@ -169,13 +173,7 @@ def _build(
 def _by_class(files: Samples, chosen: Indices, label_of: npt.NDArray[np.int32]) -> Samples:
     labels = label_of[files.labels[chosen]]
     order = np.argsort(labels, kind="stable")
-    return files.take(chosen[order]).labelled(labels[order])
-
-
-def _check_one_validation_folder(root: str, splits: dict[str, SplitName]) -> None:
-    names = sorted(name for name, split in splits.items() if split == "validation")
-    if len(names) > 1:
-        raise InputError(f"data.root={root}: has {' and '.join(names)}, which mean the same split; keep one of them")
+    return files.take(chosen[order]).with_labels(labels[order])
 
 
 def suffix_of(path: str) -> str:
@@ -227,7 +225,7 @@ def read_tree(root: str, suffixes: frozenset[str] = IMAGE_SUFFIXES) -> Tree:
         raise InputError(f"data.root={root}: does not exist; give the folder that holds the class folders")
     if filesystem.isfile(path):
         raise InputError(f"data.root={root}: is a file; give the folder that holds the class folders")
-    tree = _Growing(suffixes)
+    tree = _TreeBuilder(suffixes)
     if is_local(filesystem):
         _LocalWalk(root, path, tree).visit("")
     else:
@@ -295,7 +293,7 @@ class _LocalWalk:
     root: str
     """As it was given, for messages."""
     base: str
-    tree: _Growing
+    tree: _TreeBuilder
     seen: set[str] = field(default_factory=set)
 
     def visit(self, folder: str) -> None:
@@ -350,7 +348,7 @@ def _scan(descriptor: int) -> list[str]:
         )
 
 
-def _walk_remote(root: str, filesystem: Any, base: str, tree: _Growing) -> None:
+def _walk_remote(root: str, filesystem: Any, base: str, tree: _TreeBuilder) -> None:
     for path, info in sorted(filesystem.find(base, detail=True, withdirs=True).items()):
         relative = path[len(base) :].strip("/")
         if not relative or any(part.startswith(".") for part in relative.split("/")):

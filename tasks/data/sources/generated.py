@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.conf.data import Data
-from paceline.tasks.data.listing import Origin, SampleListing, in_three
+from paceline.tasks.data.listing import Origin, SampleListing, split_in_three
 from paceline.tasks.data.samples import Sample, Samples
 
 NUM_SCENES, NUM_TEXTURES = 2_000, 1_200
@@ -36,7 +36,7 @@ def list_textures(data: Data) -> SampleListing:
 def _listing(
     data: Data, samples: Samples, class_names: tuple[str, ...], channels: int, num_planes: int
 ) -> SampleListing:
-    train, validation, test = in_three(samples, data)
+    train, validation, test = split_in_three(samples, data)
     origin = Origin("shapes" if num_planes else "textures")
     return SampleListing(origin, class_names, train, validation, test, channels, num_planes=num_planes)
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.conf.data import NUM_COLOURS, Data
-from paceline.tasks.data.listing import Origin, SampleListing, in_three
+from paceline.tasks.data.listing import Origin, SampleListing, split_in_three
 from paceline.tasks.data.samples import Sample, Samples
 
 NUM_MOTIONS = 1_600
@@ -32,7 +32,7 @@ def list_samples(data: Data) -> SampleListing:
     """All clips, split by `test_fraction` and `validation_fraction`."""
     kinds = len(CLASS_NAMES)
     samples = Samples.of(Sample("motions", row % kinds, row=row) for row in range(NUM_MOTIONS))
-    train, validation, test = in_three(samples, data)
+    train, validation, test = split_in_three(samples, data)
     origin = Origin("motions", num_frames=data.num_frames)
     return SampleListing(origin, CLASS_NAMES, train, validation, test, channels=NUM_COLOURS * data.num_frames)
 

@@ -35,13 +35,13 @@ def list_samples(data: Data) -> SampleListing:
     images, masks = _by_place(tree.files, IMAGES), _by_place(tree.files, MASKS)
     suffix = _mask_suffix(root, masks)
     _check_complete(root, images, masks)
-    found = {
+    by_split = {
         split: Samples.of(
             _with_mask(sample, masks[place]) for place, sample in sorted(images.items()) if place[0] == split
         )
         for split in SPLITS
     }
-    train, validation, test = (found[split] for split in SPLITS)
+    train, validation, test = (by_split[split] for split in SPLITS)
     if not train:
         raise InputError(f"data.root={root}: no image of the training split has a mask; fill {IMAGES}/ and {MASKS}/")
     if not test:
@@ -87,14 +87,14 @@ Place = tuple[SplitName, str]
 
 
 def _by_place(samples: Samples, kind: str) -> dict[Place, Sample]:
-    found = {}
+    by_place = {}
     for sample in samples:
         parts = PurePosixPath(sample.path).with_suffix("").parts
         split = folder.SPLIT_FOLDERS.get(parts[0]) if len(parts) > 1 and parts[0] != kind else "train"
         below = parts if parts[0] == kind else parts[1:]
         if split is not None and len(below) > 1 and below[0] == kind:
-            found[split, "/".join(below[1:])] = sample
-    return found
+            by_place[split, "/".join(below[1:])] = sample
+    return by_place
 
 
 def _with_mask(image: Sample, mask: Sample) -> Sample:
@@ -131,10 +131,10 @@ def _mask_suffix(root: str, masks: dict[Place, Sample]) -> str:
 
 
 def _check_complete(root: str, images: dict[Place, Sample], masks: dict[Place, Sample]) -> None:
-    for kind, others, here, there in ((IMAGES, MASKS, images, masks), (MASKS, IMAGES, masks, images)):
-        alone = sorted(sample.path for place, sample in here.items() if place not in there)
+    for kind, other_kind, files, counterparts in ((IMAGES, MASKS, images, masks), (MASKS, IMAGES, masks, images)):
+        alone = sorted(sample.path for place, sample in files.items() if place not in counterparts)
         if alone:
             raise InputError(
-                f"data.root={root}: {len(alone)} of {len(here)} files in {kind}/ have none of their name in {others}/, "
-                f"such as {alone[0]}; add what is missing or remove them"
+                f"data.root={root}: {len(alone)} of {len(files)} files in {kind}/ have no counterpart in "
+                f"{other_kind}/, such as {alone[0]}; add what is missing or remove them"
             )

@@ -81,11 +81,11 @@ def rows(stream: IO[bytes], chosen: Sequence[int]) -> Iterator[Row | DecodeError
     """Images of rows, in their order."""
     with closing(pq.ParquetFile(stream, pre_buffer=False, buffer_size=BLOCK_BYTES)) as file:
         ends = np.cumsum([file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)])
-        wanted = np.asarray(chosen)
-        groups = np.searchsorted(ends, wanted, side="right")
+        row_numbers = np.asarray(chosen)
+        groups = np.searchsorted(ends, row_numbers, side="right")
         for group in np.unique(groups):
             first = int(ends[group - 1]) if group else 0
-            yield from _group_rows(file, int(group), wanted[groups == group] - first)
+            yield from _group_rows(file, int(group), row_numbers[groups == group] - first)
 
 
 def _group_rows(file: pq.ParquetFile, group: int, wanted: npt.NDArray[np.int64]) -> Iterator[Row | DecodeError]:
@@ -111,12 +111,12 @@ def _row(value: Any) -> Row | DecodeError:
 
 def _of_lists(value: Any) -> Row | DecodeError:
     try:
-        found = np.array(value)
+        pixels = np.array(value)
     except ValueError:
         return DecodeError("rows of pixels of unequal lengths")
-    shape = found.shape if found.ndim == COLOURS else (*found.shape, 1)
-    if found.dtype.kind not in "iu" or len(shape) != COLOURS or 0 in shape or shape[2] not in (1, COLOURS):
-        return DecodeError(f"numbers {found.shape} of {found.dtype}, not (height, width) or (height, width, 3)")
-    if found.min() < 0 or found.max() > 255:  # noqa: PLR2004
-        return DecodeError(f"values from {found.min()} to {found.max()}; only 0 to 255 is understood")
-    return found.reshape(shape).astype(np.uint8)
+    shape = pixels.shape if pixels.ndim == COLOURS else (*pixels.shape, 1)
+    if pixels.dtype.kind not in "iu" or len(shape) != COLOURS or 0 in shape or shape[2] not in (1, COLOURS):
+        return DecodeError(f"numbers {pixels.shape} of {pixels.dtype}, not (height, width) or (height, width, 3)")
+    if pixels.min() < 0 or pixels.max() > 255:  # noqa: PLR2004
+        return DecodeError(f"values from {pixels.min()} to {pixels.max()}; only 0 to 255 is understood")
+    return pixels.reshape(shape).astype(np.uint8)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from paceline.conf.data import Data
 from paceline.conf.signal import Signal
-from paceline.tasks.data.listing import Origin, SampleListing, in_three
+from paceline.tasks.data.listing import Origin, SampleListing, split_in_three
 from paceline.tasks.data.samples import Sample, Samples
 
 NUM_TONES = 1_800
@@ -29,7 +29,7 @@ def list_samples(data: Data) -> SampleListing:
     """All sounds, split by `test_fraction` and `validation_fraction`."""
     kinds = len(CLASS_NAMES)
     samples = Samples.of(Sample("tones", row % kinds, row=row) for row in range(NUM_TONES))
-    train, validation, test = in_three(samples, data)
+    train, validation, test = split_in_three(samples, data)
     return SampleListing(Origin("tones", signal=data.signal), CLASS_NAMES, train, validation, test, channels=1)
 
 

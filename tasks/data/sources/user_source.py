@@ -74,12 +74,12 @@ def list_samples(data: Data) -> SampleListing:
         offered = source.samples()
         by_split = offered if isinstance(offered, Mapping) else {"train": offered}
         _check_splits(plugin, by_split)
-        seen: set[str] = set()
-        found = {name: _gather(plugin, by_split.get(name, ()), len(class_names), seen) for name in SPLITS}
+        names: set[str] = set()
+        splits = {name: _gather(plugin, by_split.get(name, ()), len(class_names), names) for name in SPLITS}
         content = str(getattr(source, "content", ""))
         # Without stamps, samples of one name in two places cannot be told apart but by the place.
-        place = root if any(split.stamps.any_empty() for split in found.values()) else ""
-    train, validation, test = (found[name] for name in SPLITS)
+        place = root if any(split.stamps.any_empty() for split in splits.values()) else ""
+    train, validation, test = (splits[name] for name in SPLITS)
     if "test" not in by_split:
         train, test = hold_out(train, data.test_fraction)
     if "validation" not in by_split:
@@ -119,12 +119,12 @@ def _check_splits(plugin: Plugin, by_split: Mapping[str, Any]) -> None:
 def _gather(plugin: Plugin, listed: Iterable[Any], num_classes: int, seen: set[str]) -> Samples:
     """Samples as columns, once each of them has been found to be one."""
     builder = SamplesBuilder()
-    for one in listed:
-        if not isinstance(one, tuple) or len(one) not in (2, 3):
+    for sample in listed:
+        if not isinstance(sample, tuple) or len(sample) not in (2, 3):
             raise InputError(
-                f"{plugin}: samples() gives {one!r:.100}; give tuples (name, label) or (name, label, stamp)"
+                f"{plugin}: samples() gives {sample!r:.100}; give tuples (name, label) or (name, label, stamp)"
             )
-        name, label, *stamp = one
+        name, label, *stamp = sample
         if not isinstance(name, str) or not name or name in seen:
             raise InputError(f"{plugin}: samples() gives the name {name!r:.100}; give each sample a text of its own")
         if not isinstance(label, int | np.integer) or not 0 <= label < num_classes:
@@ -147,13 +147,13 @@ def read(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
         RunError: It fails, or yields something else; as `OutsideError` if it raises an OSError.
     """
     plugin, facts = load_plugin("source", origin.name)[0], source_facts(origin.name)
-    source, names = _opened(origin), list(samples.paths)
+    source, names = _open_once(origin), list(samples.paths)
     number = 0
     with attribute_errors_to(plugin, "read", RunError, OutsideError):
-        for one in source.read(names, image_size):
+        for sample in source.read(names, image_size):
             if number == len(names):
                 raise RunError(f"{plugin}: read() yields more than the {len(names)} samples that it was asked for")
-            yield _item(f"{plugin}: sample {names[number]}", one, facts)
+            yield _item(f"{plugin}: sample {names[number]}", sample, facts)
             number += 1
     if number < len(names):
         raise RunError(f"{plugin}: read() ends after {number} of {len(names)} samples; yield one for each name")
@@ -165,15 +165,15 @@ def _item(what: str, one: Any, facts: SourceFacts) -> Item:
     if not facts.has_masks and not facts.target_names:
         return Item(_image(what, one, facts.channels))
     if not isinstance(one, tuple) or len(one) != 2:  # noqa: PLR2004
-        raise RunError(f"{what} is {_described(one)}; give a pair of an image and its mask or targets")
-    picture, beside = one
+        raise RunError(f"{what} is {_describe(one)}; give a pair of an image and its mask or targets")
+    picture, extra = one
     if facts.has_masks:
         image = _image(what, picture, facts.channels)
-        mask = beside if isinstance(beside, Exception) else _mask(what, image, beside)
+        mask = extra if isinstance(extra, Exception) else _mask(what, image, extra)
         return Item(image, mask)
-    targets_T = np.asarray(beside, dtype=np.float32)
+    targets_T = np.asarray(extra, dtype=np.float32)
     if targets_T.shape != (len(facts.target_names),) or not np.isfinite(targets_T).all():
-        raise RunError(f"{what} has the targets {beside!r:.100}; give {len(facts.target_names)} finite number")
+        raise RunError(f"{what} has the targets {extra!r:.100}; give {len(facts.target_names)} finite number")
     return Item(_image(what, picture, facts.channels), None, targets_T)
 
 
@@ -188,10 +188,10 @@ def _picture(what: str, one: Any, channels: int) -> Picture:
         return one
     shapes = "(H, W) or (H, W, 1)" if channels == 1 else f"(H, W, {channels})"
     if not isinstance(one, np.ndarray) or one.dtype != np.uint8:
-        raise RunError(f"{what} is {_described(one)}; give the bytes of an image file or an array of uint8 {shapes}")
+        raise RunError(f"{what} is {_describe(one)}; give the bytes of an image file or an array of uint8 {shapes}")
     flat = one.ndim == 2 and channels == 1  # noqa: PLR2004
     if not (flat or (one.ndim == 3 and one.shape[2] == channels)) or 0 in one.shape:  # noqa: PLR2004
-        raise RunError(f"{what} is {_described(one)}; give {shapes}, or set channels")
+        raise RunError(f"{what} is {_describe(one)}; give {shapes}, or set channels")
     return one
 
 
@@ -203,15 +203,15 @@ def _mask(what: str, image: Picture, one: Any) -> Picture:
             raise RunError(f"{what} is {_form(image)}, and its mask {_form(mask)}; give both in one form")
         return mask
     if mask.shape[:2] != image.shape[:2]:
-        raise RunError(f"{what} is {_described(image)}, and its mask {_described(mask)}; give both one size")
+        raise RunError(f"{what} is {_describe(image)}, and its mask {_describe(mask)}; give both one size")
     return mask.reshape(mask.shape[:2])
 
 
 def _form(one: Picture) -> str:
-    return "a file" if isinstance(one, bytes) else _described(one)
+    return "a file" if isinstance(one, bytes) else _describe(one)
 
 
-def _described(one: Any) -> str:
+def _describe(one: Any) -> str:
     if isinstance(one, np.ndarray):
         return f"an array of {one.dtype} {one.shape}"
     return f"{type(one).__name__} {one!r:.60}"
@@ -227,7 +227,7 @@ class _PerThread(threading.local):
 _here = _PerThread()
 
 
-def _opened(origin: Origin) -> Source:
+def _open_once(origin: Origin) -> Source:
     """The source of a listing, opened once."""
     place = origin.name, origin.root
     if place not in _here.opened or _here.opened[place][0] != origin.listed:

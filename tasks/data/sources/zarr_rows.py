@@ -46,11 +46,11 @@ def groups(url: str) -> list[str]:
     group = _group(url)
     if IMAGES in group:
         return [""]
-    found = [name for name, inner in sorted(group.groups()) if name in folder.SPLIT_FOLDERS and IMAGES in inner]
-    if not found:
+    split_names = [name for name, inner in sorted(group.groups()) if name in folder.SPLIT_FOLDERS and IMAGES in inner]
+    if not split_names:
         held = ", ".join(sorted(group.keys())) or "nothing"
         raise InputError(f"holds {held}; it needs the arrays {IMAGES} and {LABELS}, or groups train, test with them")
-    return found
+    return split_names
 
 
 def table(url: str) -> Table:
@@ -90,7 +90,9 @@ def rows(url: str, chosen: Sequence[int]) -> Iterator[Row | DecodeError]:
     images = _array(_group(url), IMAGES)
     channels = channels_of(images.shape, images.dtype)
     per_chunk = images.chunks[0]
-    at_once = _rows_at_once(images)
+    # Whatever part of an image a chunk holds, all of the image is read.
+    row_bytes = int(np.prod(images.shape[1:])) * images.dtype.itemsize
+    at_once = max(1, MAX_CHUNK_BYTES // row_bytes)
     for _, members in groupby(chosen, key=lambda row: (row // per_chunk, row % per_chunk // at_once)):
         inside = list(members)
         first = inside[0]
@@ -107,12 +109,6 @@ def rows(url: str, chosen: Sequence[int]) -> Iterator[Row | DecodeError]:
         for row in inside:
             image = block[row - first]
             yield _image(image.reshape(*image.shape[:2], channels), images.fill_value)
-
-
-def _rows_at_once(images: zarr.Array[Any]) -> int:
-    """How many rows of a chunk may be read together: whatever part of an image a chunk holds, all of it is read."""
-    row_bytes = int(np.prod(images.shape[1:])) * images.dtype.itemsize
-    return max(1, MAX_CHUNK_BYTES // row_bytes)
 
 
 def _image(values_HWC: npt.NDArray[Any], fill_value: Any) -> Row | DecodeError:
@@ -140,11 +136,11 @@ def _around(url: str) -> Mapping[str, Any]:
 
 
 def _array(group: zarr.Group, name: str) -> zarr.Array[Any]:
-    found = group.get(name)
-    if not isinstance(found, zarr.Array):
+    array = group.get(name)
+    if not isinstance(array, zarr.Array):
         held = ", ".join(sorted(group.keys())) or "nothing"
         raise InputError(f"holds {held}; it needs the arrays {IMAGES} and {LABELS}")
-    return found
+    return array
 
 
 def _values(labels: zarr.Array[Any]) -> npt.NDArray[Any]:

@@ -77,8 +77,8 @@ class Cache:
         needed = sum(DIGEST_BYTES + len(content) for content in contents.values())
         if not contents or needed > self._limit * KEPT_FRACTION:
             return
-        with self._locked():
-            used = self._used()
+        with self._lock():
+            used = self._bytes_in_use()
             if used is None or used + needed > self._limit:
                 used = self._make_room(int(self._limit * KEPT_FRACTION) - needed)
             (self._directory / USED).write_text(str(used + needed))
@@ -90,12 +90,12 @@ class Cache:
         return self._directory / key[:2] / key[2:]
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _lock(self) -> Iterator[None]:
         with (self._directory / LOCK).open("ab") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
             yield
 
-    def _used(self) -> int | None:
+    def _bytes_in_use(self) -> int | None:
         """Bytes in use, or more where two processes have put the same; None where that is not known."""
         try:
             used = int((self._directory / USED).read_text())
@@ -153,7 +153,7 @@ def of_this_host() -> Cache | None:
     """
     site = Environment()
     limit = limit_of(site.cache_gib_given)
-    return _opened(site.cache_directory, limit) if limit else None
+    return _open_cache(site.cache_directory, limit) if limit else None
 
 
 def limit_of(given: str | None) -> int:
@@ -174,5 +174,5 @@ def limit_of(given: str | None) -> int:
 
 
 @cache
-def _opened(directory: Path, limit: int) -> Cache:
+def _open_cache(directory: Path, limit: int) -> Cache:
     return Cache(private_directory(directory, "what was fetched"), limit)

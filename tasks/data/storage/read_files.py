@@ -129,12 +129,12 @@ class _FsspecReader:
     def _contents(self, wave: Wave) -> list[bytes | OSError]:
         paths = [folder.below(self._base, file.path) for file in wave]
         # Unlike `cat` it takes a path as it is: names may hold * and ?.
-        found: list[bytes | OSError] = self._filesystem.cat_ranges(paths, None, None, on_error="return")
-        for content in found:
+        contents: list[bytes | OSError] = self._filesystem.cat_ranges(paths, None, None, on_error="return")
+        for content in contents:
             # A file that is gone is a fact about the data; any other error is the network's, and worth a retry.
             if isinstance(content, Exception) and not isinstance(content, FileNotFoundError):
                 raise content
-        return found
+        return contents
 
 
 class _S3Reader:
@@ -144,25 +144,25 @@ class _S3Reader:
         self._root = root
         self._filesystem = filesystem
         self._base = base
-        self._endpoint = _here(lambda: s3.endpoint_of(root, filesystem))
+        self._endpoint = _name_host(lambda: s3.endpoint_of(root, filesystem))
         self._cache = cache.of_this_host()
         self._on_its_way: Future[list[s3.Fetched]] | None = None
 
     def __call__(self, wave: Wave) -> Contents:
-        wanted = [s3.Wanted(folder.below(self._base, file.path), file.size, file.stamp) for file in wave]
-        keys = [self._key(one) for one in wanted]
-        kept = [self._kept(key) for key in keys]
-        missing = [place for place, content in enumerate(kept) if content is None]
+        objects = [s3.Wanted(folder.below(self._base, file.path), file.size, file.stamp) for file in wave]
+        keys = [self._key(item) for item in objects]
+        cached = [self._load_cached(key) for key in keys]
+        missing = [place for place, content in enumerate(cached) if content is None]
         fetching = asyncio.run_coroutine_threadsafe(
-            s3.fetch(self._root, self._filesystem, [wanted[place] for place in missing]), self._filesystem.loop
+            s3.fetch(self._root, self._filesystem, [objects[place] for place in missing]), self._filesystem.loop
         )
         self._on_its_way = fetching
 
         def contents() -> list[bytes | OSError]:
-            fetched = dict(zip(missing, _here(fetching.result), strict=True))
-            self._keep({keys[place]: one.content for place, one in fetched.items()})
-            _count(Reads(num_cached=len(kept) - len(missing)), *map(_reads_of, fetched.values()))
-            return [fetched[place].content if content is None else content for place, content in enumerate(kept)]
+            fetched = dict(zip(missing, _name_host(fetching.result), strict=True))
+            self._keep({keys[place]: result.content for place, result in fetched.items()})
+            _count(Reads(num_cached=len(cached) - len(missing)), *map(_reads_of, fetched.values()))
+            return [fetched[place].content if content is None else content for place, content in enumerate(cached)]
 
         return contents
 
@@ -175,7 +175,7 @@ class _S3Reader:
         """Empty where nothing tells one content of an object from another."""
         return cache.key_of(self._endpoint, *one) if self._cache is not None and one.etag else ""
 
-    def _kept(self, key: str) -> bytes | None:
+    def _load_cached(self, key: str) -> bytes | None:
         if self._cache is None or not key:
             return None
         try:
@@ -197,7 +197,7 @@ class _S3Reader:
             self._cache = None
 
 
-def _here(ask: Callable[[], T]) -> T:
+def _name_host(ask: Callable[[], T]) -> T:
     """What is asked, or why not, with the name of this host: whoever reads that sits elsewhere, where all is well."""
     try:
         return ask()

@@ -151,7 +151,7 @@ def refusal(root: str, error: Exception) -> InputError:
     """What an error of a store means for whoever has named it: what is wrong, and how to mend it."""
     code = code_of(error)
     names = {code} if code else {kind.__name__ for kind in type(error).__mro__}
-    meaning = next((one for one in _MEANINGS if one.names & names), _MEANINGS[-1])
+    meaning = next((entry for entry in _MEANINGS if entry.names & names), _MEANINGS[-1])
     bucket = root.partition("://")[2].partition("/")[0]
     text = meaning.text.format(bucket=bucket, code=code, said=one_line(error).rstrip("."))
     return meaning.error(f"data.root={root}: {text}")
@@ -188,7 +188,7 @@ async def fetch(root: str, filesystem: Any, wanted: Sequence[Wanted]) -> list[Fe
     except Exception as error:
         raise refusal(root, error) from error
     client.meta.events.register("before-send.s3.GetObject", _note_sent, unique_id="paceline")
-    tasks = [asyncio.create_task(_fetch_one(root, filesystem, client, one)) for one in wanted]
+    tasks = [asyncio.create_task(_fetch_one(root, filesystem, client, target)) for target in wanted]
     try:
         return await asyncio.gather(*tasks)
     finally:  # of many that fail, the first is told; the others are not to go on
@@ -210,11 +210,11 @@ async def _fetch_one(root: str, filesystem: Any, client: Any, one: Wanted) -> Fe
     sent: list[int] = []
     _SENT.set(sent)
     bucket, key, _ = filesystem.split_path(one.path)
-    asked = {"Bucket": bucket, "Key": key, **filesystem.req_kw}
+    request = {"Bucket": bucket, "Key": key, **filesystem.req_kw}
     if one.etag and not filesystem.local_expiry_check:  # what s3fs calls stores that do not know If-Match
-        asked["IfMatch"] = one.etag
+        request["IfMatch"] = one.etag
     try:
-        content: bytes | OSError = await _whole(root, client, asked, one)
+        content: bytes | OSError = await _whole(root, client, request, one)
     except ClientError as error:
         content = _missing(root, one, error)
     return Fetched(content, len(sent))
@@ -233,7 +233,7 @@ async def _whole(root: str, client: Any, asked: dict[str, Any], one: Wanted) -> 
             raise refusal(root, error) from error
         if one.etag and answer.get("ETag") != one.etag:  # a store that does not know If-Match
             answer["Body"].close()
-            raise _changed(root, one)
+            raise _change_error(root, one)
         try:
             async with answer["Body"] as body:
                 return bytes(await body.read())
@@ -259,11 +259,11 @@ def _missing(root: str, one: Wanted, error: Exception) -> OSError:
     if code in DENIED:
         return PermissionError(errno.EACCES, f"the store denies access ({code})")
     if code in CHANGED:
-        raise _changed(root, one) from error
+        raise _change_error(root, one) from error
     raise refusal(root, error) from error
 
 
-def _changed(root: str, one: Wanted) -> SourceError:
+def _change_error(root: str, one: Wanted) -> SourceError:
     return SourceError(
         f"data.root={root}: {one.path} has changed since it was listed; let whoever writes there finish, and run again"
     )

@@ -32,7 +32,7 @@ from paceline.tasks.records import (
     Record,
     TrainResult,
 )
-from paceline.tasks.track.metrics_upload import delivered
+from paceline.tasks.track.metrics_upload import upload_metrics
 from paceline.tasks.train.launch.layout import PROBE_FILE, SEARCH_FILE, Placement, devices_on_host
 from paceline.tasks.train.launch.out_of_memory import restore_micro_batch, save_micro_batch, with_smaller_micro_batch
 from paceline.tasks.train.launch.placement import can_add_ranks, find_placements, has_free_devices, reserve
@@ -102,7 +102,7 @@ def train_group(job: TrainJob, address: str, on_progress: Progress | None = None
         LostError: a worker, a host or the scheduler was lost and did not come back.
         TimeLimitError: limits.train_seconds is over.
     """
-    with delivered(job.directory, job.tracking_uri, job.run_id):
+    with upload_metrics(job.directory, job.tracking_uri, job.run_id):
         outcomes, recovery = _train_attempts(job, address, on_progress)
     return _merge(outcomes, recovery)
 

@@ -61,7 +61,7 @@ def test_weak_scaling_keeps_each_ranks_batch_and_follows_with_the_learning_rate(
     job = make_job(*SETTINGS, "recipe.batch_scaling=weak")
     step, epoch, position = interrupted(job, cluster_address)
     num, rate = job.prepared.num_train, learning_rate(job)
-    assert (epoch, position) == StepSchedule(BatchPlan(num, 128, 2)).done(step)
+    assert (epoch, position) == StepSchedule(BatchPlan(num, 128, 2)).position(step)
 
     # One rank takes the training up, and goes on a few epochs, to the end of one.
     short = taken_up(job, 1, num_epochs=epoch + 3)

@@ -6,7 +6,7 @@ from mlflow.tracking import MlflowClient
 from paceline.conf.environment import Environment
 from paceline.tasks.metrics_file import FILE, MetricsFile
 from paceline.tasks.track import metrics_upload as metrics
-from paceline.tasks.track.metrics_upload import deliver_left, deliver_rest, delivered
+from paceline.tasks.track.metrics_upload import upload_left, upload_metrics, upload_rest
 from tests.support.patience import until
 
 
@@ -40,13 +40,13 @@ def steps(run_id, key="train/loss"):
 
 
 def test_attempts_are_logged_as_one_training(run_id, attempt, tmp_path, caplog):
-    with delivered(tmp_path, Environment().tracking_uri, run_id):
+    with upload_metrics(tmp_path, Environment().tracking_uri, run_id):
         attempt(0, 1, 2, 3)
         attempt(1, 3, 4)
     assert steps(run_id) == [1, 2, 3, 4], "what is done again is not told again"
     assert steps(run_id, "system/cpu") == [0, 1, 2, 3, 4]
     attempt(2, 4, 5)
-    with delivered(tmp_path, Environment().tracking_uri, run_id):
+    with upload_metrics(tmp_path, Environment().tracking_uri, run_id):
         pass
     assert steps(run_id) == [1, 2, 3, 4, 5]
     assert steps(run_id, "system/cpu") == [0, 1, 2, 3, 4, 5, 6]
@@ -54,7 +54,7 @@ def test_attempts_are_logged_as_one_training(run_id, attempt, tmp_path, caplog):
 
 
 def test_they_come_while_the_training_goes_on(run_id, attempt, tmp_path):
-    with delivered(tmp_path, Environment().tracking_uri, run_id):
+    with upload_metrics(tmp_path, Environment().tracking_uri, run_id):
         attempt(0, 1, 2)
         until(lambda: steps(run_id) == [1, 2], "metrics")
 
@@ -70,24 +70,24 @@ def away(run_id, monkeypatch):
 def test_what_a_store_that_was_away_did_not_take_is_delivered_before_the_run_is_finished(
     run_id, attempt, tmp_path, away, caplog
 ):
-    with delivered(tmp_path, away, run_id):
+    with upload_metrics(tmp_path, away, run_id):
         attempt(0, 1, 2)
     assert [record.name for record in caplog.records] == [metrics.__name__]
-    deliver_left(Environment().tracking_uri, run_id)
+    upload_left(Environment().tracking_uri, run_id)
     assert steps(run_id) == [1, 2]
     attempt(1, 3)
-    deliver_left(Environment().tracking_uri, run_id)
+    upload_left(Environment().tracking_uri, run_id)
     assert steps(run_id) == [1, 2], "nothing was left"
     assert len(caplog.messages) == 1
 
 
 def test_where_the_rest_lies_is_logged_when_it_is_given_up(run_id, attempt, tmp_path, away, caplog):
     attempt(0, 1)
-    with pytest.raises(InterruptedError), delivered(tmp_path, away, run_id):
+    with pytest.raises(InterruptedError), upload_metrics(tmp_path, away, run_id):
         raise InterruptedError
-    deliver_left(away, run_id)
+    upload_left(away, run_id)
     assert f"{tmp_path}/attempt-*/rank-0/metrics.jsonl" in caplog.messages[-1]
-    deliver_rest(tmp_path, Environment().tracking_uri, run_id)
+    upload_rest(tmp_path, Environment().tracking_uri, run_id)
     assert steps(run_id) == [1], "by another flow"
 
 
@@ -104,7 +104,7 @@ def test_a_store_that_comes_back_gets_all(run_id, attempt, tmp_path, monkeypatch
 
     monkeypatch.setattr(MlflowClient, "log_batch", log_batch)
     monkeypatch.setattr(metrics, "RETRY_SECONDS", 0.1)
-    with delivered(tmp_path, Environment().tracking_uri, run_id):
+    with upload_metrics(tmp_path, Environment().tracking_uri, run_id):
         attempt(0, 1, 2)
     assert steps(run_id) == [1, 2]
     assert caplog.messages == ["Cannot upload metrics to MLflow; retrying: down"]

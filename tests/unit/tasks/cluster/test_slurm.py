@@ -11,7 +11,7 @@ from paceline.conf.cluster import Cluster
 from paceline.flows.cli import main
 from paceline.tasks.cluster.dask_config import exports
 from paceline.tasks.cluster.resources import ClusterResources
-from paceline.tasks.cluster.slurm import asked_host, job_script, slurm_arguments
+from paceline.tasks.cluster.slurm import job_script, requested_host, slurm_arguments
 from paceline.tasks.cluster.tls import Certificates
 from paceline.tasks.errors import InputError
 
@@ -136,7 +136,7 @@ def test_the_scheduler_listens_where_the_workers_do():
 
 def test_the_host_is_what_is_asked_for_until_the_job_runs():
     cluster = Cluster(kind="slurm", partition="gpu", **ASKED)
-    host = asked_host(cluster, ClusterResources(num_hosts=2, workers_per_host=8, gpus=True))
+    host = requested_host(cluster, ClusterResources(num_hosts=2, workers_per_host=8, gpus=True))
     assert (host.num_cores, host.memory_bytes, len(host.gpus)) == (16, 64 * 2**30, 8)
 
 

@@ -71,5 +71,5 @@ def test_holding_out_takes_the_least_hashes_of_each_class(named: list[tuple[int,
     kept, held = hold_out(samples, fraction)
     assert kept == [sample for sample in samples if sample not in expected]
     assert held == [sample for sample in samples if sample in expected]
-    relabelled = kept.labelled(np.zeros(len(kept), dtype=np.int32))
+    relabelled = kept.with_labels(np.zeros(len(kept), dtype=np.int32))
     assert {sample.label for sample in relabelled} <= {0}

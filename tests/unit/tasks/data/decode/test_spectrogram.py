@@ -5,7 +5,7 @@ import pytest
 from scipy.signal import chirp
 
 from paceline.conf.signal import Signal
-from paceline.tasks.data.decode.spectrogram import band_powers, bands, cut, decibels, draw, hertz, mel, quantised
+from paceline.tasks.data.decode.spectrogram import band_powers, bands, cut, decibels, draw, hertz, mel, quantise
 from tests.support.signals import RATE, sine
 
 SIZE = 64
@@ -73,7 +73,7 @@ def test_mel_is_what_htk_has():
 def test_greys_are_decibels_to_half_a_step():
     signal = Signal(dynamic_range_db=80.0, top_db=0.0)
     level = np.linspace(-90.0, 10.0, 5_001)
-    told = quantised(level, signal) / 255 * 80.0 - 80.0
+    told = quantise(level, signal) / 255 * 80.0 - 80.0
     inside = (level >= -80) & (level <= 0)
     assert np.abs(told - level)[inside].max() <= 80 / 510 + 1e-9
     assert (told[level < -80] == -80).all()

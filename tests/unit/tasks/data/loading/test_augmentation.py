@@ -8,7 +8,7 @@ from torch.nn import functional
 from paceline.conf.augmentation import Vary
 from paceline.conf.load import ConfigError, load
 from paceline.conf.recipe import Recipe
-from paceline.tasks.data.loading.augmentation import Variation, beta, boxes, mixed, resized
+from paceline.tasks.data.loading.augmentation import Variation, beta, boxes, mix, resize_boxes
 from paceline.tasks.data.loading.batch import Batch
 from paceline.tasks.fingerprint import workload_fingerprint
 from paceline.tasks.model.noise import uniform
@@ -52,7 +52,7 @@ def test_uniform_numbers_are_uniform_and_depend_on_draw_place_and_seed_alone():
 
 def test_a_crop_is_what_is_cut_out_and_scaled():
     boxes_N4 = np.array([[0, 0, 24, 20], [3, 5, 12, 9], [23, 19, 1, 1], [0, 7, 24, 2], [4, 0, 5, 20], [10, 3, 7, 7]])
-    found_NCHW = resized(images(), boxes_N4)
+    found_NCHW = resize_boxes(images(), boxes_N4)
     for image, found, (top, left, height, width) in zip(images(), found_NCHW, boxes_N4, strict=True):
         cut = image[None, :, top : top + height, left : left + width]
         expected = functional.interpolate(cut, SHAPE, mode="bilinear", align_corners=False)[0]
@@ -136,7 +136,7 @@ def test_mixup_is_a_mean_of_two_and_its_loss_one_of_their_losses():
 def test_a_share_of_one_leaves_image_and_loss_as_they_were():
     plain = batch_of(images())
     uniform_N4 = np.full((6, 4), 1.0)  # the largest of any distribution
-    found = mixed(plain, Vary(mixup=0.2), uniform_N4)
+    found = mix(plain, Vary(mixup=0.2), uniform_N4)
     assert torch.equal(found.images_NCHW, plain.images_NCHW)
     logits_NK = torch.randn(6, 10)
     one, other = (Classification(10).loss((logits_NK, None), batch, Recipe()) for batch in (found, plain))

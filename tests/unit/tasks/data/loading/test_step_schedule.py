@@ -30,7 +30,7 @@ def test_groups_of_changing_size_see_each_sample_once_an_epoch(num: int, groups:
             assert course.samples(step + 1) == seen.sum()
             assert course.ends_epoch(step + 1) == (end == num)
             step += 1
-        epoch, first_sample = course.done(step)
+        epoch, first_sample = course.position(step)
         if epoch == NUM_EPOCHS:
             break
     assert (seen == 1).all()
@@ -41,7 +41,7 @@ def test_groups_of_changing_size_see_each_sample_once_an_epoch(num: int, groups:
 def test_a_group_that_takes_up_its_own_work_has_the_same_steps(num: int, batch: int, step: int) -> None:
     whole = StepSchedule(BatchPlan(num, batch))
     step = min(step, whole.num_steps(NUM_EPOCHS) - 1)
-    resumed = StepSchedule(whole.plan, step, *whole.done(step))
+    resumed = StepSchedule(whole.plan, step, *whole.position(step))
     assert resumed.num_steps(NUM_EPOCHS) == whole.num_steps(NUM_EPOCHS)
     assert resumed.num_passed in (step % whole.steps_per_epoch, whole.steps_per_epoch)
     for later in range(step, whole.num_steps(NUM_EPOCHS)):
@@ -55,12 +55,12 @@ def test_a_group_that_takes_up_its_own_work_has_the_same_steps(num: int, batch: 
 def test_schedules_stay_in_their_epoch_and_never_go_back(num: int, first: int, second: int, step: int) -> None:
     before = StepSchedule(BatchPlan(num, first))
     step = min(step, before.num_steps(NUM_EPOCHS) - 1)
-    after = StepSchedule(BatchPlan(num, second), step, *before.done(step))
+    after = StepSchedule(BatchPlan(num, second), step, *before.position(step))
     assert 0 <= after.num_passed <= after.steps_per_epoch
     steps = range(step, after.num_steps(NUM_EPOCHS))
     even = [after.even_step(later) for later in steps]
     assert even == sorted(even)
-    assert [value // after.steps_per_epoch for value in even] == [after.done(later)[0] for later in steps]
+    assert [value // after.steps_per_epoch for value in even] == [after.position(later)[0] for later in steps]
 
 
 def test_a_step_of_another_group_is_refused() -> None:

@@ -34,7 +34,7 @@ def prepared(tmp_path: Path) -> PreparedSet:
         records = [write_shard(chunk) for chunk in ChunkPlanner(listing, data, directory).chunks()]
         facts = manifest.build(listing, data, KEY, records, 0)
         path = store.publish(tmp_path, directory, facts, [])
-    return facts.prepared(path, reused=False, seconds=0.0)
+    return facts.to_prepared_set(path, reused=False, seconds=0.0)
 
 
 def forge(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
@@ -180,7 +180,7 @@ def test_what_is_left_of_a_set_holds_no_part_of_a_file(tmp_path: Path) -> None:
         part = directory / "train" / f"00000.images.npy.0{TEMPORARY_SUFFIX}"
         part.write_bytes(b"half")
         (directory / "train" / "00001.images.npy").write_bytes(b"whole")
-        store.leave(tmp_path, KEY, directory, ["{}"])
+        store.keep_unfinished(tmp_path, KEY, directory, ["{}"])
     with store.temporary(tmp_path, KEY) as directory:
-        assert store.left(directory) == ["{}"]
+        assert store.load_finished(directory) == ["{}"]
         assert [path.name for path in (directory / "train").iterdir()] == ["00001.images.npy"]

@@ -17,7 +17,7 @@ from paceline.conf.data import Data
 from paceline.tasks.data.decode.pixels import read_pixels
 from paceline.tasks.data.decode.transform import DecodeError
 from paceline.tasks.data.key import describe
-from paceline.tasks.data.prepare.chunks import dealt
+from paceline.tasks.data.prepare.chunks import deal
 from paceline.tasks.data.samples import Sample, Samples
 from paceline.tasks.data.sources import array_rows, arrays, zarr_rows
 from paceline.tasks.data.sources import registry as source
@@ -326,7 +326,7 @@ def test_of_an_npz_only_the_rows_are_read(tmp_path):
 @pytest.mark.parametrize(("num", "chunks", "run"), [(1_000, 1, 256), (1_000, 7, 256), (100_000, 13, 256), (30, 10, 9)])
 def test_runs_are_dealt_to_chunks_of_nearly_equal_size(num, chunks, run):
     samples = Samples.of(Sample("a", 0, row=row) for row in range(num))
-    parts = [dealt(samples, number, chunks, run) for number in range(chunks)]
+    parts = [deal(samples, number, chunks, run) for number in range(chunks)]
     assert sorted(sample.row for part in parts for sample in part) == list(range(num))
     assert max(map(len, parts)) <= 1.26 * num / chunks
     assert all(np.all(np.diff(part.rows) > 0) for part in parts)

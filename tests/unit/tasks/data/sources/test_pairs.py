@@ -57,7 +57,7 @@ def prepare(data: Data, home: Path) -> PreparedSet:
         records = [write_shard(chunk) for chunk in ChunkPlanner(listing, data, directory).chunks()]
         facts = manifest.build(listing, data, "0" * 64, records, sum(len(record.rejected) for record in records))
         path = store.publish(home, directory, facts, [])
-    return facts.prepared(path, reused=False, seconds=0.0)
+    return facts.to_prepared_set(path, reused=False, seconds=0.0)
 
 
 def test_a_set_with_masks_has_them_as_its_last_channel(root: Path, tmp_path: Path) -> None:
@@ -120,9 +120,9 @@ def test_what_cannot_be_used_is_listed_with_its_reason(root: Path, tmp_path: Pat
         (lambda root: (root / "classes.txt").write_text("a\n\nb\n"), "names, each once"),
         (
             lambda root: (root / "masks/day/00.png").unlink(),
-            "1 of 20 files in images/ have none of their name",
+            "1 of 20 files in images/ have no counterpart",
         ),
-        (lambda root: (root / "images/day/00.png").unlink(), "in masks/ have none of their name in images/"),
+        (lambda root: (root / "images/day/00.png").unlink(), "in masks/ have no counterpart in images/"),
         (lambda root: (root / "masks/day/00.png").rename(root / "masks/day/00.jpg"), "pictures without loss"),
     ],
 )

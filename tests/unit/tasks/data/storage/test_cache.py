@@ -111,7 +111,7 @@ def _put_many(directory: str, first: int) -> int:
         kept.put({key_of(name): content_of(name)})
         found = kept.get(key_of(name))
         assert found in (None, content_of(name))
-        with kept._locked():  # else one that goes and one that comes may both be counted
+        with kept._lock():  # else one that goes and one that comes may both be counted
             largest = max(largest, size(Path(directory)))
     return largest
 
@@ -141,6 +141,6 @@ def test_the_environment_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (own,) = (tmp_path / "cache").iterdir()
     assert own.stat().st_mode & 0o777 == 0o700, "copies of what a password protects"
     own.chmod(0o777)
-    cache._opened.cache_clear()
+    cache._open_cache.cache_clear()
     with pytest.raises(RunError, match="is to hold what was fetched"):
         cache.of_this_host()
