@@ -1,7 +1,7 @@
-"""How far apart checkpoints are where the configuration leaves that open: by what one costs and how fast steps are.
+"""Automatic checkpoint interval, from the cost of a checkpoint and the seconds per step.
 
-Two bounds: checkpoints take at most `MAX_SHARE` of the time, and a loss costs at most `MAX_LOST_SECONDS` of work. Where
-one checkpoint is so expensive that both cannot hold, the first bound does. Knows nothing of files, ranks or devices.
+Two bounds: checkpoints take at most `MAX_SHARE` of the time, and a failure loses at most `MAX_LOST_SECONDS` of work. If
+a checkpoint is too expensive for both, the first bound holds.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ if TYPE_CHECKING:
     from paceline.tasks.model.batch import StepScheduleLike
 
 MAX_SHARE = 0.02
-"""Of the time, for checkpoints."""
+"""Largest part of the time for checkpoints."""
 MAX_LOST_SECONDS = 300.0
-"""Of work, that a loss may cost."""
+"""Most work that a failure may lose."""
 MIN_SECONDS = 30.0
-"""Between two checkpoints, however cheap they are. A restart takes 10 s by itself (two ranks of digits on two busy CPU
-cores, 2026-11-23), and a loss costs half of this on average: writing more often would save less than a restart takes.
+"""Least time between two checkpoints. A restart takes 10 s (two ranks of digits on two busy CPU cores, 2026-11-23), and
+a failure loses half of this on average: writing more often would save less than a restart takes.
 """
 NUM_COSTS = 3
-"""Newest checkpoints of whose costs the median counts: a disk may be slow for once."""
+"""Number of checkpoints of whose costs the median counts, because a disk may be slow once."""
 
 
 class CheckpointInterval:
-    """When the next checkpoint is due. It is asked at few steps, and names the next of them each time.
+    """Decides when the next checkpoint is due; each answer is also the next step at which to ask.
 
-    The pace of the steps is wall time over all that happens between checkpoints, such as validation: that is what a
-    loss costs. It is trusted for as many steps as it was measured over, so one that changes is noticed.
+    The pace is wall time per step, validation included, because that is what a failure loses. It is extrapolated over
+    as many steps as it was measured, so that a change is noticed.
 
     Args:
-        course: of the training.
+        course: steps of the training.
         log_steps: between log points, where the host has waited for the device already.
         step: at which training starts.
-        now: reading of a clock, seconds.
+        now: clock reading, seconds.
     """
 
     def __init__(self, course: StepScheduleLike, log_steps: int, step: int, now: float) -> None:
@@ -47,30 +47,24 @@ class CheckpointInterval:
         self._since_time = now
         self._costs: list[float] = []
         self.seconds = MIN_SECONDS
-        """Between two checkpoints."""
+        """Current interval."""
         self.choice: Choice | None = None
-        """The interval in steps and its reason; None until the cost of a checkpoint is known."""
+        """The interval in steps with its reason; None before the first checkpoint."""
 
     def next_step(self, step: int, now: float) -> int:
-        """At which step to ask again; the given one if a checkpoint is due."""
+        """The step at which to ask again; `step` itself, at least one after the last checkpoint, if one is due now."""
         seconds, num_steps = max(now - self._since_time, 1e-9), step - self._since
         if seconds >= self.seconds:
             return step
         pace = seconds / num_steps
         missing = math.ceil((self.seconds - seconds) / pace)
         if missing > num_steps:
-            return self._put_off(step + num_steps, pace)
+            return self._postpone(step + num_steps, pace)
         due = step + missing
-        return self._put_off(due, pace, self._course.epoch_end(due))
+        return self._postpone(due, pace, self._course.epoch_end(due))
 
-    def saved(self, step: int, cost: float, now: float) -> int:
-        """Take note of a checkpoint; at which step to ask again.
-
-        Args:
-            step: after which it was written.
-            cost: seconds that training waited for it.
-            now: reading of the clock, after it.
-        """
+    def record_checkpoint(self, step: int, cost: float, now: float) -> int:
+        """Record a checkpoint that made the training wait `cost` seconds; return the step at which to ask again."""
         pace = max(now - cost - self._since_time, 1e-9) / max(1, step - self._since)
         self._costs = [*self._costs, cost][-NUM_COSTS:]
         cost = statistics.median(self._costs)
@@ -78,18 +72,18 @@ class CheckpointInterval:
         self._since, self._since_time = step, now
         num_steps = max(1, round(self.seconds / pace))
         self.choice = Choice(value=num_steps, reason=self._reason(cost, pace))
-        return self._put_off(step + max(1, num_steps // 2), pace)
+        return self._postpone(step + max(1, num_steps // 2), pace)
 
     @property
     def _longest(self) -> float:
-        """Seconds for which a checkpoint may be put off, since the one before."""
+        """Longest time since the last checkpoint for which the next may be postponed."""
         return max(self.seconds, min(2 * self.seconds, MAX_LOST_SECONDS))
 
-    def _put_off(self, step: int, pace: float, *better: int) -> int:
-        """The first of better steps that is soon enough; then the next log point, if that is."""
+    def _postpone(self, step: int, pace: float, *better: int) -> int:
+        """The first of the better steps that is soon enough, else the next log point if it is, else `step`."""
         latest = self._since + self._longest / pace
         log_point = min(math.ceil(step / self._log_steps) * self._log_steps, self._course.epoch_end(step))
-        return next((found for found in (*better, log_point) if found <= latest), step)
+        return next((candidate for candidate in (*better, log_point) if candidate <= latest), step)
 
     def _reason(self, cost: float, pace: float) -> str:
         share = cost / (self.seconds + cost)
@@ -103,7 +97,7 @@ class CheckpointInterval:
 
 
 def rule() -> Choice:
-    """The choice while the cost is not known."""
+    """The choice before the first checkpoint."""
     return Choice(
         value="by cost",
         reason=f"measured with the first checkpoint, after {MIN_SECONDS:.0f} s of training: at most {MAX_SHARE:.0%} of "

@@ -1,7 +1,6 @@
-"""Resolves every `auto` of an execution into a value and a reason. Pure: hardware comes in as a record.
+"""Resolves every `auto` of an execution into a value and a reason, from a record of the hardware.
 
-Knows nothing of how steps are run. The rules are stated with the measurements behind them; a rule that has no
-measurement behind it must not be here.
+Each rule states the measurement that supports it.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ from paceline.tasks.errors import InputError
 from paceline.tasks.records import Arm, Choice, Hardware, Plan
 from paceline.tasks.train.checkpoint_interval import rule
 
-# Share of a device's memory that a resident set may take; the rest is for the model, its activations and the system.
+# Share of a device's memory for a resident data set; the rest is for the model, its activations and the system.
 RESIDENT_MEMORY_FRACTION = 0.25
-BF16_CAPABILITY = (8, 0)  # Ampere: the first with bf16 tensor cores
+BF16_CAPABILITY = (8, 0)  # Ampere, the first generation with bf16 tensor cores
 
 
 def resolve(config: Config, hardware: Hardware, num_train: int) -> Plan:
-    """Resolve the execution for the host that trains.
+    """Resolve the execution for `hardware` of the first training host; the others must be equal.
 
     Raises:
-        InputError: the hardware cannot do what is asked.
+        InputError: the hardware cannot execute what the configuration demands.
     """
     reasons: dict[str, Choice] = {}
     accelerator = _accelerator(config, hardware, reasons)
@@ -55,7 +54,7 @@ def arm_of(plan: Plan, loads: tuple[float, ...] | None = None) -> Arm:
     """A plan's execution as an arm of a probe.
 
     Args:
-        plan: all of it resolved.
+        plan: fully resolved.
         loads: relative speeds of the ranks, in proportion to which they share each batch; None for even shares.
     """
     return Arm(
@@ -77,18 +76,18 @@ def can_capture(plan: Plan) -> bool:
 
 
 def _accelerator(config: Config, hardware: Hardware, reasons: dict[str, Choice]) -> Literal["cpu", "gpu"]:
-    asked = config.execution.accelerator
-    if asked == "auto":
+    configured = config.execution.accelerator
+    if configured == "auto":
         chosen: Literal["cpu", "gpu"] = "gpu" if hardware.gpus else "cpu"
-        found = f"{len(hardware.gpus)} GPUs on {hardware.host}" if hardware.gpus else f"no GPU on {hardware.host}"
-        reasons["accelerator"] = Choice(value=chosen, reason=found)
+        reason = f"{len(hardware.gpus)} GPUs on {hardware.host}" if hardware.gpus else f"no GPU on {hardware.host}"
+        reasons["accelerator"] = Choice(value=chosen, reason=reason)
         return chosen
-    if asked == "gpu" and not hardware.gpus:
+    if configured == "gpu" and not hardware.gpus:
         raise InputError(
             f"execution.accelerator=gpu, and {hardware.host} has no GPU that NVML sees and torch is built for; "
-            "use cpu or auto, install a CUDA build of torch, or mend the driver"
+            "use cpu or auto, install a CUDA build of torch, or fix the driver"
         )
-    return asked
+    return configured
 
 
 def _check_devices(config: Config, hardware: Hardware, accelerator: Literal["cpu", "gpu"]) -> None:
@@ -104,17 +103,17 @@ def _check_devices(config: Config, hardware: Hardware, accelerator: Literal["cpu
 def _precision(
     config: Config, hardware: Hardware, accelerator: Literal["cpu", "gpu"], reasons: dict[str, Choice]
 ) -> Precision:
-    asked = config.execution.precision
-    if asked == "16-mixed" and accelerator == "cpu":
+    configured = config.execution.precision
+    if configured == "16-mixed" and accelerator == "cpu":
         raise InputError(
             f"execution.precision=16-mixed is for GPUs, and {hardware.host} trains on its CPU; "
             "use bf16-mixed or 32-true"
         )
     old = [gpu.name for gpu in hardware.gpus if gpu.compute_capability < BF16_CAPABILITY]
-    if asked == "bf16-mixed" and accelerator == "gpu" and old:
+    if configured == "bf16-mixed" and accelerator == "gpu" and old:
         raise InputError(f"execution.precision=bf16-mixed: {old[0]} has no bf16 arithmetic; use 16-mixed or 32-true")
-    if asked != "auto":
-        return asked
+    if configured != "auto":
+        return configured
     reasons["precision"] = _auto_precision(hardware, accelerator, bool(old))
     return reasons["precision"].value  # type: ignore[return-value]
 
@@ -143,20 +142,20 @@ def _strategy(config: Config, precision: Precision) -> Literal["single", "ddp", 
 
 
 def _micro_batch(config: Config, reasons: dict[str, Choice]) -> int | None:
-    asked = config.execution.micro_batch
-    if asked == "auto":
+    configured = config.execution.micro_batch
+    if configured == "auto":
         sharded = config.execution.strategy == "fsdp"
         reason = "sharded weights are gathered for each pass" if sharded else "as long as the device's memory suffices"
         reasons["micro_batch"] = Choice(value="off", reason=f"a rank's share of a batch in one pass: {reason}")
-    return asked if isinstance(asked, int) else None
+    return configured if isinstance(configured, int) else None
 
 
 def _memory_format(
     config: Config, accelerator: Literal["cpu", "gpu"], precision: Precision, reasons: dict[str, Choice]
 ) -> MemoryFormat:
-    asked = config.execution.memory_format
-    if asked != "auto":
-        return asked
+    configured = config.execution.memory_format
+    if configured != "auto":
+        return configured
     if accelerator == "gpu" and precision in ("32-true", "64-true"):
         choice = Choice(value="contiguous", reason="full-precision GPU convolutions gain nothing from channels last")
     else:
@@ -166,9 +165,9 @@ def _memory_format(
 
 
 def _compile(config: Config, reasons: dict[str, Choice]) -> Compile:
-    asked = config.execution.compile
-    if asked != "auto":
-        return asked
+    configured = config.execution.compile
+    if configured != "auto":
+        return configured
     reason = "compiling takes 10 s or more, which a short training never wins back; a longer one times it first"
     reasons["compile"] = Choice(value="off", reason=reason)
     return "off"
@@ -189,9 +188,9 @@ def _loading(
     num_train: int,
     reasons: dict[str, Choice],
 ) -> Loading:
-    asked = config.execution.loading
-    if asked != "auto":
-        return asked
+    configured = config.execution.loading
+    if configured != "auto":
+        return configured
     memory = hardware.gpus[0].memory_bytes if accelerator == "gpu" else hardware.memory_bytes
     ranks = 1 if accelerator == "gpu" else config.execution.num_devices  # ranks of a host share its memory
     need = resident_bytes(config, num_train) * ranks
@@ -205,7 +204,7 @@ def _loading(
 
 
 def resident_bytes(config: Config, num_train: int) -> int:
-    """Bytes of the training split in device memory: uint8, padded for shifts, twice when flips are prepared."""
+    """Bytes of the training split in device memory: uint8, padded for shifts, twice with prepared flips."""
     augment = config.recipe.augment
     side = config.data.image_size + (2 * config.recipe.shift_pixels if augment != "none" else 0)
     copies = 2 if augment in FLIPPING else 1
@@ -215,9 +214,9 @@ def resident_bytes(config: Config, num_train: int) -> int:
 def _num_threads(
     config: Config, hardware: Hardware, accelerator: Literal["cpu", "gpu"], reasons: dict[str, Choice]
 ) -> int:
-    asked = config.execution.num_threads
-    if asked != "auto":
-        return asked
+    configured = config.execution.num_threads
+    if configured != "auto":
+        return configured
     threads = max(1, hardware.num_cores // config.execution.num_devices)
     reasons["num_threads"] = Choice(
         value=threads, reason=f"{hardware.num_cores} cores over {config.execution.num_devices} ranks of a host"

@@ -22,7 +22,7 @@ from paceline.tasks.redact import redact_errors
 from paceline.tasks.result_cache import load_result, save_result
 from paceline.tasks.track.metrics_upload import upload_rest
 from paceline.tasks.train.launch.coordinator import TrainJob, measure_group, time_layers, train_group
-from paceline.tasks.train.rank.checkpoint import newest_verified
+from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint
 
 Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
@@ -88,7 +88,7 @@ def _train(job: TrainJob, address: str) -> TrainResult:
     if job.pretrained is not None:
         logger.info("Initial weights: %s", job.pretrained.told)
     if job.resume:
-        checkpoint = newest_verified(job.directory / "checkpoints")
+        checkpoint = newest_valid_checkpoint(job.directory / "checkpoints")
         if checkpoint is None:
             logger.warning("No checkpoint in %s; training starts from step 0", job.directory / "checkpoints")
         else:

@@ -1,4 +1,4 @@
-"""Searches for the best execution, kept for the next training alike. One file each, under PACELINE_HOME."""
+"""Cache of autotuning results for later trainings of the same work on the same hardware, under PACELINE_HOME."""
 
 from __future__ import annotations
 
@@ -14,18 +14,26 @@ from paceline.tasks.files import write_durably
 from paceline.tasks.fingerprint import code_fingerprint
 from paceline.tasks.records import AutotuneResult, Hardware, PreparedSet
 
-FREE_OF = {"num_epochs", "learning_rate", "momentum", "weight_decay", "drop_epochs", "drop_factor", "warmup_epochs"}
+COST_FREE_SETTINGS = {
+    "num_epochs",
+    "learning_rate",
+    "momentum",
+    "weight_decay",
+    "drop_epochs",
+    "drop_factor",
+    "warmup_epochs",
+}
 """Settings of a recipe that do not change what a step costs."""
 
 
 class AutotuneCache:
-    """The search for one shape of work on one kind of hardware, with these versions."""
+    """The autotuning result for one kind of work, on one kind of hardware, with these versions."""
 
     def __init__(self, home: Path, config: Config, hardware: Hardware, prepared: PreparedSet) -> None:
         self._directory = home / "searches"
         facts = {
             "model": config.model.model_dump(mode="json", exclude={"pretrained"}),
-            "recipe": config.recipe.model_dump(mode="json", exclude=FREE_OF),
+            "recipe": config.recipe.model_dump(mode="json", exclude=COST_FREE_SETTINGS),
             "execution": config.execution.model_dump(mode="json", exclude={"checkpoint_steps", "max_restarts"}),
             "image_shape": prepared.image_shape,
             "num_classes": len(prepared.class_names),
@@ -39,20 +47,15 @@ class AutotuneCache:
         self._path = self._directory / f"{key}.json"
 
     def find(self) -> AutotuneResult | None:
-        """What an earlier training has found; None for nothing that can be read."""
+        """The result of an earlier training; None without a readable one."""
         try:
             return AutotuneResult.model_validate_json(self._path.read_text(encoding="utf-8"))
         except (FileNotFoundError, ValidationError):
             return None
 
-    def keep(self, found: AutotuneResult | None, *, even_contaminated: bool = False) -> None:
-        """Store a search for the next training alike.
-
-        Args:
-            found: None for nothing to store.
-            even_contaminated: also one that was made while other programs used the machine.
-        """
-        if found is None or (found.validity.contaminated and not even_contaminated) or found == self.find():
+    def keep(self, result: AutotuneResult | None, *, even_contaminated: bool = False) -> None:
+        """Save a new result; a contaminated one only with `even_contaminated`."""
+        if result is None or (result.validity.contaminated and not even_contaminated) or result == self.find():
             return
         self._directory.mkdir(parents=True, exist_ok=True)
-        write_durably(self._path, found.model_dump_json().encode())
+        write_durably(self._path, result.model_dump_json().encode())

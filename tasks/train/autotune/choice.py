@@ -1,8 +1,7 @@
-"""From the times of a search to the execution that is trained, and why. Pure; knows nothing of torch or devices.
+"""Chooses the execution of a training from the times of an autotuning, with reasons. Pure functions.
 
-An execution replaces the best one known before it only when it is faster beyond doubt and by more than a trifle:
-a search among several arms would else choose the luckiest. One that is compiled must win back, over the steps that are
-to be trained, what its compiling takes.
+An execution replaces the best one before it only when it is faster with confidence and by at least `MIN_GAIN`; a choice
+among several arms would otherwise prefer the luckiest. A compiled one must win back its compile time over the training.
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ from paceline.tasks.measure.statistics import Estimate, arm_ratio
 from paceline.tasks.records import Arm, AutotuneResult, Choice, Plan, ProbeResult
 
 MIN_GAIN = 0.01
-"""Of the throughput. Below it an execution is not worth departing from the rules, which hold from run to run."""
+"""Least gain in throughput for which to depart from the rules, which are the same from run to run."""
 ARITHMETIC = ("precision", "memory_format")
 LAYER_SETTINGS = (*ARITHMETIC, "num_threads")
 """Settings that decide how fast the layers compute."""
 SEARCHED = (*LAYER_SETTINGS, "loading", "compile")
-"""Settings that can be searched for."""
+"""Settings that autotuning can change."""
 
 
 def choose(plan: Plan, search: AutotuneResult, rules: Arm, num_steps: int) -> Plan:
-    """The plan with the best execution that a search has found, each changed or confirmed setting with its reason.
+    """The plan with the fastest execution of a search, and a reason for each changed or confirmed setting.
 
-    A contaminated search decides on precision and memory format alone: their arms run on the same threads in turn, so
-    that the load of other programs falls on all of them alike.
+    A contaminated search decides on precision and memory format only: their arms run on the same threads in turn, so
+    that the load of other programs affects all of them equally.
     """
     contaminated = bool(search.validity.contaminated)
     best = chosen_arm(search.probes, rules, num_steps, search.compile_seconds)
@@ -36,24 +35,26 @@ def choose(plan: Plan, search: AutotuneResult, rules: Arm, num_steps: int) -> Pl
     note = " (while other programs used the machine)" if contaminated else ""
     reasons = dict(plan.reasons)
     for name in names:
-        timed = [*_timed(search, name, getattr(plan, name))][-1:]  # against the best of the others
+        notes = [*_timing_notes(search, name, getattr(plan, name))][
+            -1:
+        ]  # the last is relative to the best of the others
         if name in changes:
-            reason = f"timed before training{note}: {''.join(timed) or 'with other settings, ' + best.label}"
+            reason = f"timed before training{note}: {''.join(notes) or 'with other settings, ' + best.label}"
             reasons[name] = Choice(value=changes[name], reason=reason)
-        elif timed and name in reasons:
-            reason = f"{reasons[name].reason}; timed{note}: {timed[0]}"
+        elif notes and name in reasons:
+            reason = f"{reasons[name].reason}; timed{note}: {notes[0]}"
             reasons[name] = Choice(value=reasons[name].value, reason=reason)
     return plan.model_copy(update=changes | {"reasons": reasons})
 
 
 def chosen_arm(probes: Iterable[ProbeResult], rules: Arm, num_steps: int, compile_seconds: float) -> Arm:
-    """The best arm that a search's probes lead to, one after the other.
+    """The best arm after all probes of a search.
 
     Args:
-        probes: in the order of their measurement; one whose candidate is not the best arm by then is left out.
+        probes: in the order of their measurement; one whose candidate is not the best arm so far is ignored.
         rules: the arm to start from.
-        num_steps: to be trained.
-        compile_seconds: that compiling took in the search.
+        num_steps: of the training.
+        compile_seconds: compile time in the search.
     """
     best = rules
     for probe in probes:
@@ -67,38 +68,38 @@ def chosen_arm(probes: Iterable[ProbeResult], rules: Arm, num_steps: int, compil
 
 
 def faster_plan(plan: Plan, probe: ProbeResult) -> Plan | None:
-    """The plan of an arm that the probe timed as faster than the plan's own; None if there is none.
+    """The plan of an arm that the probe timed as faster than the plan's execution; None without one.
 
-    Only settings that were left to `auto` change. The arithmetic changes first: the loading of the probe's baseline is
-    taken only if that one is faster with the same arithmetic.
+    Only settings that are `auto` change. The arithmetic changes first: the loading of the probe's baseline is used only
+    if the baseline is faster with the same arithmetic.
     """
-    own = "single" if "single" in probe.others else "candidate"  # arms of one device are compared with each other
-    if own == "candidate" and probe.candidate.num_devices > 1:
+    planned = "single" if "single" in probe.others else "candidate"  # compares arms of one device
+    if planned == "candidate" and probe.candidate.num_devices > 1:
         return None
     arms = {"candidate": probe.candidate} | roles_of(probe)
     for role in ("uncompiled", "baseline"):
-        if role not in arms or arms[role].num_devices != arms[own].num_devices:
+        if role not in arms or arms[role].num_devices != arms[planned].num_devices:
             continue
-        gain = arm_ratio(probe.rounds, own, role)
+        gain = arm_ratio(probe.rounds, planned, role)
         if gain is None or gain.low is None or gain.low <= 1 or gain.value < 1 + MIN_GAIN:
             continue
-        changes = _changes(arms[own], arms[role])
+        changes = _changes(arms[planned], arms[role])
         changes.pop("num_threads", None)  # the baseline has those of the training
         changes = {name: value for name, value in changes.items() if name != "loading"} or changes
         if changes and changes.keys() <= plan.reasons.keys():
             reason = (
                 f"switched before the first step: the probe timed {arms[role].label} at {gain.value:.2f} x "
-                f"[{gain.low:.2f}, {gain.high:.2f}] the speed of {arms[own].label}"
+                f"[{gain.low:.2f}, {gain.high:.2f}] the speed of {arms[planned].label}"
             )
             return _with_changes(plan, changes, reason)
     return None
 
 
-def plan_of_probe(plan: Plan, own: Arm, probe: ProbeResult) -> Plan:
-    """The plan with the execution of an earlier attempt's probe, with which a restarted training continues."""
-    changes = _changes(own, probe.candidate)
+def plan_of_probe(plan: Plan, arm: Arm, probe: ProbeResult) -> Plan:
+    """The plan with the execution of an earlier attempt's probe, for a restart; `arm` is the plan's."""
+    changes = _changes(arm, probe.candidate)
     changes = {name: value for name, value in changes.items() if name in plan.reasons and value is not None}
-    return _with_changes(plan, changes, "as the attempt before the restart has measured it") if changes else plan
+    return _with_changes(plan, changes, "measured by the attempt before the restart") if changes else plan
 
 
 def _with_changes(plan: Plan, changes: dict[str, Any], reason: str) -> Plan:
@@ -107,13 +108,13 @@ def _with_changes(plan: Plan, changes: dict[str, Any], reason: str) -> Plan:
 
 
 def best_role(probe: ProbeResult, compile_seconds: float, num_steps: int) -> str | None:
-    """The role that is to replace the candidate; None if none is."""
+    """The role of the arm to replace the candidate; None without one."""
     winners = winning_roles(probe, compile_seconds, num_steps)
     return max(winners, key=lambda role: winners[role].value) if winners else None
 
 
 def winning_roles(probe: ProbeResult, compile_seconds: float, num_steps: int) -> dict[str, Estimate]:
-    """Roles whose arms are certainly faster than the candidate and pay back what they cost, with how much faster."""
+    """Roles of arms that are faster than the candidate with confidence and win back their compile time, with gains."""
     gains = {role: arm_ratio(probe.rounds, "candidate", role) for role in roles_of(probe)}
     return {
         role: gain
@@ -127,7 +128,7 @@ def winning_roles(probe: ProbeResult, compile_seconds: float, num_steps: int) ->
 
 
 def _pays(probe: ProbeResult, role: str, compile_seconds: float, num_steps: int) -> bool:
-    """Whether an arm wins back what its compiling takes."""
+    """Whether an arm wins back its compile time."""
     if roles_of(probe)[role].compile in ("off", probe.candidate.compile):
         return True
     saved = step_seconds(probe, "candidate") - step_seconds(probe, role)
@@ -135,12 +136,12 @@ def _pays(probe: ProbeResult, role: str, compile_seconds: float, num_steps: int)
 
 
 def roles_of(probe: ProbeResult) -> dict[str, Arm]:
-    """The arms that a search's probe holds against its candidate."""
+    """The arms that a search's probe compares with its candidate."""
     return {"baseline": probe.baseline} | probe.others
 
 
-def combined(probe: ProbeResult, roles: Iterable[str]) -> Arm:
-    """The candidate with what each of these roles has otherwise."""
+def combine_roles(probe: ProbeResult, roles: Iterable[str]) -> Arm:
+    """The candidate with the changes of all these roles."""
     arms = roles_of(probe)
     changes: dict[str, Any] = {}
     for role in roles:
@@ -158,8 +159,8 @@ def step_seconds(probe: ProbeResult, role: str) -> float:
     return statistics.median(per_sample) * probe.samples_per_step[role]
 
 
-def _timed(search: AutotuneResult, name: str, planned: object) -> Iterator[str]:
-    """How the arms did that differ from their candidate in this setting alone."""
+def _timing_notes(search: AutotuneResult, name: str, planned: object) -> Iterator[str]:
+    """Speeds of the arms that differ from their candidate in this setting only."""
     for slow in search.slower:
         if _changes(slow.candidate, slow.arm).keys() == {name}:
             value, before = getattr(slow.arm, name), getattr(slow.candidate, name)

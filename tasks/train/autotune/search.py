@@ -1,11 +1,10 @@
-"""Time executions in the ranks before a training, among those that `auto` leaves open.
+"""Autotuning: times the executions that `auto` leaves open, in the ranks, before a training.
 
 Runs on copies of the training's network, in two parts:
 
-1. The layers. Every combination of precision and memory format that is open, and half the threads, on one batch that is
-   on the device already. It takes about two seconds and is done before every training, unless an earlier training has
-   done it (`searches`): what a CPU says of itself decides nothing, as some have bf16 instructions that are slower than
-   fp32.
+1. The layers: every open combination of precision and memory format, and half the threads, on one batch that is on the
+   device already. About two seconds before every training without a cached result. A CPU's feature flags do not
+   decide: on some CPUs, bf16 instructions are slower than fp32.
 2. The settings, in a training long enough to pay for it: each open setting changed alone, then the winners together,
    then compiling, in the training's own steps. At most a twentieth of the planned training time.
 """
@@ -28,7 +27,7 @@ from paceline.tasks.train.autotune.choice import (
     LAYER_SETTINGS,
     best_role,
     chosen_arm,
-    combined,
+    combine_roles,
     roles_of,
     step_seconds,
     winning_roles,
@@ -39,27 +38,27 @@ from paceline.tasks.train.rank.benchmark import NUM_WARM_UP, ArmBenchmark
 from paceline.tasks.train.step.micro_batches import oom_sample_count
 
 LAYER_SECONDS = 2.0
-"""Least time for the layers; a training that is longer affords them `LAYER_SHARE` of its planned time."""
+"""Least time for the layers; in a longer training, `LAYER_SHARE` of its planned time."""
 LAYER_SHARE = 0.01
 MAX_LAYER_SECONDS = 20.0
 LAYER_STEPS = 14
-"""Steps that an arm of the layers costs: its first ones, its warm-up and the fewest rounds for an interval."""
+"""Steps per arm of the layers: first steps, warm-up and the fewest rounds for an interval."""
 FIRST_PART = 32
-"""The layers' batch starts at this part of the training's, and grows to what the time affords."""
+"""The layers' batch starts at this part of the training's, and grows as the time allows."""
 MIN_LAYER_BATCH = 4
 SHARE = 0.05
 """Largest part of the planned training time for the settings."""
 MAX_SECONDS = 120.0
 STEPS_OF_AN_ARM = 40
-"""Steps of the candidate that an arm costs: its first ones, its warm-up, the fewest blocks that tell anything."""
-HOPELESS = 2.0
-"""Times the candidate's step: an arm whose early steps take longer is left out."""
+"""Steps of the candidate per arm: first steps, warm-up and the fewest blocks for an interval."""
+MAX_STEP_RATIO = 2.0
+"""An arm whose first steps take more than this times the candidate's step is not measured."""
 PROBE_SHARE = 0.6
-"""Of the time that is left, for one probe; the next one has as much of the rest."""
+"""Part of the remaining time for one probe."""
 COLD_COMPILE_SECONDS = 60.0
-"""Assumed before compiling is tried; 14 to 46 s were measured on CPUs."""
+"""Assumed before the first compilation; 14 to 46 s were measured on CPUs."""
 AGAIN_FACTOR = 4.0
-"""A search that may take so many times as long as the one before may find what that one could not."""
+"""A search with this many times the budget of the earlier one is worth repeating."""
 MAX_ROUNDS = 40
 MAX_REASON = 300
 """Characters of a compiler's error."""
@@ -68,7 +67,7 @@ HALF_WIDTH = 0.01
 
 
 def alternatives(plan: Plan) -> dict[str, Arm]:
-    """What could be better than the rules' arm, by the setting that is changed alone."""
+    """Arms that could be faster than the rules' arm, by the one setting that differs."""
     changes: dict[str, object] = {}
     if can_capture(plan):
         changes["compile"] = "graph"
@@ -85,16 +84,13 @@ def alternatives(plan: Plan) -> dict[str, Arm]:
 
 
 def layer_arms(plan: Plan) -> list[Arm]:
-    """The combinations of precision and memory format that are open, the rules' own first; one where none is open.
-
-    They run eagerly on one batch that is on the device: what compiling and loading cost is not theirs.
-    """
-    others = alternatives(plan)
+    """The open combinations of precision and memory format, the rules' first; eager, on one batch on the device."""
+    alternative_arms = alternatives(plan)
     rules = arm_of(plan).model_copy(
         update={"variant": "synthetic_input", "loading": "foreground", "compile": "off"},
     )
     choices = [
-        [getattr(arm, name) for arm in (rules, others.get(name)) if arm is not None]
+        [getattr(arm, name) for arm in (rules, alternative_arms.get(name)) if arm is not None]
         for name in ("precision", "memory_format")
     ]
     return [
@@ -103,43 +99,43 @@ def layer_arms(plan: Plan) -> list[Arm]:
     ]
 
 
-def autotune(bench: ArmBenchmark, plan: Plan, num_steps: int, known: AutotuneResult | None) -> AutotuneResult | None:
+def autotune(bench: ArmBenchmark, plan: Plan, num_steps: int, earlier: AutotuneResult | None) -> AutotuneResult | None:
     """Time the layers, and the settings if the training is long enough for that; the same on every rank.
 
     Returns:
-        What was found; None if nothing is open, or there is no time to find more than is known.
+        None if no setting is open, or the time does not allow more than the `earlier` search.
     """
-    num_affordable = int(SHARE * num_steps / STEPS_OF_AN_ARM) - 1  # the rules' own arm is the first
+    num_affordable = int(SHARE * num_steps / STEPS_OF_AN_ARM) - 1  # one is for the rules' arm
     is_open = bool(alternatives(plan)) or "compile" in plan.reasons
-    if plan.strategy == "fsdp" or not is_open or (known is not None and num_affordable < 1):
+    if plan.strategy == "fsdp" or not is_open or (earlier is not None and num_affordable < 1):
         return None
-    hunt, watch = _AutotuneSession(bench, num_steps), bench.watch()
-    if known is not None and hunt.budget_for_settings(arm_of(plan)) < AGAIN_FACTOR * known.budget_seconds:
+    session, watch = _AutotuneSession(bench, num_steps), bench.watch()
+    if earlier is not None and session.budget_for_settings(arm_of(plan)) < AGAIN_FACTOR * earlier.budget_seconds:
         return None
-    hunt.time_layers(plan)
+    session.time_layers(plan)
     if num_affordable >= 1:
-        hunt.time_settings(plan, num_affordable)
-    return hunt.found(watch.stop())
+        session.time_settings(plan, num_affordable)
+    return session.result(watch.stop())
 
 
 def time_layers(bench: ArmBenchmark, plan: Plan) -> AutotuneResult:
     """Time the layers alone; the same on every rank."""
-    hunt, watch = _AutotuneSession(bench, 0), bench.watch()
-    hunt.time_layers(plan)
-    return hunt.found(watch.stop())
+    session, watch = _AutotuneSession(bench, 0), bench.watch()
+    session.time_layers(plan)
+    return session.result(watch.stop())
 
 
 @dataclass
 class _AutotuneSession:
-    """A search under way; every decision is rank 0's."""
+    """The state of a search; rank 0 makes every decision."""
 
     bench: ArmBenchmark
     num_steps: int
     started: float = field(default_factory=time.monotonic)
     step: float = 0.0
-    """Seconds of a step of the arm that the others are compared with."""
+    """Seconds per step of the arm with which the others are compared."""
     budget: float = 0.0
-    """Seconds that the part under way may take; becomes less as better arms are found."""
+    """Seconds for the current part; shrinks with faster arms."""
     part_started: float = 0.0
     probes: list[ProbeResult] = field(default_factory=list)
     slower: list[SlowArm] = field(default_factory=list)
@@ -162,23 +158,23 @@ class _AutotuneSession:
             self.again(best, {"num_threads": best.model_copy(update={"num_threads": threads.num_threads})})
 
     def _on_affordable_batch(self, arms: list[Arm]) -> list[Arm]:
-        """The arms with the largest batch that the time for the layers affords; sets that time."""
-        whole = self.bench.samples_per_device
-        size = min(whole, max(MIN_LAYER_BATCH, whole // FIRST_PART))
+        """Start the part of the layers; return the arms with the largest batch that its time allows."""
+        full_size = self.bench.samples_per_device
+        size = min(full_size, max(MIN_LAYER_BATCH, full_size // FIRST_PART))
         with ExitStack() as stack:
             first = self.bench.runner(stack, arms[0].model_copy(update={"batch_size": size}))
             first.run(1)
             per_sample = group.broadcast(min(first.run(2))) / size
-        planned = per_sample * whole * self.num_steps
+        planned = per_sample * full_size * self.num_steps
         seconds = min(MAX_LAYER_SECONDS, max(LAYER_SECONDS, LAYER_SHARE * planned))
         self._start_part(seconds)
         affordable = int(seconds / (LAYER_STEPS * max(2, len(arms))) / per_sample)
-        if affordable >= whole:
+        if affordable >= full_size:
             return arms
         return [arm.model_copy(update={"batch_size": max(size, affordable)}) for arm in arms]
 
     def budget_for_settings(self, best: Arm) -> float:
-        """Seconds that the settings may take, counted in steps of the best arm that is known."""
+        """Seconds for the settings, by the step time of the best arm so far."""
         with ExitStack() as stack:
             runner = self.bench.runner(stack, best)
             runner.run(NUM_WARM_UP)
@@ -186,39 +182,39 @@ class _AutotuneSession:
         return min(MAX_SECONDS, SHARE * self.num_steps * self.step)
 
     def time_settings(self, plan: Plan, num_affordable: int) -> None:
-        """Compare the best arm that is known with each other setting, all that won, and the compiled step."""
+        """Compare the best arm so far with each open setting, then with all winners, then with the compiled step."""
         best = chosen_arm(tuple(self.probes), arm_of(plan), self.num_steps, self.compile_seconds)
         layers = {name: getattr(best, name) or getattr(plan, name) for name in LAYER_SETTINGS}
-        others = {
+        candidates = {
             name: best.model_copy(update={name: getattr(arm, name)})
             for name, arm in alternatives(plan.model_copy(update=layers)).items()
         }
         self._start_part(self.budget_for_settings(best))
         num_before = len(self.probes)
-        best = self.again(best, dict(list(others.items())[:num_affordable]))
+        best = self.again(best, dict(list(candidates.items())[:num_affordable]))
         singly = self.probes[num_before:]
         if singly and len(winners := winning_roles(singly[0], 0.0, self.num_steps)) > 1:
-            best = self.again(best, {"together": combined(singly[0], winners)})
+            best = self.again(best, {"together": combine_roles(singly[0], winners)})
         if "compile" in plan.reasons and self.can_compile():
             self.again(best, {"compile": best.model_copy(update={"compile": "step"})}, compiles=True)
 
     def again(self, best: Arm, others: Mapping[str, Arm], *, compiles: bool = False) -> Arm:
-        """As `against`, for a best arm that has no runner."""
+        """Do `against` with a new runner for the best arm."""
         with ExitStack() as stack:
             return self.against(self.bench.runner(stack, best), others, compiles=compiles)
 
     def against(self, best: ArmRunner, others: Mapping[str, Arm], *, compiles: bool = False) -> Arm:
-        """Measure arms against the best one so far; the best one after that."""
+        """Measure arms against the best one so far, and return the best of all."""
         with ExitStack() as stack:
             ready: dict[str, ArmRunner] = {}
             for name, arm in others.items():
-                runner = self._begun(stack, arm, best.arm, compiles=compiles) if self._left() > 0 else None
+                runner = self._start_arm(stack, arm, best.arm, compiles=compiles) if self._seconds_left() > 0 else None
                 if runner is not None:
                     ready[name if ready else "baseline"] = runner
-            if not ready or self._left() <= 0:
+            if not ready or self._seconds_left() <= 0:
                 return best.arm
             settings = Speedup(
-                max_seconds=PROBE_SHARE * self._left(), num_blocks=MAX_ROUNDS, target_half_width=HALF_WIDTH
+                max_seconds=PROBE_SHARE * self._seconds_left(), num_blocks=MAX_ROUNDS, target_half_width=HALF_WIDTH
             )
             probe = run_probe({"candidate": best} | ready, settings, group.broadcast)
         self.probes.append(probe)
@@ -229,46 +225,42 @@ class _AutotuneSession:
             self.budget = min(self.budget, SHARE * self.num_steps * step_seconds(probe, winner))
         return roles_of(probe)[winner]
 
-    def _begun(self, stack: ExitStack, arm: Arm, candidate: Arm, *, compiles: bool) -> ArmRunner | None:
-        """An arm whose first steps are done; None if they failed, or took too long for the others to be hopeful."""
-        begun = self._tried(stack, arm)
-        if begun is None:
+    def _start_arm(self, stack: ExitStack, arm: Arm, candidate: Arm, *, compiles: bool) -> ArmRunner | None:
+        """Run the first steps of an arm; None if they fail, or are much slower than the candidate's."""
+        started = self._run_first_step(stack, arm)
+        if started is None:
             return None
-        runner, first = begun
+        runner, seconds = started
         if compiles:
-            self.compile_seconds = first
+            self.compile_seconds = seconds
         times = group.broadcast(min(runner.run(2), default=0.0)) / self.step
-        if times <= HOPELESS:
+        if times <= MAX_STEP_RATIO:
             return runner
         self.slower.append(SlowArm(arm=arm, candidate=candidate, times=times))
         return None
 
-    def _tried(self, stack: ExitStack, arm: Arm) -> tuple[ArmRunner, float] | None:
-        """An arm after its first step, and that one's seconds; None where some rank's compiler refuses the network.
-
-        Raises:
-            Exception: what an arm raises that is not compiled.
-        """
-        begun, reason = None, ""
+    def _run_first_step(self, stack: ExitStack, arm: Arm) -> tuple[ArmRunner, float] | None:
+        """The arm's runner and the seconds of its first step; None where the compiler of any rank fails."""
+        started, reason = None, ""
         try:
             runner = self.bench.runner(stack, arm)
-            begun = runner, sum(runner.run(1))
+            started = runner, sum(runner.run(1))
         except Exception as error:
             if arm.compile == "off" or oom_sample_count(error) is not None:
                 raise
             reason = one_line(error)[:MAX_REASON]
-        if min(group.all_gather(float(begun is not None))) == 0:
-            self.failed[arm.label] = reason or "another rank's compiler refused it"
+        if min(group.all_gather(float(started is not None))) == 0:
+            self.failed[arm.label] = reason or "the compiler of another rank failed"
             return None
-        assert begun is not None
-        return begun[0], group.broadcast(begun[1])
+        assert started is not None
+        return started[0], group.broadcast(started[1])
 
     def can_compile(self) -> bool:
-        """Whether there is a compiler everywhere, and time enough for it."""
-        return min(group.all_gather(float(has_compiler()))) > 0 and self._left() > COLD_COMPILE_SECONDS
+        """Whether all ranks have a compiler, and the time suffices."""
+        return min(group.all_gather(float(has_compiler()))) > 0 and self._seconds_left() > COLD_COMPILE_SECONDS
 
-    def found(self, validity: Validity) -> AutotuneResult:
-        """What came out; contaminated on all ranks if it is on rank 0's host."""
+    def result(self, validity: Validity) -> AutotuneResult:
+        """The result; contaminated on all ranks if it is on rank 0's host."""
         contaminated = bool(group.broadcast(float(validity.contaminated or False)))
         return AutotuneResult(
             probes=tuple(self.probes),
@@ -283,6 +275,5 @@ class _AutotuneSession:
     def _start_part(self, budget: float) -> None:
         self.budget, self.part_started = budget, time.monotonic()
 
-    def _left(self) -> float:
-        """Seconds of the budget."""
+    def _seconds_left(self) -> float:
         return group.broadcast(self.budget - (time.monotonic() - self.part_started))

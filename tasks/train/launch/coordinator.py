@@ -40,7 +40,7 @@ from paceline.tasks.train.launch.rank_group import ANSWER_SECONDS, RankGroup
 from paceline.tasks.train.launch.rank_process import interface_of
 from paceline.tasks.train.launch.recovery import Recovery
 from paceline.tasks.train.launch.supervisor import RankOutcome, free_port, progress_topic
-from paceline.tasks.train.rank.checkpoint import newest_verified, step_of
+from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint, step_of
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -97,7 +97,7 @@ def train_group(job: TrainJob, address: str, on_progress: Progress | None = None
     After a failure all ranks restart from the newest valid checkpoint, as long as the training makes progress.
 
     Raises:
-        InputError: the cluster cannot seat the group, or other code runs there.
+        InputError: the cluster cannot place the group, or other code runs there.
         RankError: a rank failed and would fail again; all ranks have been stopped.
         LostError: a worker, a host or the scheduler was lost and did not come back.
         TimeLimitError: limits.train_seconds is over.
@@ -126,9 +126,9 @@ def _train_attempts(job: TrainJob, address: str, on_progress: Progress | None) -
     while True:
         try:
             with ExitStack() as stack:
-                client, seats = recovery.wait_for_cluster(partial(attempts.connect, stack, address))
+                client, placements = recovery.wait_for_cluster(partial(attempts.connect, stack, address))
                 stack.enter_context(_progress(client, job.run_id, attempts.note_progress, on_progress))
-                return attempts.next(client, seats), recovery
+                return attempts.next(client, placements), recovery
         except (RankError, LostError) as error:
             if attempts.halve_micro_batch(error) or attempts.skip_measurement(error):
                 recovery.restart_with_new_group(str(error), attempts.num_ranks, attempts.steps_done)
@@ -136,7 +136,7 @@ def _train_attempts(job: TrainJob, address: str, on_progress: Progress | None) -
                 recovery.judge(error, attempts.num_ranks, attempts.steps_done)
         except _RegroupError as reason:
             recovery.restart_with_new_group(str(reason), attempts.num_ranks, attempts.steps_done)
-        except _ReseatError:
+        except _ReplaceError:
             logger.warning("Another device is free now; using that one")
 
 
@@ -144,7 +144,7 @@ class _RegroupError(Exception):
     """More workers are available than the group has ranks."""
 
 
-class _ReseatError(Exception):
+class _ReplaceError(Exception):
     """The group waits for a device in use, and another one is free."""
 
 
@@ -175,21 +175,21 @@ class _Attempts:
             client = connection.enter_context(connect(address))
             fewest = None if self._recovery.waits_for_all() else self._job.config.cluster.min_workers
             find = partial(find_placements, client, self._job.config, self._job.plan.accelerator, fewest)
-            seats = connection.enter_context(reserve(find))
+            placements = connection.enter_context(reserve(find))
             stack.push(connection.pop_all())
-        return client, seats
+        return client, placements
 
-    def next(self, client: Client, seats: list[Placement]) -> list[RankOutcome]:
+    def next(self, client: Client, placements: list[Placement]) -> list[RankOutcome]:
         """Run one attempt: claim the devices, start the ranks and wait for their end."""
         job = self._job
-        self.num_ranks = len(seats)
+        self.num_ranks = len(placements)
         if self.num_ranks < job.config.execution.world_size:
             logger.warning(_describe_smaller_group(job.config, self.num_ranks))
-        group = RankGroup(client, job.run_id, seats)
+        group = RankGroup(client, job.run_id, placements)
         try:
-            resume_from = newest_verified(job.checkpoints) if self._resume else None
-            group.claim(partial(self._check_free_devices, client, seats))
-            specs = _specs(client, job, seats, self._number, resume_from)
+            resume_from = newest_valid_checkpoint(job.checkpoints) if self._resume else None
+            group.claim(partial(self._check_free_devices, client, placements))
+            specs = _specs(client, job, placements, self._number, resume_from)
             earlier = {
                 "probe": self._read_earlier(ProbeResult, PROBE_FILE),
                 "search": self._read_earlier(AutotuneResult, SEARCH_FILE) or job.search,
@@ -237,16 +237,16 @@ class _Attempts:
         """Take rank 0's progress."""
         self._saved_epochs = facts["epochs_kept"]
 
-    def _check_free_devices(self, client: Client, seats: list[Placement], held: list[Placement]) -> None:
+    def _check_free_devices(self, client: Client, placements: list[Placement], held: list[Placement]) -> None:
         """Stop waiting for a device when enough others are free, as after a lost worker has come back.
 
         Raises:
-            _ReseatError: enough devices are free.
+            _ReplaceError: enough devices are free.
         """
-        devices = {(seat.host, seat.device) for seat in held}
-        is_complete = len(seats) == self._job.config.execution.world_size
+        devices = {(placement.host, placement.device) for placement in held}
+        is_complete = len(placements) == self._job.config.execution.world_size
         if is_complete and has_free_devices(client, self._job.config, self._job.plan.accelerator, devices):
-            raise _ReseatError
+            raise _ReplaceError
 
     def _regroup_with_more(self, client: Client) -> None:
         """Stop a group that is smaller than configured when more workers are available and an epoch has ended since.
@@ -288,16 +288,16 @@ def _describe_smaller_group(config: Config, num_ranks: int) -> str:
 
 
 def _specs(
-    client: Client, job: TrainJob, seats: list[Placement], attempt: int, resume_from: Path | None
+    client: Client, job: TrainJob, placements: list[Placement], attempt: int, resume_from: Path | None
 ) -> list[RankSpec]:
-    requests: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [(seats[0].worker, free_port, ())]
-    requests += [(seat.worker, interface_of, (seat.host,)) for seat in seats]
+    requests: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [(placements[0].worker, free_port, ())]
+    requests += [(placement.worker, interface_of, (placement.host,)) for placement in placements]
     port, *interfaces = call_workers(client, requests, ANSWER_SECONDS)
     lost = next((answer for answer in (port, *interfaces) if isinstance(answer, BaseException)), None)
     if lost is not None:
         raise LostError(f"a worker does not answer: {lost}")
-    strategy = "single" if len(seats) == 1 else job.plan.strategy
-    plan = job.plan.model_copy(update={"world_size": len(seats), "strategy": strategy})
+    strategy = "single" if len(placements) == 1 else job.plan.strategy
+    plan = job.plan.model_copy(update={"world_size": len(placements), "strategy": strategy})
     return [
         RankSpec(
             config=job.config,
@@ -305,30 +305,30 @@ def _specs(
             prepared=job.prepared,
             pretrained=job.pretrained,
             run_id=job.run_id,
-            directory=str(job.directory / f"attempt-{attempt}" / f"rank-{seat.rank}"),
+            directory=str(job.directory / f"attempt-{attempt}" / f"rank-{placement.rank}"),
             checkpoint_directory=str(job.checkpoints),
             resume_from=str(resume_from) if resume_from else None,
-            rank=seat.rank,
-            local_rank=seat.local_rank,
-            node_rank=seat.node_rank,
-            world_size=len(seats),
-            num_nodes=seats[-1].node_rank + 1,
-            num_devices=seats[-1].local_rank + 1,
-            master_address=seats[0].host,
+            rank=placement.rank,
+            local_rank=placement.local_rank,
+            node_rank=placement.node_rank,
+            world_size=len(placements),
+            num_nodes=placements[-1].node_rank + 1,
+            num_devices=placements[-1].local_rank + 1,
+            master_address=placements[0].host,
             master_port=port,
             interface=interface,
-            devices=devices_on_host(seat, seats) if job.plan.accelerator == "gpu" else (),
+            devices=devices_on_host(placement, placements) if job.plan.accelerator == "gpu" else (),
             measurement=job.measurement,
             coordinator=(host_identity(), os.getpid()),
             code_fingerprint=code_fingerprint(),
             packages=tuple(package.identity for package in job.config.packages),
             compile_cache=str(
-                job.directory / f"attempt-{attempt}" / f"rank-{seat.rank}" / "compiled"
+                job.directory / f"attempt-{attempt}" / f"rank-{placement.rank}" / "compiled"
                 if job.cold_compile
                 else Path(job.home) / "compiled"
             ),
         )
-        for seat, interface in zip(seats, interfaces, strict=True)
+        for placement, interface in zip(placements, interfaces, strict=True)
     ]
 
 

@@ -32,7 +32,7 @@ PROBE_FILE = "probe.json"
 SEARCH_FILE = "search.json"
 """Likewise: what it has searched for."""
 EXAMPLES_FILE = "examples.npz"
-"""Likewise: pictures of what was told of some test samples."""
+"""File in rank 0's directory: example images of the test split with predictions."""
 
 
 class WorkerSlot(Record):

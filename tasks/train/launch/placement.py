@@ -48,13 +48,13 @@ def inspect(config: Config, address: str) -> Hardware:
     """Hardware of the first host that would train on the cluster at `address`.
 
     Raises:
-        InputError: no scheduler answers, the cluster cannot seat the group, or other code runs there.
+        InputError: no scheduler answers, the cluster cannot place the group, or other code runs there.
     """
     with connect(address) as client:
         facts, silent = _facts(client, FIRST_ANSWER_SECONDS)
         with _name_silent_workers(silent):
-            seats = _choose(_candidates(client, facts, "cpu"), config, config.cluster.min_workers)
-        return facts[seats[0].worker].hardware
+            placements = _choose(_candidates(client, facts, "cpu"), config, config.cluster.min_workers)
+        return facts[placements[0].worker].hardware
 
 
 def find_placements(
@@ -88,11 +88,11 @@ def has_free_devices(client: Client, config: Config, accelerator: str, held: Col
 def prepare_seats(address: str, config: Config, plan: Plan) -> None:
     """Start a standby process on each worker that will probably have a rank; the training reports what fails."""
     with suppress(PacelineError, OSError, TimeoutError), connect(address) as client:
-        seats = find_placements(client, config, plan.accelerator, None)
+        placements = find_placements(client, config, plan.accelerator, None)
         requests = []
-        for seat in seats:
-            devices = devices_on_host(seat, seats) if plan.accelerator == "gpu" else ()
-            requests.append((seat.worker, keep_ready, (plan.num_threads, seat.host, devices)))
+        for placement in placements:
+            devices = devices_on_host(placement, placements) if plan.accelerator == "gpu" else ()
+            requests.append((placement.worker, keep_ready, (plan.num_threads, placement.host, devices)))
         call_workers(client, requests, ANSWER_SECONDS)
 
 
@@ -226,13 +226,13 @@ def reserve(choose: Callable[[frozenset[Device]], list[Placement]]) -> Iterator[
         choose: gets the devices that other groups of this process have reserved, and should prefer others.
     """
     with _reservation_lock:
-        seats = choose(frozenset(_reserved))
+        placements = choose(frozenset(_reserved))
         mine = {
-            (seat.host, seat.device) for seat in seats
+            (placement.host, placement.device) for placement in placements
         } - _reserved  # a shared device stays reserved by the first group
         _reserved.update(mine)
     try:
-        yield seats
+        yield placements
     finally:
         with _reservation_lock:
             _reserved.difference_update(mine)

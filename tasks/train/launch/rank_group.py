@@ -62,14 +62,14 @@ logger = logging.getLogger(__name__)
 class RankGroup:
     """The ranks of one attempt."""
 
-    def __init__(self, client: Client, run_id: str, seats: list[Placement]) -> None:
+    def __init__(self, client: Client, run_id: str, placements: list[Placement]) -> None:
         self._client = client
         self._run_id = run_id
-        self._seats = seats
+        self._placements = placements
         stamp = time.time_ns()
-        self._keys = [f"rank-{seat.rank}-{run_id}-{stamp}" for seat in seats]
+        self._keys = [f"rank-{placement.rank}-{run_id}-{stamp}" for placement in placements]
         self._futures: dict[int, Future[RankOutcome]] = {}
-        self._last_answer = [time.monotonic()] * len(seats)
+        self._last_answer = [time.monotonic()] * len(placements)
         self._next_look = 0.0
         self._last_wait = ""
         self._is_started = False
@@ -90,11 +90,13 @@ class RankGroup:
         """
         held: list[Placement] = []
         next_look = time.monotonic() + ASK_SECONDS
-        for seat in sorted(self._seats, key=lambda seat: (seat.host, seat.device)):
-            claim = DeviceClaim(key=self._keys[seat.rank], run_id=self._run_id, rank=seat.rank, device=seat.device)
-            self._futures[seat.rank] = self._submit(claim, seat.worker)
-            self._last_answer[seat.rank] = time.monotonic()
-            while (status := self._claim_statuses()[seat.rank]).state != "held":
+        for placement in sorted(self._placements, key=lambda placement: (placement.host, placement.device)):
+            claim = DeviceClaim(
+                key=self._keys[placement.rank], run_id=self._run_id, rank=placement.rank, device=placement.device
+            )
+            self._futures[placement.rank] = self._submit(claim, placement.worker)
+            self._last_answer[placement.rank] = time.monotonic()
+            while (status := self._claim_statuses()[placement.rank]).state != "held":
                 deadline.check()
                 self._check_futures()
                 is_in_use = status.state == "waiting" or status.owner is not None
@@ -102,7 +104,7 @@ class RankGroup:
                     next_look = time.monotonic() + ASK_SECONDS
                     waiting(held)
                 time.sleep(POLL_SECONDS / 5)
-            held.append(seat)
+            held.append(placement)
 
     def _submit(self, claim: DeviceClaim, worker: str) -> Future[RankOutcome]:
         try:
@@ -125,14 +127,16 @@ class RankGroup:
             LostError: a worker is gone.
         """
         self._is_started = True
-        self._last_answer = [time.monotonic()] * len(self._seats)
+        self._last_answer = [time.monotonic()] * len(self._placements)
         requests = [
-            (seat.worker, send_spec, (self._keys[seat.rank], spec.model_dump_json()))
-            for seat, spec in zip(self._seats, specs, strict=True)
+            (placement.worker, send_spec, (self._keys[placement.rank], spec.model_dump_json()))
+            for placement, spec in zip(self._placements, specs, strict=True)
         ]
-        for seat, answer in zip(self._seats, call_workers(self._client, requests, ANSWER_SECONDS), strict=True):
+        for placement, answer in zip(
+            self._placements, call_workers(self._client, requests, ANSWER_SECONDS), strict=True
+        ):
             if isinstance(answer, BaseException):
-                raise LostError(f"{_place(seat)} cannot be reached to start: {_describe(answer)}")
+                raise LostError(f"{_describe_worker(placement)} cannot be reached to start: {_describe(answer)}")
 
     def watch(self, between: Callable[[], None] = lambda: None) -> list[RankOutcome]:
         """Wait until all ranks have ended.
@@ -150,7 +154,7 @@ class RankGroup:
             outcomes = self._collect_outcomes()
             if any(outcome.error is not None for outcome in outcomes):
                 raise self._root_cause()
-            if len(outcomes) == len(self._seats):
+            if len(outcomes) == len(self._placements):
                 return sorted(outcomes, key=lambda outcome: outcome.rank)
             deadline.check()
             if time.monotonic() > next_ask:
@@ -162,14 +166,14 @@ class RankGroup:
     def end(self) -> None:
         """Cancel the remaining ranks, and wait until no host that answers has one of the run."""
         futures = list(self._futures.values())
-        if len(self._outcomes) == len(self._seats):
+        if len(self._outcomes) == len(self._placements):
             return
         try:
             self._client.cancel(futures, force=True)
         except Exception:  # noqa: BLE001  the scheduler is gone, and supervisors notice; the group's own error matters
             return
         give_up = time.monotonic() + ABORT_SECONDS
-        hosts = {seat.host: seat.worker for seat in self._seats}
+        hosts = {placement.host: placement.worker for placement in self._placements}
         while hosts and time.monotonic() < give_up:
             requests = [(worker, running_ranks, (self._run_id,)) for worker in hosts.values()]
             ranks = dict(zip(hosts, call_workers(self._client, requests, ANSWER_SECONDS), strict=True))
@@ -185,37 +189,45 @@ class RankGroup:
             LostError: a worker has not answered for too long.
         """
         self._check_workers()
-        made = [seat for seat in self._seats if seat.rank in self._futures and not self._futures[seat.rank].done()]
+        made = [
+            placement
+            for placement in self._placements
+            if placement.rank in self._futures and not self._futures[placement.rank].done()
+        ]
         expected = ("running",) if self._is_started else ("queued", "waiting", "held", "running")
-        requests = [(seat.worker, claim_status, (self._keys[seat.rank], seat.device)) for seat in made]
+        requests = [
+            (placement.worker, claim_status, (self._keys[placement.rank], placement.device)) for placement in made
+        ]
         answers = call_workers(self._client, requests, ANSWER_SECONDS)
-        statuses = [ClaimStatus(state="queued") for _ in self._seats]
-        for seat, answer in zip(made, answers, strict=True):
+        statuses = [ClaimStatus(state="queued") for _ in self._placements]
+        for placement, answer in zip(made, answers, strict=True):
             if isinstance(answer, ClaimStatus):
-                statuses[seat.rank] = answer
-                self._log_waiting(seat, answer)
+                statuses[placement.rank] = answer
+                self._log_waiting(placement, answer)
             if isinstance(answer, ClaimStatus) and answer.state in expected:
-                self._last_answer[seat.rank] = time.monotonic()
-            elif time.monotonic() - self._last_answer[seat.rank] > SILENT_SECONDS:
-                raise LostError(f"{_place(seat)} has not answered for {SILENT_SECONDS:.0f} s: {answer!r}")
+                self._last_answer[placement.rank] = time.monotonic()
+            elif time.monotonic() - self._last_answer[placement.rank] > SILENT_SECONDS:
+                raise LostError(
+                    f"{_describe_worker(placement)} has not answered for {SILENT_SECONDS:.0f} s: {answer!r}"
+                )
         return statuses
 
-    def _log_waiting(self, seat: Placement, answer: ClaimStatus) -> None:
+    def _log_waiting(self, placement: Placement, answer: ClaimStatus) -> None:
         if answer.state in ("queued", "waiting") and answer.owner is not None:
             owner = f"rank {answer.owner.rank} of run {answer.owner.run_id}"
-            line = f"Waiting for {seat.device} on {seat.host}: {owner} uses it"
+            line = f"Waiting for {placement.device} on {placement.host}: {owner} uses it"
             if line != self._last_wait:
                 self._last_wait = line
                 logger.warning(line)
 
     def _check_statuses(self, statuses: list[ClaimStatus]) -> None:
-        for seat, status in zip(self._seats, statuses, strict=True):
+        for placement, status in zip(self._placements, statuses, strict=True):
             self.steps_done = max(self.steps_done, status.step or 0)
-            limit = SILENT_SECONDS if status.has_pulse else START_SECONDS
+            limit = SILENT_SECONDS if status.has_heartbeat else START_SECONDS
             if status.silent_seconds is not None and status.silent_seconds > limit:
                 raise LostError(
-                    f"rank {seat.rank} on {seat.host} has given no sign of life for {status.silent_seconds:.0f} s; "
-                    f"its process is {status.process_status or 'gone'}"
+                    f"rank {placement.rank} on {placement.host} has given no sign of life for "
+                    f"{status.silent_seconds:.0f} s; its process is {status.process_status or 'gone'}"
                 )
 
     def _check_workers(self) -> None:
@@ -226,9 +238,9 @@ class RankGroup:
             connected = set(workers(self._client))
         except Exception as error:
             raise LostError(f"the Dask scheduler is gone: {_describe(error)}") from error
-        for seat in self._seats:
-            if seat.worker not in connected and seat.rank not in self._outcomes:
-                raise LostError(f"{_place(seat)} is gone; look at the worker's log")
+        for placement in self._placements:
+            if placement.worker not in connected and placement.rank not in self._outcomes:
+                raise LostError(f"{_describe_worker(placement)} is gone; look at the worker's log")
 
     def _root_cause(self) -> RankError:
         """The first error that is not a consequence of another rank's end.
@@ -278,8 +290,8 @@ class RankGroup:
         return list(self._outcomes.values())
 
 
-def _place(seat: Placement) -> str:
-    return f"Dask worker {seat.worker} of rank {seat.rank} on {seat.host}"
+def _describe_worker(placement: Placement) -> str:
+    return f"Dask worker {placement.worker} of rank {placement.rank} on {placement.host}"
 
 
 def _describe(error: BaseException) -> str:

@@ -1,7 +1,4 @@
-"""A rank's process as its worker has it: kept ready, started, found and ended.
-
-Knows nothing of claims, of coordinators, or of what a rank does.
-"""
+"""The process of a rank on its worker: prepared, started, listed and stopped."""
 
 from __future__ import annotations
 
@@ -29,47 +26,49 @@ _ready: list[Standby] = []
 
 
 def keep_ready(num_threads: int, host: str, devices: tuple[str, ...]) -> None:
-    """Start a process that a rank of this worker can begin in; to be run on the worker."""
+    """Start a standby process for a rank of this worker; runs on the worker."""
     environment = rank_environment(os.environ, num_threads, interface_of(host), devices)
     _ready.append(Standby(standby_command(RANK_MODULE), environment))
 
 
-def start_rank(spec: RankSpec, spec_path: Path, lease: DeviceLock, pulse: HeartbeatReader) -> subprocess.Popen[bytes]:
-    """Start a rank, in a process that was kept ready for it if there is one."""
+def start_rank(
+    spec: RankSpec, spec_path: Path, device_lock: DeviceLock, heartbeat: HeartbeatReader
+) -> subprocess.Popen[bytes]:
+    """Start a rank, in a standby process if there is one."""
     environment = rank_environment(os.environ, spec.plan.num_threads, spec.interface, spec.devices)
-    own = {
-        # Torch tells no CPUs apart.
+    variables = {
+        # Torch does not distinguish kinds of CPU.
         "TORCHINDUCTOR_CACHE_DIR": str(private_directory(Path(spec.compile_cache)) / cpu_kind()),
         "PACELINE_SPAWNED_AT": repr(time.monotonic()),  # one clock for all processes of a host
         PARENT: str(os.getpid()),
     }
     try:
         with (spec_path.parent / "log.txt").open("ab") as log:
-            ready = take(_ready, environment)
-            if ready is not None:
-                begun = ready.begin(spec_path, own, log.fileno(), pulse.writing, lease.fileno())
-                if begun is not None:
-                    return begun
+            standby = take(_ready, environment)
+            if standby is not None:
+                process = standby.start(spec_path, variables, log.fileno(), heartbeat.writing, device_lock.fileno())
+                if process is not None:
+                    return process
             return subprocess.Popen(
                 rank_command(spec_path),
-                env=environment | own | {VARIABLE: str(pulse.writing)},
+                env=environment | variables | {VARIABLE: str(heartbeat.writing)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                pass_fds=(lease.fileno(), pulse.writing),
+                pass_fds=(device_lock.fileno(), heartbeat.writing),
                 start_new_session=True,  # one group to kill, and a terminal's Ctrl-C reaches the coordinator alone
             )
     finally:
-        pulse.close_writing()
+        heartbeat.close_writing()
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """End a rank and everything it started: ask, then kill."""
+    """Stop a rank and all processes it started: SIGTERM, then SIGKILL."""
     if process.poll() is None:
         _signal_group(process, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=GRACE_SECONDS)
-    _signal_group(process, signal.SIGKILL)  # the leader may be gone while its children are not
+    _signal_group(process, signal.SIGKILL)  # the children may live longer than the leader
     process.wait()
 
 
@@ -79,24 +78,24 @@ def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> N
 
 
 def running_ranks(run_id: str) -> list[int]:
-    """Process ids of this host's ranks of a run, by the spec that they were started with or the log that they write."""
-    found = []
+    """Process ids of this host's ranks of a run, by the spec in their command or the log that they write."""
+    pids = []
     for process in psutil.process_iter(["cmdline"]):
         command = process.info["cmdline"] or []
         if RANK_MODULE in command and any(f"/{run_id}/" in path for path in (*command, log_of(process.pid))):
-            found.append(process.pid)
-    return found
+            pids.append(process.pid)
+    return pids
 
 
 def log_of(pid: int) -> str:
-    """The file that a process prints to; empty if it cannot be told."""
+    """The file that a process prints to; empty if unknown."""
     with contextlib.suppress(OSError):  # it has ended, or is another user's
         return str(Path(f"/proc/{pid}/fd/1").readlink())
     return ""
 
 
 def interface_of(address: str) -> str | None:
-    """Name of this host's network interface that carries `address`, so that gloo does not offer 127.0.0.1 to others."""
+    """This host's network interface with that address, so that gloo does not offer 127.0.0.1 to other hosts."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(entry.address == address for entry in addresses):
             return name

@@ -16,7 +16,7 @@ from typing import TypeVar
 from paceline.tasks import deadline
 from paceline.tasks.errors import InputError, LostError, RankError
 from paceline.tasks.records import Restart
-from paceline.tasks.train.rank.checkpoint import newest_verified, step_of
+from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint, step_of
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Recovery:
         self._last_end: float | None = None
         self._restarts: list[Restart] = []
         self._num_fruitless = 0
-        newest = newest_verified(checkpoints)
+        newest = newest_valid_checkpoint(checkpoints)
         self._first_step = step_of(newest) if newest else 0
         """Step up to which there was progress."""
         self._last_message = ""
@@ -116,7 +116,7 @@ class Recovery:
             num_ranks: ranks of the group; 0 if it had no devices yet.
             steps_done: step that the furthest rank reached.
         """
-        reached = newest_verified(self._checkpoints)
+        reached = newest_valid_checkpoint(self._checkpoints)
         step = step_of(reached) if reached else 0
         self._num_fruitless = 0 if step > self._first_step else self._num_fruitless + 1
         self._first_step = max(self._first_step, step)

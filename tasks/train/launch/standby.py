@@ -1,8 +1,7 @@
-"""A process that is to be a rank, started before there is anything to run: it imports what ranks need, and waits.
+"""Standby process: imports what ranks need before there is anything to run, and waits for a spec.
 
-On its worker a `Standby` starts it and later gives it a spec; the process itself is this module as a program. From then
-on it is a rank like any other, a child of the same worker, in the environment that a fresh one would have had. It ends
-with its worker. Knows neither who asks for it nor what a rank does.
+On the worker a `Standby` starts it and later sends it a spec; the process runs this module as a program. With the spec
+it becomes a rank like any other, a child of the same worker, in the same environment. It ends with its worker.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paceline.tasks.host import die_with
-from paceline.tasks.train.launch.heartbeat import VARIABLE as PULSE
+from paceline.tasks.train.launch.heartbeat import VARIABLE as HEARTBEAT_VARIABLE
 
 PARENT = "PACELINE_SUPERVISOR"
-"""Variable that holds the process id of the worker that a rank dies with."""
+"""Variable with the process id of the worker with which a rank ends."""
 MAX_ORDER_BYTES = 65_536
 NUM_DESCRIPTORS = 3
 
 
 class Standby:
-    """The worker's side."""
+    """The worker's end of the socket to a standby process."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.environment = dict(environment)
@@ -42,29 +41,29 @@ class Standby:
                 start_new_session=True,
             )
 
-    def begin(
-        self, spec_path: Path, environment: Mapping[str, str], log: int, pulse: int, lease: int
+    def start(
+        self, spec_path: Path, environment: Mapping[str, str], log: int, heartbeat: int, device_lock: int
     ) -> subprocess.Popen[bytes] | None:
-        """Have it run a spec; None if it is gone, and somebody else must.
+        """Let the process run a spec; None if the process is gone.
 
         Args:
-            spec_path: of the rank's description.
-            environment: what the rank's environment has beside the one given at the start.
-            log: descriptor of the file that takes what it prints from now on.
-            pulse: descriptor of the pipe for its signs of life.
-            lease: descriptor of its device's lock, to be held as long as it lives.
+            spec_path: of the rank's spec.
+            environment: additions to the environment given at the start.
+            log: file descriptor for its output from now on.
+            heartbeat: file descriptor of the pipe for its heartbeat.
+            device_lock: file descriptor of its device's lock, held as long as it lives.
         """
         order = {"spec": str(spec_path), "environment": dict(environment)}
         with self._orders:
             try:
-                socket.send_fds(self._orders, [json.dumps(order).encode()], [log, pulse, lease])
+                socket.send_fds(self._orders, [json.dumps(order).encode()], [log, heartbeat, device_lock])
             except OSError:
                 return None
         return self._process
 
 
 def take(ready: list[Standby], environment: Mapping[str, str]) -> Standby | None:
-    """Take the one out of a list that has this environment, if there is one."""
+    """Remove a standby with this environment from the list; None without one."""
     for standby in ready:
         if standby.environment == environment:
             ready.remove(standby)
@@ -73,7 +72,7 @@ def take(ready: list[Standby], environment: Mapping[str, str]) -> Standby | None
 
 
 def standby_command(run: str) -> list[str]:
-    """The command of a process that imports a module, and will call its `main` with a spec's path."""
+    """Command of a process that imports a module, and calls its `main` with the path of the spec that it receives."""
     return [sys.executable, "-m", __name__, run]
 
 
@@ -81,19 +80,19 @@ def standby_command(run: str) -> list[str]:
 
 
 def die_with_supervisor() -> None:
-    """End with the worker that supervises this process; without one it is replayed by hand."""
+    """End with the worker that supervises this process; there is none in a replay by hand."""
     parent = os.environ.get(PARENT)
     if parent:
         die_with(int(parent))
 
 
-def _ordered() -> str:
-    """Wait for the order on stdin, and make this process what it says; the spec's path."""
+def _receive_order() -> str:
+    """Wait for the order on stdin, apply its environment and descriptors, and return the spec's path."""
     with socket.socket(fileno=os.dup(0)) as orders:
         text, descriptors, _, _ = socket.recv_fds(orders, MAX_ORDER_BYTES, NUM_DESCRIPTORS)
     if not text:
-        os._exit(0)  # there will be none
-    log, pulse, _ = descriptors
+        os._exit(0)  # the worker has closed the socket
+    log, heartbeat, _ = descriptors
     nothing = os.open(os.devnull, os.O_RDONLY)
     for descriptor, place in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(descriptor, place)
@@ -101,16 +100,16 @@ def _ordered() -> str:
     os.close(log)
     order = json.loads(text)
     os.environ.update(order["environment"])
-    os.environ[PULSE] = str(pulse)
+    os.environ[HEARTBEAT_VARIABLE] = str(heartbeat)
     return str(order["spec"])
 
 
 def main(run: str) -> int:
-    """Import the module, wait, and run it."""
+    """Import the module, wait for a spec, and run it."""
     die_with_supervisor()
-    gc.disable()  # until the rank begins: looking for garbage among what is imported takes a quarter of the time
+    gc.disable()  # until the rank starts: searching the imported modules for garbage takes a quarter of the time
     program = importlib.import_module(run)
-    status: int = program.main(_ordered())
+    status: int = program.main(_receive_order())
     return status
 
 

@@ -32,7 +32,7 @@ from paceline.tasks.train.launch.heartbeat import HeartbeatReader
 from paceline.tasks.train.launch.rank_process import end_group, start_rank
 
 POLL_SECONDS = 0.25
-LEASE_BEAT_SECONDS = 2.0
+LOCK_UPDATE_SECONDS = 2.0
 ORPHAN_SECONDS = 10.0
 LOG_TAIL_CHARACTERS = 4000
 
@@ -83,7 +83,7 @@ class ClaimStatus(Record):
     """Since the rank's last heartbeat, or since its start before the first."""
     process_status: str | None = None
     """By the operating system: running, sleeping, stopped, disk-sleep."""
-    has_pulse: bool = False
+    has_heartbeat: bool = False
     """The rank has sent a first heartbeat."""
 
 
@@ -97,26 +97,26 @@ class _Watch:
         self.held = False
         self.spec_json: str | None = None
         self.started: float | None = None
-        self.pulse: HeartbeatReader | None = None
+        self.heartbeat: HeartbeatReader | None = None
         self.pid: int | None = None
 
     def report(self) -> ClaimStatus:
         self.last_call = time.monotonic()
-        if self.started is None or self.pulse is None:
+        if self.started is None or self.heartbeat is None:
             return ClaimStatus(state="held" if self.held else "waiting", owner=self.owner)
-        last = self.pulse.last_beat
+        last = self.heartbeat.last_beat
         status = None
         with contextlib.suppress(psutil.NoSuchProcess):
             status = psutil.Process(self.pid).status() if self.pid is not None else None
         return ClaimStatus(
             state="running",
-            step=self.pulse.step,
+            step=self.heartbeat.step,
             silent_seconds=time.monotonic() - (last or self.started),
             process_status=status,
-            has_pulse=last is not None,
+            has_heartbeat=last is not None,
         )
 
-    def raise_if_orphaned(self) -> None:
+    def check_coordinator(self) -> None:
         """Raise LostError if the task was cancelled or the coordinator has stopped calling."""
         from distributed import get_worker
         from distributed.worker import thread_state  # type: ignore[attr-defined]
@@ -162,49 +162,49 @@ def supervise(claim_json: str) -> RankOutcome:
     """
     claim = DeviceClaim.model_validate_json(claim_json)
     watch = _watches[claim.key] = _Watch(claim)
-    lease = DeviceLock(Environment().leases, claim.device)
+    device_lock = DeviceLock(Environment().leases, claim.device)
     try:
-        return _run(_wait_for_spec(watch, lease), lease, watch)
+        return _run(_wait_for_spec(watch, device_lock), device_lock, watch)
     finally:
-        lease.release()
+        device_lock.release()
         del _watches[claim.key]
 
 
-def _wait_for_spec(watch: _Watch, lease: DeviceLock) -> str:
+def _wait_for_spec(watch: _Watch, device_lock: DeviceLock) -> str:
     while watch.spec_json is None:
-        watch.raise_if_orphaned()
+        watch.check_coordinator()
         if not watch.held:
-            watch.held = lease.take(watch.claim.run_id, watch.claim.rank)
-            watch.owner = None if watch.held else lease.owner()
+            watch.held = device_lock.take(watch.claim.run_id, watch.claim.rank)
+            watch.owner = None if watch.held else device_lock.owner()
         time.sleep(POLL_SECONDS / 5)
     return watch.spec_json
 
 
-def _run(spec_json: str, lease: DeviceLock, watch: _Watch) -> RankOutcome:
+def _run(spec_json: str, device_lock: DeviceLock, watch: _Watch) -> RankOutcome:
     spec = RankSpec.model_validate_json(spec_json)
     directory = Path(spec.directory)
     directory.mkdir(parents=True, exist_ok=True)
     spec_path = directory / "spec.json"
     write_durably(spec_path, spec_json.encode())
     started = time.monotonic()
-    pulse = watch.pulse = HeartbeatReader()
+    heartbeat = watch.heartbeat = HeartbeatReader()
     try:
-        process = start_rank(spec, spec_path, lease, pulse)
+        process = start_rank(spec, spec_path, device_lock, heartbeat)
         watch.pid, watch.started = process.pid, started
         try:
-            _wait_for_end(process, spec, lease, watch)
+            _wait_for_end(process, spec, device_lock, watch)
         finally:
             end_group(process)
-        pulse.read()
+        heartbeat.read()
     finally:
-        watch.started = watch.pulse = None
-        pulse.close()
-    return _outcome(spec, process.returncode, pulse.final_error or {}, time.monotonic() - started)
+        watch.started = watch.heartbeat = None
+        heartbeat.close()
+    return _outcome(spec, process.returncode, heartbeat.final_error or {}, time.monotonic() - started)
 
 
-def _wait_for_end(process: subprocess.Popen[bytes], spec: RankSpec, lease: DeviceLock, watch: _Watch) -> None:
+def _wait_for_end(process: subprocess.Popen[bytes], spec: RankSpec, device_lock: DeviceLock, watch: _Watch) -> None:
     """Wait for the end of the rank, asleep in the kernel: ranks need the processor."""
-    assert watch.pulse is not None
+    assert watch.heartbeat is not None
     progress = _Progress(spec)
     ended = os.pidfd_open(process.pid)
     try:
@@ -212,13 +212,13 @@ def _wait_for_end(process: subprocess.Popen[bytes], spec: RankSpec, lease: Devic
         events.register(ended, select.POLLIN)
         next_beat = 0.0
         while process.poll() is None:
-            watch.raise_if_orphaned()
+            watch.check_coordinator()
             events.poll(POLL_SECONDS * 1000)
-            watch.pulse.read()
+            watch.heartbeat.read()
             progress.forward()
             if time.monotonic() > next_beat:
-                next_beat = time.monotonic() + LEASE_BEAT_SECONDS
-                lease.beat()
+                next_beat = time.monotonic() + LOCK_UPDATE_SECONDS
+                device_lock.beat()
     finally:
         os.close(ended)
 

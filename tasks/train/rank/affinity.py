@@ -1,11 +1,12 @@
-"""On which cores a rank may run: those next to its memory or its GPU, on hosts with several memory nodes.
+"""CPU affinity of a rank: cores near its memory or its GPU, on hosts with several memory (NUMA) nodes.
 
-Ranks of one host are spread over its nodes, for a thread that reads another node's memory waits twice as long. On hosts
-with one node nothing is bound: two ranks bound to a core each were no faster there (infra/LOG.md).
+Ranks of one host are spread over its nodes, because reading another node's memory takes twice as long. On hosts with
+one node nothing is bound: two ranks bound to one core each were not faster there (infra/LOG.md).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,23 +15,27 @@ NODES = Path("/sys/devices/system/node")
 
 
 def bind(local_rank: int, num_ranks: int, gpu: str | None) -> None:
-    """Bind this process, before it starts threads."""
+    """Bind this process to cores, before it starts threads; `gpu` is the UUID of the rank's GPU."""
     if not hasattr(os, "sched_setaffinity"):
         return
     nodes = memory_nodes(os.sched_getaffinity(0))
     if len(nodes) < 2:  # noqa: PLR2004
         return
     if gpu is not None:
-        _bind_to_gpu(gpu)
+        import pynvml
+
+        with contextlib.suppress(pynvml.NVMLError):  # a driver that names no cores changes nothing
+            pynvml.nvmlInit()
+            pynvml.nvmlDeviceSetCpuAffinity(pynvml.nvmlDeviceGetHandleByUUID(gpu))
     elif cores := cores_of(local_rank, num_ranks, nodes):
         os.sched_setaffinity(0, cores)
 
 
 def memory_nodes(allowed: set[int], root: Path = NODES) -> list[set[int]]:
-    """The cores of each memory node that this process may use; nodes without any are left out."""
+    """The cores of each memory node that this process may use; nodes without any are omitted."""
     lists = sorted(root.glob("node[0-9]*/cpulist"), key=lambda path: int(path.parent.name.removeprefix("node")))
-    found = [parse_cpus(path.read_text(encoding="utf-8")) & allowed for path in lists]
-    return [cores for cores in found if cores]
+    nodes = [parse_cpus(path.read_text(encoding="utf-8")) & allowed for path in lists]
+    return [cores for cores in nodes if cores]
 
 
 def parse_cpus(text: str) -> set[int]:
@@ -51,14 +56,3 @@ def cores_of(local_rank: int, num_ranks: int, nodes: Sequence[set[int]]) -> set[
         each = len(nodes) // num_ranks
         return set().union(*nodes[local_rank * each : (local_rank + 1) * each])
     return None
-
-
-def _bind_to_gpu(uuid: str) -> None:
-    """To the cores that the driver names as the nearest; a driver that names none changes nothing."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        pynvml.nvmlDeviceSetCpuAffinity(pynvml.nvmlDeviceGetHandleByUUID(uuid))
-    except pynvml.NVMLError:
-        return

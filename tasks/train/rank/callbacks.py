@@ -1,6 +1,6 @@
-"""What happens beside the steps of a fit: the time budget, the curves, validation, checkpoints.
+"""Lightning callbacks of a fit: the time budget, loss curves, validation, checkpoints.
 
-None of them makes the host wait for the device between log points. Their order in the Trainer matters: see `worker`.
+None of them makes the host wait for the device between log points. Their order in the Trainer matters: see `fit`.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ LogMetrics = Callable[[dict[str, float], int], None]
 
 
 class StepLoader:
-    """The training loader as Lightning sees it: sized, epoch by epoch from a step on, its waits on the stopwatch.
+    """The training loader for Lightning: starts at any step, and accounts waiting for input to the stopwatch.
 
-    Lightning neither rewinds a sampler in mid-epoch nor reads an iterator past its last batch, so this
-    object, not Lightning, keeps the position.
+    Lightning neither rewinds a sampler inside an epoch nor reads an iterator past its last batch, so this object holds
+    the position.
     """
 
     def __init__(self, loader: BatchSource, stopwatch: Stopwatch, first_step: int) -> None:
@@ -50,7 +50,7 @@ class StepLoader:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[LabelledBatch]:
-        """Batches from the position to the end of its epoch; does nothing before the first is asked for."""
+        """Batches from the position to the end of its epoch; reads nothing before the first is requested."""
         self._loader.seek(self.next_step)
         batches = iter(self._loader)
         while True:
@@ -63,9 +63,9 @@ class StepLoader:
 
 
 class BudgetCallback(Callback):
-    """Tells the time budget where the fit begins and ends. Must come first of all callbacks.
+    """Accounts the start and the end of the fit to the time budget. Must be the first callback.
 
-    On a GPU the host runs ahead of the device: its work shows up where the host next waits for it.
+    On a GPU the host runs ahead of the device, whose work is accounted to where the host waits next.
     """
 
     def __init__(self, stopwatch: Stopwatch) -> None:
@@ -74,17 +74,15 @@ class BudgetCallback(Callback):
         self.startup_seconds = 0.0
         """Process start to the first step, probe excluded."""
         self.communication_fraction: float | None = None
-        """Share of the steps in which gradients were exchanged and nothing was computed."""
+        """Share of the steps in which ranks exchanged gradients without computing."""
         self._started = 0.0
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """The fit begins."""
         self._started = time.monotonic()
         self._stopwatch.switch("loop")
-        self.startup_seconds = self._stopwatch.elapsed("probe")
+        self.startup_seconds = self._stopwatch.seconds_without("probe")
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """The fit ends."""
         self.fit_seconds = time.monotonic() - self._started
         loop = trainer.fit_loop.epoch_loop
         passes_per_step = loop.passes_per_step if isinstance(loop, StepLoop) else 1.0
@@ -93,13 +91,13 @@ class BudgetCallback(Callback):
 
 
 class ProgressCallback(Callback):
-    """Reads the losses from the device in windows, and reports them.
+    """Reads the losses from the device in windows, and reports their means.
 
     Args:
         stopwatch: for the item `logging`.
         log_metrics: takes metrics and the step; None on ranks that do not write.
-        progress_path: small JSON file for whoever watches; None on ranks that do not write.
-        choices: how `auto` was decided, for those who watch.
+        progress_path: JSON file for the coordinator; None on ranks that do not write.
+        choices: what `auto` became, for the progress file.
     """
 
     def __init__(
@@ -111,27 +109,25 @@ class ProgressCallback(Callback):
     ) -> None:
         self._stopwatch = stopwatch
         self.choices = dict(choices)
-        """How `auto` was decided, the interval between checkpoints once it is known."""
+        """What `auto` became, including the checkpoint interval once it is known."""
         self._log_metrics = log_metrics
         self._progress_path = progress_path
         self._newest: dict[str, float] = {}
         self.windows: list[tuple[int, int, float]] = []
         """(first step, number of steps, seconds) between two reads of the loss."""
         self.num_saved_epochs = 0
-        """Epochs that are over and in a checkpoint."""
+        """Number of epochs in a checkpoint."""
         self._window_started = time.monotonic()
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Start the first window."""
         self.num_saved_epochs = len(pl_module.epoch_ends)
         self._window_started = time.monotonic()
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Keep validation and checkpoints of the epoch before out of the first window's rate."""
         self.restart_window()
 
     def restart_window(self) -> None:
-        """Leave out of the window what happened since the last one was closed."""
+        """Exclude the time since the last window, such as validation and checkpoints, from the next one's rate."""
         self._window_started = time.monotonic()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -142,7 +138,7 @@ class ProgressCallback(Callback):
                 self.close_window(trainer, pl_module)
 
     def close_window(self, trainer: Trainer, learner: Learner) -> None:
-        """Bring the pending losses to the host and report their mean.
+        """Copy the pending losses to the host and report their mean.
 
         Raises:
             RunError: the loss is no longer finite.
@@ -162,12 +158,12 @@ class ProgressCallback(Callback):
         self._report(trainer, learner, window)
 
     def _report(self, trainer: Trainer, learner: Learner, window: list[float]) -> None:
-        seconds = time.monotonic() - self._window_started  # the losses have been read: the device is done too
-        begun, step = trainer.global_step - len(window), trainer.global_step
-        self.windows.append((begun, len(window), seconds))
+        seconds = time.monotonic() - self._window_started  # the losses have been read, so the device has finished
+        first_step, step = trainer.global_step - len(window), trainer.global_step
+        self.windows.append((first_step, len(window), seconds))
         metrics = {
             "train/loss": sum(window) / len(window),
-            "train/samples_per_second": (learner.course.samples(step) - learner.course.samples(begun)) / seconds,
+            "train/samples_per_second": (learner.course.samples(step) - learner.course.samples(first_step)) / seconds,
             "train/learning_rate": _learning_rate(trainer),
             "train/num_ranks": trainer.world_size,
         }
@@ -194,17 +190,17 @@ class ProgressCallback(Callback):
             "choices": {name: choice.model_dump(mode="json") for name, choice in self.choices.items()},
             **self._newest,
         }
-        with suppress(OSError):  # what people watch is not worth a training
+        with suppress(OSError):  # a progress file must not stop a training
             write_atomically(self._progress_path, json.dumps(facts))
 
 
 class ValidationCallback(Callback):
-    """Measures the score on the validation split at each epoch's end, every sample once on any number of ranks.
+    """Measures the validation score at the end of each epoch, with every sample once on any number of ranks.
 
     Args:
         stopwatch: for the item `validation`.
-        count: returns [samples, sums of the task's statistics] of all ranks, float64; empty without a split.
-        task: gives the score its name.
+        count: returns [samples, sums of the task's statistics] of all ranks; empty without a split.
+        task: computes and names the score.
         log_metrics: takes metrics and the step; None on ranks that do not write.
     """
 
@@ -217,7 +213,6 @@ class ValidationCallback(Callback):
         self._log_metrics = log_metrics
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """Count, add up over the ranks, report."""
         with self._stopwatch.during("validation"):
             counts = self._count()
         if not counts:
@@ -231,16 +226,15 @@ class ValidationCallback(Callback):
 
 
 class CheckpointCallback(Callback):
-    """Saves after the last step, at each epoch's end, and every so many steps inside an epoch.
+    """Saves after the last step, at the end of each epoch, and every `every_steps` inside an epoch.
 
-    With `auto`, rank 0 decides at a few steps whether a checkpoint is due, for all; an epoch's end has no other rule
-    then than any step.
+    With `auto`, rank 0 decides at a few steps for all ranks whether a checkpoint is due, also at the end of an epoch.
 
     Args:
         stopwatch: for the item `checkpoint`.
         directory: of the run's checkpoints.
-        every_steps: inside an epoch; None for its end only; `auto` for what `CheckpointInterval` says.
-        progress: closes the loss window first, so that the saved curve is whole.
+        every_steps: None for the end of epochs only; `auto` for a `CheckpointInterval`.
+        progress: closes the loss window first, so that the saved curve is complete.
     """
 
     def __init__(
@@ -256,13 +250,12 @@ class CheckpointCallback(Callback):
         self._progress = progress
         self._interval: CheckpointInterval | None = None
         self._next_step = 0
-        """At which the interval is asked; the same on all ranks."""
+        """Next step at which a checkpoint may be due; the same on all ranks."""
         self.last: Path | None = None
         self.epoch_ends: list[float] = []
         """Seconds from process start to the end of each epoch, probe excluded."""
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        """Start the first interval, which is looked at after the first step."""
         if self._every_steps != "auto":
             return
         course, step = pl_module.course, trainer.global_step
@@ -270,7 +263,6 @@ class CheckpointCallback(Callback):
         self._next_step = step + 1
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Inside an epoch; its last step is left to the epoch's end."""
         step = trainer.global_step
         if self._every_steps == "auto":
             may_save = step >= self._next_step
@@ -282,23 +274,22 @@ class CheckpointCallback(Callback):
                 self._progress.write_progress(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
-        """After validation."""
         step = trainer.global_step
         pl_module.epoch_ends.append(step)
         is_last = step == pl_module.course.num_steps(pl_module.recipe.num_epochs)
         if is_last or self._is_due(step, pl_module):
             self._save(trainer, pl_module)
-        self._progress.write_progress(trainer, pl_module)  # the coordinator acts on what is saved
-        self.epoch_ends.append(self._stopwatch.elapsed("probe"))
+        self._progress.write_progress(trainer, pl_module)  # the coordinator acts on saved epochs
+        self.epoch_ends.append(self._stopwatch.seconds_without("probe"))
 
     def _is_due(self, step: int, learner: Learner) -> bool:
-        """Whether the interval is over; without one, always."""
+        """Whether the interval is over; always true without one."""
         if self._interval is None:
             return True
         if step < self._next_step:
             return False
         if learner.pending:
-            learner.pending[-1].item()  # or the host's pace would be taken for the device's
+            learner.pending[-1].item()  # waits for the device, whose pace counts
         self._next_step = int(broadcast(self._interval.next_step(step, time.monotonic())))
         return self._next_step <= step
 
@@ -306,14 +297,14 @@ class CheckpointCallback(Callback):
         step = trainer.global_step
         with self._stopwatch.during("checkpoint"):
             self._progress.close_window(trainer, learner)
-            started = time.monotonic()  # the device has caught up
-            average_buffers(learner.network)  # a file has one rank's, and a resume gives it to all
+            started = time.monotonic()  # the device has finished its steps
+            average_buffers(learner.network)  # a checkpoint holds one rank's buffers, for all
             self.last = checkpoint_path(self._directory, step)
             trainer.save_checkpoint(self.last)
             self._progress.num_saved_epochs = len(learner.epoch_ends)
             if self._interval is not None and step < learner.course.num_steps(learner.recipe.num_epochs):
                 now = time.monotonic()
-                self._next_step = int(broadcast(self._interval.saved(step, now - started, now)))
+                self._next_step = int(broadcast(self._interval.record_checkpoint(step, now - started, now)))
                 if self._interval.choice is not None:
                     self._progress.choices["checkpoint_steps"] = self._interval.choice
             self._progress.restart_window()
@@ -325,7 +316,7 @@ def log_steps(steps_per_epoch: int) -> int:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a small text file so that a reader sees the old or the new one whole."""
+    """Replace a small text file; a reader sees the old text or the new one, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)

@@ -1,7 +1,7 @@
-"""Checkpoint files that are whole or absent: verified before use, damaged ones set aside.
+"""Checkpoint files, verified before use; damaged ones are renamed.
 
-A checkpoint is `step-00000352.ckpt` beside `step-00000352.ckpt.sha256`. The digest is written first and the
-file renamed into place last, so a crash at any point leaves the older checkpoints valid.
+A checkpoint is `step-00000352.ckpt` next to `step-00000352.ckpt.sha256`. The digest is written first and the file
+renamed into place last, so a crash at any point leaves the older checkpoints valid.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from paceline.tasks.files import sha256_of
 
 
 def checkpoint_path(directory: Path, step: int) -> Path:
-    """Where the checkpoint of a step lies; names sort by step."""
+    """Path of the checkpoint of a step; names sort by step."""
     return directory / f"step-{step:010d}.ckpt"
 
 
@@ -22,8 +22,8 @@ def step_of(path: Path) -> int:
     return int(path.stem.removeprefix("step-"))
 
 
-def newest_verified(directory: Path) -> Path | None:
-    """The newest checkpoint whose bytes match their digest, or None. Damaged ones are set aside as `*.damaged`."""
+def newest_valid_checkpoint(directory: Path) -> Path | None:
+    """The newest checkpoint that matches its digest, or None; damaged ones are renamed to `*.damaged`."""
     for path in sorted(directory.glob("step-*.ckpt"), reverse=True):
         if verify(path):
             return path
@@ -32,7 +32,7 @@ def newest_verified(directory: Path) -> Path | None:
 
 
 def verify(path: Path) -> bool:
-    """Whether the file is there and its sha256 is the recorded one."""
+    """Whether the file exists and its sha256 is the recorded one."""
     digest = digest_path(path)
     if not path.is_file() or not digest.is_file():
         return False
@@ -42,10 +42,10 @@ def verify(path: Path) -> bool:
 
 @lru_cache(maxsize=16)
 def _sha256(path: Path, size: int, changed_at: int) -> str:
-    """A restart asks several times for the same file, which may have gigabytes."""
+    """The digest, cached: a restart verifies the same file several times, and it may have gigabytes."""
     return sha256_of(path)
 
 
 def digest_path(path: Path) -> Path:
-    """Where a checkpoint's digest lies."""
+    """Path of a checkpoint's digest."""
     return path.with_name(path.name + ".sha256")

@@ -15,31 +15,31 @@ from paceline.tasks.errors import RunError
 from paceline.tasks.files import write_durably
 from paceline.tasks.train.rank.checkpoint import digest_path
 
-NUM_KEPT = 2
+NUM_CHECKPOINTS = 2
 
 
 def load(path: Path) -> dict[str, Any]:
     """Read a checkpoint to the CPU.
 
     Raises:
-        RunError: it holds anything but tensors and plain types, or is no checkpoint. None of it was executed.
+        RunError: the file holds other things than tensors and plain types. None of them was executed.
     """
     try:
         checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, TypeError, AttributeError, KeyError, ValueError):
-        # Torch's own words advise to load it all the same.
+        # Torch's own message advises to load it anyway.
         raise RunError(
-            f"{path} is no checkpoint of tensors and plain types; nothing of it was executed; remove it, and training "
-            "goes on from the one before"
+            f"{path} is not a checkpoint of tensors and plain types; nothing of it was executed; remove it, and "
+            "training resumes from the one before"
         ) from None
     return checkpoint
 
 
 class AtomicCheckpointIO(CheckpointIO):
-    """Lightning's checkpoint plugin with atomic writes; keeps the newest two files of a directory."""
+    """Lightning's checkpoint plugin with atomic writes."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Write the digest, then the file, then rename; drop what is older than the newest two."""
+        """Write the digest, then the file, then rename; remove all but the newest two."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         buffer = io.BytesIO()
@@ -47,7 +47,8 @@ class AtomicCheckpointIO(CheckpointIO):
         payload = buffer.getbuffer()
         write_durably(digest_path(path), hashlib.sha256(payload).hexdigest().encode())
         write_durably(path, payload)
-        self._drop_old(path.parent)
+        for old in sorted(path.parent.glob("step-*.ckpt"))[:-NUM_CHECKPOINTS]:
+            self.remove_checkpoint(old)
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
@@ -59,7 +60,3 @@ class AtomicCheckpointIO(CheckpointIO):
         """Remove the file, then its digest."""
         Path(path).unlink(missing_ok=True)
         digest_path(Path(path)).unlink(missing_ok=True)
-
-    def _drop_old(self, directory: Path) -> None:
-        for path in sorted(directory.glob("step-*.ckpt"))[:-NUM_KEPT]:
-            self.remove_checkpoint(path)

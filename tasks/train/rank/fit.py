@@ -67,14 +67,8 @@ def fit(
 ) -> tuple[Learner, dict[str, Any]]:
     """Train the network, and return it with fields of the result.
 
-    Args:
-        context: with its network built.
-        loader: of the training split.
-        schedule: of the steps that are left.
-        stopwatch: of the process.
-        heartbeat: of the process.
-        compile_watch: since before the probe, which compiles code that the steps find in the cache.
-        log: takes metrics and the step; None on ranks that do not write.
+    `compile_watch` counts from before the probe, which compiles code that the steps find in the cache. `log` takes
+    metrics and the step; it is None on ranks that do not write.
     """
     stopwatch.switch("setup")
     spec, config, plan = context.spec, context.config, context.spec.plan
@@ -105,11 +99,10 @@ def fit(
     trainer.fit(learner, steps, ckpt_path=spec.resume_from)
     cpu_seconds = time.process_time() - cpu_seconds
 
-    compiled, compiled_in_all = step_compiles.stats(loop.num_passes), compile_watch.stats(loop.num_passes)
-    if plan.compile == "off" or compiled is None or compiled_in_all is None:
-        compiled = None
-    else:
-        compiled = compiled.model_copy(update={"seconds": compiled_in_all.seconds, "is_warm": compiled_in_all.is_warm})
+    compiled = None
+    if plan.compile != "off" and (compiled := step_compiles.stats(loop.num_passes)) is not None:
+        total = compile_watch.stats(loop.num_passes) or compiled
+        compiled = compiled.model_copy(update={"seconds": total.seconds, "is_warm": total.is_warm})
     idle_fraction = None  # unknown on a GPU, which works asynchronously; on a CPU, waiting in a spin counts as work
     if budget.fit_seconds and not on_gpu:
         idle_fraction = max(0.0, 1.0 - cpu_seconds / (budget.fit_seconds * plan.num_threads))

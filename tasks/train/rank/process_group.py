@@ -1,7 +1,4 @@
-"""The group of ranks from inside one of them: joining, agreeing, and the small collectives beside training.
-
-Everything works on one rank too, where each collective is the identity.
-"""
+"""The process group from inside a rank: joining, agreement, and small collectives; on one rank they do nothing."""
 
 from __future__ import annotations
 
@@ -16,12 +13,12 @@ from torch import distributed, nn
 from paceline.tasks.errors import RunError
 from paceline.tasks.records import RankSpec
 
-# The default of 30 minutes would hide a lost peer for as long; no step of a healthy group takes this.
+# The default of 30 minutes would hide a lost rank for as long; no step of a healthy group takes 2 minutes.
 GROUP_SECONDS = 120
 
 
 class RankEnvironment(ClusterEnvironment):
-    """Tells Lightning the rank's place from its spec instead of from environment variables that may be stale."""
+    """Gives Lightning the rank's position from its spec, because environment variables may be stale."""
 
     def __init__(self, spec: RankSpec) -> None:
         super().__init__()
@@ -29,49 +26,41 @@ class RankEnvironment(ClusterEnvironment):
 
     @property
     def creates_processes_externally(self) -> bool:
-        """The coordinator has started all ranks."""
         return True
 
     @property
     def main_address(self) -> str:
-        """Host of rank 0."""
         return self._spec.master_address
 
     @property
     def main_port(self) -> int:
-        """Port of rank 0."""
         return self._spec.master_port
 
     @staticmethod
     def detect() -> bool:
-        """Never chosen by guessing."""
         return False
 
     def world_size(self) -> int:
-        """Number of ranks."""
         return self._spec.world_size
 
     def set_world_size(self, size: int) -> None:
-        """The spec decides."""
+        """Do nothing: the spec is final."""
 
     def global_rank(self) -> int:
-        """Rank in the group."""
         return self._spec.rank
 
     def set_global_rank(self, rank: int) -> None:
-        """The spec decides."""
+        """Do nothing: the spec is final."""
 
     def local_rank(self) -> int:
-        """Rank on this host."""
         return self._spec.local_rank
 
     def node_rank(self) -> int:
-        """Number of this host."""
         return self._spec.node_rank
 
 
 def pick_device(spec: RankSpec) -> torch.device:
-    """The rank's device; the visible GPUs are the host's list, the same for all its ranks."""
+    """The rank's device; all ranks of a host see the same list of GPUs."""
     if spec.plan.accelerator == "cpu":
         return torch.device("cpu")
     device = torch.device("cuda", spec.local_rank)
@@ -80,7 +69,7 @@ def pick_device(spec: RankSpec) -> torch.device:
 
 
 def join(spec: RankSpec, device: torch.device) -> None:
-    """Join the process group; nothing to do for one rank."""
+    """Join the process group, if there are several ranks."""
     if spec.world_size == 1:
         return
     timeout = timedelta(seconds=GROUP_SECONDS)
@@ -103,16 +92,22 @@ def join(spec: RankSpec, device: torch.device) -> None:
 
 
 def _listen(spec: RankSpec) -> int:
-    """Descriptor of a socket on the group's own address: torch would listen on all of the host's."""
+    """Listen on the group's address only: torch would listen on all addresses of the host."""
     family = socket.AF_INET6 if ":" in spec.master_address else socket.AF_INET
     return socket.create_server((spec.master_address, spec.master_port), family=family, backlog=1024).detach()
 
 
 def check_agreement(spec: RankSpec, facts: dict[str, Any], same: tuple[str, ...], unique: tuple[str, ...]) -> None:
-    """Compare facts of all ranks before the first collective of training, and refuse with a table instead of a hang.
+    """Compare facts of all ranks before training, so that ranks that differ raise an error instead of a deadlock.
+
+    Args:
+        spec: this rank.
+        facts: by name.
+        same: names of facts that must be equal on all ranks.
+        unique: names of facts that must differ between any two ranks.
 
     Raises:
-        RunError: with one line per rank.
+        RunError: with the facts of each rank.
     """
     if spec.world_size == 1:
         return
@@ -138,10 +133,10 @@ def all_gather(value: float) -> tuple[float, ...]:
     """Every rank's value in the order of the ranks, on every rank."""
     if not distributed.is_initialized():
         return (value,)
-    own = torch.tensor([value], dtype=torch.float64, device=_collective_device())
-    found = [torch.empty_like(own) for _ in range(distributed.get_world_size())]
-    distributed.all_gather(found, own)
-    return tuple(float(one.item()) for one in found)
+    tensor = torch.tensor([value], dtype=torch.float64, device=_collective_device())
+    values = [torch.empty_like(tensor) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(values, tensor)
+    return tuple(float(each.item()) for each in values)
 
 
 def all_reduce(values: torch.Tensor, operation: str) -> torch.Tensor:

@@ -1,7 +1,4 @@
-"""A time budget that adds up: at any moment exactly one item's clock runs.
-
-Knows nothing of what the items mean.
-"""
+"""Time budget of a process: at any moment exactly one item's clock runs, so the items add up to the total."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ class Stopwatch:
 
     Args:
         first: item whose clock runs first.
-        started_at: `time.monotonic()` reading to begin at, so that time before this object existed counts too.
+        started_at: `time.monotonic()` reading to start at, which may lie before this object existed.
     """
 
     def __init__(self, first: str, started_at: float | None = None) -> None:
@@ -34,17 +31,17 @@ class Stopwatch:
 
     @contextmanager
     def during(self, item: str) -> Iterator[None]:
-        """Account the body to `item`, then go on with what ran before."""
+        """Account the body to `item`, then switch back."""
         previous = self.switch(item)
         try:
             yield
         finally:
             self.switch(previous)
 
-    def elapsed(self, without: str) -> float:
-        """Seconds since the start, those of the item `without` excluded."""
+    def seconds_without(self, item: str) -> float:
+        """Seconds since the start, without those of `item`."""
         items = self.budget()
-        return sum(items.values()) - items.get(without, 0.0)
+        return sum(items.values()) - items.get(item, 0.0)
 
     def budget(self) -> dict[str, float]:
         """Seconds per item up to now; they add up to the time since the start."""

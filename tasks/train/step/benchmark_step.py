@@ -1,7 +1,7 @@
-"""The bare loop in which the arms of a probe run the training step, each on a copy of the network.
+"""The loop in which the arms of a probe run the training step, each on a copy of the network.
 
-Both arms of a probe run the same loop, so the ratio compares executions and nothing else. What Lightning costs on top
-is in the time budget of the run (`loop`).
+All arms run the same loop, so that ratios compare executions only. Lightning's cost is in the run's time budget
+(`loop`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from paceline.tasks.train.step.train_step import TrainStep
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What every arm of a probe has in common."""
+    """Inputs that all arms of a probe share."""
 
     network: nn.Module
     task: Task
@@ -43,7 +43,7 @@ class StepInputs:
 
 
 class _Objective:
-    """The loss of a batch, of a network that may be distributed."""
+    """The loss of a batch, for a network that may be distributed."""
 
     def __init__(self, network: nn.Module, inputs: StepInputs) -> None:
         self._network = network
@@ -61,7 +61,7 @@ class BareStep:
         inputs: the network is copied, never changed.
         arm: how to execute.
         loader: yields the arm's batches; is read epoch after epoch.
-        num_steps: of an epoch's first steps to run; the last one may be ragged, and steps are compared per sample.
+        num_steps: of each epoch to run; the last step may be ragged, and steps are compared per sample.
     """
 
     def __init__(self, inputs: StepInputs, arm: Arm, loader: BatchSource, num_steps: int) -> None:
@@ -74,7 +74,7 @@ class BareStep:
         network = prepare_network(copy.deepcopy(inputs.network), arm.precision, channels_last, inputs.device)
         if arm.compile == "step":
             compile_network(network)
-        self._network = self._distributed(network) if spread else network
+        self._network = self._wrap_for_group(network) if spread else network
         optimizer = build_optimizer(network, inputs.recipe, inputs.learning_rate)
         prepare_optimizer_state(optimizer, network, is_captured=arm.compile == "graph")
         step = TrainStep(
@@ -87,9 +87,9 @@ class BareStep:
         self._step = make_step(step, arm, inputs.device)
         self._batches = self._endless()
         if arm.compile == "graph":
-            self.run(NUM_EAGER + 1)  # its recording is not a step's time
+            self.run(NUM_EAGER + 1)  # without the time of the recording
 
-    def _distributed(self, network: nn.Module) -> nn.Module:
+    def _wrap_for_group(self, network: nn.Module) -> nn.Module:
         if self._arm.strategy == "fsdp":
             apply_fsdp(network, init_device_mesh(self._inputs.device.type, (distributed.get_world_size(),)))
             return network
@@ -108,15 +108,15 @@ class BareStep:
         On a GPU each is the mean of all: waiting for the device in every step would slow the faster arm most.
         """
         if self._inputs.device.type == "cuda":
-            return [self._timed(num_steps) / num_steps] * num_steps
-        return [self._timed(1) for _ in range(num_steps)]
+            return [self._time_steps(num_steps) / num_steps] * num_steps
+        return [self._time_steps(1) for _ in range(num_steps)]
 
     def close(self) -> None:
-        """Let go of the network, the optimizer and the batches."""
+        """Release the network, the optimizer and the batches."""
         self._batches.close()
         del self._network, self._step, self._batches
 
-    def _timed(self, num_steps: int) -> float:
+    def _time_steps(self, num_steps: int) -> float:
         self._synchronize()
         started = time.perf_counter()
         for _ in range(num_steps):
@@ -137,6 +137,6 @@ class BareStep:
 
 
 def _exchange(message: torch.Tensor, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-    """Communication hook: exchange a message in place of the gradients of a `torch.distributed.GradBucket`."""
+    """Communication hook: exchange a message instead of the gradients of a `torch.distributed.GradBucket`."""
     exchanged: torch.futures.Future[list[torch.Tensor]] = distributed.all_reduce(message, async_op=True).get_future()
     return exchanged.then(lambda _: bucket.buffer())

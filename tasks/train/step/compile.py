@@ -1,7 +1,6 @@
-"""Compiled networks: one graph for batches of any size, and what `torch.compile` did for it.
+"""torch.compile: one graph for batches of any size, and statistics of its compilation.
 
-Knows nothing of arms and phases. The figures are dynamo's own, of the whole process, so that a watch reports what was
-added since its making.
+Dynamo counts for the complete process; a `CompileWatch` reports the difference since its creation.
 """
 
 from __future__ import annotations
@@ -19,34 +18,34 @@ def compile_network(network: nn.Module) -> None:
 
     The inner module, not Lightning's: `self.log` in a compiled LightningModule crashes.
     """
-    # Inductor's choice between two ways to add up, by whether there are more than 4,096 summands, would else be a guard
-    # on the batch size, and a small last batch a second graph (torch 2.13). Sums of batch norm keep their way.
+    # Inductor chooses between two ways to sum at 4,096 summands. That would be a guard on the batch size, and a small
+    # last batch a second graph (torch 2.13). Sums of batch norm do not change.
     fx_config.backed_size_oblivious = True
-    # On CPUs small networks spend as long between kernels as in them: what calls them is compiled too.
+    # On CPUs, small networks spend as much time between kernels as in them: compile what calls them too.
     is_on_cpu = all(parameter.device.type == "cpu" for parameter in network.parameters())
     network.compile(options={"cpp_wrapper": True} if is_on_cpu else None)
 
 
 def any_batch_size(images_NCHW: torch.Tensor) -> None:
-    """Have the graph that is made for this batch take batches of all sizes: a ragged last one needs none of its own."""
+    """Let the graph of this batch accept batches of all sizes, so that a ragged last one needs no second graph."""
     torch._dynamo.maybe_mark_dynamic(images_NCHW, 0)
 
 
 class CompileWatch:
-    """Counts from its making on."""
+    """Statistics of compilations since its creation."""
 
     def __init__(self) -> None:
         self._num_graphs = _num_graphs()
-        self._seen = len(utils.get_compilation_metrics())
-        self._found = _cache_counts()
+        self._num_compilations = len(utils.get_compilation_metrics())
+        self._cache_counts = _cache_counts()
 
     def stats(self, num_calls: int) -> CompileStats | None:
-        """What was compiled since, for so many calls of the network; None without calls or graphs."""
+        """Compilations since, for that number of calls of the network; None without calls or graphs."""
         num_graphs = _num_graphs() - self._num_graphs
         if not num_calls or not num_graphs:
             return None
-        frames = utils.get_compilation_metrics()[self._seen :]
-        hits, misses = (now - then for now, then in zip(_cache_counts(), self._found, strict=True))
+        frames = utils.get_compilation_metrics()[self._num_compilations :]
+        hits, misses = (now - then for now, then in zip(_cache_counts(), self._cache_counts, strict=True))
         return CompileStats(
             num_calls=num_calls,
             num_graphs=num_graphs,
@@ -62,7 +61,7 @@ def _num_graphs() -> int:
 
 
 def _cache_counts() -> tuple[int, int]:
-    """Graphs whose code was found in the cache, and those whose was not."""
+    """Number of cache hits and misses of graphs."""
     counts = utils.counters["inductor"]
     return int(counts["fxgraph_cache_hit"]), int(counts["fxgraph_cache_miss"])
 

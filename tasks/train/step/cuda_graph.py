@@ -1,7 +1,7 @@
-"""The training step as one CUDA graph: recorded once, then launched as a whole, without the host's work per kernel.
+"""The training step as one CUDA graph: recorded once, then launched without the host's work per kernel.
 
-What is recorded is the eager step on one device; batches of another shape, such as a ragged last one, take it as it is.
-The recipe of torch's documentation ("CUDA semantics", "Whole-network capture"): eager steps on a side stream first,
+The eager step on one device is recorded; batches of another shape, such as a ragged last one, run it eagerly. The
+method is that of torch's documentation ("CUDA semantics", "Whole-network capture"): eager steps on a side stream first,
 inputs at fixed addresses, gradients in the graph's own memory, no autocast cache, learning rates on the device.
 """
 
@@ -16,11 +16,11 @@ from paceline.tasks.records import Arm, CompileStats, Plan
 from paceline.tasks.train.step.train_step import Enter, TrainStep
 
 NUM_EAGER = 3
-"""Steps before the recording: cuDNN chooses its algorithms, optimizers make their state. They train like any other."""
+"""Steps before the recording, in which cuDNN chooses its algorithms and optimizers create their state."""
 
 
 class CapturedStep:
-    """Takes the place of a step whose optimizer is settled for it."""
+    """A step that replays its CUDA graph; its optimizer must be prepared for that."""
 
     def __init__(self, step: TrainStep, device: torch.device, enter: Enter = lambda _: None) -> None:
         self._step = step
@@ -31,13 +31,13 @@ class CapturedStep:
         self._loss: torch.Tensor | None = None
         self._largest = 0
         self._num_alike = 0
-        """Eager steps on batches of the largest size."""
+        """Number of eager steps on batches of the largest size."""
         self._num_calls = 0
         self._num_replays = 0
         self._seconds = 0.0
 
     def __call__(self, batch: LabelledBatch) -> torch.Tensor:
-        """Take the step; its loss, still on the device."""
+        """Take the step; return its loss on the device."""
         self._num_calls += 1
         size = len(batch.labels_N)
         if self._graph is None:
@@ -52,7 +52,7 @@ class CapturedStep:
         return self._replay(batch)
 
     def stats(self) -> CompileStats | None:
-        """How many steps were launched as the graph; None without one."""
+        """Number of graph launches; None without a graph."""
         if self._graph is None:
             return None
         return CompileStats(
@@ -63,7 +63,7 @@ class CapturedStep:
         )
 
     def _eager(self, batch: LabelledBatch) -> torch.Tensor:
-        """On the stream of the recording, whose gradients and optimizer state must not be another's."""
+        """Run the step on the recording's stream, to which its gradients and optimizer state belong."""
         current = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -75,7 +75,7 @@ class CapturedStep:
         return loss
 
     def _capture(self, batch: LabelledBatch) -> None:
-        """Record the step; it is not taken."""
+        """Record the step without taking it."""
         torch.cuda.synchronize(self._stream.device)
         started = time.perf_counter()
         copies = {name: tensor.clone() for name, tensor in _tensors(batch).items()}
@@ -93,9 +93,9 @@ class CapturedStep:
         assert self._input is not None
         assert self._loss is not None
         self._enter("graph")
-        given = _tensors(batch)
+        tensors = _tensors(batch)
         for name, tensor in _tensors(self._input).items():
-            tensor.copy_(given[name])
+            tensor.copy_(tensors[name])
         self._graph.replay()
         self._num_replays += 1
         self._enter("loop")
@@ -103,7 +103,7 @@ class CapturedStep:
 
 
 def _tensors(batch: LabelledBatch) -> dict[str, torch.Tensor]:
-    """What of a batch lies on the device."""
+    """The tensors of a batch."""
     fields = batch._asdict()  # type: ignore[attr-defined]
     return {name: value for name, value in fields.items() if isinstance(value, torch.Tensor)}
 
@@ -111,5 +111,5 @@ def _tensors(batch: LabelledBatch) -> dict[str, torch.Tensor]:
 def make_step(
     step: TrainStep, execution: Arm | Plan, device: torch.device, enter: Enter = lambda _: None
 ) -> TrainStep | CapturedStep:
-    """The step as an execution has it: as it is, or captured."""
+    """The step as the execution demands: eager or captured."""
     return CapturedStep(step, device, enter) if execution.compile == "graph" else step

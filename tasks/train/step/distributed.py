@@ -1,7 +1,4 @@
-"""How ranks exchange gradients: one setting of DistributedDataParallel for training and for the probe's bare steps.
-
-Knows nothing of steps or data.
-"""
+"""Distributed execution: settings of DDP and FSDP, the same for training and for the arms of a probe."""
 
 from __future__ import annotations
 
@@ -58,18 +55,18 @@ def communication_fraction(model: nn.Module | None, passes_per_step: float = 1.0
 
 
 UNIT_PARAMETERS = 2**18
-"""A layer with so many is gathered on its own; smaller ones together, for each gathering has a fixed cost."""
+"""Layers with at least so many are gathered individually; smaller ones together, as each gathering has a fixed cost."""
 
 
 def apply_fsdp(network: nn.Module, mesh: DeviceMesh) -> None:
-    """Shard a network in place over the ranks of a mesh; does nothing to one that is sharded.
+    """Shard a network in place over the ranks of a mesh, unless it is sharded already.
 
-    The ranks must begin with the same weights: unlike DistributedDataParallel, sharding copies none from rank 0.
+    The ranks must start with the same weights: unlike DistributedDataParallel, sharding copies none from rank 0.
     """
     if isinstance(network, FSDPModule):
         return
     for layer in network.modules():
-        if layer is not network and sum(one.numel() for one in layer.parameters(recurse=False)) >= UNIT_PARAMETERS:
+        if layer is not network and sum(each.numel() for each in layer.parameters(recurse=False)) >= UNIT_PARAMETERS:
             fully_shard(layer, mesh=mesh)
     fully_shard(network, mesh=mesh)
     for module in network.modules():
@@ -78,20 +75,19 @@ def apply_fsdp(network: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def gather_full_weights(network: nn.Module, replica: nn.Module) -> nn.Module:
-    """The replica with the weights of a sharded network; collective."""
+    """Load the weights of a sharded network into an unsharded replica; collective."""
     replica.load_state_dict(get_model_state_dict(network, options=StateDictOptions(full_state_dict=True)))
     return replica
 
 
 class ExchangeStrategy(DDPStrategy):
-    """Lightning's strategy with compression on every device: its own hooks are left out, silently, off GPUs (2.6.6)."""
+    """Lightning's DDP strategy with compression on every device: Lightning 2.6.6 ignores hooks on CPUs, silently."""
 
     def __init__(self, compression: Compression) -> None:
         super().__init__(**DDP_SETTINGS)  # type: ignore[arg-type]
         self._compression = compression
 
     def configure_ddp(self) -> None:
-        """Wrap the model, then compress."""
         super().configure_ddp()
         assert isinstance(self.model, DistributedDataParallel)
         compress_gradients(self.model, self._compression)
@@ -101,13 +97,12 @@ class ShardedLearner(Learner):
     """A learner whose network is sharded once Lightning has the mesh of ranks."""
 
     def configure_model(self) -> None:
-        """Shard; Lightning may call it more than once."""
         assert self.device_mesh is not None
         apply_fsdp(self.network, self.device_mesh["data_parallel"])
 
 
 def sharding_strategy(world_size: int) -> ModelParallelStrategy:
-    """All ranks share the data and none the layers; a checkpoint is one file of whole weights, as others are."""
+    """Data parallelism without tensor parallelism; a checkpoint is one file of full weights."""
     return ModelParallelStrategy(
         data_parallel_size=world_size, tensor_parallel_size=1, save_distributed_checkpoint=False
     )

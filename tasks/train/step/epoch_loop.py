@@ -1,8 +1,8 @@
-"""Lightning's loop over an epoch's batches, with the step of `step` and without what nothing here uses.
+"""Replacement of Lightning's loop over an epoch's batches, which runs `TrainStep` and skips unused hooks.
 
-Lightning's own asks every callback, the module, the strategy, the precision plugin and three schedulers in each step,
-which costs a small network a fifth of its time (infra/decisions/0003). What it counts is counted here alike, so its
-checkpoints, its epochs and its resumes are its own.
+Lightning's own loop calls every callback, the module, the strategy, the precision plugin and three schedulers in each
+step, which costs a small network a fifth of its time (infra/decisions/0003). This loop updates the same counters, so
+that Lightning's checkpoints, epochs and resumes work.
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ from paceline.tasks.train.step.train_step import TrainStep
 
 
 class StepLoop(_TrainingEpochLoop):
-    """Takes the place of a trainer's loop over batches.
+    """The loop over the batches of an epoch.
 
     Args:
-        trainer: whose fit this is.
+        trainer: of the fit.
         plan: how steps are executed.
         stopwatch: for the items `forward`, `backward`, `optimizer`, or `graph`, and `loop`.
-        draws: of what a network draws itself, as dropout does: numbers that each step's seed is made of, besides its
-            own; None where it draws nothing.
+        draws: seed of a network that draws random numbers, as for dropout; each step adds its number. None for others.
     """
 
     def __init__(
@@ -44,31 +43,30 @@ class StepLoop(_TrainingEpochLoop):
         self._stopwatch = stopwatch
         self._step: TrainStep | CapturedStep | None = None
         self._passes: TrainStep | None = None
-        """What the step is made of."""
+        """The eager step, also inside a captured one."""
 
     @classmethod
     def install(cls, trainer: Trainer, plan: Plan, stopwatch: Stopwatch, draws: tuple[int, ...] | None = None) -> Self:
-        """Put it in a trainer that has not begun."""
+        """Replace the loop of a trainer that has not started."""
         loop = cls(trainer, plan, stopwatch, draws)
         trainer.fit_loop.epoch_loop = loop
         return loop
 
     def capture_stats(self) -> CompileStats | None:
-        """What capturing the step as a graph did; None where it was not."""
+        """Statistics of a captured step; None for others."""
         return self._step.stats() if isinstance(self._step, CapturedStep) else None
 
     @property
     def num_passes(self) -> int:
-        """Through the network, in the steps that this process took."""
+        """Number of passes through the network in the steps of this process."""
         return self._passes.num_passes if self._passes else 0
 
     @property
     def passes_per_step(self) -> float:
-        """Their mean."""
+        """Mean number of passes per step."""
         return self.num_passes / self._passes.num_steps if self._passes and self._passes.num_steps else 1.0
 
     def advance(self, data_fetcher: Any) -> None:
-        """One step."""
         trainer, progress = self.trainer, self.batch_progress
         batch, _, _ = next(data_fetcher)
         learner, step = trainer.lightning_module, self._step or self._make_step()
@@ -77,7 +75,7 @@ class StepLoop(_TrainingEpochLoop):
         progress.increment_ready()
         progress.increment_started()
         learner.set_learning_rate(trainer.optimizers[0])
-        if self._draws is not None:  # a resume draws on as if nothing had been
+        if self._draws is not None:  # a resumed training draws the same numbers
             seed = np.random.SeedSequence((*self._draws, learner.global_step)).generate_state(1, np.uint64)
             torch.manual_seed(int(seed[0] >> 1))
         updates = self.automatic_optimization.optim_progress.optimizer.step  # the trainer's global step
@@ -90,13 +88,11 @@ class StepLoop(_TrainingEpochLoop):
         progress.increment_completed()
 
     def on_advance_end(self, data_fetcher: Any) -> None:
-        """Between two steps."""
         self._batches_that_stepped += 1
         if self.trainer.received_sigterm and not self._is_training_done:
             raise SIGTERMException
 
     def _make_step(self) -> TrainStep | CapturedStep:
-        """Of the model as the strategy has wrapped it."""
         trainer, plan = self.trainer, self._plan
         assert isinstance(trainer.lightning_module, Learner)
         prepare_optimizer_state(

@@ -1,7 +1,7 @@
-"""A rank's share of a batch in several passes, whose gradients add up to those of the whole share.
+"""Micro-batches: a rank's share of a batch in several passes, whose gradients add up to those of one pass.
 
-The loss of a batch is a mean over its samples. Of a pass it is weighted by the pass's part of them, so the sum over the
-passes is the loss of the whole, also where they differ in size. Knows nothing of networks or devices.
+The loss of a batch is a mean over its samples. The loss of a pass is weighted by its part of them, so that the sum over
+the passes is the loss of the batch, also where they differ in size.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from paceline.tasks.model.batch import LabelledBatch
 
 
 def split_into_micro_batches(batch: LabelledBatch, largest: int | None) -> list[LabelledBatch]:
-    """A batch in as few parts as may be, none larger than `largest`; sizes differ by one at most.
+    """Split a batch into the fewest parts of at most `largest` samples; sizes differ by one at most.
 
-    Even parts, because batch norms take their statistics over each: a last one of few samples would have poor ones.
+    Even parts, because batch norms take their statistics over each: those of a small last part would be poor.
     """
     num = len(batch.labels_N)
     number = 1 if largest is None else max(1, -(-num // largest))
@@ -28,7 +28,7 @@ def split_into_micro_batches(batch: LabelledBatch, largest: int | None) -> list[
 
 
 def take_samples(batch: LabelledBatch, start: int, stop: int) -> LabelledBatch:
-    """Some of a batch's samples, weighted by how many of it they are."""
+    """A slice of a batch, weighted by its part of the samples."""
     fields = batch._asdict()  # type: ignore[attr-defined]
     parts = {name: value[start:stop] for name, value in fields.items() if isinstance(value, torch.Tensor)}
     weight = batch.weight * (stop - start) / max(1, len(batch.labels_N))
@@ -36,7 +36,7 @@ def take_samples(batch: LabelledBatch, start: int, stop: int) -> LabelledBatch:
 
 
 def out_of_memory(batch: LabelledBatch, error: torch.OutOfMemoryError) -> MemoryLimitError:
-    """What to raise for a pass that did not fit."""
+    """The error to raise for a pass that did not fit into memory."""
     num = len(batch.labels_N)
     return MemoryLimitError(
         f"a pass over {num} samples needs more memory than {batch.images_NCHW.device} has: {error}", num
@@ -44,9 +44,9 @@ def out_of_memory(batch: LabelledBatch, error: torch.OutOfMemoryError) -> Memory
 
 
 def oom_sample_count(error: BaseException | None) -> int | None:
-    """The samples of the training's pass that did not fit, where that has led to an error; None where it has not.
+    """The number of samples of the training's pass that ran out of memory and caused `error`; None for other errors.
 
-    It may lie behind others: the end of a recording that it broke off fails as well.
+    The cause may be behind others: the end of an interrupted CUDA graph recording fails as well.
     """
     while error is not None and not isinstance(error, (MemoryLimitError, MeasureMemoryError)):
         error = error.__cause__ or error.__context__

@@ -1,4 +1,4 @@
-"""The arithmetic of a step, in trainings as in probes. Knows nothing of steps."""
+"""Precision and memory format of a network, the same in trainings and probes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ def prepare_network(network: nn.Module, precision: Precision, channels_last: boo
 def forward_context(
     precision: Precision, device: torch.device, *, is_captured: bool = False
 ) -> AbstractContextManager[object]:
-    """The autocast region of a forward pass, or nothing for the true precisions."""
+    """The autocast region of a forward pass, or nothing for the true precisions.
+
+    A CUDA graph must not cache the rounded weights: they change with the next step.
+    """
     dtype = AUTOCAST_DTYPES.get(precision)
     return torch.autocast(device.type, dtype=dtype, cache_enabled=not is_captured) if dtype else nullcontext()
 

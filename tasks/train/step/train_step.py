@@ -1,4 +1,4 @@
-"""The training step: one for trainings, by way of Lightning's loop, and for the arms of a probe, in a bare one."""
+"""The training step, the same for trainings (`epoch_loop`) and for the arms of a probe (`benchmark_step`)."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from paceline.tasks.train.step.micro_batches import out_of_memory, split_into_mi
 from paceline.tasks.train.step.precision import forward_context
 
 Enter = Callable[[str], object]
-"""Takes the name of the part of a step that begins."""
+"""Takes the name of the part of a step that starts."""
 
 
 class TrainStep:
     """Forward and backward, in one pass or several, then the update.
 
     Args:
-        loss_of: a batch's loss, times its weight. Where it has `no_sync`, as DistributedDataParallel has, gradients of
-            passes inside that context are not exchanged but kept for the last one.
-        optimizer: of the weights that `loss_of` depends on.
-        scaler: of the gradients; does nothing but for fp16.
-        execution: its precision, whether the network is compiled, how many samples go at once.
-        device: where batches lie.
-        enter: takes the name of the part that begins: `forward`, `backward`, `optimizer`, then `loop`.
+        loss_of: a batch's loss, times its weight. With a context `no_sync`, as of DistributedDataParallel, ranks
+            exchange gradients in the last pass only.
+        optimizer: of the network's weights.
+        scaler: of the gradients; active for fp16 only.
+        execution: precision, compilation and micro-batch.
+        device: of the batches.
+        enter: takes the name of the part that starts: `forward`, `backward`, `optimizer`, then `loop`.
     """
 
     def __init__(
@@ -49,20 +49,20 @@ class TrainStep:
         self._micro_batch = execution.micro_batch
         self._alone: Callable[[], AbstractContextManager[object]] = getattr(loss_of, "no_sync", nullcontext)
         self.num_passes = 0
-        """Through the network, until now."""
+        """Number of passes through the network."""
         self.num_steps = 0
 
     def __call__(self, batch: LabelledBatch) -> torch.Tensor:
-        """Take the step; its loss, still on the device.
+        """Take the step; return its loss on the device.
 
         Raises:
-            MemoryLimitError: a pass needs more memory than the device has. The weights are as they were.
+            MemoryLimitError: a pass needs more memory than the device has. The weights are unchanged.
         """
         self.num_steps += 1
         self._optimizer.zero_grad()
-        *others, last = split_into_micro_batches(batch, self._micro_batch)
+        *first_parts, last = split_into_micro_batches(batch, self._micro_batch)
         losses = []
-        for part in others:
+        for part in first_parts:
             with self._alone():
                 losses.append(self._pass(part))
         losses.append(self._pass(last))
@@ -70,7 +70,7 @@ class TrainStep:
         self._scaler.step(self._optimizer)
         self._scaler.update()
         self._enter("loop")
-        return torch.stack(losses).sum() if others else losses[0]
+        return torch.stack(losses).sum() if first_parts else losses[0]
 
     def _pass(self, batch: LabelledBatch) -> torch.Tensor:
         self.num_passes += 1

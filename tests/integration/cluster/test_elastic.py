@@ -8,7 +8,7 @@ import pytest
 from paceline.tasks.data.loading.sampling import BatchPlan
 from paceline.tasks.data.loading.step_schedule import StepSchedule
 from paceline.tasks.train.launch.coordinator import train_group
-from paceline.tasks.train.rank.checkpoint import newest_verified
+from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint
 from paceline.tasks.train.rank.checkpoint_io import load
 from tests.integration.faults.test_recovery import happening, rank_pid
 from tests.support.jobs import changed
@@ -41,7 +41,7 @@ def interrupted(job, address):
         log_lines(stop),
     ):
         train_group(job, address)
-    state = load(newest_verified(job.checkpoints))["paceline"]
+    state = load(newest_valid_checkpoint(job.checkpoints))["paceline"]
     return state["step"], state["epoch"], state["first_sample"]
 
 
@@ -52,7 +52,7 @@ def taken_up(job, num_ranks, **recipe):
 
 
 def learning_rate(job):
-    (optimizer,) = load(newest_verified(job.checkpoints))["optimizer_states"]
+    (optimizer,) = load(newest_valid_checkpoint(job.checkpoints))["optimizer_states"]
     return optimizer["param_groups"][0]["lr"]
 
 

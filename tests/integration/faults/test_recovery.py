@@ -14,7 +14,7 @@ from mlflow.tracking import MlflowClient
 from paceline.tasks.errors import PacelineError, RankError
 from paceline.tasks.train.launch.coordinator import train_group
 from paceline.tasks.train.launch.rank_process import running_ranks
-from paceline.tasks.train.rank.checkpoint import newest_verified, step_of
+from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint, step_of
 from tests.support.log_lines import log_lines
 from tests.support.small_disk import fill, small_disk
 
@@ -150,7 +150,7 @@ def test_a_disk_that_stays_full_ends_the_run_and_leaves_a_whole_checkpoint(make_
         ):
             train_group(job, cluster_address)
         filler.unlink()
-        assert newest_verified(job.checkpoints) is not None
-        assert step_of(newest_verified(job.checkpoints)) >= FAR - 20
+        assert newest_valid_checkpoint(job.checkpoints) is not None
+        assert step_of(newest_valid_checkpoint(job.checkpoints)) >= FAR - 20
         assert list(job.checkpoints.glob("*.tmp")) == []
     assert running_ranks(job.run_id) == []

@@ -28,7 +28,7 @@ from paceline.tasks.metrics_file import FILE
 from paceline.tasks.train.launch.coordinator import train_group
 from paceline.tasks.train.launch.device_lock import DeviceLock
 from paceline.tasks.train.launch.rank_process import running_ranks
-from paceline.tasks.train.rank.checkpoint import newest_verified, step_of
+from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint, step_of
 from tests.integration.conftest import SMALL
 from tests.support.jobs import planted, two_workers
 from tests.support.patience import until
@@ -168,7 +168,7 @@ def test_a_training_over_its_limit_ends_its_ranks_and_goes_on_from_its_checkpoin
         train_group(job, cluster_address)
     assert running_ranks(job.run_id) == []
     assert leased(job.run_id) == []
-    newest = newest_verified(job.checkpoints)
+    newest = newest_valid_checkpoint(job.checkpoints)
     result = train_group(job.model_copy(update={"resume": True}), cluster_address)
     assert result.first_step == (step_of(newest) if newest else 0)
     assert result.num_steps == 2 * 21

@@ -32,7 +32,7 @@ class Training:
             if next_step == step:
                 self.saved.append((step, self.now - before))
                 self.now += cost(step)
-                next_step, before = self.interval.saved(step, cost(step), self.now), self.now
+                next_step, before = self.interval.record_checkpoint(step, cost(step), self.now), self.now
                 assert next_step > step
 
     @property

@@ -5,7 +5,7 @@ import pytest
 from paceline.conf.load import load
 from paceline.tasks.records import BASELINE, Arm, AutotuneResult, Block, Choice, Hardware, ProbeResult, Validity
 from paceline.tasks.speedup.verdict import single_gains
-from paceline.tasks.train.autotune.choice import choose, combined, faster_plan, plan_of_probe, winning_roles
+from paceline.tasks.train.autotune.choice import choose, combine_roles, faster_plan, plan_of_probe, winning_roles
 from paceline.tasks.train.autotune.search import alternatives, layer_arms
 from paceline.tasks.train.plan import arm_of, resolve
 
@@ -86,7 +86,7 @@ def test_winners_are_combined_and_replace_the_best_only_if_together_they_are_fas
     others = {"baseline": changed(num_threads=2), "precision": changed(precision="32-true")}
     first = probe_of(RULES, others, {"candidate": 0.010, "baseline": 0.008, "precision": 0.009})
     winners = winning_roles(first, 0.0, STEPS)
-    both = combined(first, winners)
+    both = combine_roles(first, winners)
     assert (set(winners), both) == ({"baseline", "precision"}, changed(num_threads=2, precision="32-true"))
     best = others["baseline"]
     good = probe_of(best, {"baseline": both}, {"candidate": 0.008, "baseline": 0.007})

@@ -26,7 +26,7 @@ def test_an_arm_that_does_not_compile_is_left_out_with_its_reason(kind):
     found = hunt(RuntimeError("unsupported operator\nat line 3"))
     arm = ARM.model_copy(update={"compile": kind})
     with ExitStack() as stack:
-        assert found._begun(stack, arm, ARM, compiles=True) is None
+        assert found._start_arm(stack, arm, ARM, compiles=True) is None
     assert found.failed == {arm.label: "unsupported operator at line 3"}
 
 
@@ -35,4 +35,4 @@ def test_an_arm_that_does_not_compile_is_left_out_with_its_reason(kind):
 )
 def test_what_is_no_compilers_fault_is_raised(error, compile):
     with ExitStack() as stack, pytest.raises(type(error)):
-        hunt(error)._begun(stack, ARM.model_copy(update={"compile": compile}), ARM, compiles=False)
+        hunt(error)._start_arm(stack, ARM.model_copy(update={"compile": compile}), ARM, compiles=False)

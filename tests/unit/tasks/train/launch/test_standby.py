@@ -41,7 +41,7 @@ def test_it_becomes_the_rank_of_its_spec(environment, tmp_path):
     reading, writing = os.pipe()
     with (tmp_path / "log.txt").open("ab") as log, (tmp_path / "lease").open("w") as lease:
         fcntl.flock(lease, fcntl.LOCK_EX)
-        process = standby.begin(
+        process = standby.start(
             tmp_path / "spec.json", {"FROM_THE_ORDER": "ordered"}, log.fileno(), writing, lease.fileno()
         )
     os.close(writing)
@@ -66,7 +66,7 @@ def test_it_holds_its_lease_as_long_as_it_lives(environment, tmp_path):
         lease = os.open(tmp_path / "lease", os.O_CREAT | os.O_RDWR)
         fcntl.flock(lease, fcntl.LOCK_EX)
         os.kill(standby._process.pid, signal.SIGSTOP)
-        process = standby.begin(tmp_path / "spec.json", {}, log.fileno(), writing, lease)
+        process = standby.start(tmp_path / "spec.json", {}, log.fileno(), writing, lease)
         os.close(lease)
     with (tmp_path / "lease").open() as other:
         with pytest.raises(BlockingIOError):
@@ -83,7 +83,7 @@ def test_one_that_is_gone_takes_no_order(environment, tmp_path):
     standby._process.kill()
     standby._process.wait()
     with (tmp_path / "log.txt").open("ab") as log:
-        assert standby.begin(tmp_path / "spec.json", {}, log.fileno(), log.fileno(), log.fileno()) is None
+        assert standby.start(tmp_path / "spec.json", {}, log.fileno(), log.fileno(), log.fileno()) is None
 
 
 def test_it_is_taken_once_and_only_where_the_environment_is_the_same(environment):

@@ -6,7 +6,7 @@ import torch
 
 from paceline.tasks.errors import RunError
 from paceline.tasks.files import sha256_of
-from paceline.tasks.train.rank.checkpoint import checkpoint_path, digest_path, newest_verified, verify
+from paceline.tasks.train.rank.checkpoint import checkpoint_path, digest_path, newest_valid_checkpoint, verify
 from paceline.tasks.train.rank.checkpoint_io import AtomicCheckpointIO, load
 
 
@@ -22,7 +22,7 @@ def saved(tmp_path):
 
 def test_the_newest_two_are_kept_and_read_back(saved):
     assert sorted(path.name for path in saved.glob("*.ckpt")) == ["step-0000000002.ckpt", "step-0000000003.ckpt"]
-    newest = newest_verified(saved)
+    newest = newest_valid_checkpoint(saved)
     assert load(newest)["step"] == 3
 
 
@@ -30,18 +30,18 @@ def test_a_truncated_checkpoint_is_set_aside_and_the_one_before_is_used(saved):
     newest = checkpoint_path(saved, 3)
     newest.write_bytes(newest.read_bytes()[:-10])
     assert not verify(newest)
-    assert newest_verified(saved) == checkpoint_path(saved, 2)
+    assert newest_valid_checkpoint(saved) == checkpoint_path(saved, 2)
     assert (saved / "step-0000000003.ckpt.damaged").exists()
 
 
 def test_a_checkpoint_without_its_digest_is_not_trusted(saved):
     (saved / "step-0000000003.ckpt.sha256").unlink()
-    assert newest_verified(saved) == checkpoint_path(saved, 2)
+    assert newest_valid_checkpoint(saved) == checkpoint_path(saved, 2)
 
 
 def test_no_checkpoint_is_none(tmp_path):
-    assert newest_verified(tmp_path) is None
-    assert newest_verified(tmp_path / "absent") is None
+    assert newest_valid_checkpoint(tmp_path) is None
+    assert newest_valid_checkpoint(tmp_path / "absent") is None
 
 
 def test_a_failed_write_leaves_the_older_ones_valid(saved, monkeypatch):
@@ -51,7 +51,7 @@ def test_a_failed_write_leaves_the_older_ones_valid(saved, monkeypatch):
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="No space"):
         AtomicCheckpointIO().save_checkpoint({"step": 4}, checkpoint_path(saved, 4))
-    assert newest_verified(saved) == checkpoint_path(saved, 3)
+    assert newest_valid_checkpoint(saved) == checkpoint_path(saved, 3)
     assert not [path for path in saved.iterdir() if path.name.startswith(".")]
 
 
@@ -69,7 +69,7 @@ def test_a_planted_checkpoint_is_refused_and_nothing_of_it_is_executed(tmp_path)
     for protocol, content in ((2, {"x": Evil(tmp_path / "pwned")}), (4, Evil(tmp_path / "pwned"))):
         torch.save(content, path, pickle_protocol=protocol)
         digest_path(path).write_text(sha256_of(path))
-        assert newest_verified(tmp_path) == path, "who can write it can write its digest"
+        assert newest_valid_checkpoint(tmp_path) == path, "who can write it can write its digest"
         for read in (load, AtomicCheckpointIO().load_checkpoint):
             with pytest.raises(RunError, match=r"nothing of it was executed; remove it") as refused:
                 read(path)
