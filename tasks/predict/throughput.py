@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.tasks.data.split import open_split
-from paceline.tasks.measure.statistics import MIN_ROUNDS, estimate_ratio
+from paceline.tasks.measure.paired_ratio import MIN_ROUNDS, estimate_ratio
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.model.flops import cost_of
 from paceline.tasks.model.load import open_trained

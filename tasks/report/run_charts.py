@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from paceline.tasks.formatting import format_seconds
-from paceline.tasks.measure.statistics import round_ratios
+from paceline.tasks.measure.paired_ratio import round_ratios
 from paceline.tasks.records import ScoreName, SpeedupResult, TrainResult
 from paceline.tasks.report.plotting import (
     BLUE,

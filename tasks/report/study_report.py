@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from paceline.tasks.formatting import format_seconds
-from paceline.tasks.measure.statistics import Interval
+from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.redact import redact
 from paceline.tasks.report.html import (
     Html,

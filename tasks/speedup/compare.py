@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 from scipy import stats
 
-from paceline.tasks.measure.statistics import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Estimate
+from paceline.tasks.measure.paired_ratio import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Estimate
 from paceline.tasks.records import Arm, Record, ScoreName, SpeedupResult
 from paceline.tasks.scores import SCORE, score_of, score_word
 from paceline.tasks.speedup.comparability import list_facts, world_of

@@ -10,7 +10,7 @@ import statistics as plain_statistics
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.tasks.measure.statistics import Estimate, arm_ratio, parallel_efficiency, speedup_ratio
+from paceline.tasks.measure.paired_ratio import Estimate, arm_ratio, parallel_efficiency, speedup_ratio
 from paceline.tasks.measure.validity import judge
 from paceline.tasks.records import Arm, AutotuneResult, ProbeResult, SpeedupResult, TrainResult, Validity
 from paceline.tasks.speedup.diagnosis import Diagnosis, diagnose

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from paceline.tasks.measure.statistics import Estimate, Interval, arm_ratio
+from paceline.tasks.measure.paired_ratio import Estimate, Interval, arm_ratio
 from paceline.tasks.records import Arm, Measurement, Plan, ProbeResult, Record
 from paceline.tasks.train.plan import arm_of
 

@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from paceline.tasks.measure.statistics import speedup_ratio
+from paceline.tasks.measure.paired_ratio import speedup_ratio
 from paceline.tasks.records import Arm, RankSpec
 from paceline.tasks.train.rank.benchmark import ArmBenchmark
 from paceline.tasks.train.rank.context import RankContext

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from paceline.tasks.measure.statistics import Estimate, Interval, arm_ratio
+from paceline.tasks.measure.paired_ratio import Estimate, Interval, arm_ratio
 from paceline.tasks.records import AllReduceTime, Arm, ProbeResult
 from paceline.tasks.speedup.forecast.records import Advice, AllReduceSample, Interference, ProfilePoint
 

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from scipy import stats
 
 from paceline.tasks.errors import InputError
-from paceline.tasks.measure.statistics import Interval
+from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.speedup.forecast.links import all_reduce_seconds
 from paceline.tasks.speedup.forecast.records import (
     Bound,

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from paceline.tasks.measure.statistics import Interval
+from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.records import Record
 
 Bound = Literal["compute", "communication", "overhead"]

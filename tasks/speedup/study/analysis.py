@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.tasks.measure.statistics import FIXED_CONFIDENCE, Interval, estimate_ratio
+from paceline.tasks.measure.paired_ratio import FIXED_CONFIDENCE, Interval, estimate_ratio
 from paceline.tasks.speedup.study.pairs import StudyRuns, as_interval, end_to_end, log_ratios, predicted, steady
 from paceline.tasks.speedup.study.parity import parity, score_parity
 from paceline.tasks.speedup.study.records import (

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from paceline.tasks.formatting import format_seconds
-from paceline.tasks.measure.statistics import MIN_INTERVAL_ROUNDS, Interval
+from paceline.tasks.measure.paired_ratio import MIN_INTERVAL_ROUNDS, Interval
 from paceline.tasks.speedup.study.no_gpu import FEATURES, SCRATCH, TUNED, Approach, NoGpuResult, interval_is_missing
 
 MIN_SHARE = 0.9

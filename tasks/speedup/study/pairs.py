@@ -12,7 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.tasks.measure.statistics import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Estimate, Interval, estimate_ratio
+from paceline.tasks.measure.paired_ratio import (
+    FIXED_CONFIDENCE,
+    MIN_INTERVAL_ROUNDS,
+    Estimate,
+    Interval,
+    estimate_ratio,
+)
 from paceline.tasks.speedup.comparability import match
 from paceline.tasks.speedup.study.records import ArmRun, MatchVerdict, StudyArm
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import stats
 
-from paceline.tasks.measure.statistics import Interval
+from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.speedup.study.records import Parity
 
 MARGIN = 0.01

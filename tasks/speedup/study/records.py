@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from paceline.tasks.measure.statistics import Interval
+from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.records import CompileStats, Record, ScoreName
 
 Parity = Literal["on par", "better", "worse", "undecided", "unknown"]

@@ -24,7 +24,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from paceline.tasks.measure.statistics import (
+from paceline.tasks.measure.paired_ratio import (
     FIXED_CONFIDENCE,
     MIN_INTERVAL_ROUNDS,
     Interval,

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from paceline.tasks.measure.statistics import Interval
+from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.report.forecast_report import advise_table, draw_advise, render_advise
 from paceline.tasks.report.plotting import png_bytes
 from paceline.tasks.report.study_charts import draw_study
