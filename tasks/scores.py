@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from paceline.conf.plugins import Task
+from paceline.tasks.names import Metric
 from paceline.tasks.records import EvaluateResult, ScoreName
 
 SCORE_WORDS: dict[ScoreName, str] = {"accuracy": "accuracy", "mean_iou": "mean IoU", "ssim": "SSIM"}
@@ -29,7 +30,7 @@ def score_of(metrics: Mapping[str, float]) -> tuple[ScoreName, float] | None:
     The accuracy comes last: a segmentation has one of its pixels.
     """
     names: tuple[ScoreName, ...] = ("mean_iou", "ssim", "accuracy")
-    return next(((name, metrics[f"test/{name}"]) for name in names if f"test/{name}" in metrics), None)
+    return next(((name, metrics[key]) for name in names if (key := Metric.test(name)) in metrics), None)
 
 
 def ious(counts_3K: Sequence[float]) -> list[float | None]:

@@ -31,6 +31,7 @@ from paceline.tasks.evaluate.linear_classifier import (
     read_features,
 )
 from paceline.tasks.measure.energy import EnergyMeter
+from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.records import Record
 from paceline.tasks.redact import redact_errors
 from paceline.tasks.track import run as tracking
@@ -116,7 +117,7 @@ def run_classify(request: ClassifyRequest) -> dict[str, Any]:
                 shared,
                 len(test.labels),
             )
-        tracking.set_tags(handle, {"paceline.model": said["model"], "paceline.layer": said["layer"]})
+        tracking.set_tags(handle, {Tag.MODEL: said["model"], Tag.LAYER: said["layer"]})
         fitted = [_fit(kind, train, test, config.seed) for kind in request.kinds]
         summary = {
             "run_id": handle.run_id,
@@ -130,7 +131,7 @@ def run_classify(request: ClassifyRequest) -> dict[str, Any]:
             "classifiers": [one.model_dump(mode="json") for one in fitted],
             "seconds": time.monotonic() - started,
         }
-        tracking.log_document(handle, "summary.json", summary)
+        tracking.log_document(handle, Artifact.SUMMARY, summary)
         tracking.log_facts(handle, _metrics(fitted), {})
     return summary
 
@@ -146,7 +147,7 @@ def _fit(kind: Kind, train: Features, test: Features, seed: int) -> Fitted:
 
 def _metrics(fitted: list[Fitted]) -> dict[str, float | None]:
     best = max(fitted, key=lambda one: one.accuracy)
-    metrics: dict[str, float | None] = {"test/accuracy": best.accuracy}
+    metrics: dict[str, float | None] = {Metric.TEST_ACCURACY: best.accuracy}
     for one in fitted:
         metrics |= {
             f"{one.kind}/accuracy": one.accuracy,

@@ -14,12 +14,13 @@ from pydantic import Field
 from scipy import stats
 
 from paceline.tasks.measure.paired_ratio import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Estimate
+from paceline.tasks.names import Metric, is_contaminated
 from paceline.tasks.records import Arm, Record, ScoreName, SpeedupResult
 from paceline.tasks.scores import SCORE, score_of, score_word
 from paceline.tasks.speedup.comparability import list_facts, world_of
 from paceline.tasks.speedup.study.records import MatchVerdict
 
-RATES = ("throughput/steady_samples_per_second", "throughput/samples_per_second")
+RATES = (Metric.STEADY_THROUGHPUT, Metric.THROUGHPUT)
 """What is divided: after warm-up where both runs know it, else over the whole training."""
 MAX_NAMED = 3
 DASH = "\N{EN DASH}"
@@ -47,7 +48,7 @@ class ComparedRun(Record):
     @property
     def contaminated(self) -> bool:
         """Whether something disturbed its probe or its training."""
-        return "True" in (self.tags.get("paceline.contaminated"), self.tags.get("paceline.disturbed"))
+        return is_contaminated(self.tags)
 
 
 class ComparedRow(Record):
@@ -114,7 +115,7 @@ def _row(run: ComparedRun, base: ComparedRun, verdict: MatchVerdict | None) -> C
     metrics = run.metrics
     why = _why_no_ratio(run, base, verdict)
     rate = _rate(run, base)
-    wall = base.metrics.get("time/wall_seconds"), metrics.get("time/wall_seconds")
+    wall = base.metrics.get(Metric.WALL_SECONDS), metrics.get(Metric.WALL_SECONDS)
     divided = not why and verdict is not None
     scored, base_scored = score_of(metrics), score_of(base.metrics)
     difference = None
@@ -135,12 +136,12 @@ def _row(run: ComparedRun, base: ComparedRun, verdict: MatchVerdict | None) -> C
         score_difference=difference,
         accuracy_difference=difference if name == "accuracy" else None,
         samples_per_second=metrics.get(RATES[0], metrics.get(RATES[1])),
-        own_ratio=metrics.get("speedup/ratio"),
-        own_low=metrics.get("speedup/low"),
-        own_high=metrics.get("speedup/high"),
-        efficiency=metrics.get("speedup/efficiency"),
-        data_wait_fraction=metrics.get("time/data_wait_fraction"),
-        accuracy=metrics.get("test/accuracy"),
+        own_ratio=metrics.get(Metric.SPEEDUP),
+        own_low=metrics.get(Metric.SPEEDUP_LOW),
+        own_high=metrics.get(Metric.SPEEDUP_HIGH),
+        efficiency=metrics.get(Metric.EFFICIENCY),
+        data_wait_fraction=metrics.get(Metric.DATA_WAIT_FRACTION),
+        accuracy=metrics.get(Metric.TEST_ACCURACY),
     )
 
 
@@ -226,7 +227,6 @@ def _notes(comparison: Comparison) -> Iterator[str]:
 
 EXECUTION = ("precision", "memory_format", "compile", "loading")
 """Settings that name how a device executed a training."""
-FOREIGN = "machine/foreign_cores"
 
 
 def is_plain(run: ComparedRun, baseline: Arm) -> bool:
@@ -258,7 +258,9 @@ def speedup_across(
     if not usable:
         return _withheld("; ".join(_why_not(base, rows[base.run_id], most_foreign) for base in bases[:MAX_NAMED]))
     if _is_busy(now, most_foreign):
-        return _withheld(f"{now.metrics[FOREIGN]:.2f} cores were busy with others' work beside the training", True)
+        return _withheld(
+            f"{now.metrics[Metric.FOREIGN_CORES]:.2f} cores were busy with others' work beside the training", True
+        )
     ratio = ratio_across([float(rows[base.run_id].ratio or 0) for base in usable])
     mean = math.exp(math.fsum(math.log(_rate_of_row(rows[base.run_id], base)) for base in usable) / len(usable))
     return SpeedupResult(
@@ -302,7 +304,7 @@ def _rate_of_row(row: ComparedRow, base: ComparedRun) -> float:
 
 
 def _is_busy(run: ComparedRun, most_foreign: float) -> bool:
-    return run.metrics.get(FOREIGN, 0.0) > most_foreign
+    return run.metrics.get(Metric.FOREIGN_CORES, 0.0) > most_foreign
 
 
 def _why_not(base: ComparedRun, row: ComparedRow, most_foreign: float) -> str:
@@ -310,7 +312,9 @@ def _why_not(base: ComparedRun, row: ComparedRow, most_foreign: float) -> str:
         fields = ", ".join(f"{one.field} {one.first} against {one.second}" for one in row.match.breaking)
         return f"run {base.run_id[:8]} did other work: {fields}"
     if _is_busy(base, most_foreign):
-        return f"{base.metrics[FOREIGN]:.2f} cores were busy with others' work beside run {base.run_id[:8]}"
+        return (
+            f"{base.metrics[Metric.FOREIGN_CORES]:.2f} cores were busy with others' work beside run {base.run_id[:8]}"
+        )
     return row.why_no_ratio
 
 

@@ -13,12 +13,11 @@ from mlflow.tracking import MlflowClient
 
 from paceline.tasks.errors import InputError, one_line
 from paceline.tasks.model_bundle import FACTS, WEIGHTS, digest_of, read_facts
+from paceline.tasks.names import Tag
 from paceline.tasks.records import ModelFacts
 from paceline.tasks.redact import redact
 from paceline.tasks.track.store import existing_client
 
-DIGEST_TAG = "paceline.model_digest"
-"""Of a run: the digest of the model that it logged, description and weights."""
 RECORDED = ("runs:/", "models:/")
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -108,7 +107,7 @@ def _resolved(client: MlflowClient, uri: str) -> tuple[str, str]:
             name, _, version = name.rpartition("/")
             found = client.get_model_version(name, version)
         place, run_id = client.get_model_version_download_uri(found.name, found.version), found.run_id or ""
-    digest = client.get_run(run_id).data.tags.get(DIGEST_TAG, "") if run_id else ""
+    digest = client.get_run(run_id).data.tags.get(Tag.MODEL_DIGEST, "") if run_id else ""
     if not _DIGEST.fullmatch(digest):
         raise InputError(
             f"{uri}: no run has recorded what this model is, so that nothing tells whether it was changed; "

@@ -1,5 +1,6 @@
 """The rules of the house that no linter holds: file names, locked versions, scripts."""
 
+import ast
 import os
 import subprocess
 import tomllib
@@ -9,6 +10,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+from paceline.tasks.names import Artifact, Metric, Tag
 
 ROOT = Path(__file__).parents[2]
 CODE = ("conf", "flows", "tasks", "tests", "infra")
@@ -77,3 +80,16 @@ def test_scripts_are_where_users_look():
 def test_script_is_executable_and_parses(script):
     assert os.access(script, os.X_OK)
     subprocess.run(["bash", "-n", script], check=True)
+
+
+def test_names_in_mlflow_are_constants_of_one_module():
+    names = {value for group in (Tag, Metric, Artifact) for value in vars(group).values() if isinstance(value, str)}
+    names = {name for name in names if name.startswith("paceline.") or "/" in name}
+    modules = [path for folder in ("flows", "tasks") for path in (ROOT / folder).rglob("*.py") if path.stem != "names"]
+    literals = {
+        (str(path.relative_to(ROOT)), node.value)
+        for path in modules
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and node.value in names
+    }
+    assert literals == set()
