@@ -15,8 +15,8 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from paceline.tasks.records import LoggedMetric
-
+LoggedMetric = tuple[str, float, int, int]
+"""Name, value, Unix time in milliseconds, step."""
 FILE = "metrics.jsonl"
 SYSTEM_METRIC_PREFIX = "system/"
 """What the names of samples of a machine begin with, which are numbered from 0 in each attempt."""

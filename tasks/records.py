@@ -12,7 +12,6 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, PositiveInt
 
-from paceline.conf.config import Config
 from paceline.conf.data import NUM_COLOURS
 from paceline.conf.execution import Compile, Compression, Loading, MemoryFormat, Precision
 from paceline.conf.model import Model
@@ -52,23 +51,6 @@ class Pretrained(Record):
         """For people."""
         anew = f"; by the seed: {', '.join(self.anew)}" if self.anew else ""
         return f"{self.num_tensors} tensors of {self.reference} (sha256 {self.sha256[:12]}){anew}"
-
-
-class Listing(Record):
-    """What a source offers, found before any work starts. `num_*` are counts of listed samples."""
-
-    key: str
-    """sha256 (hex) of the preparation's inputs: listing, transform, library versions. Names the prepared set."""
-    class_names: tuple[str, ...]
-    num_train: int
-    num_validation: int
-    num_test: int
-    channels: int
-    """Of a picture, before masks."""
-    target_names: tuple[str, ...] = ()
-    """As in `PreparedSet`."""
-    ignored: dict[str, int] = {}
-    """Files that are not samples, counted by suffix."""
 
 
 class Reads(Record):
@@ -180,18 +162,6 @@ class ModelFacts(Record):
         return self.image_shape[2] // NUM_COLOURS if takes_clips else 0
 
 
-class Cost(Record):
-    """What a network needs for one sample, counted and not timed: convolutions and products of matrices alone."""
-
-    forward_flops: float
-    """Floating-point operations, two for each multiplication with its addition."""
-    training_flops: float
-    """Forward and backward."""
-    num_parameters: int
-    image_bytes: int
-    """Of a sample as it lies in memory, one byte a value."""
-
-
 class Gpu(Record):
     """One GPU as NVML names it."""
 
@@ -286,10 +256,6 @@ BASELINE = Arm(num_devices=1, precision="32-true", compile="off", memory_format=
 """What a run is divided by unless it is told otherwise."""
 
 
-LoggedMetric = tuple[str, float, int, int]
-"""Name, value, Unix time in milliseconds, step."""
-
-
 class Block(Record):
     """One measured block of one arm."""
 
@@ -375,43 +341,6 @@ class AutotuneResult(Record):
     """That it took, all included."""
     validity: Validity = Validity()
     """Of the machine meanwhile, rank 0's host. What a contaminated one has shown is not gone by."""
-
-
-class SpeedupResult(Record):
-    """The `speedup` part of a run's summary. None where not measured."""
-
-    ratio: float | None = None
-    """Candidate's throughput over the baseline's, steady state."""
-    low: float | None = None
-    high: float | None = None
-    """Ends of the 95 % interval of `ratio`."""
-    num_blocks: int = 0
-    """Paired rounds behind the ratio; 0 where it was divided by other runs."""
-    significant: bool | None = None
-    """Whether the interval excludes 1."""
-    efficiency: float | None = None
-    """Parallel efficiency: throughput on N devices over N times that of one device, same execution otherwise."""
-    efficiency_low: float | None = None
-    efficiency_high: float | None = None
-    verdict: str = "not measured"
-    """One sentence with the cause."""
-    cause: str | None = None
-    baseline: str | None = None
-    """What the run was divided by, in words."""
-    candidate: str | None = None
-    baseline_samples_per_second: float | None = None
-    candidate_samples_per_second: float | None = None
-    """Steady-state throughput of the two arms, over all their devices."""
-    contaminated: bool | None = None
-    validity: Validity | None = None
-    """Of the machine during the probe."""
-    shares: dict[str, tuple[float, float | None, float | None]] = {}
-    """Of the candidate's step, with the ends of the 95 % interval: `input`, `communication`, `contention`, `overhead`
-    and the remainder `compute`; empty without the arms of `speedup.diagnose`."""
-    diagnosis: tuple[str, ...] = ()
-    """One sentence for each share, the largest first."""
-    baseline_runs: tuple[str, ...] = ()
-    """Ids of the runs that it was divided by, the newest first; empty where the baseline is an arm of its own probe."""
 
 
 class CompileStats(Record):
@@ -531,36 +460,6 @@ class TrainResult(Record):
     """Within this training, the oldest first."""
 
 
-class Measurement(Record):
-    """What a group of ranks is to measure instead of training."""
-
-    arms: dict[str, Arm]
-    """By role; `baseline` and `candidate` among them. An arm has one device or all of the group's. None: the layers are
-    timed, as before a training (`AutotuneResult`)."""
-    all_reduce_bytes: tuple[int, ...] = ()
-    """Sizes of the messages whose all-reduce is timed; needs at least two ranks."""
-
-
-class AllReduceTime(Record):
-    """One measured all-reduce."""
-
-    num_bytes: int
-    num_devices: int
-    seconds: float
-    """Median over repeats, as rank 0 sees it."""
-    spread: float
-    """Distance of the quartiles, seconds."""
-
-
-class MeasureResult(Record):
-    """What a group of ranks measured."""
-
-    probe: ProbeResult
-    all_reduces: tuple[AllReduceTime, ...]
-    gradient_bytes: int
-    """All-reduced per step: 4 for each parameter, 2 where gradients are compressed."""
-
-
 class EvaluateResult(Record):
     """Quality on the test split."""
 
@@ -595,48 +494,3 @@ class EvaluateResult(Record):
         found = {"accuracy": self.accuracy, "mean_iou": self.mean_iou, "ssim": self.ssim}[self.score_name]
         assert found is not None
         return found
-
-
-class RankSpec(Record):
-    """Everything one rank needs, as data: `python -m paceline.tasks.train.rank.main spec.json` replays it."""
-
-    config: Config
-    plan: Plan
-    prepared: PreparedSet
-    pretrained: Pretrained | None = None
-    """None to begin by the seed."""
-    run_id: str
-    directory: str
-    """Where this rank writes its log, metrics, result and predictions."""
-    checkpoint_directory: str
-    resume_from: str | None
-    rank: int
-    local_rank: int
-    node_rank: int
-    world_size: int
-    num_nodes: int
-    num_devices: int
-    """Ranks on each host."""
-    master_address: str
-    master_port: int
-    interface: str | None
-    """Network interface that carries the worker's address, for gloo and NCCL."""
-    devices: tuple[str, ...] = ()
-    """UUIDs of the group's GPUs on this host in one order for all its ranks, indexed by the local rank; empty on
-    CPUs."""
-    measurement: Measurement | None = None
-    """Measure this and train nothing; None to train."""
-    probe: ProbeResult | None = None
-    """What an earlier attempt of this training has measured; None to measure."""
-    search: AutotuneResult | None = None
-    """What is known of the executions that `auto` can choose from; None for nothing."""
-    may_search: bool = False
-    """Whether this attempt may time executions before it trains."""
-    coordinator: tuple[str, int]
-    """Host and process id of the flow, whose load on this host is the run's own."""
-    compile_cache: str
-    """Directory for what is compiled; what earlier trainings have left there is not compiled again."""
-    code_fingerprint: str
-    """Of the code that the coordinator runs; a rank with other code refuses to start."""
-    packages: tuple[str, ...] = ()
-    """Of the user's packages that the configuration names, as the coordinator has them; as for the code."""

@@ -8,11 +8,12 @@ from pathlib import Path
 from paceline.conf.config import Config
 from paceline.conf.environment import Environment
 from paceline.conf.model import Model
+from paceline.tasks.data.listing import Listing
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import sha256_of, write_durably
 from paceline.tasks.model.user_package import check_package
 from paceline.tasks.model_bundle import WEIGHTS
-from paceline.tasks.records import Listing, ModelFacts, Pretrained
+from paceline.tasks.records import ModelFacts, Pretrained
 
 SHAPE = ("name", "width", "depth")
 """Settings that a network is built by; not every network uses each."""

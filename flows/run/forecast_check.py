@@ -9,8 +9,9 @@ from pydantic import ValidationError
 
 from paceline.conf.config import Config
 from paceline.tasks.names import Artifact, Metric, Tag
-from paceline.tasks.records import Plan, Record, SpeedupResult
+from paceline.tasks.records import Plan, Record
 from paceline.tasks.speedup.forecast.records import AdviseResult, Check, calibration, check
+from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.queries import find_runs, read_document
 from paceline.tasks.track.run import RunHandle

@@ -11,9 +11,10 @@ from paceline.flows.lifecycle.report_artifacts import describe_devices, log_envi
 from paceline.tasks.evaluate.metrics import discordant
 from paceline.tasks.evaluate.pixel_metrics import score_difference
 from paceline.tasks.names import Artifact, Metric, Tag
-from paceline.tasks.records import Hardware, PreparedSet, SpeedupResult
+from paceline.tasks.records import Hardware, PreparedSet
 from paceline.tasks.report.study_charts import draw_study
 from paceline.tasks.report.study_report import render_study
+from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.speedup.study.analysis import budget_differences, ladder, scalings, summarise_arms, target_accuracy
 from paceline.tasks.speedup.study.pairs import StudyRuns
 from paceline.tasks.speedup.study.records import ArmRun, ArmSummary, Scaling, StudyArm, StudyResult

@@ -18,13 +18,13 @@ import numpy.typing as npt
 from paceline.tasks.data.split import open_split
 from paceline.tasks.measure.paired_ratio import MIN_ROUNDS, estimate_ratio
 from paceline.tasks.measure.validity import ValidityWatch
-from paceline.tasks.model.flops import cost_of
+from paceline.tasks.model.flops import Cost, cost_of
 from paceline.tasks.model.load import open_trained
 from paceline.tasks.predict.job import Settings
 from paceline.tasks.predict.linear_eval import pictures
 from paceline.tasks.predict.predictor import Predictor
 from paceline.tasks.predict.subprocess_job import subprocess_main
-from paceline.tasks.records import Cost, Gpu, PreparedSet, Record, Validity
+from paceline.tasks.records import Gpu, PreparedSet, Record, Validity
 from paceline.tasks.speedup.study.pairs import as_interval
 from paceline.tasks.speedup.study.records import PredictionThroughput
 

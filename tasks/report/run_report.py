@@ -13,16 +13,7 @@ from typing import Any
 
 from paceline.conf.config import Config
 from paceline.tasks.formatting import format_seconds
-from paceline.tasks.records import (
-    Arm,
-    EvaluateResult,
-    Plan,
-    PreparedSet,
-    Pretrained,
-    SpeedupResult,
-    TrainResult,
-    Validity,
-)
+from paceline.tasks.records import Arm, EvaluateResult, Plan, PreparedSet, Pretrained, TrainResult, Validity
 from paceline.tasks.redact import redact
 from paceline.tasks.report.html import (
     Html,
@@ -44,6 +35,7 @@ from paceline.tasks.report.run_charts import budget_items, draw_speed
 from paceline.tasks.report.summary import prediction_text
 from paceline.tasks.scores import class_scores, quality_facts
 from paceline.tasks.speedup.advice import next_steps
+from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.speedup.verdict import break_even_steps, format_ratio
 
 

@@ -15,9 +15,10 @@ from scipy import stats
 
 from paceline.tasks.measure.paired_ratio import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Estimate
 from paceline.tasks.names import Metric, is_contaminated
-from paceline.tasks.records import Arm, Record, ScoreName, SpeedupResult
+from paceline.tasks.records import Arm, Record, ScoreName
 from paceline.tasks.scores import SCORE, score_of, score_word
 from paceline.tasks.speedup.comparability import list_facts, world_of
+from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.speedup.study.records import MatchVerdict
 
 RATES = (Metric.STEADY_THROUGHPUT, Metric.THROUGHPUT)

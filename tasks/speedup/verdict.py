@@ -12,8 +12,9 @@ from typing import Literal
 
 from paceline.tasks.measure.paired_ratio import Estimate, arm_ratio, parallel_efficiency, speedup_ratio
 from paceline.tasks.measure.validity import judge
-from paceline.tasks.records import Arm, AutotuneResult, ProbeResult, SpeedupResult, TrainResult, Validity
+from paceline.tasks.records import Arm, AutotuneResult, ProbeResult, TrainResult, Validity
 from paceline.tasks.speedup.diagnosis import Diagnosis, diagnose
+from paceline.tasks.speedup.records import SpeedupResult
 
 Cause = Literal[
     "not measured",

@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import Literal
 
 from paceline.tasks.measure.paired_ratio import Estimate, Interval, arm_ratio
-from paceline.tasks.records import Arm, Measurement, Plan, ProbeResult, Record
+from paceline.tasks.measure.records import Measurement
+from paceline.tasks.records import Arm, Plan, ProbeResult, Record
 from paceline.tasks.train.plan import arm_of
 
 Layout = Literal["one model per device", "one model on all devices", "no certain difference"]

@@ -16,8 +16,10 @@ from prefect.states import Completed
 
 from paceline.tasks import deadline
 from paceline.tasks.errors import StoppedError
+from paceline.tasks.measure.records import MeasureResult
+from paceline.tasks.names import Metric
 from paceline.tasks.progress import progress_bar
-from paceline.tasks.records import AutotuneResult, Choice, MeasureResult, TrainResult
+from paceline.tasks.records import AutotuneResult, Choice, TrainResult
 from paceline.tasks.redact import redact_errors
 from paceline.tasks.result_cache import load_result, save_result
 from paceline.tasks.track.metrics_upload import deliver_rest
@@ -139,7 +141,7 @@ def _log_choices(logger: Log, choices: Mapping[str, Choice], before: Mapping[str
 
 
 def _note(facts: Mapping[str, Any]) -> str:
-    note = f"loss {facts['train/loss']:.3f}  {facts['train/samples_per_second']:,.0f} samples/s"
+    note = f"loss {facts[Metric.TRAIN_LOSS]:.3f}  {facts[Metric.TRAIN_THROUGHPUT]:,.0f} samples/s"
     if facts["validation_score"] is not None:
         note += f"  validation {facts['score_name'].replace('_', ' ')} {facts['validation_score']:.3f}"
     return note

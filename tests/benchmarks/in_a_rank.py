@@ -22,7 +22,6 @@ from paceline.tasks.measure.probe import ArmRunner, run_probe
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.model.fuse_batch_norm import fold_batch_norm
 from paceline.tasks.model.inference import predictions
-from paceline.tasks.records import RankSpec
 from paceline.tasks.train.launch.heartbeat import Heartbeat
 from paceline.tasks.train.rank.callbacks import (
     BudgetCallback,
@@ -34,6 +33,7 @@ from paceline.tasks.train.rank.callbacks import (
 from paceline.tasks.train.rank.context import RankContext
 from paceline.tasks.train.rank.main import BASELINE, Rank
 from paceline.tasks.train.rank.time_budget import Stopwatch
+from paceline.tasks.train.rank_spec import RankSpec
 from paceline.tasks.train.step.benchmark_step import BareStep, StepInputs
 from paceline.tasks.train.step.precision import forward_context, prepare_network
 

@@ -10,7 +10,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from paceline.tasks.measure.paired_ratio import Estimate, Interval, arm_ratio
-from paceline.tasks.records import AllReduceTime, Arm, ProbeResult
+from paceline.tasks.measure.records import AllReduceTime
+from paceline.tasks.records import Arm, ProbeResult
 from paceline.tasks.speedup.forecast.records import Advice, AllReduceSample, Interference, ProfilePoint
 
 

@@ -15,7 +15,8 @@ from typing import Literal
 import numpy as np
 
 from paceline.tasks.measure.paired_ratio import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Interval, estimate_ratio
-from paceline.tasks.records import Cost, Record
+from paceline.tasks.model.flops import Cost
+from paceline.tasks.records import Record
 from paceline.tasks.speedup.hardware_table import DataSheet, HardwareRow, most_predicted, most_trained
 from paceline.tasks.speedup.study.analysis import median_known
 from paceline.tasks.speedup.study.pairs import StudyRuns, as_interval, end_to_end, log_ratios

@@ -39,6 +39,7 @@ from paceline.tasks.data.loading.step_schedule import StepSchedule
 from paceline.tasks.data.split import open_split
 from paceline.tasks.errors import MeasureMemoryError, PacelineError, RunError
 from paceline.tasks.measure.energy import EnergyMeter
+from paceline.tasks.measure.records import MeasureResult
 from paceline.tasks.measure.system_metrics import sampled
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.metrics_file import FILE as METRICS_FILE
@@ -46,17 +47,7 @@ from paceline.tasks.metrics_file import MetricsFile
 from paceline.tasks.model.fuse_batch_norm import fold_batch_norm
 from paceline.tasks.model.lightning_module import STATE_KEY, Learner
 from paceline.tasks.model.objectives import PixelTask
-from paceline.tasks.records import (
-    BASELINE,
-    STEP_ITEMS,
-    Arm,
-    AutotuneResult,
-    CompileStats,
-    MeasureResult,
-    ProbeResult,
-    RankSpec,
-    TrainResult,
-)
+from paceline.tasks.records import BASELINE, STEP_ITEMS, Arm, AutotuneResult, CompileStats, ProbeResult, TrainResult
 from paceline.tasks.redact import redact, redact_logs
 from paceline.tasks.train.autotune.choice import choose, faster_plan, plan_of_probe
 from paceline.tasks.train.autotune.search import autotune, time_layers
@@ -86,6 +77,7 @@ from paceline.tasks.train.rank.predictions import (
     warm_up,
 )
 from paceline.tasks.train.rank.time_budget import Stopwatch
+from paceline.tasks.train.rank_spec import RankSpec
 from paceline.tasks.train.step.compile import CompileWatch, compile_network
 from paceline.tasks.train.step.distributed import (
     ExchangeStrategy,

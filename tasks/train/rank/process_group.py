@@ -14,7 +14,7 @@ from lightning.fabric.plugins.environments.cluster_environment import ClusterEnv
 from torch import distributed, nn
 
 from paceline.tasks.errors import RunError
-from paceline.tasks.records import RankSpec
+from paceline.tasks.train.rank_spec import RankSpec
 
 # The default of 30 minutes would hide a lost peer for as long; no step of a healthy group takes this.
 GROUP_SECONDS = 120
