@@ -33,7 +33,7 @@ class Choice(Record):
 
 
 class Pretrained(Record):
-    """Weights that a network begins with, found to fit it."""
+    """Pretrained weights that fit the network."""
 
     reference: str
     """As the configuration names them."""
@@ -44,17 +44,17 @@ class Pretrained(Record):
     num_tensors: int
     """That the network takes from it."""
     anew: tuple[str, ...] = ()
-    """Parameters that begin by the seed all the same: of a head for other classes."""
+    """Parameters that the seed initialises anyway: those of a head for other classes."""
 
     @property
-    def told(self) -> str:
-        """For people."""
+    def summary(self) -> str:
+        """One line."""
         anew = f"; by the seed: {', '.join(self.anew)}" if self.anew else ""
         return f"{self.num_tensors} tensors of {self.reference} (sha256 {self.sha256[:12]}){anew}"
 
 
 class Reads(Record):
-    """What was read from afar."""
+    """Reads from remote storage."""
 
     num_fetched: int = 0
     """Objects that came from the store."""
@@ -69,28 +69,28 @@ class Reads(Record):
 
     @classmethod
     def total(cls, reads: Iterable[Reads]) -> Reads:
-        """All together."""
+        """Sum of all records."""
         counts: Counter[str] = Counter()
-        for one in reads:
-            counts.update(one.model_dump())
+        for record in reads:
+            counts.update(record.model_dump())
         return cls(**counts)
 
     @property
-    def told(self) -> str:
-        """For people; empty where nothing was read from afar."""
+    def summary(self) -> str:
+        """One line; empty without remote reads."""
         if not self.num_fetched + self.num_cached:
             return ""
-        again = f", {self.num_retries:,} requests sent again" if self.num_retries else ""
+        retries = f", {self.num_retries:,} requests sent again" if self.num_retries else ""
         damaged = f", {self.num_damaged:,} damaged ones in the cache" if self.num_damaged else ""
         return (
             f"{self.num_fetched:,} objects ({self.num_bytes / 1e6:,.1f} MB) fetched, "
-            f"{self.num_cached:,} in the cache{again}{damaged}"
+            f"{self.num_cached:,} in the cache{retries}{damaged}"
         )
 
     @property
     def metrics(self) -> dict[str, float | None]:
-        """By name in MLflow; none where nothing was read from afar."""
-        return {f"data/{name}": value for name, value in self.model_dump().items()} if self.told else {}
+        """By name in MLflow; empty without remote reads."""
+        return {f"data/{name}": value for name, value in self.model_dump().items()} if self.summary else {}
 
 
 class PreparedSet(Record):
@@ -105,7 +105,7 @@ class PreparedSet(Record):
     """Height, width, channels, masks among them."""
     class_names: tuple[str, ...]
     target_names: tuple[str, ...] = ()
-    """Names of regression targets beside the class, such as ("angle",)."""
+    """Names of regression targets, such as ("angle",)."""
     num_planes: int = 0
     """Of the channels, the last so many are masks: 0 for no class, 1 and up for the classes."""
     num_train: int
@@ -124,7 +124,7 @@ class PreparedSet(Record):
     seconds: float
     """Wall time of this call; of looking the set up when it was reused."""
     reads: Reads = Reads()
-    """What this call had the workers read from afar."""
+    """Remote reads of this call."""
 
     @property
     def picture_shape(self) -> tuple[int, int, int]:
@@ -253,7 +253,7 @@ class Arm(Record):
 
 
 BASELINE = Arm(num_devices=1, precision="32-true", compile="off", memory_format="contiguous", loading="foreground")
-"""What a run is divided by unless it is told otherwise."""
+"""Default baseline of a run."""
 
 
 class Block(Record):
@@ -268,7 +268,7 @@ class Block(Record):
 
 
 class Validity(Record):
-    """Whether a measurement can be trusted: what else went on on its host. None where the platform does not tell."""
+    """Validity of a measurement: other work on its host. None where the platform does not report it."""
 
     steal_fraction: float | None = None
     """Share of CPU time that the hypervisor took."""
@@ -310,7 +310,7 @@ class ProbeResult(Record):
     validity: Validity = Validity()
     """Of the machine during the probe, rank 0's host."""
     num_repeats: int = 0
-    """How often the probe was begun again because the machine was contaminated; the last attempt is the one kept."""
+    """Number of restarts of the probe because the machine was contaminated; the last attempt counts."""
 
 
 class SlowArm(Record):
@@ -361,7 +361,7 @@ class CompileStats(Record):
 
 
 class Restart(Record):
-    """A training that was begun again after something was lost."""
+    """A restart of a training after a failure."""
 
     cause: str
     """The root cause."""
@@ -370,7 +370,7 @@ class Restart(Record):
     num_ranks: int
     """Of the attempt that ended."""
     first_step: int
-    """Where training went on: the newest checkpoint that verified."""
+    """Step of the newest valid checkpoint, from which training resumed."""
     lost_steps: int
     """Done before, and done again."""
     seconds: float
@@ -386,7 +386,7 @@ ScoreName = Literal["accuracy", "mean_iou", "ssim"]
 
 
 class TrainResult(Record):
-    """What training left behind."""
+    """Result of a training."""
 
     world_size: int
     num_epochs: int
@@ -478,7 +478,7 @@ class EvaluateResult(Record):
     mean_iou: float | None = None
     """Mean over the classes of intersection over union, all test pixels together."""
     per_class_iou: dict[str, float | None] = {}
-    """None for a class that is neither told nor there."""
+    """None for a class that is neither predicted nor present."""
     ssim: float | None = None
     """Mean structural similarity to the clean images (Wang et al. 2004: windows of 11 pixels, sigma 1.5)."""
     psnr_db: float | None = None
@@ -491,6 +491,6 @@ class EvaluateResult(Record):
     @property
     def score(self) -> float:
         """From 0 to 1; what models of this task are judged by."""
-        found = {"accuracy": self.accuracy, "mean_iou": self.mean_iou, "ssim": self.ssim}[self.score_name]
-        assert found is not None
-        return found
+        value = {"accuracy": self.accuracy, "mean_iou": self.mean_iou, "ssim": self.ssim}[self.score_name]
+        assert value is not None
+        return value

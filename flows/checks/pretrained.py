@@ -108,9 +108,9 @@ def check_own_size(model: Model, image_shape: tuple[int, int, int], heads: tuple
 
 def _place(reference: str, site: Environment) -> tuple[Path, ModelFacts | None]:
     """The file, and what it is the weights of, where that is known."""
-    from paceline.tasks.track.models import fetch_model, is_recorded  # MLflow: a second
+    from paceline.tasks.track.models import fetch_model, has_recorded_digest  # MLflow: a second
 
-    if is_recorded(reference) or os.path.isdir(reference):  # noqa: PTH112  which takes any text, however long
+    if has_recorded_digest(reference) or os.path.isdir(reference):  # noqa: PTH112  which takes any text, however long
         try:
             directory, facts = fetch_model(site.tracking_uri, reference, site.root)
         except InputError as error:

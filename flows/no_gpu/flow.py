@@ -124,7 +124,7 @@ def _learn_frozen(work: StudyContext, arm: PlannedArm, config: Config, handle: R
         num_epochs=1,
         startup_seconds=found.startup_seconds,
         end_to_end_seconds=found.ended_seconds,
-        accuracy=evaluated.accuracy,
+        score=evaluated.accuracy,
         num_test=evaluated.num_samples,
         validation=((found.ended_seconds, found.validation_score),),
         peak_memory_bytes=found.peak_memory_bytes,

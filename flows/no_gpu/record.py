@@ -67,7 +67,7 @@ class Found:
             run_id=parent.run_id,
             experiment=parent.experiment,
             preset=request.preset,
-            pretrained=cleared.pretrained.told,
+            pretrained=cleared.pretrained.summary,
             layer=request.layer,
             num_repeats=request.repeats,
             target=request.target,

@@ -25,8 +25,8 @@ from paceline.tasks.evaluate.linear_classifier import (
     Fitted,
     Kind,
     check_classes,
+    count_shared,
     fit_and_score,
-    num_shared,
     of_classes,
     read_features,
 )
@@ -103,7 +103,7 @@ def run_classify(request: ClassifyRequest) -> dict[str, Any]:
     config, experiment_id, said = check_classify(request, site)
     train, test = (read_features(Path(directory)) for directory in (request.train, request.test))
     num_test, test = len(test.labels), of_classes(test, set(train.labels))
-    shared = num_shared(train, test)
+    shared = count_shared(train, test)
     with new_run(config, site, experiment_id, "classify") as handle:
         if len(test.labels) < num_test:
             get_run_logger().warning(

@@ -32,7 +32,7 @@ from paceline.tasks.predict.prefect_tasks import Predicted, predict
 from paceline.tasks.redact import redact_errors
 from paceline.tasks.scores import mean_iou
 from paceline.tasks.track import run as tracking
-from paceline.tasks.track.models import is_recorded
+from paceline.tasks.track.models import has_recorded_digest
 
 FLOAT_BYTES = 4
 COUNTS = {"num_samples", "num_rejected", "num_unread", "num_known", "num_correct"}
@@ -72,7 +72,7 @@ def run_predict(request: PredictRequest) -> dict[str, Any]:
             "key": cleared.key,
             "model": request.model,
             "model_digest": cleared.settings.model_digest,
-            "model_recorded": is_recorded(request.model),
+            "model_recorded": has_recorded_digest(request.model),
         }
         task = cleared.facts.model.task
         said |= {"source": request.source, "task": task, "class_names": list(cleared.facts.class_names)}

@@ -8,7 +8,7 @@ from typing import Any
 from paceline.flows.lifecycle.report_artifacts import log_report
 from paceline.flows.run.outcome import Outcome, Verdicts
 from paceline.tasks.files import sha256_of
-from paceline.tasks.model_bundle import FACTS, WEIGHTS, describe_trained, digest_of
+from paceline.tasks.model_bundle import FACTS, WEIGHTS, build_model_facts, digest_of
 from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.records import TrainResult
 from paceline.tasks.redact import redact
@@ -98,7 +98,7 @@ def log_model(outcome: Outcome, handle: RunHandle) -> None:
     """Log the trained model: what it is, its weights, and its signature for MLflow."""
     assert outcome.trained.weights is not None
     weights = Path(outcome.trained.weights)
-    facts = describe_trained(outcome.config, outcome.prepared, sha256_of(weights))
+    facts = build_model_facts(outcome.config, outcome.prepared, sha256_of(weights))
     tracking.log_document(handle, f"{Artifact.MODEL}/{FACTS}", facts.model_dump_json(indent=2).encode())
     tracking.log_document(handle, f"{Artifact.MODEL}/{WEIGHTS}", weights)
     tracking.log_document(handle, f"{Artifact.MODEL}/MLmodel", describe_model(handle, facts))
@@ -177,7 +177,7 @@ def _tags(outcome: Outcome, verdicts: Verdicts, handle: RunHandle) -> dict[str, 
         Tag.CONTAMINATION: "; ".join(outcome.speedup.validity.reasons) if outcome.speedup.validity else "",
     }
     if outcome.pretrained is not None:
-        tags[Tag.PRETRAINED] = outcome.pretrained.told
+        tags[Tag.PRETRAINED] = outcome.pretrained.summary
     if verdicts.judgement is not None:
         tags |= {
             Tag.REGRESSION: verdicts.judgement.tag,

@@ -29,7 +29,7 @@ def arm_run(arm: StudyArm, trained: TrainResult, evaluated: EvaluateResult) -> A
         startup_seconds=startup,
         end_to_end_seconds=ends[-1] if ends else None,
         score_name=evaluated.score_name,
-        accuracy=evaluated.score,
+        score=evaluated.score,
         num_test=evaluated.num_samples,
         validation=tuple(zip(ends, trained.validation_scores[-len(ends) :], strict=False)),
         time_budget=trained.time_budget,

@@ -83,7 +83,7 @@ class _Watch:
         self._work = work
         self._number = number
         self._directory = directory
-        self._num_reported = work.proposer.num_reported(number)
+        self._num_reported = work.proposer.count_reported(number)
         self.scores: tuple[float, ...] = ()
 
     def why_end(self) -> str | None:
@@ -115,7 +115,7 @@ def run_trial(work: SweepContext, proposal: Proposal) -> Trial | None:
     try:
         with nested_run(work.parent, config, config.name, "trial", proposal.run_id) as handle:
             begun.run_id = handle.run_id
-            work.proposer.begun(proposal.number, handle.run_id)
+            work.proposer.mark_started(proposal.number, handle.run_id)
             trial = _train(work, begun, config, plan, handle)
     except StoppedError as stopped:
         if work.stopped.is_set():
@@ -127,7 +127,7 @@ def run_trial(work: SweepContext, proposal: Proposal) -> Trial | None:
         if not isinstance(error, PacelineError):
             get_run_logger().warning("Trial %d", proposal.number, exc_info=error)
         return _failed(work, begun, error, final=isinstance(error, RankError) and error.final)
-    work.proposer.ended(trial)
+    work.proposer.mark_ended(trial)
     return trial
 
 
@@ -160,7 +160,7 @@ class _Begun:
 def _failed(work: SweepContext, begun: _Begun, error: Exception, *, final: bool) -> Trial:
     """Remember that a trial has failed; a `final` one lies in its own settings, and is not tried again by a resume."""
     trial = begun.ended("failed", one_line(error))
-    work.proposer.ended(trial, final=final)
+    work.proposer.mark_ended(trial, final=final)
     return trial
 
 

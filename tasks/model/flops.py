@@ -39,8 +39,8 @@ def cost_of(network: nn.Module, image_shape: tuple[int, int, int]) -> Cost:
     with torch.no_grad(), FlopCounterMode(display=False) as forward:
         network.eval()(images_NCHW)
     with FlopCounterMode(display=False) as training:
-        told = [output for output in network.train()(images_NCHW) if output is not None]
-        torch.stack([output.float().sum() for output in told]).sum().backward()
+        outputs = [output for output in network.train()(images_NCHW) if output is not None]
+        torch.stack([output.float().sum() for output in outputs]).sum().backward()
     return Cost(
         forward_flops=forward.get_total_flops() / NUM_SAMPLES,
         training_flops=training.get_total_flops() / NUM_SAMPLES,

@@ -300,7 +300,7 @@ def quality(report: ReportInput, training: Html) -> Html:
     facts: list[tuple[object, object]] = [
         ("Test samples", f"{evaluate.num_samples:,}"),
         *((f"{name[0].upper()}{name[1:]}", value) for name, value in quality_facts(evaluate)),
-        ("Begun with", Pretrained.model_validate(begun).told if begun else "random weights"),
+        ("Begun with", Pretrained.model_validate(begun).summary if begun else "random weights"),
         ("Final training loss", f"{report.train.final_loss:.4g}"),
         ("Prediction", f"{evaluate.samples_per_second:,.0f} samples/s"),
     ]

@@ -147,10 +147,10 @@ def _verdict(arm: ArmSummary) -> str:
 
 
 def _score(arm: ArmSummary, word: str) -> str:
-    if arm.accuracy is None:
+    if arm.score is None:
         return DASH
     name = f"{score_word([arm.score_name])} " if word == SCORE else ""
-    return f"{name}{arm.accuracy:.2%}" + ("" if arm.arm.is_baseline else f", {arm.parity}")
+    return f"{name}{arm.score:.2%}" + ("" if arm.arm.is_baseline else f", {arm.parity}")
 
 
 def _score_word(result: StudyResult) -> str:

@@ -108,7 +108,7 @@ def compare(runs: Sequence[ComparedRun], match: Match) -> Comparison:
     values = {name: tuple(run.facts.get(name, "unknown") for run in runs) for name in names}
     return Comparison(
         runs=tuple(_row(run, base, None if run is base else match(base.facts, run.facts)) for run in runs),
-        differing={name: found for name, found in values.items() if len(set(found)) > 1},
+        differing={name: settings for name, settings in values.items() if len(set(settings)) > 1},
     )
 
 
@@ -153,8 +153,8 @@ def _rate(run: ComparedRun, base: ComparedRun) -> str | None:
 def _why_no_ratio(run: ComparedRun, base: ComparedRun, verdict: MatchVerdict | None) -> str:
     if verdict is None:
         return "base"
-    unfinished = next((one for one in (base, run) if one.status != "FINISHED"), None)
-    disturbed = next((one for one in (base, run) if one.contaminated), None)
+    unfinished = next((candidate for candidate in (base, run) if candidate.status != "FINISHED"), None)
+    disturbed = next((candidate for candidate in (base, run) if candidate.contaminated), None)
     reasons = {
         f"not comparable: {_which(verdict)}": not verdict.matches,
         f"{unfinished.label if unfinished else ''} did not finish": unfinished is not None,
@@ -211,7 +211,7 @@ def _format(value: float | None, form: str, unit: str = "") -> str:
 
 
 def compare_notes(comparison: Comparison) -> list[str]:
-    """What the table means, what it cannot say, and which facts differ."""
+    """Notes below the table: its meaning, its limits, and the facts that differ."""
     return list(_notes(comparison))
 
 
@@ -232,9 +232,9 @@ EXECUTION = ("precision", "memory_format", "compile", "loading")
 
 def is_plain(run: ComparedRun, baseline: Arm) -> bool:
     """Whether a run was executed as the baseline is."""
-    wanted = {name: getattr(baseline, name) for name in EXECUTION}
+    expected = {name: getattr(baseline, name) for name in EXECUTION}
     return world_of(run.facts) == baseline.num_devices and all(
-        run.facts.get(f"execution.{name}") == value for name, value in wanted.items()
+        run.facts.get(f"execution.{name}") == value for name, value in expected.items()
     )
 
 
@@ -247,7 +247,7 @@ def speedup_across(
         now: the run, as if it were in the store.
         bases: executed alike, the newest first; at least one.
         match: verdict on two runs' facts.
-        most_foreign: cores that others may have kept busy beside any of them.
+        most_foreign: cores that other processes may have used during any of them.
         candidate: how it was executed, in words.
 
     Returns:
@@ -271,7 +271,7 @@ def speedup_across(
         significant=ratio.significant,
         verdict=_sentence(ratio, usable),
         cause=_cause(ratio),
-        baseline=f"{_named(usable)}: {_executed(usable[0])}",
+        baseline=f"{_names_of(usable)}: {_execution_of(usable[0])}",
         candidate=candidate,
         baseline_samples_per_second=mean,
         candidate_samples_per_second=mean * ratio.value,
@@ -310,7 +310,7 @@ def _is_busy(run: ComparedRun, most_foreign: float) -> bool:
 
 def _why_not(base: ComparedRun, row: ComparedRow, most_foreign: float) -> str:
     if row.match is not None and not row.match.matches:
-        fields = ", ".join(f"{one.field} {one.first} against {one.second}" for one in row.match.breaking)
+        fields = ", ".join(f"{field.field} {field.first} against {field.second}" for field in row.match.breaking)
         return f"run {base.run_id[:8]} did other work: {fields}"
     if _is_busy(base, most_foreign):
         return (
@@ -323,11 +323,11 @@ def _withheld(why: str, contaminated: bool | None = None) -> SpeedupResult:
     return SpeedupResult(verdict=f"not divided: {why}", cause="not divided", contaminated=contaminated)
 
 
-def _named(bases: Sequence[ComparedRun]) -> str:
+def _names_of(bases: Sequence[ComparedRun]) -> str:
     return f"run {bases[0].run_id[:8]}" if len(bases) == 1 else f"{len(bases)} runs, the newest {bases[0].run_id[:8]}"
 
 
-def _executed(base: ComparedRun) -> str:
+def _execution_of(base: ComparedRun) -> str:
     devices = world_of(base.facts)
     words = [base.facts[f"execution.{name}"] for name in EXECUTION]
     return ", ".join([f"{devices} device{'' if devices == 1 else 's'}", *words])
@@ -347,6 +347,5 @@ def _sentence(ratio: Estimate, bases: Sequence[ComparedRun]) -> str:
         if ratio.low is not None and ratio.high is not None
         else f"no interval: that takes {MIN_INTERVAL_ROUNDS} trainings of the baseline"
     )
-    return (
-        f"{ratio.value:.2f} times the throughput of {_named(bases)} ({certain}), on another day: no paired measurement"
-    )
+    throughput = f"{ratio.value:.2f} times the throughput of {_names_of(bases)} ({certain})"
+    return f"{throughput}, on another day: no paired measurement"

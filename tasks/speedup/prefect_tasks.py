@@ -1,4 +1,4 @@
-"""The account stage as a Prefect task: judges the probe and says the verdict."""
+"""The account stage as a Prefect task: judges the probe and logs the verdict."""
 
 from __future__ import annotations
 

@@ -77,8 +77,8 @@ def _devices(
         case "slurm":
             return config.execution.num_nodes, devices, unit
         case _:
-            told = config.cluster.num_workers
-            return (1, devices, unit) if told == "auto" else (1, min(devices, told), "workers")
+            num_workers = config.cluster.num_workers
+            return (1, devices, unit) if num_workers == "auto" else (1, min(devices, num_workers), "workers")
 
 
 def _choice(fits: int, num_trials: int, asked: int | None, why: str) -> Choice:

@@ -1,4 +1,4 @@
-"""Metrics from a training's files to MLflow, while it goes on.
+"""Uploads metrics from a training's files to MLflow during the training.
 
 They leave from a thread of the flow's, about once a second. Knows nothing of what they mean.
 """
@@ -33,8 +33,8 @@ _left: dict[str, Path] = {}
 
 
 @contextmanager
-def delivered(directory: Path, tracking_uri: str, run_id: str, tell: Told) -> Iterator[None]:
-    """Deliver what a training's ranks log, while the body lasts, and for `CLOSE_SECONDS` what is left of it then.
+def metrics_delivery(directory: Path, tracking_uri: str, run_id: str, tell: Told) -> Iterator[None]:
+    """Deliver what a training's ranks log during the body, and the rest for up to `CLOSE_SECONDS` after it.
 
     None comes twice: what the store has already is left out. What it does not take is left to `deliver_left`.
 
@@ -42,7 +42,7 @@ def delivered(directory: Path, tracking_uri: str, run_id: str, tell: Told) -> It
         directory: of the training.
         tracking_uri: of the store.
         run_id: of a run that exists.
-        tell: takes sentences for people, such as that the store is away.
+        tell: logs a warning, such as that the store does not answer.
     """
     delivery = _Delivery(directory, tracking_uri, run_id, tell)
     try:
@@ -53,8 +53,8 @@ def delivered(directory: Path, tracking_uri: str, run_id: str, tell: Told) -> It
 
 
 def deliver_rest(directory: Path, tracking_uri: str, run_id: str, tell: Told) -> None:
-    """Deliver what a flow that is gone has left; arguments as for `delivered`."""
-    with delivered(directory, tracking_uri, run_id, tell):
+    """Deliver the remaining metrics of a flow that was killed; arguments as for `metrics_delivery`."""
+    with metrics_delivery(directory, tracking_uri, run_id, tell):
         pass
 
 
@@ -128,5 +128,5 @@ class _Delivery:
 
     def _tell_away(self, error: Exception) -> None:
         if not self._is_away:
-            self._tell(f"Metrics cannot be delivered to MLflow now, and are kept: {redact(str(error))}")
+            self._tell(f"Metrics cannot be delivered to MLflow now; they stay in their file: {redact(str(error))}")
         self._is_away = True

@@ -29,9 +29,9 @@ from paceline.tasks.track.run import RunHandle
 
 CHAMPION = "champion"
 ABSENT = tuple(map(ErrorCode.Name, (RESOURCE_DOES_NOT_EXIST, INVALID_PARAMETER_VALUE)))
-"""What the registry says of a model that is not there, and of an alias that is not."""
+"""Error codes of the registry for a missing model and a missing alias."""
 DENIED = ErrorCode.Name(PERMISSION_DENIED)
-"""What it says of a model that is not there to users who are no administrators, where users must log in."""
+"""Error code for a missing model where users must log in and are not administrators."""
 
 
 class Champion(Record):
@@ -48,26 +48,26 @@ class Champion(Record):
 
 
 def champion(tracking_uri: str, name: str) -> Champion | None:
-    """Which version of a registered model is the champion; None if there is no such model, or none has the alias."""
+    """The champion of a registered model; None without such a model or alias."""
     client = _client(tracking_uri)
     try:
-        found = client.get_model_version_by_alias(name, CHAMPION)
+        version = client.get_model_version_by_alias(name, CHAMPION)
     except MlflowException as error:
         if error.error_code in ABSENT or (error.error_code == DENIED and not _is_visible(client, name)):
             return None
         raise  # a registry that cannot be asked is none without a champion
-    known = (
-        found.tags.get(tag, found.tags.get(old))
+    texts = (
+        version.tags.get(tag, version.tags.get(old))
         for tag, old in ((Tag.SCORE, Tag.ACCURACY), (Tag.BEST_SCORE, Tag.BEST_ACCURACY))
     )
-    score, best = (float(value) if value else None for value in known)
+    score, best = (float(value) if value else None for value in texts)
     return Champion(
-        version=str(found.version),
-        run_id=found.run_id or "",
-        score_name=_score_name(found.tags.get(Tag.SCORE_NAME)),
+        version=str(version.version),
+        run_id=version.run_id or "",
+        score_name=_score_name(version.tags.get(Tag.SCORE_NAME)),
         score=score,
         best_score=best,
-        dataset=found.tags.get(Tag.DATASET),
+        dataset=version.tags.get(Tag.DATASET),
     )
 
 
@@ -79,12 +79,12 @@ def describe_model(handle: RunHandle, facts: ModelFacts) -> str:
     """MLflow's own description of a model (`MLmodel`, YAML): its signature and where it comes from."""
     images = Schema([TensorSpec(np.dtype(np.uint8), (-1, *facts.image_shape), "images")])
     height, width, channels = facts.image_shape
-    told: dict[Task, tuple[str, tuple[int, ...]]] = {
+    outputs_by_task: dict[Task, tuple[str, tuple[int, ...]]] = {
         "classify": ("probabilities", (len(facts.class_names),)),
         "segment": ("probabilities", (height, width, len(facts.class_names))),
         "denoise": ("images", (height, width, channels)),
     }
-    name, shape = told[facts.model.task]
+    name, shape = outputs_by_task[facts.model.task]
     outputs: list[ColSpec | TensorSpec] = [TensorSpec(np.dtype(np.float32), (-1, *shape), name)]
     outputs += [TensorSpec(np.dtype(np.float32), (-1, 1), name) for name in facts.target_names]
     model = Model(
@@ -130,6 +130,6 @@ def _create(client: MlflowClient, name: str) -> None:
 
 
 def _version_of(client: MlflowClient, name: str, run_id: str) -> ModelVersion | None:
-    """Of an attempt before: a run that goes on registers once."""
-    found = client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'")
-    return next(iter(found), None)
+    """The version of an earlier attempt: a resumed run registers once."""
+    versions = client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'")
+    return next(iter(versions), None)

@@ -1,4 +1,4 @@
-"""The MLflow run of a pipeline: begun and ended, with its true status, by the flow.
+"""The MLflow run of a pipeline: the flow creates it and ends it with its true status.
 
 What ranks log joins it while training goes on (`metrics`). Knows nothing of how the stages work.
 """
@@ -23,7 +23,7 @@ from paceline.conf.load import flatten
 from paceline.tasks.errors import InputError
 from paceline.tasks.names import Artifact, Tag
 from paceline.tasks.records import PreparedSet, Record
-from paceline.tasks.redact import redact, redacted
+from paceline.tasks.redact import redact, redact_tree
 from paceline.tasks.track.connectivity import check_reachable
 from paceline.tasks.track.store import open_store, sqlite_path
 
@@ -38,7 +38,7 @@ TEXT_FILES = (".txt", ".jsonl")
 
 
 class RunHandle(Record):
-    """Names a run; plain, so that it may travel."""
+    """Identity of a run; plain data that other processes can use."""
 
     tracking_uri: str
     experiment: str
@@ -81,7 +81,7 @@ def reopen(tracking_uri: str, run_id: str) -> tuple[RunHandle, dict[str, Any]]:
     """Find an unfinished run by id; return it with its configuration as a plain tree. It stays as it is until `revive`.
 
     Raises:
-        InputError: there is no such run, it is finished, or it is not one of ours.
+        InputError: the run does not exist, is finished, or is not a run of Paceline.
     """
     check_reachable(tracking_uri)
     try:
@@ -130,9 +130,9 @@ def log_dataset(handle: RunHandle, prepared: PreparedSet, name: str) -> None:
 def log_facts(handle: RunHandle, metrics: dict[str, float | None], tags: dict[str, str], step: int = 0) -> None:
     """Log final metrics and tags; unknown metrics are left out."""
     now = int(time.time() * 1000)  # of two values of a step MLflow keeps the later one, and of one time the larger
-    known = [Metric(key, float(value), now, step) for key, value in metrics.items() if value is not None]
+    logged = [Metric(key, float(value), now, step) for key, value in metrics.items() if value is not None]
     handle.client.log_batch(
-        handle.run_id, metrics=known, tags=[RunTag(key, redact(value)[:5000]) for key, value in tags.items()]
+        handle.run_id, metrics=logged, tags=[RunTag(key, redact(value)[:5000]) for key, value in tags.items()]
     )
 
 
@@ -144,7 +144,7 @@ def log_document(handle: RunHandle, name: str, content: dict[str, Any] | str | b
     if isinstance(content, Path) and content.suffix in TEXT_FILES:
         content = content.read_text(encoding="utf-8", errors="replace")
     if isinstance(content, dict):
-        content = json.dumps(redacted(content), indent=2).encode()
+        content = json.dumps(redact_tree(content), indent=2).encode()
     elif isinstance(content, str):
         content = redact(content).encode()
     with tempfile.TemporaryDirectory() as directory:

@@ -23,7 +23,7 @@ from paceline.tasks.records import Record, ScoreName
 
 VIEW_TAG = "mlflow.sharedViewState."
 LOCAL_SERVER = "http://127.0.0.1:5000"
-"""Where `paceline ui` serves a store that has no server, unless told otherwise."""
+"""Default address at which `paceline ui` serves a store without a server."""
 AS_CHARTS = "&compareRunsMode=CHART"
 """Behind a view's address, it opens the charts in place of the columns."""
 
@@ -63,7 +63,7 @@ class View(Record):
     """Which runs, and what to show of them."""
 
     subject: str
-    """What it is a view of; the same words give the same view, so they tell it from all others."""
+    """Subject and identity of the view: the same text gives the same view."""
     condition: str
     """Which runs, in MLflow's search syntax."""
     columns: tuple[str, ...]

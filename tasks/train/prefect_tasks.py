@@ -76,7 +76,7 @@ def _train_once(job: TrainJob, address: str) -> TrainResult:
         logger.info("The training is finished already (%s)", job.kept)
         deliver_rest(job.directory, job.tracking_uri, job.run_id, logger.warning)
         return done
-    with deadline.limited("limits.train_seconds", job.config.limits.train_seconds):
+    with deadline.time_limit("limits.train_seconds", job.config.limits.train_seconds):
         result = _train(job, address)
     files = (result.weights, *result.predictions)
     save_result(job.kept, result, [file for file in files if file])
@@ -88,7 +88,7 @@ def _train(job: TrainJob, address: str) -> TrainResult:
     choices = _log_choices(logger, job.plan.reasons, {})
     last_epoch = -1
     if job.pretrained is not None:
-        logger.info("The network begins with %s", job.pretrained.told)
+        logger.info("The network begins with %s", job.pretrained.summary)
     if job.resume:
         checkpoint = newest_verified(job.directory / "checkpoints")
         if checkpoint is None:

@@ -21,7 +21,7 @@ from paceline.tasks.host import host_identity
 from paceline.tasks.measure.records import Measurement, MeasureResult
 from paceline.tasks.metrics_file import FILE, attempts
 from paceline.tasks.records import AutotuneResult, Plan, PreparedSet, Pretrained, ProbeResult, Record, TrainResult
-from paceline.tasks.track.metrics_upload import delivered
+from paceline.tasks.track.metrics_upload import metrics_delivery
 from paceline.tasks.train.launch.layout import PROBE_FILE, SEARCH_FILE, Placement, devices_on_host
 from paceline.tasks.train.launch.out_of_memory import restore_micro_batch, save_micro_batch, with_smaller_micro_batch
 from paceline.tasks.train.launch.placement import can_add_ranks, find_placements, has_free_devices, reserve
@@ -97,7 +97,7 @@ def train_group(job: TrainJob, address: str, on_progress: Progress | None = None
         LostError: a worker, a host or the scheduler was lost, and did not come back.
         TimeLimitError: the stage's time is over.
     """
-    with delivered(job.directory, job.tracking_uri, job.run_id, tell):
+    with metrics_delivery(job.directory, job.tracking_uri, job.run_id, tell):
         outcomes, recovery = _group(job, address, on_progress, tell)
     return _merge(outcomes, recovery)
 

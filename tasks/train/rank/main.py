@@ -40,7 +40,7 @@ from paceline.tasks.data.split import open_split
 from paceline.tasks.errors import MeasureMemoryError, PacelineError, RunError
 from paceline.tasks.measure.energy import EnergyMeter
 from paceline.tasks.measure.records import MeasureResult
-from paceline.tasks.measure.system_metrics import sampled
+from paceline.tasks.measure.system_metrics import log_system_metrics
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.metrics_file import FILE as METRICS_FILE
 from paceline.tasks.metrics_file import MetricsFile
@@ -337,7 +337,7 @@ class Rank:
     def _metrics(self) -> Iterator[LogMetrics]:
         """Takes metrics and their step; the machine's load is among them."""
         path = self.place.directory / METRICS_FILE
-        with closing(MetricsFile(path)) as metrics, sampled(metrics.log_durably, self.place.gpu_uuids()):
+        with closing(MetricsFile(path)) as metrics, log_system_metrics(metrics.log_durably, self.place.gpu_uuids()):
             yield metrics.log
 
     # Evaluating

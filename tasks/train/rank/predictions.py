@@ -42,7 +42,7 @@ def predict(network: nn.Module, batches: Batches, context: Context, task: Task) 
     kept = []
     for found in predictions(network, batches, context, task):
         targets_NT = None if found.outputs[1] is None else found.outputs[1].cpu().numpy()
-        kept_N = task.kept(found.outputs, found.batch, found.inputs_NCHW)
+        kept_N = task.select_outputs(found.outputs, found.batch, found.inputs_NCHW)
         kept.append((found.indices_N, kept_N.cpu().numpy(), targets_NT))
     return kept
 
@@ -70,7 +70,7 @@ def choose_examples(found: list[Kept]) -> Int64s:
 def save_examples(path: Path, network: nn.Module, batch: LabelledBatch, context: Context, task: PixelTask) -> None:
     """Write what the network saw (n, C, H, W), what it told and what is there, as its task shows it."""
     (found,) = predictions(network, [(np.arange(len(batch.labels_N)), batch)], context, task)
-    shown = (found.inputs_NCHW, *task.shown(found.outputs, batch))
+    shown = (found.inputs_NCHW, *task.select_example(found.outputs, batch))
     seen, told, there = (values.float().cpu().numpy() for values in shown)
     np.savez(path, seen=seen, told=told, there=there)
 

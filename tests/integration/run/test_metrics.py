@@ -6,7 +6,7 @@ from mlflow.tracking import MlflowClient
 from paceline.conf.environment import Environment
 from paceline.tasks.metrics_file import FILE, MetricsFile
 from paceline.tasks.track import metrics_upload as metrics
-from paceline.tasks.track.metrics_upload import deliver_left, deliver_rest, delivered
+from paceline.tasks.track.metrics_upload import deliver_left, deliver_rest, metrics_delivery
 from tests.support.patience import until
 
 
@@ -41,13 +41,13 @@ def steps(run_id, key="train/loss"):
 
 def test_attempts_are_told_as_one_training(run_id, attempt, tmp_path):
     told = []
-    with delivered(tmp_path, Environment().tracking_uri, run_id, told.append):
+    with metrics_delivery(tmp_path, Environment().tracking_uri, run_id, told.append):
         attempt(0, 1, 2, 3)
         attempt(1, 3, 4)
     assert steps(run_id) == [1, 2, 3, 4], "what is done again is not told again"
     assert steps(run_id, "system/cpu") == [0, 1, 2, 3, 4]
     attempt(2, 4, 5)
-    with delivered(tmp_path, Environment().tracking_uri, run_id, told.append):
+    with metrics_delivery(tmp_path, Environment().tracking_uri, run_id, told.append):
         pass
     assert steps(run_id) == [1, 2, 3, 4, 5]
     assert steps(run_id, "system/cpu") == [0, 1, 2, 3, 4, 5, 6]
@@ -55,7 +55,7 @@ def test_attempts_are_told_as_one_training(run_id, attempt, tmp_path):
 
 
 def test_they_come_while_the_training_goes_on(run_id, attempt, tmp_path):
-    with delivered(tmp_path, Environment().tracking_uri, run_id, print):
+    with metrics_delivery(tmp_path, Environment().tracking_uri, run_id, print):
         attempt(0, 1, 2)
         until(lambda: steps(run_id) == [1, 2], "metrics")
 
@@ -72,7 +72,7 @@ def test_what_a_store_that_was_away_did_not_take_is_delivered_before_the_run_is_
     run_id, attempt, tmp_path, away
 ):
     told = []
-    with delivered(tmp_path, away, run_id, told.append):
+    with metrics_delivery(tmp_path, away, run_id, told.append):
         attempt(0, 1, 2)
     (sentence,) = told
     assert sentence.startswith("Metrics cannot be delivered to MLflow now, and are kept: ")
@@ -87,7 +87,7 @@ def test_what_a_store_that_was_away_did_not_take_is_delivered_before_the_run_is_
 def test_where_the_rest_lies_is_told_when_it_is_given_up(run_id, attempt, tmp_path, away):
     told = []
     attempt(0, 1)
-    with pytest.raises(InterruptedError), delivered(tmp_path, away, run_id, told.append):
+    with pytest.raises(InterruptedError), metrics_delivery(tmp_path, away, run_id, told.append):
         raise InterruptedError
     deliver_left(away, run_id, told.append)
     assert told[-1] == (
@@ -110,7 +110,7 @@ def test_a_store_that_comes_back_gets_all(run_id, attempt, tmp_path, monkeypatch
 
     monkeypatch.setattr(MlflowClient, "log_batch", log_batch)
     monkeypatch.setattr(metrics, "RETRY_SECONDS", 0.1)
-    with delivered(tmp_path, Environment().tracking_uri, run_id, told.append):
+    with metrics_delivery(tmp_path, Environment().tracking_uri, run_id, told.append):
         attempt(0, 1, 2)
     assert steps(run_id) == [1, 2]
     assert told == ["Metrics cannot be delivered to MLflow now, and are kept: down"]
