@@ -6,10 +6,10 @@ from typing import Any
 
 from paceline.conf.environment import Environment
 from paceline.tasks.errors import InputError
+from paceline.tasks.names import Artifact, Tag
 from paceline.tasks.speedup.comparability import match
 from paceline.tasks.speedup.compare import ComparedRun, Comparison, compare
 from paceline.tasks.track.queries import FoundRun, find_runs, get_runs, read_document
-from paceline.tasks.track.run import FACTS_ARTIFACT
 from paceline.tasks.track.ui_views import ACCURACY, share_runs
 
 MIN_RUNS = 2
@@ -29,7 +29,7 @@ def compare_runs(site: Environment, run_ids: list[str], experiment: str | None, 
     if run_ids:
         found = get_runs(site.tracking_uri, run_ids)
     else:
-        others = [f"tags.`paceline.role` != '{role}'" for role in OTHER_ROLES]
+        others = [f"tags.`{Tag.ROLE}` != '{role}'" for role in OTHER_ROLES]
         condition = " and ".join([*others, "attributes.status = 'FINISHED'"])
         found = find_runs(site.tracking_uri, experiment or "paceline", condition, last or LAST)[::-1]
     if len(found) < MIN_RUNS:
@@ -50,5 +50,5 @@ def view_url(site: Environment, comparison: Comparison) -> str:
 
 def compared(tracking_uri: str, run: FoundRun) -> ComparedRun:
     """A run of the store, with the facts that it is matched by."""
-    facts: dict[str, Any] = read_document(tracking_uri, run.run_id, FACTS_ARTIFACT) or {}
+    facts: dict[str, Any] = read_document(tracking_uri, run.run_id, Artifact.FACTS) or {}
     return ComparedRun(facts={key: str(value) for key, value in facts.items()}, **run.model_dump())

@@ -20,7 +20,7 @@ from paceline.tasks.doctor.user_packages import examine_own, own_packages
 from paceline.tasks.doctor.workers import examine_workers
 from paceline.tasks.errors import PacelineError, one_line
 from paceline.tasks.redact import redact
-from paceline.tasks.track.environment import installed
+from paceline.tasks.track.environment import installed_version
 
 WARN_DAYS = 30
 """Before certificates expire."""
@@ -64,11 +64,11 @@ def _mlflow(site: Environment) -> Finding:
     place, there = redact(site.tracking_uri), server_version(site.tracking_uri)
     if not site.tracking_uri.startswith("http"):
         return good("mlflow", f"{place}, {there or 'made by the first run'}")
-    return _versions("mlflow", place, there or "", installed("mlflow"))
+    return _versions("mlflow", place, there or "", installed_version("mlflow"))
 
 
 def _prefect(site: Environment) -> Finding:
-    url, own = prefect_api.prefect_server(site), installed("prefect")
+    url, own = prefect_api.prefect_server(site), installed_version("prefect")
     if url is None:
         return good("prefect", f"no server: its temporary API, {own}; paceline serve needs a server")
     from httpx import HTTPError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 from prefect import flow, get_run_logger
@@ -26,7 +27,9 @@ from paceline.tasks.data.prefect_tasks import prepare
 from paceline.tasks.errors import InputError
 from paceline.tasks.fingerprint import workload_fingerprint
 from paceline.tasks.host import has_compiler
-from paceline.tasks.records import Arm, Measurement, MeasureResult, Plan
+from paceline.tasks.measure.records import Measurement, MeasureResult
+from paceline.tasks.names import Artifact, Metric, Tag
+from paceline.tasks.records import Arm, Plan
 from paceline.tasks.redact import redact_errors
 from paceline.tasks.report.forecast_report import advise_table, draw_advise, render_advise
 from paceline.tasks.speedup.forecast.device_profile import (
@@ -269,14 +272,10 @@ def _record(handle: tracking.RunHandle, result: AdviseResult, plan: Plan) -> Non
     checks = past_checks(handle)
     metrics: dict[str, float | None] = {}
     for prediction in result.predictions:
-        prefix = f"prediction/{prediction.scaling}_{prediction.num_devices}_devices"
-        metrics |= {
-            f"{prefix}_ratio": prediction.ratio,
-            f"{prefix}_low": prediction.low,
-            f"{prefix}_high": prediction.high,
-        }
-    tracking.log_facts(handle, metrics, {"paceline.execution": execution_of(plan), "paceline.bound": result.bound})
-    tracking.log_document(handle, "advice.json", result.model_dump(mode="json"))
+        name = partial(Metric.forecast, prediction.scaling, prediction.num_devices)
+        metrics |= {name("ratio"): prediction.ratio, name("low"): prediction.low, name("high"): prediction.high}
+    tracking.log_facts(handle, metrics, {Tag.EXECUTION: execution_of(plan), Tag.BOUND: result.bound})
+    tracking.log_document(handle, Artifact.ADVICE, result.model_dump(mode="json"))
     log_report(handle, render_advise(result, checks), draw_advise(result, checks))
 
 

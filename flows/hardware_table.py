@@ -8,12 +8,12 @@ from typing import Any
 
 from paceline.conf.environment import Environment
 from paceline.tasks.errors import InputError
+from paceline.tasks.names import Artifact, Metric, Tag, is_contaminated
 from paceline.tasks.records import STEP_ITEMS
 from paceline.tasks.speedup.comparability import world_of
 from paceline.tasks.speedup.compare import EXECUTION, RATES
 from paceline.tasks.speedup.hardware_table import HardwareRun, HardwareTable, tabulate
 from paceline.tasks.track.queries import FoundRun, find_runs, read_document
-from paceline.tasks.track.run import DISTURBED_TAG, FACTS_ARTIFACT
 
 TRAINED = ("run", "arm")
 """Roles of runs that have trained."""
@@ -46,11 +46,11 @@ def trained_runs(site: Environment, experiment: str) -> tuple[list[HardwareRun],
     """The trainings of an experiment, the newest first, and how many were left out for which reason."""
     left_out: Counter[str] = Counter()
     runs = []
-    conditions = [f"tags.`paceline.role` = '{role}'" for role in TRAINED]
+    conditions = [f"tags.`{Tag.ROLE}` = '{role}'" for role in TRAINED]
     found = [run for condition in conditions for run in find_runs(site.tracking_uri, experiment, condition, None)]
     for run in sorted(found, key=lambda run: -run.start_time):
         why = _why_left_out(run)
-        facts = {} if why else read_document(site.tracking_uri, run.run_id, FACTS_ARTIFACT) or {}
+        facts = {} if why else read_document(site.tracking_uri, run.run_id, Artifact.FACTS) or {}
         num_devices = world_of(facts)
         if why or num_devices is None:
             left_out[why or "without their facts"] += 1
@@ -62,7 +62,7 @@ def trained_runs(site: Environment, experiment: str) -> tuple[list[HardwareRun],
 def _why_left_out(run: FoundRun) -> str:
     if run.status != "FINISHED":
         return "not finished"
-    if "True" in (run.tags.get("paceline.contaminated"), run.tags.get(DISTURBED_TAG)):
+    if is_contaminated(run.tags):
         return "disturbed by other work"
     return "" if any(run.metrics.get(name) for name in RATES) else "without a throughput"
 
@@ -76,19 +76,19 @@ def _hardware_run(run: FoundRun, facts: Mapping[str, Any], num_devices: int) -> 
         execution=", ".join(str(facts[f"execution.{name}"]) for name in EXECUTION),
         samples_per_second=next(run.metrics[name] for name in RATES if run.metrics.get(name)),
         fixed_seconds=sum(_seconds(run, item) for item in FIXED_ITEMS) or None,
-        peak_memory_bytes=run.metrics.get("memory/peak_bytes"),
+        peak_memory_bytes=run.metrics.get(Metric.PEAK_MEMORY),
         joules_per_sample=_joules_per_sample(run),
         price_per_device_hour=None if price == "None" else float(price),
-        prediction_samples_per_second=run.metrics.get("throughput/prediction_samples_per_second"),
+        prediction_samples_per_second=run.metrics.get(Metric.PREDICTION_THROUGHPUT),
     )
 
 
 def _joules_per_sample(run: FoundRun) -> float | None:
     """Of the whole fit, over the samples that passed in it."""
-    joules, rate = (run.metrics.get(name) for name in ("energy/joules", "throughput/samples_per_second"))
+    joules, rate = (run.metrics.get(name) for name in (Metric.ENERGY, Metric.THROUGHPUT))
     seconds = sum(_seconds(run, item) for item in (*STEP_ITEMS, "data_wait"))
     return joules / (rate * seconds) if joules and rate and seconds else None
 
 
 def _seconds(run: FoundRun, item: str) -> float:
-    return run.metrics.get(f"time/{item}_seconds", 0.0)
+    return run.metrics.get(Metric.seconds(item), 0.0)

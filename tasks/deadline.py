@@ -33,7 +33,7 @@ _wish: ContextVar[Callable[[], str | None] | None] = ContextVar("wish", default=
 
 
 @contextmanager
-def limited(setting: str, seconds: float | None) -> Iterator[None]:
+def time_limit(setting: str, seconds: float | None) -> Iterator[None]:
     """Give the body so many seconds.
 
     Args:
@@ -61,7 +61,7 @@ def stoppable(why: Callable[[], str | None]) -> Iterator[None]:
         _wish.reset(token)
 
 
-def left() -> float | None:
+def seconds_left() -> float | None:
     """Seconds until the limit, at least 0; None where there is none."""
     limit = _limit.get()
     return None if limit is None else max(0.0, limit.at - time.monotonic())
@@ -94,20 +94,20 @@ def within(work: Callable[[], T]) -> T:
     """
     if _limit.get() is None:
         return work()
-    found: list[T] = []
+    results: list[T] = []
     errors: list[BaseException] = []
 
     def run() -> None:
         try:
-            found.append(work())
+            results.append(work())
         except BaseException as error:  # noqa: BLE001  raised again by whoever waits
             errors.append(error)
 
     thread = threading.Thread(target=copy_context().run, args=(run,), name="paceline-limited", daemon=True)
     thread.start()
-    thread.join(left())
+    thread.join(seconds_left())
     if thread.is_alive():
         check()
     if errors:
         raise errors[0]
-    return found[0]
+    return results[0]

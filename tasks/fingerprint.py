@@ -69,12 +69,12 @@ def without_later(settings: dict[str, Any]) -> dict[str, Any]:
     return {
         section: {
             name: value
-            for name, value in found.items()
+            for name, value in section_settings.items()
             if (section, name) not in FIELDS_ADDED_LATER or value != defaults[section][name]
         }
-        if isinstance(found, dict)
-        else found
-        for section, found in settings.items()
+        if isinstance(section_settings, dict)
+        else section_settings
+        for section, section_settings in settings.items()
     }
 
 

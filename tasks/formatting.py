@@ -10,9 +10,9 @@ SHORT_SECONDS = 0.1
 
 def format_seconds(seconds: float) -> str:
     """Seconds for people: 0.4 ms, 12.3 s, 4 min 05 s, 2 h 10 min."""
-    hours, rest = divmod(round(seconds), 3600)
+    hours, remainder = divmod(round(seconds), 3600)
     if hours:
-        return f"{hours} h {rest // 60:02d} min"
+        return f"{hours} h {remainder // 60:02d} min"
     if abs(seconds) >= LONG_SECONDS:
-        return f"{rest // 60} min {rest % 60:02d} s"
+        return f"{remainder // 60} min {remainder % 60:02d} s"
     return f"{seconds:.1f} s" if abs(seconds) >= SHORT_SECONDS else f"{seconds * 1000:.1f} ms"

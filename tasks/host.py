@@ -1,4 +1,4 @@
-"""Which host this is, for whom a process id means something, and what it offers. A leaf; knows nothing of clusters."""
+"""Identity and capabilities of this host."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def ask(url: str, user: str | None = None, body: dict[str, Any] | None = None) -
     """GET, or POST where there is a body.
 
     Args:
-        url: to be asked.
+        url: address of the request.
         user: name and password, with a colon between.
         body: JSON.
 

@@ -15,18 +15,18 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from paceline.tasks.records import LoggedMetric
-
+LoggedMetric = tuple[str, float, int, int]
+"""Name, value, Unix time in milliseconds, step."""
 FILE = "metrics.jsonl"
 SYSTEM_METRIC_PREFIX = "system/"
-"""What the names of samples of a machine begin with, which are numbered from 0 in each attempt."""
+"""Prefix of the names of system metrics, whose samples are numbered from 0 in each attempt."""
 
 
 class MetricsFile:
     """The rank's side.
 
     Args:
-        path: of the file; made anew.
+        path: of the file; an existing one is truncated.
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,7 +36,7 @@ class MetricsFile:
         self._lock = threading.Lock()
 
     def log(self, metrics: dict[str, float], step: int) -> None:
-        """Append metrics of a step. A disk that is full is asked again at the next ones."""
+        """Append metrics of a step. If the disk is full, the next call retries."""
         now = int(time.time() * 1000)
         lines = [json.dumps([name, value, now, step]) for name, value in metrics.items()]
         with self._lock, suppress(OSError):  # curves are not worth a training
@@ -75,8 +75,8 @@ class MetricsReader:
         """The next metrics whose lines are whole by now, `most` at a time; none if there are none."""
         while True:
             while lines := self._lines(most):
-                if found := [metric for line in lines for metric in self._metrics(line)]:
-                    return found
+                if metrics := [metric for line in lines for metric in self._metrics(line)]:
+                    return metrics
             if not self._turn():
                 return []
 

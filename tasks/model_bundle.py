@@ -30,7 +30,7 @@ def digest_of(facts: ModelFacts) -> str:
     return hashlib.sha256(facts.model_dump_json(exclude={**absent, "model": TRAINING}).encode()).hexdigest()
 
 
-def describe_trained(config: Config, prepared: PreparedSet, weights_sha256: str) -> ModelFacts:
+def build_model_facts(config: Config, prepared: PreparedSet, weights_sha256: str) -> ModelFacts:
     """What a network that a configuration has trained on a prepared set is."""
     channels = prepared.picture_shape[2]
     return ModelFacts(
@@ -51,7 +51,7 @@ def describe_trained(config: Config, prepared: PreparedSet, weights_sha256: str)
 def write_model(directory: Path, config: Config, prepared: PreparedSet, weights: bytes) -> ModelFacts:
     """Make a directory with a model: its description beside its weights."""
     directory.mkdir(parents=True, exist_ok=True)
-    facts = describe_trained(config, prepared, hashlib.sha256(weights).hexdigest())
+    facts = build_model_facts(config, prepared, hashlib.sha256(weights).hexdigest())
     write_durably(directory / WEIGHTS, weights)
     write_durably(directory / FACTS, facts.model_dump_json(indent=2).encode())
     return facts
@@ -89,7 +89,7 @@ def _content(path: Path) -> tuple[str, bytes]:
 def _read(directory: Path, hashed: Callable[[Path], tuple[str, bytes]]) -> tuple[ModelFacts, bytes]:
     try:
         facts = ModelFacts.model_validate_json((directory / FACTS).read_bytes())
-        found, weights = hashed(directory / WEIGHTS)
+        digest, weights = hashed(directory / WEIGHTS)
     except OSError as error:
         raise InputError(
             f"{directory}: no model there ({error.strerror}: {Path(str(error.filename)).name}); "
@@ -101,9 +101,9 @@ def _read(directory: Path, hashed: Callable[[Path], tuple[str, bytes]]) -> tuple
             f"{directory / FACTS}: {'.'.join(map(str, first['loc']))}: {first['msg']}; it must be as this version of "
             "paceline writes it: train again, or mend it"
         ) from error
-    if facts.weights_sha256 != found:
+    if facts.weights_sha256 != digest:
         raise InputError(
-            f"{directory / WEIGHTS}: sha256 is {found[:12]}..., recorded is {facts.weights_sha256[:12]}...; "
+            f"{directory / WEIGHTS}: sha256 is {digest[:12]}..., recorded is {facts.weights_sha256[:12]}...; "
             "the file is damaged or was changed: fetch the model again"
         )
     return facts, weights

@@ -77,8 +77,8 @@ class Pace:
         if now - self._said < self._line_seconds or not rate:
             return None
         self._said = now
-        left = timedelta(seconds=round((total - done) / rate))
-        return f"{done:,} of {total:,} samples ({done / total:.0%}), {rate:,.0f} samples/s, {left} left"
+        remaining = timedelta(seconds=round((total - done) / rate))
+        return f"{done:,} of {total:,} samples ({done / total:.0%}), {rate:,.0f} samples/s, {remaining} left"
 
 
 @contextmanager
@@ -87,7 +87,7 @@ def progress_of_samples(title: str, say: Callable[[str], None]) -> Iterator[Call
 
     Args:
         title: What is going on.
-        say: Told a line now and then, at a terminal too: logs outlive bars.
+        say: Logs a line now and then, at a terminal too: logs outlive bars.
     """
     pace = Pace(LINE_SECONDS_BESIDE_A_BAR if sys.stderr.isatty() else LINE_SECONDS)
     with progress_bar(title) as advance:

@@ -12,7 +12,6 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, PositiveInt
 
-from paceline.conf.config import Config
 from paceline.conf.data import NUM_COLOURS
 from paceline.conf.execution import Compile, Compression, Loading, MemoryFormat, Precision
 from paceline.conf.model import Model
@@ -34,7 +33,7 @@ class Choice(Record):
 
 
 class Pretrained(Record):
-    """Weights that a network begins with, found to fit it."""
+    """Pretrained weights that fit the network."""
 
     reference: str
     """As the configuration names them."""
@@ -45,34 +44,17 @@ class Pretrained(Record):
     num_tensors: int
     """That the network takes from it."""
     anew: tuple[str, ...] = ()
-    """Parameters that begin by the seed all the same: of a head for other classes."""
+    """Parameters that the seed initialises anyway: those of a head for other classes."""
 
     @property
-    def told(self) -> str:
-        """For people."""
+    def summary(self) -> str:
+        """One line."""
         anew = f"; by the seed: {', '.join(self.anew)}" if self.anew else ""
         return f"{self.num_tensors} tensors of {self.reference} (sha256 {self.sha256[:12]}){anew}"
 
 
-class Listing(Record):
-    """What a source offers, found before any work starts. `num_*` are counts of listed samples."""
-
-    key: str
-    """sha256 (hex) of the preparation's inputs: listing, transform, library versions. Names the prepared set."""
-    class_names: tuple[str, ...]
-    num_train: int
-    num_validation: int
-    num_test: int
-    channels: int
-    """Of a picture, before masks."""
-    target_names: tuple[str, ...] = ()
-    """As in `PreparedSet`."""
-    ignored: dict[str, int] = {}
-    """Files that are not samples, counted by suffix."""
-
-
 class Reads(Record):
-    """What was read from afar."""
+    """Reads from remote storage."""
 
     num_fetched: int = 0
     """Objects that came from the store."""
@@ -87,28 +69,28 @@ class Reads(Record):
 
     @classmethod
     def total(cls, reads: Iterable[Reads]) -> Reads:
-        """All together."""
+        """Sum of all records."""
         counts: Counter[str] = Counter()
-        for one in reads:
-            counts.update(one.model_dump())
+        for record in reads:
+            counts.update(record.model_dump())
         return cls(**counts)
 
     @property
-    def told(self) -> str:
-        """For people; empty where nothing was read from afar."""
+    def summary(self) -> str:
+        """One line; empty without remote reads."""
         if not self.num_fetched + self.num_cached:
             return ""
-        again = f", {self.num_retries:,} requests sent again" if self.num_retries else ""
+        retries = f", {self.num_retries:,} requests sent again" if self.num_retries else ""
         damaged = f", {self.num_damaged:,} damaged ones in the cache" if self.num_damaged else ""
         return (
             f"{self.num_fetched:,} objects ({self.num_bytes / 1e6:,.1f} MB) fetched, "
-            f"{self.num_cached:,} in the cache{again}{damaged}"
+            f"{self.num_cached:,} in the cache{retries}{damaged}"
         )
 
     @property
     def metrics(self) -> dict[str, float | None]:
-        """By name in MLflow; none where nothing was read from afar."""
-        return {f"data/{name}": value for name, value in self.model_dump().items()} if self.told else {}
+        """By name in MLflow; empty without remote reads."""
+        return {f"data/{name}": value for name, value in self.model_dump().items()} if self.summary else {}
 
 
 class PreparedSet(Record):
@@ -123,7 +105,7 @@ class PreparedSet(Record):
     """Height, width, channels, masks among them."""
     class_names: tuple[str, ...]
     target_names: tuple[str, ...] = ()
-    """Names of regression targets beside the class, such as ("angle",)."""
+    """Names of regression targets, such as ("angle",)."""
     num_planes: int = 0
     """Of the channels, the last so many are masks: 0 for no class, 1 and up for the classes."""
     num_train: int
@@ -142,7 +124,7 @@ class PreparedSet(Record):
     seconds: float
     """Wall time of this call; of looking the set up when it was reused."""
     reads: Reads = Reads()
-    """What this call had the workers read from afar."""
+    """Remote reads of this call."""
 
     @property
     def picture_shape(self) -> tuple[int, int, int]:
@@ -178,18 +160,6 @@ class ModelFacts(Record):
         """Of the clips that it takes; 0 for a model of images."""
         takes_clips = EMBEDDED_MODELS.get(self.model.name, NetworkFacts()).takes_clips
         return self.image_shape[2] // NUM_COLOURS if takes_clips else 0
-
-
-class Cost(Record):
-    """What a network needs for one sample, counted and not timed: convolutions and products of matrices alone."""
-
-    forward_flops: float
-    """Floating-point operations, two for each multiplication with its addition."""
-    training_flops: float
-    """Forward and backward."""
-    num_parameters: int
-    image_bytes: int
-    """Of a sample as it lies in memory, one byte a value."""
 
 
 class Gpu(Record):
@@ -283,11 +253,7 @@ class Arm(Record):
 
 
 BASELINE = Arm(num_devices=1, precision="32-true", compile="off", memory_format="contiguous", loading="foreground")
-"""What a run is divided by unless it is told otherwise."""
-
-
-LoggedMetric = tuple[str, float, int, int]
-"""Name, value, Unix time in milliseconds, step."""
+"""Default baseline of a run."""
 
 
 class Block(Record):
@@ -302,7 +268,7 @@ class Block(Record):
 
 
 class Validity(Record):
-    """Whether a measurement can be trusted: what else went on on its host. None where the platform does not tell."""
+    """Validity of a measurement: other work on its host. None where the platform does not report it."""
 
     steal_fraction: float | None = None
     """Share of CPU time that the hypervisor took."""
@@ -344,7 +310,7 @@ class ProbeResult(Record):
     validity: Validity = Validity()
     """Of the machine during the probe, rank 0's host."""
     num_repeats: int = 0
-    """How often the probe was begun again because the machine was contaminated; the last attempt is the one kept."""
+    """Number of restarts of the probe because the machine was contaminated; the last attempt counts."""
 
 
 class SlowArm(Record):
@@ -377,43 +343,6 @@ class AutotuneResult(Record):
     """Of the machine meanwhile, rank 0's host. What a contaminated one has shown is not gone by."""
 
 
-class SpeedupResult(Record):
-    """The `speedup` part of a run's summary. None where not measured."""
-
-    ratio: float | None = None
-    """Candidate's throughput over the baseline's, steady state."""
-    low: float | None = None
-    high: float | None = None
-    """Ends of the 95 % interval of `ratio`."""
-    num_blocks: int = 0
-    """Paired rounds behind the ratio; 0 where it was divided by other runs."""
-    significant: bool | None = None
-    """Whether the interval excludes 1."""
-    efficiency: float | None = None
-    """Parallel efficiency: throughput on N devices over N times that of one device, same execution otherwise."""
-    efficiency_low: float | None = None
-    efficiency_high: float | None = None
-    verdict: str = "not measured"
-    """One sentence with the cause."""
-    cause: str | None = None
-    baseline: str | None = None
-    """What the run was divided by, in words."""
-    candidate: str | None = None
-    baseline_samples_per_second: float | None = None
-    candidate_samples_per_second: float | None = None
-    """Steady-state throughput of the two arms, over all their devices."""
-    contaminated: bool | None = None
-    validity: Validity | None = None
-    """Of the machine during the probe."""
-    shares: dict[str, tuple[float, float | None, float | None]] = {}
-    """Of the candidate's step, with the ends of the 95 % interval: `input`, `communication`, `contention`, `overhead`
-    and the remainder `compute`; empty without the arms of `speedup.diagnose`."""
-    diagnosis: tuple[str, ...] = ()
-    """One sentence for each share, the largest first."""
-    baseline_runs: tuple[str, ...] = ()
-    """Ids of the runs that it was divided by, the newest first; empty where the baseline is an arm of its own probe."""
-
-
 class CompileStats(Record):
     """What `torch.compile`, or the recording of a CUDA graph, did for a training's steps."""
 
@@ -432,7 +361,7 @@ class CompileStats(Record):
 
 
 class Restart(Record):
-    """A training that was begun again after something was lost."""
+    """A restart of a training after a failure."""
 
     cause: str
     """The root cause."""
@@ -441,7 +370,7 @@ class Restart(Record):
     num_ranks: int
     """Of the attempt that ended."""
     first_step: int
-    """Where training went on: the newest checkpoint that verified."""
+    """Step of the newest valid checkpoint, from which training resumed."""
     lost_steps: int
     """Done before, and done again."""
     seconds: float
@@ -457,7 +386,7 @@ ScoreName = Literal["accuracy", "mean_iou", "ssim"]
 
 
 class TrainResult(Record):
-    """What training left behind."""
+    """Result of a training."""
 
     world_size: int
     num_epochs: int
@@ -531,36 +460,6 @@ class TrainResult(Record):
     """Within this training, the oldest first."""
 
 
-class Measurement(Record):
-    """What a group of ranks is to measure instead of training."""
-
-    arms: dict[str, Arm]
-    """By role; `baseline` and `candidate` among them. An arm has one device or all of the group's. None: the layers are
-    timed, as before a training (`AutotuneResult`)."""
-    all_reduce_bytes: tuple[int, ...] = ()
-    """Sizes of the messages whose all-reduce is timed; needs at least two ranks."""
-
-
-class AllReduceTime(Record):
-    """One measured all-reduce."""
-
-    num_bytes: int
-    num_devices: int
-    seconds: float
-    """Median over repeats, as rank 0 sees it."""
-    spread: float
-    """Distance of the quartiles, seconds."""
-
-
-class MeasureResult(Record):
-    """What a group of ranks measured."""
-
-    probe: ProbeResult
-    all_reduces: tuple[AllReduceTime, ...]
-    gradient_bytes: int
-    """All-reduced per step: 4 for each parameter, 2 where gradients are compressed."""
-
-
 class EvaluateResult(Record):
     """Quality on the test split."""
 
@@ -579,7 +478,7 @@ class EvaluateResult(Record):
     mean_iou: float | None = None
     """Mean over the classes of intersection over union, all test pixels together."""
     per_class_iou: dict[str, float | None] = {}
-    """None for a class that is neither told nor there."""
+    """None for a class that is neither predicted nor present."""
     ssim: float | None = None
     """Mean structural similarity to the clean images (Wang et al. 2004: windows of 11 pixels, sigma 1.5)."""
     psnr_db: float | None = None
@@ -592,51 +491,6 @@ class EvaluateResult(Record):
     @property
     def score(self) -> float:
         """From 0 to 1; what models of this task are judged by."""
-        found = {"accuracy": self.accuracy, "mean_iou": self.mean_iou, "ssim": self.ssim}[self.score_name]
-        assert found is not None
-        return found
-
-
-class RankSpec(Record):
-    """Everything one rank needs, as data: `python -m paceline.tasks.train.rank.main spec.json` replays it."""
-
-    config: Config
-    plan: Plan
-    prepared: PreparedSet
-    pretrained: Pretrained | None = None
-    """None to begin by the seed."""
-    run_id: str
-    directory: str
-    """Where this rank writes its log, metrics, result and predictions."""
-    checkpoint_directory: str
-    resume_from: str | None
-    rank: int
-    local_rank: int
-    node_rank: int
-    world_size: int
-    num_nodes: int
-    num_devices: int
-    """Ranks on each host."""
-    master_address: str
-    master_port: int
-    interface: str | None
-    """Network interface that carries the worker's address, for gloo and NCCL."""
-    devices: tuple[str, ...] = ()
-    """UUIDs of the group's GPUs on this host in one order for all its ranks, indexed by the local rank; empty on
-    CPUs."""
-    measurement: Measurement | None = None
-    """Measure this and train nothing; None to train."""
-    probe: ProbeResult | None = None
-    """What an earlier attempt of this training has measured; None to measure."""
-    search: AutotuneResult | None = None
-    """What is known of the executions that `auto` can choose from; None for nothing."""
-    may_search: bool = False
-    """Whether this attempt may time executions before it trains."""
-    coordinator: tuple[str, int]
-    """Host and process id of the flow, whose load on this host is the run's own."""
-    compile_cache: str
-    """Directory for what is compiled; what earlier trainings have left there is not compiled again."""
-    code_fingerprint: str
-    """Of the code that the coordinator runs; a rank with other code refuses to start."""
-    packages: tuple[str, ...] = ()
-    """Of the user's packages that the configuration names, as the coordinator has them; as for the code."""
+        value = {"accuracy": self.accuracy, "mean_iou": self.mean_iou, "ssim": self.ssim}[self.score_name]
+        assert value is not None
+        return value

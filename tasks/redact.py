@@ -36,14 +36,14 @@ def redact(text: str) -> str:
     return masked(text if secrets is None else secrets.sub(MASK, text))
 
 
-def redacted(tree: Plain) -> Plain:
-    """The same for every text in a tree of dicts, lists and plain values."""
+def redact_tree(tree: Plain) -> Plain:
+    """Redact every text in a tree of dicts, lists and plain values."""
     if isinstance(tree, str):
         return redact(tree)  # type: ignore[return-value]
     if isinstance(tree, dict):
-        return {redacted(key): redacted(value) for key, value in tree.items()}  # type: ignore[return-value]
+        return {redact_tree(key): redact_tree(value) for key, value in tree.items()}  # type: ignore[return-value]
     if isinstance(tree, (list, tuple)):
-        return [redacted(item) for item in tree]  # type: ignore[return-value]
+        return [redact_tree(item) for item in tree]  # type: ignore[return-value]
     return tree
 
 
@@ -84,7 +84,7 @@ class _Record(logging.LogRecord):
 
 
 def redact_errors(function: Callable[Arguments, Found]) -> Callable[Arguments, Found]:
-    """Have what a function logs and raises say no credential: Prefect keeps errors' words as the state of a run."""
+    """Redact credentials in everything that a function logs or raises, because Prefect stores error messages."""
 
     @wraps(function)
     def call(*arguments: Arguments.args, **options: Arguments.kwargs) -> Found:
@@ -93,7 +93,7 @@ def redact_errors(function: Callable[Arguments, Found]) -> Callable[Arguments, F
             return function(*arguments, **options)
         except Exception as error:
             if redact(str(error)) != str(error):
-                error.args = tuple(redacted(list(error.args)))
+                error.args = tuple(redact_tree(list(error.args)))
             if redact(str(error)) != str(error):  # some have words that are not their arguments
                 raise RunError(redact(f"{type(error).__name__}: {error}")) from error
             raise
@@ -104,5 +104,5 @@ def redact_errors(function: Callable[Arguments, Found]) -> Callable[Arguments, F
 
 
 def redact_logs() -> None:
-    """Have all that this process logs from now on, by whatever library, go without credentials."""
+    """Redact credentials in everything that this process logs from now on."""
     logging.setLogRecordFactory(_Record)

@@ -1,4 +1,4 @@
-"""Results of stages that are kept with a run, so that a run that goes on does not do them again.
+"""Results of stages, stored with a run, so that a resumed run does not repeat the stages.
 
 A result names files; it counts only as long as they are what they were. Knows nothing of stages.
 """
@@ -35,12 +35,12 @@ def save_result(path: Path, result: Record, files: Sequence[str]) -> None:
     Raises:
         OSError: The disk is full or cannot be written.
     """
-    kept = _Kept(result=result.model_dump_json(), sums={file: sha256_of(Path(file)) for file in files})
-    write_durably(path, kept.model_dump_json().encode())
+    cached = _Kept(result=result.model_dump_json(), sums={file: sha256_of(Path(file)) for file in files})
+    write_durably(path, cached.model_dump_json().encode())
 
 
 def load_result(path: Path, kind: type[R], files: Sequence[str] | None = None) -> R | None:
-    """A result that was kept; None if there is none, it is of another version, or a file of it is not what it was.
+    """Load a stored result; None if it is missing, of another version, or one of its files has changed.
 
     Args:
         path: Of the file.
@@ -48,9 +48,9 @@ def load_result(path: Path, kind: type[R], files: Sequence[str] | None = None) -
         files: That it must be of; None for any.
     """
     try:
-        kept = _Kept.model_validate_json(path.read_bytes())
-        result = kind.model_validate_json(kept.result)
-        sound = all(sha256_of(Path(file)) == digest for file, digest in kept.sums.items())
+        cached = _Kept.model_validate_json(path.read_bytes())
+        result = kind.model_validate_json(cached.result)
+        sound = all(sha256_of(Path(file)) == digest for file, digest in cached.sums.items())
     except (OSError, ValidationError):
         return None
-    return result if sound and (files is None or set(files) == set(kept.sums)) else None
+    return result if sound and (files is None or set(files) == set(cached.sums)) else None

@@ -1,6 +1,6 @@
 """How good a model is, in numbers and in words.
 
-Intersection over union (Jaccard 1912): of the pixels that are told or there, the share of those that are both.
+Intersection over union (Jaccard 1912): of the pixels of a class that are predicted or present, the share that are both.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from paceline.conf.plugins import Task
+from paceline.tasks.names import Metric
 from paceline.tasks.records import EvaluateResult, ScoreName
 
 SCORE_WORDS: dict[ScoreName, str] = {"accuracy": "accuracy", "mean_iou": "mean IoU", "ssim": "SSIM"}
@@ -19,8 +20,8 @@ SCORE = "score"
 
 def score_word(names: Iterable[ScoreName | None]) -> str:
     """The word for the scores of several models, as in the head of a column."""
-    known = {name for name in names if name is not None}
-    return SCORE_WORDS[known.pop()] if len(known) == 1 else SCORE if known else SCORE_WORDS["accuracy"]
+    distinct = {name for name in names if name is not None}
+    return SCORE_WORDS[distinct.pop()] if len(distinct) == 1 else SCORE if distinct else SCORE_WORDS["accuracy"]
 
 
 def score_of(metrics: Mapping[str, float]) -> tuple[ScoreName, float] | None:
@@ -29,25 +30,25 @@ def score_of(metrics: Mapping[str, float]) -> tuple[ScoreName, float] | None:
     The accuracy comes last: a segmentation has one of its pixels.
     """
     names: tuple[ScoreName, ...] = ("mean_iou", "ssim", "accuracy")
-    return next(((name, metrics[f"test/{name}"]) for name in names if f"test/{name}" in metrics), None)
+    return next(((name, metrics[key]) for name in names if (key := Metric.test(name)) in metrics), None)
 
 
 def ious(counts_3K: Sequence[float]) -> list[float | None]:
-    """Of each class; None for one that is neither told nor there.
+    """Intersection over union of each class; None for a class that is neither predicted nor present.
 
     Args:
-        counts_3K: Pixels rightly told, told, and there, each of all classes.
+        counts_3K: Correct, predicted and actual pixels, each of all classes.
     """
     num_classes = len(counts_3K) // 3
-    right, told, there = (counts_3K[start * num_classes : (start + 1) * num_classes] for start in range(3))
-    unions = [one + other - both for both, one, other in zip(right, told, there, strict=True)]
+    right, predicted, actual = (counts_3K[start * num_classes : (start + 1) * num_classes] for start in range(3))
+    unions = [size + other_size - both for both, size, other_size in zip(right, predicted, actual, strict=True)]
     return [both / union if union else None for both, union in zip(right, unions, strict=True)]
 
 
 def mean_iou(counts_3K: Sequence[float]) -> float:
-    """Over the classes that are told or there; 0 without any."""
-    found = [iou for iou in ious(counts_3K) if iou is not None]
-    return sum(found) / len(found) if found else 0.0
+    """Mean over the classes that are predicted or present; 0 without any."""
+    known_ious = [iou for iou in ious(counts_3K) if iou is not None]
+    return sum(known_ious) / len(known_ious) if known_ious else 0.0
 
 
 def quality_facts(result: EvaluateResult) -> list[tuple[str, str]]:
@@ -66,7 +67,7 @@ def quality_facts(result: EvaluateResult) -> list[tuple[str, str]]:
 
 
 def class_scores(result: EvaluateResult) -> tuple[str, dict[str, float | None]]:
-    """What is known of each class, and the word for it: where pixels have classes, it counts what is told in excess."""
+    """Name and values of the measure per class; for pixels it also counts false positives."""
     if result.per_class_iou:
         return "IoU", result.per_class_iou
     return "accuracy", result.per_class_accuracy

@@ -5,6 +5,7 @@ from __future__ import annotations
 from paceline.conf.config import SELF_CONTAINED_BASELINES, Config
 from paceline.conf.environment import Environment
 from paceline.tasks.errors import InputError
+from paceline.tasks.names import Tag
 from paceline.tasks.track.queries import get_runs
 
 ROLES = ("run", "arm", "trial")
@@ -23,7 +24,7 @@ def check_baseline(config: Config, site: Environment) -> None:
         (found,) = get_runs(site.tracking_uri, [named])
     except InputError as error:
         raise InputError(f"speedup.baseline: {error}") from error
-    role = found.tags.get("paceline.role", "")
+    role = found.tags.get(Tag.ROLE, "")
     if role not in ROLES or found.status != "FINISHED":
         was = f"is a {role or 'foreign run'}" if role not in ROLES else f"is {found.status}"
         raise InputError(f"speedup.baseline={named} {was}; name a training that has finished (see paceline ui)")

@@ -8,11 +8,12 @@ from pathlib import Path
 from paceline.conf.config import Config
 from paceline.conf.environment import Environment
 from paceline.conf.model import Model
+from paceline.tasks.data.listing import Listing
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import sha256_of, write_durably
 from paceline.tasks.model.user_package import check_package
 from paceline.tasks.model_bundle import WEIGHTS
-from paceline.tasks.records import Listing, ModelFacts, Pretrained
+from paceline.tasks.records import ModelFacts, Pretrained
 
 SHAPE = ("name", "width", "depth")
 """Settings that a network is built by; not every network uses each."""
@@ -107,9 +108,9 @@ def check_own_size(model: Model, image_shape: tuple[int, int, int], heads: tuple
 
 def _place(reference: str, site: Environment) -> tuple[Path, ModelFacts | None]:
     """The file, and what it is the weights of, where that is known."""
-    from paceline.tasks.track.models import fetch_model, is_recorded  # MLflow: a second
+    from paceline.tasks.track.models import fetch_model, has_recorded_digest  # MLflow: a second
 
-    if is_recorded(reference) or os.path.isdir(reference):  # noqa: PTH112  which takes any text, however long
+    if has_recorded_digest(reference) or os.path.isdir(reference):  # noqa: PTH112  which takes any text, however long
         try:
             directory, facts = fetch_model(site.tracking_uri, reference, site.root)
         except InputError as error:

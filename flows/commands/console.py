@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from paceline.conf.environment import Environment
 from paceline.conf.load import preset_names
 from paceline.tasks.errors import InputError
-from paceline.tasks.redact import redact, redacted
+from paceline.tasks.redact import redact, redact_tree
 
 CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 
@@ -102,4 +102,4 @@ def write_page(path: Path, html: str) -> None:
 def write_json(stream: TextIO | None, outcome: dict[str, Any]) -> None:
     """The outcome on one line, where it is wanted."""
     if stream is not None:
-        print(json.dumps(redacted(outcome)), file=stream, flush=True)
+        print(json.dumps(redact_tree(outcome)), file=stream, flush=True)

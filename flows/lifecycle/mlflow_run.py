@@ -16,6 +16,7 @@ from paceline.conf.environment import Environment
 from paceline.flows.lifecycle.mlflow_views import deployment_tags
 from paceline.flows.lifecycle.signals import defer_signals, is_interruption
 from paceline.tasks.errors import InputError, StoppedError
+from paceline.tasks.names import Tag
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.metrics_upload import upload_left, upload_rest
 from paceline.tasks.track.queries import FoundRun, find_runs
@@ -30,9 +31,9 @@ def new_run(
     """A new run with its parameters; FINISHED, FAILED or KILLED at the end of the body."""
     close_abandoned_runs(site, config.track.experiment)
     tags = {
-        "paceline.role": role,
-        "paceline.workload": workload,
-        HOST_TAG: socket.gethostname(),
+        Tag.ROLE: role,
+        Tag.WORKLOAD: workload,
+        Tag.HOST: socket.gethostname(),
         "prefect.flow_run_id": str(flow_run.get_id() or ""),
         **deployment_tags(),
     }
@@ -60,10 +61,10 @@ def nested_run(
         run_id: Of the run that goes on; None for a new one.
     """
     tags = {
-        "paceline.role": role,
+        Tag.ROLE: role,
         tracking.PARENT_ID_TAGS[role]: parent.run_id,
-        HOST_TAG: socket.gethostname(),
-        tracking.PARENT_TAG: parent.run_id,
+        Tag.HOST: socket.gethostname(),
+        Tag.PARENT: parent.run_id,
         "prefect.flow_run_id": str(flow_run.get_id() or ""),
     }
     with ExitStack() as stack:
@@ -87,7 +88,7 @@ def resume_run(site: Environment, run_id: str, role: Role, workload: str | None 
         InputError: it is finished, of another role, or its data have changed since.
     """
     handle, _ = tracking.reopen(site.tracking_uri, run_id)
-    found = tracking.tag(handle, "paceline.role")
+    found = tracking.tag(handle, Tag.ROLE)
     if found != role:
         raise InputError(
             f"--resume {run_id}: that is a run of paceline {found}; use paceline {found} --resume {run_id}"
@@ -96,8 +97,8 @@ def resume_run(site: Environment, run_id: str, role: Role, workload: str | None 
         _check_same_workload(handle, workload)
     close_abandoned_runs(site, handle.experiment)
     with _locked(handle, site.root, f"paceline {role} --resume {run_id}"):
-        tags = {"prefect.flow_run_id": str(flow_run.get_id() or ""), HOST_TAG: socket.gethostname()}
-        tracking.revive(handle, tags | ({"paceline.workload": workload} if workload else {}))
+        tags = {"prefect.flow_run_id": str(flow_run.get_id() or ""), Tag.HOST: socket.gethostname()}
+        tracking.revive(handle, tags | ({Tag.WORKLOAD: workload} if workload else {}))
         yield handle
 
 
@@ -134,7 +135,7 @@ def _finish(handle: RunHandle, status: tracking.Status, error: str) -> None:
 
 
 def _check_same_workload(handle: RunHandle, workload: str) -> None:
-    before = tracking.tag(handle, "paceline.workload")
+    before = tracking.tag(handle, Tag.WORKLOAD)
     if before and before != workload:  # none is known of a run whose preparation failed
         raise InputError(
             f"--resume {handle.run_id}: its workload was {before} and is now {workload}; "
@@ -142,7 +143,6 @@ def _check_same_workload(handle: RunHandle, workload: str) -> None:
         )
 
 
-HOST_TAG = "paceline.host"
 RESUMABLE = ("run", "study", "sweep", "no-gpu")
 MIN_AGE_SECONDS = 30.0
 """A younger run may be about to take its lock."""
@@ -155,7 +155,7 @@ def close_abandoned_runs(site: Environment, experiment: str) -> None:
         site: whose state directory holds the locks.
         experiment: name.
     """
-    mine = f"attributes.status = 'RUNNING' and tags.`{HOST_TAG}` = '{socket.gethostname()}'"
+    mine = f"attributes.status = 'RUNNING' and tags.`{Tag.HOST}` = '{socket.gethostname()}'"
     for run in find_runs(site.tracking_uri, experiment, mine):
         is_settled = time.time() - run.start_time > MIN_AGE_SECONDS
         if is_settled and is_locked(_directory(site, run)) is False:
@@ -166,7 +166,7 @@ def _end(site: Environment, experiment: str, run: FoundRun) -> None:
     handle = RunHandle(tracking_uri=site.tracking_uri, experiment=experiment, experiment_id="", run_id=run.run_id)
     with suppress(InputError), run_lock(_directory(site, run)):  # or somebody has just taken it up
         if handle.client.get_run(run.run_id).info.status == "RUNNING":
-            role = run.tags.get("paceline.role")
+            role = run.tags.get(Tag.ROLE)
             way_on = f"; go on with: paceline {role} --resume {run.run_id}" if role in RESUMABLE else ""
             upload_rest(site.root / "runs" / run.run_id, site.tracking_uri, run.run_id)
             tracking.finish(handle, "KILLED", f"its process had gone without a word{way_on}")
@@ -175,6 +175,6 @@ def _end(site: Environment, experiment: str, run: FoundRun) -> None:
 
 def _directory(site: Environment, run: FoundRun) -> Path:
     """Where the lock lies: an arm is owned with its study."""
-    owner = run.tags.get(tracking.PARENT_TAG, run.run_id)
+    owner = run.tags.get(Tag.PARENT, run.run_id)
     # A tag is anybody's text who can write to the store.
     return site.root / "runs" / (owner if owner.isalnum() else run.run_id)

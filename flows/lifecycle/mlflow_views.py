@@ -13,6 +13,7 @@ from prefect.artifacts import create_link_artifact
 from prefect.runtime import deployment
 
 from paceline.flows.lifecycle.outage import report
+from paceline.tasks.names import Tag
 from paceline.tasks.records import ScoreName
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.run import RunHandle
@@ -20,7 +21,6 @@ from paceline.tasks.track.ui_views import ACCURACY, View, share_view, view_of_se
 
 DEPLOYMENT_TAG = "prefect.deployment_id"
 DEPLOYMENT_NAME_TAG = "prefect.deployment_name"
-VIEW_TAG = "paceline.view"
 
 
 def deployment_tags() -> dict[str, str]:
@@ -35,7 +35,7 @@ def share_with_like(handle: RunHandle, series: str, score_name: ScoreName) -> st
     """Bring the view of a run's deployment, or else of its series, up to date; its address."""
     identifier = tracking.tag(handle, DEPLOYMENT_TAG)  # a run that goes on may do so outside of its deployment
     if identifier is None:
-        return _share(handle, view_of_series(tracking.SERIES_TAG, series, scores=[score_name]))
+        return _share(handle, view_of_series(Tag.SERIES, series, scores=[score_name]))
     name = tracking.tag(handle, DEPLOYMENT_NAME_TAG)
     return _share(handle, view_of_series(DEPLOYMENT_TAG, identifier, name, [score_name]))
 
@@ -53,7 +53,7 @@ def share_sweep(parent: RunHandle, settings: Sequence[str]) -> str:
 
 def _share(handle: RunHandle, view: View) -> str:
     address = share_view(handle.tracking_uri, handle.experiment_id, view)
-    tracking.set_tags(handle, {VIEW_TAG: address})
+    tracking.set_tags(handle, {Tag.VIEW: address})
     return address
 
 

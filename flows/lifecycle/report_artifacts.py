@@ -7,6 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from paceline.tasks.names import Artifact
 from paceline.tasks.records import Hardware
 from paceline.tasks.report.plotting import png_bytes
 from paceline.tasks.track import run as tracking
@@ -16,9 +17,9 @@ from paceline.tasks.track.run import RunHandle
 
 def log_report(handle: RunHandle, page: str, figures: Mapping[str, Figure]) -> None:
     """Store the page and its pictures by their names."""
-    tracking.log_document(handle, "report.html", page)
+    tracking.log_document(handle, Artifact.REPORT, page)
     for name, figure in figures.items():
-        tracking.log_document(handle, f"pictures/{name}.png", png_bytes(figure))
+        tracking.log_document(handle, Artifact.picture(name), png_bytes(figure))
 
 
 def describe_devices(hardware: Hardware) -> str:
@@ -31,5 +32,5 @@ def describe_devices(hardware: Hardware) -> str:
 def log_environment(handle: RunHandle, hardware: Hardware) -> dict[str, Any]:
     """Store and return where this process runs, and on which devices its trainings did."""
     environment = describe_environment((hardware.host,), (describe_devices(hardware),))
-    tracking.log_document(handle, "environment.json", environment)
+    tracking.log_document(handle, Artifact.ENVIRONMENT, environment)
     return environment

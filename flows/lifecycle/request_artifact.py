@@ -10,15 +10,16 @@ from paceline.conf.config import Config
 from paceline.conf.environment import Environment
 from paceline.flows.lifecycle.mlflow_run import new_run, resume_run
 from paceline.tasks.errors import InputError
+from paceline.tasks.names import Artifact
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.queries import read_document
 from paceline.tasks.track.run import RunHandle
 
 Kind = Literal["study", "sweep", "no-gpu"]
 ARTIFACTS: dict[Kind, str] = {
-    "study": tracking.STUDY_ARTIFACT,
-    "sweep": tracking.SWEEP_ARTIFACT,
-    "no-gpu": tracking.NO_GPU_ARTIFACT,
+    "study": Artifact.STUDY_REQUEST,
+    "sweep": Artifact.SWEEP_REQUEST,
+    "no-gpu": Artifact.NO_GPU_REQUEST,
 }
 
 

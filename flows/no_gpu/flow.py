@@ -30,6 +30,7 @@ from paceline.flows.study.trainings import PlannedArm, StudyContext, open_study,
 from paceline.tasks.errors import PacelineError
 from paceline.tasks.evaluate.metrics import evaluate_predictions, read_test_split
 from paceline.tasks.model_bundle import digest_of, write_model
+from paceline.tasks.names import Metric, Tag
 from paceline.tasks.predict.job import Settings, batch_size_for
 from paceline.tasks.predict.linear_eval import LinearEvalJob, LinearEvalResult
 from paceline.tasks.predict.prefect_tasks import classify_features, time_prediction
@@ -105,17 +106,17 @@ def _learn_frozen(work: StudyContext, arm: PlannedArm, config: Config, handle: R
     truth = read_test_split(Path(prepared.path), prepared.class_names)
     evaluated = evaluate_predictions((found.predictions,), truth, found.prediction_samples_per_second)
     metrics: dict[str, float | None] = {
-        "throughput/prediction_samples_per_second": found.prediction_samples_per_second,
-        "time/startup_seconds": found.startup_seconds,
-        "time/extract_seconds": found.extract_seconds,
-        "time/fit_seconds": found.fit_seconds,
-        "time/end_to_end_seconds": found.ended_seconds,
-        "memory/peak_bytes": found.peak_memory_bytes,
-        "energy/joules": found.joules,
-        "test/accuracy": evaluated.accuracy,
-        "test/score": evaluated.score,
+        Metric.PREDICTION_THROUGHPUT: found.prediction_samples_per_second,
+        Metric.STARTUP_SECONDS: found.startup_seconds,
+        Metric.EXTRACT_SECONDS: found.extract_seconds,
+        Metric.FIT_SECONDS: found.fit_seconds,
+        Metric.END_TO_END_SECONDS: found.ended_seconds,
+        Metric.PEAK_MEMORY: found.peak_memory_bytes,
+        Metric.ENERGY: found.joules,
+        Metric.TEST_ACCURACY: evaluated.accuracy,
+        Metric.TEST_SCORE: evaluated.score,
     }
-    tracking.log_facts(handle, metrics, {"paceline.layer": layer})
+    tracking.log_facts(handle, metrics, {Tag.LAYER: layer})
     return ArmRun(
         arm=arm.arm.name,
         repeat=0,
@@ -123,7 +124,7 @@ def _learn_frozen(work: StudyContext, arm: PlannedArm, config: Config, handle: R
         num_epochs=1,
         startup_seconds=found.startup_seconds,
         end_to_end_seconds=found.ended_seconds,
-        accuracy=evaluated.accuracy,
+        score=evaluated.accuracy,
         num_test=evaluated.num_samples,
         validation=((found.ended_seconds, found.validation_score),),
         peak_memory_bytes=found.peak_memory_bytes,

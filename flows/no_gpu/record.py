@@ -10,6 +10,7 @@ from paceline.flows.hardware_table import trained_runs
 from paceline.flows.lifecycle.mlflow_views import share_study
 from paceline.flows.lifecycle.report_artifacts import describe_devices, log_environment, log_report
 from paceline.flows.study.trainings import PlannedArm
+from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.predict.throughput import PredictionThroughputs
 from paceline.tasks.records import PreparedSet
 from paceline.tasks.report.no_gpu_report import draw_no_gpu, render_no_gpu
@@ -66,7 +67,7 @@ class Found:
             run_id=parent.run_id,
             experiment=parent.experiment,
             preset=request.preset,
-            pretrained=cleared.pretrained.told,
+            pretrained=cleared.pretrained.summary,
             layer=request.layer,
             num_repeats=request.repeats,
             target=request.target,
@@ -103,22 +104,22 @@ def log_no_gpu(found: Found, site: Environment, parent: RunHandle) -> tuple[NoGp
     result = found.result(site, parent)
     environment = log_environment(parent, found.arms[0].cleared.hardware)
     log_report(parent, render_no_gpu(result, environment), draw_no_gpu(result))
-    tracking.log_document(parent, "no_gpu.json", result.model_dump(mode="json"))
+    tracking.log_document(parent, Artifact.NO_GPU, result.model_dump(mode="json"))
     for way in result.ways:
         _log_way(parent, way)
     summary = summarise_no_gpu(result, parent) | {"view": share_study(parent, ["accuracy"])}
-    tracking.log_document(parent, "summary.json", summary)
-    tracking.log_facts(parent, _metrics(result), {"paceline.verdict": result.verdict, "paceline.choice": result.choice})
+    tracking.log_document(parent, Artifact.SUMMARY, summary)
+    tracking.log_facts(parent, _metrics(result), {Tag.VERDICT: result.verdict, Tag.CHOICE: result.choice})
     return result, summary
 
 
 def _metrics(result: NoGpuResult) -> dict[str, float | None]:
     measured = [way for way in result.ways if way.is_measured]
     metrics: dict[str, float | None] = {
-        "study/num_arms": len(measured),
-        "study/num_failed": sum(way.num_failed for way in measured),
-        "study/num_contaminated": sum(way.contaminated for way in measured),
-        "study/seconds": result.seconds,
+        Metric.STUDY_NUM_ARMS: len(measured),
+        Metric.STUDY_NUM_FAILED: sum(way.num_failed for way in measured),
+        Metric.STUDY_NUM_CONTAMINATED: sum(way.contaminated for way in measured),
+        Metric.STUDY_SECONDS: result.seconds,
     }
     for way in measured:
         name = way.name.replace(" ", "_").replace("-", "_")
@@ -139,13 +140,13 @@ def _log_way(parent: RunHandle, way: Approach) -> None:
         return
     ratio, whole = way.target_ratio, way.whole_ratio
     metrics: dict[str, float | None] = {
-        "speedup/target_ratio": ratio.value if ratio else None,
-        "speedup/target_low": ratio.low if ratio else None,
-        "speedup/target_high": ratio.high if ratio else None,
-        "speedup/end_to_end_ratio": whole.value if whole else None,
+        Metric.TARGET_SPEEDUP: ratio.value if ratio else None,
+        Metric.TARGET_SPEEDUP_LOW: ratio.low if ratio else None,
+        Metric.TARGET_SPEEDUP_HIGH: ratio.high if ratio else None,
+        Metric.END_TO_END_SPEEDUP: whole.value if whole else None,
     }
     for run_id in way.run_ids:
-        tracking.log_facts(parent.model_copy(update={"run_id": run_id}), metrics, {"paceline.parity": way.parity})
+        tracking.log_facts(parent.model_copy(update={"run_id": run_id}), metrics, {Tag.PARITY: way.parity})
 
 
 def summarise_no_gpu(result: NoGpuResult, parent: RunHandle) -> dict[str, Any]:
@@ -161,6 +162,6 @@ def summarise_no_gpu(result: NoGpuResult, parent: RunHandle) -> dict[str, Any]:
         "targets": list(result.targets),
         "ways": [way.model_dump(mode="json") for way in result.ways],
         "prediction_ratio": result.prediction_ratio and result.prediction_ratio.model_dump(mode="json"),
-        "report": "report.html",
+        "report": Artifact.REPORT,
         "seconds": result.seconds,
     }

@@ -14,8 +14,8 @@ from paceline.flows.checks import preflight
 from paceline.flows.checks.preflight import PreflightResult
 from paceline.flows.checks.pretrained import check_layer, check_weights
 from paceline.tasks.data.key import describe
+from paceline.tasks.data.listing import Listing
 from paceline.tasks.errors import InputError
-from paceline.tasks.records import Listing
 from paceline.tasks.speedup.hardware_table import SHEETS
 from paceline.tasks.speedup.study.no_gpu import FEATURES, SCRATCH, TUNED
 

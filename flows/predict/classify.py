@@ -25,12 +25,13 @@ from paceline.tasks.evaluate.linear_classifier import (
     Fitted,
     Kind,
     check_classes,
+    count_shared,
     fit_and_score,
-    num_shared,
     of_classes,
     read_features,
 )
 from paceline.tasks.measure.energy import EnergyMeter
+from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.records import Record
 from paceline.tasks.redact import redact_errors
 from paceline.tasks.track import run as tracking
@@ -102,7 +103,7 @@ def run_classify(request: ClassifyRequest) -> dict[str, Any]:
     config, experiment_id, said = check_classify(request, site)
     train, test = (read_features(Path(directory)) for directory in (request.train, request.test))
     num_test, test = len(test.labels), of_classes(test, set(train.labels))
-    shared = num_shared(train, test)
+    shared = count_shared(train, test)
     with new_run(config, site, experiment_id, "classify") as handle:
         if len(test.labels) < num_test:
             get_run_logger().warning(
@@ -116,7 +117,7 @@ def run_classify(request: ClassifyRequest) -> dict[str, Any]:
                 shared,
                 len(test.labels),
             )
-        tracking.set_tags(handle, {"paceline.model": said["model"], "paceline.layer": said["layer"]})
+        tracking.set_tags(handle, {Tag.MODEL: said["model"], Tag.LAYER: said["layer"]})
         fitted = [_fit(kind, train, test, config.seed) for kind in request.kinds]
         summary = {
             "run_id": handle.run_id,
@@ -130,7 +131,7 @@ def run_classify(request: ClassifyRequest) -> dict[str, Any]:
             "classifiers": [one.model_dump(mode="json") for one in fitted],
             "seconds": time.monotonic() - started,
         }
-        tracking.log_document(handle, "summary.json", summary)
+        tracking.log_document(handle, Artifact.SUMMARY, summary)
         tracking.log_facts(handle, _metrics(fitted), {})
     return summary
 
@@ -146,7 +147,7 @@ def _fit(kind: Kind, train: Features, test: Features, seed: int) -> Fitted:
 
 def _metrics(fitted: list[Fitted]) -> dict[str, float | None]:
     best = max(fitted, key=lambda one: one.accuracy)
-    metrics: dict[str, float | None] = {"test/accuracy": best.accuracy}
+    metrics: dict[str, float | None] = {Metric.TEST_ACCURACY: best.accuracy}
     for one in fitted:
         metrics |= {
             f"{one.kind}/accuracy": one.accuracy,

@@ -26,12 +26,13 @@ from paceline.tasks.cluster.start import open_cluster
 from paceline.tasks.cluster.user_packages import require_packages
 from paceline.tasks.data.prepare.chunks import chunks_of
 from paceline.tasks.files import write_durably
+from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.predict.job import Part, cut
 from paceline.tasks.predict.prefect_tasks import Predicted, predict
 from paceline.tasks.redact import redact_errors
 from paceline.tasks.scores import mean_iou
 from paceline.tasks.track import run as tracking
-from paceline.tasks.track.models import DIGEST_TAG, is_recorded
+from paceline.tasks.track.models import has_recorded_digest
 
 FLOAT_BYTES = 4
 COUNTS = {"num_samples", "num_rejected", "num_unread", "num_known", "num_correct"}
@@ -62,8 +63,8 @@ def run_predict(request: PredictRequest) -> dict[str, Any]:
         _cluster(cleared, site) as address,
         new_run(config, site, cleared.experiment_id, "predict") as handle,
     ):
-        tags = {"paceline.model": request.model, DIGEST_TAG: cleared.settings.model_digest}
-        tracking.set_tags(handle, tags | {"paceline.predictions": str(cleared.out)})
+        tags = {Tag.MODEL: request.model, Tag.MODEL_DIGEST: cleared.settings.model_digest}
+        tracking.set_tags(handle, tags | {Tag.PREDICTIONS: str(cleared.out)})
         if cleared.other_package is not None:
             get_run_logger().warning("%s: what it predicts may be other than it was", cleared.other_package)
         cleared.out.mkdir(parents=True, exist_ok=True)
@@ -71,7 +72,7 @@ def run_predict(request: PredictRequest) -> dict[str, Any]:
             "key": cleared.key,
             "model": request.model,
             "model_digest": cleared.settings.model_digest,
-            "model_recorded": is_recorded(request.model),
+            "model_recorded": has_recorded_digest(request.model),
         }
         task = cleared.facts.model.task
         said |= {"source": request.source, "task": task, "class_names": list(cleared.facts.class_names)}
@@ -98,7 +99,7 @@ def run_predict(request: PredictRequest) -> dict[str, Any]:
             "seconds": time.monotonic() - started,
         }
         _say(cleared.out, summary)
-        tracking.log_document(handle, "summary.json", summary)
+        tracking.log_document(handle, Artifact.SUMMARY, summary)
         tracking.log_facts(handle, _metrics(summary, found), {})
     return summary
 
@@ -143,12 +144,12 @@ def _numbers(found: Predicted) -> dict[str, Any]:
 def _metrics(summary: dict[str, Any], found: Predicted) -> dict[str, float | None]:
     names = ("num_samples", "num_rejected", "num_unread", "num_reused", "accuracy", "mean_iou")
     metrics = {f"predict/{name}": summary[name] for name in names}
-    metrics["throughput/prediction_samples_per_second"] = summary["samples_per_second"]
-    metrics["time/wall_seconds"] = summary["seconds"]
+    metrics[Metric.PREDICTION_THROUGHPUT] = summary["samples_per_second"]
+    metrics[Metric.WALL_SECONDS] = summary["seconds"]
     metrics |= found.reads.metrics
     if found.parity is not None:
-        metrics["predict/parity_agreement"] = found.parity.agreement
-        metrics["predict/parity_max_difference"] = found.parity.max_difference
+        metrics[Metric.PARITY_AGREEMENT] = found.parity.agreement
+        metrics[Metric.PARITY_MAX_DIFFERENCE] = found.parity.max_difference
     return metrics
 
 

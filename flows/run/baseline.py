@@ -9,11 +9,13 @@ from paceline.flows.compare import compared
 from paceline.flows.run.outcome import Outcome
 from paceline.flows.run.record import judged_metrics
 from paceline.tasks.measure.validity import most_foreign
-from paceline.tasks.records import BASELINE, SpeedupResult
+from paceline.tasks.names import Tag
+from paceline.tasks.records import BASELINE
 from paceline.tasks.speedup.comparability import match
 from paceline.tasks.speedup.compare import ComparedRun, is_plain, speedup_across
+from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.track.queries import find_runs, get_runs
-from paceline.tasks.track.run import DISTURBED_TAG, RunHandle
+from paceline.tasks.track.run import RunHandle
 from paceline.tasks.train.plan import arm_of
 
 MAX_BASES = 10
@@ -45,14 +47,14 @@ def speedup_over_others(outcome: Outcome, handle: RunHandle) -> SpeedupResult:
         start_time=0.0,
         facts=outcome.facts,
         metrics={name: value for name, value in judged_metrics(outcome).items() if value is not None},
-        tags={DISTURBED_TAG: str(outcome.disturbed)},
+        tags={Tag.DISTURBED: str(outcome.disturbed)},
     )
     limit = most_foreign(outcome.hardware.num_cores)
     return speedup_across(now, bases, match, limit, arm_of(outcome.plan).label)
 
 
 def _matched(outcome: Outcome, handle: RunHandle) -> list[ComparedRun]:
-    condition = f"tags.`paceline.workload` = '{outcome.workload}' and attributes.status = 'FINISHED'"
+    condition = f"tags.`{Tag.WORKLOAD}` = '{outcome.workload}' and attributes.status = 'FINISHED'"
     seen = find_runs(handle.tracking_uri, handle.experiment, condition, MAX_SEEN)
-    bases = (compared(handle.tracking_uri, found) for found in seen if found.tags.get("paceline.role") in ROLES)
+    bases = (compared(handle.tracking_uri, found) for found in seen if found.tags.get(Tag.ROLE) in ROLES)
     return list(islice((base for base in bases if is_plain(base, BASELINE)), MAX_BASES))

@@ -31,10 +31,11 @@ from paceline.tasks.data.prefect_tasks import prepare
 from paceline.tasks.errors import RunError
 from paceline.tasks.evaluate.prefect_tasks import evaluate
 from paceline.tasks.fingerprint import workload_fingerprint
-from paceline.tasks.records import PreparedSet, SpeedupResult
+from paceline.tasks.records import PreparedSet
 from paceline.tasks.redact import redact_errors
 from paceline.tasks.report.summary import summary_table
 from paceline.tasks.speedup.prefect_tasks import account
+from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.track.run import RunHandle, log_dataset
 from paceline.tasks.train.autotune.cache import AutotuneCache
 from paceline.tasks.train.launch.coordinator import TrainJob

@@ -8,14 +8,15 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from paceline.conf.config import Config
-from paceline.tasks.records import Plan, Record, SpeedupResult
+from paceline.tasks.names import Artifact, Metric, Tag
+from paceline.tasks.records import Plan, Record
 from paceline.tasks.speedup.forecast.records import AdviseResult, Check, calibration, check
+from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.queries import find_runs, read_document
 from paceline.tasks.track.run import RunHandle
 
 R = TypeVar("R", bound=Record)
-CHECK_ARTIFACT = "prediction_check.json"
 
 
 def execution_of(plan: Plan) -> str:
@@ -37,13 +38,12 @@ def check_prediction(
     if plan.world_size < 2 or speedup.efficiency is None or speedup.contaminated:  # noqa: PLR2004
         return None
     condition = (
-        f"tags.`paceline.role` = 'advise' and tags.`paceline.workload` = '{workload}' "
-        f"and attributes.status = 'FINISHED'"
+        f"tags.`{Tag.ROLE}` = 'advise' and tags.`{Tag.WORKLOAD}` = '{workload}' and attributes.status = 'FINISHED'"
     )
     for found in find_runs(handle.tracking_uri, handle.experiment, condition):
-        if found.tags.get("paceline.execution") != execution_of(plan):
+        if found.tags.get(Tag.EXECUTION) != execution_of(plan):
             continue
-        document = read_document(handle.tracking_uri, found.run_id, "advice.json")
+        document = read_document(handle.tracking_uri, found.run_id, Artifact.ADVICE)
         advised = _known(AdviseResult, document)
         for prediction in advised.predictions if advised else ():
             if (prediction.num_devices, prediction.scaling) == (plan.world_size, config.recipe.batch_scaling):
@@ -54,24 +54,24 @@ def check_prediction(
 
 def _log(handle: RunHandle, checked: Check) -> dict[str, Any]:
     metrics: dict[str, float | None] = {
-        "prediction/ratio": checked.predicted,
-        "prediction/low": checked.low,
-        "prediction/high": checked.high,
-        "prediction/measured": checked.measured,
-        "prediction/error": checked.error,
-        "prediction/inside": float(checked.inside),
+        Metric.FORECAST_RATIO: checked.predicted,
+        Metric.FORECAST_LOW: checked.low,
+        Metric.FORECAST_HIGH: checked.high,
+        Metric.FORECAST_MEASURED: checked.measured,
+        Metric.FORECAST_ERROR: checked.error,
+        Metric.FORECAST_INSIDE: float(checked.inside),
     }
     verdict = calibration([*past_checks(handle), checked])["verdict"]
-    tags = {"paceline.prediction_run_id": checked.prediction_run_id, "paceline.calibration": verdict}
+    tags = {Tag.PREDICTION_RUN_ID: checked.prediction_run_id, Tag.CALIBRATION: verdict}
     tracking.log_facts(handle, metrics, tags)
-    tracking.log_document(handle, CHECK_ARTIFACT, checked.model_dump(mode="json"))
+    tracking.log_document(handle, Artifact.PREDICTION_CHECK, checked.model_dump(mode="json"))
     return checked.model_dump(mode="json") | {"calibration": verdict}
 
 
 def past_checks(handle: RunHandle) -> list[Check]:
     """All checks of the experiment, the oldest first."""
-    found = find_runs(handle.tracking_uri, handle.experiment, "metrics.`prediction/error` > -1e9")
-    documents = [read_document(handle.tracking_uri, run.run_id, CHECK_ARTIFACT) for run in reversed(found)]
+    found = find_runs(handle.tracking_uri, handle.experiment, f"metrics.`{Metric.FORECAST_ERROR}` > -1e9")
+    documents = [read_document(handle.tracking_uri, run.run_id, Artifact.PREDICTION_CHECK) for run in reversed(found)]
     return [check for document in documents if (check := _known(Check, document)) is not None]
 
 

@@ -15,13 +15,14 @@ from paceline.flows.run.outcome import Outcome
 from paceline.flows.run.record import judged_metrics
 from paceline.tasks.errors import RegressionError
 from paceline.tasks.measure.validity import most_foreign
+from paceline.tasks.names import REGRESSION_EVENT, SERIES_RESOURCE, Artifact, Metric, Tag
 from paceline.tasks.records import STEP_ITEMS
 from paceline.tasks.speedup.comparability import differences
 from paceline.tasks.speedup.regression import WINDOW, RegressionVerdict, RunMetrics, Tolerances, is_measure, judge
 from paceline.tasks.track.queries import FoundRun, find_runs, read_document
-from paceline.tasks.track.run import DISTURBED_TAG, FACTS_ARTIFACT, REGRESSION_TAG, SERIES_TAG, RunHandle
+from paceline.tasks.track.run import RunHandle
 
-EVENT = "paceline.regression"
+EVENT = REGRESSION_EVENT
 """Name of the event that a Prefect automation may wait for."""
 ACCEPTED = "accepted"
 MAX_PAST = 10 * WINDOW
@@ -53,21 +54,21 @@ def judge_run(outcome: Outcome, handle: RunHandle) -> RegressionVerdict | None:
 
 def past_runs(handle: RunHandle, series: str) -> list[RunMetrics]:
     """The runs of a series, the oldest first; from the newest one on whose regression somebody has accepted."""
-    condition = f"tags.`{SERIES_TAG}` = '{series}' and attributes.status = 'FINISHED'"
+    condition = f"tags.`{Tag.SERIES}` = '{series}' and attributes.status = 'FINISHED'"
     found = find_runs(handle.tracking_uri, handle.experiment, condition, MAX_PAST)
     past = []
     for run in found:
         if run.run_id == handle.run_id:
             continue
         past.append(_figures_of(run))
-        if run.tags.get(REGRESSION_TAG) == ACCEPTED:
+        if run.tags.get(Tag.REGRESSION) == ACCEPTED:
             break
     return past[::-1]
 
 
 def _figures_of(run: FoundRun) -> RunMetrics:
-    regressed = run.tags.get(REGRESSION_TAG, "none") not in ("none", ACCEPTED)
-    contaminated = run.tags.get(DISTURBED_TAG) == "True"
+    regressed = run.tags.get(Tag.REGRESSION, "none") not in ("none", ACCEPTED)
+    contaminated = run.tags.get(Tag.DISTURBED) == "True"
     return figures(run.run_id, run.metrics, contaminated=contaminated, regressed=regressed)
 
 
@@ -75,18 +76,18 @@ def figures(
     run_id: str, metrics: Mapping[str, float], *, contaminated: bool = False, regressed: bool = False
 ) -> RunMetrics:
     """What the metrics of a run say of it."""
-    rate = metrics.get("throughput/samples_per_second")
-    seconds = {name: metrics[key] for name in ("data_wait", *STEP_ITEMS) if (key := f"time/{name}_seconds") in metrics}
+    rate = metrics.get(Metric.THROUGHPUT)
+    seconds = {name: metrics[key] for name in ("data_wait", *STEP_ITEMS) if (key := Metric.seconds(name)) in metrics}
     total = sum(seconds.values())
     items = {name: spent / total / rate for name, spent in seconds.items()} if rate and total > 0 else {}
     return RunMetrics(
         run_id=run_id,
-        throughput=metrics.get("throughput/steady_samples_per_second"),
-        score=metrics.get("test/score", metrics.get("test/accuracy")),
-        data_wait=metrics.get("time/data_wait_fraction"),
-        baseline_throughput=metrics.get("throughput/baseline_samples_per_second"),
+        throughput=metrics.get(Metric.STEADY_THROUGHPUT),
+        score=metrics.get(Metric.TEST_SCORE, metrics.get(Metric.TEST_ACCURACY)),
+        data_wait=metrics.get(Metric.DATA_WAIT_FRACTION),
+        baseline_throughput=metrics.get(Metric.BASELINE_THROUGHPUT),
         item_seconds=items,
-        foreign_cores=metrics.get("machine/foreign_cores"),
+        foreign_cores=metrics.get(Metric.FOREIGN_CORES),
         contaminated=contaminated,
         regressed=regressed,
     )
@@ -95,7 +96,7 @@ def figures(
 def _changed(handle: RunHandle, past: list[RunMetrics], facts: Mapping[str, str]) -> str:
     """What is not as it was in the last good run."""
     last = next((run for run in reversed(past) if is_measure(run)), None)
-    before = read_document(handle.tracking_uri, last.run_id, FACTS_ARTIFACT) if last is not None else None
+    before = read_document(handle.tracking_uri, last.run_id, Artifact.FACTS) if last is not None else None
     if last is None or not before:
         return "what has changed since the last good run is not known"
     found = differences(before, facts)
@@ -134,7 +135,7 @@ def report_regression(outcome: Outcome, summary: dict[str, Any]) -> None:
     )
     emit_event(
         EVENT,
-        resource={"prefect.resource.id": f"paceline.series.{outcome.series}", "prefect.resource.name": config.name},
+        resource={"prefect.resource.id": f"{SERIES_RESOURCE}.{outcome.series}", "prefect.resource.name": config.name},
         payload={
             "text": judged["text"],
             "measures": [change["name"] for change in judged["changes"]],

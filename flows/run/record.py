@@ -8,7 +8,8 @@ from typing import Any
 from paceline.flows.lifecycle.report_artifacts import log_report
 from paceline.flows.run.outcome import Outcome, Verdicts
 from paceline.tasks.files import sha256_of
-from paceline.tasks.model_bundle import FACTS, WEIGHTS, describe_trained, digest_of
+from paceline.tasks.model_bundle import FACTS, WEIGHTS, build_model_facts, digest_of
+from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.records import TrainResult
 from paceline.tasks.redact import redact
 from paceline.tasks.report.quality_charts import quality_figures, quality_svgs
@@ -18,8 +19,7 @@ from paceline.tasks.speedup.steady_state import steady_rate
 from paceline.tasks.speedup.verdict import break_even_steps
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.environment import describe_environment
-from paceline.tasks.track.models import DIGEST_TAG
-from paceline.tasks.track.registry import DATASET_TAG, MODEL, describe_model
+from paceline.tasks.track.registry import describe_model
 from paceline.tasks.track.run import RunHandle
 
 TRAIN_KEYS = (
@@ -88,9 +88,9 @@ def record(outcome: Outcome, verdicts: Verdicts, handle: RunHandle, summary: dic
     )
     figures = draw_speed(outcome.speedup, outcome.trained, outcome.trained.time_budget)
     log_report(handle, render_report(report), figures | quality)
-    tracking.log_document(handle, "summary.json", summary)
-    tracking.log_document(handle, "environment.json", environment)
-    tracking.log_document(handle, tracking.FACTS_ARTIFACT, outcome.facts)
+    tracking.log_document(handle, Artifact.SUMMARY, summary)
+    tracking.log_document(handle, Artifact.ENVIRONMENT, environment)
+    tracking.log_document(handle, Artifact.FACTS, outcome.facts)
     _log_files(outcome, handle)
 
 
@@ -98,56 +98,56 @@ def log_model(outcome: Outcome, handle: RunHandle) -> None:
     """Log the trained model: what it is, its weights, and its signature for MLflow."""
     assert outcome.trained.weights is not None
     weights = Path(outcome.trained.weights)
-    facts = describe_trained(outcome.config, outcome.prepared, sha256_of(weights))
-    tracking.log_document(handle, f"{MODEL}/{FACTS}", facts.model_dump_json(indent=2).encode())
-    tracking.log_document(handle, f"{MODEL}/{WEIGHTS}", weights)
-    tracking.log_document(handle, f"{MODEL}/MLmodel", describe_model(handle, facts))
-    tracking.set_tags(handle, {DIGEST_TAG: digest_of(facts)})
+    facts = build_model_facts(outcome.config, outcome.prepared, sha256_of(weights))
+    tracking.log_document(handle, f"{Artifact.MODEL}/{FACTS}", facts.model_dump_json(indent=2).encode())
+    tracking.log_document(handle, f"{Artifact.MODEL}/{WEIGHTS}", weights)
+    tracking.log_document(handle, f"{Artifact.MODEL}/MLmodel", describe_model(handle, facts))
+    tracking.set_tags(handle, {Tag.MODEL_DIGEST: digest_of(facts)})
 
 
 def _metrics(outcome: Outcome, summary: dict[str, Any]) -> dict[str, float | None]:
     trained, evaluated, speedup = outcome.trained, outcome.evaluated, outcome.speedup
     metrics = judged_metrics(outcome) | {
-        "speedup/ratio": speedup.ratio,
-        "speedup/low": speedup.low,
-        "speedup/high": speedup.high,
-        "speedup/efficiency": speedup.efficiency,
-        "throughput/prediction_samples_per_second": evaluated.samples_per_second,
-        "time/communication_fraction": trained.communication_fraction,
-        "time/idle_fraction": trained.idle_fraction,
-        "memory/peak_bytes": trained.peak_memory_bytes,
-        "energy/joules": trained.energy_joules,
-        "time/prepare_seconds": outcome.prepared.seconds,
-        "time/wall_seconds": summary["seconds"],
-        "test/angle_rmse_degrees": evaluated.angle_rmse_degrees,
-        "test/psnr_db": evaluated.psnr_db,
-        "test/noisy_psnr_db": evaluated.noisy_psnr_db,
-        "train/final_loss": trained.final_loss,
-        "data/num_rejected": outcome.prepared.num_rejected,
-        "recovery/num_restarts": len(trained.restarts),
-        "recovery/lost_steps": sum(restart.lost_steps for restart in trained.restarts),
+        Metric.SPEEDUP: speedup.ratio,
+        Metric.SPEEDUP_LOW: speedup.low,
+        Metric.SPEEDUP_HIGH: speedup.high,
+        Metric.EFFICIENCY: speedup.efficiency,
+        Metric.PREDICTION_THROUGHPUT: evaluated.samples_per_second,
+        Metric.COMMUNICATION_FRACTION: trained.communication_fraction,
+        Metric.IDLE_FRACTION: trained.idle_fraction,
+        Metric.PEAK_MEMORY: trained.peak_memory_bytes,
+        Metric.ENERGY: trained.energy_joules,
+        Metric.PREPARE_SECONDS: outcome.prepared.seconds,
+        Metric.WALL_SECONDS: summary["seconds"],
+        Metric.TEST_ANGLE_RMSE: evaluated.angle_rmse_degrees,
+        Metric.TEST_PSNR: evaluated.psnr_db,
+        Metric.TEST_NOISY_PSNR: evaluated.noisy_psnr_db,
+        Metric.TRAIN_FINAL_LOSS: trained.final_loss,
+        Metric.NUM_REJECTED: outcome.prepared.num_rejected,
+        Metric.NUM_RESTARTS: len(trained.restarts),
+        Metric.LOST_STEPS: sum(restart.lost_steps for restart in trained.restarts),
     }
-    metrics |= {f"speedup/share_{name}": share[0] for name, share in speedup.shares.items()}
+    metrics |= {Metric.step_share(name): share[0] for name, share in speedup.shares.items()}
     metrics |= compile_metrics(trained)
     metrics |= outcome.prepared.reads.metrics
-    return metrics | {f"test/top_{k}_accuracy": value for k, value in evaluated.top_k.items()}
+    return metrics | {Metric.test(f"top_{k}_accuracy"): value for k, value in evaluated.top_k.items()}
 
 
 def judged_metrics(outcome: Outcome) -> dict[str, float | None]:
     """Those that later runs are judged by (`paceline.flows.run.history`)."""
     trained, earlier = outcome.trained, outcome.speedup.baseline_runs
     metrics: dict[str, float | None] = {
-        "throughput/samples_per_second": trained.samples_per_second,
-        "throughput/steady_samples_per_second": steady_rate(trained),
+        Metric.THROUGHPUT: trained.samples_per_second,
+        Metric.STEADY_THROUGHPUT: steady_rate(trained),
         # of this machine on this day, or of no use to those who judge by it
-        "throughput/baseline_samples_per_second": None if earlier else outcome.speedup.baseline_samples_per_second,
-        "time/data_wait_fraction": trained.data_wait_fraction,
-        "test/accuracy": outcome.evaluated.accuracy,
-        f"test/{outcome.evaluated.score_name}": outcome.evaluated.score,
-        "test/score": outcome.evaluated.score,
-        "machine/foreign_cores": trained.validity.foreign_load if trained.validity else None,
+        Metric.BASELINE_THROUGHPUT: None if earlier else outcome.speedup.baseline_samples_per_second,
+        Metric.DATA_WAIT_FRACTION: trained.data_wait_fraction,
+        Metric.TEST_ACCURACY: outcome.evaluated.accuracy,
+        Metric.test(outcome.evaluated.score_name): outcome.evaluated.score,
+        Metric.TEST_SCORE: outcome.evaluated.score,
+        Metric.FOREIGN_CORES: trained.validity.foreign_load if trained.validity else None,
     }
-    return metrics | {f"time/{item}_seconds": seconds for item, seconds in trained.time_budget.items()}
+    return metrics | {Metric.seconds(item): seconds for item, seconds in trained.time_budget.items()}
 
 
 def compile_metrics(trained: TrainResult) -> dict[str, float | None]:
@@ -156,43 +156,43 @@ def compile_metrics(trained: TrainResult) -> dict[str, float | None]:
         return {}
     stats = trained.compile
     return {
-        "compile/hit_rate": stats.hit_rate,
-        "compile/num_graphs": stats.num_graphs,
-        "compile/seconds": stats.seconds,
-        "compile/break_even_steps": break_even_steps(trained),
+        Metric.COMPILE_HIT_RATE: stats.hit_rate,
+        Metric.COMPILE_NUM_GRAPHS: stats.num_graphs,
+        Metric.COMPILE_SECONDS: stats.seconds,
+        Metric.BREAK_EVEN_STEPS: break_even_steps(trained),
     }
 
 
 def _tags(outcome: Outcome, verdicts: Verdicts, handle: RunHandle) -> dict[str, str]:
     usable = outcome.speedup.ratio is not None and not outcome.speedup.contaminated
     tags = {
-        "paceline.verdict": outcome.speedup.verdict,
-        "paceline.baseline": outcome.speedup.baseline or "none",
+        Tag.VERDICT: outcome.speedup.verdict,
+        Tag.BASELINE: outcome.speedup.baseline or "none",
         # The probe's baseline is an arm of this very run; a contaminated one is nobody's baseline.
-        "paceline.baseline_run_id": next(iter(outcome.speedup.baseline_runs), handle.run_id) if usable else "",
-        DATASET_TAG: outcome.prepared.fingerprint,
-        tracking.SERIES_TAG: outcome.series,
-        tracking.DISTURBED_TAG: str(outcome.disturbed),
-        "paceline.contaminated": str(outcome.speedup.contaminated),
-        "paceline.contamination": "; ".join(outcome.speedup.validity.reasons) if outcome.speedup.validity else "",
+        Tag.BASELINE_RUN_ID: next(iter(outcome.speedup.baseline_runs), handle.run_id) if usable else "",
+        Tag.DATASET: outcome.prepared.fingerprint,
+        Tag.SERIES: outcome.series,
+        Tag.DISTURBED: str(outcome.disturbed),
+        Tag.CONTAMINATED: str(outcome.speedup.contaminated),
+        Tag.CONTAMINATION: "; ".join(outcome.speedup.validity.reasons) if outcome.speedup.validity else "",
     }
     if outcome.pretrained is not None:
-        tags["paceline.pretrained"] = outcome.pretrained.told
+        tags[Tag.PRETRAINED] = outcome.pretrained.summary
     if verdicts.judgement is not None:
         tags |= {
-            tracking.REGRESSION_TAG: verdicts.judgement.tag,
-            "paceline.regression_text": verdicts.judgement.text,
+            Tag.REGRESSION: verdicts.judgement.tag,
+            Tag.REGRESSION_TEXT: verdicts.judgement.text,
         }
     if outcome.config.execution.worker_load == "measured":
         loads = outcome.trained.worker_load
         shares = "even" if loads is None else ":".join(f"{load / sum(loads):.2f}" for load in loads)
-        tags["paceline.auto.worker_load"] = f"{shares}: speeds of the ranks, timed before training"
-    return tags | {f"paceline.auto.{name}": f"{c.value}: {c.reason}" for name, c in outcome.plan.reasons.items()}
+        tags[Tag.auto("worker_load")] = f"{shares}: speeds of the ranks, timed before training"
+    return tags | {Tag.auto(name): f"{c.value}: {c.reason}" for name, c in outcome.plan.reasons.items()}
 
 
 def _log_files(outcome: Outcome, handle: RunHandle) -> None:
-    rejected = Path(outcome.prepared.path) / "rejected.jsonl"
+    rejected = Path(outcome.prepared.path) / Artifact.REJECTED
     if outcome.prepared.num_rejected:
-        tracking.log_document(handle, "rejected.jsonl", rejected)
+        tracking.log_document(handle, Artifact.REJECTED, rejected)
     for index, path in enumerate(outcome.trained.predictions):
-        tracking.log_document(handle, f"logs/rank-{index}.txt", Path(path).with_name("log.txt"))
+        tracking.log_document(handle, Artifact.rank_log(index), Path(path).with_name("log.txt"))

@@ -7,6 +7,7 @@ from typing import Any
 from prefect import get_run_logger
 
 from paceline.flows.run.outcome import Outcome
+from paceline.tasks.names import Tag
 from paceline.tasks.speedup.promotion_gate import Gate, gate
 from paceline.tasks.speedup.regression import RegressionVerdict
 from paceline.tasks.track import registry
@@ -60,18 +61,18 @@ def _tags(outcome: Outcome, asked: Gate, present: Champion | None) -> dict[str, 
     is_same = present is not None and present.dataset == outcome.prepared.fingerprint
     best = max(score, present.best_score or 0.0) if present is not None and is_same else score
     tags = {
-        registry.SCORE_NAME_TAG: name,
-        registry.SCORE_TAG: repr(score),
-        registry.BEST_TAG: repr(best),
-        registry.DATASET_TAG: outcome.prepared.fingerprint,
-        "paceline.workload": outcome.workload,
-        "paceline.gate": asked.text,
-        "paceline.verdict": speedup.verdict,
+        Tag.SCORE_NAME: name,
+        Tag.SCORE: repr(score),
+        Tag.BEST_SCORE: repr(best),
+        Tag.DATASET: outcome.prepared.fingerprint,
+        Tag.WORKLOAD: outcome.workload,
+        Tag.GATE: asked.text,
+        Tag.VERDICT: speedup.verdict,
     }
     if name == "accuracy":
-        tags |= dict(zip(registry.ACCURACY_TAGS, (repr(score), repr(best)), strict=True))
+        tags |= {Tag.ACCURACY: repr(score), Tag.BEST_ACCURACY: repr(best)}
     if speedup.ratio is not None and speedup.low is not None and speedup.high is not None:
-        tags["paceline.speedup"] = f"{speedup.ratio:.3f} ({speedup.low:.3f} to {speedup.high:.3f})"
+        tags[Tag.SPEEDUP] = f"{speedup.ratio:.3f} ({speedup.low:.3f} to {speedup.high:.3f})"
     return tags
 
 
@@ -80,11 +81,11 @@ def promote(outcome: Outcome, registered: dict[str, Any] | None, handle: RunHand
     if not registered:
         return
     log, name, version = get_run_logger(), registered["name"], registered["version"]
-    tracking.set_tags(handle, {"paceline.gate": registered["gate"]})
+    tracking.set_tags(handle, {Tag.GATE: registered["gate"]})
     if version is None:
         log.warning("Model %s is not registered: %s", name, registered["gate"])
         return
-    tracking.set_tags(handle, {"paceline.registered": f"{name} version {version}"})
+    tracking.set_tags(handle, {Tag.REGISTERED: f"{name} version {version}"})
     present = registry.champion(handle.tracking_uri, name)
     is_new = present is not None and present.version not in (version, registered["champion_before"])
     if present is not None and is_new and (present.score or 0.0) > outcome.evaluated.score:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
 
 from paceline.flows.run.record import compile_metrics
+from paceline.tasks.names import Metric
 from paceline.tasks.records import EvaluateResult, TrainResult
 from paceline.tasks.speedup.steady_state import steady_rate
 from paceline.tasks.speedup.study.records import ArmRun, StudyArm
-
-if TYPE_CHECKING:
-    pass
 
 
 def arm_run(arm: StudyArm, trained: TrainResult, evaluated: EvaluateResult) -> ArmRun:
@@ -32,7 +29,7 @@ def arm_run(arm: StudyArm, trained: TrainResult, evaluated: EvaluateResult) -> A
         startup_seconds=startup,
         end_to_end_seconds=ends[-1] if ends else None,
         score_name=evaluated.score_name,
-        accuracy=evaluated.score,
+        score=evaluated.score,
         num_test=evaluated.num_samples,
         validation=tuple(zip(ends, trained.validation_scores[-len(ends) :], strict=False)),
         time_budget=trained.time_budget,
@@ -52,21 +49,21 @@ def arm_run(arm: StudyArm, trained: TrainResult, evaluated: EvaluateResult) -> A
 def training_metrics(run: ArmRun, trained: TrainResult, evaluated: EvaluateResult) -> dict[str, float | None]:
     """Of a training inside a study or a sweep."""
     metrics: dict[str, float | None] = {
-        "throughput/steady_samples_per_second": run.samples_per_second,
-        "throughput/samples_per_second": trained.samples_per_second,
-        "throughput/prediction_samples_per_second": evaluated.samples_per_second,
-        "time/data_wait_fraction": run.data_wait_fraction,
-        "time/communication_fraction": run.communication_fraction,
-        "time/idle_fraction": run.idle_fraction,
-        "time/end_to_end_seconds": run.end_to_end_seconds,
-        "time/epoch_seconds": run.epoch_seconds,
-        "time/wall_seconds": trained.wall_seconds,
-        "memory/peak_bytes": run.peak_memory_bytes,
-        "energy/joules": run.energy_joules,
-        "test/accuracy": evaluated.accuracy,
-        f"test/{evaluated.score_name}": evaluated.score,
-        "test/score": evaluated.score,
-        "train/final_loss": trained.final_loss,
+        Metric.STEADY_THROUGHPUT: run.samples_per_second,
+        Metric.THROUGHPUT: trained.samples_per_second,
+        Metric.PREDICTION_THROUGHPUT: evaluated.samples_per_second,
+        Metric.DATA_WAIT_FRACTION: run.data_wait_fraction,
+        Metric.COMMUNICATION_FRACTION: run.communication_fraction,
+        Metric.IDLE_FRACTION: run.idle_fraction,
+        Metric.END_TO_END_SECONDS: run.end_to_end_seconds,
+        Metric.EPOCH_SECONDS: run.epoch_seconds,
+        Metric.WALL_SECONDS: trained.wall_seconds,
+        Metric.PEAK_MEMORY: run.peak_memory_bytes,
+        Metric.ENERGY: run.energy_joules,
+        Metric.TEST_ACCURACY: evaluated.accuracy,
+        Metric.test(evaluated.score_name): evaluated.score,
+        Metric.TEST_SCORE: evaluated.score,
+        Metric.TRAIN_FINAL_LOSS: trained.final_loss,
     }
-    metrics |= {f"time/{item}_seconds": seconds for item, seconds in trained.time_budget.items()}
+    metrics |= {Metric.seconds(item): seconds for item, seconds in trained.time_budget.items()}
     return metrics | compile_metrics(trained)

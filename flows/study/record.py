@@ -10,9 +10,11 @@ from paceline.flows.lifecycle.mlflow_views import share_study
 from paceline.flows.lifecycle.report_artifacts import describe_devices, log_environment, log_report
 from paceline.tasks.evaluate.metrics import discordant
 from paceline.tasks.evaluate.pixel_metrics import score_difference
-from paceline.tasks.records import Hardware, PreparedSet, SpeedupResult
+from paceline.tasks.names import Artifact, Metric, Tag
+from paceline.tasks.records import Hardware, PreparedSet
 from paceline.tasks.report.study_charts import draw_study
 from paceline.tasks.report.study_report import render_study
+from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.speedup.study.analysis import budget_differences, ladder, scalings, summarise_arms, target_accuracy
 from paceline.tasks.speedup.study.pairs import StudyRuns
 from paceline.tasks.speedup.study.records import ArmRun, ArmSummary, Scaling, StudyArm, StudyResult
@@ -96,22 +98,22 @@ def _paired(run: ArmRun, base: ArmRun | None, known: Mapping[str, PreparedSet]) 
 def log_arm(handle: RunHandle, arm: StudyArm, run: ArmRun) -> None:
     """What is known of an arm's run before the study has ended, beside what was measured."""
     tags = {
-        "paceline.arm": arm.name,
-        "paceline.group": arm.group,
-        "paceline.is_baseline": str(arm.is_baseline),
-        "paceline.repeat": str(run.repeat),
-        "paceline.contaminated": str(run.contaminated),
-        "paceline.contamination": "; ".join(run.contamination),
-        "paceline.dataset": run.facts["data"],
+        Tag.ARM: arm.name,
+        Tag.GROUP: arm.group,
+        Tag.IS_BASELINE: str(arm.is_baseline),
+        Tag.REPEAT: str(run.repeat),
+        Tag.CONTAMINATED: str(run.contaminated),
+        Tag.CONTAMINATION: "; ".join(run.contamination),
+        Tag.DATASET: run.facts["data"],
     }
     tracking.set_tags(handle, tags)
-    tracking.log_document(handle, tracking.FACTS_ARTIFACT, run.facts)
+    tracking.log_document(handle, Artifact.FACTS, run.facts)
 
 
 def log_diagnosis(handle: RunHandle, speedup: SpeedupResult) -> None:
     """What limits an arm's step; its ratio stays the study's business."""
-    shares: dict[str, float | None] = {f"speedup/share_{name}": share for name, (share, *_) in speedup.shares.items()}
-    tracking.log_facts(handle, shares, {"paceline.cause": speedup.cause or "", "paceline.verdict": speedup.verdict})
+    shares: dict[str, float | None] = {Metric.step_share(name): share for name, (share, *_) in speedup.shares.items()}
+    tracking.log_facts(handle, shares, {Tag.CAUSE: speedup.cause or "", Tag.VERDICT: speedup.verdict})
 
 
 def log_study(outcome: StudyOutcome, parent: RunHandle) -> tuple[StudyResult, dict[str, Any]]:
@@ -119,21 +121,21 @@ def log_study(outcome: StudyOutcome, parent: RunHandle) -> tuple[StudyResult, di
     result = outcome.result(parent)
     environment = log_environment(parent, outcome.hardware)
     log_report(parent, render_study(result, environment), draw_study(result))
-    tracking.log_document(parent, "study.json", result.model_dump(mode="json"))
+    tracking.log_document(parent, Artifact.STUDY, result.model_dump(mode="json"))
     for arm in result.arms:
         _log_ratio(parent, result, arm)
     summary = summarise_study(result, parent) | {"view": share_study(parent, [arm.score_name for arm in result.arms])}
-    tracking.log_document(parent, "summary.json", summary)
-    tracking.log_facts(parent, _study_metrics(result), {"paceline.study_kind": result.kind})
+    tracking.log_document(parent, Artifact.SUMMARY, summary)
+    tracking.log_facts(parent, _study_metrics(result), {Tag.STUDY_KIND: result.kind})
     return result, summary
 
 
 def _study_metrics(result: StudyResult) -> dict[str, float | None]:
     return {
-        "study/num_arms": len(result.arms),
-        "study/num_failed": sum(arm.num_failed for arm in result.arms),
-        "study/num_contaminated": result.contaminated,
-        "study/seconds": result.seconds,
+        Metric.STUDY_NUM_ARMS: len(result.arms),
+        Metric.STUDY_NUM_FAILED: sum(arm.num_failed for arm in result.arms),
+        Metric.STUDY_NUM_CONTAMINATED: result.contaminated,
+        Metric.STUDY_SECONDS: result.seconds,
     }
 
 
@@ -141,21 +143,21 @@ def _log_ratio(parent: RunHandle, result: StudyResult, arm: ArmSummary) -> None:
     """An arm's ratio over all repeats, in each of its runs, so that the columns of the UI can compare them."""
     ratio, efficiency = arm.ratio, arm.efficiency
     metrics: dict[str, float | None] = {
-        "speedup/ratio": ratio.value if ratio else None,
-        "speedup/low": ratio.low if ratio else None,
-        "speedup/high": ratio.high if ratio else None,
-        "speedup/efficiency": efficiency.value if efficiency else None,
-        "speedup/break_even_epochs": arm.break_even_epochs,
-        "speedup/end_to_end_ratio": arm.end_to_end_ratio.value if arm.end_to_end_ratio else None,
-        "speedup/prediction_ratio": arm.prediction_ratio.value if arm.prediction_ratio else None,
-        "cost/per_epoch": arm.cost_per_epoch,
+        Metric.SPEEDUP: ratio.value if ratio else None,
+        Metric.SPEEDUP_LOW: ratio.low if ratio else None,
+        Metric.SPEEDUP_HIGH: ratio.high if ratio else None,
+        Metric.EFFICIENCY: efficiency.value if efficiency else None,
+        Metric.BREAK_EVEN_EPOCHS: arm.break_even_epochs,
+        Metric.END_TO_END_SPEEDUP: arm.end_to_end_ratio.value if arm.end_to_end_ratio else None,
+        Metric.PREDICTION_SPEEDUP: arm.prediction_ratio.value if arm.prediction_ratio else None,
+        Metric.COST_PER_EPOCH: arm.cost_per_epoch,
     }
     baseline = next(other for other in result.arms if other.arm.is_baseline and other.arm.group == arm.arm.group)
     tags = {
-        "paceline.baseline": baseline.arm.name,
-        "paceline.baseline_run_id": ", ".join(baseline.run_ids),
-        "paceline.match": "" if arm.match is None else str(arm.match.matches),
-        "paceline.parity": arm.parity,
+        Tag.BASELINE: baseline.arm.name,
+        Tag.BASELINE_RUN_ID: ", ".join(baseline.run_ids),
+        Tag.MATCH: "" if arm.match is None else str(arm.match.matches),
+        Tag.PARITY: arm.parity,
     }
     for run_id in arm.run_ids:
         tracking.log_facts(parent.model_copy(update={"run_id": run_id}), metrics, tags)
@@ -179,8 +181,8 @@ def summarise_study(result: StudyResult, parent: RunHandle) -> dict[str, Any]:
             "prediction_ratio": arm.prediction_ratio.value if arm.prediction_ratio else None,
             "hit_rate": arm.hit_rate,
             "score_name": arm.score_name,
-            "score": arm.accuracy,
-            "accuracy": arm.accuracy if arm.score_name == "accuracy" else None,
+            "score": arm.score,
+            "accuracy": arm.score if arm.score_name == "accuracy" else None,
             "parity": arm.parity,
             "break_even_epochs": arm.break_even_epochs,
             "matches": None if arm.match is None else arm.match.matches,
@@ -197,7 +199,7 @@ def summarise_study(result: StudyResult, parent: RunHandle) -> dict[str, Any]:
         "num_repeats": result.num_repeats,
         "arms": arms,
         "karp_flatt": _serial_fractions(result.scalings),
-        "report": "report.html",
+        "report": Artifact.REPORT,
         "contaminated": result.contaminated,
         "seconds": result.seconds,
     }

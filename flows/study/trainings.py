@@ -34,6 +34,7 @@ from paceline.tasks.data.prefect_tasks import prepare
 from paceline.tasks.errors import InputError, PacelineError
 from paceline.tasks.evaluate.prefect_tasks import evaluate
 from paceline.tasks.fingerprint import workload_fingerprint
+from paceline.tasks.names import Tag
 from paceline.tasks.records import PreparedSet
 from paceline.tasks.speedup.comparability import differences
 from paceline.tasks.speedup.prefect_tasks import account
@@ -191,7 +192,7 @@ def _better(parent: RunHandle, first: ArmRun, again: ArmRun) -> ArmRun:
     kept, left = (again, first) if again.status == "done" else (first, again)
     if left.run_id and kept.run_id:
         handle = parent.model_copy(update={"run_id": left.run_id})
-        tracking.log_facts(handle, {}, {"paceline.superseded_by": kept.run_id})
+        tracking.log_facts(handle, {}, {Tag.SUPERSEDED_BY: kept.run_id})
     return kept
 
 

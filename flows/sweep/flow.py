@@ -83,11 +83,11 @@ def check_sweep(request: SweepRequest, site: Environment) -> SweepPlan:
     config = make_config(request.config, ["speedup.baseline=none", "speedup.diagnose=false", "track.register=null"])
     _check_weights(config, parameters)
     for parameter in parameters:
-        for value in parameter.tried():
+        for value in parameter.test_values():
             _try(config, parameter, parameter.override(value))
     cleared = preflight.check(config, site)
     for parameter in parameters:
-        for value in parameter.tried():
+        for value in parameter.test_values():
             _try(config, parameter, parameter.override(value), cleared)
     return SweepPlan(request, config, parameters, num_trials, cleared, _room(request, config, cleared, num_trials))
 
@@ -246,7 +246,7 @@ def _check_any(trials: tuple[Trial, ...]) -> None:
 
 def _run_all(work: SweepContext, num_trials: int) -> None:
     """Run trials until there are as many as asked for, a new one as soon as one has ended."""
-    waiting = deque(work.proposer.unfinished())
+    waiting = deque(work.proposer.resumable_trials())
     running: set[Future[Trial | None]] = set()
     with ThreadPoolExecutor(work.room.num_at_once, "trial") as pool:
         try:

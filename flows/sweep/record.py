@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.flows.lifecycle.mlflow_views import share_sweep
 from paceline.flows.lifecycle.report_artifacts import describe_devices, log_environment, log_report
 from paceline.flows.sweep.trial import SweepContext
+from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.report.sweep_charts import draw_sweep
 from paceline.tasks.report.sweep_report import render_sweep
 from paceline.tasks.scores import SCORE_OF_TASK
@@ -61,10 +62,10 @@ def log_sweep(outcome: SweepOutcome) -> tuple[SweepResult, dict[str, Any]]:
     result, parent = outcome.result(), outcome.work.parent
     environment = log_environment(parent, outcome.work.cleared.hardware)
     log_report(parent, render_sweep(result, environment), draw_sweep(result))
-    tracking.log_document(parent, "sweep.json", result.model_dump(mode="json"))
+    tracking.log_document(parent, Artifact.SWEEP, result.model_dump(mode="json"))
     view = share_sweep(parent, [parameter.setting for parameter in result.parameters])
     summary = summarise_sweep(result, parent) | {"view": view}
-    tracking.log_document(parent, "summary.json", summary)
+    tracking.log_document(parent, Artifact.SUMMARY, summary)
     tracking.log_facts(parent, _metrics(result), _tags(result))
     return result, summary
 
@@ -72,28 +73,24 @@ def log_sweep(outcome: SweepOutcome) -> tuple[SweepResult, dict[str, Any]]:
 def _metrics(result: SweepResult) -> dict[str, float | None]:
     best, speedup = result.best, result.speedup
     return {
-        "sweep/num_trials": len(result.trials),
-        "sweep/num_pruned": result.num("pruned"),
-        "sweep/num_failed": result.num("failed"),
-        "sweep/seconds": result.seconds,
-        "sweep/occupancy": result.occupancy,
-        "speedup/ratio": speedup.value if speedup else None,
-        "speedup/low": speedup.low if speedup else None,
-        "speedup/high": speedup.high if speedup else None,
-        "sweep/best_score": best.score if best else None,
-        "sweep/best_test_score": best.test_score if best else None,
+        Metric.SWEEP_NUM_TRIALS: len(result.trials),
+        Metric.SWEEP_NUM_PRUNED: result.num("pruned"),
+        Metric.SWEEP_NUM_FAILED: result.num("failed"),
+        Metric.SWEEP_SECONDS: result.seconds,
+        Metric.SWEEP_OCCUPANCY: result.occupancy,
+        Metric.SPEEDUP: speedup.value if speedup else None,
+        Metric.SPEEDUP_LOW: speedup.low if speedup else None,
+        Metric.SPEEDUP_HIGH: speedup.high if speedup else None,
+        Metric.SWEEP_BEST_SCORE: best.score if best else None,
+        Metric.SWEEP_BEST_TEST_SCORE: best.test_score if best else None,
     }
 
 
 def _tags(result: SweepResult) -> dict[str, str]:
     best, colocation = result.best, result.colocation
-    tags = (
-        {"paceline.layout": colocation.layout, "paceline.contaminated": str(colocation.contaminated)}
-        if colocation
-        else {}
-    )
+    tags = {Tag.LAYOUT: colocation.layout, Tag.CONTAMINATED: str(colocation.contaminated)} if colocation else {}
     if best is not None:
-        tags |= {"paceline.best_run_id": best.run_id or "", "paceline.best": " ".join(result.overrides(best))}
+        tags |= {Tag.BEST_RUN_ID: best.run_id or "", Tag.BEST: " ".join(result.overrides(best))}
     return tags
 
 
@@ -115,7 +112,7 @@ def summarise_sweep(result: SweepResult, parent: RunHandle) -> dict[str, Any]:
         "num_failed": result.num("failed"),
         "occupancy": result.occupancy,
         "speedup": _speedup(result),
-        "report": "report.html",
+        "report": Artifact.REPORT,
         "seconds": result.seconds,
     }
 

@@ -26,6 +26,7 @@ from paceline.flows.study.metrics import arm_run, training_metrics
 from paceline.tasks import deadline
 from paceline.tasks.errors import InputError, PacelineError, RankError, StoppedError, one_line
 from paceline.tasks.evaluate.prefect_tasks import evaluate
+from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.progress import hidden_bars
 from paceline.tasks.records import EvaluateResult, Plan, PreparedSet, TrainResult
 from paceline.tasks.speedup.study.records import StudyArm
@@ -82,7 +83,7 @@ class _Watch:
         self._work = work
         self._number = number
         self._directory = directory
-        self._num_reported = work.proposer.num_reported(number)
+        self._num_reported = work.proposer.count_reported(number)
         self.scores: tuple[float, ...] = ()
 
     def why_end(self) -> str | None:
@@ -114,7 +115,7 @@ def run_trial(work: SweepContext, proposal: Proposal) -> Trial | None:
     try:
         with nested_run(work.parent, config, config.name, "trial", proposal.run_id) as handle:
             begun.run_id = handle.run_id
-            work.proposer.begun(proposal.number, handle.run_id)
+            work.proposer.mark_started(proposal.number, handle.run_id)
             trial = _train(work, begun, config, plan, handle)
     except StoppedError as stopped:
         if work.stopped.is_set():
@@ -126,7 +127,7 @@ def run_trial(work: SweepContext, proposal: Proposal) -> Trial | None:
         if not isinstance(error, PacelineError):
             get_run_logger().warning("Trial %d", proposal.number, exc_info=error)
         return _failed(work, begun, error, final=isinstance(error, RankError) and error.final)
-    work.proposer.ended(trial)
+    work.proposer.mark_ended(trial)
     return trial
 
 
@@ -159,7 +160,7 @@ class _Begun:
 def _failed(work: SweepContext, begun: _Begun, error: Exception, *, final: bool) -> Trial:
     """Remember that a trial has failed; a `final` one lies in its own settings, and is not tried again by a resume."""
     trial = begun.ended("failed", one_line(error))
-    work.proposer.ended(trial, final=final)
+    work.proposer.mark_ended(trial, final=final)
     return trial
 
 
@@ -206,7 +207,7 @@ def _train(work: SweepContext, begun: _Begun, config: Config, plan: Plan, handle
 
 
 def _log_pruned(handle: RunHandle, trial: Trial, why: str) -> None:
-    tracking.log_facts(handle, _metrics(trial), _tags(trial) | {"paceline.pruned": why})
+    tracking.log_facts(handle, _metrics(trial), _tags(trial) | {Tag.PRUNED: why})
 
 
 def _log(
@@ -214,10 +215,10 @@ def _log(
 ) -> None:
     arm = StudyArm(name=job.config.name, overrides=work.overrides(_of(trial)), group="", is_baseline=False)
     metrics = training_metrics(arm_run(arm, trained, evaluated), trained, evaluated)
-    tags = _tags(trial) | {"paceline.dataset": work.prepared.fingerprint}
+    tags = _tags(trial) | {Tag.DATASET: work.prepared.fingerprint}
     tracking.log_facts(handle, metrics | _metrics(trial), tags)
     facts = run_comparison_facts(job.config, work.prepared, job.plan, job.pretrained)
-    tracking.log_document(handle, tracking.FACTS_ARTIFACT, facts)
+    tracking.log_document(handle, Artifact.FACTS, facts)
 
 
 def _of(trial: Trial) -> Proposal:
@@ -226,12 +227,12 @@ def _of(trial: Trial) -> Proposal:
 
 def _metrics(trial: Trial) -> dict[str, float | None]:
     return {
-        "sweep/score": trial.score,
-        "sweep/seconds": trial.seconds,
-        "sweep/num_epochs": len(trial.scores),
-        "recovery/num_restarts": trial.restarts,
+        Metric.SWEEP_SCORE: trial.score,
+        Metric.SWEEP_SECONDS: trial.seconds,
+        Metric.SWEEP_NUM_EPOCHS: len(trial.scores),
+        Metric.NUM_RESTARTS: trial.restarts,
     }
 
 
 def _tags(trial: Trial) -> dict[str, str]:
-    return {"paceline.trial": str(trial.number)}
+    return {Tag.TRIAL: str(trial.number)}

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from infra.services.archive import back_up, restore
-from infra.services.home import Home, told
+from infra.services.home import Home, choose_settings
 from infra.services.servers import check_workers
 from infra.services.start import down, running, up
 from paceline.conf.environment import Environment, spare_loopback
@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     site = Environment()
     home = Home((options.home or site.root / "services").expanduser().absolute())
     try:
-        with home.held():
+        with home.lock():
             options.command(options, home, site)
     except InputError as error:
         say(f"infra/{options.name}: {error}")
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _up(options: argparse.Namespace, home: Home, site: Environment) -> None:
     old = home.settings() if home.is_made else None
-    settings = told(old, options.host, dict(options.port), options.workers)
+    settings = choose_settings(old, options.host, dict(options.port), options.workers)
     check_workers(settings)
     servers = up(home, settings, site, lambda line: say(f"infra/up: {line}"))
     rows = [("postgres", f"127.0.0.1:{settings.ports['postgres']}")]
@@ -60,8 +60,8 @@ def _backup(options: argparse.Namespace, home: Home, site: Environment) -> None:
 
 
 def _restore(options: argparse.Namespace, home: Home, site: Environment) -> None:
-    if home.is_made and (present := running(home)):
-        raise InputError(f"{', '.join(present)} of {home.root} run; infra/down first")
+    if home.is_made and (running_names := running(home)):
+        raise InputError(f"{', '.join(running_names)} of {home.root} run; infra/down first")
     aside = restore(home, options.file.absolute(), overwrite=options.overwrite)
     say(f"infra/restore: {home.root} is what {options.file} holds; infra/up starts it")
     if aside is not None:

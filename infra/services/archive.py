@@ -71,7 +71,7 @@ def back_up(home: Home, path: Path) -> int:
 def restore(home: Home, path: Path, *, overwrite: bool) -> Path | None:
     """Make a set, which does not run, be what an archive holds.
 
-    All is made beside the home, and takes its place only when it is whole.
+    Everything is restored next to the home and replaces it only when it is complete.
 
     Args:
         home: of the set.
@@ -82,7 +82,7 @@ def restore(home: Home, path: Path, *, overwrite: bool) -> Path | None:
         Where the set lies that was there before; None where there was none.
 
     Raises:
-        InputError: this is no archive, or there is a set.
+        InputError: the file is not an archive, or the home already holds services.
     """
     if home.root.exists() and any(home.root.iterdir()) and not overwrite:
         raise InputError(f"--home {home.root} is not empty; name another, or say --overwrite, which puts it aside")

@@ -31,7 +31,7 @@ LARGE_LOG_BYTES = 10 * 2**20
 PRIVATE_UMASK = 0o077
 
 
-class Recorded(Record):
+class ProcessRecord(Record):
     """A process as its file has it."""
 
     pid: int
@@ -58,7 +58,7 @@ class Daemon:
 
     def pid(self) -> int | None:
         """Its process id, while it runs."""
-        recorded = self._recorded()
+        recorded = self._read_record()
         return recorded.pid if recorded and started_at(recorded.pid) == recorded.started else None
 
     def start(
@@ -93,7 +93,7 @@ class Daemon:
         finally:
             os.close(descriptor)
         started = started_at(process.pid) or 0
-        recorded = Recorded(pid=process.pid, started=started, boot=_boot())
+        recorded = ProcessRecord(pid=process.pid, started=started, boot=_boot())
         write_durably(self._file, recorded.model_dump_json().encode())
 
     def wait(self, check: Callable[[], None], seconds: float) -> None:
@@ -124,7 +124,7 @@ class Daemon:
         """End it and all that it has started; whether there was anything to end.
 
         Args:
-            first: how it is asked to end.
+            first: signal that asks it to stop.
             seconds: that it is given for it, before it is killed.
         """
         family = self.family()
@@ -147,12 +147,12 @@ class Daemon:
 
     def family(self) -> list[psutil.Process]:
         """It, its descendants, and what an earlier one has left behind."""
-        found = set(self._marked())
+        pids = set(self._leftovers())
         if (pid := self.pid()) is not None:
             with suppress(psutil.NoSuchProcess):
                 leader = psutil.Process(pid)
-                found |= {leader, *leader.children(recursive=True)}
-        return sorted(_living(found), key=lambda process: process.pid)
+                pids |= {leader, *leader.children(recursive=True)}
+        return sorted(_living(pids), key=lambda process: process.pid)
 
     def final_error(self, num_lines: int = 15) -> str:
         """The end of its log."""
@@ -160,20 +160,20 @@ class Daemon:
             return "its log is empty"
         return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-num_lines:])
 
-    def _recorded(self) -> Recorded | None:
+    def _read_record(self) -> ProcessRecord | None:
         try:
-            recorded = Recorded.model_validate_json(self._file.read_bytes())
+            recorded = ProcessRecord.model_validate_json(self._file.read_bytes())
         except (FileNotFoundError, ValidationError):
             return None
         return recorded if recorded.boot == _boot() else None
 
-    def _marked(self) -> list[psutil.Process]:
-        found = []
+    def _leftovers(self) -> list[psutil.Process]:
+        pids = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):  # ended meanwhile, or another user's
                 if process.environ().get(MARK) == self._mark:
-                    found.append(process)
-        return found
+                    pids.append(process)
+        return pids
 
 
 def started_at(pid: int) -> int | None:

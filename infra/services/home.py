@@ -1,4 +1,4 @@
-"""Where a set of services keeps its state, and what it was told: addresses and ports, chosen once and kept.
+"""State directory and settings of a set of services: addresses and ports, chosen once.
 
 Knows nothing of what the services are.
 """
@@ -27,7 +27,7 @@ PRIVATE = 0o700
 
 
 class Settings(Record):
-    """What a set was told."""
+    """Settings of a set of services."""
 
     host: str = LOOPBACK
     """Address that all but PostgreSQL and Dask's status pages listen on."""
@@ -68,9 +68,9 @@ class Home:
             if self.tls.exists():
                 self.tls.chmod(PRIVATE)
         except OSError as error:
-            raise self._closed(error) from error
+            raise self._not_writable(error) from error
 
-    def _closed(self, error: OSError) -> InputError:
+    def _not_writable(self, error: OSError) -> InputError:
         return InputError(f"--home {self.root} cannot be written ({error}); name a directory of yours")
 
     @property
@@ -79,7 +79,7 @@ class Home:
         return self._settings.is_file()
 
     def settings(self) -> Settings:
-        """What the set was told.
+        """Read the settings of the set.
 
         Raises:
             InputError: there is none, or its file is damaged.
@@ -89,14 +89,14 @@ class Home:
         except FileNotFoundError as error:
             raise InputError(f"--home {self.root} holds no services; start them with infra/up") from error
         except ValidationError as error:
-            raise InputError(f"{self._settings} is damaged; restore it with infra/restore, or mend it") from error
+            raise InputError(f"{self._settings} is damaged; restore it with infra/restore, or fix it") from error
 
     def keep(self, settings: Settings) -> None:
-        """Write what the set was told."""
+        """Save the settings of the set."""
         write_durably(self._settings, settings.model_dump_json(indent=2).encode())
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Keep other commands away from this set while the body lasts.
 
         Raises:
@@ -107,7 +107,7 @@ class Home:
             # Beside the home, which infra/restore replaces as a whole.
             lock = os.open(self.root.with_name(f".{self.root.name}.lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise self._closed(error) from error
+            raise self._not_writable(error) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
@@ -117,8 +117,10 @@ class Home:
             os.close(lock)
 
 
-def told(old: Settings | None, host: str | None, ports: Mapping[str, int], num_workers: int | None) -> Settings:
-    """The settings of a set: what is said now, else what was said before, else what is usual and free.
+def choose_settings(
+    old: Settings | None, host: str | None, ports: Mapping[str, int], num_workers: int | None
+) -> Settings:
+    """Choose settings: from the options, else from the last start, else defaults and free ports.
 
     Args:
         old: of the last start; None the first time.
@@ -127,7 +129,7 @@ def told(old: Settings | None, host: str | None, ports: Mapping[str, int], num_w
         num_workers: of Dask; 0 for as many as fit.
 
     Raises:
-        InputError: an unknown service, or an address that nobody could be told.
+        InputError: an unknown service, or an address that clients cannot connect to.
     """
     if unknown := sorted(set(ports) - set(USUAL_PORTS)):
         raise InputError(f"--port {unknown[0]}=... names no service; use one of {', '.join(USUAL_PORTS)}")

@@ -180,8 +180,8 @@ class Postgres:
             path.touch(0o600)
             path.write_text(self._password(SUPERUSER), encoding="utf-8")
             if (owner := user()) is not None:
-                for one in (path, path.parent):
-                    shutil.chown(one, owner, owner)
+                for location in (path, path.parent):
+                    shutil.chown(location, owner, owner)
             yield path
 
     def _check_reachable(self, owner: str) -> None:
@@ -236,18 +236,18 @@ def find_program(name: str, version: str | None) -> str:
     Raises:
         InputError: it is not there.
     """
-    present = {path.name: path / "bin" / name for path in DEBIAN.glob("*") if (path / "bin" / name).is_file()}
-    if version is not None and present and version not in present:
+    versions = {path.name: path / "bin" / name for path in DEBIAN.glob("*") if (path / "bin" / name).is_file()}
+    if version is not None and versions and version not in versions:
         raise InputError(
-            f"the data is of PostgreSQL {version}, and only {', '.join(sorted(present))} is installed; install "
+            f"the data is of PostgreSQL {version}, and only {', '.join(sorted(versions))} is installed; install "
             f"postgresql-{version}, infra/backup with it, and infra/restore the archive into a new --home"
         )
-    if present:
-        return str(present[version or max(present, key=float)])
-    found = shutil.which(name)
-    if found is None:
+    if versions:
+        return str(versions[version or max(versions, key=float)])
+    program = shutil.which(name)
+    if program is None:
         raise InputError(f"PostgreSQL's {name} is not installed; on Debian, as root: apt-get install postgresql")
-    return found
+    return program
 
 
 def _environment() -> dict[str, str]:

@@ -65,7 +65,7 @@ class Servers:
 
     Args:
         home: of the set.
-        settings: what the set was told.
+        settings: of the set.
         vault: with the secrets.
         postgres: behind Prefect and MLflow.
         site: this machine's facts, which the workers share.
@@ -89,7 +89,7 @@ class Servers:
 
     @property
     def num_workers(self) -> int:
-        """Dask workers: as told, else one per GPU, or per core where there is none."""
+        """Number of Dask workers: as configured, else one per GPU, or per core without GPUs."""
         return self._settings.num_workers or len(describe().gpus) or usable_cores()
 
     def client_environment(self) -> dict[str, str]:
@@ -107,7 +107,7 @@ class Servers:
 
     def prefect_environment(self) -> dict[str, str]:
         """Of Prefect's server, and of the command that migrates its database."""
-        return _inherited() | {
+        return _own_environment() | {
             "PREFECT_HOME": str(self._home.work / "prefect"),
             "PREFECT_SERVER_DATABASE_CONNECTION_URL": self._postgres.uri("prefect", "postgresql+asyncpg"),
             "PREFECT_SERVER_API_AUTH_STRING": self._prefect_user,
@@ -123,7 +123,7 @@ class Servers:
         """Of MLflow's server, and of the command that migrates its database."""
         auth_config = self._home.secrets / "mlflow_auth.ini"
         write_privately(auth_config, AUTH_CONFIG.format(uri=self._postgres.uri("mlflow_auth", MLFLOW_DRIVER)))
-        environment = _inherited() | {
+        environment = _own_environment() | {
             "MLFLOW_BACKEND_STORE_URI": self._postgres.uri("mlflow", MLFLOW_DRIVER),
             "MLFLOW_ARTIFACTS_DESTINATION": str(self._home.artifacts),
             "MLFLOW_AUTH_CONFIG_PATH": str(auth_config),
@@ -217,9 +217,9 @@ class Servers:
 
     def _dask_environment(self) -> dict[str, str]:
         """No password: a rank gets that of the run's own user with its order."""
-        known = self.client_environment()
-        shared = {name: known[name] for name in ("PACELINE_HOME", "PACELINE_TLS")}
-        return _inherited() | {"DASK_CONFIG": str(DASK_SETTINGS)} | shared
+        variables = self.client_environment()
+        shared = {name: variables[name] for name in ("PACELINE_HOME", "PACELINE_TLS")}
+        return _own_environment() | {"DASK_CONFIG": str(DASK_SETTINGS)} | shared
 
     def _tls(self) -> tuple[str, ...]:
         tls = self._home.tls
@@ -231,25 +231,25 @@ def _python(module: str, *arguments: str) -> tuple[str, ...]:
 
 
 def check_workers(settings: Settings) -> None:
-    """Whether this host can have as many workers as it is told to.
+    """Check that this host can run the configured number of workers.
 
     Raises:
         InputError: it cannot.
     """
-    asked = settings.num_workers or 0
-    if asked < 0:
-        raise InputError(f"--workers {asked}; give how many, or 0 for as many as fit")
+    num_workers = settings.num_workers or 0
+    if num_workers < 0:
+        raise InputError(f"--workers {num_workers}; give how many, or 0 for as many as fit")
     gpus = describe().gpus
-    if gpus and asked > len(gpus):
-        raise InputError(f"--workers {asked}, and this host has {len(gpus)} GPUs; each has one worker")
+    if gpus and num_workers > len(gpus):
+        raise InputError(f"--workers {num_workers}, and this host has {len(gpus)} GPUs; each has one worker")
     if gpus and importlib.util.find_spec("dask_cuda") is None:
         raise InputError("this host has GPUs, and dask-cuda is not installed: pip install --editable '.[cuda]'")
 
 
-def _inherited() -> dict[str, str]:
-    """The caller's environment, less what it says to other servers."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN_PREFIXES)}
-    return kept | QUIET_ENVIRONMENT
+def _own_environment() -> dict[str, str]:
+    """The caller's environment without the variables of other servers."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN_PREFIXES)}
+    return environment | QUIET_ENVIRONMENT
 
 
 def _require(answer: bytes) -> None:

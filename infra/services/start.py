@@ -40,15 +40,15 @@ def up(home: Home, settings: Settings, site: Environment, say: Say) -> Servers:
 
     Args:
         home: of the set, locked.
-        settings: as told now.
+        settings: of this start.
         site: this machine's facts.
-        say: hears what is done.
+        say: prints a line of progress.
 
     Raises:
         InputError: settings do not fit what runs, or a port is taken.
         RunError: a service did not come up; its last words are in the message.
     """
-    _check_unchanged(home, settings)
+    _check_settings(home, settings)
     home.make()
     home.keep(settings)
     vault = Vault(home.secrets)
@@ -91,13 +91,14 @@ def running(home: Home) -> list[str]:
     return [name for name in names if Daemon(name, home.root, home.pids, home.logs).pid() is not None]
 
 
-def _check_unchanged(home: Home, settings: Settings) -> None:
-    if not home.is_made or not (present := running(home)):
+def _check_settings(home: Home, settings: Settings) -> None:
+    if not home.is_made or not (running_services := running(home)):
         return
     old = home.settings()
     if (old.host, old.ports, old.num_workers) != (settings.host, settings.ports, settings.num_workers):
         raise InputError(
-            f"--host, --port or --workers is not what {', '.join(present)} of {home.root} run with; infra/down first"
+            f"--host, --port or --workers differ from those of {', '.join(running_services)} of {home.root}, "
+            "which run; infra/down first"
         )
 
 

@@ -1,4 +1,4 @@
-"""Secrets, made once and kept by name in files that nobody else can read. They are never printed."""
+"""Secrets, created once and stored by name in private files. They are never printed."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def iter_results(client: Client, tasks: Iterable[T], submit: Callable[[T], Futur
     waiting = iter(tasks)
     window = PER_THREAD * max(1, sum(client.nthreads().values()))
     futures = {submit(task) for task in islice(waiting, window)}
-    ready = as_completed(futures, loop=client.loop, timeout=deadline.left())
+    ready = as_completed(futures, loop=client.loop, timeout=deadline.seconds_left())
     try:
         for future in ready:
             futures.discard(future)

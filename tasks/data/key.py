@@ -11,9 +11,8 @@ from importlib import metadata
 
 from paceline.conf.data import Data
 from paceline.tasks.data.decode.transform import TRANSFORM_VERSION
-from paceline.tasks.data.listing import SampleListing
+from paceline.tasks.data.listing import Listing, SampleListing
 from paceline.tasks.data.sources import registry
-from paceline.tasks.records import Listing
 
 FORMAT_VERSION = 2
 """Of the prepared set's files and manifest."""

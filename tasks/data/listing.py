@@ -13,12 +13,32 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
 from paceline.conf.data import MIN_CLASSES, Data
 from paceline.conf.signal import Signal
 from paceline.tasks.data.item import Fit
 from paceline.tasks.data.samples import Indices, Sample, Samples
 from paceline.tasks.errors import InputError
+from paceline.tasks.records import Record
+
+
+class Listing(Record):
+    """What a source offers, found before any work starts. `num_*` are counts of listed samples."""
+
+    key: str
+    """sha256 (hex) of the preparation's inputs: listing, transform, library versions. Names the prepared set."""
+    class_names: tuple[str, ...]
+    num_train: int
+    num_validation: int
+    num_test: int
+    channels: int
+    """Of a picture, before masks."""
+    target_names: tuple[str, ...] = ()
+    """As in `PreparedSet`."""
+    ignored: dict[str, int] = Field(default_factory=dict)
+    """Files that are not samples, counted by suffix."""
+
 
 SplitName = Literal["train", "validation", "test"]
 SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")

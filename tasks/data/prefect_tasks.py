@@ -33,7 +33,7 @@ def prepare(data: Data, home: str, address: str, seconds: float | None = None) -
         TimeLimitError: It took longer than its limit.
     """
     logger = get_run_logger()
-    with deadline.limited("limits.prepare_seconds", seconds), progress_of_samples("prepare", logger.info) as show:
+    with deadline.time_limit("limits.prepare_seconds", seconds), progress_of_samples("prepare", logger.info) as show:
         listing = deadline.within(lambda: source.list_samples(data))
         prepared = graph.prepare(listing, data, Path(home), address, show)
     counts = f"{prepared.num_train} train, {prepared.num_validation} validation, {prepared.num_test} test"
@@ -44,8 +44,8 @@ def prepare(data: Data, home: str, address: str, seconds: float | None = None) -
         logger.info(
             "Prepared set %s in %.1f s (%.0f samples/s): %s", prepared.fingerprint, prepared.seconds, rate, counts
         )
-        if prepared.reads.told:
-            logger.info("Read from %s: %s", data.root, prepared.reads.told)
+        if prepared.reads.summary:
+            logger.info("Read from %s: %s", data.root, prepared.reads.summary)
     if prepared.num_rejected:
         logger.warning("%d samples were rejected; see %s/rejected.jsonl", prepared.num_rejected, prepared.path)
     if prepared.ignored:

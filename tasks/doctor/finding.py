@@ -1,4 +1,4 @@
-"""What an examination says. A leaf of this stage."""
+"""Findings of an examination."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Finding(Record):
     """What to do about it; None where nothing needs to be done."""
 
 
-def good(check: str, found: str) -> Finding:
-    """All is well."""
-    return Finding(check=check, status="ok", found=found)
+def good(check: str, observed: str) -> Finding:
+    """A finding without a remedy."""
+    return Finding(check=check, status="ok", found=observed)
 
 
-def doubtful(check: str, found: str, remedy: str) -> Finding:
-    """A run works, and something of it is worse than it need be."""
-    return Finding(check=check, status="warning", found=found, remedy=remedy)
+def doubtful(check: str, observed: str, remedy: str) -> Finding:
+    """A finding that makes runs slower or less certain."""
+    return Finding(check=check, status="warning", found=observed, remedy=remedy)
 
 
-def bad(check: str, found: str, remedy: str) -> Finding:
-    """A run does not work, or cannot be trusted."""
-    return Finding(check=check, status="error", found=found, remedy=remedy)
+def bad(check: str, observed: str, remedy: str) -> Finding:
+    """A finding that makes runs fail or makes their results wrong."""
+    return Finding(check=check, status="error", found=observed, remedy=remedy)

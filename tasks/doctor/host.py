@@ -24,7 +24,7 @@ RAPL = Path("/sys/class/powercap")
 
 
 def examine_host(home: Path, leases: Path) -> list[Finding]:
-    """All that needs no cluster and no server.
+    """Examine what needs neither a cluster nor a server.
 
     Args:
         home: state directory.
@@ -36,11 +36,11 @@ def examine_host(home: Path, leases: Path) -> list[Finding]:
 
 
 def _devices() -> Finding:
-    found = describe()
-    bf16 = "with" if found.cpu_bf16 else "without"
-    gpus = ", ".join(f"{gpu.name} ({gpu.memory_bytes / GIB:.0f} GiB)" for gpu in found.gpus) or "no GPU"
-    memory = f"{found.memory_bytes / GIB:.0f} GiB"
-    return good("devices", f"{found.num_cores} cores of {found.cpu_name} {bf16} bf16, {memory}; {gpus}")
+    hardware = describe()
+    bf16 = "with" if hardware.cpu_bf16 else "without"
+    gpus = ", ".join(f"{gpu.name} ({gpu.memory_bytes / GIB:.0f} GiB)" for gpu in hardware.gpus) or "no GPU"
+    memory = f"{hardware.memory_bytes / GIB:.0f} GiB"
+    return good("devices", f"{hardware.num_cores} cores of {hardware.cpu_name} {bf16} bf16, {memory}; {gpus}")
 
 
 def _drivers() -> Finding:
@@ -57,7 +57,14 @@ def _drivers() -> Finding:
         pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
         return bad("driver", f"NVML does not answer: {error}", "load the driver again, or restart the host")
-    nccl = next((one.version for one in metadata.distributions() if one.name.startswith("nvidia-nccl")), None)
+    nccl = next(
+        (
+            distribution.version
+            for distribution in metadata.distributions()
+            if distribution.name.startswith("nvidia-nccl")
+        ),
+        None,
+    )
     if nccl is None:
         remedy = "install torch with CUDA by pip, which brings NCCL"
         return doubtful("driver", f"NVIDIA {version}, and no NCCL: several GPUs cannot train together", remedy)
@@ -73,11 +80,11 @@ def _compiler() -> Finding:
 
 
 def _place(check: str, path: Path, variable: str) -> Finding:
-    """A directory that is, or can be made."""
-    there = nearest_existing(path)
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+    """Check a directory that exists or can be created."""
+    existing = nearest_existing(path)
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         return bad(check, f"{variable}={path} cannot be written", f"set {variable} to a directory of yours")
-    free = shutil.disk_usage(there).free
+    free = shutil.disk_usage(existing).free
     if check == "state" and free < LITTLE_BYTES:
         remedy = f"make room, or set {variable} to a larger disk"
         return doubtful(check, f"{path}: {free / GIB:.1f} GiB free", remedy)
@@ -85,7 +92,7 @@ def _place(check: str, path: Path, variable: str) -> Finding:
 
 
 def _ports() -> Finding:
-    """Those that ranks, schedulers and workers take: any free one, on loopback."""
+    """Check the ports of ranks, schedulers and workers: any free one on loopback."""
     try:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -103,7 +110,7 @@ def _ports() -> Finding:
 
 
 def _clocks() -> Finding:
-    """Of the cores."""
+    """Check the clock governor of the cores."""
     if not GOVERNOR.is_file():
         return good("core clocks", "set by the platform")
     governor = GOVERNOR.read_text(encoding="utf-8").strip()

@@ -10,7 +10,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from paceline.tasks.doctor.finding import Finding, bad, doubtful, good
-from paceline.tasks.track.environment import LOCK, installed
+from paceline.tasks.track.environment import LOCK, installed_version
 
 NAME = "paceline"
 MAX_NAMED = 5
@@ -29,21 +29,25 @@ def examine_packages() -> list[Finding]:
 
 
 def _python() -> Finding:
-    wanted = metadata.metadata(NAME)["Requires-Python"]
-    found = platform.python_version()
-    if Requirement(f"python{wanted}").specifier.contains(found):
-        return good("python", found)
-    return bad("python", f"{found}, {wanted} is needed", "make the environment with a newer Python")
+    required = metadata.metadata(NAME)["Requires-Python"]
+    version = platform.python_version()
+    if Requirement(f"python{required}").specifier.contains(version):
+        return good("python", version)
+    return bad("python", f"{version}, {required} is needed", "make the environment with a newer Python")
 
 
 def _ranges() -> Finding:
     needed = [Requirement(text) for text in metadata.requires(NAME) or []]
-    needed = [one for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})]
+    needed = [
+        requirement
+        for requirement in needed
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+    ]
     wrong = []
-    for one in needed:
-        found = installed(one.name)
-        if found is None or not one.specifier.contains(found, prereleases=True):
-            wrong.append(f"{one.name} {found or 'missing'} ({one.specifier or 'any'} is needed)")
+    for requirement in needed:
+        version = installed_version(requirement.name)
+        if version is None or not requirement.specifier.contains(version, prereleases=True):
+            wrong.append(f"{requirement.name} {version or 'missing'} ({requirement.specifier or 'any'} is needed)")
     if not wrong:
         return good("packages", f"{len(needed)} requirements met")
     return bad("packages", "; ".join(wrong), "install again: infra/install, or pip install with infra/constraints.txt")
@@ -55,9 +59,9 @@ def _lock() -> Finding:
     pins = dict(line.split("==") for line in LOCK.read_text(encoding="utf-8").split() if "==" in line)
     other = []
     for name, pinned in pins.items():
-        found = installed(canonicalize_name(name))
-        if found is not None and Version(found).public != Version(pinned).public:
-            other.append(f"{name} {found} (locked: {pinned})")
+        version = installed_version(canonicalize_name(name))
+        if version is not None and Version(version).public != Version(pinned).public:
+            other.append(f"{name} {version} (locked: {pinned})")
     if not other:
         return good("lock", f"as locked, {len(pins)} pins")
     named = "; ".join(other[:MAX_NAMED]) + ("; ..." if len(other) > MAX_NAMED else "")
@@ -68,27 +72,27 @@ def _lock() -> Finding:
 def _bad_releases() -> Finding:
     wrong = []
     for name, (releases, why) in BAD_RELEASES.items():
-        found = installed(name)
-        if found is not None and any(
-            Requirement(f"{name}{one}").specifier.contains(found) for one in releases.split(",")
+        version = installed_version(name)
+        if version is not None and any(
+            Requirement(f"{name}{release}").specifier.contains(version) for release in releases.split(",")
         ):
-            wrong.append(f"{name} {found} {why}")
+            wrong.append(f"{name} {version} {why}")
     if wrong:
         return bad("bad releases", "; ".join(wrong), "install the locked versions: infra/install")
     return good("bad releases", "none of those that are known")
 
 
 def _torchvision() -> Finding:
-    found = installed("torchvision")
-    if found is None:
+    version = installed_version("torchvision")
+    if version is None:
         return good("torchvision", "absent, as it should be")
-    wanted = next(
+    required = next(
         (Requirement(text) for text in metadata.requires("torchvision") or [] if text.startswith("torch=")), None
     )
-    torch = installed("torch") or ""
-    if wanted is not None and wanted.specifier.contains(torch):
-        return good("torchvision", f"{found}, for torch {torch}")
+    torch = installed_version("torch") or ""
+    if required is not None and required.specifier.contains(torch):
+        return good("torchvision", f"{version}, for torch {torch}")
     remedy = "pip uninstall torchvision: nothing here uses it"
     return bad(
-        "torchvision", f"{found} is not for torch {torch}: lightning and torchmetrics fail at their import", remedy
+        "torchvision", f"{version} is not for torch {torch}: lightning and torchmetrics fail at their import", remedy
     )

@@ -1,4 +1,4 @@
-"""The user's own sources and models: which are installed, and what keeps one from being used. Imports none of them."""
+"""Installed plugins of the user, and why one cannot be used. Imports none of them."""
 
 from __future__ import annotations
 
@@ -7,32 +7,34 @@ from paceline.tasks.doctor.finding import Finding, doubtful, good
 
 
 def own_packages() -> list[Plugin]:
-    """What can be named: each name that one package alone offers, and Paceline does not."""
-    return [one for one in _all() if _wrong(one) is None]
+    """Usable plugins: those whose name only one package offers."""
+    return [plugin for plugin in _all() if _wrong(plugin) is None]
 
 
 def examine_own() -> list[Finding]:
-    """One finding for all that can be named, and one for each that cannot."""
-    usable = [f"{one.kind} {one.name} of {one.package} {one.version}" for one in own_packages()]
-    found = [good("own packages", "; ".join(usable) or f"none in {' or '.join(GROUPS.values())}")]
-    for one in _all():
-        wrong = _wrong(one)
+    """One finding for all usable plugins, and one for each unusable plugin."""
+    usable = [f"{plugin.kind} {plugin.name} of {plugin.package} {plugin.version}" for plugin in own_packages()]
+    findings = [good("own packages", "; ".join(usable) or f"none in {' or '.join(GROUPS.values())}")]
+    for plugin in _all():
+        wrong = _wrong(plugin)
         if wrong is not None:
-            found.append(doubtful(f"own {one.kind} {one.name}", f"{one.package} {one.version}: {wrong[0]}", wrong[1]))
-    return found
+            findings.append(
+                doubtful(f"own {plugin.kind} {plugin.name}", f"{plugin.package} {plugin.version}: {wrong[0]}", wrong[1])
+            )
+    return findings
 
 
 def _all() -> list[Plugin]:
-    return [one for kind in GROUPS for one in installed(kind)]
+    return [plugin for kind in GROUPS for plugin in installed(kind)]
 
 
 def _wrong(plugin: Plugin) -> tuple[str, str] | None:
-    """Why a plugin cannot be named, and what to do."""
+    """Why a plugin cannot be used, and the remedy; None if it can."""
     if plugin.name in embedded(plugin.kind):
         return "Paceline has one of that name, which is taken", "give its entry point another name"
-    others = [one.package for one in installed(plugin.kind) if one.name == plugin.name and one != plugin]
-    if others:
-        return f"{' and '.join(others)} offers that name too", "uninstall one, or rename its entry point"
+    packages = [other.package for other in installed(plugin.kind) if other.name == plugin.name and other != plugin]
+    if packages:
+        return f"{' and '.join(packages)} offers that name too", "uninstall one, or rename its entry point"
     if plugin.code == MISSING:
         return f"there is no {plugin.entry}", "install the package again"
     return None

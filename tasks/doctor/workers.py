@@ -26,7 +26,7 @@ from paceline.tasks.errors import one_line
 from paceline.tasks.fingerprint import code_fingerprint
 from paceline.tasks.records import Record
 from paceline.tasks.redact import redact
-from paceline.tasks.track.environment import installed
+from paceline.tasks.track.environment import installed_version
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -42,7 +42,7 @@ GIB = 2**30
 
 
 class Seen(Record):
-    """A worker as it sees itself."""
+    """A worker's report about itself."""
 
     host: str
     code: str
@@ -50,13 +50,13 @@ class Seen(Record):
     clock: float
     """Unix seconds."""
     sees_home: bool
-    """The file that the asking process has put there."""
+    """It sees the marker file of the examining process."""
     writes_home: bool
     free_bytes: int
     writes_leases: bool
     num_gpus: int
     own: Packages
-    """What it has of the user's packages that were asked for."""
+    """The requested user packages that it has."""
 
 
 def examine_workers(
@@ -67,7 +67,7 @@ def examine_workers(
     named: Sequence[Plugin] = (),
     root: str | None = None,
 ) -> list[Finding]:
-    """Ask all workers of a cluster.
+    """Examine all workers of a cluster.
 
     Args:
         address: of the scheduler.
@@ -83,34 +83,34 @@ def examine_workers(
     marker.write_text("paceline doctor", encoding="utf-8")
     try:
         with connect(address) as client:
-            present = workers(client)
+            addresses = workers(client)
             answers, skews = _ask(
-                client, present, (str(marker), str(leases), tuple((one.kind, one.name) for one in packages))
+                client, addresses, (str(marker), str(leases), tuple((plugin.kind, plugin.name) for plugin in packages))
             )
-            reached = [] if root is None else [(worker, lacks_data, (root,)) for worker in present]
+            reached = [] if root is None else [(worker, lacks_data, (root,)) for worker in addresses]
             lacks = call_workers(client, reached, REACH_SECONDS + ANSWER_SECONDS)
     finally:
         marker.unlink(missing_ok=True)
     silent = {worker: answer for worker, answer in answers.items() if not isinstance(answer, Seen)}
-    seen = {worker: answer for worker, answer in answers.items() if isinstance(answer, Seen)}
-    found = [_number(seen, silent, num_expected)]
-    if not seen:
-        return found
-    found += [_code(seen), _versions(seen), _skew(skews), _home(seen, home), _leases(seen, leases)]
+    reports = {worker: answer for worker, answer in answers.items() if isinstance(answer, Seen)}
+    findings = [_number(reports, silent, num_expected)]
+    if not reports:
+        return findings
+    findings += [_code(reports), _versions(reports), _skew(skews), _home(reports, home), _leases(reports, leases)]
     if packages:
-        found.append(_packages(seen, packages, named))
+        findings.append(_packages(reports, packages, named))
     if root is not None:
-        found.append(_data(dict(zip(present, lacks, strict=True)), root))
-    return found
+        findings.append(_data(dict(zip(addresses, lacks, strict=True)), root))
+    return findings
 
 
 def look(marker: str, leases: str, asked: tuple[Asked, ...]) -> Seen:
-    """What the worker that this runs on sees."""
-    there = Path(marker)
-    own = there.with_name(f"{there.name}-{uuid4().hex}")
+    """Report on the worker that runs this function."""
+    marker_file = Path(marker)
+    scratch_file = marker_file.with_name(f"{marker_file.name}-{uuid4().hex}")
     try:
-        own.write_text(socket.gethostname(), encoding="utf-8")
-        own.unlink()
+        scratch_file.write_text(socket.gethostname(), encoding="utf-8")
+        scratch_file.unlink()
         writes = True
     except OSError:
         writes = False
@@ -122,11 +122,11 @@ def look(marker: str, leases: str, asked: tuple[Asked, ...]) -> Seen:
     return Seen(
         host=socket.gethostname(),
         code=code_fingerprint(),
-        versions={name: installed(name) for name in PACKAGES},
+        versions={name: installed_version(name) for name in PACKAGES},
         clock=time.time(),
-        sees_home=there.is_file(),
+        sees_home=marker_file.is_file(),
         writes_home=writes,
-        free_bytes=shutil.disk_usage(there.parent).free if there.parent.is_dir() else 0,
+        free_bytes=shutil.disk_usage(marker_file.parent).free if marker_file.parent.is_dir() else 0,
         writes_leases=os.access(place, os.W_OK) and place == Path(leases),
         num_gpus=len(describe().gpus),
         own=look_for_packages(asked),
@@ -171,38 +171,38 @@ def _ask(
     return answers, skews
 
 
-def _number(seen: dict[str, Seen], silent: dict[str, object], num_expected: int) -> Finding:
-    gpus = sum(found.num_gpus > 0 for found in seen.values())
-    there = f"{len(seen)} on {len({found.host for found in seen.values()})} hosts" + (
+def _number(reports: dict[str, Seen], silent: dict[str, object], num_expected: int) -> Finding:
+    gpus = sum(report.num_gpus > 0 for report in reports.values())
+    summary = f"{len(reports)} on {len({report.host for report in reports.values()})} hosts" + (
         f", {gpus} see GPUs" if gpus else ""
     )
     if silent:
         worker, answer = next(iter(silent.items()))
         why = one_line(answer) if isinstance(answer, BaseException) else "no answer"
         remedy = "install the same version on every host and restart its workers"
-        return bad("workers", f"{there}; {len(silent)} do not answer as they should, {worker}: {why}", remedy)
-    if len(seen) < num_expected:
+        return bad("workers", f"{summary}; {len(silent)} do not answer as they should, {worker}: {why}", remedy)
+    if len(reports) < num_expected:
         remedy = "start more workers, or lower execution.num_nodes and num_devices"
-        return bad("workers", f"{there}; {num_expected} are needed", remedy)
-    return good("workers", there)
+        return bad("workers", f"{summary}; {num_expected} are needed", remedy)
+    return good("workers", summary)
 
 
-def _code(seen: dict[str, Seen]) -> Finding:
-    own = code_fingerprint()
-    other = [worker for worker, found in seen.items() if found.code != own]
+def _code(reports: dict[str, Seen]) -> Finding:
+    code = code_fingerprint()
+    other = [worker for worker, report in reports.items() if report.code != code]
     if other:
         remedy = "install the same version there and restart the workers"
-        return bad("code", f"{len(other)} workers run other code than this process ({own}): {other[0]}", remedy)
-    return good("code", f"{own} everywhere")
+        return bad("code", f"{len(other)} workers run other code than this process ({code}): {other[0]}", remedy)
+    return good("code", f"{code} everywhere")
 
 
-def _versions(seen: dict[str, Seen]) -> Finding:
-    own = {name: installed(name) for name in PACKAGES}
+def _versions(reports: dict[str, Seen]) -> Finding:
+    versions = {name: installed_version(name) for name in PACKAGES}
     other = [
-        f"{worker} has {name} {found.versions.get(name)} (here {own[name]})"
-        for worker, found in seen.items()
+        f"{worker} has {name} {report.versions.get(name)} (here {versions[name]})"
+        for worker, report in reports.items()
         for name in PACKAGES
-        if found.versions.get(name) != own[name]
+        if report.versions.get(name) != versions[name]
     ]
     if other:
         return bad(
@@ -213,14 +213,14 @@ def _versions(seen: dict[str, Seen]) -> Finding:
     return good("versions", "the same everywhere")
 
 
-def _packages(seen: dict[str, Seen], packages: Sequence[Plugin], named: Sequence[Plugin]) -> Finding:
+def _packages(reports: dict[str, Seen], packages: Sequence[Plugin], named: Sequence[Plugin]) -> Finding:
     lacks = [
         (package in named, f"{worker} {lack}")
-        for worker, found in seen.items()
-        for package, lack in find_differences(packages, found.own)
+        for worker, report in reports.items()
+        for package, lack in find_differences(packages, report.own)
     ]
     if not lacks:
-        return good("own on workers", ", ".join(one.identity for one in packages))
+        return good("own on workers", ", ".join(plugin.identity for plugin in packages))
     is_needed, first = max(lacks, key=lambda lack: lack[0])
     text = first + (f" and {len(lacks) - 1} more" if lacks[1:] else "")
     remedy = "install the same everywhere and restart the workers"
@@ -237,20 +237,21 @@ def _skew(skews: dict[str, tuple[float, float]]) -> Finding:
     return doubtful("clocks", text, remedy) if certain > SKEW_SECONDS else good("clocks", text)
 
 
-def _home(seen: dict[str, Seen], home: Path) -> Finding:
-    blind = [found.host for found in seen.values() if not found.sees_home]
-    dumb = [found.host for found in seen.values() if not found.writes_home]
+def _home(reports: dict[str, Seen], home: Path) -> Finding:
+    blind = [report.host for report in reports.values() if not report.sees_home]
+    dumb = [report.host for report in reports.values() if not report.writes_home]
     if blind or dumb:
         what = f"{blind[0]} does not see" if blind else f"{dumb[0]} cannot write to"
         remedy = "mount one file system at that path on every host, writable for this user"
         return bad("shared state", f"{what} PACELINE_HOME={home}", remedy)
     return good(
-        "shared state", f"{home}: {min(found.free_bytes for found in seen.values()) / GIB:.0f} GiB free, seen by all"
+        "shared state",
+        f"{home}: {min(report.free_bytes for report in reports.values()) / GIB:.0f} GiB free, seen by all",
     )
 
 
 def _data(answers: dict[str, object], root: str) -> Finding:
-    lacks = [f"{worker}: {_said(answer)}" for worker, answer in answers.items() if answer]
+    lacks = [f"{worker}: {_as_text(answer)}" for worker, answer in answers.items() if answer]
     if lacks:
         text = lacks[0] + (f" and {len(lacks) - 1} more" if lacks[1:] else "")
         remedy = "mount it there, or give the workers the credentials and the way to the store, and restart them"
@@ -258,14 +259,14 @@ def _data(answers: dict[str, object], root: str) -> Finding:
     return good("data on workers", f"{redact(root)}, reached by all")
 
 
-def _said(answer: object) -> str:
+def _as_text(answer: object) -> str:
     return one_line(answer) if isinstance(answer, BaseException) else str(answer)
 
 
-def _leases(seen: dict[str, Seen], leases: Path) -> Finding:
+def _leases(reports: dict[str, Seen], leases: Path) -> Finding:
     by_host: dict[str, bool] = defaultdict(lambda: True)
-    for found in seen.values():
-        by_host[found.host] &= found.writes_leases
+    for report in reports.values():
+        by_host[report.host] &= report.writes_leases
     closed = [host for host, writes in by_host.items() if not writes]
     if closed:
         remedy = "make it writable for all who share the devices, or set PACELINE_LEASES everywhere"

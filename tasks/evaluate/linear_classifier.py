@@ -65,14 +65,14 @@ def read_features(directory: Path) -> Features:
     num_samples = 0
     for table in _tables(directory, ["features", "true_label"]):
         num_samples += table.num_rows
-        known = table.filter(table["features"].is_valid()).drop_null()
-        if not known.num_rows:
+        rows = table.filter(table["features"].is_valid()).drop_null()
+        if not rows.num_rows:
             continue
-        flat = known["features"].combine_chunks().flatten().to_numpy()
+        flat = rows["features"].combine_chunks().flatten().to_numpy()
         if values_ND is None:  # of all, so that no part is in memory twice
-            values_ND = np.empty((_num_rows(directory), len(flat) // known.num_rows), np.float32)
-        values_ND[len(labels) : len(labels) + known.num_rows] = flat.reshape(known.num_rows, -1)
-        labels += known["true_label"].to_pylist()
+            values_ND = np.empty((_num_rows(directory), len(flat) // rows.num_rows), np.float32)
+        values_ND[len(labels) : len(labels) + rows.num_rows] = flat.reshape(rows.num_rows, -1)
+        labels += rows["true_label"].to_pylist()
     if values_ND is None:
         raise InputError(
             f"{directory}: holds features of no image whose class is known; write those of a folder with a folder for "
@@ -105,7 +105,7 @@ def _tables(directory: Path, columns: list[str]) -> Iterator[Any]:
 def _num_rows(directory: Path) -> int:
     import pyarrow.parquet as pq
 
-    return sum(found.num_rows for found in _of_parts(directory, pq.read_metadata))
+    return sum(metadata.num_rows for metadata in _of_parts(directory, pq.read_metadata))
 
 
 def _of_parts(directory: Path, read: Callable[[Path], Any]) -> Iterator[Any]:
@@ -122,32 +122,32 @@ def check_classes(train: Path, test: Path) -> None:
     Raises:
         InputError: it cannot.
     """
-    known, asked = read_classes(train), read_classes(test)
-    if len(known) < MIN_CLASSES:
+    train_classes, test_classes = read_classes(train), read_classes(test)
+    if len(train_classes) < MIN_CLASSES:
         raise InputError(
-            f"{train}: images of {len(known)} classes, and a classifier needs {MIN_CLASSES} or more; "
+            f"{train}: images of {len(train_classes)} classes, and a classifier needs {MIN_CLASSES} or more; "
             "write features of a folder with a folder for each class"
         )
-    if not known & asked:
+    if not train_classes & test_classes:
         raise InputError(
-            f"{test}: has none of the classes of {train} ({', '.join(sorted(known)[:MAX_NAMED])}); "
+            f"{test}: has none of the classes of {train} ({', '.join(sorted(train_classes)[:MAX_NAMED])}); "
             "write features of a folder with a folder for each of them"
         )
 
 
 def of_classes(found: Features, names: Collection[str]) -> Features:
     """Without the images of other classes, which count as left out."""
-    kept = [place for place, label in enumerate(found.labels) if label in names]
-    if len(kept) == len(found.labels):
+    places = [place for place, label in enumerate(found.labels) if label in names]
+    if len(places) == len(found.labels):
         return found
-    labels = tuple(found.labels[place] for place in kept)
-    return Features(found.values_ND[kept], labels, found.num_left_out + len(found.labels) - len(kept))
+    labels = tuple(found.labels[place] for place in places)
+    return Features(found.values_ND[places], labels, found.num_left_out + len(found.labels) - len(places))
 
 
-def num_shared(train: Features, test: Features) -> int:
+def count_shared(train: Features, test: Features) -> int:
     """Test images of which a layer gave, to the bit, what it gave of one to fit on: most likely the same image."""
-    seen = {_digest(row_D) for row_D in train.values_ND}
-    return sum(_digest(row_D) in seen for row_D in test.values_ND)
+    digests = {_digest(row_D) for row_D in train.values_ND}
+    return sum(_digest(row_D) in digests for row_D in test.values_ND)
 
 
 def _digest(row_D: npt.NDArray[np.float32]) -> bytes:
@@ -180,11 +180,11 @@ def fit(kind: Kind, values_ND: npt.NDArray[np.float32], labels_N: npt.ArrayLike,
 
     pipeline = make_pipeline(StandardScaler(), _classifier(kind, seed))
     started = time.perf_counter()
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
         pipeline.fit(values_ND, labels_N)
     seconds = time.perf_counter() - started
-    return Fit(pipeline, seconds, not any(issubclass(warning.category, ConvergenceWarning) for warning in told))
+    return Fit(pipeline, seconds, not any(issubclass(warning.category, ConvergenceWarning) for warning in caught))
 
 
 def fit_and_score(kind: Kind, train: Features, test: Features, seed: int) -> Fitted:
@@ -196,9 +196,9 @@ def fit_and_score(kind: Kind, train: Features, test: Features, seed: int) -> Fit
         test: to score it on.
         seed: as in `fit`.
     """
-    found = fit(kind, train.values_ND, train.labels, seed)
+    fitted = fit(kind, train.values_ND, train.labels, seed)
     started = time.perf_counter()
-    right_N = found.pipeline.predict(test.values_ND) == np.array(test.labels)
+    right_N = fitted.pipeline.predict(test.values_ND) == np.array(test.labels)
     return Fitted(
         kind=kind,
         accuracy=float(right_N.mean()),
@@ -206,9 +206,9 @@ def fit_and_score(kind: Kind, train: Features, test: Features, seed: int) -> Fit
         num_test=len(test.labels),
         num_features=train.values_ND.shape[1],
         num_classes=len(set(train.labels)),
-        fit_seconds=found.seconds,
+        fit_seconds=fitted.seconds,
         score_seconds=time.perf_counter() - started,
-        converged=found.converged,
+        converged=fitted.converged,
     )
 
 

@@ -80,8 +80,8 @@ def read_predictions(files: Sequence[str], num_samples: int) -> Predictions:
     index_N = np.concatenate([part["index"] for part in parts]).astype(np.int64)
     _check_once(index_N, num_samples)
     order = np.argsort(index_N)
-    kept = np.concatenate([part["kept"] for part in parts])[order].astype(np.float64)
-    num_bad = int((~np.isfinite(kept)).any(axis=1).sum())
+    outputs = np.concatenate([part["kept"] for part in parts])[order].astype(np.float64)
+    num_bad = int((~np.isfinite(outputs)).any(axis=1).sum())
     if num_bad:
         raise RunError(
             f"{num_bad} of {num_samples} predictions are not finite; the model has diverged; "
@@ -89,7 +89,7 @@ def read_predictions(files: Sequence[str], num_samples: int) -> Predictions:
         )
     has_targets = all("targets" in part for part in parts)
     targets = np.concatenate([part["targets"] for part in parts])[order] if has_targets else None
-    return Predictions(kept, None if targets is None else _as_columns(targets))
+    return Predictions(outputs, None if targets is None else _as_columns(targets))
 
 
 def _read_file(path: Path) -> dict[str, npt.NDArray[np.generic]]:
@@ -126,7 +126,7 @@ def evaluate_predictions(files: Sequence[str], truth: TestSplit, samples_per_sec
         samples_per_second: Prediction throughput as the ranks measured it.
 
     Raises:
-        RunError: The predictions do not fit the split, see `read_predictions`, or there is no test sample.
+        RunError: The predictions do not fit the split (see `read_predictions`), or the split is empty.
     """
     started = time.perf_counter()
     num_samples, num_classes = len(truth.labels_N), len(truth.class_names)

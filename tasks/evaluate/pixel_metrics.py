@@ -1,4 +1,4 @@
-"""Quality of what is told of every pixel: from the statistics that ranks keep for each test sample.
+"""Quality of predictions per pixel, from the statistics that ranks store for each test sample.
 
 Their order is that of `paceline.tasks.model.objectives`. Shapes: N samples, S statistics, K classes.
 """
@@ -49,12 +49,12 @@ def evaluate_statistics(train: TrainResult, prepared: PreparedSet) -> EvaluateRe
 
 def _of_classes(counts: Sequence[float], class_names: Sequence[str]) -> dict[str, Any]:
     num_classes = len(class_names)
-    right, there = counts[:num_classes], counts[2 * num_classes :]
+    right, actual = counts[:num_classes], counts[2 * num_classes :]
     return {
-        "accuracy": sum(right) / max(1.0, sum(there)),
+        "accuracy": sum(right) / max(1.0, sum(actual)),
         "per_class_accuracy": {
             name: both / pixels if pixels else None
-            for name, both, pixels in zip(class_names, right, there, strict=True)
+            for name, both, pixels in zip(class_names, right, actual, strict=True)
         },
         "mean_iou": mean_iou(counts),
         "per_class_iou": dict(zip(class_names, ious(counts), strict=True)),
@@ -74,7 +74,7 @@ def score_difference(
         first: Files of one run's statistics, see `paceline.tasks.evaluate.metrics.read_predictions`.
         second: Those of another run on the same prepared set.
         prepared: The set.
-        score_name: What is told of the pixels.
+        score_name: Measure of quality.
 
     Raises:
         RunError: The statistics do not fit the split.

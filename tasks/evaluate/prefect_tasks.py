@@ -1,4 +1,4 @@
-"""The evaluate stage as a Prefect task: reads files, calls `metrics`, says what it found."""
+"""The evaluation stage as a Prefect task."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def evaluate(
         TimeLimitError: It took longer than its limit.
     """
     log = get_run_logger()
-    kept = directory and directory / "evaluated.json"
-    done = load_result(kept, EvaluateResult, train.predictions) if kept else None
+    cache = directory and directory / "evaluated.json"
+    done = load_result(cache, EvaluateResult, train.predictions) if cache else None
     if done is not None:
-        log.info("The evaluation is finished already (%s)", kept)
+        log.info("The evaluation is finished already (%s)", cache)
         return done
-    with deadline.limited("limits.evaluate_seconds", seconds):
+    with deadline.time_limit("limits.evaluate_seconds", seconds):
         result = deadline.within(lambda: _evaluate(train, prepared))
-    if kept:
-        save_result(kept, result, train.predictions)
+    if cache:
+        save_result(cache, result, train.predictions)
     _tell(result)
     return result
 
@@ -57,7 +57,7 @@ def _tell(result: EvaluateResult) -> None:
     log = get_run_logger()
     log.info("On %d test samples: %s", result.num_samples, ", ".join(map(" ".join, quality_facts(result))))
     word, scores = class_scores(result)
-    known = [(value, name) for name, value in scores.items() if value is not None]
-    if known:
-        worst, name = min(known)
+    measured = [(value, name) for name, value in scores.items() if value is not None]
+    if measured:
+        worst, name = min(measured)
         log.info("Class of the least %s: %s, %.2f %%", word, name, 100 * worst)

@@ -1,4 +1,4 @@
-"""What a GPU's driver tells of its state: clock, brakes, processes, energy. Knows nothing of runs and their limits.
+"""State of GPUs from their driver: clock, throttling, processes, energy.
 
 Everything comes from NVML. Without a driver, or for a figure that a board does not give, there is None, never an error.
 """
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class GpuSample:
-    """One GPU at one moment; None where the driver does not tell."""
+    """One GPU at one moment; None where the driver does not report."""
 
     clock_fraction: float | None
     """Streaming-multiprocessor clock over the highest; None while the GPU is idle, when a low clock means nothing."""
@@ -41,7 +41,7 @@ class GpuSample:
 
 @dataclass(frozen=True)
 class GpuLoad:
-    """How much of one GPU is used now; None where the driver does not tell."""
+    """Current use of one GPU; None where the driver does not report."""
 
     used_bytes: int | None
     memory_bytes: int | None
@@ -68,8 +68,8 @@ def nvml() -> Iterator[Any | None]:
         pynvml.nvmlShutdown()
 
 
-def told(read: Callable[..., T], *arguments: Any) -> T | None:
-    """What a call of NVML returns; None when the board or the driver does not support it."""
+def read_nvml(read: Callable[..., T], *arguments: Any) -> T | None:
+    """Call NVML; None when the board or the driver does not support the call."""
     import pynvml
 
     try:
@@ -87,39 +87,39 @@ def sample_gpus(uuids: Iterable[str]) -> dict[str, GpuSample]:
 def gpu_loads(uuids: Iterable[str]) -> dict[int, GpuLoad]:
     """How much of each GPU is used now, by NVML's index; those that the driver does not know are left out."""
     with _handles(uuids) as (library, handles):
-        indices = {told(library.nvmlDeviceGetIndex, handle): handle for handle in handles.values()}
+        indices = {read_nvml(library.nvmlDeviceGetIndex, handle): handle for handle in handles.values()}
         return {index: _load(library, handle) for index, handle in indices.items() if index is not None}
 
 
 @contextmanager
 def _handles(uuids: Iterable[str]) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """NVML, and its handles of the GPUs that it knows, by UUID; none of either where there is no driver."""
-    wanted = tuple(uuids)
-    if not wanted:
+    """NVML, and its handles by UUID; None and no handles without a driver."""
+    listed = tuple(uuids)
+    if not listed:
         yield None, {}
         return
     with nvml() as library:
         if library is None:
             yield None, {}
             return
-        found = {uuid: told(library.nvmlDeviceGetHandleByUUID, uuid) for uuid in wanted}
-        yield library, {uuid: handle for uuid, handle in found.items() if handle is not None}
+        handles = {uuid: read_nvml(library.nvmlDeviceGetHandleByUUID, uuid) for uuid in listed}
+        yield library, {uuid: handle for uuid, handle in handles.items() if handle is not None}
 
 
 def gpu_joules(uuids: Iterable[str]) -> float | None:
-    """Energy that the GPUs have used since their driver was loaded, all together; None when one does not tell."""
-    wanted = set(uuids)
-    with _handles(wanted) as (library, handles):
-        found = [told(library.nvmlDeviceGetTotalEnergyConsumption, handle) for handle in handles.values()]
-    millijoules = [each for each in found if each is not None]
-    return sum(millijoules) / 1000 if wanted and len(millijoules) == len(wanted) else None
+    """Energy that all GPUs have used since their driver was loaded; None if one does not report."""
+    selected = set(uuids)
+    with _handles(selected) as (library, handles):
+        counters = [read_nvml(library.nvmlDeviceGetTotalEnergyConsumption, handle) for handle in handles.values()]
+    millijoules = [each for each in counters if each is not None]
+    return sum(millijoules) / 1000 if selected and len(millijoules) == len(selected) else None
 
 
 def _load(library: Any, handle: Any) -> GpuLoad:
-    memory = told(library.nvmlDeviceGetMemoryInfo, handle)
-    rates = told(library.nvmlDeviceGetUtilizationRates, handle)
-    milliwatts = told(library.nvmlDeviceGetPowerUsage, handle)
-    most_milliwatts = told(library.nvmlDeviceGetEnforcedPowerLimit, handle)
+    memory = read_nvml(library.nvmlDeviceGetMemoryInfo, handle)
+    rates = read_nvml(library.nvmlDeviceGetUtilizationRates, handle)
+    milliwatts = read_nvml(library.nvmlDeviceGetPowerUsage, handle)
+    most_milliwatts = read_nvml(library.nvmlDeviceGetEnforcedPowerLimit, handle)
     return GpuLoad(
         used_bytes=None if memory is None else int(memory.used),
         memory_bytes=None if memory is None else int(memory.total),
@@ -130,10 +130,10 @@ def _load(library: Any, handle: Any) -> GpuLoad:
 
 
 def _sample(library: Any, handle: Any) -> GpuSample:
-    bits = int(told(library.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0)
-    clock = told(library.nvmlDeviceGetClockInfo, handle, library.NVML_CLOCK_SM)
-    highest = told(library.nvmlDeviceGetMaxClockInfo, handle, library.NVML_CLOCK_SM)
-    processes = told(library.nvmlDeviceGetComputeRunningProcesses, handle)
+    bits = int(read_nvml(library.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0)
+    clock = read_nvml(library.nvmlDeviceGetClockInfo, handle, library.NVML_CLOCK_SM)
+    highest = read_nvml(library.nvmlDeviceGetMaxClockInfo, handle, library.NVML_CLOCK_SM)
+    processes = read_nvml(library.nvmlDeviceGetComputeRunningProcesses, handle)
     busy_clock = clock / highest if clock and highest and not bits & IDLE_BIT else None
     return GpuSample(
         clock_fraction=busy_clock,
@@ -143,7 +143,7 @@ def _sample(library: Any, handle: Any) -> GpuSample:
 
 
 def num_foreign(samples: Iterable[GpuSample], own: frozenset[int]) -> int | None:
-    """Most processes of others on any sampled GPU; None when it cannot be told.
+    """Largest number of foreign processes on any sampled GPU; None when unknown.
 
     In a container the driver may give the host's process numbers, which match no process here: a GPU that lists
     processes but none of the run's own tells nothing.

@@ -19,7 +19,7 @@ GOLDEN = 0.618034
 
 
 def cached_fraction(files: Iterable[str | Path]) -> float | None:
-    """Share of the files' bytes in the page cache, from an even sample of them; None when it cannot be told."""
+    """Share of the files' bytes in the page cache, from an even sample; None when unknown."""
     paths = [Path(file) for file in files]
     chosen = paths[:: max(1, -(-len(paths) // MAX_FILES))]
     cached = total = 0.0

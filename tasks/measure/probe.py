@@ -19,7 +19,7 @@ from typing import Literal, Protocol
 
 from paceline.conf.config import Speedup
 from paceline.tasks.errors import RunError
-from paceline.tasks.measure.statistics import MIN_ROUNDS, MIN_ROUNDS_TO_STOP, ROUNDS_PER_LOOK, arm_ratio
+from paceline.tasks.measure.paired_ratio import MIN_ROUNDS, MIN_ROUNDS_TO_STOP, ROUNDS_PER_LOOK, arm_ratio
 from paceline.tasks.records import Arm, Block, ProbeResult, Validity
 
 StopReason = Literal["interval narrow enough", "time is up", "all blocks done"]
@@ -33,11 +33,11 @@ Clock = Callable[[], float]
 MAX_ROLES_IN_PALINDROMES = 3
 """Up to so many arms the palindromes alone give each its turn at both ends or the same place in the middle."""
 BY_PRODUCTS = ("single", "uncompiled")
-"""Arms that get no time of their own: they tell the efficiency, and what compiling saves, as well as time allows."""
+"""Arms that get no time of their own: they measure the efficiency and what compiling saves, as time allows."""
 REPEAT_FACTOR = 2.0
 """A contaminated measurement is repeated while all attempts together take at most so many times the time limit."""
 MIN_REPEAT_SHARE = 0.5
-"""Of the time limit; with less time left a repeated measurement would say less than the contaminated one."""
+"""Share of the time limit; with less time left a repetition would be worth less than the contaminated measurement."""
 BLOCK_SECONDS = 0.25
 """Aim for a block of the slowest arm. Long against timer and scheduler ticks (1 to 10 ms) and the refill of caches
 after a change of arm, short against the seconds over which clock rates and neighbours drift."""
@@ -112,7 +112,7 @@ def run_probe(
     """
     link = _Link(agree, clock)
     started = clock()
-    runners = {role: runners[role] for role in _ordered(runners)}
+    runners = {role: runners[role] for role in _in_order(runners)}
     step_seconds = {role: _warm_up(role, runner, link) for role, runner in runners.items()}
     num_steps = _steps_per_block(step_seconds, settings)
     attempt, validity, num_repeats = _attempts(runners, num_steps, settings, link, watch)
@@ -131,7 +131,7 @@ def run_probe(
     )
 
 
-def _ordered(runners: Mapping[str, ArmRunner]) -> list[str]:
+def _in_order(runners: Mapping[str, ArmRunner]) -> list[str]:
     """The roles in the same order on every rank, whatever the order in the mapping."""
     required = ["baseline", "candidate"]
     missing = [role for role in required if role not in runners]
@@ -152,16 +152,16 @@ def _attempts(
     Whether to begin again depends on the machine alone and never on the ratio, which a choice among attempts by their
     outcome would bias.
     """
-    left = REPEAT_FACTOR * settings.max_seconds
+    remaining = REPEAT_FACTOR * settings.max_seconds
     num_repeats = 0
     while True:
         watching = watch() if watch else None
-        limit = min(settings.max_seconds, left)
+        limit = min(settings.max_seconds, remaining)
         attempt = _measure(runners, num_steps, settings.model_copy(update={"max_seconds": limit}), link)
         validity = watching.stop() if watching else Validity()
-        left -= attempt.seconds
+        remaining -= attempt.seconds
         contaminated = bool(link.agree(float(validity.contaminated or False))) if watch else False
-        if not contaminated or left < min(attempt.seconds, MIN_REPEAT_SHARE * settings.max_seconds):
+        if not contaminated or remaining < min(attempt.seconds, MIN_REPEAT_SHARE * settings.max_seconds):
             return attempt, validity, num_repeats
         num_repeats += 1
 
@@ -170,7 +170,7 @@ def _warm_up(role: str, runner: ArmRunner, link: _Link) -> float:
     """Run steps that are thrown away until their time no longer falls; the last one's seconds."""
     last = math.inf
     for num_done in range(1, MAX_WARMUP_STEPS + 1):
-        previous, last = last, _timed(role, runner, 1, link)
+        previous, last = last, _time_block(role, runner, 1, link)
         if num_done >= MIN_WARMUP_STEPS and last >= SETTLED * previous:
             break
     return last
@@ -186,8 +186,8 @@ def _steps_per_block(step_seconds: Mapping[str, float], settings: Speedup) -> in
     if settings.steps_per_block != "auto":
         return settings.steps_per_block
     affordable = settings.max_seconds / (2 * MIN_ROUNDS * len(step_seconds))
-    wanted = min(BLOCK_SECONDS, affordable) / max(step_seconds.values())
-    return min(MAX_STEPS_PER_BLOCK, max(1, math.ceil(wanted)))
+    num_steps = min(BLOCK_SECONDS, affordable) / max(step_seconds.values())
+    return min(MAX_STEPS_PER_BLOCK, max(1, math.ceil(num_steps)))
 
 
 def _measure(runners: Mapping[str, ArmRunner], num_steps: int, settings: Speedup, link: _Link) -> _Attempt:
@@ -219,8 +219,8 @@ def _stop_reason(rounds: Sequence[tuple[Block, ...]], elapsed: float, settings: 
     Looks at the intervals only after whole palindromes: statistics.py has the coverage under exactly this rule.
     """
     if len(rounds) >= MIN_ROUNDS_TO_STOP and len(rounds) % ROUNDS_PER_LOOK == 0:
-        others = {block.arm for block in rounds[0]} - {"candidate"}
-        judged = {"baseline"} if others <= {"baseline", *BY_PRODUCTS} else others
+        compared = {block.arm for block in rounds[0]} - {"candidate"}
+        judged = {"baseline"} if compared <= {"baseline", *BY_PRODUCTS} else compared
         if all(_narrow(rounds, role, settings.target_half_width) for role in judged):
             return "interval narrow enough"
     if len(rounds) >= settings.num_blocks:
@@ -236,11 +236,11 @@ def _narrow(rounds: Sequence[tuple[Block, ...]], role: str, target: float) -> bo
 
 
 def _block(role: str, runner: ArmRunner, num_steps: int, link: _Link) -> Block:
-    seconds = _timed(role, runner, num_steps, link)
+    seconds = _time_block(role, runner, num_steps, link)
     return Block(arm=role, seconds_per_sample=seconds / runner.samples_per_step, num_steps=num_steps)
 
 
-def _timed(role: str, runner: ArmRunner, num_steps: int, link: _Link) -> float:
+def _time_block(role: str, runner: ArmRunner, num_steps: int, link: _Link) -> float:
     """Rank 0's median step seconds; outside the timed region the ranks agree on it."""
     steps = runner.run(num_steps)
     seconds = link.agree(plain_statistics.median(steps) if steps else 0.0)

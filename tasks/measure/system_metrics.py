@@ -28,7 +28,7 @@ LogMetrics = Callable[[dict[str, float], int], None]
 
 
 @contextmanager
-def sampled(log: LogMetrics, gpu_uuids: tuple[str, ...]) -> Iterator[None]:
+def log_system_metrics(log: LogMetrics, gpu_uuids: tuple[str, ...]) -> Iterator[None]:
     """Sample while the body lasts, at least once.
 
     Args:
@@ -60,7 +60,7 @@ def _sample(log: LogMetrics, gpu_uuids: tuple[str, ...], ended: threading.Event)
 def _load(gpu_uuids: tuple[str, ...], network: dict[str, float]) -> dict[str, float]:
     """Of the whole host; the network's since its counters were `network`."""
     memory, disk = psutil.virtual_memory(), psutil.disk_usage(os.sep)
-    found = {
+    metrics = {
         "cpu_utilization_percentage": psutil.cpu_percent(),
         "system_memory_usage_megabytes": memory.used / MEGABYTE,
         "system_memory_usage_percentage": memory.used / memory.total * 100,
@@ -68,7 +68,7 @@ def _load(gpu_uuids: tuple[str, ...], network: dict[str, float]) -> dict[str, fl
         "disk_usage_megabytes": disk.used / MEGABYTE,
         "disk_available_megabytes": disk.free / MEGABYTE,
     }
-    found |= {name: value - network[name] for name, value in _network_megabytes().items()}
+    metrics |= {name: value - network[name] for name, value in _network_megabytes().items()}
     for index, gpu in gpu_loads(gpu_uuids).items():
         figures = {
             "memory_usage_percentage": _percent(gpu.used_bytes, gpu.memory_bytes),
@@ -77,8 +77,8 @@ def _load(gpu_uuids: tuple[str, ...], network: dict[str, float]) -> dict[str, fl
             "power_usage_watts": gpu.watts,
             "power_usage_percentage": _percent(gpu.watts, gpu.most_watts),
         }
-        found |= {f"gpu_{index}_{name}": value for name, value in figures.items() if value is not None}
-    return found
+        metrics |= {f"gpu_{index}_{name}": value for name, value in figures.items() if value is not None}
+    return metrics
 
 
 def _percent(value: float | None, whole: float | None) -> float | None:

@@ -96,11 +96,11 @@ class ValidityWatch:
         total = used + sum(spent.get(name, 0.0) for name in ("idle", "iowait", "steal"))
         if total <= 0 or elapsed <= 0:
             return None, None
-        own = _own_seconds(self._pids)
-        own_used = sum(own.values()) - sum(
-            seconds for pid, seconds in self._own.items() if pid in own or pid not in self._pids
+        own_seconds = _own_seconds(self._pids)
+        own_used = sum(own_seconds.values()) - sum(
+            seconds for pid, seconds in self._own.items() if pid in own_seconds or pid not in self._pids
         )
-        foreign = max(0.0, used - own_used) / elapsed if own else None
+        foreign = max(0.0, used - own_used) / elapsed if own_seconds else None
         steal = max(0.0, spent["steal"]) / total if "steal" in spent else None
         return steal, foreign
 
@@ -109,8 +109,8 @@ def judge(validity: Validity) -> Validity:
     """The same figures with `contaminated` and `reasons` by this module's limits."""
     reasons = tuple(_reasons(validity))
     observed = (validity.steal_fraction, validity.foreign_load, validity.foreign_device_processes)
-    known = bool(reasons) or any(figure is not None for figure in observed)
-    return validity.model_copy(update={"contaminated": bool(reasons) if known else None, "reasons": reasons})
+    is_known = bool(reasons) or any(figure is not None for figure in observed)
+    return validity.model_copy(update={"contaminated": bool(reasons) if is_known else None, "reasons": reasons})
 
 
 def most_foreign(num_cores: int | None) -> float:
@@ -162,7 +162,7 @@ def _own_seconds(pids: frozenset[int]) -> dict[int, float]:
 
 
 def _cpu_clocks() -> Clocks:
-    """MHz of each core now; empty where the platform does not tell."""
+    """Current clock of each core in MHz; empty where the platform does not report it."""
     try:
         cores = psutil.cpu_freq(percpu=True)
     except (AttributeError, NotImplementedError, OSError, RuntimeError):  # as the platforms have it
@@ -171,7 +171,7 @@ def _cpu_clocks() -> Clocks:
 
 
 def _num_cpu_brakes(root: Path = CPU_ROOT) -> int:
-    """How often heat has lowered the clocks of the processors since they were started; 0 where it is not told."""
+    """Number of thermal throttling events of the processors since boot; 0 where not reported."""
     count = 0
     for path in root.glob("cpu[0-9]*/thermal_throttle/package_throttle_count"):
         try:

@@ -1,4 +1,4 @@
-"""What a layer of a network gives, in place of what the network tells.
+"""The output of a layer in place of the network's output.
 
 Shapes: N samples, C channels, H height, W width, D values of a layer.
 """

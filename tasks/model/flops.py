@@ -8,7 +8,20 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from paceline.tasks.records import Cost
+from paceline.tasks.records import Record
+
+
+class Cost(Record):
+    """What a network needs for one sample, counted and not timed: convolutions and products of matrices alone."""
+
+    forward_flops: float
+    """Floating-point operations, two for each multiplication with its addition."""
+    training_flops: float
+    """Forward and backward."""
+    num_parameters: int
+    image_bytes: int
+    """Of a sample as it lies in memory, one byte a value."""
+
 
 NUM_SAMPLES = 2
 """Fewest that a batch norm can train on."""
@@ -26,8 +39,8 @@ def cost_of(network: nn.Module, image_shape: tuple[int, int, int]) -> Cost:
     with torch.no_grad(), FlopCounterMode(display=False) as forward:
         network.eval()(images_NCHW)
     with FlopCounterMode(display=False) as training:
-        told = [output for output in network.train()(images_NCHW) if output is not None]
-        torch.stack([output.float().sum() for output in told]).sum().backward()
+        outputs = [output for output in network.train()(images_NCHW) if output is not None]
+        torch.stack([output.float().sum() for output in outputs]).sum().backward()
     return Cost(
         forward_flops=forward.get_total_flops() / NUM_SAMPLES,
         training_flops=training.get_total_flops() / NUM_SAMPLES,

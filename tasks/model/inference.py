@@ -43,7 +43,7 @@ def predictions(
         network: is put into evaluation mode, and back as it was when the iteration ends.
         batches: of a split, with the indices of their samples.
         context: autocast region; must be re-enterable.
-        task: says what of a batch the network sees.
+        task: selects the network's input from a batch.
     """
     was_training = network.training
     network.eval()
@@ -52,8 +52,8 @@ def predictions(
         for indices_N, batch in batches:
             with context:
                 inputs_NCHW = task.inputs(batch)
-                found, targets_NT = network(inputs_NCHW.to(dtype))
-            outputs = found.float(), None if targets_NT is None else targets_NT.float()
+                outputs_NK, targets_NT = network(inputs_NCHW.to(dtype))
+            outputs = outputs_NK.float(), None if targets_NT is None else targets_NT.float()
             yield Prediction(indices_N, batch, inputs_NCHW, outputs)
     finally:
         network.train(was_training)

@@ -25,7 +25,7 @@ class Learner(LightningModule):
 
     Args:
         network: maps what the task shows it to a pair, see `paceline.tasks.model.networks.registry`.
-        task: what the network is to tell.
+        task: objective of the network.
         recipe: optimizer, schedule and loss.
         peak_learning_rate: after batch scaling.
         course: of the training loader.
@@ -57,11 +57,11 @@ class Learner(LightningModule):
         step = self.course.even_step(self.global_step)
         rate = self.peak_learning_rate * learning_rate_factor(self.recipe, step, self.course.steps_per_epoch)
         for group in optimizer.param_groups:
-            own = rate * group.get(RATE_FACTOR, 1.0)
+            group_rate = rate * group.get(RATE_FACTOR, 1.0)
             if isinstance(group["lr"], torch.Tensor):  # in a CUDA graph, which reads it there
-                group["lr"].fill_(own)
+                group["lr"].fill_(group_rate)
             else:
-                group["lr"] = own
+                group["lr"] = group_rate
 
     def forward(self, batch: LabelledBatch) -> torch.Tensor:
         """Loss of one batch of this rank."""
@@ -88,7 +88,7 @@ class Learner(LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take the curves up again, and tell Lightning how far the epoch is in this group's batches."""
+        """Restore the curves, and set Lightning's position in the epoch in batches of this group."""
         state = checkpoint[STATE_KEY]
         self.epoch_ends = list(state["epoch_ends"])
         self.losses = state["losses"].tolist()

@@ -15,7 +15,7 @@ from paceline.tasks.model_bundle import WEIGHTS, read_model
 from paceline.tasks.records import ModelFacts
 
 
-def open_trained(directory: Path, digest: str) -> tuple[nn.Module, ModelFacts]:
+def load_trained_model(directory: Path, digest: str) -> tuple[nn.Module, ModelFacts]:
     """The network with its weights, on the CPU in float32 and in evaluation mode, and what it is.
 
     Args:

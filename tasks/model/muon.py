@@ -51,11 +51,11 @@ class Muon(torch.optim.Optimizer):
         trained = [weight for weight in network.parameters() if weight.requires_grad]
         filters = [weight for weight in trained if weight.dim() == _FILTER_DIMENSIONS]
         dense = [weight for weight in trained if weight.dim() == _MATRIX_DIMENSIONS]
-        rest = [weight for weight in trained if weight.dim() not in (_FILTER_DIMENSIONS, _MATRIX_DIMENSIONS)]
+        vectors = [weight for weight in trained if weight.dim() not in (_FILTER_DIMENSIONS, _MATRIX_DIMENSIONS)]
         bias_factor, dense_factor = _rate_factors(network)
         groups: list[dict[str, Any]] = [
             {"params": filters, RATE_FACTOR: 1.0, "momentum": momentum, "weight_decay": 0.0, "is_orthogonal": True},
-            {"params": rest, RATE_FACTOR: bias_factor, "weight_decay": weight_decay / bias_factor},
+            {"params": vectors, RATE_FACTOR: bias_factor, "weight_decay": weight_decay / bias_factor},
             {"params": dense, RATE_FACTOR: dense_factor, "weight_decay": weight_decay / dense_factor},
         ]
         used = [group | {"lr": learning_rate * group[RATE_FACTOR]} for group in groups if group["params"]]
@@ -95,20 +95,20 @@ class Muon(torch.optim.Optimizer):
         return momentum
 
 
-def orthogonalised(matrices_BRC: torch.Tensor) -> torch.Tensor:
+def orthogonalise(matrices_BRC: torch.Tensor) -> torch.Tensor:
     """Each matrix with its singular values brought near 1, its singular vectors kept: Newton and Schulz's iteration.
 
     Source: Bernstein and Newhouse, "Old Optimizer, New Norm" (2024), and the post on Muon for the coefficients.
     """
     first, third, fifth = COEFFICIENTS
     is_tall = matrices_BRC.shape[1] > matrices_BRC.shape[2]
-    found = matrices_BRC.mT if is_tall else matrices_BRC
-    found = found / found.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)  # no singular value above 1
+    iterate_BRC = matrices_BRC.mT if is_tall else matrices_BRC
+    iterate_BRC = iterate_BRC / iterate_BRC.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)  # no singular value above 1
     for _ in range(NUM_ITERATIONS):
-        gram = found @ found.mT
+        gram = iterate_BRC @ iterate_BRC.mT
         polynomial = torch.baddbmm(gram, gram, gram, beta=third, alpha=fifth)
-        found = torch.baddbmm(found, polynomial, found, beta=first)
-    return found.mT if is_tall else found
+        iterate_BRC = torch.baddbmm(iterate_BRC, polynomial, iterate_BRC, beta=first)
+    return iterate_BRC.mT if is_tall else iterate_BRC
 
 
 def _step_filters(
@@ -125,8 +125,8 @@ def _step_filters(
         stacked = torch.stack([directions[index] for index in alike])
         # Tensor cores where there are any; the iteration is as good in 16 bits.
         exact = stacked.dtype
-        wanted = torch.bfloat16 if stacked.is_cuda and exact == torch.float32 else exact
-        steps = orthogonalised(stacked.flatten(2).to(wanted)).to(exact).mul_(learning_rate).view_as(stacked)
+        dtype = torch.bfloat16 if stacked.is_cuda and exact == torch.float32 else exact
+        steps = orthogonalise(stacked.flatten(2).to(dtype)).to(exact).mul_(learning_rate).view_as(stacked)
         for index, step in zip(alike, steps, strict=True):
             weight = filters[index]
             weight.mul_(len(weight) ** 0.5 / weight.norm()).sub_(step)
@@ -134,10 +134,10 @@ def _step_filters(
 
 def _by_shape(tensors: Iterable[torch.Tensor]) -> list[list[int]]:
     """Indices of tensors of one shape together: one launch does for all of them."""
-    found: dict[torch.Size, list[int]] = defaultdict(list)
+    indices: dict[torch.Size, list[int]] = defaultdict(list)
     for index, tensor in enumerate(tensors):
-        found[tensor.shape].append(index)
-    return list(found.values())
+        indices[tensor.shape].append(index)
+    return list(indices.values())
 
 
 def _rate_factors(network: nn.Module) -> tuple[float, float]:

@@ -26,8 +26,8 @@ def gaussian(noise_seeds_N: torch.Tensor, shape: tuple[int, ...], seed: int) -> 
     """
     num = math.prod(shape)
     pairs_M = torch.arange((num + 1) // 2, device=noise_seeds_N.device, dtype=torch.int64)
-    keys_N = _mixed(_mixed(noise_seeds_N) ^ _mixed(torch.full_like(noise_seeds_N, seed)))
-    bits_NM = _mixed(keys_N[:, None] + pairs_M * _GAMMA)
+    keys_N = _mix(_mix(noise_seeds_N) ^ _mix(torch.full_like(noise_seeds_N, seed)))
+    bits_NM = _mix(keys_N[:, None] + pairs_M * _GAMMA)
     # In (0, 1]: the logarithm of 0 is none.
     radius_NM = (-2.0 * torch.log(((bits_NM & _LOW) + 1).to(torch.float32) / 2**32)).sqrt_()
     angle_NM = ((bits_NM >> 32) & _LOW).to(torch.float32) * (2 * math.pi / 2**32)
@@ -43,13 +43,13 @@ def uniform(noise_seeds_N: torch.Tensor, num: int, seed: int) -> torch.Tensor:
         num: Values of a sample; the first ones do not depend on it.
         seed: Of all of them.
     """
-    keys_N = _mixed(_mixed(noise_seeds_N) ^ ~_mixed(torch.full_like(noise_seeds_N, seed)))
+    keys_N = _mix(_mix(noise_seeds_N) ^ ~_mix(torch.full_like(noise_seeds_N, seed)))
     places_M = torch.arange(num, device=noise_seeds_N.device, dtype=torch.int64)
-    bits_NM = _mixed(keys_N[:, None] + places_M * _GAMMA)
+    bits_NM = _mix(keys_N[:, None] + places_M * _GAMMA)
     return ((bits_NM >> 11) & (2**53 - 1)).to(torch.float64) / 2**53
 
 
-def _mixed(values: torch.Tensor) -> torch.Tensor:
+def _mix(values: torch.Tensor) -> torch.Tensor:
     """SplitMix64's finalizer; int64 wraps around, and its shift fills with the sign, which is masked off."""
     values = values + _GAMMA
     values = (values ^ ((values >> 30) & (2**34 - 1))) * _FIRST

@@ -1,4 +1,4 @@
-"""What a network is to tell, and how well it does: classes of images, classes of their pixels, images without noise.
+"""Objectives and measures of quality: classes of images, classes of pixels, images without noise.
 
 A task knows what of a batch the network sees, what the loss is, and a few numbers for each sample that add up to a
 score over any split and any number of ranks. Shapes: N samples, C channels, H height, W width, K classes, S statistics.
@@ -47,7 +47,7 @@ class Task(Protocol):
 
     @property
     def num_kept(self) -> int:
-        """Numbers that are kept of what is told of a sample."""
+        """Number of stored values per sample."""
 
     def inputs(self, batch: LabelledBatch) -> torch.Tensor:
         """What of a batch the network sees (N, C, H, W)."""
@@ -61,12 +61,12 @@ class Task(Protocol):
     def score(self, totals_S: Sequence[float], num_samples: float) -> float:
         """Of the statistics' sums over samples."""
 
-    def kept(self, outputs: Outputs, batch: LabelledBatch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
-        """What is kept of a test split, for the evaluation: logits (N, K), or the statistics."""
+    def select_outputs(self, outputs: Outputs, batch: LabelledBatch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
+        """Outputs that the evaluation of a test split needs: logits (N, K), or the statistics."""
 
 
 class _StatisticsKept(ABC):
-    """Of those that tell something of each pixel, which is too much to be kept."""
+    """Objectives per pixel: their outputs are too large to store, so they store statistics."""
 
     num_statistics: int
 
@@ -75,7 +75,7 @@ class _StatisticsKept(ABC):
         """The statistics'."""
         return self.num_statistics
 
-    def kept(self, outputs: Outputs, batch: LabelledBatch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
+    def select_outputs(self, outputs: Outputs, batch: LabelledBatch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
         """Statistics."""
         return self.statistics(outputs, batch, inputs_NCHW)
 
@@ -109,11 +109,11 @@ class Classification:
         if own_N is None or batch.mixed_labels_N is None:
             loss = functional.cross_entropy(logits_NK, batch.labels_N, label_smoothing=smoothing)
         else:
-            own, other = (
+            own_loss, mixed_loss = (
                 functional.cross_entropy(logits_NK, classes_N, label_smoothing=smoothing, reduction="none")
                 for classes_N in (batch.labels_N, batch.mixed_labels_N)
             )
-            loss = (own_N * own + (1 - own_N) * other).mean()
+            loss = (own_N * own_loss + (1 - own_N) * mixed_loss).mean()
         if targets_NT is not None and batch.targets_NT is not None:
             squared = functional.mse_loss(targets_NT, batch.targets_NT.to(targets_NT.dtype))
             loss = loss + recipe.angle_weight * DEGREES_PER_RADIAN**2 * squared
@@ -129,7 +129,7 @@ class Classification:
         """The share of right ones."""
         return totals_S[1] / num_samples
 
-    def kept(self, outputs: Outputs, batch: LabelledBatch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
+    def select_outputs(self, outputs: Outputs, batch: LabelledBatch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
         """Logits."""
         return outputs[0]
 
@@ -183,7 +183,7 @@ class Segmentation(_StatisticsKept):
         """Intersection over union of each class that there is or that is told, and their mean."""
         return mean_iou(totals_S[1:])
 
-    def shown(self, outputs: Outputs, batch: LabelledBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def select_example(self, outputs: Outputs, batch: LabelledBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Classes (N, H, W) that are told and that are there, from 1; 0 for none."""
         return outputs[0].argmax(1) + 1, batch.images_NCHW[:, -1]
 
@@ -231,8 +231,8 @@ class Denoising(_StatisticsKept):
         scale = self._scale(clean_NCHW)
         loss_N = (found_NCHW - clean_NCHW).square().mean(dim=(1, 2, 3))
         psnr, noisy_psnr = (
-            -10.0 * torch.log10(((one - clean_NCHW) * scale).square().mean(dim=(1, 2, 3)).clamp(min=1e-10))
-            for one in (found_NCHW, noisy_NCHW)
+            -10.0 * torch.log10(((images_NCHW - clean_NCHW) * scale).square().mean(dim=(1, 2, 3)).clamp(min=1e-10))
+            for images_NCHW in (found_NCHW, noisy_NCHW)
         )
         similar_N = structural_similarity_index_measure(
             found_NCHW * scale, clean_NCHW * scale, data_range=1.0, reduction="none"
@@ -244,13 +244,13 @@ class Denoising(_StatisticsKept):
         """Mean structural similarity."""
         return totals_S[1] / num_samples
 
-    def shown(self, outputs: Outputs, batch: LabelledBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def select_example(self, outputs: Outputs, batch: LabelledBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Images (N, C, H, W) that are told and that are there, normalised."""
         return outputs[0], batch.images_NCHW
 
 
 PixelTask = Segmentation | Denoising
-"""Those that can show what is told and what is there (`shown`)."""
+"""Objectives with example pictures (`select_example`)."""
 
 
 def task_of(config: Config, prepared: PreparedSet) -> Task:

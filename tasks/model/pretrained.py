@@ -54,7 +54,7 @@ def read_weights(path: Path) -> tuple[Tensors, str]:
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); give a file of weights") from error
     try:
-        found = _safetensors(content) if path.suffix == SAFETENSORS else _state(content)
+        tensors = _safetensors(content) if path.suffix == SAFETENSORS else _state(content)
     except pickle.UnpicklingError:  # whose words advise to load it all the same
         raise InputError(
             f"{path}: holds more than tensors and plain types; nothing of it was executed; "
@@ -62,9 +62,9 @@ def read_weights(path: Path) -> tuple[Tensors, str]:
         ) from None
     except (RuntimeError, AttributeError, TypeError, EOFError, KeyError, ValueError) as error:
         raise InputError(f"{path}: no file of weights ({one_line(error)[:200]})") from error
-    if not found or not all(isinstance(tensor, torch.Tensor) for tensor in found.values()):
+    if not tensors or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
         raise InputError(f"{path}: no file of weights; it must hold tensors by their names, as a state dict does")
-    return _unwrapped(found), hashlib.sha256(content).hexdigest()
+    return _without_wrapper(tensors), hashlib.sha256(content).hexdigest()
 
 
 def _safetensors(content: bytes) -> Tensors:
@@ -79,25 +79,27 @@ def _safetensors(content: bytes) -> Tensors:
 def _state(content: bytes) -> dict[str, Any]:
     if not content.startswith(OF_TORCH):
         raise ValueError("it does not begin as torch's files do")
-    found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     for name in INSIDE:
-        if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
-            found = found[name]
-    if not isinstance(found, Mapping):
-        raise TypeError(f"it holds {type(found).__name__}")
-    return dict(found)
+        if isinstance(state, Mapping) and isinstance(state.get(name), Mapping):
+            state = state[name]
+    if not isinstance(state, Mapping):
+        raise TypeError(f"it holds {type(state).__name__}")
+    return dict(state)
 
 
 def _wrapping(names: Iterable[str]) -> str:
     """What wrappers have put before all names."""
-    rest, before = list(names), ""
-    while prefix := next((one for one in WRAPPERS if rest and all(name.startswith(one) for name in rest)), None):
+    unprefixed, before = list(names), ""
+    while prefix := next(
+        (wrapper for wrapper in WRAPPERS if unprefixed and all(name.startswith(wrapper) for name in unprefixed)), None
+    ):
         before += prefix
-        rest = [name.removeprefix(prefix) for name in rest]
+        unprefixed = [name.removeprefix(prefix) for name in unprefixed]
     return before
 
 
-def _unwrapped(tensors: Mapping[str, torch.Tensor]) -> Tensors:
+def _without_wrapper(tensors: Mapping[str, torch.Tensor]) -> Tensors:
     before = _wrapping(tensors)
     return {name.removeprefix(before): tensor for name, tensor in tensors.items()}
 
@@ -114,23 +116,23 @@ def check_fit(tensors: Tensors, network: nn.Module, *, same_classes: bool, where
     Raises:
         InputError: they are another network's, or of images with other channels.
     """
-    wanted, heads = _unwrapped(network.state_dict()), heads_of(network)
+    expected, heads = _without_wrapper(network.state_dict()), heads_of(network)
     fresh = {
         part
         for part in heads
         if not same_classes
-        or any(part_of(name) == part and not _fits(tensors.get(name), tensor) for name, tensor in wanted.items())
+        or any(part_of(name) == part and not _fits(tensors.get(name), tensor) for name, tensor in expected.items())
     }
-    needed = {name: tensor for name, tensor in wanted.items() if part_of(name) not in fresh}
+    needed = {name: tensor for name, tensor in expected.items() if part_of(name) not in fresh}
     missing = [name for name in needed if name not in tensors and not name.endswith(COUNTER)]
     if missing:
         raise InputError(f"{where}: has no {_some(missing)}, which the network has; it is another network's")
-    unknown = [name for name in tensors if name not in wanted and part_of(name) not in fresh]
+    unknown = [name for name in tensors if name not in expected and part_of(name) not in fresh]
     if unknown:
         raise InputError(f"{where}: has {_some(unknown)}, which the network has not; it is another network's")
     for name, tensor in needed.items():
         _check_shape(name, tensors.get(name, tensor), tensor, where)
-    return tuple(name for name in wanted if part_of(name) in fresh)
+    return tuple(name for name in expected if part_of(name) in fresh)
 
 
 def _fits(found: torch.Tensor | None, wanted: torch.Tensor) -> bool:
@@ -170,13 +172,13 @@ def begin_with(network: nn.Module, weights: Pretrained) -> None:
     state = network.state_dict()
     before = _wrapping(state)
     with torch.no_grad():
-        for name, own in state.items():
+        for name, initial in state.items():
             bare = name.removeprefix(before)
             if bare in weights.anew or (bare.endswith(COUNTER) and bare not in tensors):
                 continue
             if bare not in tensors:
                 raise InputError(f"{weights.path}: has no {bare}, which the network has; it is another network's")
-            own.copy_(tensors[bare])
+            initial.copy_(tensors[bare])
 
 
 def begun_state(model: Model, like: PreparedSet, weights: Pretrained, seed: int) -> bytes:

@@ -102,8 +102,8 @@ def check_parts(config: Config, network: nn.Module) -> None:
         weights = [weight.split(".") for weight, _ in core_of(network).named_parameters()]
         parts = {".".join(names[:length]) for names in weights for length in (1, 2)}
         names = [part for part, _ in core_of(network).named_modules() if part in parts and part not in heads]
-        told = f"{name} has no such layer; it has {', '.join(names)}"
-        raise InputError(f"model.freeze={layer}: {told}") from None
+        message = f"{name} has no such layer; it has {', '.join(names)}"
+        raise InputError(f"model.freeze={layer}: {message}") from None
     except ValueError:
         raise InputError(
             f"model.freeze={layer}: the head would stay as well, which is to be trained; name a layer before "

@@ -37,7 +37,7 @@ def parity_on_worker(address: str, part: Part, settings: Settings) -> tuple[Pari
     with connect_to_workers(address, "prediction") as client:
         checking = client.submit(check_parity, part, settings, key=_key("parity"), pure=False)
         try:
-            return checking.result(timeout=deadline.left())
+            return checking.result(timeout=deadline.seconds_left())
         except TimeoutError:
             checking.cancel()
             deadline.check()  # or it was the worker's own
@@ -45,21 +45,21 @@ def parity_on_worker(address: str, part: Part, settings: Settings) -> tuple[Pari
 
 
 def alone_on_worker(address: str, asked: SubprocessJob) -> str:
-    """What a process of its own on some worker finds out, as JSON.
+    """Run a job in a fresh process on some worker; return its result as JSON.
 
     Raises:
         RunError: the cluster has no workers, or the process failed.
         TimeLimitError: the stage's time is over.
     """
     with connect_to_workers(address, "a measurement") as client:
-        waiting = client.submit(run_in_subprocess, asked, deadline.left(), key=_key("alone"), pure=False)
+        future = client.submit(run_in_subprocess, asked, deadline.seconds_left(), key=_key("alone"), pure=False)
         try:
-            found: str = waiting.result(timeout=deadline.left())
+            result: str = future.result(timeout=deadline.seconds_left())
         except TimeoutError:
-            waiting.cancel()
+            future.cancel()
             deadline.check()
             raise
-        return found
+        return result
 
 
 def predict_parts(
@@ -75,9 +75,9 @@ def predict_parts(
     done = 0
     with (
         connect_to_workers(address, "prediction") as client,
-        closing(iter_results(client, parts, partial(_submit, client, settings))) as found,
+        closing(iter_results(client, parts, partial(_submit, client, settings))) as completed,
     ):
-        for record in found:
+        for record in completed:
             records.append(record)
             done += record.num_samples + record.num_rejected
             if on_progress is not None:

@@ -75,7 +75,7 @@ class Part:
 
 
 class PartRecord(Record):
-    """What is known of a part once it is predicted."""
+    """Counts and times of a predicted part."""
 
     number: int
     num_samples: int
@@ -115,7 +115,7 @@ class Parity(Record):
 def key_of(settings: Settings, images: Images) -> str:
     """64 hex digits over everything that the predictions depend on."""
     facts = [VERSION, settings.model_digest, settings.precision, images.origin.kind, images.origin.root]
-    facts += [own for own in (settings.package, images.origin.identity) if own]
+    facts += [identity for identity in (settings.package, images.origin.identity) if identity]
     facts += [] if settings.layer is None else ["layer", settings.layer]
     facts += ["own_size"] if settings.own_size else []
     facts += [images.origin.fit] if images.origin.fit != "scale" else []

@@ -86,12 +86,12 @@ def fit_linear_head(job: LinearEvalJob) -> LinearEvalResult:
     fitted = fit("logistic", values_ND, train.labels_N, job.config.seed)
     right_N = fitted.pipeline.predict(features_of(predictor, validation)) == validation.labels_N
     ended = since_start()
-    joules, seen = energy.joules(), validity.stop()
-    begun = time.perf_counter()
-    kept_NK = _logits(fitted, features_of(predictor, test), len(job.prepared.class_names))
-    rate = test.num_samples / (time.perf_counter() - begun)
+    joules, observed = energy.joules(), validity.stop()
+    started = time.perf_counter()
+    logits_NK = _logits(fitted, features_of(predictor, test), len(job.prepared.class_names))
+    rate = test.num_samples / (time.perf_counter() - started)
     predictions = Path(job.directory) / PREDICTIONS
-    np.savez(predictions, index=np.arange(test.num_samples), kept=kept_NK)
+    np.savez(predictions, index=np.arange(test.num_samples), kept=logits_NK)
     return LinearEvalResult(
         settings=settings,
         startup_seconds=startup,
@@ -103,7 +103,7 @@ def fit_linear_head(job: LinearEvalJob) -> LinearEvalResult:
         prediction_samples_per_second=rate,
         joules=joules,
         peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        validity=seen,
+        validity=observed,
         num_train=train.num_samples,
         num_features=values_ND.shape[1],
         converged=fitted.converged,

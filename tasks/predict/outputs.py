@@ -25,7 +25,7 @@ Arrays = tuple[npt.NDArray[Any], ...]
 that of each pixel.
 Of a denoiser: pixels (N, H, W, C), uint8. Of a layer: features (N, D), float32."""
 Asked = Task | Literal["features"]
-"""What a task tells, or what a layer gives."""
+"""The output of a task, or the features of a layer."""
 FULL_SCALE = 255.0
 MAX_LEVELS = 2
 """Of 255. Values of two pictures that differ by no more are taken for equal: below a hundredth of the range."""
@@ -79,7 +79,7 @@ class _Pictures(nn.Module):
 
 
 def asked_of(facts: ModelFacts, layer: str | None) -> Asked:
-    """Of a model, by the layer that is named, if any."""
+    """The kind of output: the layer's features if a layer is named, else the task's."""
     return facts.model.task if layer is None else "features"
 
 
@@ -104,8 +104,8 @@ def with_head(
     return _Probabilities(network).eval()
 
 
-def compared(asked: Asked, ours: Arrays, plain: Arrays) -> Parity:
-    """How far the answers of two executions of a model lie apart."""
+def compare_outputs(asked: Asked, ours: Arrays, plain: Arrays) -> Parity:
+    """Compare the outputs of two executions of a model."""
     first, other = ours[0], plain[0]
     if asked == "features":
         return Parity(
@@ -143,5 +143,7 @@ def _cosines(ours_ND: npt.NDArray[np.float32], plain_ND: npt.NDArray[np.float32]
     ours, plain = ours_ND.astype(np.float64), plain_ND.astype(np.float64)
     norms_N = np.linalg.norm(ours, axis=1) * np.linalg.norm(plain, axis=1)
     nothing_N = ~(ours.any(axis=1) | plain.any(axis=1))
-    found: npt.NDArray[np.float64] = np.where(nothing_N, 1.0, (ours * plain).sum(1) / np.where(norms_N > 0, norms_N, 1))
-    return found
+    cosines_N: npt.NDArray[np.float64] = np.where(
+        nothing_N, 1.0, (ours * plain).sum(1) / np.where(norms_N > 0, norms_N, 1)
+    )
+    return cosines_N

@@ -31,7 +31,7 @@ _ROWS = 256
 
 @dataclass(frozen=True)
 class Counts:
-    """How right the answers are, where that is known."""
+    """Number of correct predictions, where labels are known."""
 
     num_known: int = 0
     num_correct: int = 0
@@ -40,14 +40,14 @@ class Counts:
 
 @dataclass(frozen=True)
 class Answers:
-    """A part's."""
+    """Columns and counts of a part."""
 
     columns: dict[str, pa.Array]
     counts: Counts = field(default_factory=Counts)
 
 
 class Row(NamedTuple):
-    """What a model says of the pixels of a sample."""
+    """Output per pixel of a sample."""
 
     position: int
     """Of the sample among the part's."""
@@ -62,11 +62,11 @@ def answers_of(asked: Asked, facts: ModelFacts, part: Part, kept: list[int], arr
     """The columns of a part besides `path` and `error`, where they are of whole samples.
 
     Args:
-        asked: what the model was asked for.
+        asked: kind of output.
         facts: of the model.
         part: whose samples they are.
         kept: positions of those that could be read.
-        arrays: what the model says of them; None for a part of which nothing could be read.
+        arrays: outputs of the model; None for a part of which nothing could be read.
     """
     return _features(part, kept, arrays) if asked == "features" else _classes(facts, part, kept, arrays)
 
@@ -83,12 +83,12 @@ def png(pixels: npt.NDArray[np.uint8]) -> bytes:
     return buffer.getvalue()
 
 
-def _classes(facts: ModelFacts, part: Part, kept: list[int], arrays: Arrays | None) -> Answers:
+def _classes(facts: ModelFacts, part: Part, positions: list[int], arrays: Arrays | None) -> Answers:
     """`label`, `probability`, `probabilities` (in the order of the classes), targets, `true_label`."""
     number = len(part.samples)
     labels, rows = np.full(number, -1), np.full((number, len(facts.class_names)), np.nan, dtype=np.float32)
     if arrays is not None:
-        labels[kept], rows[kept] = arrays[0].argmax(1), arrays[0]
+        labels[positions], rows[positions] = arrays[0].argmax(1), arrays[0]
     missing = labels < 0
     names = pa.array(facts.class_names, pa.string())
     columns = {
@@ -99,22 +99,22 @@ def _classes(facts: ModelFacts, part: Part, kept: list[int], arrays: Arrays | No
     for index, name in enumerate(facts.target_names):
         values = np.full(number, np.nan, dtype=np.float32)
         if arrays is not None and len(arrays) > 1:
-            values[kept] = arrays[1][:, index]
+            values[positions] = arrays[1][:, index]
         columns[name] = pa.array(values, pa.float32(), mask=missing)
     truth = _truth(part)
     # Of classes that the model was not trained on it can only be wrong.
-    learned = [position for position in kept if truth[position] in facts.class_names]
-    known = [(truth[position], facts.class_names[labels[position]]) for position in learned]
+    learned = [position for position in positions if truth[position] in facts.class_names]
+    pairs = [(truth[position], facts.class_names[labels[position]]) for position in learned]
     columns["true_label"] = pa.array(truth, pa.string())
-    return Answers(columns, Counts(len(known), sum(true == label for true, label in known)))
+    return Answers(columns, Counts(len(pairs), sum(true == label for true, label in pairs)))
 
 
-def _features(part: Part, kept: list[int], arrays: Arrays | None) -> Answers:
+def _features(part: Part, positions: list[int], arrays: Arrays | None) -> Answers:
     """`features`, and `true_label`, which classifiers of them are fitted to."""
     values_ND = arrays[0] if arrays is not None else np.zeros((0, 0), np.float32)
     rows = np.zeros((len(part.samples), values_ND.shape[1]), dtype=np.float32)
     missing = np.ones(len(rows), dtype=np.bool_)
-    rows[kept], missing[kept] = values_ND, False
+    rows[positions], missing[positions] = values_ND, False
     return Answers({"features": _lists(rows, missing), "true_label": pa.array(_truth(part), pa.string())})
 
 
@@ -136,7 +136,7 @@ def _masks(facts: ModelFacts, part: Part, rows: Iterable[Row]) -> Answers:
         confidences[position] = float(np.mean(confidence))
         shares[position] = np.bincount(classes_HW.ravel(), minlength=num_classes) / classes_HW.size
         if mask_HW is not None:
-            counts_3K += _counted(classes_HW, mask_HW, num_classes)
+            counts_3K += _count_pixels(classes_HW, mask_HW, num_classes)
     columns = {
         "mask": pa.array(masks, pa.binary()),
         "shares": _lists(shares, np.array([mask is None for mask in masks])),
@@ -144,15 +144,19 @@ def _masks(facts: ModelFacts, part: Part, rows: Iterable[Row]) -> Answers:
     }
     if not counts_3K.any():
         return Answers(columns)
-    right, _, there = counts_3K.sum(1).tolist()
-    return Answers(columns, Counts(there, right, tuple(counts_3K.ravel().tolist())))
+    right, _, actual = counts_3K.sum(1).tolist()
+    return Answers(columns, Counts(actual, right, tuple(counts_3K.ravel().tolist())))
 
 
-def _counted(told_HW: npt.NDArray[np.uint8], mask_HW: npt.NDArray[np.uint8], num_classes: int) -> npt.NDArray[np.int64]:
+def _count_pixels(
+    told_HW: npt.NDArray[np.uint8], mask_HW: npt.NDArray[np.uint8], num_classes: int
+) -> npt.NDArray[np.int64]:
     """Pixels rightly told, told, and there, of each class, against a mask that is 0 for no class, and 1 and up."""
-    known = (mask_HW > 0) & (mask_HW <= num_classes)  # preparation rejects images with other values
-    told, there = told_HW[known], mask_HW[known] - 1
-    return np.stack([np.bincount(kinds, minlength=num_classes) for kinds in (told[told == there], told, there)])
+    is_known_HW = (mask_HW > 0) & (mask_HW <= num_classes)  # preparation rejects images with other values
+    predicted, actual = told_HW[is_known_HW], mask_HW[is_known_HW] - 1
+    return np.stack(
+        [np.bincount(kinds, minlength=num_classes) for kinds in (predicted[predicted == actual], predicted, actual)]
+    )
 
 
 def _pictures(part: Part, rows: Iterable[Row]) -> Answers:

@@ -27,9 +27,9 @@ from paceline.tasks.predict.predictor import Predictor, parity, parity_of_whole,
 from paceline.tasks.records import ModelFacts, Reads
 
 PARITY_PIXELS = 2**21
-"""Of images at their own sizes, so many are held against the plain model."""
+"""Pixels of images at their own sizes that are compared with the plain model."""
 METADATA = b"paceline"
-"""Under which a file says what it is."""
+"""Key of the metadata in a file."""
 
 
 def predict_part(part: Part, settings: Settings) -> PartRecord:
@@ -40,22 +40,22 @@ def predict_part(part: Part, settings: Settings) -> PartRecord:
         OSError: the disk is full or cannot be written.
     """
     model = predictor(settings)
-    seen = _Seen()
+    progress = _Seen()
     with count_reads() as tally:
-        answers = _at_own_sizes(part, model, seen) if settings.own_size else _at_one_size(part, model, seen)
+        answers = _at_own_sizes(part, model, progress) if settings.own_size else _at_one_size(part, model, progress)
     record = PartRecord(
         number=part.number,
-        num_samples=len(part.samples) - len(seen.reasons),
-        num_rejected=len(seen.reasons),
-        num_unread=seen.num_unread,
+        num_samples=len(part.samples) - len(progress.reasons),
+        num_rejected=len(progress.reasons),
+        num_unread=progress.num_unread,
         num_known=answers.counts.num_known,
         num_correct=answers.counts.num_correct,
         class_pixels=answers.counts.class_pixels,
-        read_seconds=seen.read_seconds,
-        predict_seconds=seen.predict_seconds,
+        read_seconds=progress.read_seconds,
+        predict_seconds=progress.predict_seconds,
         reads=tally.reads,
     )
-    reasons = [seen.reasons.get(position) for position in range(len(part.samples))]
+    reasons = [progress.reasons.get(position) for position in range(len(part.samples))]
     columns = {
         "path": pa.array([sample.text for sample in part.samples], pa.string()),
         **answers.columns,
@@ -67,7 +67,7 @@ def predict_part(part: Part, settings: Settings) -> PartRecord:
 
 @dataclass
 class _Seen:
-    """What was seen of a part's samples."""
+    """Rejected samples and times of a part."""
 
     reasons: dict[int, str] = field(default_factory=dict)
     num_unread: int = 0
@@ -75,56 +75,56 @@ class _Seen:
     predict_seconds: float = 0.0
 
 
-def _at_one_size(part: Part, model: Predictor, seen: _Seen) -> Answers:
-    """All of it at once: read, then predicted."""
+def _at_one_size(part: Part, model: Predictor, progress: _Seen) -> Answers:
+    """Read all samples, then predict them."""
     started = time.perf_counter()
-    found = _read(part, model.facts)
+    pixels = _read(part, model.facts)
     read = time.perf_counter()
-    arrays = model(_pictures(found, model.facts)) if found.kept else None
-    seen.reasons, seen.num_unread = found.reasons, found.num_unread
-    seen.read_seconds, seen.predict_seconds = read - started, time.perf_counter() - read
+    arrays = model(_pictures(pixels, model.facts)) if pixels.kept else None
+    progress.reasons, progress.num_unread = pixels.reasons, pixels.num_unread
+    progress.read_seconds, progress.predict_seconds = read - started, time.perf_counter() - read
     if model.asked not in PIXEL_TASKS:
-        return answers_of(model.asked, model.facts, part, found.kept, arrays)
+        return answers_of(model.asked, model.facts, part, pixels.kept, arrays)
     channels = model.facts.image_shape[2]
     rows = [
-        Row(position, image_HWC[..., :channels], image_HWC[..., -1] if part.num_planes else None, told)
-        for position, image_HWC, *told in zip(found.kept, found.images_NHWC, *(arrays or ()), strict=True)
+        Row(position, image_HWC[..., :channels], image_HWC[..., -1] if part.num_planes else None, outputs)
+        for position, image_HWC, *outputs in zip(pixels.kept, pixels.images_NHWC, *(arrays or ()), strict=True)
     ]
     return pixel_answers_of(model.asked, model.facts, part, rows)
 
 
-def _at_own_sizes(part: Part, model: Predictor, seen: _Seen) -> Answers:
-    """One sample after the other, for each may be large."""
+def _at_own_sizes(part: Part, model: Predictor, progress: _Seen) -> Answers:
+    """Predict one sample after the other, because each may be large."""
     size = model.facts.image_shape[0]
 
     def rows() -> Iterator[Row]:
         images = read_whole(part.origin, part.samples, size)
         for position in range(len(part.samples)):
             started = time.perf_counter()
-            found = next(images)
+            image = next(images)
             read = time.perf_counter()
-            seen.read_seconds += read - started
-            if isinstance(found, DecodeError):
-                seen.reasons[position] = str(found)
-                seen.num_unread += isinstance(found, UnreadError)
+            progress.read_seconds += read - started
+            if isinstance(image, DecodeError):
+                progress.reasons[position] = str(image)
+                progress.num_unread += isinstance(image, UnreadError)
                 continue
-            picture_HWC = _coloured(found[0], model.facts)
-            told = model.whole(picture_HWC)
-            seen.predict_seconds += time.perf_counter() - read
-            yield Row(position, picture_HWC, found[1], told)
+            picture_HWC = _as_channels(image[0], model.facts)
+            outputs = model.whole(picture_HWC)
+            progress.predict_seconds += time.perf_counter() - read
+            yield Row(position, picture_HWC, image[1], outputs)
 
     return pixel_answers_of(model.asked, model.facts, part, rows())
 
 
-def finished(part: Part) -> PartRecord | None:
-    """What is known of a part that an earlier call has written.
+def finished_record(part: Part) -> PartRecord | None:
+    """The record of a part that an earlier call wrote.
 
     None if there is none, or of another prediction, or where some samples' bytes could not be had.
     """
     try:
-        said = json.loads(pq.read_schema(part.path).metadata[METADATA])
-        record = PartRecord.model_validate(said["record"])
-        return record if said["key"] == part.key and not record.num_unread else None
+        metadata = json.loads(pq.read_schema(part.path).metadata[METADATA])
+        record = PartRecord.model_validate(metadata["record"])
+        return record if metadata["key"] == part.key and not record.num_unread else None
     except (OSError, KeyError, TypeError, ValueError, pa.ArrowException):
         return None
 
@@ -143,22 +143,22 @@ def _parity(part: Part, settings: Settings) -> Parity | None:
     if settings.own_size:
         pictures = list(_few(part, facts))
         return parity_of_whole(settings, pictures) if pictures else None
-    found = _read(part, facts)
-    return parity(settings, _pictures(found, facts)) if found.kept else None
+    pixels = _read(part, facts)
+    return parity(settings, _pictures(pixels, facts)) if pixels.kept else None
 
 
 def _few(part: Part, facts: ModelFacts) -> Iterator[npt.NDArray[np.uint8]]:
     """Images at their own sizes, as many as make a large one."""
     num_pixels = 0
-    for found in read_whole(part.origin, part.samples, facts.image_shape[0]):
-        if not isinstance(found, DecodeError):
-            yield _coloured(found[0], facts)
-            num_pixels += found[0].shape[0] * found[0].shape[1]
+    for image in read_whole(part.origin, part.samples, facts.image_shape[0]):
+        if not isinstance(image, DecodeError):
+            yield _as_channels(image[0], facts)
+            num_pixels += image[0].shape[0] * image[0].shape[1]
             if num_pixels >= PARITY_PIXELS:
                 return
 
 
-def _coloured(picture_HWC: npt.NDArray[np.uint8], facts: ModelFacts) -> npt.NDArray[np.uint8]:
+def _as_channels(picture_HWC: npt.NDArray[np.uint8], facts: ModelFacts) -> npt.NDArray[np.uint8]:
     """With the channels that the model takes; grey is the same in all of them."""
     return np.broadcast_to(picture_HWC, (*picture_HWC.shape[:2], facts.image_shape[2]))
 
@@ -168,13 +168,13 @@ def _read(part: Part, facts: ModelFacts) -> Pixels:
     return read_pixels(part.origin, part.samples, size, channels + part.num_planes)
 
 
-def _pictures(found: Pixels, facts: ModelFacts) -> npt.NDArray[np.uint8]:
-    """Without the masks behind them."""
-    return np.ascontiguousarray(found.images_NHWC[..., : facts.image_shape[2]])
+def _pictures(pixels: Pixels, facts: ModelFacts) -> npt.NDArray[np.uint8]:
+    """Images without their mask channels."""
+    return np.ascontiguousarray(pixels.images_NHWC[..., : facts.image_shape[2]])
 
 
 def _write(part: Part, table: pa.Table, record: PartRecord) -> None:
-    said = {"key": part.key, "record": record.model_dump(mode="json")}
+    metadata = {"key": part.key, "record": record.model_dump(mode="json")}
     buffer = io.BytesIO()
-    pq.write_table(table.replace_schema_metadata({METADATA: json.dumps(said)}), buffer, compression="zstd")
+    pq.write_table(table.replace_schema_metadata({METADATA: json.dumps(metadata)}), buffer, compression="zstd")
     write_durably(Path(part.path), buffer.getbuffer())

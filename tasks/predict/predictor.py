@@ -20,10 +20,10 @@ from paceline.tasks.cluster.hardware import cpu_kind
 from paceline.tasks.data.loading.batch import Normalise, set_layout
 from paceline.tasks.files import private_directory
 from paceline.tasks.model.fuse_batch_norm import fold_batch_norm
-from paceline.tasks.model.load import open_trained
+from paceline.tasks.model.load import load_trained_model
 from paceline.tasks.model.transfer import reach_and_stride
 from paceline.tasks.predict.job import Parity, Settings, batch_size_for
-from paceline.tasks.predict.outputs import Arrays, asked_of, compared, with_head
+from paceline.tasks.predict.outputs import Arrays, asked_of, compare_outputs, with_head
 from paceline.tasks.predict.tiles import bands_of, grid_for, put
 from paceline.tasks.train.step.precision import AUTOCAST_DTYPES, prepare_network
 
@@ -44,7 +44,7 @@ class Predictor:
 
     def __init__(self, settings: Settings, *, plain: bool = False) -> None:
         torch.set_num_threads(settings.num_threads)
-        network, self.facts = open_trained(Path(settings.model_directory), settings.model_digest)
+        network, self.facts = load_trained_model(Path(settings.model_directory), settings.model_digest)
         self.asked = asked_of(self.facts, settings.layer)
         self._device = torch.device("cuda", 0) if settings.gpu else torch.device("cpu")
         self._channels_last = not plain
@@ -64,27 +64,29 @@ class Predictor:
             self._call = self.module = with_head(ready, self.facts, settings.layer, each_pixel=settings.own_size)
 
     def __call__(self, pixels_NHWC: npt.NDArray[np.uint8]) -> Arrays:
-        """What the model says of at least one image."""
+        """Predict at least one image."""
         return self._answers(pixels_NHWC, self._batch_size)
 
     def whole(self, image_HWC: npt.NDArray[np.uint8]) -> Arrays:
-        """What a model of pixels says of each pixel of an image of any size.
+        """Predict each pixel of an image of any size.
 
         Returns:
             Classes and their probabilities (H, W), or pixels (H, W, C).
         """
         assert self._grid is not None, "the settings say whether images are predicted at their own sizes"
-        found: Arrays = ()
+        answers: Arrays = ()
         for band in bands_of(image_HWC, self._grid):
-            told = self._answers(band.tiles_MHWC, batch_size_for(band.tiles_MHWC.shape[1:]))
-            found = found or tuple(np.empty((*image_HWC.shape[:2], *part.shape[3:]), part.dtype) for part in told)
-            for whole_HW, told_MHW in zip(found, told, strict=True):
+            outputs = self._answers(band.tiles_MHWC, batch_size_for(band.tiles_MHWC.shape[1:]))
+            answers = answers or tuple(
+                np.empty((*image_HWC.shape[:2], *part.shape[3:]), part.dtype) for part in outputs
+            )
+            for whole_HW, told_MHW in zip(answers, outputs, strict=True):
                 put(band, told_MHW, whole_HW, self._grid)
-        return found
+        return answers
 
     @torch.no_grad()
     def _answers(self, pixels_NHWC: npt.NDArray[np.uint8], batch_size: int) -> Arrays:
-        found: list[tuple[torch.Tensor, ...]] = []
+        batches: list[tuple[torch.Tensor, ...]] = []
         normalise = self._normalise(pixels_NHWC.shape[1:])
         for start in range(0, len(pixels_NHWC), batch_size):
             pixels = torch.from_numpy(pixels_NHWC[start : start + batch_size])
@@ -93,8 +95,8 @@ class Predictor:
                 blank = pixels.new_zeros((batch_size - number, *pixels.shape[1:]))
                 pixels = torch.cat([pixels, blank])
             images = normalise(pixels.to(self._device), channels_last=self._channels_last).to(self._dtype)
-            found.append(tuple(output[:number].cpu() for output in self._call(images)))
-        return tuple(torch.cat(column).numpy() for column in zip(*found, strict=True))
+            batches.append(tuple(output[:number].cpu() for output in self._call(images)))
+        return tuple(torch.cat(column).numpy() for column in zip(*batches, strict=True))
 
     def _normalise_for(self, image_shape: tuple[int, int, int]) -> Normalise:
         return Normalise(self.facts.mean, self.facts.std, image_shape).to(self._device)
@@ -102,14 +104,14 @@ class Predictor:
 
 @lru_cache(maxsize=2)
 def predictor(settings: Settings) -> Predictor:
-    """Of a worker's process, opened once."""
+    """The predictor of a worker's process, opened once."""
     return Predictor(settings)
 
 
 def parity(settings: Settings, pixels_NHWC: npt.NDArray[np.uint8]) -> Parity:
     """The model as it is executed, against the plain one."""
     ours, plain = predictor(settings), Predictor(settings, plain=True)
-    return compared(ours.asked, ours(pixels_NHWC), plain(pixels_NHWC))
+    return compare_outputs(ours.asked, ours(pixels_NHWC), plain(pixels_NHWC))
 
 
 def parity_of_whole(settings: Settings, pictures: Sequence[npt.NDArray[np.uint8]]) -> Parity:
@@ -119,7 +121,7 @@ def parity_of_whole(settings: Settings, pictures: Sequence[npt.NDArray[np.uint8]
         tuple(np.concatenate([part.reshape(-1, *part.shape[2:]) for part in parts]) for parts in columns)
         for columns in (zip(*map(model.whole, pictures), strict=True) for model in (ours, plain))
     ]
-    return compared(ours.asked, *answers).model_copy(update={"num_samples": len(pictures)})
+    return compare_outputs(ours.asked, *answers).model_copy(update={"num_samples": len(pictures)})
 
 
 def _package(settings: Settings, directory: Path) -> Path:

@@ -1,4 +1,4 @@
-"""The prediction stage as a Prefect task. Knows when, not how."""
+"""The prediction stage as Prefect tasks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.tasks.predict.dask_graph import alone_on_worker, parity_on_worker,
 from paceline.tasks.predict.job import Parity, Part, PartRecord, Settings
 from paceline.tasks.predict.linear_eval import MODULE as FROZEN
 from paceline.tasks.predict.linear_eval import LinearEvalJob, LinearEvalResult
-from paceline.tasks.predict.part import finished
+from paceline.tasks.predict.part import finished_record
 from paceline.tasks.predict.subprocess_job import SubprocessJob
 from paceline.tasks.predict.throughput import MODULE as PACE
 from paceline.tasks.predict.throughput import PredictionThroughputs, ThroughputJob
@@ -40,7 +40,7 @@ FEW = ("samples", "features")
 
 
 class Predicted(Record):
-    """What became of a prediction."""
+    """Result of a prediction."""
 
     records: tuple[PartRecord, ...]
     """One for each part."""
@@ -57,7 +57,7 @@ class Predicted(Record):
 @task(name="predict", cache_policy=NO_CACHE)
 @redact_errors
 def predict(parts: list[Part], settings: Settings, address: str, seconds: float | None = None) -> Predicted:
-    """Predict the parts that are not there yet, once the model as it is executed has been held against the plain one.
+    """Predict the missing parts, after comparing the executed model with the plain one.
 
     Args:
         parts: All of them.
@@ -66,14 +66,14 @@ def predict(parts: list[Part], settings: Settings, address: str, seconds: float 
         seconds: Time limit; None for none.
 
     Raises:
-        RunError: The executed model says other classes than the plain one, or the disk is full.
+        RunError: The executed model predicts other classes than the plain one, or the disk is full.
         OutsideError: The cluster or a file system failed, or of some part nothing could be read from where its worker
             sits; what is finished is kept.
         TimeLimitError: It took longer than its limit.
     """
-    with deadline.limited("limits.predict_seconds", seconds), _disk_told(Path(parts[0].path).parent):
-        found = _predict(parts, settings, address)
-    unread = [record for record in found.records if record.num_unread]
+    with deadline.time_limit("limits.predict_seconds", seconds), _disk_told(Path(parts[0].path).parent):
+        predicted = _predict(parts, settings, address)
+    unread = [record for record in predicted.records if record.num_unread]
     if unread:
         words = (
             f"{sum(record.num_unread for record in unread)} images could not be read (why: column error); "
@@ -82,17 +82,17 @@ def predict(parts: list[Part], settings: Settings, address: str, seconds: float 
         if any(record.num_samples == 0 for record in unread):
             raise OutsideError(f"{words}; there are parts of which none could: check that every worker reaches them")
         get_run_logger().warning(words)
-    return found
+    return predicted
 
 
 @contextmanager
 def _disk_told(place: Path) -> Iterator[None]:
-    """What file systems refuse, on one line."""
+    """Report errors of the file system as one line."""
     try:
         yield
     except OSError as error:
         if is_full(error):
-            raise RunError(f"{place}: the disk is full; what is finished is kept; free space and call again") from error
+            raise RunError(f"{place}: the disk is full; finished parts stay; free space and call again") from error
         raise OutsideError(
             f"{place}: {one_line(error)}; check that every worker can read the data and write there"
         ) from error
@@ -100,12 +100,12 @@ def _disk_told(place: Path) -> Iterator[None]:
 
 def _predict(parts: list[Part], settings: Settings, address: str) -> Predicted:
     logger = get_run_logger()
-    found = {part.number: record for part in parts if (record := finished(part)) is not None}
-    missing = [part for part in parts if part.number not in found]
-    num_reused = sum(record.num_samples + record.num_rejected for record in found.values())
-    if found:
-        logger.info("%d samples in %d parts are predicted already", num_reused, len(found))
-    checked, reads = _checked(missing, settings, address) if missing else (None, Reads())
+    finished_parts = {part.number: record for part in parts if (record := finished_record(part)) is not None}
+    missing = [part for part in parts if part.number not in finished_parts]
+    num_reused = sum(record.num_samples + record.num_rejected for record in finished_parts.values())
+    if finished_parts:
+        logger.info("%d samples in %d parts are predicted already", num_reused, len(finished_parts))
+    checked, reads = _check_parity(missing, settings, address) if missing else (None, Reads())
     if checked is not None:
         logger.info(
             "Against float32, eager: %.2f %% of %s; the largest difference is %.4g",
@@ -117,10 +117,10 @@ def _predict(parts: list[Part], settings: Settings, address: str) -> Predicted:
     with progress_of_samples("predict", logger.info) as show:
         records = predict_parts(address, missing, settings, show)
     reads = Reads.total([reads, *(record.reads for record in records)])
-    if reads.told:
-        logger.info("Read %s", reads.told)
+    if reads.summary:
+        logger.info("Read %s", reads.summary)
     return Predicted(
-        records=tuple(sorted([*found.values(), *records], key=lambda record: record.number)),
+        records=tuple(sorted([*finished_parts.values(), *records], key=lambda record: record.number)),
         num_reused=num_reused,
         reads=reads,
         parity=checked,
@@ -128,22 +128,23 @@ def _predict(parts: list[Part], settings: Settings, address: str) -> Predicted:
     )
 
 
-def _checked(missing: list[Part], settings: Settings, address: str) -> tuple[Parity | None, Reads]:
+def _check_parity(missing: list[Part], settings: Settings, address: str) -> tuple[Parity | None, Reads]:
     first = missing[0]
-    found, reads = parity_on_worker(address, replace(first, samples=first.samples[:NUM_PARITY]), settings)
-    if found is not None and not _agrees(found):
+    result, reads = parity_on_worker(address, replace(first, samples=first.samples[:NUM_PARITY]), settings)
+    if result is not None and not _agrees(result):
         raise RunError(
-            f"in {settings.precision}, {100 * found.agreement:.1f} % of {SAME[found.unit].format(found.num_samples)} "
-            f"as in float32, and {100 * MIN_AGREEMENT:.0f} % must; use execution.precision=32-true"
+            f"in {settings.precision}, {100 * result.agreement:.1f} % of "
+            f"{SAME[result.unit].format(result.num_samples)} as in float32, "
+            f"and {100 * MIN_AGREEMENT:.0f} % must; use execution.precision=32-true"
         )
-    return found, reads
+    return result, reads
 
 
-def _agrees(found: Parity) -> bool:
+def _agrees(result: Parity) -> bool:
     """Whether it is near enough. Of few samples one is many per cent, and may differ; pixels are always many."""
-    if found.unit in FEW and 1 < found.num_samples < 1 / (1 - MIN_AGREEMENT):
-        return round((1 - found.agreement) * found.num_samples) <= 1
-    return found.agreement >= MIN_AGREEMENT
+    if result.unit in FEW and 1 < result.num_samples < 1 / (1 - MIN_AGREEMENT):
+        return round((1 - result.agreement) * result.num_samples) <= 1
+    return result.agreement >= MIN_AGREEMENT
 
 
 @task(name="classify features", cache_policy=NO_CACHE)
@@ -160,23 +161,23 @@ def classify_features(job: LinearEvalJob, address: str, seconds: float | None = 
         RunError: It failed.
         TimeLimitError: It took longer than its limit.
     """
-    asked = SubprocessJob(
+    process = SubprocessJob(
         module=FROZEN, spec=job.model_dump_json(), directory=job.directory, num_threads=job.num_threads
     )
-    with deadline.limited("limits.train_seconds", seconds), _disk_told(Path(job.directory)):
-        found = LinearEvalResult.model_validate_json(alone_on_worker(address, asked))
+    with deadline.time_limit("limits.train_seconds", seconds), _disk_told(Path(job.directory)):
+        result = LinearEvalResult.model_validate_json(alone_on_worker(address, process))
     log = get_run_logger()
     log.info(
         "%d features of %d training samples in %.1f s, fitted in %.1f s: validation accuracy %.4f",
-        found.num_features,
-        found.num_train,
-        found.extract_seconds,
-        found.fit_seconds,
-        found.validation_score,
+        result.num_features,
+        result.num_train,
+        result.extract_seconds,
+        result.fit_seconds,
+        result.validation_score,
     )
-    if not found.converged:
+    if not result.converged:
         log.warning("The classifier has not converged; its accuracy is that of where it stopped")
-    return found
+    return result
 
 
 @task(name="time prediction", cache_policy=NO_CACHE)
@@ -193,17 +194,17 @@ def time_prediction(job: ThroughputJob, address: str, seconds: float | None = No
         RunError: It failed.
         TimeLimitError: It took longer than its limit.
     """
-    asked = SubprocessJob(
+    process = SubprocessJob(
         module=PACE,
         spec=job.model_dump_json(),
         directory=job.directory,
         num_threads=job.num_threads,
         devices=tuple(gpu.uuid for gpu in job.gpus[:1]),
     )
-    with deadline.limited("limits.predict_seconds", seconds), _disk_told(Path(job.directory)):
-        found = PredictionThroughputs.model_validate_json(alone_on_worker(address, asked))
-    for name, pace in found.paces.items():
+    with deadline.time_limit("limits.predict_seconds", seconds), _disk_told(Path(job.directory)):
+        result = PredictionThroughputs.model_validate_json(alone_on_worker(address, process))
+    for name, pace in result.paces.items():
         get_run_logger().info(
             "%s: prediction %.0f samples/s eager in float32, %.0f as it is executed", name, pace.eager, pace.executed
         )
-    return found
+    return result

@@ -1,4 +1,4 @@
-"""A process of its own for one measurement: fresh, in the environment of a rank, beside whose its times may stand.
+"""A fresh process for one measurement, in the environment of a rank, so that its times are comparable.
 
 A worker starts it and waits for it. It is given its work as a file, `spec.json`, and leaves `result.json`; what it
 prints lies beside them in `log.txt`. Knows nothing of the work.
@@ -29,7 +29,7 @@ Spec = TypeVar("Spec", bound=Record)
 
 
 class SubprocessJob(Record):
-    """Such a process."""
+    """Module and input of the process."""
 
     module: str
     """That calls `subprocess_main`."""
@@ -42,26 +42,26 @@ class SubprocessJob(Record):
     """UUIDs of GPUs that it may use."""
 
 
-def run_in_subprocess(asked: SubprocessJob, seconds: float | None = None) -> str:
-    """Run it; to be called on a worker, which it does not outlive. Its result, as JSON.
+def run_in_subprocess(job: SubprocessJob, seconds: float | None = None) -> str:
+    """Run a job on this worker and return its result as JSON. The process ends with the worker.
 
     Args:
-        asked: what to run.
+        job: what to run.
         seconds: after which it is ended; None for none.
 
     Raises:
-        RunError: it failed; with the last line that it said.
+        RunError: it failed; the message has its last line.
         TimeoutError: it took longer.
     """
-    place = Path(asked.directory)
+    place = Path(job.directory)
     place.mkdir(parents=True, exist_ok=True)
     (place / RESULT).unlink(missing_ok=True)
-    write_durably(place / SPEC, asked.spec.encode())
-    environment = rank_environment(os.environ, asked.num_threads, None, asked.devices)
+    write_durably(place / SPEC, job.spec.encode())
+    environment = rank_environment(os.environ, job.num_threads, None, job.devices)
     environment |= {SPAWNED_AT: repr(time.monotonic()), PARENT: str(os.getpid())}
     with (place / LOG).open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", asked.module, str(place / SPEC)],
+            [sys.executable, "-m", job.module, str(place / SPEC)],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -71,17 +71,17 @@ def run_in_subprocess(asked: SubprocessJob, seconds: float | None = None) -> str
     try:
         status = process.wait(seconds)
     except subprocess.TimeoutExpired as error:
-        raise TimeoutError(f"{asked.module} took longer than {seconds:.0f} s") from error
+        raise TimeoutError(f"{job.module} took longer than {seconds:.0f} s") from error
     finally:
         end_group(process)
     if status != 0:
-        said = (place / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        raise RunError(f"{asked.module} ended with status {status}: {said[-1] if said else 'it said nothing'}")
+        lines = (place / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        raise RunError(f"{job.module} ended with status {status}: {lines[-1] if lines else 'it lines nothing'}")
     return (place / RESULT).read_text(encoding="utf-8")
 
 
 def subprocess_main(kind: type[Spec], work: Callable[[Spec], Record]) -> None:
-    """The program: do what the file says that it is called with."""
+    """Run the job of the file that is named on the command line."""
     die_with_supervisor()
     path = Path(sys.argv[1])
     result = work(kind.model_validate_json(path.read_bytes()))

@@ -16,15 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.tasks.data.split import open_split
-from paceline.tasks.measure.statistics import MIN_ROUNDS, estimate_ratio
+from paceline.tasks.measure.paired_ratio import MIN_ROUNDS, estimate_ratio
 from paceline.tasks.measure.validity import ValidityWatch
-from paceline.tasks.model.flops import cost_of
-from paceline.tasks.model.load import open_trained
+from paceline.tasks.model.flops import Cost, cost_of
+from paceline.tasks.model.load import load_trained_model
 from paceline.tasks.predict.job import Settings
 from paceline.tasks.predict.linear_eval import pictures
 from paceline.tasks.predict.predictor import Predictor
 from paceline.tasks.predict.subprocess_job import subprocess_main
-from paceline.tasks.records import Cost, Gpu, PreparedSet, Record, Validity
+from paceline.tasks.records import Gpu, PreparedSet, Record, Validity
 from paceline.tasks.speedup.study.pairs import as_interval
 from paceline.tasks.speedup.study.records import PredictionThroughput
 
@@ -32,7 +32,7 @@ MODULE = "paceline.tasks.predict.throughput"
 BLOCK_SECONDS = 0.15
 MAX_ROUNDS = 24
 MAX_ATTEMPTS = 2
-"""While other work disturbs the machine; the last one is kept, and marked."""
+"""Attempts while other work disturbs the machine; the last one counts, and is marked."""
 MAX_BATCHES = 16
 """Of a block."""
 EAGER, EXECUTED, ON_GPU = "eager", "executed", "gpu"
@@ -59,7 +59,7 @@ class ThroughputJob(Record):
 
 
 class PredictionThroughputs(Record):
-    """Of all."""
+    """Throughputs of all networks."""
 
     paces: dict[str, PredictionThroughput]
     gpu_name: str | None
@@ -92,13 +92,13 @@ class _Way:
 def time_networks(job: ThroughputJob) -> PredictionThroughputs:
     """Time all of them in turn, so that they may be compared; once more where other work disturbed it."""
     ways = {name: _ready(settings, job) for name, settings in job.ways.items()}
-    blocks = {(name, kind): _timed(arm, way.block) for name, way in ways.items() for kind, arm in way.arms.items()}
-    seconds, validity = _watched(blocks, job)
+    blocks = {(name, kind): _timer(arm, way.block) for name, way in ways.items() for kind, arm in way.arms.items()}
+    seconds, validity = _time_rounds(blocks, job)
     for _ in range(MAX_ATTEMPTS - 1):
         if validity.contaminated:
-            seconds, validity = _watched(blocks, job)
+            seconds, validity = _time_rounds(blocks, job)
     first = next(iter(job.ways.values()))
-    network, facts = open_trained(Path(first.model_directory), first.model_digest)
+    network, facts = load_trained_model(Path(first.model_directory), first.model_digest)
     return PredictionThroughputs(
         paces={name: way.pace({kind: seconds[name, kind] for kind in way.arms}) for name, way in ways.items()},
         gpu_name=job.gpus[0].name if job.gpus else None,
@@ -107,8 +107,10 @@ def time_networks(job: ThroughputJob) -> PredictionThroughputs:
     )
 
 
-def _watched(blocks: Mapping[Arm, Callable[[], float]], job: ThroughputJob) -> tuple[dict[Arm, list[float]], Validity]:
-    """The rounds, and whether they can be trusted."""
+def _time_rounds(
+    blocks: Mapping[Arm, Callable[[], float]], job: ThroughputJob
+) -> tuple[dict[Arm, list[float]], Validity]:
+    """Time the rounds, and judge their validity."""
     watch = ValidityWatch((os.getpid(), os.getppid(), *job.own_pids), gpu_uuids=[gpu.uuid for gpu in job.gpus[:1]])
     seconds = _rounds(blocks, job.seconds * len(job.ways))
     return seconds, watch.stop()
@@ -128,7 +130,7 @@ def _ready(settings: Settings, job: ThroughputJob) -> _Way:
     return _Way(arms, images[: max(1, round(BLOCK_SECONDS / batch)) * settings.batch_size])
 
 
-def _timed(arm: Predictor, block: Images) -> Callable[[], float]:
+def _timer(arm: Predictor, block: Images) -> Callable[[], float]:
     return lambda: _seconds(arm, block)
 
 
@@ -140,14 +142,14 @@ def _seconds(arm: Predictor, images: Images) -> float:
 
 def _rounds(arms: Mapping[Arm, Callable[[], float]], seconds: float) -> dict[Arm, list[float]]:
     """Seconds of each arm in each round; every second round the other way about, so that a drift falls on all."""
-    found: dict[Arm, list[float]] = {name: [] for name in arms}
+    seconds_of: dict[Arm, list[float]] = {name: [] for name in arms}
     end = time.perf_counter() + seconds
     for number in range(MAX_ROUNDS):
         if number >= MIN_ROUNDS and time.perf_counter() > end:
             break
         for name in list(arms)[:: 1 if number % 2 == 0 else -1]:
-            found[name].append(arms[name]())
-    return found
+            seconds_of[name].append(arms[name]())
+    return seconds_of
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Images of any size in tiles that a network can take, and what it says of them put together again.
+"""Cut images of any size into tiles that a network can take, and join its outputs.
 
 A tile is what is wanted of it and a margin around that, as wide as a network looks: so a pixel's answer is the same
 whichever tile it lies in, but for rounding, and the network needs memory for a few tiles. Beyond its borders an image
@@ -18,7 +18,7 @@ SIDE = 256
 MAX_SIDE = 2048
 """Of a tile, pixels: what a network of 32 features at full size still fits into memory with."""
 STEP = 32
-"""Tiles of smaller images have sides that are multiples of it: a network is tuned to each new size anew."""
+"""Tiles of smaller images have sides that are multiples of it: torch tunes a network again for each new size."""
 
 
 class Grid(NamedTuple):
@@ -60,26 +60,26 @@ def grid_for(reach: int, stride: int) -> Grid:
 def bands_of(image_HWC: npt.NDArray[np.uint8], grid: Grid) -> Iterator[Band]:
     """The rows of tiles of an image, from top to bottom."""
     height, width = (_side(pixels, grid) - 2 * grid.margin for pixels in image_HWC.shape[:2])
-    columns = [_mirrored(left, width, image_HWC.shape[1], grid) for left in range(0, image_HWC.shape[1], width)]
+    columns = [_mirror_indices(start, width, image_HWC.shape[1], grid) for start in range(0, image_HWC.shape[1], width)]
     for top in range(0, image_HWC.shape[0], height):
-        rows = _mirrored(top, height, image_HWC.shape[0], grid)
+        rows = _mirror_indices(top, height, image_HWC.shape[0], grid)
         yield Band(np.stack([image_HWC[np.ix_(rows, column)] for column in columns]), top, width)
 
 
 def put(band: Band, told_MHW: npt.NDArray[Any], whole_HW: npt.NDArray[Any], grid: Grid) -> None:
-    """Put what was told of a row of tiles into what is told of the image; both may have channels as well."""
+    """Copy the outputs of a row of tiles into the output of the image; both may have channels."""
     inner = slice(grid.margin, -grid.margin or None)
     for number, told_HW in enumerate(told_MHW):
         place = whole_HW[band.top :, number * band.width :]
-        wanted = told_HW[inner, inner][: place.shape[0], : place.shape[1]]
-        place[: wanted.shape[0], : wanted.shape[1]] = wanted
+        tile = told_HW[inner, inner][: place.shape[0], : place.shape[1]]
+        place[: tile.shape[0], : tile.shape[1]] = tile
 
 
 def _side(pixels: int, grid: Grid) -> int:
     return min(grid.side, _multiple(pixels, grid.step) + 2 * grid.margin)
 
 
-def _mirrored(start: int, size: int, pixels: int, grid: Grid) -> npt.NDArray[np.int64]:
+def _mirror_indices(start: int, size: int, pixels: int, grid: Grid) -> npt.NDArray[np.int64]:
     """Which rows or columns of the image a tile shows."""
     places = np.arange(start - grid.margin, start + size + grid.margin) % (2 * pixels)
     return np.minimum(places, 2 * pixels - 1 - places)

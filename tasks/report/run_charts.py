@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from paceline.tasks.formatting import format_seconds
-from paceline.tasks.measure.statistics import round_ratios
-from paceline.tasks.records import ScoreName, SpeedupResult, TrainResult
+from paceline.tasks.measure.paired_ratio import round_ratios
+from paceline.tasks.records import ScoreName, TrainResult
 from paceline.tasks.report.plotting import (
     BLUE,
     FAINT,
@@ -31,6 +31,7 @@ from paceline.tasks.report.plotting import (
     shorten,
 )
 from paceline.tasks.scores import SCORE_WORDS
+from paceline.tasks.speedup.records import SpeedupResult
 
 MAX_NAME = 30
 """Characters of a line of a name."""

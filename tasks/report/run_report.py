@@ -13,16 +13,7 @@ from typing import Any
 
 from paceline.conf.config import Config
 from paceline.tasks.formatting import format_seconds
-from paceline.tasks.records import (
-    Arm,
-    EvaluateResult,
-    Plan,
-    PreparedSet,
-    Pretrained,
-    SpeedupResult,
-    TrainResult,
-    Validity,
-)
+from paceline.tasks.records import Arm, EvaluateResult, Plan, PreparedSet, Pretrained, TrainResult, Validity
 from paceline.tasks.redact import redact
 from paceline.tasks.report.html import (
     Html,
@@ -44,6 +35,7 @@ from paceline.tasks.report.run_charts import budget_items, draw_speed
 from paceline.tasks.report.summary import prediction_text
 from paceline.tasks.scores import class_scores, quality_facts
 from paceline.tasks.speedup.advice import next_steps
+from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.speedup.verdict import break_even_steps, format_ratio
 
 
@@ -308,7 +300,7 @@ def quality(report: ReportInput, training: Html) -> Html:
     facts: list[tuple[object, object]] = [
         ("Test samples", f"{evaluate.num_samples:,}"),
         *((f"{name[0].upper()}{name[1:]}", value) for name, value in quality_facts(evaluate)),
-        ("Begun with", Pretrained.model_validate(begun).told if begun else "random weights"),
+        ("Begun with", Pretrained.model_validate(begun).summary if begun else "random weights"),
         ("Final training loss", f"{report.train.final_loss:.4g}"),
         ("Prediction", f"{evaluate.samples_per_second:,.0f} samples/s"),
     ]

@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
 
 from paceline.tasks.formatting import format_seconds
-from paceline.tasks.measure.statistics import Interval
+from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.report.plotting import (
     BLUE,
     FAINT,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from paceline.tasks.formatting import format_seconds
-from paceline.tasks.measure.statistics import Interval
+from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.redact import redact
 from paceline.tasks.report.html import (
     Html,
@@ -147,10 +147,10 @@ def _verdict(arm: ArmSummary) -> str:
 
 
 def _score(arm: ArmSummary, word: str) -> str:
-    if arm.accuracy is None:
+    if arm.score is None:
         return DASH
     name = f"{score_word([arm.score_name])} " if word == SCORE else ""
-    return f"{name}{arm.accuracy:.2%}" + ("" if arm.arm.is_baseline else f", {arm.parity}")
+    return f"{name}{arm.score:.2%}" + ("" if arm.arm.is_baseline else f", {arm.parity}")
 
 
 def _score_word(result: StudyResult) -> str:

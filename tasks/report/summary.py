@@ -47,7 +47,7 @@ def _data(dataset: Mapping[str, Any] | None) -> str:
 
 
 def _pretrained(pretrained: Mapping[str, Any] | None) -> str:
-    return Pretrained.model_validate(pretrained).told if pretrained else ""
+    return Pretrained.model_validate(pretrained).summary if pretrained else ""
 
 
 def _quality(evaluate: Mapping[str, Any] | None) -> str:

@@ -123,7 +123,7 @@ def draw_timeline(result: SweepResult) -> Figure | None:
     trials = sorted(result.trials, key=lambda trial: trial.started)
     if not trials:
         return None
-    begin, end = trials[0].started, max(trial.ended for trial in trials)
+    begin, end = trials[0].started, max(trial.end_time for trial in trials)
     rows = _rows(trials)
     num_rows = max(rows) + 1
     figure, (axis,) = new_figure(0.9 + 0.3 * num_rows)
@@ -143,7 +143,7 @@ def _rows(trials: Sequence[Trial]) -> list[int]:
     rows = []
     for trial in trials:
         row = next((row for row, until in enumerate(free_at) if until <= trial.started), len(free_at))
-        free_at[row : row + 1] = [trial.ended]
+        free_at[row : row + 1] = [trial.end_time]
         rows.append(row)
     return rows
 

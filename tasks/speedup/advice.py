@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.conf.config import Config
-from paceline.tasks.records import EvaluateResult, Plan, PreparedSet, SpeedupResult, TrainResult
+from paceline.tasks.records import EvaluateResult, Plan, PreparedSet, TrainResult
 from paceline.tasks.scores import SCORE_WORDS
+from paceline.tasks.speedup.records import SpeedupResult
 
 MIN_GAIN = 0.005
 """A score that still rose by this much over the last quarter of the epochs has not settled."""

@@ -30,7 +30,7 @@ def comparison_facts(
     plan: Plan,
     pretrained: Pretrained | None = None,
 ) -> dict[str, str]:
-    """What a verdict compares, as plain text.
+    """The facts that a verdict compares, as text.
 
     Args:
         config: Of the run.
@@ -38,7 +38,7 @@ def comparison_facts(
         code: Commit, or fingerprint of the source.
         versions: Of Python and the packages.
         plan: How the configuration is run here, and on which devices.
-        pretrained: Weights that training begins with.
+        pretrained: Initial weights.
     """
     settings = {
         key: str(value)
@@ -70,8 +70,10 @@ def match(first: Mapping[str, str], second: Mapping[str, str]) -> MatchVerdict:
     """
     scaling = _scaling(first, second)
     fields = tuple(
-        FieldVerdict(field=field, verdict=_verdict(field, first, second, scaling), first=one, second=other)
-        for field, one, other in (
+        FieldVerdict(
+            field=field, verdict=_verdict(field, first, second, scaling), first=first_value, second=second_value
+        )
+        for field, first_value, second_value in (
             (name, first.get(name, UNKNOWN), second.get(name, UNKNOWN)) for name in dict.fromkeys([*first, *second])
         )
     )
@@ -81,23 +83,23 @@ def match(first: Mapping[str, str], second: Mapping[str, str]) -> MatchVerdict:
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """What of the facts of two runs is not the same, each as `name before -> now`; of versions each package."""
-    found = []
+    changes = []
     for name in dict.fromkeys([*before, *now]):
-        one, other = before.get(name, UNKNOWN), now.get(name, UNKNOWN)
-        if name == "versions" and one != other:
-            packages = dict(zip(("before", "now"), (set(text.split(", ")) for text in (one, other)), strict=True))
+        old, new = before.get(name, UNKNOWN), now.get(name, UNKNOWN)
+        if name == "versions" and old != new:
+            packages = dict(zip(("before", "now"), (set(text.split(", ")) for text in (old, new)), strict=True))
             gone, come = sorted(packages["before"] - packages["now"]), sorted(packages["now"] - packages["before"])
-            found.append(f"versions {', '.join(gone)} -> {', '.join(come)}")
-        elif one != other and name not in ("data.root", "model.pretrained"):
-            found.append(f"{name} {one} -> {other}")
-    return found
+            changes.append(f"versions {', '.join(gone)} -> {', '.join(come)}")
+        elif old != new and name not in ("data.root", "model.pretrained"):
+            changes.append(f"{name} {old} -> {new}")
+    return changes
 
 
 def _verdict(
     field: str, first: Mapping[str, str], second: Mapping[str, str], scaling: str
 ) -> Literal["same", "allowed", "breaks"]:
-    one, other = first.get(field, UNKNOWN), second.get(field, UNKNOWN)
-    if one == other and one != UNKNOWN:
+    first_value, second_value = first.get(field, UNKNOWN), second.get(field, UNKNOWN)
+    if first_value == second_value and first_value != UNKNOWN:
         return "same"
     if field.startswith(ALLOWED) or (field == "global_batch_size" and scaling == "weak"):
         return "allowed"
@@ -128,9 +130,9 @@ def list_facts(verdict: MatchVerdict) -> str:
     same = sum(field.verdict == "same" for field in verdict.fields)
     parts = [f"{same} facts the same"]
     for kind, words in (("allowed", "allowed to differ"), ("breaks", "breaks the comparison")):
-        found = [f"{it.field} ({it.first} against {it.second})" for it in verdict.fields if it.verdict == kind]
-        if found:
-            parts.append(f"{words}: {', '.join(found)}")
+        facts = [f"{it.field} ({it.first} against {it.second})" for it in verdict.fields if it.verdict == kind]
+        if facts:
+            parts.append(f"{words}: {', '.join(facts)}")
     return ("" if verdict.matches else "not comparable; ") + "; ".join(parts)
 
 

@@ -13,13 +13,15 @@ import numpy as np
 from pydantic import Field
 from scipy import stats
 
-from paceline.tasks.measure.statistics import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Estimate
-from paceline.tasks.records import Arm, Record, ScoreName, SpeedupResult
+from paceline.tasks.measure.paired_ratio import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Estimate
+from paceline.tasks.names import Metric, is_contaminated
+from paceline.tasks.records import Arm, Record, ScoreName
 from paceline.tasks.scores import SCORE, score_of, score_word
 from paceline.tasks.speedup.comparability import list_facts, world_of
+from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.speedup.study.records import MatchVerdict
 
-RATES = ("throughput/steady_samples_per_second", "throughput/samples_per_second")
+RATES = (Metric.STEADY_THROUGHPUT, Metric.THROUGHPUT)
 """What is divided: after warm-up where both runs know it, else over the whole training."""
 MAX_NAMED = 3
 DASH = "\N{EN DASH}"
@@ -47,7 +49,7 @@ class ComparedRun(Record):
     @property
     def contaminated(self) -> bool:
         """Whether something disturbed its probe or its training."""
-        return "True" in (self.tags.get("paceline.contaminated"), self.tags.get("paceline.disturbed"))
+        return is_contaminated(self.tags)
 
 
 class ComparedRow(Record):
@@ -106,7 +108,7 @@ def compare(runs: Sequence[ComparedRun], match: Match) -> Comparison:
     values = {name: tuple(run.facts.get(name, "unknown") for run in runs) for name in names}
     return Comparison(
         runs=tuple(_row(run, base, None if run is base else match(base.facts, run.facts)) for run in runs),
-        differing={name: found for name, found in values.items() if len(set(found)) > 1},
+        differing={name: settings for name, settings in values.items() if len(set(settings)) > 1},
     )
 
 
@@ -114,7 +116,7 @@ def _row(run: ComparedRun, base: ComparedRun, verdict: MatchVerdict | None) -> C
     metrics = run.metrics
     why = _why_no_ratio(run, base, verdict)
     rate = _rate(run, base)
-    wall = base.metrics.get("time/wall_seconds"), metrics.get("time/wall_seconds")
+    wall = base.metrics.get(Metric.WALL_SECONDS), metrics.get(Metric.WALL_SECONDS)
     divided = not why and verdict is not None
     scored, base_scored = score_of(metrics), score_of(base.metrics)
     difference = None
@@ -135,12 +137,12 @@ def _row(run: ComparedRun, base: ComparedRun, verdict: MatchVerdict | None) -> C
         score_difference=difference,
         accuracy_difference=difference if name == "accuracy" else None,
         samples_per_second=metrics.get(RATES[0], metrics.get(RATES[1])),
-        own_ratio=metrics.get("speedup/ratio"),
-        own_low=metrics.get("speedup/low"),
-        own_high=metrics.get("speedup/high"),
-        efficiency=metrics.get("speedup/efficiency"),
-        data_wait_fraction=metrics.get("time/data_wait_fraction"),
-        accuracy=metrics.get("test/accuracy"),
+        own_ratio=metrics.get(Metric.SPEEDUP),
+        own_low=metrics.get(Metric.SPEEDUP_LOW),
+        own_high=metrics.get(Metric.SPEEDUP_HIGH),
+        efficiency=metrics.get(Metric.EFFICIENCY),
+        data_wait_fraction=metrics.get(Metric.DATA_WAIT_FRACTION),
+        accuracy=metrics.get(Metric.TEST_ACCURACY),
     )
 
 
@@ -151,8 +153,8 @@ def _rate(run: ComparedRun, base: ComparedRun) -> str | None:
 def _why_no_ratio(run: ComparedRun, base: ComparedRun, verdict: MatchVerdict | None) -> str:
     if verdict is None:
         return "base"
-    unfinished = next((one for one in (base, run) if one.status != "FINISHED"), None)
-    disturbed = next((one for one in (base, run) if one.contaminated), None)
+    unfinished = next((candidate for candidate in (base, run) if candidate.status != "FINISHED"), None)
+    disturbed = next((candidate for candidate in (base, run) if candidate.contaminated), None)
     reasons = {
         f"not comparable: {_which(verdict)}": not verdict.matches,
         f"{unfinished.label if unfinished else ''} did not finish": unfinished is not None,
@@ -209,7 +211,7 @@ def _format(value: float | None, form: str, unit: str = "") -> str:
 
 
 def compare_notes(comparison: Comparison) -> list[str]:
-    """What the table means, what it cannot say, and which facts differ."""
+    """Notes below the table: its meaning, its limits, and the facts that differ."""
     return list(_notes(comparison))
 
 
@@ -226,14 +228,13 @@ def _notes(comparison: Comparison) -> Iterator[str]:
 
 EXECUTION = ("precision", "memory_format", "compile", "loading")
 """Settings that name how a device executed a training."""
-FOREIGN = "machine/foreign_cores"
 
 
 def is_plain(run: ComparedRun, baseline: Arm) -> bool:
     """Whether a run was executed as the baseline is."""
-    wanted = {name: getattr(baseline, name) for name in EXECUTION}
+    expected = {name: getattr(baseline, name) for name in EXECUTION}
     return world_of(run.facts) == baseline.num_devices and all(
-        run.facts.get(f"execution.{name}") == value for name, value in wanted.items()
+        run.facts.get(f"execution.{name}") == value for name, value in expected.items()
     )
 
 
@@ -246,7 +247,7 @@ def speedup_across(
         now: the run, as if it were in the store.
         bases: executed alike, the newest first; at least one.
         match: verdict on two runs' facts.
-        most_foreign: cores that others may have kept busy beside any of them.
+        most_foreign: cores that other processes may have used during any of them.
         candidate: how it was executed, in words.
 
     Returns:
@@ -258,7 +259,9 @@ def speedup_across(
     if not usable:
         return _withheld("; ".join(_why_not(base, rows[base.run_id], most_foreign) for base in bases[:MAX_NAMED]))
     if _is_busy(now, most_foreign):
-        return _withheld(f"{now.metrics[FOREIGN]:.2f} cores were busy with others' work beside the training", True)
+        return _withheld(
+            f"{now.metrics[Metric.FOREIGN_CORES]:.2f} cores were busy with others' work beside the training", True
+        )
     ratio = ratio_across([float(rows[base.run_id].ratio or 0) for base in usable])
     mean = math.exp(math.fsum(math.log(_rate_of_row(rows[base.run_id], base)) for base in usable) / len(usable))
     return SpeedupResult(
@@ -268,7 +271,7 @@ def speedup_across(
         significant=ratio.significant,
         verdict=_sentence(ratio, usable),
         cause=_cause(ratio),
-        baseline=f"{_named(usable)}: {_executed(usable[0])}",
+        baseline=f"{_names_of(usable)}: {_execution_of(usable[0])}",
         candidate=candidate,
         baseline_samples_per_second=mean,
         candidate_samples_per_second=mean * ratio.value,
@@ -302,15 +305,17 @@ def _rate_of_row(row: ComparedRow, base: ComparedRun) -> float:
 
 
 def _is_busy(run: ComparedRun, most_foreign: float) -> bool:
-    return run.metrics.get(FOREIGN, 0.0) > most_foreign
+    return run.metrics.get(Metric.FOREIGN_CORES, 0.0) > most_foreign
 
 
 def _why_not(base: ComparedRun, row: ComparedRow, most_foreign: float) -> str:
     if row.match is not None and not row.match.matches:
-        fields = ", ".join(f"{one.field} {one.first} against {one.second}" for one in row.match.breaking)
+        fields = ", ".join(f"{field.field} {field.first} against {field.second}" for field in row.match.breaking)
         return f"run {base.run_id[:8]} did other work: {fields}"
     if _is_busy(base, most_foreign):
-        return f"{base.metrics[FOREIGN]:.2f} cores were busy with others' work beside run {base.run_id[:8]}"
+        return (
+            f"{base.metrics[Metric.FOREIGN_CORES]:.2f} cores were busy with others' work beside run {base.run_id[:8]}"
+        )
     return row.why_no_ratio
 
 
@@ -318,11 +323,11 @@ def _withheld(why: str, contaminated: bool | None = None) -> SpeedupResult:
     return SpeedupResult(verdict=f"not divided: {why}", cause="not divided", contaminated=contaminated)
 
 
-def _named(bases: Sequence[ComparedRun]) -> str:
+def _names_of(bases: Sequence[ComparedRun]) -> str:
     return f"run {bases[0].run_id[:8]}" if len(bases) == 1 else f"{len(bases)} runs, the newest {bases[0].run_id[:8]}"
 
 
-def _executed(base: ComparedRun) -> str:
+def _execution_of(base: ComparedRun) -> str:
     devices = world_of(base.facts)
     words = [base.facts[f"execution.{name}"] for name in EXECUTION]
     return ", ".join([f"{devices} device{'' if devices == 1 else 's'}", *words])
@@ -342,6 +347,5 @@ def _sentence(ratio: Estimate, bases: Sequence[ComparedRun]) -> str:
         if ratio.low is not None and ratio.high is not None
         else f"no interval: that takes {MIN_INTERVAL_ROUNDS} trainings of the baseline"
     )
-    return (
-        f"{ratio.value:.2f} times the throughput of {_named(bases)} ({certain}), on another day: no paired measurement"
-    )
+    throughput = f"{ratio.value:.2f} times the throughput of {_names_of(bases)} ({certain})"
+    return f"{throughput}, on another day: no paired measurement"

@@ -12,13 +12,13 @@ from typing import Literal
 
 import numpy as np
 
-from paceline.tasks.measure.statistics import MIN_INTERVAL_ROUNDS, Estimate, Floats, location_interval
+from paceline.tasks.measure.paired_ratio import MIN_INTERVAL_ROUNDS, Estimate, Floats, location_interval
 from paceline.tasks.records import ProbeResult
 
 Bottleneck = Literal["data-bound", "communication-bound", "contention", "launch-bound", "compute-bound"]
 
 ALONE = ("alone", "single")
-"""Arms of one device. Under strong scaling the one that tells the efficiency has the whole batch."""
+"""Arms of one device. Under strong scaling the arm that measures the efficiency has the whole batch."""
 MIN_SHARE = 0.1
 """A share is a bottleneck when its interval lies above this. Taking a tenth of the step away altogether makes it 1.11
 times as fast: less hardly pays for a change, and the few percent by which caches suit one arm better are no cause."""
@@ -80,9 +80,9 @@ def diagnose(probe: ProbeResult) -> Diagnosis | None:
     weights = _weights(probe)
     if not weights:
         return None
-    rest = _difference({"candidate": 1.0}, *weights.values())
+    compute = _difference({"candidate": 1.0}, *weights.values())
     times = _step_seconds(probe)
-    shares = {name: _share(times, terms) for name, terms in (weights | {"compute": rest}).items()}
+    shares = {name: _share(times, terms) for name, terms in (weights | {"compute": compute}).items()}
     largest_first = sorted(shares, key=lambda name: (name == "compute", -shares[name].value))
     return Diagnosis(
         shares=shares,
@@ -97,16 +97,18 @@ def _weights(probe: ProbeResult) -> dict[str, dict[str, float]]:
     With a step time of a + b n for n samples, two batches give a = (k T(n/k) - T(n)) / (k - 1). The exchange of
     gradients does not grow with the batch either, so that it is in `a` and is taken out where it was measured.
     """
-    samples, devices, others = probe.samples_per_step, probe.candidate.num_devices, probe.others
+    samples, devices, further = probe.samples_per_step, probe.candidate.num_devices, probe.others
     weights: dict[str, dict[str, float]] = {}
-    if "synthetic_input" in others:
+    if "synthetic_input" in further:
         weights["input"] = {"candidate": 1.0, "synthetic_input": -1.0}
-    if "no_sync" in others:
+    if "no_sync" in further:
         weights["communication"] = {"candidate": 1.0, "no_sync": -1.0}
-        one = next((role for role in ALONE if role in others and samples[role] * devices == samples["no_sync"]), None)
-        if one is not None:
-            weights["contention"] = {"no_sync": 1.0, one: -1.0}
-    if "half_batch" in others and samples["half_batch"] < samples["candidate"]:
+        single = next(
+            (role for role in ALONE if role in further and samples[role] * devices == samples["no_sync"]), None
+        )
+        if single is not None:
+            weights["contention"] = {"no_sync": 1.0, single: -1.0}
+    if "half_batch" in further and samples["half_batch"] < samples["candidate"]:
         factor = samples["candidate"] / samples["half_batch"]
         constant = {"half_batch": factor / (factor - 1), "candidate": -1 / (factor - 1)}
         weights["overhead"] = _difference(constant, weights.get("communication", {}))

@@ -17,12 +17,13 @@ import numpy as np
 from pydantic import Field
 from scipy import stats
 
-from paceline.tasks.records import Cost, Record
+from paceline.tasks.model.flops import Cost
+from paceline.tasks.records import Record
 from paceline.tasks.speedup.comparability import UNKNOWN
 from paceline.tasks.speedup.study.analysis import SECONDS_PER_HOUR, median_known
 
 FREE = ("execution.", "data.root", "model.pretrained", "device")
-"""Facts that may differ; names that begin so."""
+"""Prefixes of facts that may differ."""
 CONFIDENCE = 0.95
 MIN_REPEATS = 2
 """Runs of each side, for an interval."""
@@ -128,12 +129,12 @@ def tabulate(runs: Sequence[HardwareRun], left_out: Mapping[str, int], prices: M
     Args:
         runs: the newest first.
         left_out: runs that could not be read as `HardwareRun`, by reason.
-        prices: of one device for an hour, by a part of its name, whatever its case; else what a run was told holds.
+        prices: of one device for an hour, by a part of its name; else as in the settings of the run.
     """
     groups: dict[tuple[tuple[str, str], ...], list[HardwareRun]] = defaultdict(list)
     for run in runs:
         groups[_work(run.facts)].append(run)
-    shared = _shared(list(groups))
+    shared = _common_facts(list(groups))
     tables = [_table(_words(work, shared), members, prices) for work, members in groups.items()]
     return HardwareTable(
         tables=tuple(sorted(tables, key=lambda table: len(table.rows) < 2)),  # noqa: PLR2004  a table of one says little
@@ -143,7 +144,7 @@ def tabulate(runs: Sequence[HardwareRun], left_out: Mapping[str, int], prices: M
 
 
 def same_work(runs: Sequence[HardwareRun], facts: Mapping[str, str]) -> list[HardwareRun]:
-    """Those of the runs that did the work which facts tell of, on whatever hardware."""
+    """The runs that did the work that facts describe, on any hardware."""
     work = _work(facts)
     return [run for run in runs if _work(run.facts) == work]
 
@@ -155,7 +156,7 @@ def _work(facts: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(fixed.items()) + [("", package) for package in packages if package])
 
 
-def _shared(works: Sequence[tuple[tuple[str, str], ...]]) -> set[tuple[str, str]]:
+def _common_facts(works: Sequence[tuple[tuple[str, str], ...]]) -> set[tuple[str, str]]:
     return set.intersection(*map(set, works)) if works else set()
 
 
@@ -176,7 +177,7 @@ def _table(work: str, runs: Sequence[HardwareRun], prices: Mapping[str, float]) 
     places: dict[tuple[str, int], dict[str, list[HardwareRun]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
         places[run.facts.get("device", UNKNOWN), run.num_devices][run.execution].append(run)
-    fastest = {place: max(found.values(), key=_rate) for place, found in places.items()}
+    fastest = {place: max(executions.values(), key=_rate) for place, executions in places.items()}
     order = sorted(fastest, key=lambda place: _rate(fastest[place]))
     base = fastest[order[0]]
     rows = tuple(_row(device, number, fastest[device, number], base, prices) for device, number in order)
@@ -192,7 +193,7 @@ def _row(
 ) -> HardwareRow:
     rate = _rate(runs)
     low, high = (None, None) if runs is base else ratio_interval(runs, base)
-    price = next((found for name, found in prices.items() if name.lower() in device.lower()), None)
+    price = next((listed_price for name, listed_price in prices.items() if name.lower() in device.lower()), None)
     if price is None:
         price = median_known([run.price_per_device_hour for run in runs])
     return HardwareRow(
@@ -222,8 +223,8 @@ def ratio_interval(runs: Sequence[HardwareRun], base: Sequence[HardwareRun]) -> 
     ours, theirs = (np.log([run.samples_per_second for run in side]) for side in (runs, base))
     if not (np.ptp(ours) or np.ptp(theirs)):
         return None, None
-    found = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(CONFIDENCE)
-    return float(math.exp(found.low)), float(math.exp(found.high))
+    interval = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(CONFIDENCE)
+    return float(math.exp(interval.low)), float(math.exp(interval.high))
 
 
 def _break_evens(rows: Sequence[HardwareRow]) -> Iterator[BreakEven]:
@@ -291,15 +292,15 @@ SHEETS = {
         ),
     )
 }
-"""By the names that people use. Where a sheet tells the peak with sparsity alone, half of it."""
+"""By common name. Where a sheet gives only the peak with sparsity, half of it."""
 
 
-def most_predicted(sheet: DataSheet, cost: Cost) -> float:
+def max_prediction_throughput(sheet: DataSheet, cost: Cost) -> float:
     """Samples per second that a device cannot exceed in prediction: each image is read once, weights stay."""
     return min(sheet.flops / cost.forward_flops, sheet.bytes_per_second / cost.image_bytes)
 
 
-def most_trained(sheet: DataSheet, cost: Cost, batch_size: int) -> float:
+def max_training_throughput(sheet: DataSheet, cost: Cost, batch_size: int) -> float:
     """Samples per second that a device cannot exceed in training.
 
     Args:

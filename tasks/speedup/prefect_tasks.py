@@ -1,4 +1,4 @@
-"""The account stage as a Prefect task: judges the probe and says the verdict."""
+"""The account stage as a Prefect task: judges the probe and logs the verdict."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import logging
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from paceline.tasks.records import SpeedupResult, TrainResult
+from paceline.tasks.records import TrainResult
 from paceline.tasks.redact import redact_errors
+from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.speedup.verdict import speedup_result
 
 

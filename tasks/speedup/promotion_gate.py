@@ -1,4 +1,4 @@
-"""What a model must pass before it is handed on. Pure; which model is the champion is found out elsewhere."""
+"""Criteria for the promotion of a model to champion."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.tasks.speedup.regression import RegressionVerdict
 
 
 class Gate(Record):
-    """The verdict, with each question that was asked."""
+    """The verdict, with the criteria that the model met and missed."""
 
     passed: bool
     met: tuple[str, ...]
@@ -29,7 +29,7 @@ def gate(
     champion: tuple[float, str] | None,
     other_score: ScoreName | None = None,
 ) -> Gate:
-    """Ask of a model its score, its parity, and whether its run was worse than those before it.
+    """Check a model's score, its parity, and whether its run was worse than earlier runs.
 
     Args:
         track: the bars.
@@ -42,20 +42,22 @@ def gate(
     """
     score, margin, plain = evaluated.score, track.max_accuracy_loss, trained.plain_score
     name = SCORE_WORDS[evaluated.score_name]
-    asked = []
+    checks = []
     if track.min_accuracy is not None:
-        asked.append((score >= track.min_accuracy, f"{name} {score:.4f}, at least {track.min_accuracy:g}"))
+        checks.append((score >= track.min_accuracy, f"{name} {score:.4f}, at least {track.min_accuracy:g}"))
     if other_score is not None:
-        asked.append((False, f"judged by its {name}, the champion by its {SCORE_WORDS[other_score]}: use another name"))
+        checks.append(
+            (False, f"judged by its {name}, the champion by its {SCORE_WORDS[other_score]}: use another name")
+        )
     elif champion is not None:
         bar, whose = champion
-        asked.append((score >= bar - margin, f"{name} {score:.4f}, {whose} {bar:.4f}"))
+        checks.append((score >= bar - margin, f"{name} {score:.4f}, {whose} {bar:.4f}"))
     if plain is not None:
-        asked.append((score >= plain - margin, f"{name} {score:.4f}, in 32-true unfolded {plain:.4f}"))
+        checks.append((score >= plain - margin, f"{name} {score:.4f}, in 32-true unfolded {plain:.4f}"))
     if judgement is not None:
-        asked.append((judgement.verdict != "regression", f"against the runs before it: {judgement.verdict}"))
+        checks.append((judgement.verdict != "regression", f"against the runs before it: {judgement.verdict}"))
     return Gate(
-        passed=all(met for met, _ in asked),
-        met=tuple(text for met, text in asked if met),
-        missed=tuple(text for met, text in asked if not met),
+        passed=all(met for met, _ in checks),
+        met=tuple(text for met, text in checks if met),
+        missed=tuple(text for met, text in checks if not met),
     )

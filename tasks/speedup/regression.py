@@ -60,7 +60,7 @@ class RunMetrics(Record):
     item_seconds: dict[str, float] = Field(default_factory=dict)
     """Seconds per training sample, by item of the time budget; what adds up to a step."""
     foreign_cores: float | None = None
-    """Cores that other processes kept busy during the training."""
+    """Cores that other processes used during the training."""
     contaminated: bool = False
     """Others used the machine in another way: no measure for later runs, and itself judged by its score alone.
     `judge` adds those with more foreign cores than usual."""
@@ -92,7 +92,7 @@ class Change(Record):
     expected: float
     """Median of the runs before."""
     limit: float
-    """Where an alarm begins."""
+    """Limit of the alarm."""
     num_runs: int
     """Newest runs that show it."""
     num_before: int
@@ -103,7 +103,7 @@ class RegressionVerdict(Record):
     """What is made of a run."""
 
     verdict: Literal["regression", "normal", "too few runs", "disturbed", "not comparable"]
-    """`disturbed`: it was slower while others used the machine, which says nothing of it."""
+    """`disturbed`: the run was slower while other processes used the machine, so it is not judged."""
     changes: tuple[Change, ...] = ()
     grew: str | None = None
     """Item of the time budget that took most of a lost throughput."""
@@ -163,11 +163,11 @@ def judge(
         return RegressionVerdict(verdict="too few runs", text=text)
     changes = tuple(change for scale in scales if (change := _worst(scale, runs)) is not None)
     if not changes:
-        text = f"{_listed(judged)} as in the {min(len(before), WINDOW)} runs before it"
+        text = f"{_enumerate(judged)} as in the {min(len(before), WINDOW)} runs before it"
         return RegressionVerdict(verdict="normal", text=text)
     before = before[-WINDOW:]
     grew = _grew(newest, before) if changes[0].measure != "score" else None
-    text = "; ".join([*(_told(change) for change in changes), *_causes(changes, newest, before, grew)])
+    text = "; ".join([*(_describe_change(change) for change in changes), *_causes(changes, newest, before, grew)])
     certain = tuple(change for change in changes if change.measure == "score" or not newest.contaminated)
     return RegressionVerdict(
         verdict="regression" if certain else "disturbed",
@@ -178,9 +178,9 @@ def judge(
 
 
 def _with_others(runs: Sequence[RunMetrics], limit: float) -> list[RunMetrics]:
-    """The same, contaminated where others kept more cores busy than they mostly did."""
-    known = [run.foreign_cores for run in runs[:-1] if run.foreign_cores is not None]
-    usual = float(np.median(known)) if known else 0.0
+    """The runs; those with more foreign cores than usual are marked contaminated."""
+    foreign_cores = [run.foreign_cores for run in runs[:-1] if run.foreign_cores is not None]
+    usual = float(np.median(foreign_cores)) if foreign_cores else 0.0
     return [
         run.model_copy(update={"contaminated": True}) if (run.foreign_cores or 0.0) - usual > limit else run
         for run in runs
@@ -188,11 +188,11 @@ def _with_others(runs: Sequence[RunMetrics], limit: float) -> list[RunMetrics]:
 
 
 def _is_known(measure: Measure, newest: RunMetrics, before: Sequence[RunMetrics]) -> bool:
-    known = [run for run in before if _value(run, measure) is not None]
-    return _value(newest, measure) is not None and len(known) >= MIN_BEFORE
+    measured = [run for run in before if _value(run, measure) is not None]
+    return _value(newest, measure) is not None and len(measured) >= MIN_BEFORE
 
 
-def _listed(words: Sequence[str]) -> str:
+def _enumerate(words: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
@@ -217,29 +217,29 @@ def is_measure(run: RunMetrics) -> bool:
 
 
 def _value(run: RunMetrics, measure: Measure) -> float | None:
-    found = {"throughput": run.throughput, "score": run.score, "data wait": run.data_wait}[measure]
-    usable = found is not None and math.isfinite(found) and (found > 0 or measure != "throughput")
-    return found if usable else None
+    value = {"throughput": run.throughput, "score": run.score, "data wait": run.data_wait}[measure]
+    usable = value is not None and math.isfinite(value) and (value > 0 or measure != "throughput")
+    return value if usable else None
 
 
 def _worst(scale: _Scale, runs: Sequence[RunMetrics]) -> Change | None:
     """Over the shortest span that shows a change."""
-    known = [(run, scale.badness(value)) for run in runs if (value := _value(run, scale.measure)) is not None]
-    if not known or known[-1][0] is not runs[-1]:
+    measured = [(run, scale.badness(value)) for run in runs if (value := _value(run, scale.measure)) is not None]
+    if not measured or measured[-1][0] is not runs[-1]:
         return None
-    earlier = [pair for pair in known[:-1] if not pair[0].contaminated]
+    earlier = [pair for pair in measured[:-1] if not pair[0].contaminated]
     for span in SPANS:
         first = len(earlier) - (span - 1)
         before = [badness for run, badness in earlier[: max(0, first)] if is_measure(run)][-WINDOW:]
         if len(before) < MIN_BEFORE:
             break
-        newest = [badness for _, badness in [*earlier[first:], known[-1]]]
-        if (change := _compared(scale, before, newest)) is not None:
+        newest = [badness for _, badness in [*earlier[first:], measured[-1]]]
+        if (change := _compare(scale, before, newest)) is not None:
             return change
     return None
 
 
-def _compared(scale: _Scale, before: list[float], newest: list[float]) -> Change | None:
+def _compare(scale: _Scale, before: list[float], newest: list[float]) -> Change | None:
     expected, value, num = float(np.median(before)), float(np.median(newest)), len(before)
     quantile = float(stats.t.isf(LEVEL, QN_EFFICIENCY * (num - 1)))
     reach = quantile * scale_qn(before) * math.sqrt(SPANS[len(newest)] + math.pi / (2 * num))
@@ -271,14 +271,14 @@ def _grew(newest: RunMetrics, before: Sequence[RunMetrics]) -> tuple[str, float,
     return (item, usual[item], now) if now > usual[item] else None
 
 
-def _told(change: Change) -> str:
+def _describe_change(change: Change) -> str:
     newest = "" if change.num_runs == 1 else f" over the last {change.num_runs} runs"
     against = f"of the {change.num_before} runs before"
     if change.measure == "throughput":
         loss = 1 - change.value / change.expected
         return (
-            f"throughput{newest} {_rounded(change.value)} samples/s, {loss:.0%} below the {_rounded(change.expected)} "
-            f"{against} (alarm below {_rounded(change.limit)})"
+            f"throughput{newest} {_round(change.value)} samples/s, {loss:.0%} below the {_round(change.expected)} "
+            f"{against} (alarm below {_round(change.limit)})"
         )
     direction = "below" if change.measure == "score" else "above"
     return (
@@ -287,7 +287,7 @@ def _told(change: Change) -> str:
     )
 
 
-def _rounded(rate: float) -> str:
+def _round(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"  # noqa: PLR2004
 
 
@@ -298,20 +298,20 @@ def _causes(
     grew: tuple[str, float, float] | None,
 ) -> list[str]:
     """Sentences on why, as far as it is known."""
-    found = []
+    causes = []
     if grew is not None:
         item, usual, now = grew
-        found.append(f"{item.replace('_', ' ')} grew from {_per_sample(usual)} to {_per_sample(now)} a sample")
+        causes.append(f"{item.replace('_', ' ')} grew from {_per_sample(usual)} to {_per_sample(now)} a sample")
     slower = next((change for change in changes if change.measure == "throughput"), None)
     if slower is not None:
-        found += _of_the_machine(slower, newest, before)
+        causes += _of_the_machine(slower, newest, before)
     if newest.contaminated:
-        found.append("others used the machine while it was measured")
-    return found
+        causes.append("others used the machine while it was measured")
+    return causes
 
 
 def _of_the_machine(slower: Change, newest: RunMetrics, before: Sequence[RunMetrics]) -> list[str]:
-    """What the baseline, which was timed in the same run, says of the machine."""
+    """Whether the baseline, timed in the same run, shows that the machine was slower."""
     rates = [run.baseline_throughput for run in before if run.baseline_throughput]
     if not newest.baseline_throughput or len(rates) < MIN_BEFORE:
         return []

@@ -10,10 +10,11 @@ import statistics as plain_statistics
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.tasks.measure.statistics import Estimate, arm_ratio, parallel_efficiency, speedup_ratio
+from paceline.tasks.measure.paired_ratio import Estimate, arm_ratio, parallel_efficiency, speedup_ratio
 from paceline.tasks.measure.validity import judge
-from paceline.tasks.records import Arm, AutotuneResult, ProbeResult, SpeedupResult, TrainResult, Validity
+from paceline.tasks.records import Arm, AutotuneResult, ProbeResult, TrainResult, Validity
 from paceline.tasks.speedup.diagnosis import Diagnosis, diagnose
+from paceline.tasks.speedup.records import SpeedupResult
 
 Cause = Literal[
     "not measured",
@@ -246,7 +247,7 @@ def _effect(facts: _Facts) -> str:
         return ""
     parts = _differences(baseline, candidate)
     alone = len(parts) == 1
-    what = _listed(list(parts.values())) + ("" if alone else " together")
+    what = _enumerate(list(parts.values())) + ("" if alone else " together")
     if not facts.ratio.significant:
         effect = f"{what} make{'s' if alone else ''} no difference here"
     elif facts.ratio.value > 1:
@@ -254,10 +255,10 @@ def _effect(facts: _Facts) -> str:
     else:
         effect = f"slower with {what}"
     singly = [f"{parts[name]} {_gain(gain)}" for name, gain in facts.gains.items() if name in parts]
-    return f"{effect}, alone {_listed(singly)}; " if singly and not alone else f"{effect}; "
+    return f"{effect}, alone {_enumerate(singly)}; " if singly and not alone else f"{effect}; "
 
 
-def _listed(words: list[str]) -> str:
+def _enumerate(words: list[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
@@ -356,7 +357,7 @@ def _differences(baseline: Arm, candidate: Arm) -> dict[str, str]:
 
 
 MIN_WINDOWS = 3
-"""Fewest windows for a first one to be told from the usual ones: the median of two others at least."""
+"""Fewest windows that separate the first window from the usual ones: the median needs two others."""
 
 
 @dataclass(frozen=True)

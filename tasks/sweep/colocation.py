@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from paceline.tasks.measure.statistics import Estimate, Interval, arm_ratio
-from paceline.tasks.records import Arm, Measurement, Plan, ProbeResult, Record
+from paceline.tasks.measure.paired_ratio import Estimate, Interval, arm_ratio
+from paceline.tasks.measure.records import Measurement
+from paceline.tasks.records import Arm, Plan, ProbeResult, Record
 from paceline.tasks.train.plan import arm_of
 
 Layout = Literal["one model per device", "one model on all devices", "no certain difference"]
@@ -20,7 +21,7 @@ ALONE, BESIDE, TOGETHER, WHOLE = "baseline", "candidate", "together", "whole"
 
 
 class Colocation(Record):
-    """What was measured of trials side by side."""
+    """Measured throughput of trials side by side."""
 
     num_devices: int
     over_alone: Interval
@@ -45,28 +46,30 @@ class Colocation(Record):
     @property
     def layout(self) -> Layout:
         """Which way gives more samples per second over all trials."""
-        found = self.over_best
-        if found.low is not None and found.low > 1:
+        ratio = self.over_best
+        if ratio.low is not None and ratio.low > 1:
             return "one model per device"
-        if found.high is not None and found.high < 1:
+        if ratio.high is not None and ratio.high < 1:
             return "one model on all devices"
         return "no certain difference"
 
 
 def colocation_of(plan: Plan, batch_size: int, num_cores: int) -> Measurement:
-    """What is to be measured.
+    """The measurement for a sweep.
 
     Args:
         plan: Of a group with as many devices as trials run at once.
         batch_size: Of a trial.
         num_cores: Of the host.
     """
-    beside = arm_of(plan).model_copy(update={"batch_size": batch_size, "variant": "no_sync"})
-    alone = beside.model_copy(update={"num_devices": 1, "variant": "full"})
+    side_by_side = arm_of(plan).model_copy(update={"batch_size": batch_size, "variant": "no_sync"})
+    alone = side_by_side.model_copy(update={"num_devices": 1, "variant": "full"})
     arms: dict[str, Arm] = {
         ALONE: alone,
-        BESIDE: beside,
-        TOGETHER: beside.model_copy(update={"batch_size": max(1, batch_size // plan.world_size), "variant": "full"}),
+        BESIDE: side_by_side,
+        TOGETHER: side_by_side.model_copy(
+            update={"batch_size": max(1, batch_size // plan.world_size), "variant": "full"}
+        ),
     }
     if plan.accelerator == "cpu" and plan.num_threads < num_cores:
         arms[WHOLE] = alone.model_copy(update={"num_threads": num_cores})
@@ -74,16 +77,16 @@ def colocation_of(plan: Plan, batch_size: int, num_cores: int) -> Measurement:
 
 
 def judge_colocation(probe: ProbeResult) -> Colocation | None:
-    """What the measurement says; None where it was too short to say anything."""
+    """Judge the measurement; None if it was too short."""
     alone, together = arm_ratio(probe.rounds, ALONE, BESIDE), arm_ratio(probe.rounds, TOGETHER, BESIDE)
     if alone is None or together is None:
         return None
-    whole = arm_ratio(probe.rounds, WHOLE, BESIDE)
+    all_cores = arm_ratio(probe.rounds, WHOLE, BESIDE)
     return Colocation(
         num_devices=probe.candidate.num_devices,
         over_alone=_interval(alone),
         over_together=_interval(together),
-        over_whole=None if whole is None else _interval(whole),
+        over_whole=None if all_cores is None else _interval(all_cores),
         num_rounds=len(probe.rounds),
         seconds=probe.seconds,
         contaminated=probe.validity.contaminated,

@@ -30,7 +30,7 @@ STUDY = "sweep"
 RUN_ID, ENDED, AGAIN, FINAL = "run_id", "trial", "again", "final"
 """Attributes of a trial in the journal."""
 REDUCTION = 3
-"""Of `asha` and `hyperband`: at 1, 3, 9 ... epochs the best third goes on."""
+"""Of `asha` and `hyperband`: at 1, 3, 9 ... epochs the best third continues."""
 STATES: dict[Status, TrialState] = {
     "done": TrialState.COMPLETE,
     "pruned": TrialState.PRUNED,
@@ -42,7 +42,7 @@ optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
 class Search(Record):
-    """How to look."""
+    """Parameters and strategy of a search."""
 
     parameters: tuple[Parameter, ...]
     sampler: Sampler
@@ -65,14 +65,14 @@ class TrialStore:
     def __init__(self, journal: Path, search: Search) -> None:
         self._search = search
         self._lock = threading.Lock()
-        self._distributions = {found.setting: _distribution(found) for found in search.parameters}
+        self._distributions = {parameter.setting: _distribution(parameter) for parameter in search.parameters}
         journal.parent.mkdir(parents=True, exist_ok=True)
-        _mend(journal)
+        _repair_journal(journal)
         storage = JournalStorage(JournalFileBackend(str(journal)))
-        known = STUDY in {study.study_name for study in storage.get_all_studies()}
-        num_known = len(storage.get_all_trials(storage.get_study_id_from_name(STUDY))) if known else 0
+        exists = STUDY in {study.study_name for study in storage.get_all_studies()}
+        num_before = len(storage.get_all_trials(storage.get_study_id_from_name(STUDY))) if exists else 0
         # A sampler begins its random numbers anew in each process: the same seed would propose the same again.
-        sampler = _sampler(search, search.seed + num_known)
+        sampler = _sampler(search, search.seed + num_before)
         self._study = optuna.create_study(
             storage=storage,
             sampler=sampler,
@@ -83,31 +83,31 @@ class TrialStore:
         )
         self._left = search.num_trials - sum(AGAIN not in trial.user_attrs for trial in self._all())
 
-    def unfinished(self) -> list[Proposal]:
-        """Trials that a sweep which was cut short has left: begun ones, and those that failed and may be tried again.
+    def resumable_trials(self) -> list[Proposal]:
+        """Trials of an interrupted sweep: running ones, and failed ones that may be retried.
 
-        A failed one is proposed anew, by another number.
+        A failed trial is proposed again under another number.
         """
         with self._lock:
-            begun = [trial for trial in self._all() if trial.state == TrialState.RUNNING]
-            tried = {trial.user_attrs.get(AGAIN) for trial in self._all()}
+            running = [trial for trial in self._all() if trial.state == TrialState.RUNNING]
+            retried = {trial.user_attrs.get(AGAIN) for trial in self._all()}
             failed = [
                 trial
                 for trial in self._all()
-                if trial.state == TrialState.FAIL and not trial.user_attrs.get(FINAL) and trial.number not in tried
+                if trial.state == TrialState.FAIL and not trial.user_attrs.get(FINAL) and trial.number not in retried
             ]
             for trial in failed:
                 self._study.enqueue_trial(trial.params, user_attrs={AGAIN: trial.number})
             num_waiting = sum(trial.state == TrialState.WAITING for trial in self._all())
-            again = [self._ask() for _ in range(num_waiting)]
-            found = [
+            retries = [self._ask() for _ in range(num_waiting)]
+            resumed = [
                 Proposal(number=trial.number, values=self._values(trial), run_id=trial.user_attrs.get(RUN_ID))
-                for trial in begun
+                for trial in running
             ]
-            return found + again
+            return resumed + retries
 
     def _values(self, known: optuna.trial.FrozenTrial) -> dict[str, Any]:
-        """Of a begun trial. One that was cut off before the journal had all its values gets the rest now."""
+        """Values of a running trial; those missing from the journal are drawn now."""
         if known.params.keys() >= self._distributions.keys():
             return known.params
         trial = self._trial(known.number)
@@ -116,15 +116,15 @@ class TrialStore:
         return trial.params
 
     def propose(self) -> Proposal | None:
-        """A new trial; None when there have been as many as asked for."""
+        """Propose a new trial; None when all trials have been proposed."""
         with self._lock:
             if self._left <= 0:
                 return None
             self._left -= 1
             return self._ask()
 
-    def begun(self, number: int, run_id: str) -> None:
-        """A trial has an MLflow run, with which it can go on."""
+    def mark_started(self, number: int, run_id: str) -> None:
+        """Store the MLflow run of a trial, with which it can resume."""
         with self._lock:
             self._trial(number).set_user_attr(RUN_ID, run_id)
 
@@ -135,32 +135,34 @@ class TrialStore:
             trial.report(score, epoch)
             return bool(trial.should_prune())
 
-    def num_reported(self, number: int) -> int:
-        """Epochs whose scores are known, of a trial that goes on."""
+    def count_reported(self, number: int) -> int:
+        """Number of epochs with known scores of a resumed trial."""
         with self._lock:
             frozen = self._study.get_trials(deepcopy=False)[number]
             return max(frozen.intermediate_values, default=0)
 
-    def ended(self, trial: Trial, *, final: bool = True) -> None:
-        """Remember how a trial ended.
+    def mark_ended(self, trial: Trial, *, final: bool = True) -> None:
+        """Store the result of a trial.
 
         Args:
             trial: its record.
             final: a failed one would fail again.
         """
         with self._lock:
-            known = self._trial(trial.number)
-            known.set_user_attr(ENDED, trial.model_dump(mode="json"))
-            known.set_user_attr(FINAL, final)
+            stored = self._trial(trial.number)
+            stored.set_user_attr(ENDED, trial.model_dump(mode="json"))
+            stored.set_user_attr(FINAL, final)
             value = trial.score if trial.status == "done" else None
             self._study.tell(trial.number, value, STATES[trial.status])
 
     def trials(self) -> tuple[Trial, ...]:
         """Those that have ended, those of former processes included; of one that was tried again the last."""
         with self._lock:
-            found = [trial for trial in self._all() if ENDED in trial.user_attrs]
-            again = {trial.user_attrs.get(AGAIN) for trial in found}
-            return tuple(Trial.model_validate(trial.user_attrs[ENDED]) for trial in found if trial.number not in again)
+            finished = [trial for trial in self._all() if ENDED in trial.user_attrs]
+            retried = {trial.user_attrs.get(AGAIN) for trial in finished}
+            return tuple(
+                Trial.model_validate(trial.user_attrs[ENDED]) for trial in finished if trial.number not in retried
+            )
 
     def _all(self) -> Sequence[optuna.trial.FrozenTrial]:
         return self._study.get_trials(deepcopy=False)
@@ -195,7 +197,7 @@ def _sampler(search: Search, seed: int) -> optuna.samplers.BaseSampler:
         case "random":
             return optuna.samplers.RandomSampler(seed=seed)
         case "grid":
-            grid = {found.setting: found.all_values() for found in search.parameters}
+            grid = {parameter.setting: parameter.all_values() for parameter in search.parameters}
             return _Grid(grid, seed=search.seed)  # its order is to be the same in each process
         case _:
             # Trials that run count as bad ones, or those proposed at the same time would be alike.
@@ -216,12 +218,12 @@ def _pruner(search: Search) -> optuna.pruners.BasePruner:
             return optuna.pruners.NopPruner()
 
 
-def _mend(journal: Path) -> None:
-    """Take away what a process that died while it wrote has left: half a line, a lock that nobody holds."""
+def _repair_journal(journal: Path) -> None:
+    """Remove an incomplete last line and stale locks of a process that was killed while writing."""
     for lock in journal.parent.glob(f"{journal.name}.lock*"):
         lock.unlink()
     if journal.exists():
         content = journal.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
-            journal.write_bytes(content[:whole])
+        end = content.rfind(b"\n") + 1
+        if end < len(content):
+            journal.write_bytes(content[:end])

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from paceline.tasks.measure.statistics import Interval
+from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.records import Choice, Record, ScoreName
 from paceline.tasks.sweep.colocation import Colocation
 from paceline.tasks.sweep.space import Parameter, Scalar
@@ -18,14 +18,14 @@ Status = Literal["done", "pruned", "failed"]
 
 
 class Proposal(Record):
-    """A trial that is to be run, or to go on."""
+    """A trial to run or to resume."""
 
     number: int
     """From 0, in the order of their proposals."""
     values: dict[str, Scalar]
     """By setting."""
     run_id: str | None = None
-    """MLflow run of a trial that was begun before; None for a new one."""
+    """MLflow run of a resumed trial; None for a new one."""
 
 
 class Trial(Record):
@@ -34,7 +34,7 @@ class Trial(Record):
     number: int
     values: dict[str, Scalar]
     run_id: str | None = None
-    """MLflow run, nested in the sweep's; None where none was begun."""
+    """MLflow run, nested in the sweep's; None if none was created."""
     status: Status
     score: float | None = None
     """On the validation split after the last epoch; of a pruned trial after the last one that it had."""
@@ -44,16 +44,16 @@ class Trial(Record):
     seconds: float
     """Wall time, the wait for a device included; of one that went on, since it did."""
     started: float
-    """When, Unix seconds."""
+    """Unix seconds."""
     restarts: int = 0
-    """Times that it was begun again from its newest checkpoint."""
+    """Number of restarts from its newest checkpoint."""
     samples_per_second: float | None = None
     error: str | None = None
     """Why it failed, or was pruned."""
 
     @property
-    def ended(self) -> float:
-        """When, Unix seconds."""
+    def end_time(self) -> float:
+        """Unix seconds."""
         return self.started + self.seconds
 
 
@@ -104,8 +104,8 @@ class SweepResult(Record):
         """In which at least one trial ran: breaks of a sweep that went on are left out."""
         total, until = 0.0, -math.inf
         for trial in sorted(self.trials, key=lambda trial: trial.started):
-            total += max(0.0, trial.ended - max(trial.started, until))
-            until = max(until, trial.ended)
+            total += max(0.0, trial.end_time - max(trial.started, until))
+            until = max(until, trial.end_time)
         return total
 
     @property

@@ -21,7 +21,7 @@ INSIDE = 1 / math.pi
 """Where between its ends a range is tried as well, so that a setting of whole numbers refuses one of real numbers."""
 MIN_CHOICES = 2
 NUM_TRIALS = 20
-"""Unless told otherwise; a grid has its own number."""
+"""Default; a grid has its own number."""
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 _RANGE = re.compile(r"(?P<kind>log|lin|int)\((?P<numbers>[^()]*)\)")
 
@@ -45,7 +45,7 @@ class Parameter(Record):
         """The last part of its path."""
         return self.setting.rpartition(".")[2]
 
-    def tried(self) -> tuple[Scalar, ...]:
+    def test_values(self) -> tuple[Scalar, ...]:
         """Values that a configuration must take for this parameter to be accepted."""
         match self.kind:
             case "list":
@@ -93,12 +93,12 @@ def grid_size(parameters: Iterable[Parameter]) -> int:
 
 def most_epochs(config: Config, parameters: Iterable[Parameter]) -> int:
     """Epochs of the longest trial."""
-    swept = [one.tried() for one in parameters if one.setting == "recipe.num_epochs"]
+    swept = [parameter.test_values() for parameter in parameters if parameter.setting == "recipe.num_epochs"]
     return max((int(value or 0) for values in swept for value in values), default=config.recipe.num_epochs)
 
 
 def num_proposals(num_trials: int | None, is_grid: bool, parameters: Iterable[Parameter]) -> int:
-    """Trials that there will be: as many as asked for, and no more than a grid has.
+    """Number of trials: the requested number, at most the size of a grid.
 
     Raises:
         InputError: a grid has no end.
@@ -118,9 +118,9 @@ def parse_parameters(texts: Sequence[str]) -> tuple[Parameter, ...]:
     parameters = tuple(parse_parameter(*split_parameter(text)) for text in texts)
     if not parameters:
         raise InputError("a sweep varies nothing; give at least one, as in --param 'recipe.learning_rate=log(1e-3,1)'")
-    for one, other in itertools.combinations(parameters, 2):
-        if one.setting == other.setting:
-            raise InputError(f"--param {one.setting} is given twice; put all its values into one")
+    for first, second in itertools.combinations(parameters, 2):
+        if first.setting == second.setting:
+            raise InputError(f"--param {first.setting} is given twice; put all its values into one")
     return parameters
 
 
@@ -147,9 +147,9 @@ def parse_parameter(setting: str, values: str) -> Parameter:
         InputError: no such setting, one that cannot be swept, or values that cannot be read.
     """
     _check_setting(setting)
-    found = _RANGE.fullmatch(values)
-    if found is not None:
-        return _range(setting, values, found)
+    range_match = _RANGE.fullmatch(values)
+    if range_match is not None:
+        return _range(setting, values, range_match)
     if values.startswith("[") and values.endswith("]"):
         return Parameter(setting=setting, kind="list", choices=_choices(setting, values))
     raise InputError(f"--param {setting}={values} is not understood; {FORM}")
@@ -179,7 +179,7 @@ def _range(setting: str, values: str, found: re.Match[str]) -> Parameter:
     if low >= high:
         raise InputError(f"{given}: {low:g} is not below {high:g}; give the lower end first")
     if kind == "log" and low <= 0:
-        raise InputError(f"{given}: a logarithmic scale has no {low:g}; begin above 0 or use lin(...)")
+        raise InputError(f"{given}: a logarithmic scale has no {low:g}; start above 0 or use lin(...)")
     if kind == "int":
         return _whole(given, setting, numbers)
     return Parameter(setting=setting, kind="log" if kind == "log" else "lin", low=low, high=high)
@@ -199,12 +199,12 @@ def _whole(given: str, setting: str, numbers: Sequence[float]) -> Parameter:
 
 def _choices(setting: str, values: str) -> tuple[Scalar, ...]:
     try:
-        found = plain_value(setting, values)
+        parsed = plain_value(setting, values)
     except ConfigError as error:
         raise InputError(f"--param {error}") from error
-    if not isinstance(found, list) or not all(isinstance(value, Scalar) for value in found):
-        raise InputError(f"--param {setting}={values} is no list of plain values; {FORM}")
-    choices = tuple(_as_number(value) for value in found)
+    if not isinstance(parsed, list) or not all(isinstance(value, Scalar) for value in parsed):
+        raise InputError(f"--param {setting}={values} is not a list of plain values; {FORM}")
+    choices = tuple(_as_number(value) for value in parsed)
     if len(choices) < MIN_CHOICES or len({text_of(value) for value in choices}) < len(choices):
         raise InputError(f"--param {setting}={values} needs {MIN_CHOICES} or more values, each named once")
     return choices

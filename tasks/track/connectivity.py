@@ -1,4 +1,4 @@
-"""Whether a store can be reached at all, told within seconds and without MLflow, which takes one to import."""
+"""Checks within seconds that a store can be reached, without MLflow, whose import takes a second."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from paceline.tasks.redact import redact
 
 
 def check_address(variable: str, address: str, remedy: str) -> None:
-    """Refuse a server's address that holds a password: it would be in every record that says where a run is kept.
+    """Refuse a server address with a password: every record with the address of a run would contain it.
 
     Raises:
-        InputError: as it says.
+        InputError: the address is refused.
     """
     if holds_credential(address):
         raise InputError(
@@ -23,10 +23,10 @@ def check_address(variable: str, address: str, remedy: str) -> None:
 
 
 def check_tracking_uri(tracking_uri: str) -> None:
-    """The same for a store's.
+    """Refuse a store's address that holds a password.
 
     Raises:
-        InputError: as it says.
+        InputError: the address is refused.
     """
     remedy = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead"
     if not tracking_uri.startswith("http"):
@@ -38,7 +38,7 @@ def check_reachable(tracking_uri: str) -> None:
     """Refuse a store that MLflow cannot write, or a server that does not answer, within seconds.
 
     Raises:
-        InputError: as it says.
+        InputError: the address is refused.
     """
     check_tracking_uri(tracking_uri)
     scheme = urlparse(tracking_uri).scheme

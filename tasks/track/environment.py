@@ -47,10 +47,10 @@ def describe_environment(hosts: tuple[str, ...], devices: tuple[str, ...]) -> di
 
 def package_versions() -> dict[str, str | None]:
     """Versions of Python and of the packages on which results depend."""
-    return {"python": platform.python_version()} | {name: installed(name) for name in PACKAGES}
+    return {"python": platform.python_version()} | {name: installed_version(name) for name in PACKAGES}
 
 
-def installed(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
     """The version of a package; None if it is not there."""
     try:
         return metadata.version(package)

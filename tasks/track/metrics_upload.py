@@ -13,8 +13,7 @@ from pathlib import Path
 from mlflow.entities import Metric
 from mlflow.tracking import MlflowClient
 
-from paceline.tasks.metrics_file import FILE, MetricsReader, attempts
-from paceline.tasks.records import LoggedMetric
+from paceline.tasks.metrics_file import FILE, LoggedMetric, MetricsReader, attempts
 from paceline.tasks.redact import redact
 
 MAX_BATCH = 500

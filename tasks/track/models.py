@@ -13,12 +13,11 @@ from mlflow.tracking import MlflowClient
 
 from paceline.tasks.errors import InputError, one_line
 from paceline.tasks.model_bundle import FACTS, WEIGHTS, digest_of, read_facts
+from paceline.tasks.names import Tag
 from paceline.tasks.records import ModelFacts
 from paceline.tasks.redact import redact
 from paceline.tasks.track.store import existing_client
 
-DIGEST_TAG = "paceline.model_digest"
-"""Of a run: the digest of the model that it logged, description and weights."""
 RECORDED = ("runs:/", "models:/")
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -31,10 +30,10 @@ def fetch_model(tracking_uri: str, reference: str, home: Path) -> tuple[Path, Mo
         tracking_uri: the MLflow store.
         reference: `runs:/RUN_ID/model`, `models:/NAME/VERSION`, `models:/NAME@ALIAS`, a run's id, or a directory. What
             reads as a name is never a directory, or one that lies in the right place could pass for a recorded model.
-        home: state directory; fetched models are kept below it, by the digest of the model.
+        home: state directory; fetched models are stored below it, by digest.
 
     Raises:
-        InputError: there is no such model, or it is not as its run recorded it.
+        InputError: the model does not exist, or it differs from the record of its run.
     """
     uri = f"runs:/{reference}/model" if _RUN_ID.fullmatch(reference) else reference
     if not uri.startswith(RECORDED):
@@ -48,40 +47,40 @@ def fetch_model(tracking_uri: str, reference: str, home: Path) -> tuple[Path, Mo
     client, models = existing_client(tracking_uri), home / "models"
     models.mkdir(parents=True, exist_ok=True)
     try:
-        place, recorded = _resolved(client, uri)
-        facts = _kept(models / recorded, recorded) or _fetched(tracking_uri, place, recorded, models)
+        place, recorded = _resolve(client, uri)
+        facts = _load_cached(models / recorded, recorded) or _fetch(tracking_uri, place, recorded, models)
     except (MlflowException, OSError) as error:
         reason = redact(one_line(error))[:200]
         raise InputError(f"{reference}: no such model in {redact(tracking_uri)} ({reason})") from error
     return models / digest_of(facts), facts
 
 
-def is_recorded(reference: str) -> bool:
-    """Whether a model is held against what a run recorded of it; one in a directory is what its owner says it is."""
+def has_recorded_digest(reference: str) -> bool:
+    """Whether a run recorded the model's digest; a model in a directory has no record."""
     return reference.startswith(RECORDED) or _RUN_ID.fullmatch(reference) is not None
 
 
-def _fetched(tracking_uri: str, place: str, recorded: str, models: Path) -> ModelFacts:
+def _fetch(tracking_uri: str, place: str, recorded: str, models: Path) -> ModelFacts:
     with tempfile.TemporaryDirectory(dir=models, prefix=".") as temporary:
-        found = Path(mlflow.artifacts.download_artifacts(place, dst_path=temporary, tracking_uri=tracking_uri))
-        facts = read_facts(found)
+        downloaded = Path(mlflow.artifacts.download_artifacts(place, dst_path=temporary, tracking_uri=tracking_uri))
+        facts = read_facts(downloaded)
         digest = digest_of(facts)
         if recorded != digest:
             raise InputError(
                 f"{place}: the model's digest is {digest[:12]}..., and its run recorded {recorded[:12]}...; "
                 "it was changed after the training"
             )
-        kept = models / digest
-        if _kept(kept, digest) is None:
-            if kept.exists():
-                kept.rename(Path(temporary) / "damaged")
+        target = models / digest
+        if _load_cached(target, digest) is None:
+            if target.exists():
+                target.rename(Path(temporary) / "damaged")
             with suppress(FileExistsError):  # another process was first
-                found.rename(kept)
+                downloaded.rename(target)
     return facts
 
 
-def _kept(directory: Path, digest: str) -> ModelFacts | None:
-    """What the model in a directory is; None if it is not there, or not whole."""
+def _load_cached(directory: Path, digest: str) -> ModelFacts | None:
+    """Facts of a model in the cache; None if it is missing or damaged."""
     try:
         facts = read_facts(directory)
     except InputError:
@@ -89,7 +88,7 @@ def _kept(directory: Path, digest: str) -> ModelFacts | None:
     return facts if digest_of(facts) == digest else None
 
 
-def _resolved(client: MlflowClient, uri: str) -> tuple[str, str]:
+def _resolve(client: MlflowClient, uri: str) -> tuple[str, str]:
     """Where a model's files are, and the digest that its run recorded of them.
 
     The registry is asked here: MLflow's own download looks for models:/ in another store than the one it is given
@@ -103,12 +102,15 @@ def _resolved(client: MlflowClient, uri: str) -> tuple[str, str]:
     else:
         name, at, alias = uri.removeprefix("models:/").partition("@")
         if at:
-            found = client.get_model_version_by_alias(name, alias)
+            model_version = client.get_model_version_by_alias(name, alias)
         else:
             name, _, version = name.rpartition("/")
-            found = client.get_model_version(name, version)
-        place, run_id = client.get_model_version_download_uri(found.name, found.version), found.run_id or ""
-    digest = client.get_run(run_id).data.tags.get(DIGEST_TAG, "") if run_id else ""
+            model_version = client.get_model_version(name, version)
+        place, run_id = (
+            client.get_model_version_download_uri(model_version.name, model_version.version),
+            model_version.run_id or "",
+        )
+    digest = client.get_run(run_id).data.tags.get(Tag.MODEL_DIGEST, "") if run_id else ""
     if not _DIGEST.fullmatch(digest):
         raise InputError(
             f"{uri}: no run has recorded what this model is, so that nothing tells whether it was changed; "

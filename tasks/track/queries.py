@@ -39,22 +39,22 @@ def get_runs(tracking_uri: str, run_ids: Sequence[str]) -> list[FoundRun]:
     """Runs by id, in the order given.
 
     Raises:
-        InputError: the store does not answer, or there is no such run.
+        InputError: the store does not answer, or a run does not exist.
     """
     client = existing_client(tracking_uri)
-    found = []
+    runs = []
     for run_id in run_ids:
         try:
-            found.append(_plain(client.get_run(run_id)))
+            runs.append(_plain(client.get_run(run_id)))
         except MlflowException as error:
             raise InputError(
                 f"run {run_id}: there is none in {redact(tracking_uri)}; see paceline ui for the ids"
             ) from error
-    return found
+    return runs
 
 
 def find_runs(tracking_uri: str, experiment: str, condition: str = "", limit: int | None = MAX_RUNS) -> list[FoundRun]:
-    """Runs of an experiment, the newest first; none when there is no such experiment.
+    """Runs of an experiment, the newest first; empty if the experiment does not exist.
 
     Args:
         tracking_uri: Of the store.
@@ -66,25 +66,25 @@ def find_runs(tracking_uri: str, experiment: str, condition: str = "", limit: in
         InputError: the store does not answer.
     """
     client = existing_client(tracking_uri)
-    known = client.get_experiment_by_name(experiment)
-    if known is None:
+    entity = client.get_experiment_by_name(experiment)
+    if entity is None:
         return []
-    found: list[FoundRun] = []
+    runs: list[FoundRun] = []
     token = None
-    while limit is None or len(found) < limit:
-        size = MAX_RUNS if limit is None else min(MAX_RUNS, limit - len(found))
+    while limit is None or len(runs) < limit:
+        size = MAX_RUNS if limit is None else min(MAX_RUNS, limit - len(runs))
         page = client.search_runs(
-            [known.experiment_id],
+            [entity.experiment_id],
             condition,
             max_results=size,
             order_by=["attributes.start_time DESC"],
             page_token=token,
         )
-        found += map(_plain, page)
+        runs += map(_plain, page)
         token = page.token
         if not token:
             break
-    return found
+    return runs
 
 
 def read_document(tracking_uri: str, run_id: str, name: str) -> Any:

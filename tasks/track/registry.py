@@ -21,22 +21,17 @@ from mlflow.types import ColSpec, Schema, TensorSpec
 
 from paceline.conf.plugins import Task
 from paceline.tasks.model_bundle import FACTS, WEIGHTS
+from paceline.tasks.names import Artifact, Tag
 from paceline.tasks.records import ModelFacts, Record, ScoreName
 from paceline.tasks.redact import redact
 from paceline.tasks.scores import SCORE_WORDS
 from paceline.tasks.track.run import RunHandle
 
 CHAMPION = "champion"
-SCORE_NAME_TAG, SCORE_TAG, BEST_TAG = "paceline.score_name", "paceline.score", "paceline.best_score"
-ACCURACY_TAGS = ("paceline.accuracy", "paceline.best_accuracy")
-"""The same two of models that are judged by their accuracy; older versions have no others."""
-DATASET_TAG = "paceline.dataset"
 ABSENT = tuple(map(ErrorCode.Name, (RESOURCE_DOES_NOT_EXIST, INVALID_PARAMETER_VALUE)))
-"""What the registry says of a model that is not there, and of an alias that is not."""
+"""Error codes of the registry for a missing model and a missing alias."""
 DENIED = ErrorCode.Name(PERMISSION_DENIED)
-"""What it says of a model that is not there to users who are no administrators, where users must log in."""
-MODEL = "model"
-"""Folder of a run's artifacts."""
+"""Error code for a missing model where users must log in and are not administrators."""
 
 
 class Champion(Record):
@@ -53,25 +48,26 @@ class Champion(Record):
 
 
 def champion(tracking_uri: str, name: str) -> Champion | None:
-    """Which version of a registered model is the champion; None if there is no such model, or none has the alias."""
+    """The champion of a registered model; None without such a model or alias."""
     client = _client(tracking_uri)
     try:
-        found = client.get_model_version_by_alias(name, CHAMPION)
+        version = client.get_model_version_by_alias(name, CHAMPION)
     except MlflowException as error:
         if error.error_code in ABSENT or (error.error_code == DENIED and not _is_visible(client, name)):
             return None
         raise  # a registry that cannot be asked is none without a champion
-    known = (
-        found.tags.get(tag, found.tags.get(old)) for tag, old in zip((SCORE_TAG, BEST_TAG), ACCURACY_TAGS, strict=True)
+    texts = (
+        version.tags.get(tag, version.tags.get(old))
+        for tag, old in ((Tag.SCORE, Tag.ACCURACY), (Tag.BEST_SCORE, Tag.BEST_ACCURACY))
     )
-    score, best = (float(value) if value else None for value in known)
+    score, best = (float(value) if value else None for value in texts)
     return Champion(
-        version=str(found.version),
-        run_id=found.run_id or "",
-        score_name=_score_name(found.tags.get(SCORE_NAME_TAG)),
+        version=str(version.version),
+        run_id=version.run_id or "",
+        score_name=_score_name(version.tags.get(Tag.SCORE_NAME)),
         score=score,
         best_score=best,
-        dataset=found.tags.get(DATASET_TAG),
+        dataset=version.tags.get(Tag.DATASET),
     )
 
 
@@ -83,16 +79,18 @@ def describe_model(handle: RunHandle, facts: ModelFacts) -> str:
     """MLflow's own description of a model (`MLmodel`, YAML): its signature and where it comes from."""
     images = Schema([TensorSpec(np.dtype(np.uint8), (-1, *facts.image_shape), "images")])
     height, width, channels = facts.image_shape
-    told: dict[Task, tuple[str, tuple[int, ...]]] = {
+    outputs_by_task: dict[Task, tuple[str, tuple[int, ...]]] = {
         "classify": ("probabilities", (len(facts.class_names),)),
         "segment": ("probabilities", (height, width, len(facts.class_names))),
         "denoise": ("images", (height, width, channels)),
     }
-    name, shape = told[facts.model.task]
+    name, shape = outputs_by_task[facts.model.task]
     outputs: list[ColSpec | TensorSpec] = [TensorSpec(np.dtype(np.float32), (-1, *shape), name)]
     outputs += [TensorSpec(np.dtype(np.float32), (-1, 1), name) for name in facts.target_names]
     model = Model(
-        artifact_path=MODEL, run_id=handle.run_id, signature=ModelSignature(inputs=images, outputs=Schema(outputs))
+        artifact_path=Artifact.MODEL,
+        run_id=handle.run_id,
+        signature=ModelSignature(inputs=images, outputs=Schema(outputs)),
     )
     model.add_flavor("paceline", model=FACTS, weights=WEIGHTS)
     return str(model.to_yaml())
@@ -103,7 +101,7 @@ def register(handle: RunHandle, name: str, tags: dict[str, str]) -> str:
     client = _client(handle.tracking_uri)
     _create(client, name)
     version = _version_of(client, name, handle.run_id) or client.create_model_version(
-        name, source=f"runs:/{handle.run_id}/{MODEL}", run_id=handle.run_id
+        name, source=f"runs:/{handle.run_id}/{Artifact.MODEL}", run_id=handle.run_id
     )
     for key, value in tags.items():
         client.set_model_version_tag(name, version.version, key, redact(value)[:5000])
@@ -132,6 +130,6 @@ def _create(client: MlflowClient, name: str) -> None:
 
 
 def _version_of(client: MlflowClient, name: str, run_id: str) -> ModelVersion | None:
-    """Of an attempt before: a run that goes on registers once."""
-    found = client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'")
-    return next(iter(found), None)
+    """The version of an earlier attempt: a resumed run registers once."""
+    versions = client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'")
+    return next(iter(versions), None)

@@ -1,4 +1,4 @@
-"""The MLflow run of a pipeline: begun and ended, with its true status, by the flow.
+"""The MLflow run of a pipeline: the flow creates it and ends it with its true status.
 
 What ranks log joins it while training goes on (`metrics`). Knows nothing of how the stages work.
 """
@@ -21,37 +21,24 @@ from mlflow.tracking import MlflowClient
 from paceline.conf.config import Config
 from paceline.conf.load import flatten
 from paceline.tasks.errors import InputError
+from paceline.tasks.names import Artifact, Tag
 from paceline.tasks.records import PreparedSet, Record
-from paceline.tasks.redact import redact, redacted
+from paceline.tasks.redact import redact, redact_tree
 from paceline.tasks.track.connectivity import check_reachable
 from paceline.tasks.track.store import open_store, sqlite_path
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 Role = Literal["run", "study", "sweep", "advise", "predict", "classify", "no-gpu"]
 NestedRole = Literal["arm", "trial"]
-PARENT_ID_TAGS: dict[NestedRole, str] = {"arm": "paceline.study_run_id", "trial": "paceline.sweep_run_id"}
+PARENT_ID_TAGS: dict[NestedRole, str] = {"arm": Tag.STUDY_RUN_ID, "trial": Tag.SWEEP_RUN_ID}
 """Of a run inside another one: the tag with the other one's id."""
-CONFIG_ARTIFACT = "config.yaml"
-FACTS_ARTIFACT = "facts.json"
-"""What the match verdict of a later comparison reads."""
-SERIES_TAG = "paceline.series"
-"""Runs that have it in common are each other's history."""
-REGRESSION_TAG = "paceline.regression"
-"""`none`, or what has become worse, or why it was not judged; set to `accepted` by somebody, it makes the run the first
-of a new history."""
-DISTURBED_TAG = "paceline.disturbed"
-"""Whether something disturbed its training, such as heat or a hypervisor; busy cores are a metric."""
-STUDY_ARTIFACT = "study_request.json"
-SWEEP_ARTIFACT = "sweep_request.json"
-NO_GPU_ARTIFACT = "no_gpu_request.json"
-PARENT_TAG = "mlflow.parentRunId"
 MAX_PARAM_CHARACTERS = 6000
 TEXT_FILES = (".txt", ".jsonl")
 """Suffixes of files that others have written: logs, reasons why samples were rejected."""
 
 
 class RunHandle(Record):
-    """Names a run; plain, so that it may travel."""
+    """Identity of a run; plain data that other processes can use."""
 
     tracking_uri: str
     experiment: str
@@ -87,14 +74,14 @@ def log_config(handle: RunHandle, config: Config) -> None:
     """Log the parameters and the configuration itself, from which a resume reads it."""
     params = [Param(key, redact(str(value))[:MAX_PARAM_CHARACTERS]) for key, value in flatten(config).items()]
     handle.client.log_batch(handle.run_id, params=params)
-    log_document(handle, CONFIG_ARTIFACT, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+    log_document(handle, Artifact.CONFIG, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
 
 
 def reopen(tracking_uri: str, run_id: str) -> tuple[RunHandle, dict[str, Any]]:
     """Find an unfinished run by id; return it with its configuration as a plain tree. It stays as it is until `revive`.
 
     Raises:
-        InputError: there is no such run, it is finished, or it is not one of ours.
+        InputError: the run does not exist, is finished, or is not a run of Paceline.
     """
     check_reachable(tracking_uri)
     try:
@@ -104,7 +91,7 @@ def reopen(tracking_uri: str, run_id: str) -> tuple[RunHandle, dict[str, Any]]:
         client = open_store(tracking_uri)
         run = client.get_run(run_id)
         with tempfile.TemporaryDirectory() as directory:
-            path = client.download_artifacts(run_id, CONFIG_ARTIFACT, directory)
+            path = client.download_artifacts(run_id, Artifact.CONFIG, directory)
             tree = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
         experiment = client.get_experiment(run.info.experiment_id).name
     except (MlflowException, OSError) as error:
@@ -127,7 +114,7 @@ def revive(handle: RunHandle, tags: dict[str, str]) -> None:
 
 def log_dataset(handle: RunHandle, prepared: PreparedSet, name: str) -> None:
     """Record the prepared set as the run's dataset input, with its content fingerprint as digest."""
-    source = CodeDatasetSource(tags={"paceline.key": prepared.key})
+    source = CodeDatasetSource(tags={Tag.KEY: prepared.key})
     dataset = MetaDataset(  # type: ignore[abstract]  # its `profile` has a default, which stubs do not show
         source, name=name, digest=prepared.fingerprint
     )
@@ -143,9 +130,9 @@ def log_dataset(handle: RunHandle, prepared: PreparedSet, name: str) -> None:
 def log_facts(handle: RunHandle, metrics: dict[str, float | None], tags: dict[str, str], step: int = 0) -> None:
     """Log final metrics and tags; unknown metrics are left out."""
     now = int(time.time() * 1000)  # of two values of a step MLflow keeps the later one, and of one time the larger
-    known = [Metric(key, float(value), now, step) for key, value in metrics.items() if value is not None]
+    logged = [Metric(key, float(value), now, step) for key, value in metrics.items() if value is not None]
     handle.client.log_batch(
-        handle.run_id, metrics=known, tags=[RunTag(key, redact(value)[:5000]) for key, value in tags.items()]
+        handle.run_id, metrics=logged, tags=[RunTag(key, redact(value)[:5000]) for key, value in tags.items()]
     )
 
 
@@ -157,7 +144,7 @@ def log_document(handle: RunHandle, name: str, content: dict[str, Any] | str | b
     if isinstance(content, Path) and content.suffix in TEXT_FILES:
         content = content.read_text(encoding="utf-8", errors="replace")
     if isinstance(content, dict):
-        content = json.dumps(redacted(content), indent=2).encode()
+        content = json.dumps(redact_tree(content), indent=2).encode()
     elif isinstance(content, str):
         content = redact(content).encode()
     with tempfile.TemporaryDirectory() as directory:
@@ -170,7 +157,7 @@ def log_document(handle: RunHandle, name: str, content: dict[str, Any] | str | b
 def finish(handle: RunHandle, status: Status, error: str | None = None) -> None:
     """Set the run's true final status."""
     if error is not None:
-        handle.client.set_tag(handle.run_id, "paceline.error", redact(error)[:5000])
+        handle.client.set_tag(handle.run_id, Tag.ERROR, redact(error)[:5000])
     handle.client.set_terminated(handle.run_id, status)
 
 

@@ -45,7 +45,7 @@ def main() -> None:
 
     if BUILDER not in server._run_server.__code__.co_names:
         raise RunError(f"this MLflow does not start its server by mlflow.server.{BUILDER}; install mlflow<3.19")
-    setattr(server, BUILDER, _guarded(getattr(server, BUILDER)))
+    setattr(server, BUILDER, _with_guard(getattr(server, BUILDER)))
     for name in OTHER_BUILDERS:
         setattr(server, name, _refuse)
     os.environ |= OFF
@@ -55,7 +55,7 @@ def main() -> None:
     cli(["server", *sys.argv[1:]])
 
 
-def _guarded(build: Callable[..., list[str]]) -> Callable[..., list[str]]:
+def _with_guard(build: Callable[..., list[str]]) -> Callable[..., list[str]]:
     def build_guarded(options: str | None, host: str, port: int, workers: int, app: str, *rest: Any) -> list[str]:
         if app == WITHOUT_USERS and not os.environ.get(TOKEN):
             raise InputError(f"a server without users needs a token; set {TOKEN}, or add --app-name basic-auth")

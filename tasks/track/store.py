@@ -1,4 +1,4 @@
-"""The MLflow store: is it there, is it migrated, which experiment. Knows nothing of runs."""
+"""The MLflow store: existence, migration, experiments."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def check_store(tracking_uri: str, experiment: str, artifact_root: str | None) -
     check_reachable(tracking_uri)
     try:
         with _only_one(tracking_uri):
-            found = _experiment(MlflowClient(tracking_uri), experiment, artifact_root)
-        _check_writable(sqlite_path(tracking_uri), local_path(found.artifact_location))
-        return str(found.experiment_id)
+            entity = _experiment(MlflowClient(tracking_uri), experiment, artifact_root)
+        _check_writable(sqlite_path(tracking_uri), local_path(entity.artifact_location))
+        return str(entity.experiment_id)
     except (MlflowException, SQLAlchemyError, ArgumentError, OSError) as error:
         first = str(error).strip().splitlines()[0]
         raise InputError(
@@ -60,7 +60,7 @@ def check_store(tracking_uri: str, experiment: str, artifact_root: str | None) -
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether a server has told this user, or somebody without a name, to stay out."""
+    """Whether a server refused this user or an anonymous one."""
     return isinstance(error, MlflowException) and error.error_code in REFUSALS
 
 
@@ -154,28 +154,28 @@ def _create(tracking_uri: str, path: Path) -> None:
 
 
 def _experiment(client: MlflowClient, name: str, artifact_root: str | None) -> Experiment:
-    found = client.get_experiment_by_name(name)
-    if found is not None:
-        if found.lifecycle_stage == "deleted":
+    experiment = client.get_experiment_by_name(name)
+    if experiment is not None:
+        if experiment.lifecycle_stage == "deleted":
             raise InputError(
                 f"track.experiment={name} is deleted in this store; "
                 "restore it (mlflow experiments restore) or name another"
             )
-        return found
+        return experiment
     try:
         return client.get_experiment(client.create_experiment(name, artifact_root))
     except MlflowException:
-        found = client.get_experiment_by_name(name)  # another process was first
-        if found is None:
+        experiment = client.get_experiment_by_name(name)  # another process was first
+        if experiment is None:
             raise
-        return found
+        return experiment
 
 
 def server_version(tracking_uri: str) -> str | None:
     """The version of the server at an http address, `in use` for another store; None for a file that is not there yet.
 
     Raises:
-        InputError: it does not answer, refuses this user, or is no store of MLflow's.
+        InputError: it does not answer, refuses this user, or is not an MLflow store.
     """
     check_reachable(tracking_uri)
     file = sqlite_path(tracking_uri)

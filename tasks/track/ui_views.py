@@ -18,32 +18,33 @@ from urllib.parse import urlsplit, urlunsplit
 
 from mlflow.tracking import MlflowClient
 
+from paceline.tasks.names import Metric, Tag
 from paceline.tasks.records import Record, ScoreName
 
 VIEW_TAG = "mlflow.sharedViewState."
 LOCAL_SERVER = "http://127.0.0.1:5000"
-"""Where `paceline ui` serves a store that has no server, unless told otherwise."""
+"""Default address at which `paceline ui` serves a store without a server."""
 AS_CHARTS = "&compareRunsMode=CHART"
 """Behind a view's address, it opens the charts in place of the columns."""
 
 ACCURACY: tuple[ScoreName, ...] = ("accuracy",)
-REGRESSION = "tags.`paceline.regression`"
-SCORE = "metrics.`sweep/score`"
-TRIAL_SECONDS = "metrics.`sweep/seconds`"
-THROUGHPUT = "metrics.`throughput/samples_per_second`"
-PRUNED = "tags.`paceline.pruned`"
-CONTAMINATED = "tags.`paceline.contaminated`"
-SETTINGS = ("params.`execution.num_devices`", "params.`execution.precision`", "tags.`paceline.workload`")
+REGRESSION = f"tags.`{Tag.REGRESSION}`"
+SCORE = f"metrics.`{Metric.SWEEP_SCORE}`"
+TRIAL_SECONDS = f"metrics.`{Metric.SWEEP_SECONDS}`"
+THROUGHPUT = f"metrics.`{Metric.THROUGHPUT}`"
+PRUNED = f"tags.`{Tag.PRUNED}`"
+CONTAMINATED = f"tags.`{Tag.CONTAMINATED}`"
+SETTINGS = ("params.`execution.num_devices`", "params.`execution.precision`", f"tags.`{Tag.WORKLOAD}`")
 
 LEADING_COLUMNS = ("0", "attributes.`Run Name`", "runDateAndNestInfo", "duration")
 """Which the UI shows always: the checkbox, name, time and duration of a run."""
 WIDTHS = {
     "attributes.`Run Name`": 200,
-    "metrics.`speedup/ratio`": 115,
-    "metrics.`speedup/low`": 115,
-    "metrics.`speedup/high`": 115,
-    "metrics.`throughput/samples_per_second`": 235,
-    "metrics.`time/data_wait_fraction`": 185,
+    f"metrics.`{Metric.SPEEDUP}`": 115,
+    f"metrics.`{Metric.SPEEDUP_LOW}`": 115,
+    f"metrics.`{Metric.SPEEDUP_HIGH}`": 115,
+    f"metrics.`{Metric.THROUGHPUT}`": 235,
+    f"metrics.`{Metric.DATA_WAIT_FRACTION}`": 185,
     REGRESSION: 260,
 }
 WIDTH = 150
@@ -62,7 +63,7 @@ class View(Record):
     """Which runs, and what to show of them."""
 
     subject: str
-    """What it is a view of; the same words give the same view, so they tell it from all others."""
+    """Subject and identity of the view: the same text gives the same view."""
     condition: str
     """Which runs, in MLflow's search syntax."""
     columns: tuple[str, ...]
@@ -82,11 +83,11 @@ class View(Record):
 def charts_of(scores: Sequence[ScoreName]) -> list[tuple[str, ...]]:
     """The metrics that matter, those of one chart together; each is a column as well."""
     return [
-        ("speedup/ratio", "speedup/low", "speedup/high"),
-        ("speedup/efficiency",),
-        *((f"test/{name}",) for name in scores),
-        ("throughput/samples_per_second",),
-        ("time/data_wait_fraction",),
+        (Metric.SPEEDUP, Metric.SPEEDUP_LOW, Metric.SPEEDUP_HIGH),
+        (Metric.EFFICIENCY,),
+        *((Metric.test(name),) for name in scores),
+        (Metric.THROUGHPUT,),
+        (Metric.DATA_WAIT_FRACTION,),
     ]
 
 
@@ -108,8 +109,8 @@ def view_of_runs(run_ids: list[str], scores: Sequence[ScoreName] = ACCURACY) -> 
 
 def view_of_study(run_id: str, scores: Sequence[ScoreName] = ACCURACY) -> View:
     """The trainings of a study; of one that was repeated because others disturbed it, the repetition."""
-    condition = f"tags.`paceline.study_run_id` = '{run_id}' AND tags.`paceline.superseded_by` IS NULL"
-    columns = (*figures_of(scores), REGRESSION, "tags.`paceline.parity`", CONTAMINATED)
+    condition = f"tags.`{Tag.STUDY_RUN_ID}` = '{run_id}' AND tags.`{Tag.SUPERSEDED_BY}` IS NULL"
+    columns = (*figures_of(scores), REGRESSION, f"tags.`{Tag.PARITY}`", CONTAMINATED)
     return View(subject=f"study {run_id}", condition=condition, columns=columns, scores=tuple(scores))
 
 
@@ -121,7 +122,7 @@ def view_of_sweep(run_id: str, settings: Sequence[str]) -> View:
         settings: What it varied.
     """
     columns = (SCORE, TRIAL_SECONDS, *(f"params.`{setting}`" for setting in settings), PRUNED, THROUGHPUT)
-    condition = f"tags.`paceline.sweep_run_id` = '{run_id}'"
+    condition = f"tags.`{Tag.SWEEP_RUN_ID}` = '{run_id}'"
     return View(subject=f"sweep {run_id}", condition=condition, columns=columns, order=SCORE)
 
 
@@ -137,7 +138,7 @@ def view_of_series(tag: str, value: str, name: str | None = None, scores: Sequen
     return View(
         subject=f"{tag} {value}",
         condition=f"tags.`{tag}` = '{value}'",
-        columns=(*figures_of(scores), REGRESSION, "tags.`paceline.disturbed`", CONTAMINATED),
+        columns=(*figures_of(scores), REGRESSION, f"tags.`{Tag.DISTURBED}`", CONTAMINATED),
         order="attributes.start_time",  # a run that has not ended comes first too
         scores=tuple(scores),
         name=name,

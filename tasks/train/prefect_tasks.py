@@ -16,8 +16,10 @@ from prefect.states import Completed
 
 from paceline.tasks import deadline
 from paceline.tasks.errors import StoppedError
+from paceline.tasks.measure.records import MeasureResult
+from paceline.tasks.names import Metric
 from paceline.tasks.progress import progress_bar
-from paceline.tasks.records import AutotuneResult, Choice, MeasureResult, TrainResult
+from paceline.tasks.records import AutotuneResult, Choice, TrainResult
 from paceline.tasks.redact import redact_errors
 from paceline.tasks.result_cache import load_result, save_result
 from paceline.tasks.track.metrics_upload import upload_rest
@@ -74,7 +76,7 @@ def _train_once(job: TrainJob, address: str) -> TrainResult:
         logger.info("The training has finished before (%s)", job.result_path)
         upload_rest(job.directory, job.tracking_uri, job.run_id)
         return done
-    with deadline.limited("limits.train_seconds", job.config.limits.train_seconds):
+    with deadline.time_limit("limits.train_seconds", job.config.limits.train_seconds):
         result = _train(job, address)
     files = (result.weights, *result.predictions)
     save_result(job.result_path, result, [file for file in files if file])
@@ -86,7 +88,7 @@ def _train(job: TrainJob, address: str) -> TrainResult:
     choices = _log_choices(logger, job.plan.reasons, {})
     last_epoch = -1
     if job.pretrained is not None:
-        logger.info("Initial weights: %s", job.pretrained.told)
+        logger.info("Initial weights: %s", job.pretrained.summary)
     if job.resume:
         checkpoint = newest_valid_checkpoint(job.directory / "checkpoints")
         if checkpoint is None:
@@ -137,7 +139,7 @@ def _log_choices(logger: Log, choices: Mapping[str, Choice], before: Mapping[str
 
 
 def _note(facts: Mapping[str, Any]) -> str:
-    note = f"loss {facts['train/loss']:.3f}  {facts['train/samples_per_second']:,.0f} samples/s"
+    note = f"loss {facts[Metric.TRAIN_LOSS]:.3f}  {facts[Metric.TRAIN_THROUGHPUT]:,.0f} samples/s"
     if facts["validation_score"] is not None:
         note += f"  validation {facts['score_name'].replace('_', ' ')} {facts['validation_score']:.3f}"
     return note

@@ -22,11 +22,12 @@ from paceline.tasks.data.sources import registry as source
 from paceline.tasks.evaluate.metrics import evaluate_predictions, read_test_split
 from paceline.tasks.fingerprint import code_fingerprint
 from paceline.tasks.host import host_identity
-from paceline.tasks.records import RankSpec, TrainResult
+from paceline.tasks.records import TrainResult
 from paceline.tasks.train.launch.heartbeat import Heartbeat
 from paceline.tasks.train.plan import resolve
 from paceline.tasks.train.rank import main as rank
 from paceline.tasks.train.rank.time_budget import Stopwatch
+from paceline.tasks.train.rank_spec import RankSpec
 
 
 def prepare(data, home):

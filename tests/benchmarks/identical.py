@@ -4,10 +4,11 @@ import json
 import sys
 from pathlib import Path
 
-from paceline.tasks.measure.statistics import speedup_ratio
-from paceline.tasks.records import Arm, RankSpec
+from paceline.tasks.measure.paired_ratio import speedup_ratio
+from paceline.tasks.records import Arm
 from paceline.tasks.train.rank.benchmark import ArmBenchmark
 from paceline.tasks.train.rank.context import RankContext
+from paceline.tasks.train.rank_spec import RankSpec
 
 
 def main(spec_path, number):

@@ -22,7 +22,7 @@ from paceline.tasks.measure.probe import ArmRunner, run_probe
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.model.fuse_batch_norm import fold_batch_norm
 from paceline.tasks.model.inference import predictions
-from paceline.tasks.records import BASELINE, RankSpec
+from paceline.tasks.records import BASELINE
 from paceline.tasks.train.launch.heartbeat import Heartbeat
 from paceline.tasks.train.rank.callbacks import (
     BudgetCallback,
@@ -34,6 +34,7 @@ from paceline.tasks.train.rank.callbacks import (
 from paceline.tasks.train.rank.context import RankContext
 from paceline.tasks.train.rank.fit import fit
 from paceline.tasks.train.rank.time_budget import Stopwatch
+from paceline.tasks.train.rank_spec import RankSpec
 from paceline.tasks.train.step.benchmark_step import BareStep, StepInputs
 from paceline.tasks.train.step.compile import CompileWatch
 from paceline.tasks.train.step.precision import forward_context, prepare_network

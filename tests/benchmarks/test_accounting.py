@@ -13,7 +13,7 @@ import sys
 
 import pytest
 
-from paceline.tasks.measure.statistics import arm_ratio, speedup_ratio
+from paceline.tasks.measure.paired_ratio import arm_ratio, speedup_ratio
 from paceline.tasks.speedup.forecast.device_profile import link_samples, measure_interference, profile_of
 from paceline.tasks.speedup.forecast.links import fit_link
 from paceline.tasks.speedup.forecast.model import predict, step_seconds

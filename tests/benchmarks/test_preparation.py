@@ -18,7 +18,7 @@ from paceline.tasks.data.prepare import dask_graph as graph
 from paceline.tasks.data.prepare.chunks import ChunkPlanner
 from paceline.tasks.data.prepare.shard import write_shard
 from paceline.tasks.data.sources import registry as source
-from paceline.tasks.measure.statistics import estimate_ratio
+from paceline.tasks.measure.paired_ratio import estimate_ratio
 from tests.benchmarks.conftest import at_most, tell
 
 NUM_BLOCKS = 3

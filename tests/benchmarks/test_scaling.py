@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.tasks.host import keep_memory
-from paceline.tasks.measure.statistics import arm_ratio
+from paceline.tasks.measure.paired_ratio import arm_ratio
 from paceline.tasks.records import Block
 from paceline.tasks.train.launch.coordinator import train_group
 from tests.benchmarks.conftest import at_least, last_line, measure, tell

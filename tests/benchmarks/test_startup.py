@@ -21,7 +21,7 @@ from mlflow.tracking import MlflowClient
 
 from paceline.tasks.cluster.hardware import usable_cores
 from paceline.tasks.host import keep_memory
-from paceline.tasks.measure.statistics import FIXED_CONFIDENCE, estimate_ratio, location_interval
+from paceline.tasks.measure.paired_ratio import FIXED_CONFIDENCE, estimate_ratio, location_interval
 from paceline.tasks.train.launch.layout import rank_environment
 from tests.benchmarks.conftest import HERE, ROOT, as_installed, at_least, at_most, last_line, paceline, tell
 from tests.support.prefect_server import prefect_server

@@ -10,7 +10,7 @@ sweep's own estimate comes, which takes start-up to be held back by a neighbour 
 import numpy as np
 import pytest
 
-from paceline.tasks.measure.statistics import FIXED_CONFIDENCE, estimate_ratio
+from paceline.tasks.measure.paired_ratio import FIXED_CONFIDENCE, estimate_ratio
 from tests.benchmarks.conftest import at_least, paceline, tell
 from tests.support.prefect_server import prefect_server
 

@@ -15,7 +15,7 @@ import pytest
 from paceline.conf.environment import Environment
 from paceline.flows.checks.pretrained import check_weights
 from paceline.tasks.data.key import describe
-from paceline.tasks.measure.statistics import FIXED_CONFIDENCE, estimate_ratio
+from paceline.tasks.measure.paired_ratio import FIXED_CONFIDENCE, estimate_ratio
 from paceline.tasks.train.launch.coordinator import train_group
 from tests.benchmarks.conftest import at_least, tell
 

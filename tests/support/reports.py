@@ -15,11 +15,11 @@ from paceline.tasks.records import (
     Plan,
     PreparedSet,
     ProbeResult,
-    SpeedupResult,
     TrainResult,
     Validity,
 )
 from paceline.tasks.report.run_report import ReportInput
+from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.speedup.verdict import speedup_result
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

@@ -195,7 +195,7 @@ TREATMENTS: dict[str, Told | Checked] = {
     's#"checkpoint_directory":"[^"]*"#"checkpoint_directory":"replay"#\' '
     ".paceline/runs/RUN_ID/attempt-0/rank-0/spec.json > spec.json": Told("a rank by hand"),
     "python -m paceline.tasks.train.rank.main spec.json": Told("a rank by hand"),
-    "python -c \"from paceline.conf.environment import Site; print(*(path.read_text() for path in Site().leases.glob('*.lease')), "  # noqa: E501
+    "python -c \"from paceline.conf.environment import Environment; print(*(path.read_text() for path in Environment().leases.glob('*.lease')), "  # noqa: E501
     "sep='\\n')\"": Told("a rank by hand"),
 }
 

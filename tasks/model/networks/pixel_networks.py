@@ -1,4 +1,4 @@
-"""Networks that tell something of every pixel.
+"""Networks with an output for every pixel.
 
 They take images whose height and width are multiples of their `stride`, and what they tell of a pixel depends on no
 other that is farther away than their `reach`, both in pixels: so images of any size can be cut into tiles for them.

@@ -31,7 +31,7 @@ class ResNet(nn.Module):
     Args:
         channels: C.
         num_classes: K.
-        block: makes a residual block of (channels, filters, stride), which tells its `num_outputs`.
+        block: makes a residual block of (channels, filters, stride) with an attribute `num_outputs`.
         depths: blocks of each layer.
     """
 
@@ -81,12 +81,12 @@ class Shortcut(nn.Sequential):
     def forward(self, features_NCHW: torch.Tensor) -> torch.Tensor:
         """Of its input's every `stride`-th row and column."""
         convolution, norm = self
-        seen: torch.Tensor = norm(convolution(every_nth(features_NCHW, self.stride)))
-        return seen
+        projected: torch.Tensor = norm(convolution(every_nth(features_NCHW, self.stride)))
+        return projected
 
 
 class Basic(nn.Module):
-    """Two 3x3 convolutions beside the shortcut."""
+    """Two 3x3 convolutions and a shortcut."""
 
     norm_pairs = (("conv1", "bn1"), ("conv2", "bn2"))
 
@@ -104,13 +104,13 @@ class Basic(nn.Module):
         """Features of the block."""
         inside = self.relu(self.bn1(self.conv1(features_NCHW)))
         inside = self.bn2(self.conv2(inside))
-        beside = features_NCHW if self.downsample is None else self.downsample(features_NCHW)
-        found: torch.Tensor = self.relu(inside + beside)
-        return found
+        shortcut = features_NCHW if self.downsample is None else self.downsample(features_NCHW)
+        output: torch.Tensor = self.relu(inside + shortcut)
+        return output
 
 
 class Bottleneck(nn.Module):
-    """A 1x1, a 3x3 and a 1x1 convolution beside the shortcut."""
+    """A 1x1, a 3x3 and a 1x1 convolution and a shortcut."""
 
     norm_pairs = (("conv1", "bn1"), ("conv2", "bn2"), ("conv3", "bn3"))
 
@@ -131,9 +131,9 @@ class Bottleneck(nn.Module):
         inside = self.relu(self.bn1(self.conv1(features_NCHW)))
         inside = self.relu(self.bn2(self.conv2(inside)))
         inside = self.bn3(self.conv3(inside))
-        beside = features_NCHW if self.downsample is None else self.downsample(features_NCHW)
-        found: torch.Tensor = self.relu(inside + beside)
-        return found
+        shortcut = features_NCHW if self.downsample is None else self.downsample(features_NCHW)
+        output: torch.Tensor = self.relu(inside + shortcut)
+        return output
 
 
 def _shortcut(channels: int, filters: int, stride: int) -> Shortcut | None:

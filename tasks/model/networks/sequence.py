@@ -46,7 +46,7 @@ class SequenceNet(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Gated recurrent units over the frames; what is told is their last state.
+    """Gated recurrent units over the frames; the prediction uses their last state.
 
     In plain operations and not as `nn.GRU`: that one is not compiled, and under autocast on CPUs takes no bfloat16.
 

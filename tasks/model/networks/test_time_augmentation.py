@@ -1,4 +1,4 @@
-"""Test-time augmentation as a part of the network: whoever evaluates or exports it has it, and nobody needs to know.
+"""Test-time augmentation as a part of the network, so that evaluation and exports include it.
 
 Shapes: N samples, C channels, H height, W width, V views, K classes.
 """
@@ -48,8 +48,8 @@ class ViewMean(nn.Module):
     def _views(self, images_NCHW: torch.Tensor) -> list[torch.Tensor]:
         """Each followed by its mirror image; those that are not shifted first."""
         height, width = images_NCHW.shape[2:]
-        seen = [images_NCHW]
+        views = [images_NCHW]
         if self.num_views > _NUM_MIRRORED:
             padded = functional.pad(images_NCHW, (1, 1, 1, 1), mode="reflect")
-            seen += [padded[:, :, :height, :width], padded[:, :, 2:, 2:]]
-        return [view for image in seen for view in (image, image.flip(3))]
+            views += [padded[:, :, :height, :width], padded[:, :, 2:, 2:]]
+        return [view for image in views for view in (image, image.flip(3))]

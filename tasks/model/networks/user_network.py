@@ -57,8 +57,8 @@ class OwnNetwork(nn.Module):
 
     def forward(self, images_NCHW: torch.Tensor) -> Outputs:
         """Return the outputs of the task, and targets or None."""
-        found = self.network(images_NCHW)
-        return found if isinstance(found, tuple) else (found, None)
+        outputs = self.network(images_NCHW)
+        return outputs if isinstance(outputs, tuple) else (outputs, None)
 
 
 def build(model: Model, image_shape: tuple[int, int, int], num_classes: int, num_targets: int) -> nn.Module:
@@ -87,15 +87,15 @@ def _try(
     height, width, channels = image_shape
     network.eval()
     with attribute_errors_to(plugin, "two images", RunError, RunError), torch.no_grad():
-        found = network(torch.zeros(2, channels, height, width))
+        outputs = network(torch.zeros(2, channels, height, width))
     network.train()
-    wanted: list[tuple[int, ...]] = [_outputs(model_facts(plugin.name), image_shape, num_classes)]
-    wanted += [(2, num_targets)] if num_targets else []
-    given = [tuple(one.shape) if isinstance(one, torch.Tensor) else type(one).__name__ for one in found]
-    if given != (wanted if num_targets else [*wanted, "NoneType"]):
+    expected: list[tuple[int, ...]] = [_outputs(model_facts(plugin.name), image_shape, num_classes)]
+    expected += [(2, num_targets)] if num_targets else []
+    given = [tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__ for output in outputs]
+    if given != (expected if num_targets else [*expected, "NoneType"]):
         raise RunError(
             f"{plugin} maps images (2, {channels}, {height}, {width}) to {' and '.join(map(str, given))}; "
-            f"its task needs {' and '.join(map(str, wanted))}"
+            f"its task needs {' and '.join(map(str, expected))}"
         )
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from paceline.tasks.measure.statistics import Estimate, Interval, arm_ratio
-from paceline.tasks.records import AllReduceTime, Arm, ProbeResult
+from paceline.tasks.measure.paired_ratio import Estimate, Interval, arm_ratio
+from paceline.tasks.measure.records import AllReduceTime
+from paceline.tasks.records import Arm, ProbeResult
 from paceline.tasks.speedup.forecast.records import Advice, AllReduceSample, Interference, ProfilePoint
 
 
@@ -42,13 +43,13 @@ def measure_interference(probe: ProbeResult, all_reduces: Sequence[AllReduceTime
     """
     token = min(all_reduces, key=lambda one: one.num_bytes).seconds
     arms = {"baseline": probe.baseline, "candidate": probe.candidate} | probe.others
-    found = []
+    interferences = []
     for full, arm in arms.items():
         if arm.variant != "full" or arm.num_devices == 1:
             continue
         alone = _role(arms, arm, num_devices=1)
         free, waiting = _role(arms, arm, variant="no_sync"), _role(arms, arm, variant="token_sync")
-        found.append(
+        interferences.append(
             Interference(
                 batch_size=probe.samples_per_step[alone],
                 # a sample of several devices' arm is one of all of them
@@ -58,28 +59,28 @@ def measure_interference(probe: ProbeResult, all_reduces: Sequence[AllReduceTime
                 token_seconds=token,
             )
         )
-    small, large = sorted(found, key=lambda one: one.batch_size)
+    small, large = sorted(interferences, key=lambda one: one.batch_size)
     return small, large
 
 
 def _role(arms: dict[str, Arm], arm: Arm, **changes: object) -> str:
-    wanted = arm.model_copy(update=changes)
-    return next(role for role, its in arms.items() if its == wanted)
+    target = arm.model_copy(update=changes)
+    return next(role for role, its in arms.items() if its == target)
 
 
 def _ratio(probe: ProbeResult, role: str, before: str) -> Estimate:
-    found = arm_ratio(probe.rounds, role, before)
-    assert found is not None
-    return found
+    ratio = arm_ratio(probe.rounds, role, before)
+    assert ratio is not None
+    return ratio
 
 
 def gains(probe: ProbeResult) -> dict[str, Interval]:
     """Throughput of each other arm over the baseline's, by the setting that makes it."""
-    found = {}
+    ratios = {}
     for role, arm in ({"candidate": probe.candidate} | probe.others).items():
         setting = role if role != "candidate" else _setting(probe, arm.model_dump())
-        found[setting] = _times(_ratio(probe, "baseline", role), 1.0)
-    return found
+        ratios[setting] = _times(_ratio(probe, "baseline", role), 1.0)
+    return ratios
 
 
 def _setting(probe: ProbeResult, arm: dict[str, object]) -> str:
@@ -93,8 +94,8 @@ def _setting(probe: ProbeResult, arm: dict[str, object]) -> str:
 def link_samples(all_reduces: Sequence[AllReduceTime]) -> list[AllReduceSample]:
     """Measured all-reduces as the link's model takes them."""
     return [
-        AllReduceSample(num_bytes=one.num_bytes, num_devices=one.num_devices, seconds=one.seconds)
-        for one in all_reduces
+        AllReduceSample(num_bytes=timing.num_bytes, num_devices=timing.num_devices, seconds=timing.seconds)
+        for timing in all_reduces
     ]
 
 
@@ -127,11 +128,11 @@ def rank_moves(measured: Mapping[str, Interval], oom_stage: Mapping[str, str]) -
         oom_stage: `key=value` -> why it was not measured.
     """
     gains: list[Advice] = []
-    rest: list[Advice] = []
+    unranked: list[Advice] = []
     for setting, ratio in sorted(measured.items(), key=lambda item: -item[1].value):
-        (gains if ratio.low is not None and ratio.low > 1 else rest).append(_advice(setting, ratio))
+        (gains if ratio.low is not None and ratio.low > 1 else unranked).append(_advice(setting, ratio))
     unknown = [Advice(setting=name, ratio=None, low=None, high=None, reason=why) for name, why in oom_stage.items()]
-    return (*gains, *unknown, *rest)
+    return (*gains, *unknown, *unranked)
 
 
 def _advice(setting: str, ratio: Interval) -> Advice:

@@ -28,7 +28,7 @@ GIGABYTE = 1e9
 Floats = npt.NDArray[np.float64]
 
 
-def _known(name: str, microseconds: float, gigabytes_per_second: float) -> Link:
+def _preset_link(name: str, microseconds: float, gigabytes_per_second: float) -> Link:
     return Link(
         name=name,
         latency_seconds=microseconds * 1e-6,
@@ -44,12 +44,12 @@ def _known(name: str, microseconds: float, gigabytes_per_second: float) -> Link:
 LINKS: dict[str, Link] = {
     link.name: link
     for link in (
-        _known("nvlink", 10.0, 360.0),
-        _known("pcie4", 12.0, 20.0),
-        _known("infiniband", 5.0, 20.0),
-        _known("ethernet100", 30.0, 9.0),
-        _known("ethernet25", 30.0, 2.4),
-        _known("ethernet10", 40.0, 1.0),
+        _preset_link("nvlink", 10.0, 360.0),
+        _preset_link("pcie4", 12.0, 20.0),
+        _preset_link("infiniband", 5.0, 20.0),
+        _preset_link("ethernet100", 30.0, 9.0),
+        _preset_link("ethernet25", 30.0, 2.4),
+        _preset_link("ethernet10", 40.0, 1.0),
     )
 }
 

@@ -8,7 +8,7 @@ A part of the waiting is the engine's own work, which neither grows with the ste
 step times, which grows with the step and, as the expected largest of N normal values does, with N.
 
 In the step an all-reduce takes longer than on the bare link: cold caches, sleeping threads. What it takes longer on two
-devices is added to what the link says of N.
+devices is added to the link's time for N.
 
 Up to 25 MB of gradients travel in DistributedDataParallel's one bucket, after the last gradient is known, so
 that nothing overlaps; of more, all but the last bucket may hide behind the rest of the backward pass, which is about
@@ -25,7 +25,7 @@ import numpy.typing as npt
 from scipy import stats
 
 from paceline.tasks.errors import InputError
-from paceline.tasks.measure.statistics import Interval
+from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.speedup.forecast.links import all_reduce_seconds
 from paceline.tasks.speedup.forecast.records import (
     Bound,
@@ -50,7 +50,7 @@ UNSEEN_ERROR = 0.1
 """The same where only one device was profiled: what several cost each other was 5 to 20 % of a step where it was seen
 (infra/LOG.md)."""
 MIN_EXCHANGE = 0.2
-"""Least part of what the link says that an exchange takes in a step: lost in the step's noise it still takes some."""
+"""Smallest share of the link's time that an exchange takes in a step, even if the step's noise hides it."""
 PAYING_FACTOR = 1.1
 """Doubling the devices pays while it gives at least this factor."""
 MAX_DEVICES = 4096
@@ -78,8 +78,8 @@ class _Draws:
         self.beyond_D = _noise(rng) / TWO_SIGMA
         self.overhead_D, self.slope_D = self._line()
         company = profile.company or ()
-        self.company_sizes = [one.batch_size for one in company]
-        self.contention_CD = [np.maximum(_possible(rng, one.contention), 1e-9) for one in company]
+        self.company_sizes = [interference.batch_size for interference in company]
+        self.contention_CD = [np.maximum(_possible(rng, interference.contention), 1e-9) for interference in company]
         self.engine_D, self.slack_D, self.beyond_link_CD = self._company(rng, company, profile, link)
 
     def _company(
@@ -88,11 +88,11 @@ class _Draws:
         """Seconds per step of the engine, scatter per second of a step, and what an exchange takes beyond the link."""
         expected_D = all_reduce_seconds(link, 2, profile.gradient_bytes) * self.link_D
         free, lost, beyond = [], [], []
-        for one, contention_D in zip(company, self.contention_CD, strict=True):
-            free.append(self.step(one.batch_size) * contention_D)
-            waited_D = free[-1] * _possible(rng, one.waiting)
-            exchanged_D = waited_D * (_possible(rng, one.exchange) - 1) + one.token_seconds
-            lost.append(waited_D - free[-1] - one.token_seconds)
+        for interference, contention_D in zip(company, self.contention_CD, strict=True):
+            free.append(self.step(interference.batch_size) * contention_D)
+            waited_D = free[-1] * _possible(rng, interference.waiting)
+            exchanged_D = waited_D * (_possible(rng, interference.exchange) - 1) + interference.token_seconds
+            lost.append(waited_D - free[-1] - interference.token_seconds)
             beyond.append(exchanged_D - expected_D)
         if not company:
             return self.zero_D, self.zero_D, []
@@ -130,11 +130,11 @@ class _Draws:
         return np.asarray(np.maximum(waiting_D, 0.0))
 
     def contention(self, batch_size: float) -> Floats:
-        """Step time beside others over that alone."""
+        """Step time with other devices over the step time alone."""
         return self._in_company(self.contention_CD, batch_size) if self.company_sizes else self.zero_D + 1
 
     def exchange(self, all_reduce: float, batch_size: float) -> Floats:
-        """Seconds that an all-reduce takes in a step, given what the link says of it."""
+        """Seconds that an all-reduce takes in a step, from the link's time."""
         link_D: Floats = all_reduce * self.link_D
         if not self.company_sizes:
             return link_D
@@ -172,7 +172,7 @@ def _possible(rng: np.random.Generator, interval: Interval) -> Floats:
 
 def _check(profile: DeviceProfile) -> None:
     if len({point.batch_size for point in profile.points}) < 2:  # noqa: PLR2004  a line needs two points
-        raise InputError("a profile of one batch size says nothing of others; measure at least two")
+        raise InputError("a profile of one batch size does not predict others; measure at least two")
 
 
 def step_seconds(profile: DeviceProfile, batch_size: int) -> Interval:
@@ -205,8 +205,8 @@ def predict(
         InputError: fewer samples in a global batch than devices, or no device.
     """
     _check(profile)
-    found = _predict(profile, link, _Draws(profile, link), num_devices, scaling)
-    return found if price is None else found.model_copy(update={"cost": price * found.device_hours})
+    prediction = _predict(profile, link, _Draws(profile, link), num_devices, scaling)
+    return prediction if price is None else prediction.model_copy(update={"cost": price * prediction.device_hours})
 
 
 def _predict(profile: DeviceProfile, link: Link, draws: _Draws, num_devices: int, scaling: ScalingKind) -> Prediction:
@@ -217,7 +217,7 @@ def _predict(profile: DeviceProfile, link: Link, draws: _Draws, num_devices: int
     compute_D = alone_D * (draws.contention(local) if several else 1.0)
     all_reduce = all_reduce_seconds(link, num_devices, profile.gradient_bytes)
     exchange_D = draws.exchange(all_reduce, local) if several else draws.zero_D
-    exposed_D = _exposed(exchange_D, compute_D, profile.gradient_bytes, draws.hidden_D)
+    exposed_D = _exposed_seconds(exchange_D, compute_D, profile.gradient_bytes, draws.hidden_D)
     waiting_D = draws.waiting_for(num_devices, local) if several else np.zeros_like(one_D)
     step_D = (compute_D + waiting_D + exposed_D) * (draws.model_D if several else 1.0)
     ratio_D = (num_devices if scaling == "weak" else 1) * one_D / step_D
@@ -260,7 +260,7 @@ def local_batch(batch_size: int, num_devices: int, scaling: ScalingKind) -> int:
     return -(-batch_size // num_devices)
 
 
-def _exposed(all_reduce_D: Floats, compute_D: Floats, num_bytes: int, hidden_D: Floats) -> Floats:
+def _exposed_seconds(all_reduce_D: Floats, compute_D: Floats, num_bytes: int, hidden_D: Floats) -> Floats:
     """What of the all-reduce the step waits for."""
     if num_bytes <= BUCKET_BYTES:
         return all_reduce_D
@@ -288,15 +288,15 @@ def limits(profile: DeviceProfile, link: Link, scaling: ScalingKind) -> Limits:
     """Where adding devices stops paying, over powers of two."""
     _check(profile)
     draws = _Draws(profile, link)
-    found = {number: _predict(profile, link, draws, number, scaling).ratio for number in _powers(profile, scaling)}
+    ratios = {number: _predict(profile, link, draws, number, scaling).ratio for number in _powers(profile, scaling)}
     paying = 1
-    for number in list(found)[1:]:
-        if found[number] < PAYING_FACTOR * found[number // 2]:
+    for number in list(ratios)[1:]:
+        if ratios[number] < PAYING_FACTOR * ratios[number // 2]:
             break
         paying = number
     return Limits(
         scaling=scaling,
-        best_num_devices=max(found, key=lambda number: found[number]),
+        best_num_devices=max(ratios, key=lambda number: ratios[number]),
         last_paying_num_devices=paying,
         smallest_paying_batch_size=_smallest_batch(profile, link, draws, scaling),
     )

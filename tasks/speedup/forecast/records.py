@@ -1,4 +1,4 @@
-"""The records of a prediction: what was profiled, on which link, and what it says of N devices."""
+"""Records of a forecast: the profile, the link, and the result for N devices."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from paceline.tasks.measure.statistics import Interval
+from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.records import Record
 
 Bound = Literal["compute", "communication", "overhead"]
@@ -152,14 +152,14 @@ class AdviseResult(Record):
     predictions: tuple[Prediction, ...]
     limits: tuple[Limits, ...]
     bound: Bound
-    """At the largest number of devices asked for, strong scaling."""
+    """At the largest requested number of devices, strong scaling."""
     advice: tuple[Advice, ...]
     cheapest: CheapestChoice | None
     seconds: float
 
 
 class Check(Record):
-    """A prediction held against the measurement that came later."""
+    """A forecast compared with a later measurement."""
 
     prediction_run_id: str
     run_id: str
@@ -207,8 +207,8 @@ def calibration(checks: Sequence[Check]) -> dict[str, Any]:
     """How the predictions turned out: errors, and the share inside their intervals with its Wilson interval (1927)."""
     if not checks:
         return {"num_checks": 0, "verdict": "no prediction has been checked yet"}
-    errors = [one.error for one in checks]
-    num_inside = sum(one.inside for one in checks)
+    errors = [check.error for check in checks]
+    num_inside = sum(check.inside for check in checks)
     low, high = _wilson(num_inside, len(checks))
     mean = statistics.fmean(abs(error) for error in errors)
     plural = "s" if len(checks) > 1 else ""

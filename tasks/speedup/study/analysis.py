@@ -1,4 +1,4 @@
-"""From the trainings of a study to what it says: ratios with intervals, ladders, scaling, and where the seconds went.
+"""Analysis of a study's trainings: ratios with intervals, ladders, scaling, and differences of the time budgets.
 
 Everything is computed pair by pair and then over the pairs (`trainings`); nothing here runs or draws.
 """
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.tasks.measure.statistics import FIXED_CONFIDENCE, Interval, estimate_ratio
-from paceline.tasks.speedup.study.pairs import StudyRuns, as_interval, end_to_end, log_ratios, predicted, steady
+from paceline.tasks.measure.paired_ratio import FIXED_CONFIDENCE, Interval, estimate_ratio
+from paceline.tasks.speedup.study.pairs import StudyRuns, as_interval, end_to_end, log_ratios, prediction_rate, steady
 from paceline.tasks.speedup.study.parity import parity, score_parity
 from paceline.tasks.speedup.study.records import (
     ArmRun,
@@ -33,7 +33,7 @@ SECONDS_PER_HOUR = 3600.0
 def summarise_arms(
     trainings: StudyRuns, target: float | None = None, price: float | None = None
 ) -> tuple[ArmSummary, ...]:
-    """What a study says of each arm.
+    """Summarise each arm of a study.
 
     Args:
         trainings: All of the study.
@@ -44,11 +44,11 @@ def summarise_arms(
 
 
 def _summary(trainings: StudyRuns, arm: StudyArm, target: float | None, price: float | None) -> ArmSummary:
-    runs, failed = trainings.of(arm), trainings.failed(arm)
+    runs, failed = trainings.of(arm), trainings.failed_runs(arm)
     baseline = trainings.baseline(arm)
     ratio, num_pairs = (None, 0) if arm.is_baseline else trainings.ratio(arm, baseline, steady)
-    predicting, _ = (None, 0) if arm.is_baseline else trainings.ratio(arm, baseline, predicted)
-    whole, _ = (None, 0) if arm.is_baseline else trainings.ratio(arm, baseline, end_to_end)
+    predicting, _ = (None, 0) if arm.is_baseline else trainings.ratio(arm, baseline, prediction_rate)
+    total_ratio, _ = (None, 0) if arm.is_baseline else trainings.ratio(arm, baseline, end_to_end)
     difference, verdict = _parity(trainings, arm, baseline)
     epoch = median_known([run.epoch_seconds for run in runs])
     devices = runs[0].world_size if runs else _asked_devices(arm)
@@ -67,10 +67,10 @@ def _summary(trainings: StudyRuns, arm: StudyArm, target: float | None, price: f
         ratio=as_interval(ratio),
         num_pairs=num_pairs,
         significant=ratio.significant if ratio else None,
-        end_to_end_ratio=as_interval(whole),
+        end_to_end_ratio=as_interval(total_ratio),
         break_even_epochs=break_even(trainings.of(baseline), runs) if ratio and ratio.significant else None,
         efficiency=_efficiency(trainings, arm),
-        accuracy=_mean([run.accuracy for run in runs]),
+        score=_mean([run.score for run in runs]),
         accuracy_difference=difference,
         parity=verdict,
         seconds_to_target=_time_to(runs, target_accuracy(trainings, arm.group) if target is None else target),
@@ -120,10 +120,10 @@ def _efficiency(trainings: StudyRuns, arm: StudyArm) -> Interval | None:
     if single is None or single.name == arm.name:
         return None
     ratio, _ = trainings.ratio(arm, single, steady)
-    runs, others = trainings.of(arm), trainings.of(single)
-    if ratio is None or not runs or not others:
+    runs, single_runs = trainings.of(arm), trainings.of(single)
+    if ratio is None or not runs or not single_runs:
         return None
-    share = others[0].world_size / runs[0].world_size
+    share = single_runs[0].world_size / runs[0].world_size
     ends = (ratio.value, ratio.low, ratio.high)
     value, low, high = (None if end is None else end * share for end in ends)
     assert value is not None
@@ -171,8 +171,8 @@ def _time_to(runs: Sequence[ArmRun], target: float | None) -> float | None:
     if target is None or not runs:
         return None
     reached = [next((at for at, value in run.validation if value >= target), None) for run in runs]
-    known = [seconds for seconds in reached if seconds is not None]
-    return statistics.median(known) if 2 * len(known) >= len(runs) and known else None
+    seconds_known = [seconds for seconds in reached if seconds is not None]
+    return statistics.median(seconds_known) if 2 * len(seconds_known) >= len(runs) and seconds_known else None
 
 
 def ladder(trainings: StudyRuns) -> tuple[tuple[Rung, ...], Interval | None]:
@@ -181,7 +181,7 @@ def ladder(trainings: StudyRuns) -> tuple[tuple[Rung, ...], Interval | None]:
     if len(rungs) < 2:  # noqa: PLR2004  a base and one factor
         return (), None
     alone = {arm.factor: arm for arm in trainings.arms if arm.rung is None} | {rungs[1].factor: rungs[1]}
-    found = tuple(
+    contributions = tuple(
         Rung(
             factor=arm.factor or "",
             contribution=as_interval(trainings.ratio(arm, below, steady)[0]),
@@ -189,7 +189,9 @@ def ladder(trainings: StudyRuns) -> tuple[tuple[Rung, ...], Interval | None]:
         )
         for below, arm in itertools.pairwise(rungs)
     )
-    return found, _interaction(trainings, rungs, [alone[arm.factor] for arm in rungs[1:] if arm.factor in alone])
+    return contributions, _interaction(
+        trainings, rungs, [alone[arm.factor] for arm in rungs[1:] if arm.factor in alone]
+    )
 
 
 def _interaction(trainings: StudyRuns, rungs: Sequence[StudyArm], alone: Sequence[StudyArm]) -> Interval | None:
@@ -203,9 +205,9 @@ def _interaction(trainings: StudyRuns, rungs: Sequence[StudyArm], alone: Sequenc
         {base.repeat: log_ratios([(base, run)], steady) for base, run in trainings.pairs(arm, rungs[0])}
         for arm in (rungs[-1], *alone)
     ]
-    common = sorted(set.intersection(*({repeat for repeat, logs in found.items() if logs} for found in logs_of)))
-    whole, *parts = logs_of
-    logs = [whole[repeat][0] - sum(one[repeat][0] for one in parts) for repeat in common]
+    common = sorted(set.intersection(*({repeat for repeat, logs in repeats.items() if logs} for repeats in logs_of)))
+    combined, *parts = logs_of
+    logs = [combined[repeat][0] - sum(factor[repeat][0] for factor in parts) for repeat in common]
     return as_interval(estimate_ratio(np.asarray(logs, dtype=np.float64), FIXED_CONFIDENCE))
 
 
@@ -241,9 +243,9 @@ def _mean_budget(runs: Sequence[ArmRun]) -> dict[str, float]:
 
 def scalings(trainings: StudyRuns) -> tuple[Scaling, ...]:
     """One scaling for each set of arms that differ in their number of devices and in nothing else."""
-    found = []
-    for rest in dict.fromkeys(_rest(arm) for arm in trainings.arms):
-        arms = [arm for arm in trainings.arms if _rest(arm) == rest and trainings.of(arm)]
+    results = []
+    for axes in dict.fromkeys(_rest(arm) for arm in trainings.arms):
+        arms = [arm for arm in trainings.arms if _rest(arm) == axes and trainings.of(arm)]
         single = next((arm for arm in arms if trainings.of(arm)[0].world_size == 1), None)
         if single is None or len(arms) < 2:  # noqa: PLR2004  scaling is about at least two numbers of devices
             continue
@@ -258,16 +260,16 @@ def scalings(trainings: StudyRuns) -> tuple[Scaling, ...]:
             if logs:
                 speedups[trainings.of(arm)[0].world_size] = [float(np.exp(log)) for log in logs]
         if speedups and len(kinds) == 1:
-            found.append(scaling("weak" if kinds == {"weak"} else "strong", ", ".join(rest), speedups))
-    return tuple(found)
+            results.append(scaling("weak" if kinds == {"weak"} else "strong", ", ".join(axes), speedups))
+    return tuple(results)
 
 
 def median_known(values: Sequence[float | None]) -> float | None:
     """The median of those that are known; None without any."""
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return statistics.median(numbers) if numbers else None
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return statistics.fmean(numbers) if numbers else None

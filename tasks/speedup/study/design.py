@@ -42,9 +42,9 @@ def parse_axes(texts: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _check_axis(field: str, values: list[str], axes: Axes) -> None:
-    known = field_paths()
-    if field not in known:
-        close = difflib.get_close_matches(field, known, n=1, cutoff=0.5)
+    settings = field_paths()
+    if field not in settings:
+        close = difflib.get_close_matches(field, settings, n=1, cutoff=0.5)
         raise InputError(
             f"--axis {field} is not a setting; " + (f"did you mean {close[0]}?" if close else "see paceline run --help")
         )
@@ -155,7 +155,7 @@ def balanced_order(names: Sequence[str], num_repeats: int, seed: int) -> list[li
     Args:
         names: The arms.
         num_repeats: Trainings of each.
-        seed: Where in the square to begin.
+        seed: Offset into the square.
     """
     count = len(names)
     first = [(place + 1) // 2 if place % 2 else (count - place // 2) % count for place in range(count)]

@@ -1,4 +1,4 @@
-"""The ledger of a study: one line per training, so that a study that was cut short can go on."""
+"""The ledger of a study: one line per training, so that an interrupted study can resume."""
 
 from __future__ import annotations
 

@@ -14,9 +14,15 @@ from typing import Literal
 
 import numpy as np
 
-from paceline.tasks.measure.statistics import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Interval, estimate_ratio
-from paceline.tasks.records import Cost, Record
-from paceline.tasks.speedup.hardware_table import DataSheet, HardwareRow, most_predicted, most_trained
+from paceline.tasks.measure.paired_ratio import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Interval, estimate_ratio
+from paceline.tasks.model.flops import Cost
+from paceline.tasks.records import Record
+from paceline.tasks.speedup.hardware_table import (
+    DataSheet,
+    HardwareRow,
+    max_prediction_throughput,
+    max_training_throughput,
+)
 from paceline.tasks.speedup.study.analysis import median_known
 from paceline.tasks.speedup.study.pairs import StudyRuns, as_interval, end_to_end, log_ratios
 from paceline.tasks.speedup.study.parity import parity
@@ -39,14 +45,14 @@ class ReportedValue(Record):
     """Of what is not measured here: what it rests on, or why there is nothing."""
 
 
-def oom_stage(why: str = NO_BASIS) -> ReportedValue:
-    """Nothing is known."""
+def no_value(why: str = NO_BASIS) -> ReportedValue:
+    """A value that is neither measured nor estimated."""
     return ReportedValue(kind="not measured", basis=why)
 
 
-def measured(value: float | None, why_not: str = NO_BASIS) -> ReportedValue:
-    """A measured figure, where there is one."""
-    return oom_stage(why_not) if value is None else ReportedValue(kind="measured", value=value)
+def measured_value(value: float | None, why_not: str = NO_BASIS) -> ReportedValue:
+    """A measured value; `no_value` if it is None."""
+    return no_value(why_not) if value is None else ReportedValue(kind="measured", value=value)
 
 
 class Approach(Record):
@@ -105,7 +111,7 @@ class NoGpuResult(Record):
     layer: str
     num_repeats: int
     target: float | None
-    """As asked for; None for what training from scratch ends with in the same repeat."""
+    """As requested; None for the final score of training from scratch in the same repeat."""
     targets: tuple[float, ...]
     """Of the repeats."""
     ways: tuple[Approach, ...]
@@ -115,7 +121,7 @@ class NoGpuResult(Record):
     """What other work disturbed the machine while predictions were timed."""
     cost: Cost | None = None
     sheet: DataSheet
-    """Of the GPU that bounds are told of."""
+    """Of the GPU whose bounds are shown."""
     choice: str = ""
     verdict: str = ""
     notes: tuple[str, ...] = ()
@@ -143,8 +149,8 @@ class TargetScore:
 
     def all(self) -> tuple[float, ...]:
         """Of all repeats."""
-        found = (self.of(run.repeat) for run in self._scratch())
-        return tuple(target for target in found if target is not None)
+        targets = (self.of(run.repeat) for run in self._scratch())
+        return tuple(target for target in targets if target is not None)
 
     def place(self, run: ArmRun) -> int | None:
         """Which of its scores is the first that is as good, from 0; None for none."""
@@ -182,14 +188,14 @@ def ways_of(
 
 
 def _way(trainings: StudyRuns, arm: StudyArm, goal: TargetScore, rates: PredictionThroughput | None) -> Approach:
-    runs, failed = trainings.of(arm), trainings.failed(arm)
-    scores = [run.accuracy for run in runs if run.accuracy is not None]
+    runs, failed = trainings.of(arm), trainings.failed_runs(arm)
+    scores = [run.score for run in runs if run.score is not None]
     judged = [run for run in runs if goal.of(run.repeat) is not None]
     reached = [run for run in judged if goal.seconds(run) is not None]
-    clean = _undisturbed(runs)
+    clean = _clean_runs(runs)
     joules = [run.energy_joules for run in clean if run.energy_joules is not None]
     difference, verdict = _parity(runs) if not arm.is_baseline else (None, "unknown")
-    to_target, whole = (_ratio(trainings, arm, rate) for rate in (goal.rate, end_to_end))
+    to_target, end_to_end_ratio = (_ratio(trainings, arm, rate) for rate in (goal.rate, end_to_end))
     return Approach(
         name=arm.name,
         device=next((run.facts.get("device", "CPU") for run in runs), "CPU"),
@@ -207,19 +213,19 @@ def _way(trainings: StudyRuns, arm: StudyArm, goal: TargetScore, rates: Predicti
         parity=verdict,
         num_judged=len(judged),
         num_reached=len(reached),
-        target_seconds=_target_cell(judged, [goal.seconds(run) for run in _undisturbed(reached)]),
-        whole_seconds=measured(median_known([run.end_to_end_seconds for run in clean]), "no training was done"),
-        joules=measured(statistics.fmean(joules) if joules else None, NO_COUNTER),
+        target_seconds=_target_cell(judged, [goal.seconds(run) for run in _clean_runs(reached)]),
+        whole_seconds=measured_value(median_known([run.end_to_end_seconds for run in clean]), "no training was done"),
+        joules=measured_value(statistics.fmean(joules) if joules else None, NO_COUNTER),
         target_ratio=to_target if len(reached) == len(judged) else None,
-        whole_ratio=whole,
+        whole_ratio=end_to_end_ratio,
         num_pairs=0 if arm.is_baseline else len(trainings.pairs(arm, trainings.baseline(arm))),
-        eager=measured(rates.eager if rates else None),
-        executed=measured(rates.executed if rates else None),
+        eager=measured_value(rates.eager if rates else None),
+        executed=measured_value(rates.executed if rates else None),
     )
 
 
-def _undisturbed(runs: Sequence[ArmRun]) -> Sequence[ArmRun]:
-    """Those whose times are shown: what disturbs a machine makes them longer. All where there is no other."""
+def _clean_runs(runs: Sequence[ArmRun]) -> Sequence[ArmRun]:
+    """The uncontaminated runs, whose times are shown; all runs if every one is contaminated."""
     return [run for run in runs if not run.contaminated] or runs
 
 
@@ -231,9 +237,9 @@ def _measured_basis(runs: Sequence[ArmRun]) -> str:
 
 def _target_cell(judged: Sequence[ArmRun], seconds: Sequence[float | None]) -> ReportedValue:
     if not judged:
-        return oom_stage("no training was done, or there is no target")
-    found = median_known(seconds)
-    return ReportedValue(kind="never") if found is None else measured(found)
+        return no_value("no training was done, or there is no target")
+    median_seconds = median_known(seconds)
+    return ReportedValue(kind="never") if median_seconds is None else measured_value(median_seconds)
 
 
 def _parity(runs: Sequence[ArmRun]) -> tuple[Interval | None, Parity]:
@@ -285,23 +291,23 @@ def on_gpu(trainings: StudyRuns, given: float | None, gpu: Gpu) -> tuple[Approac
 
 def _on_gpu(trainings: StudyRuns, arm: StudyArm, goal: TargetScore, gpu: Gpu) -> Approach:
     rows = gpu.rows.get(arm.name, ())
-    row = max(rows, key=lambda one: one.samples_per_second, default=None)
+    row = max(rows, key=lambda hardware_row: hardware_row.samples_per_second, default=None)
     if arm.name not in TRAINED:
-        to_target = whole = oom_stage("no basis: where the classifier is fitted was not tried")
+        to_target = total = no_value("no basis: where the classifier is fitted was not tried")
     else:
-        to_target, whole = _training_cells(trainings.of(arm), goal, gpu, row)
-    executed = _predicted(arm.name, gpu, row)
+        to_target, total = _training_cells(trainings.of(arm), goal, gpu, row)
+    executed = _prediction_rate(arm.name, gpu, row)
     # Training and prediction may be known of two devices: what was timed here is never told as another's.
-    here = f"; prediction measured {executed.basis}" if executed.kind == "measured" else ""
+    measured_here = f"; prediction measured {executed.basis}" if executed.kind == "measured" else ""
     return Approach(
         name=arm.name,
         device=row.label if row else gpu.sheet.name,
         is_measured=False,
-        basis=_basis(gpu, row) + here,
+        basis=_basis(gpu, row) + measured_here,
         target_seconds=to_target,
-        whole_seconds=whole,
+        whole_seconds=total,
         joules=_joules(trainings.of(arm), gpu, row),
-        eager=oom_stage(),
+        eager=no_value(),
         executed=executed,
     )
 
@@ -319,38 +325,41 @@ def _training_cells(
 ) -> tuple[ReportedValue, ReportedValue]:
     """Seconds to the target and of the whole training: as many samples as here, at the rate that is known or bounds."""
     places = [goal.place(run) for run in runs]
-    known = [place + 1 for place in places if place is not None]
-    epochs = (statistics.median(known) if known else None, median_known([float(run.num_epochs) for run in runs]))
+    epochs_to_target = [place + 1 for place in places if place is not None]
+    epochs = (
+        statistics.median(epochs_to_target) if epochs_to_target else None,
+        median_known([float(run.num_epochs) for run in runs]),
+    )
     if row is not None:
         fixed = row.fixed_seconds or 0.0
         basis = f"as many samples as here at {row.samples_per_second:,.0f} samples/s on {row.label}"
         rates = ((row.samples_per_second, 0.0), (row.samples_per_second, fixed))
         kind: Literal["about", "at least"] = "about"
     elif gpu.cost is not None:
-        rate = most_trained(gpu.sheet, gpu.cost, gpu.batch_size)
+        rate = max_training_throughput(gpu.sheet, gpu.cost, gpu.batch_size)
         basis = f"as many samples as here at no more than {rate:,.0f} samples/s, by the data sheet of {gpu.sheet.name}"
         rates = ((rate, 0.0), (rate, 0.0))
         kind = "at least"
     else:
-        return oom_stage(), oom_stage()
-    to_target, whole = (
-        oom_stage("never reached here")
+        return no_value(), no_value()
+    to_target, total = (
+        no_value("never reached here")
         if number is None
         else ReportedValue(kind=kind, value=number * gpu.num_train / rate + fixed, basis=basis)
         for number, (rate, fixed) in zip(epochs, rates, strict=True)
     )
-    return to_target, whole
+    return to_target, total
 
 
 def _joules(runs: Sequence[ArmRun], gpu: Gpu, row: HardwareRow | None) -> ReportedValue:
     epochs = median_known([float(run.num_epochs) for run in runs])
     if row is None or row.joules_per_sample is None or epochs is None:
-        return oom_stage()
+        return no_value()
     value = epochs * gpu.num_train * row.joules_per_sample
     return ReportedValue(kind="about", value=value, basis=f"as many samples as here, by runs on {row.label}")
 
 
-def _predicted(name: str, gpu: Gpu, row: HardwareRow | None) -> ReportedValue:
+def _prediction_rate(name: str, gpu: Gpu, row: HardwareRow | None) -> ReportedValue:
     rates = gpu.rates.get(name)
     if rates is not None and rates.gpu is not None:
         return ReportedValue(kind="measured", value=rates.gpu, basis=f"on this host's {gpu.name}")
@@ -358,8 +367,8 @@ def _predicted(name: str, gpu: Gpu, row: HardwareRow | None) -> ReportedValue:
         basis = f"median of {row.num_runs} matched runs on {row.label}"
         return ReportedValue(kind="about", value=row.prediction_samples_per_second, basis=basis)
     if gpu.cost is None:
-        return oom_stage()
-    value = most_predicted(gpu.sheet, gpu.cost)
+        return no_value()
+    value = max_prediction_throughput(gpu.sheet, gpu.cost)
     flops = gpu.cost.forward_flops / 1e6
     return ReportedValue(kind="at most", value=value, basis=f"{flops:.3g} Mflop a sample; {gpu.sheet.source}")
 

@@ -1,4 +1,4 @@
-"""The verdict of the study "no GPU?": one sentence by rule, and what it cannot say.
+"""The verdict of the study "no GPU?": one sentence by rule, and its limits.
 
 By rule, in this order:
 
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from paceline.tasks.formatting import format_seconds
-from paceline.tasks.measure.statistics import MIN_INTERVAL_ROUNDS, Interval
+from paceline.tasks.measure.paired_ratio import MIN_INTERVAL_ROUNDS, Interval
 from paceline.tasks.speedup.study.no_gpu import FEATURES, SCRATCH, TUNED, Approach, NoGpuResult, interval_is_missing
 
 MIN_SHARE = 0.9
@@ -35,20 +35,20 @@ WORDS = {TUNED: "fine-tune", FEATURES: "take features and a classifier", SCRATCH
 def judge(result: NoGpuResult) -> tuple[Choice, str]:
     """What to do without a GPU, and on which grounds."""
     scratch = result.way(SCRATCH)
-    others = [result.way(name) for name in (TUNED, FEATURES) if result.way(name).num_done]
-    doubt = _nothing_to_divide_by(scratch, others)
+    approaches = [result.way(name) for name in (TUNED, FEATURES) if result.way(name).num_done]
+    doubt = _nothing_to_divide_by(scratch, approaches)
     if doubt:
         return "undecided", doubt
-    best = max((way for way in others if _is_sooner(way)), key=lambda way: _value(way.target_ratio), default=None)
-    rented = _rented(result, best or scratch)
+    best = max((way for way in approaches if _is_sooner(way)), key=lambda way: _value(way.target_ratio), default=None)
+    rented = _rental_sentence(result, best or scratch)
     if rented:
         return "gpu", rented
     if best is not None:
         return TAKE[best.name], f"Without a GPU, {WORDS[best.name]}: {_sooner(best, scratch)}."
-    cheap = max((way for way in others if _is_cheap(way, scratch)), key=lambda way: way.score or 0.0, default=None)
+    cheap = max((way for way in approaches if _is_cheap(way, scratch)), key=lambda way: way.score or 0.0, default=None)
     if cheap is not None:
         return TAKE[cheap.name], f"Without a GPU, {WORDS[cheap.name]}: {_cheap(cheap, scratch)}."
-    why = "; ".join(_not_taken(way, scratch) for way in others) or "neither of the other ways was done"
+    why = "; ".join(_not_taken(way, scratch) for way in approaches) or "neither of the other ways was done"
     return "from scratch", f"Without a GPU, train from scratch: the weights do not help: {why}."
 
 
@@ -93,12 +93,12 @@ def _times(ratio: Interval | None, num_pairs: int) -> str:
 
 
 def _sooner(way: Approach, scratch: Approach) -> str:
-    here, there = way.target_seconds.value or 0.0, scratch.target_seconds.value or 0.0
+    seconds, scratch_seconds = way.target_seconds.value or 0.0, scratch.target_seconds.value or 0.0
     share = _times(way.target_ratio, way.num_pairs)
     return (
         f"on the validation split it is as good as training from scratch in {share} of the time "
-        f"({format_seconds(here)} against {format_seconds(there)}), with {_score(way)} against {_score(scratch)} of "
-        f"the test split right ({way.parity})"
+        f"({format_seconds(seconds)} against {format_seconds(scratch_seconds)}), with {_score(way)} against "
+        f"{_score(scratch)} of the test split right ({way.parity})"
     )
 
 
@@ -106,7 +106,7 @@ def _cheap(way: Approach, scratch: Approach) -> str:
     share = (way.score or 0.0) / (scratch.score or 1.0)
     return (
         f"{share:.2f} of the accuracy of training from scratch ({_score(way)} against {_score(scratch)}) in "
-        f"{_times(way.whole_ratio, way.num_pairs)} of its time, though {_reached(way)}"
+        f"{_times(way.whole_ratio, way.num_pairs)} of its time, though {_reach_sentence(way)}"
     )
 
 
@@ -114,7 +114,7 @@ def _score(way: Approach) -> str:
     return "an unknown share" if way.score is None else f"{way.score:.2%}"
 
 
-def _reached(way: Approach) -> str:
+def _reach_sentence(way: Approach) -> str:
     if not way.num_reached:
         return "never as good on the validation split"
     return f"as good on the validation split in {way.num_reached} of {way.num_judged} repeats"
@@ -123,25 +123,25 @@ def _reached(way: Approach) -> str:
 def _not_taken(way: Approach, scratch: Approach) -> str:
     share = (way.score or 0.0) / (scratch.score or 1.0)
     time = f", in {_times(way.target_ratio, way.num_pairs)} of the time to the target" if way.target_ratio else ""
-    return f"{way.name} has {share:.2f} of its accuracy ({way.parity}), {_reached(way)}{time}"
+    return f"{way.name} has {share:.2f} of its accuracy ({way.parity}), {_reach_sentence(way)}{time}"
 
 
-def _rented(result: NoGpuResult, best: Approach) -> str:
-    there = next((way for way in result.ways if not way.is_measured and way.name == SCRATCH), None)
-    if there is None or there.target_seconds.kind != "about":
+def _rental_sentence(result: NoGpuResult, best: Approach) -> str:
+    rented = next((way for way in result.ways if not way.is_measured and way.name == SCRATCH), None)
+    if rented is None or rented.target_seconds.kind != "about":
         return ""
-    seconds, ours = there.target_seconds.value or 0.0, best.target_seconds.value
+    seconds, ours = rented.target_seconds.value or 0.0, best.target_seconds.value
     if not seconds or ours is None or ours < MIN_GAIN_OF_GPU * seconds:
         return ""
     return (
-        f"Rent a GPU: by {there.basis.removeprefix('estimate: ')}, training from scratch reaches the target on "
-        f"{there.device} in about {format_seconds(seconds)}, and the quickest way here ({best.name}) takes "
+        f"Rent a GPU: by {rented.basis.removeprefix('estimate: ')}, training from scratch reaches the target on "
+        f"{rented.device} in about {format_seconds(seconds)}, and the quickest way here ({best.name}) takes "
         f"{format_seconds(ours)}."
     )
 
 
 def notes_of(result: NoGpuResult) -> list[str]:
-    """What the figures mean, and what the study cannot say."""
+    """Notes on the meaning of the figures and the limits of the study."""
     return list(_notes(result))
 
 

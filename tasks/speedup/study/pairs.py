@@ -12,7 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.tasks.measure.statistics import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Estimate, Interval, estimate_ratio
+from paceline.tasks.measure.paired_ratio import (
+    FIXED_CONFIDENCE,
+    MIN_INTERVAL_ROUNDS,
+    Estimate,
+    Interval,
+    estimate_ratio,
+)
 from paceline.tasks.speedup.comparability import match
 from paceline.tasks.speedup.study.records import ArmRun, MatchVerdict, StudyArm
 
@@ -31,7 +37,7 @@ class StudyRuns:
         done = [run for run in self.runs if run.arm == arm.name and run.status == "done"]
         return sorted(done, key=lambda run: run.repeat)
 
-    def failed(self, arm: StudyArm) -> list[ArmRun]:
+    def failed_runs(self, arm: StudyArm) -> list[ArmRun]:
         """The failed ones of an arm."""
         return [run for run in self.runs if run.arm == arm.name and run.status == "failed"]
 
@@ -66,7 +72,7 @@ def steady(run: ArmRun) -> float | None:
     return run.samples_per_second
 
 
-def predicted(run: ArmRun) -> float | None:
+def prediction_rate(run: ArmRun) -> float | None:
     """Samples per second of prediction."""
     return run.prediction_samples_per_second
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import stats
 
-from paceline.tasks.measure.statistics import Interval
+from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.speedup.study.records import Parity
 
 MARGIN = 0.01
-"""A loss of score below one point is not held against an arm: seeds alone move a small network by as much."""
+"""A loss of score below one point is not counted: seeds alone move a small network by as much."""
 MIN_REPEATS = 2
 
 Pair = tuple[int, int, int]
@@ -33,13 +33,13 @@ def parity(pairs: Sequence[Pair], margin: float = MARGIN) -> tuple[Interval | No
         pairs: One per repeat.
         margin: Largest loss that still counts as on par.
     """
-    known = [pair for pair in pairs if pair[2]]
-    if not known:
+    tested = [pair for pair in pairs if pair[2]]
+    if not tested:
         return None, "unknown"
-    differences = np.array([(gained - lost) / total for gained, lost, total in known])
+    differences = np.array([(gained - lost) / total for gained, lost, total in tested])
     value = float(differences.mean())
-    reach = max(_sampling_reach(known), _repeat_reach(differences))
-    return _judged(value, reach, margin)
+    reach = max(_sampling_reach(tested), _repeat_reach(differences))
+    return _judge(value, reach, margin)
 
 
 def score_parity(pairs: Sequence[tuple[float, float]], margin: float = MARGIN) -> tuple[Interval | None, Parity]:
@@ -56,10 +56,10 @@ def score_parity(pairs: Sequence[tuple[float, float]], margin: float = MARGIN) -
         return None, "unknown"
     differences, errors = np.array(pairs, dtype=np.float64).T
     sampling = float(stats.norm.ppf(0.975) * np.sqrt(np.square(errors).mean()))
-    return _judged(float(differences.mean()), max(sampling, _repeat_reach(differences)), margin)
+    return _judge(float(differences.mean()), max(sampling, _repeat_reach(differences)), margin)
 
 
-def _judged(value: float, reach: float, margin: float) -> tuple[Interval, Parity]:
+def _judge(value: float, reach: float, margin: float) -> tuple[Interval, Parity]:
     interval = Interval(value=value, low=value - reach, high=value + reach)
     return interval, _verdict(value, value - reach, value + reach, margin)
 

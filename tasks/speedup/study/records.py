@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
-from paceline.tasks.measure.statistics import Interval
+from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.records import CompileStats, Record, ScoreName
 
 Parity = Literal["on par", "better", "worse", "undecided", "unknown"]
@@ -57,6 +57,8 @@ class StudyArm(Record):
 class ArmRun(Record):
     """One training of one arm. None where unknown."""
 
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+
     arm: str
     """`StudyArm.name`."""
     repeat: int
@@ -82,8 +84,8 @@ class ArmRun(Record):
     end_to_end_seconds: float | None = None
     """Process start to the end of training, probe excluded."""
     score_name: ScoreName = "accuracy"
-    accuracy: float | None = None
-    """The score on the test split, whatever its name; it has this one where studies are stored."""
+    score: float | None = Field(default=None, alias="accuracy")
+    """On the test split; stored as `accuracy` whatever its name."""
     num_test: int = 0
     num_gained: int | None = None
     """Test samples that are right here and wrong in the baseline's run of the same repeat."""
@@ -116,7 +118,9 @@ class ArmRun(Record):
 
 
 class ArmSummary(Record):
-    """What a study says of one arm. Ratios are the baseline's time over the arm's; None without a match."""
+    """Result of one arm of a study. Ratios are the baseline's time over the arm's; None without a match."""
+
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
     arm: StudyArm
     execution: dict[str, str]
@@ -145,8 +149,8 @@ class ArmSummary(Record):
     up for, None when it never does or is not certainly faster."""
     efficiency: Interval | None
     """`ratio` divided by the arm's number of devices over the baseline's, for arms that differ in that number."""
-    accuracy: float | None
-    """The score, mean over repeats, test split."""
+    score: float | None = Field(alias="accuracy")
+    """Mean over repeats, test split; stored as `accuracy` whatever its name."""
     accuracy_difference: Interval | None
     """Arm minus baseline, mean over repeats of the same seed."""
     parity: Parity
@@ -171,7 +175,7 @@ class ArmSummary(Record):
     """What limits its step, with `--diagnose`."""
     shares: dict[str, tuple[float, float | None, float | None]] = Field(default_factory=dict)
     score_name: ScoreName | None = None
-    """Of what `accuracy` holds; None without a run."""
+    """None without a run."""
 
 
 class Rung(Record):
@@ -237,7 +241,7 @@ class Scaling(Record):
     points: tuple[ScalingPoint, ...]
     fits: tuple[Fit, ...]
     refused: str | None
-    """Why there is no fit; None when there is."""
+    """Reason for a missing fit; None with a fit."""
 
 
 class StudyResult(Record):

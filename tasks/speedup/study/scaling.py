@@ -24,7 +24,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from paceline.tasks.measure.statistics import (
+from paceline.tasks.measure.paired_ratio import (
     FIXED_CONFIDENCE,
     MIN_INTERVAL_ROUNDS,
     Interval,
@@ -53,7 +53,7 @@ def karp_flatt(speedup: float, num_devices: int) -> float:
 
 
 def scaling(kind: Kind, group: str, speedups: Mapping[int, Sequence[float]]) -> Scaling:
-    """Everything that is said of scaling.
+    """Compute speedups, efficiencies and fits.
 
     Args:
         kind: Of the batch over the devices; the caller never mixes them.
@@ -93,8 +93,8 @@ def _refusal(numbers: Sequence[int], speedups: Mapping[int, Sequence[float]]) ->
 
 def _point(kind: Kind, num_devices: int, speedups: Sequence[float]) -> ScalingPoint:
     if num_devices == 1:
-        one = Interval(value=1.0, low=1.0, high=1.0)
-        return ScalingPoint(num_devices=1, speedup=one, efficiency=one, karp_flatt=None)
+        unity = Interval(value=1.0, low=1.0, high=1.0)
+        return ScalingPoint(num_devices=1, speedup=unity, efficiency=unity, karp_flatt=None)
     estimate = estimate_ratio(np.log(np.asarray(speedups, dtype=np.float64)), FIXED_CONFIDENCE)
     assert estimate is not None, "a point has at least one repeat"
     speedup = Interval(value=estimate.value, low=estimate.low, high=estimate.high)
@@ -146,13 +146,13 @@ def _fit(design_DP: Floats, counts_D: Floats, measured_DR: Floats) -> tuple[Floa
     """Parameters of each repeat (P x R), and the root mean square of the relative residuals."""
     excess_DR = counts_D[:, None] / measured_DR - 1
     weights_DR = measured_DR / counts_D[:, None]  # the error of N / S is proportional to it
-    found = []
+    estimates = []
     squares = []
     for excess_D, weight_D in zip(excess_DR.T, weights_DR.T, strict=True):
         solution, *_ = np.linalg.lstsq(design_DP * weight_D[:, None], excess_D * weight_D, rcond=None)
-        found.append(solution)
+        estimates.append(solution)
         squares.append(((design_DP @ solution - excess_D) * weight_D) ** 2)
-    return np.array(found).T, float(np.sqrt(np.mean(squares)))
+    return np.array(estimates).T, float(np.sqrt(np.mean(squares)))
 
 
 def _interval(values_R: Floats) -> Interval:

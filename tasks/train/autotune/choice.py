@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from paceline.tasks.measure.statistics import Estimate, arm_ratio
+from paceline.tasks.measure.paired_ratio import Estimate, arm_ratio
 from paceline.tasks.records import Arm, AutotuneResult, Choice, Plan, ProbeResult
 
 MIN_GAIN = 0.01

@@ -19,19 +19,9 @@ from paceline.tasks.cluster.client import call_workers, connect
 from paceline.tasks.errors import LostError, RankError
 from paceline.tasks.fingerprint import code_fingerprint
 from paceline.tasks.host import host_identity
+from paceline.tasks.measure.records import Measurement, MeasureResult
 from paceline.tasks.metrics_file import FILE, attempts
-from paceline.tasks.records import (
-    AutotuneResult,
-    Measurement,
-    MeasureResult,
-    Plan,
-    PreparedSet,
-    Pretrained,
-    ProbeResult,
-    RankSpec,
-    Record,
-    TrainResult,
-)
+from paceline.tasks.records import AutotuneResult, Plan, PreparedSet, Pretrained, ProbeResult, Record, TrainResult
 from paceline.tasks.track.metrics_upload import upload_metrics
 from paceline.tasks.train.launch.layout import PROBE_FILE, SEARCH_FILE, Placement, devices_on_host
 from paceline.tasks.train.launch.out_of_memory import restore_micro_batch, save_micro_batch, with_smaller_micro_batch
@@ -41,6 +31,7 @@ from paceline.tasks.train.launch.rank_process import interface_of
 from paceline.tasks.train.launch.recovery import Recovery
 from paceline.tasks.train.launch.supervisor import RankOutcome, free_port, progress_topic
 from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint, step_of
+from paceline.tasks.train.rank_spec import RankSpec
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from paceline.tasks import deadline
 from paceline.tasks.cluster.client import call_workers, workers
 from paceline.tasks.errors import LostError, RankError
-from paceline.tasks.records import RankSpec
 from paceline.tasks.train.launch.layout import Placement
 from paceline.tasks.train.launch.rank_process import running_ranks
 from paceline.tasks.train.launch.supervisor import (
@@ -25,6 +24,7 @@ from paceline.tasks.train.launch.supervisor import (
     send_spec,
     supervise,
 )
+from paceline.tasks.train.rank_spec import RankSpec
 
 if TYPE_CHECKING:
     from distributed import Client, Future

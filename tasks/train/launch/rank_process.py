@@ -13,11 +13,11 @@ import psutil
 
 from paceline.tasks.cluster.hardware import cpu_kind
 from paceline.tasks.files import private_directory
-from paceline.tasks.records import RankSpec
 from paceline.tasks.train.launch.device_lock import DeviceLock
 from paceline.tasks.train.launch.heartbeat import VARIABLE, HeartbeatReader
 from paceline.tasks.train.launch.layout import rank_command, rank_environment
 from paceline.tasks.train.launch.standby import PARENT, Standby, standby_command, take
+from paceline.tasks.train.rank_spec import RankSpec
 
 GRACE_SECONDS = 1.5
 RANK_MODULE = "paceline.tasks.train.rank.main"

@@ -14,9 +14,10 @@ from paceline.conf.execution import Compression
 from paceline.tasks.data.loading.loader import TrainLoader
 from paceline.tasks.data.loading.sampling import BatchPlan
 from paceline.tasks.measure.probe import ArmRunner, StepRunner, Watch, run_probe
+from paceline.tasks.measure.records import AllReduceTime, MeasureResult
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.model.batch import BatchSource, LabelledBatch
-from paceline.tasks.records import BASELINE, AllReduceTime, Arm, MeasureResult, ProbeResult
+from paceline.tasks.records import BASELINE, Arm, ProbeResult
 from paceline.tasks.train.autotune.choice import faster_plan, plan_of_probe
 from paceline.tasks.train.launch.layout import PROBE_FILE
 from paceline.tasks.train.rank import process_group as group

@@ -21,6 +21,7 @@ from paceline.tasks.errors import RunError
 from paceline.tasks.model.batch import BatchSource, LabelledBatch
 from paceline.tasks.model.lightning_module import Learner
 from paceline.tasks.model.objectives import Task
+from paceline.tasks.names import Metric
 from paceline.tasks.records import Choice
 from paceline.tasks.train.checkpoint_interval import CheckpointInterval
 from paceline.tasks.train.rank.checkpoint import checkpoint_path
@@ -162,10 +163,10 @@ class ProgressCallback(Callback):
         first_step, step = trainer.global_step - len(window), trainer.global_step
         self.windows.append((first_step, len(window), seconds))
         metrics = {
-            "train/loss": sum(window) / len(window),
-            "train/samples_per_second": (learner.course.samples(step) - learner.course.samples(first_step)) / seconds,
-            "train/learning_rate": _learning_rate(trainer),
-            "train/num_ranks": trainer.world_size,
+            Metric.TRAIN_LOSS: sum(window) / len(window),
+            Metric.TRAIN_THROUGHPUT: (learner.course.samples(step) - learner.course.samples(first_step)) / seconds,
+            Metric.TRAIN_LEARNING_RATE: _learning_rate(trainer),
+            Metric.TRAIN_NUM_RANKS: trainer.world_size,
         }
         if self._log_metrics is not None:
             self._log_metrics(metrics, step)
@@ -221,7 +222,7 @@ class ValidationCallback(Callback):
         score = self._task.score(totals, num_samples)
         pl_module.validation_scores.append(score)
         if self._log_metrics is not None:
-            metrics = {f"validation/{self._task.score_name}": score, "validation/loss": totals[0] / num_samples}
+            metrics = {Metric.validation(self._task.score_name): score, Metric.VALIDATION_LOSS: totals[0] / num_samples}
             self._log_metrics(metrics, trainer.global_step)
 
 

@@ -26,11 +26,12 @@ from paceline.tasks.model.objectives import Task, task_of
 from paceline.tasks.model.pretrained import begin_with
 from paceline.tasks.model.transfer import freeze
 from paceline.tasks.plugins import require_plugin
-from paceline.tasks.records import Arm, Plan, RankSpec
+from paceline.tasks.records import Arm, Plan
 from paceline.tasks.train.launch.rank_process import running_ranks
 from paceline.tasks.train.plan import arm_of
 from paceline.tasks.train.rank import process_group as group
 from paceline.tasks.train.rank.affinity import bind
+from paceline.tasks.train.rank_spec import RankSpec
 
 EVALUATION_PIXELS = 512 * 32 * 32  # of a batch's images, so that large ones need no more memory than small ones
 MAX_EVALUATION_BATCH = 512

@@ -23,10 +23,11 @@ if __name__ == "__main__":
     gc.disable()  # until `main`: searching the imported modules for garbage takes a quarter of the time
 
 from paceline.tasks.errors import MeasureMemoryError, PacelineError
-from paceline.tasks.measure.system_metrics import sampled
+from paceline.tasks.measure.records import MeasureResult
+from paceline.tasks.measure.system_metrics import log_system_metrics
 from paceline.tasks.metrics_file import FILE as METRICS_FILE
 from paceline.tasks.metrics_file import MetricsFile
-from paceline.tasks.records import AutotuneResult, MeasureResult, RankSpec, TrainResult
+from paceline.tasks.records import AutotuneResult, TrainResult
 from paceline.tasks.redact import redact, redact_logs
 from paceline.tasks.train.autotune.choice import choose
 from paceline.tasks.train.autotune.search import autotune, time_layers
@@ -47,6 +48,7 @@ from paceline.tasks.train.rank.predictions import (
     save_weights,
 )
 from paceline.tasks.train.rank.time_budget import Stopwatch
+from paceline.tasks.train.rank_spec import RankSpec
 from paceline.tasks.train.step.compile import CompileWatch
 from paceline.tasks.train.step.micro_batches import oom_sample_count
 
@@ -128,7 +130,7 @@ def name_oom_stage(stage: str) -> Iterator[None]:
 def open_metrics(context: RankContext) -> Iterator[LogMetrics]:
     """Open the metrics file of rank 0, and sample the host's system metrics into it."""
     path = context.directory / METRICS_FILE
-    with closing(MetricsFile(path)) as metrics, sampled(metrics.log_durably, context.gpu_uuids()):
+    with closing(MetricsFile(path)) as metrics, log_system_metrics(metrics.log_durably, context.gpu_uuids()):
         yield metrics.log
 
 

@@ -110,7 +110,7 @@ def _predict(
     results: list[BatchPredictions] = []
     for prediction in predictions(network, batches, autocast, task):
         targets = prediction.outputs[1]
-        kept_N = task.kept(prediction.outputs, prediction.batch, prediction.inputs_NCHW)
+        kept_N = task.select_outputs(prediction.outputs, prediction.batch, prediction.inputs_NCHW)
         targets_NT = None if targets is None else targets.cpu().numpy()
         results.append((prediction.indices_N, kept_N.cpu().numpy(), targets_NT))
     return results
@@ -137,7 +137,7 @@ def _choose_examples(batches: list[BatchPredictions]) -> Int64s:
 def _save_examples(path: Path, network: nn.Module, batch: LabelledBatch, autocast: Autocast, task: PixelTask) -> None:
     """Write the network's inputs (n, C, H, W), its outputs and the labels, as the task shows them."""
     (prediction,) = predictions(network, [(np.arange(len(batch.labels_N)), batch)], autocast, task)
-    shown = (prediction.inputs_NCHW, *task.shown(prediction.outputs, batch))
+    shown = (prediction.inputs_NCHW, *task.select_example(prediction.outputs, batch))
     inputs, outputs, labels = (tensor.float().cpu().numpy() for tensor in shown)
     np.savez(path, seen=inputs, told=outputs, there=labels)
 

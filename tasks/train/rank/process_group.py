@@ -11,7 +11,7 @@ from lightning.fabric.plugins.environments.cluster_environment import ClusterEnv
 from torch import distributed, nn
 
 from paceline.tasks.errors import RunError
-from paceline.tasks.records import RankSpec
+from paceline.tasks.train.rank_spec import RankSpec
 
 # The default of 30 minutes would hide a lost rank for as long; no step of a healthy group takes 2 minutes.
 GROUP_SECONDS = 120

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from paceline.tasks.records import BASELINE, Measurement
+from paceline.tasks.measure.records import Measurement
+from paceline.tasks.records import BASELINE
 from paceline.tasks.speedup.diagnosis import diagnose
 from paceline.tasks.speedup.verdict import speedup_result
 from paceline.tasks.train.launch.coordinator import measure_group

@@ -95,7 +95,7 @@ def test_a_preparation_over_its_limit_ends_and_the_next_one_does_only_the_rest(w
     client.run(set_reader, delay=0.2)
     with (
         pytest.raises(TimeLimitError, match=r"limits\.prepare_seconds=3: "),
-        deadline.limited("limits.prepare_seconds", 3),
+        deadline.time_limit("limits.prepare_seconds", 3),
     ):
         graph.prepare(source.list_samples(images), images, home, address)
     wait_until_idle(client)
@@ -163,7 +163,7 @@ def test_a_training_over_its_limit_ends_its_ranks_and_goes_on_from_its_checkpoin
     with (
         planted(cluster_address, "rank-0=0.05"),
         pytest.raises(TimeLimitError, match=r"limits\.train_seconds=25: "),
-        deadline.limited("limits.train_seconds", 25),
+        deadline.time_limit("limits.train_seconds", 25),
     ):
         train_group(job, cluster_address)
     assert running_ranks(job.run_id) == []

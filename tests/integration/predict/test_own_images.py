@@ -21,7 +21,7 @@ from paceline.tasks.data.decode.transform import decode
 from paceline.tasks.data.loading.batch import Normalise
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import sha256_of
-from paceline.tasks.model.load import open_trained
+from paceline.tasks.model.load import load_trained_model
 from paceline.tasks.model_bundle import digest_of, read_facts
 from paceline.tasks.predict.job import Settings
 from paceline.tasks.predict.predictor import Predictor
@@ -158,7 +158,7 @@ def test_a_layer_gives_a_row_for_every_image(features, trained, unseen):
     assert rows["known/dark/a.jpg"]["true_label"] == "dark"
     assert rows["year-0/more/0000.png"]["true_label"] == "more", "the folder's name, whatever the model knows"
     directory, facts = fetch_model(Environment().tracking_uri, trained[0], Environment().root)
-    network, _ = open_trained(directory, digest_of(facts))
+    network, _ = load_trained_model(directory, digest_of(facts))
     path = "year-1/more/0001.png"
     pixels_NHWC = torch.from_numpy(decode((unseen / path).read_bytes(), 32)[None].copy())
     images_NCHW = Normalise(facts.mean, facts.std, facts.image_shape)(pixels_NHWC, channels_last=False)
@@ -302,10 +302,10 @@ def test_what_lies_beside_a_model_is_not_executed(trained, recorded):
     (place / "model" / "MLmodel").write_text(flavor)
     (place / "model" / "pwned.py").write_text(f"open({str(home / 'pwned')!r}, 'w')")
     directory, facts = fetch_model(Environment().tracking_uri, trained[0], home)
-    network, _ = open_trained(directory, digest_of(facts))
+    network, _ = load_trained_model(directory, digest_of(facts))
     assert isinstance(network, torch.nn.Module)
     with pytest.raises(InputError, match=r"expected is 0000"):
-        open_trained(directory, "0" * 64)
+        load_trained_model(directory, "0" * 64)
     assert not (home / "pwned").exists()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from mlflow.tracking import MlflowClient
 
-from paceline.conf.environment import Site
+from paceline.conf.environment import Environment
 from paceline.conf.load import load
 from paceline.conf.plugins import embedded
 from paceline.tasks.cluster.client import connect
@@ -85,7 +85,7 @@ def bare_cluster():
 @pytest.mark.slow
 def test_a_run_learns_and_records_the_package(learned, pictures, tmp_path):
     assert learned["evaluate"]["accuracy"] > 0.8
-    client = MlflowClient(Site().tracking_uri)
+    client = MlflowClient(Environment().tracking_uri)
 
     def artifact(name):
         return Path(client.download_artifacts(learned["run_id"], name, str(tmp_path))).read_text()
@@ -140,7 +140,7 @@ def test_a_rank_with_another_version_of_the_package_says_so(learned, site, tmp_p
 
 def replayed(learned, tmp_path, environment, other=None):
     """The last line of a rank that fails, given its spec again, with something put in place of something in it."""
-    (spec,) = (Site().root / "runs" / learned["run_id"]).rglob("spec.json")
+    (spec,) = (Environment().root / "runs" / learned["run_id"]).rglob("spec.json")
     tree = json.loads(spec.read_text()) | dict.fromkeys(("directory", "checkpoint_directory"), str(tmp_path / "replay"))
     if other:
         tree["packages"] = [one.replace(*other) for one in tree["packages"]]
@@ -231,7 +231,7 @@ def test_what_a_network_drops_is_by_seed_step_and_rank(paceline, tmp_path):
         out, said = process.communicate(timeout=240)
         assert process.returncode == 0, said
         summary = json.loads(out.splitlines()[-1])
-        history = MlflowClient(Site().tracking_uri).get_metric_history(summary["run_id"], "train/loss")
+        history = MlflowClient(Environment().tracking_uri).get_metric_history(summary["run_id"], "train/loss")
         return summary["train"]["final_loss"], [metric.value for metric in history]
 
     plain = losses()

@@ -15,7 +15,7 @@ from paceline.flows.predict.request import PredictRequest, check_predict
 from paceline.tasks.errors import InputError
 from paceline.tasks.evaluate.pixel_metrics import evaluate_statistics
 from paceline.tasks.predict.job import cut
-from paceline.tasks.predict.part import check_parity, finished, predict_part
+from paceline.tasks.predict.part import check_parity, finished_record, predict_part
 from paceline.tasks.scores import mean_iou
 from paceline.tasks.train.launch.coordinator import TrainJob, train_group
 
@@ -128,7 +128,7 @@ def test_plain_pictures_are_predicted_and_what_is_done_is_not_done_again(small, 
     request = PredictRequest(model=summary["run_id"], source=str(plain), out=str(tmp_path / "out"))
     cleared = check_predict(request, Environment())
     (again,) = cut(cleared.images, cleared.out, cleared.key, 1)
-    assert finished(again).num_samples == 5
+    assert finished_record(again).num_samples == 5
     metrics = MlflowClient(Environment().tracking_uri).get_run(found["run_id"]).data.metrics
     assert metrics["predict/num_samples"] == 5
     assert metrics["predict/parity_agreement"] > 0.99

@@ -9,7 +9,8 @@ from prefect.logging import disable_run_logger
 from paceline.conf.environment import Environment
 from paceline.conf.load import load
 from paceline.flows.run import registry as handoff
-from paceline.tasks.records import EvaluateResult, SpeedupResult, TrainResult
+from paceline.tasks.records import EvaluateResult, TrainResult
+from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.track import registry, store
 from paceline.tasks.track import run as tracking
 

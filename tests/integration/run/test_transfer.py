@@ -13,9 +13,9 @@ from paceline.tasks.data.key import describe
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import sha256_of
 from paceline.tasks.model_bundle import FACTS, WEIGHTS, digest_of
+from paceline.tasks.names import Tag
 from paceline.tasks.records import ModelFacts
 from paceline.tasks.track import run as tracking
-from paceline.tasks.track.models import DIGEST_TAG
 from paceline.tasks.track.registry import register
 from paceline.tasks.train.launch.coordinator import train_group
 from tests.integration.conftest import SMALL
@@ -54,7 +54,7 @@ def recorded(source):
     )
     tracking.log_document(handle, f"model/{FACTS}", facts.model_dump_json().encode())
     tracking.log_document(handle, f"model/{WEIGHTS}", weights)
-    tracking.set_tags(handle, {DIGEST_TAG: digest_of(facts)})
+    tracking.set_tags(handle, {Tag.MODEL_DIGEST: digest_of(facts)})
     register(handle, "source", {})
     return job.run_id
 
@@ -135,7 +135,7 @@ def test_the_program_says_what_a_run_began_with(recorded, paceline):
     facts = tracking.MlflowClient(Environment().tracking_uri).download_artifacts(summary["run_id"], f"model/{FACTS}")
     described = ModelFacts.model_validate_json(Path(facts).read_text())
     assert described.model.pretrained is None
-    assert digest_of(described) == run.data.tags[DIGEST_TAG]
+    assert digest_of(described) == run.data.tags[Tag.MODEL_DIGEST]
 
 
 @pytest.mark.slow

@@ -10,15 +10,15 @@ from paceline.tasks.errors import StoppedError, TimeLimitError
 
 
 def test_without_a_limit_nothing_ends():
-    assert deadline.left() is None
+    assert deadline.seconds_left() is None
     deadline.check()
     assert deadline.within(threading.current_thread) is threading.current_thread()
 
 
 def test_a_limit_is_named_and_ends_with_its_body():
-    with deadline.limited("limits.train_seconds", 0.001):
+    with deadline.time_limit("limits.train_seconds", 0.001):
         time.sleep(0.002)
-        assert deadline.left() == 0
+        assert deadline.seconds_left() == 0
         with pytest.raises(TimeLimitError, match=r"^limits\.train_seconds=0\.001: .*raise the limit"):
             deadline.check()
     deadline.check()
@@ -26,11 +26,11 @@ def test_a_limit_is_named_and_ends_with_its_body():
 
 def test_what_hangs_is_left_behind_and_what_comes_back_is_handed_on():
     hang = threading.Event()
-    with deadline.limited("limits.prepare_seconds", 0.05), pytest.raises(TimeLimitError):
+    with deadline.time_limit("limits.prepare_seconds", 0.05), pytest.raises(TimeLimitError):
         deadline.within(hang.wait)
     hang.set()
-    with deadline.limited("limits.prepare_seconds", 60):
-        assert deadline.within(lambda: deadline.left() is not None), "the limit holds in there too"
+    with deadline.time_limit("limits.prepare_seconds", 60):
+        assert deadline.within(lambda: deadline.seconds_left() is not None), "the limit holds in there too"
         with pytest.raises(ZeroDivisionError):
             deadline.within(lambda: 1 // 0)
 

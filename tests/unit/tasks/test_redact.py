@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from paceline.tasks.errors import RunError
-from paceline.tasks.redact import redact, redact_errors, redact_logs, redacted
+from paceline.tasks.redact import redact, redact_errors, redact_logs, redact_tree
 
 SECRETS = {
     "AWS_SECRET_ACCESS_KEY": "wJalr/XUtnFEMI+K7MDENG",
@@ -88,8 +88,8 @@ def test_secrets_of_the_environment_are_found_whatever_stands_around_them(enviro
 
 def test_trees_stay_trees(environment):
     tree = {"a": ["hunter2-of-mlflow", 1.5, None], "b": {"c": ("password=x", True)}}
-    assert redacted(tree) == {"a": ["***", 1.5, None], "b": {"c": ["password=***", True]}}
-    json.dumps(redacted(tree))
+    assert redact_tree(tree) == {"a": ["***", 1.5, None], "b": {"c": ["password=***", True]}}
+    json.dumps(redact_tree(tree))
 
 
 class OwnWordsError(Exception):

@@ -16,6 +16,7 @@ from paceline.flows.lifecycle.request_artifact import ARTIFACTS
 from paceline.flows.study.flow import check_study
 from paceline.flows.study.request import StudyRequest
 from paceline.tasks.errors import InputError
+from paceline.tasks.names import Artifact
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.store import check_store
 from tests.support.listeners import listening
@@ -166,6 +167,6 @@ def test_stored_settings_that_are_not_allowed_any_more_do_not_stop_a_resume(site
     client = MlflowClient(site.tracking_uri)
     tree = load("digits").model_dump(mode="json")
     tree["cluster"]["interface"] = "lo; touch x"
-    client.log_text(run_id, yaml.safe_dump(tree), tracking.CONFIG_ARTIFACT)
+    client.log_text(run_id, yaml.safe_dump(tree), Artifact.CONFIG)
     assert main(["run", "--resume", run_id, "--show"]) == 0
     assert "not taken from the run: cluster.interface" in capsys.readouterr().err

@@ -12,8 +12,8 @@ from paceline.flows.lifecycle import mlflow_run
 from paceline.flows.lifecycle import mlflow_run as tracked
 from paceline.flows.lifecycle.mlflow_run import close_abandoned_runs
 from paceline.tasks.metrics_file import FILE, MetricsFile
+from paceline.tasks.names import Tag
 from paceline.tasks.track.queries import FoundRun
-from paceline.tasks.track.run import PARENT_TAG
 from paceline.tasks.track.store import check_store
 
 HOLD = "import sys, time; from pathlib import Path; from paceline.tasks.train.launch.run_lock import run_lock\n"
@@ -63,5 +63,5 @@ def test_a_run_whose_process_is_gone_is_killed_by_the_next_command_and_a_living_
 
 @pytest.mark.parametrize("tag", ["../../elsewhere", "/elsewhere", "a/b", ""])
 def test_a_tag_of_the_store_leads_nowhere(site, tag):
-    run = FoundRun(run_id="a" * 32, name="", status="RUNNING", start_time=0, tags={PARENT_TAG: tag})
+    run = FoundRun(run_id="a" * 32, name="", status="RUNNING", start_time=0, tags={Tag.PARENT: tag})
     assert mlflow_run._directory(site, run) == site.root / "runs" / run.run_id

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.flows.sweep.colocation import KEPT, colocation_on
-from paceline.tasks.measure.statistics import Interval
+from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.sweep.colocation import Colocation
 
 MEASURED = Colocation(

@@ -52,7 +52,7 @@ def test_a_trial_ends_when_others_were_better_at_that_epoch(work, tmp_path):
     poor = _Watch(work, number, tmp_path / "poor")
     tell(tmp_path / "poor", [0.4, 0.9])
     assert poor.why_end() == "pruned after epoch 1, at 0.4000: others were better by then"
-    assert work.proposer.num_reported(number) == 1
+    assert work.proposer.count_reported(number) == 1
 
 
 def test_scores_of_a_former_process_are_reported_once(work, tmp_path):
@@ -62,7 +62,7 @@ def test_scores_of_a_former_process_are_reported_once(work, tmp_path):
     again = _Watch(work, number, tmp_path)
     tell(tmp_path, [0.5, 0.6, 0.7], attempt=1)
     assert again.why_end() is None
-    assert work.proposer.num_reported(number) == 3
+    assert work.proposer.count_reported(number) == 3
 
 
 def test_a_sweep_that_ends_says_how_to_go_on(work, tmp_path):
@@ -97,7 +97,7 @@ def refusing(work, monkeypatch):
 def test_what_a_store_raises_is_one_trials_failure_and_is_tried_again(refusing):
     trial = run_trial(refusing, refusing.proposer.propose())
     assert (trial.status, trial.error) == ("failed", "[Errno 28] No space left on device")
-    assert [one.values for one in refusing.proposer.unfinished()] == [trial.values]
+    assert [one.values for one in refusing.proposer.resumable_trials()] == [trial.values]
 
 
 def test_what_is_raised_because_a_sweep_ends_is_nobodys_failure(refusing):

@@ -6,8 +6,8 @@ import pytest
 
 from paceline.conf.config import Speedup
 from paceline.tasks.errors import RunError
+from paceline.tasks.measure.paired_ratio import arm_ratio, speedup_ratio
 from paceline.tasks.measure.probe import ArmRunner, order_of_round, run_probe
-from paceline.tasks.measure.statistics import arm_ratio, speedup_ratio
 from paceline.tasks.records import Arm, Validity
 
 ARM = Arm(num_devices=1, precision="32-true", compile="off", memory_format="contiguous", loading="foreground")

@@ -12,7 +12,7 @@ from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
 from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
 
 from paceline.tasks.measure import system_metrics as load
-from paceline.tasks.measure.system_metrics import sampled
+from paceline.tasks.measure.system_metrics import log_system_metrics
 from tests.support.patience import until
 
 BUSY = {"cpu_utilization_percentage", "network_receive_megabytes", "network_transmit_megabytes"}
@@ -71,7 +71,7 @@ def boards(monkeypatch):
 
 def samples(uuids):
     found = []
-    with sampled(lambda metrics, number: found.append((number, metrics)), uuids):
+    with log_system_metrics(lambda metrics, number: found.append((number, metrics)), uuids):
         pass
     return found
 
@@ -102,7 +102,7 @@ def test_a_host_without_a_network_has_its_other_figures(monkeypatch):
 def test_traffic_is_counted_from_the_first_sample_on(monkeypatch):
     monkeypatch.setattr(load, "FIRST_SAMPLE_SECONDS", 0.2)
     found = []
-    with sampled(lambda metrics, number: found.append(metrics["system/network_receive_megabytes"]), ()):
+    with log_system_metrics(lambda metrics, number: found.append(metrics["system/network_receive_megabytes"]), ()):
         until(lambda: found, "a sample")
         with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as here:
             there, _ = server.accept()
@@ -129,7 +129,7 @@ def test_the_gpus_figures_are_mlflows(boards):
 def test_it_goes_on_until_the_body_ends(monkeypatch):
     monkeypatch.setattr(load, "FIRST_SAMPLE_SECONDS", 0.01)
     found = []
-    with sampled(lambda metrics, number: found.append(number), ()):
+    with log_system_metrics(lambda metrics, number: found.append(number), ()):
         until(lambda: len(found) >= 3, "samples")
     assert found == list(range(len(found)))
     assert len(found) <= load.FIRST_SAMPLES

@@ -5,7 +5,7 @@ import torch
 
 from paceline.conf.model import Model
 from paceline.conf.recipe import Recipe
-from paceline.tasks.model.muon import Muon, orthogonalised
+from paceline.tasks.model.muon import Muon, orthogonalise
 from paceline.tasks.model.networks.registry import build_network
 from paceline.tasks.model.objectives import Classification
 from paceline.tasks.model.optimization import batch_loss, build_optimizer, prepare_optimizer_state
@@ -45,7 +45,7 @@ def train(network, optimizer, seeds):
 def test_singular_values_come_near_one_and_singular_vectors_stay(shape):
     torch.manual_seed(1)
     matrices_BRC = torch.randn(shape) * 1e-3
-    found = orthogonalised(matrices_BRC)
+    found = orthogonalise(matrices_BRC)
     values = torch.linalg.svdvals(found)
     assert values.min() > 0.5
     assert values.max() < 1.3

@@ -12,11 +12,11 @@ from paceline.conf.data import Data
 from paceline.conf.model import Model
 from paceline.tasks.data.decode.transform import decode
 from paceline.tasks.data.loading.batch import Normalise
-from paceline.tasks.model.load import open_trained
+from paceline.tasks.model.load import load_trained_model
 from paceline.tasks.predict.images import in_folder, of_test_split
 from paceline.tasks.predict.job import cut, key_of
-from paceline.tasks.predict.outputs import compared
-from paceline.tasks.predict.part import check_parity, finished, predict_part
+from paceline.tasks.predict.outputs import compare_outputs
+from paceline.tasks.predict.part import check_parity, finished_record, predict_part
 from tests.support.saved_models import save_model
 
 SIDE = 12
@@ -37,7 +37,7 @@ def model(tmp_path_factory):
     place = tmp_path_factory.mktemp("models") / "model"
     described = Model(width=4, depth=1, test_views=2)
     settings = save_model(place, described, CLASSES, (SIDE, SIDE, 3), with_statistics)
-    return *open_trained(place, settings.model_digest), settings
+    return *load_trained_model(place, settings.model_digest), settings
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def written(settings, images, directory):
     """The record of the only part, and its rows by path."""
     (part,) = cut(images, directory, key_of(settings, images), 1)
     record = predict_part(part, settings)
-    assert finished(part) == record
+    assert finished_record(part) == record
     assert check_parity(part, settings)[0].agreement == 1.0
     return record, {row["path"]: row for row in pq.read_table(part.path).to_pylist()}
 
@@ -114,7 +114,7 @@ def test_a_layer_of_a_model_of_pixels_gives_its_feature_maps(name, source, chann
     """Classes of pixels are none of the image; those of textures are."""
     described = Model(name=name, width=2, depth=2)
     settings = save_model(tmp_path / "model", described, CLASSES, (SIDE, SIDE, channels), with_statistics)
-    network, _ = open_trained(Path(settings.model_directory), settings.model_digest)
+    network, _ = load_trained_model(Path(settings.model_directory), settings.model_digest)
     layer = next(layer for layer, part in network.named_modules() if isinstance(part, torch.nn.Conv2d))
     images = of_test_split(Data(source=source, image_size=SIDE))
     images = images._replace(samples=images.samples[:4])
@@ -129,7 +129,7 @@ def test_a_layer_of_a_model_of_pixels_gives_its_feature_maps(name, source, chann
 def test_how_far_features_of_two_executions_lie_apart():
     ours = np.array([[3, 4], [1, 0], [0, 0], [0, 0], [1e-30, 0]], np.float32)
     plain = np.array([[6, 8], [0, 1], [0, 0], [0, 2], [1e-30, 0]], np.float32)
-    found = compared("features", (ours,), (plain,))
+    found = compare_outputs("features", (ours,), (plain,))
     assert (found.unit, found.num_samples, found.max_difference) == ("features", 5, 4)
     assert found.agreement == pytest.approx(3 / 5), "the first, both that are nought, and the smallest"
 
@@ -143,8 +143,8 @@ def test_what_could_not_be_had_is_asked_for_again(model, root, tmp_path):
     gone.unlink()
     record = predict_part(part, settings)
     assert (record.num_samples, record.num_rejected, record.num_unread) == (4, 2, 1)
-    assert finished(part) is None
+    assert finished_record(part) is None
     gone.write_bytes(content)
     again = predict_part(part, settings)
     assert (again.num_samples, again.num_rejected, again.num_unread) == (5, 1, 0)
-    assert finished(part) == again
+    assert finished_record(part) == again

@@ -14,8 +14,8 @@ from paceline.conf.model import Model
 from paceline.tasks.model.objectives import Segmentation
 from paceline.tasks.predict.images import in_folder, of_test_split
 from paceline.tasks.predict.job import cut, key_of
-from paceline.tasks.predict.outputs import compared
-from paceline.tasks.predict.part import METADATA, check_parity, finished, predict_part
+from paceline.tasks.predict.outputs import compare_outputs
+from paceline.tasks.predict.part import METADATA, check_parity, finished_record, predict_part
 from paceline.tasks.predict.predictor import Predictor
 from tests.support.saved_models import save_model
 
@@ -134,12 +134,12 @@ def test_what_is_written_is_not_predicted_again_and_of_another_model_it_is(name,
     images = of_test_split(Data(source=source, image_size=SIZE))
     first, second = parts_of(images._replace(samples=images.samples[:10]), settings, tmp_path, 2)
     record = predict_part(first, settings)
-    assert finished(first) == record
-    assert finished(second) is None
+    assert finished_record(first) == record
+    assert finished_record(second) is None
     said = json.loads(pq.read_schema(first.path).metadata[METADATA])
     assert said["key"] == first.key
     other = settings.model_copy(update={"precision": "bf16-mixed"})
-    assert finished(parts_of(images, other, tmp_path)[0]) is None
+    assert finished_record(parts_of(images, other, tmp_path)[0]) is None
     parity = check_parity(first, other)[0]
     assert parity.num_samples == 5
     assert parity.unit == {"unet": "pixels", "dncnn": "values"}[name]
@@ -155,16 +155,16 @@ def test_compiled_ahead_it_says_the_same_also_of_a_ragged_batch(name, tmp_path):
     ours = Predictor(settings.model_copy(update={"compiled": str(tmp_path / "compiled")}))(pixels_NHWC)
     plain = Predictor(settings, plain=True)(pixels_NHWC)
     assert [values.shape for values in ours] == [values.shape for values in plain]
-    parity = compared({"unet": "segment", "dncnn": "denoise"}[name], ours, plain)
+    parity = compare_outputs({"unet": "segment", "dncnn": "denoise"}[name], ours, plain)
     assert (parity.num_samples, parity.agreement) == (19, pytest.approx(1, abs=1e-3))
 
 
 def test_how_far_two_executions_lie_apart():
     masks, other = np.zeros((2, 4, 4), np.uint8), np.zeros((2, 4, 4), np.uint8)
     other[0, 0] = 3
-    found = compared("segment", (masks, np.array([0.5, 0.5])), (other, np.array([0.5, 0.75])))
+    found = compare_outputs("segment", (masks, np.array([0.5, 0.5])), (other, np.array([0.5, 0.75])))
     assert (found.agreement, found.max_difference, found.num_samples) == (28 / 32, 0.25, 2)
     pixels = np.full((1, 2, 2, 1), 3, np.uint8)
     shifted = pixels + np.array([0, 2, 3, 250], np.uint8).reshape(1, 2, 2, 1)
-    found = compared("denoise", (pixels,), (shifted,))
+    found = compare_outputs("denoise", (pixels,), (shifted,))
     assert (found.agreement, found.max_difference) == (0.5, 250)

@@ -4,9 +4,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from paceline.tasks.formatting import format_seconds
-from paceline.tasks.records import SpeedupResult
 from paceline.tasks.report.plotting import png_bytes, svg_text
 from paceline.tasks.report.run_charts import budget_items, draw_speed, draw_speedup, draw_time_budget, draw_training
+from paceline.tasks.speedup.records import SpeedupResult
 
 
 def test_all_pictures_of_a_run(report):

@@ -5,10 +5,11 @@ from typing import get_args
 
 import pytest
 
-from paceline.tasks.records import BASELINE, AutotuneResult, CompileStats, SlowArm, SpeedupResult
+from paceline.tasks.records import BASELINE, AutotuneResult, CompileStats, SlowArm
 from paceline.tasks.report.run_report import render_report
 from paceline.tasks.report.summary import summary_table
 from paceline.tasks.speedup.advice import next_steps
+from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.speedup.verdict import Cause
 from tests.support.reports import CANDIDATE, CLASSES, make_probe, make_report
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from paceline.tasks.measure.statistics import Interval
+from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.report.forecast_report import advise_table, draw_advise, render_advise
 from paceline.tasks.report.plotting import png_bytes
 from paceline.tasks.report.study_charts import draw_study
@@ -162,7 +162,7 @@ def test_an_arm_that_learns_less_is_no_headline_and_not_nearest():
     axis = "execution.precision=32-true,bf16-mixed,64-true"
     rates = {"32-true": 100.0, "bf16-mixed": 200.0, "64-true": 60.0}
     arms, runs = study([axis], lambda settings: rates[settings["execution.precision"]])
-    worse = {"accuracy": 0.8, "num_lost": 100, "num_gained": 0}
+    worse = {"score": 0.8, "num_lost": 100, "num_gained": 0}
     runs = [run.model_copy(update=worse if "bf16" in run.arm else {}) for run in runs]
     big, small = hero_of(render_study(result_of(arms, runs), {}))
     assert big == "no arm certainly beats the baseline"
@@ -172,7 +172,7 @@ def test_an_arm_that_learns_less_is_no_headline_and_not_nearest():
 def test_faster_but_worse_is_marked():
     arms, runs = study([PRECISION], faster_in_bf16)
     runs = [
-        run.model_copy(update={"accuracy": 0.8, "num_lost": 100, "num_gained": 0}) if run.arm == arms[1].name else run
+        run.model_copy(update={"score": 0.8, "num_lost": 100, "num_gained": 0}) if run.arm == arms[1].name else run
         for run in runs
     ]
     result = result_of(arms, runs)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from paceline.tasks.measure.statistics import Interval
+from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.report.plotting import png_bytes
 from paceline.tasks.report.sweep_charts import _rows, draw_sweep
 from paceline.tasks.report.sweep_report import render_sweep, sweep_notes, sweep_table

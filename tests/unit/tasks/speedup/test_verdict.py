@@ -3,8 +3,9 @@ from typing import get_args
 import pytest
 
 from paceline.tasks.measure.validity import judge
-from paceline.tasks.records import Arm, AutotuneResult, CompileStats, SpeedupResult, Validity
+from paceline.tasks.records import Arm, AutotuneResult, CompileStats, Validity
 from paceline.tasks.speedup.advice import next_steps
+from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.speedup.verdict import break_even_steps, speedup_result
 from tests.support.reports import BASELINE, CANDIDATE, make_probe, make_train
 

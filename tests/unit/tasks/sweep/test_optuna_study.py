@@ -41,7 +41,7 @@ def run_all(proposer, score_of):
     """One trial after the other."""
     proposals = list(iter(proposer.propose, None))
     for proposal in proposals:
-        proposer.ended(record(proposal, score=score_of(proposal.values)))
+        proposer.mark_ended(record(proposal, score=score_of(proposal.values)))
     return proposals
 
 
@@ -70,7 +70,7 @@ def test_tpe_learns_where_the_best_is(open_sweep):
     while (proposal := proposer.propose()) is not None:
         distance = abs(proposal.values[RATE] - 0.7)
         near.append(distance < 0.1)
-        proposer.ended(record(proposal, score=1 - distance))
+        proposer.mark_ended(record(proposal, score=1 - distance))
     assert sum(near[-20:]) >= 12, "by chance 4 of 20 would be"
 
 
@@ -78,7 +78,7 @@ def test_trials_that_run_at_the_same_time_are_not_alike(open_sweep):
     proposer = open_sweep(sampler="tpe", num_trials=30)
     for _ in range(12):
         proposal = proposer.propose()
-        proposer.ended(record(proposal, score=proposal.values[RATE]))
+        proposer.mark_ended(record(proposal, score=proposal.values[RATE]))
     beside = [proposer.propose().values[RATE] for _ in range(4)]
     assert len(set(beside)) == 4
 
@@ -96,7 +96,7 @@ def test_the_median_needs_five_trials_before_it_ends_one(open_sweep):
     for score in (0.1, 0.2, 0.3, 0.4, 0.5):
         proposal = proposer.propose()
         assert not proposer.report(proposal.number, 1, score)
-        proposer.ended(record(proposal, score=score))
+        proposer.mark_ended(record(proposal, score=score))
     low, high = proposer.propose(), proposer.propose()
     assert proposer.report(low.number, 1, 0.25)
     assert not proposer.report(high.number, 1, 0.35)
@@ -108,7 +108,7 @@ def test_hyperband_ends_some_and_none_without_a_pruner(open_sweep, tmp_path):
         for number in range(20):
             proposal = proposer.propose()
             worse = any(proposer.report(proposal.number, epoch, 0.9 - number / 100) for epoch in range(1, 10))
-            proposer.ended(record(proposal, "pruned" if worse else "done"))
+            proposer.mark_ended(record(proposal, "pruned" if worse else "done"))
             ended += worse
         (tmp_path / "run").rename(tmp_path / pruner)
         return ended
@@ -120,9 +120,9 @@ def test_hyperband_ends_some_and_none_without_a_pruner(open_sweep, tmp_path):
 def test_a_sweep_goes_on_where_a_crash_left_it(open_sweep, tmp_path):
     first = open_sweep(num_trials=4)
     done, running, unborn = (first.propose() for _ in range(3))
-    first.begun(done.number, "run0")
-    first.ended(record(done))
-    first.begun(running.number, "run1")
+    first.mark_started(done.number, "run0")
+    first.mark_ended(record(done))
+    first.mark_started(running.number, "run1")
     first.report(running.number, 1, 0.3)
     journal = tmp_path / "run" / "trials.journal"
     with journal.open("ab") as file:
@@ -130,19 +130,19 @@ def test_a_sweep_goes_on_where_a_crash_left_it(open_sweep, tmp_path):
     (tmp_path / "run" / "trials.journal.lock").symlink_to(journal)
 
     again = open_sweep(num_trials=4)
-    assert [(left.number, left.values, left.run_id) for left in again.unfinished()] == [
+    assert [(left.number, left.values, left.run_id) for left in again.resumable_trials()] == [
         (1, running.values, "run1"),
         (2, unborn.values, None),
     ]
-    assert again.num_reported(1) == 1
+    assert again.count_reported(1) == 1
     assert [trial.number for trial in again.trials()] == [0]
     last = again.propose()
     assert last.number == 3
     assert last.values not in (done.values, running.values, unborn.values), "no random number comes twice"
     assert again.propose() is None
     for proposal in (running, unborn, last):
-        again.ended(record(proposal, score=0.7))
-    assert open_sweep(num_trials=4).unfinished() == []
+        again.mark_ended(record(proposal, score=0.7))
+    assert open_sweep(num_trials=4).resumable_trials() == []
     assert [trial.score for trial in open_sweep(num_trials=4).trials()] == [0.5, 0.7, 0.7, 0.7]
 
 
@@ -154,11 +154,11 @@ def test_a_trial_that_was_cut_off_before_it_had_values_gets_them(open_sweep, sam
     study = first._study
     study._storage.create_new_trial(study._study_id)  # and then nothing more was written
     again = open_sweep(*texts, sampler=sampler, num_trials=6)
-    kept, cut = again.unfinished()
+    kept, cut = again.resumable_trials()
     assert kept == begun
     assert cut.number == 1
     assert set(cut.values) == {RATE, "recipe.batch_size"}
-    assert [one.values for one in open_sweep(*texts, sampler=sampler, num_trials=6).unfinished()] == [
+    assert [one.values for one in open_sweep(*texts, sampler=sampler, num_trials=6).resumable_trials()] == [
         kept.values,
         cut.values,
     ]
@@ -171,28 +171,28 @@ def test_a_trial_that_was_cut_off_before_it_had_values_gets_them(open_sweep, sam
 def test_what_was_queued_for_another_try_is_not_forgotten(open_sweep):
     first = open_sweep(num_trials=2)
     failed = first.propose()
-    first.ended(record(failed, "failed"), final=False)
+    first.mark_ended(record(failed, "failed"), final=False)
     first._study.enqueue_trial(failed.values, user_attrs={AGAIN: failed.number})  # and then the process was killed
     again = open_sweep(num_trials=2)
-    assert [one.values for one in again.unfinished()] == [failed.values]
+    assert [one.values for one in again.resumable_trials()] == [failed.values]
     assert len(list(iter(again.propose, None))) == 1
 
 
 def test_what_failed_from_outside_is_tried_again_once_and_what_diverged_is_not(open_sweep):
     first = open_sweep(num_trials=2)
     outside, diverged = first.propose(), first.propose()
-    first.ended(record(outside, "failed"), final=False)
-    first.ended(record(diverged, "failed"), final=True)
+    first.mark_ended(record(outside, "failed"), final=False)
+    first.mark_ended(record(diverged, "failed"), final=True)
     assert [trial.status for trial in first.trials()] == ["failed", "failed"]
 
     second = open_sweep(num_trials=2)
-    (again,) = second.unfinished()
+    (again,) = second.resumable_trials()
     assert again.values == outside.values
     assert again.number == 2
     assert second.propose() is None, "what is tried again is none of the new ones"
-    second.ended(record(again))
+    second.mark_ended(record(again))
     assert [(trial.number, trial.status) for trial in second.trials()] == [(1, "failed"), (2, "done")]
-    assert open_sweep(num_trials=2).unfinished() == []
+    assert open_sweep(num_trials=2).resumable_trials() == []
 
 
 def test_many_threads_may_use_it(open_sweep):
@@ -203,7 +203,7 @@ def test_many_threads_may_use_it(open_sweep):
         try:
             while (proposal := proposer.propose()) is not None:
                 proposer.report(proposal.number, 1, proposal.values[RATE])
-                proposer.ended(record(proposal, score=proposal.values[RATE]))
+                proposer.mark_ended(record(proposal, score=proposal.values[RATE]))
         except Exception as error:  # noqa: BLE001  told by the test
             errors.append(error)
 

@@ -18,13 +18,13 @@ from paceline.tasks.sweep.space import grid_size, num_proposals, parse_parameter
 )
 def test_ends_and_choices_are_tried(text, tried):
     (parameter,) = parse_parameters([text])
-    assert parameter.tried() == tried
+    assert parameter.test_values() == tried
 
 
 @pytest.mark.parametrize("kind", ["log", "lin"])
 def test_a_range_is_tried_inside_too_so_that_whole_numbers_refuse_it(kind):
     (parameter,) = parse_parameters([f"recipe.learning_rate={kind}(0.25,1)"])
-    low, inside, high = parameter.tried()
+    low, inside, high = parameter.test_values()
     assert (low, high) == (0.25, 1.0)
     assert low < inside < high
     assert inside != int(inside)

@@ -10,7 +10,7 @@ from paceline.conf.model import Model
 from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.files import sha256_of
 from paceline.tasks.fingerprint import series_fingerprint, workload_fingerprint
-from paceline.tasks.model.load import open_trained
+from paceline.tasks.model.load import load_trained_model
 from paceline.tasks.model.networks.registry import build_network
 from paceline.tasks.model.user_package import check_package
 from paceline.tasks.model_bundle import FACTS, WEIGHTS, digest_of
@@ -171,7 +171,7 @@ def kept(offer, tmp_path):
 
 
 def test_a_trained_model_is_opened_with_its_package(kept):
-    network, facts = open_trained(kept[0], digest_of(kept[1]))
+    network, facts = load_trained_model(kept[0], digest_of(kept[1]))
     assert facts.package.version == "1.0"
     assert network(torch.zeros(1, 1, 6, 5))[0].shape == (1, 2)
     assert check_package(facts.model, facts.package) is None
@@ -184,7 +184,7 @@ def test_without_its_package_it_is_told_which_one(kept, tmp_path):
     with pytest.raises(InputError, match=r"on host .*: model\.name=net is none of .* it was trained with netpack 1\.0"):
         check_package(kept[1].model, kept[1].package)
     with pytest.raises(InputError, match=r"on host .*: model\.name=net is none of convblocks"):
-        open_trained(kept[0], digest_of(kept[1]))
+        load_trained_model(kept[0], digest_of(kept[1]))
 
 
 def test_another_version_is_told_and_another_package_refused(kept, offer):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.tasks.errors import InputError
-from paceline.tasks.measure.statistics import Interval
+from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.report.forecast_report import limit_sentences
 from paceline.tasks.speedup.forecast.links import LINKS, all_reduce_seconds, fit_link, given_link
 from paceline.tasks.speedup.forecast.model import cheapest, expected_largest, limits, predict, step_seconds

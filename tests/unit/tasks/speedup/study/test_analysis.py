@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.tasks.measure.statistics import FIXED_CONFIDENCE, location_interval
+from paceline.tasks.measure.paired_ratio import FIXED_CONFIDENCE, location_interval
 from paceline.tasks.speedup.study.analysis import (
     break_even,
     budget_differences,

@@ -5,9 +5,14 @@ import re
 
 import pytest
 
-from paceline.tasks.records import Cost
+from paceline.tasks.model.flops import Cost
 from paceline.tasks.report.no_gpu_report import HEAD, draw_no_gpu, no_gpu_table, render_no_gpu
-from paceline.tasks.speedup.hardware_table import SHEETS, HardwareRow, most_predicted, most_trained
+from paceline.tasks.speedup.hardware_table import (
+    SHEETS,
+    HardwareRow,
+    max_prediction_throughput,
+    max_training_throughput,
+)
 from paceline.tasks.speedup.study.no_gpu import FEATURES, SCRATCH, TUNED, Gpu, NoGpuResult, TargetScore, on_gpu, ways_of
 from paceline.tasks.speedup.study.no_gpu_verdict import judge, notes_of
 from paceline.tasks.speedup.study.pairs import StudyRuns
@@ -185,11 +190,13 @@ def test_a_target_that_training_from_scratch_never_reaches_gives_no_verdict():
 
 def test_what_a_data_sheet_bounds_is_labelled_and_known_by_hand():
     sheet = SHEETS["T4"]  # 65e12 operations and 320e9 bytes a second
-    assert most_predicted(sheet, COST) == pytest.approx(65e12 / 1e9)
-    assert most_predicted(sheet, COST.model_copy(update={"forward_flops": 1.0})) == pytest.approx(320e9 / 3072)
-    assert most_trained(sheet, COST, 64) == pytest.approx(65e12 / 3e9)
+    assert max_prediction_throughput(sheet, COST) == pytest.approx(65e12 / 1e9)
+    assert max_prediction_throughput(sheet, COST.model_copy(update={"forward_flops": 1.0})) == pytest.approx(
+        320e9 / 3072
+    )
+    assert max_training_throughput(sheet, COST, 64) == pytest.approx(65e12 / 3e9)
     light = COST.model_copy(update={"training_flops": 1.0})
-    assert most_trained(sheet, light, 64) == pytest.approx(320e9 / (3072 + 8e6 / 64))
+    assert max_training_throughput(sheet, light, 64) == pytest.approx(320e9 / (3072 + 8e6 / 64))
 
     scratch, tuned, features = on_gpu(StudyRuns(ARMS, runs_of()), None, gpu_of())
     assert not scratch.is_measured

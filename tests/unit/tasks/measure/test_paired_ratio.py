@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy import stats
 
-from paceline.tasks.measure.statistics import (
+from paceline.tasks.measure.paired_ratio import (
     INNER_CONFIDENCE,
     MIN_ROUNDS_TO_STOP,
     ROUNDS_PER_LOOK,

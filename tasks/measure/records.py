@@ -1,0 +1,35 @@
+"""What a group of ranks measures instead of training, and the result."""
+
+from __future__ import annotations
+
+from paceline.tasks.records import Arm, ProbeResult, Record
+
+
+class Measurement(Record):
+    """What a group of ranks is to measure instead of training."""
+
+    arms: dict[str, Arm]
+    """By role; `baseline` and `candidate` among them. An arm has one device or all of the group's. None: the layers are
+    timed, as before a training (`AutotuneResult`)."""
+    all_reduce_bytes: tuple[int, ...] = ()
+    """Sizes of the messages whose all-reduce is timed; needs at least two ranks."""
+
+
+class AllReduceTime(Record):
+    """One measured all-reduce."""
+
+    num_bytes: int
+    num_devices: int
+    seconds: float
+    """Median over repeats, as rank 0 sees it."""
+    spread: float
+    """Distance of the quartiles, seconds."""
+
+
+class MeasureResult(Record):
+    """What a group of ranks measured."""
+
+    probe: ProbeResult
+    all_reduces: tuple[AllReduceTime, ...]
+    gradient_bytes: int
+    """All-reduced per step: 4 for each parameter, 2 where gradients are compressed."""

@@ -1,0 +1,222 @@
+"""Names in MLflow: tags, metrics and artifacts of our runs. Public contract: a name never changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class Tag:
+    """Tags of a run, or of a registered version."""
+
+    ARM = "paceline.arm"
+    BASELINE = "paceline.baseline"
+    BASELINE_RUN_ID = "paceline.baseline_run_id"
+    BEST = "paceline.best"
+    BEST_ACCURACY = "paceline.best_accuracy"  # as BEST_SCORE; versions from before it was written have no other
+    BEST_RUN_ID = "paceline.best_run_id"
+    BEST_SCORE = "paceline.best_score"
+    BOUND = "paceline.bound"
+    CALIBRATION = "paceline.calibration"
+    CAUSE = "paceline.cause"
+    CHOICE = "paceline.choice"
+    CONTAMINATED = "paceline.contaminated"
+    """Whether other work disturbed the measurement: the probe of a run, the training of an arm, a sweep's layout."""
+    CONTAMINATION = "paceline.contamination"
+    DATASET = "paceline.dataset"
+    """Fingerprint of the prepared set."""
+    DISTURBED = "paceline.disturbed"
+    """Whether heat or a hypervisor slowed the training of a run; foreign load is a metric (`FOREIGN_CORES`)."""
+    ERROR = "paceline.error"
+    EXECUTION = "paceline.execution"
+    GATE = "paceline.gate"
+    GROUP = "paceline.group"
+    HOST = "paceline.host"
+    IS_BASELINE = "paceline.is_baseline"
+    KEY = "paceline.key"
+    LAYER = "paceline.layer"
+    LAYOUT = "paceline.layout"
+    MATCH = "paceline.match"
+    MODEL = "paceline.model"
+    MODEL_DIGEST = "paceline.model_digest"
+    """Digest of the model that a run logged: description and weights."""
+    PARENT = "mlflow.parentRunId"
+    PARITY = "paceline.parity"
+    PREDICTION_RUN_ID = "paceline.prediction_run_id"
+    PREDICTIONS = "paceline.predictions"
+    PRETRAINED = "paceline.pretrained"
+    PRUNED = "paceline.pruned"
+    REGISTERED = "paceline.registered"
+    REGRESSION = "paceline.regression"
+    """`none`, the measures that got worse, or why the run was not judged. A user who sets it to `accepted` starts a new
+    history with this run."""
+    REGRESSION_TEXT = "paceline.regression_text"
+    REPEAT = "paceline.repeat"
+    ROLE = "paceline.role"
+    SCORE = "paceline.score"
+    SCORE_NAME = "paceline.score_name"
+    SERIES = "paceline.series"
+    """Runs with the same value are each other's history."""
+    SPEEDUP = "paceline.speedup"
+    STUDY_KIND = "paceline.study_kind"
+    STUDY_RUN_ID = "paceline.study_run_id"
+    SUPERSEDED_BY = "paceline.superseded_by"
+    SWEEP_RUN_ID = "paceline.sweep_run_id"
+    TRIAL = "paceline.trial"
+    VERDICT = "paceline.verdict"
+    VIEW = "paceline.view"
+    WORKLOAD = "paceline.workload"
+    ACCURACY = "paceline.accuracy"  # as SCORE; versions from before it was written have no other
+
+    @staticmethod
+    def auto(setting: str) -> str:
+        """The choice made for a setting that was `auto`."""
+        return f"paceline.auto.{setting}"
+
+
+REGRESSION_EVENT = "paceline.regression"
+"""Prefect event that an automation may wait for."""
+SERIES_RESOURCE = "paceline.series"
+"""Prefix of the event's resource."""
+
+
+class Metric:
+    """Metrics of a run. Those of one name and another number, split or item are functions."""
+
+    BREAK_EVEN_EPOCHS = "speedup/break_even_epochs"
+    BREAK_EVEN_STEPS = "compile/break_even_steps"
+    COMPILE_HIT_RATE = "compile/hit_rate"
+    COMPILE_NUM_GRAPHS = "compile/num_graphs"
+    COMPILE_SECONDS = "compile/seconds"
+    COST_PER_EPOCH = "cost/per_epoch"
+    ENERGY = "energy/joules"
+    FOREIGN_CORES = "machine/foreign_cores"
+    NUM_REJECTED = "data/num_rejected"
+    PEAK_MEMORY = "memory/peak_bytes"
+
+    FORECAST_RATIO = "prediction/ratio"
+    FORECAST_LOW = "prediction/low"
+    FORECAST_HIGH = "prediction/high"
+    FORECAST_MEASURED = "prediction/measured"
+    FORECAST_ERROR = "prediction/error"
+    FORECAST_INSIDE = "prediction/inside"
+
+    PARITY_AGREEMENT = "predict/parity_agreement"
+    PARITY_MAX_DIFFERENCE = "predict/parity_max_difference"
+
+    LOST_STEPS = "recovery/lost_steps"
+    NUM_RESTARTS = "recovery/num_restarts"
+
+    SPEEDUP = "speedup/ratio"
+    SPEEDUP_LOW = "speedup/low"
+    SPEEDUP_HIGH = "speedup/high"
+    EFFICIENCY = "speedup/efficiency"
+    END_TO_END_SPEEDUP = "speedup/end_to_end_ratio"
+    PREDICTION_SPEEDUP = "speedup/prediction_ratio"
+    TARGET_SPEEDUP = "speedup/target_ratio"
+    TARGET_SPEEDUP_LOW = "speedup/target_low"
+    TARGET_SPEEDUP_HIGH = "speedup/target_high"
+
+    STUDY_NUM_ARMS = "study/num_arms"
+    STUDY_NUM_CONTAMINATED = "study/num_contaminated"
+    STUDY_NUM_FAILED = "study/num_failed"
+    STUDY_SECONDS = "study/seconds"
+
+    SWEEP_BEST_SCORE = "sweep/best_score"
+    SWEEP_BEST_TEST_SCORE = "sweep/best_test_score"
+    SWEEP_NUM_EPOCHS = "sweep/num_epochs"
+    SWEEP_NUM_FAILED = "sweep/num_failed"
+    SWEEP_NUM_PRUNED = "sweep/num_pruned"
+    SWEEP_NUM_TRIALS = "sweep/num_trials"
+    SWEEP_OCCUPANCY = "sweep/occupancy"
+    SWEEP_SCORE = "sweep/score"
+    SWEEP_SECONDS = "sweep/seconds"
+
+    TEST_ACCURACY = "test/accuracy"
+    TEST_ANGLE_RMSE = "test/angle_rmse_degrees"
+    TEST_NOISY_PSNR = "test/noisy_psnr_db"
+    TEST_PSNR = "test/psnr_db"
+    TEST_SCORE = "test/score"
+
+    THROUGHPUT = "throughput/samples_per_second"
+    BASELINE_THROUGHPUT = "throughput/baseline_samples_per_second"
+    PREDICTION_THROUGHPUT = "throughput/prediction_samples_per_second"
+    STEADY_THROUGHPUT = "throughput/steady_samples_per_second"
+
+    COMMUNICATION_FRACTION = "time/communication_fraction"
+    DATA_WAIT_FRACTION = "time/data_wait_fraction"
+    END_TO_END_SECONDS = "time/end_to_end_seconds"
+    EPOCH_SECONDS = "time/epoch_seconds"
+    EXTRACT_SECONDS = "time/extract_seconds"
+    FIT_SECONDS = "time/fit_seconds"
+    IDLE_FRACTION = "time/idle_fraction"
+    PREPARE_SECONDS = "time/prepare_seconds"
+    STARTUP_SECONDS = "time/startup_seconds"
+    WALL_SECONDS = "time/wall_seconds"
+
+    TRAIN_FINAL_LOSS = "train/final_loss"
+    TRAIN_LEARNING_RATE = "train/learning_rate"
+    TRAIN_LOSS = "train/loss"
+    TRAIN_NUM_RANKS = "train/num_ranks"
+    TRAIN_THROUGHPUT = "train/samples_per_second"
+    VALIDATION_LOSS = "validation/loss"
+
+    @staticmethod
+    def test(name: str) -> str:
+        """A measure of quality on the test split."""
+        return f"test/{name}"
+
+    @staticmethod
+    def validation(name: str) -> str:
+        """A measure of quality on the validation split."""
+        return f"validation/{name}"
+
+    @staticmethod
+    def seconds(item: str) -> str:
+        """An item of the time budget."""
+        return f"time/{item}_seconds"
+
+    @staticmethod
+    def step_share(name: str) -> str:
+        """A share of the candidate's step time."""
+        return f"speedup/share_{name}"
+
+    @staticmethod
+    def forecast(scaling: str, num_devices: int, end: str) -> str:
+        """A forecast's `ratio`, `low` or `high`."""
+        return f"prediction/{scaling}_{num_devices}_devices_{end}"
+
+
+class Artifact:
+    """Files of a run; the model's folder holds the files of `paceline.tasks.model_bundle`."""
+
+    ADVICE = "advice.json"
+    CONFIG = "config.yaml"
+    ENVIRONMENT = "environment.json"
+    FACTS = "facts.json"
+    """What decides whether two runs are comparable."""
+    MODEL = "model"
+    NO_GPU = "no_gpu.json"
+    NO_GPU_REQUEST = "no_gpu_request.json"
+    PREDICTION_CHECK = "prediction_check.json"
+    REJECTED = "rejected.jsonl"
+    REPORT = "report.html"
+    STUDY = "study.json"
+    STUDY_REQUEST = "study_request.json"
+    SUMMARY = "summary.json"
+    SWEEP = "sweep.json"
+    SWEEP_REQUEST = "sweep_request.json"
+
+    @staticmethod
+    def picture(name: str) -> str:
+        """A picture of the report."""
+        return f"pictures/{name}.png"
+
+    @staticmethod
+    def rank_log(rank: int) -> str:
+        """Log of a rank."""
+        return f"logs/rank-{rank}.txt"
+
+
+def is_contaminated(tags: Mapping[str, str]) -> bool:
+    """Whether other work, heat or a hypervisor disturbed a run's probe or its training."""
+    return "True" in (tags.get(Tag.CONTAMINATED), tags.get(Tag.DISTURBED))

@@ -1,0 +1,44 @@
+"""The speedup of a run."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from paceline.tasks.records import Record, Validity
+
+
+class SpeedupResult(Record):
+    """The `speedup` part of a run's summary. None where not measured."""
+
+    ratio: float | None = None
+    """Candidate's throughput over the baseline's, steady state."""
+    low: float | None = None
+    high: float | None = None
+    """Ends of the 95 % interval of `ratio`."""
+    num_blocks: int = 0
+    """Paired rounds behind the ratio; 0 where it was divided by other runs."""
+    significant: bool | None = None
+    """Whether the interval excludes 1."""
+    efficiency: float | None = None
+    """Parallel efficiency: throughput on N devices over N times that of one device, same execution otherwise."""
+    efficiency_low: float | None = None
+    efficiency_high: float | None = None
+    verdict: str = "not measured"
+    """One sentence with the cause."""
+    cause: str | None = None
+    baseline: str | None = None
+    """What the run was divided by, in words."""
+    candidate: str | None = None
+    baseline_samples_per_second: float | None = None
+    candidate_samples_per_second: float | None = None
+    """Steady-state throughput of the two arms, over all their devices."""
+    contaminated: bool | None = None
+    validity: Validity | None = None
+    """Of the machine during the probe."""
+    shares: dict[str, tuple[float, float | None, float | None]] = Field(default_factory=dict)
+    """Of the candidate's step, with the ends of the 95 % interval: `input`, `communication`, `contention`, `overhead`
+    and the remainder `compute`; empty without the arms of `speedup.diagnose`."""
+    diagnosis: tuple[str, ...] = ()
+    """One sentence for each share, the largest first."""
+    baseline_runs: tuple[str, ...] = ()
+    """Ids of the runs that it was divided by, the newest first; empty where the baseline is an arm of its own probe."""
