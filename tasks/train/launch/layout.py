@@ -30,7 +30,7 @@ SCRUBBED = frozenset(
 PROBE_FILE = "probe.json"
 """File in rank 0's directory: its probe before training."""
 SEARCH_FILE = "search.json"
-"""Likewise: what it has searched for."""
+"""File in rank 0's directory: its autotuning result."""
 EXAMPLES_FILE = "examples.npz"
 """File in rank 0's directory: example images of the test split with predictions."""
 
@@ -43,7 +43,7 @@ class WorkerSlot(Record):
     host: str
     """Its host's address."""
     device: str
-    """What the rank would use: a GPU's UUID, or on CPUs the worker's own name."""
+    """The rank's device: a GPU's UUID, or on CPUs the worker's own name."""
     busy: bool = False
     """The device is in use; a rank would wait for it."""
 
@@ -95,9 +95,9 @@ def place_ranks(candidates: list[WorkerSlot], num_nodes: int, num_devices: int) 
     ]
 
 
-def devices_on_host(seat: Placement, seats: Sequence[Placement]) -> tuple[str, ...]:
-    """The devices of a seat's host, in one order for all its ranks."""
-    return tuple(other.device for other in seats if other.host == seat.host)
+def devices_on_host(placement: Placement, placements: Sequence[Placement]) -> tuple[str, ...]:
+    """The devices of a placement's host, in one order for all its ranks."""
+    return tuple(other.device for other in placements if other.host == placement.host)
 
 
 def layouts(num_nodes: int, num_devices: int, fewest: int | None) -> list[tuple[int, int]]:

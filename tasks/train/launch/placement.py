@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
 FIRST_ANSWER_SECONDS = 20.0
-"""For the first answer, before which a worker imports our code: slow on a shared file system or a busy host."""
+"""Time for the first answer, before which a worker imports our code, perhaps from a slow shared file system."""
 
 
 class WorkerFacts(Record):

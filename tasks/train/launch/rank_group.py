@@ -38,7 +38,7 @@ SILENT_SECONDS = 12.0
 START_SECONDS = 120.0
 """Until a rank's first heartbeat: its imports, on a cold disk."""
 SETTLE_SECONDS = 0.6
-"""For the errors of all ranks to arrive, so that the root cause can be distinguished from its consequences."""
+"""Time for the errors of all ranks to arrive, so that the root cause can be distinguished from its consequences."""
 ECHO_SECONDS = 5.0
 """The same where all are consequences: a worker's end is noticed later than the broken connections."""
 ABORT_SECONDS = 15.0
@@ -252,7 +252,7 @@ class RankGroup:
         give_up = time.monotonic() + ECHO_SECONDS
         while True:
             failed = [outcome for outcome in self._collect_outcomes() if outcome.error is not None]
-            causes = [outcome for outcome in failed if not _is_echo(outcome)]
+            causes = [each for each in failed if not any(echo in (each.error or "").lower() for echo in ECHOES)]
             if causes or time.monotonic() > give_up:
                 break
             self._next_look = 0.0
@@ -296,7 +296,3 @@ def _describe_worker(placement: Placement) -> str:
 
 def _describe(error: BaseException) -> str:
     return f"{type(error).__name__} {error}".strip()
-
-
-def _is_echo(outcome: RankOutcome) -> bool:
-    return any(echo in (outcome.error or "").lower() for echo in ECHOES)

@@ -21,9 +21,9 @@ from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint, step_o
 logger = logging.getLogger(__name__)
 
 REJOIN_SECONDS = 10.0
-"""For a lost worker to come back before the group restarts with fewer ranks, where it may."""
+"""Time for a lost worker to come back before the group restarts with fewer ranks, where it may."""
 WAIT_SECONDS = 90.0
-"""For a lost worker, host or scheduler to come back."""
+"""Time for a lost worker, host or scheduler to come back."""
 RETRY_SECONDS = 1.0
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _Failure:
-    """How an attempt ended."""
+    """End of an attempt."""
 
     at: float
     cause: str

@@ -39,7 +39,7 @@ LOG_TAIL_CHARACTERS = 4000
 
 
 class RankOutcome(Record):
-    """How a rank ended."""
+    """Outcome of a rank."""
 
     rank: int
     is_first: bool
@@ -83,7 +83,7 @@ class ClaimStatus(Record):
     silent_seconds: float | None = None
     """Since the rank's last heartbeat, or since its start before the first."""
     process_status: str | None = None
-    """By the operating system: running, sleeping, stopped, disk-sleep."""
+    """State by the operating system: running, sleeping, stopped, disk-sleep."""
     has_heartbeat: bool = False
     """The rank has sent a first heartbeat."""
 

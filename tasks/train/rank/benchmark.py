@@ -80,7 +80,7 @@ class ArmBenchmark:
 
     @property
     def samples_per_device(self) -> int:
-        """Of a batch of the training, their mean."""
+        """Mean number of samples per device in a batch of the training."""
         batches = self._context.batches
         return max(1, min(batches.global_batch_size, batches.num_samples) // batches.world_size)
 

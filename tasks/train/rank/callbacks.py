@@ -98,7 +98,7 @@ class ProgressCallback(Callback):
         stopwatch: for the item `logging`.
         log_metrics: takes metrics and the step; None on ranks that do not write.
         progress_path: JSON file for the coordinator; None on ranks that do not write.
-        choices: what `auto` became, for the progress file.
+        choices: values of `auto` with reasons, for the progress file.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class ProgressCallback(Callback):
     ) -> None:
         self._stopwatch = stopwatch
         self.choices = dict(choices)
-        """What `auto` became, including the checkpoint interval once it is known."""
+        """The values of `auto` with reasons, including the checkpoint interval once it is known."""
         self._log_metrics = log_metrics
         self._progress_path = progress_path
         self._newest: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""What a rank works with: its device, its group, its share of the data and its initial network."""
+"""Context of a rank: its device, its group, its share of the data and its initial network."""
 
 from __future__ import annotations
 

@@ -226,7 +226,7 @@ def test_a_run_over_its_limits_tells_it_and_what_is_done_is_not_done_again(pacel
     status, second, stderr = night.run(*resume)
     assert status == 0, stderr
     assert night.client.get_metric_history(run.info.run_id, "train/loss")[-1].step == 1_000_000
-    assert "The training is finished already" in stderr
+    assert "The training has finished before" in stderr
     assert "The evaluation is finished already" in stderr
     assert list(directory.glob("attempt-*")) == attempts
     for stage in ("train", "evaluate", "time_budget", "workload"):

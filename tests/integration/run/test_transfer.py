@@ -131,7 +131,7 @@ def test_the_program_says_what_a_run_began_with(recorded, paceline):
     run = tracking.MlflowClient(Environment().tracking_uri).get_run(summary["run_id"])
     assert "by the seed: classify.weight, classify.bias" in run.data.tags["paceline.pretrained"]
     assert recorded in run.data.tags["paceline.pretrained"]
-    assert "The network begins with" in told
+    assert "Initial weights: " in told
     facts = tracking.MlflowClient(Environment().tracking_uri).download_artifacts(summary["run_id"], f"model/{FACTS}")
     described = ModelFacts.model_validate_json(Path(facts).read_text())
     assert described.model.pretrained is None

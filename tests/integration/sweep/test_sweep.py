@@ -15,6 +15,7 @@ from paceline.tasks.cluster.client import connect, workers
 from paceline.tasks.errors import StoppedError
 from paceline.tasks.train.launch.coordinator import train_group
 from paceline.tasks.train.launch.device_lock import DeviceLock
+from tests.support.log_lines import log_lines
 from tests.support.patience import until
 from tests.support.scratch_cluster import ScratchCluster
 
@@ -195,23 +196,23 @@ def test_a_sweep_whose_trials_all_fail_fails(sweep):
 @pytest.mark.slow
 def test_a_training_takes_a_device_that_becomes_free_while_it_waits_for_another(make_job, cluster_address):
     """As when a lost worker comes back while its trial waits in line at another's."""
-    job, told = make_job("recipe.num_epochs=1"), []
+    job, lines = make_job("recipe.num_epochs=1"), []
     with connect(cluster_address) as dask:
         devices = [f"cpu {worker}" for worker in workers(dask)]
-    with ExitStack() as held:
+    with ExitStack() as held, log_lines(lines.append):
         leases = [DeviceLock(Environment().leases, device) for device in devices]
         for lease in leases:
             assert lease.take("another", 0)
             held.callback(lease.release)
         found = []
-        thread = threading.Thread(target=lambda: found.append(train_group(job, cluster_address, tell=told.append)))
+        thread = threading.Thread(target=lambda: found.append(train_group(job, cluster_address)))
         thread.start()
-        waited = until(lambda: next((line for line in told if line.startswith("Waiting for ")), None), "wait")
+        waited = until(lambda: next((line for line in lines if line.startswith("Waiting for ")), None), "wait")
         other = next(lease for lease, device in zip(leases, devices, strict=True) if f"{device} on" not in waited)
         other.release()
         thread.join(120)
     assert found
-    assert "Another device is free now: taking that one" in told
+    assert "Another device is free now; using that one" in lines
 
 
 @pytest.mark.slow
