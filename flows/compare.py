@@ -18,7 +18,7 @@ OTHER_ROLES = ("study", "sweep", "advise", "predict", "classify", "no-gpu")
 """Of runs that trained nothing themselves."""
 
 
-def compare_runs(site: Environment, run_ids: list[str], experiment: str | None, last: int | None) -> Comparison:
+def compare_runs(environment: Environment, run_ids: list[str], experiment: str | None, last: int | None) -> Comparison:
     """Compare runs by id, or the newest of an experiment; the first named, or the oldest, is the base.
 
     Raises:
@@ -27,11 +27,11 @@ def compare_runs(site: Environment, run_ids: list[str], experiment: str | None, 
     if run_ids and (experiment or last):
         raise InputError("give either run ids or --experiment with --last, not both")
     if run_ids:
-        found = get_runs(site.tracking_uri, run_ids)
+        found = get_runs(environment.tracking_uri, run_ids)
     else:
         others = [f"tags.`paceline.role` != '{role}'" for role in OTHER_ROLES]
         condition = " and ".join([*others, "attributes.status = 'FINISHED'"])
-        found = find_runs(site.tracking_uri, experiment or "paceline", condition, last or LAST)[::-1]
+        found = find_runs(environment.tracking_uri, experiment or "paceline", condition, last or LAST)[::-1]
     if len(found) < MIN_RUNS:
         raise InputError(
             f"{len(found)} runs to compare{f' in experiment {experiment}' if experiment else ''}; a comparison needs "
@@ -39,13 +39,13 @@ def compare_runs(site: Environment, run_ids: list[str], experiment: str | None, 
         )
     if len({run.run_id for run in found}) < len(found):
         raise InputError("a run is named twice; name each once")
-    return compare([compared(site.tracking_uri, run) for run in found], match)
+    return compare([compared(environment.tracking_uri, run) for run in found], match)
 
 
-def view_url(site: Environment, comparison: Comparison) -> str:
+def view_url(environment: Environment, comparison: Comparison) -> str:
     """Address of the same runs in the MLflow UI with the columns that matter, below the server's own."""
     scores = list(dict.fromkeys(run.score_name for run in comparison.runs if run.score_name)) or ACCURACY
-    return share_runs(site.tracking_uri, [run.run_id for run in comparison.runs], scores)
+    return share_runs(environment.tracking_uri, [run.run_id for run in comparison.runs], scores)
 
 
 def compared(tracking_uri: str, run: FoundRun) -> ComparedRun:

@@ -27,22 +27,22 @@ WARN_DAYS = 30
 SEE = "see the message"
 
 
-def examine(config: Config, site: Environment, told: Callable[[Finding], None]) -> list[Finding]:
+def examine(config: Config, environment: Environment, told: Callable[[Finding], None]) -> list[Finding]:
     """Examine everything; what is wrong in one place does not keep the others from being looked at.
 
     Args:
         config: whose cluster and execution are looked at.
-        site: this machine's facts.
+        environment: this machine's facts.
         told: hears of each finding as it is made.
     """
     stages: dict[str, Callable[[], list[Finding]]] = {
         "packages": examine_packages,
         "own packages": examine_own,
-        "this host": lambda: examine_host(site.root, site.leases),
-        "mlflow": lambda: [_mlflow(site)],
-        "prefect": lambda: [_prefect(site)],
-        "certificates": lambda: [_certificates(config, site)],
-        "workers": lambda: _cluster(config, site),
+        "this host": lambda: examine_host(environment.root, environment.leases),
+        "mlflow": lambda: [_mlflow(environment)],
+        "prefect": lambda: [_prefect(environment)],
+        "certificates": lambda: [_certificates(config, environment)],
+        "workers": lambda: _cluster(config, environment),
     }
     found = []
     for name, stage in stages.items():
@@ -58,24 +58,24 @@ def examine(config: Config, site: Environment, told: Callable[[Finding], None]) 
     return found
 
 
-def _mlflow(site: Environment) -> Finding:
+def _mlflow(environment: Environment) -> Finding:
     from paceline.tasks.track.store import server_version
 
-    place, there = redact(site.tracking_uri), server_version(site.tracking_uri)
-    if not site.tracking_uri.startswith("http"):
+    place, there = redact(environment.tracking_uri), server_version(environment.tracking_uri)
+    if not environment.tracking_uri.startswith("http"):
         return good("mlflow", f"{place}, {there or 'made by the first run'}")
     return _versions("mlflow", place, there or "", installed("mlflow"))
 
 
-def _prefect(site: Environment) -> Finding:
-    url, own = prefect_api.prefect_server(site), installed("prefect")
+def _prefect(environment: Environment) -> Finding:
+    url, own = prefect_api.prefect_server(environment), installed("prefect")
     if url is None:
         return good("prefect", f"no server: its temporary API, {own}; paceline serve needs a server")
     from httpx import HTTPError
     from prefect.client.orchestration import get_client
 
     try:
-        prefect_api.check_prefect(site)
+        prefect_api.check_prefect(environment)
         with get_client(sync_client=True) as client:
             client.read_flows(limit=1)  # needs credentials where any are needed
             there = client.api_version()
@@ -97,25 +97,27 @@ def _versions(check: str, place: str, there: str, own: str | None) -> Finding:
     return good(check, f"{place}, version {there}")
 
 
-def _certificates(config: Config, site: Environment) -> Finding:
+def _certificates(config: Config, environment: Environment) -> Finding:
     choice = choose_tls(config.cluster)
     if choice.value != "on":
         return good("certificates", f"not needed: {choice.reason}")
-    left = days_left(find_certificates(site))
-    remedy = f"make new ones: infra/certificates, at {site.tls_directory}"
+    left = days_left(find_certificates(environment))
+    remedy = f"make new ones: infra/certificates, at {environment.tls_directory}"
     if left < 0:
         return bad("certificates", f"expired {-left:.0f} days ago", remedy)
     text = f"valid for {left:.0f} days"
     return doubtful("certificates", text, remedy) if left < WARN_DAYS else good("certificates", text)
 
 
-def _cluster(config: Config, site: Environment) -> list[Finding]:
+def _cluster(config: Config, environment: Environment) -> list[Finding]:
     execution = config.execution
     root, found = _root(config.data)
     with open_cluster(
-        config.cluster, demand_of([execution], "gpu" if execution.accelerator == "gpu" else "cpu"), site
+        config.cluster, demand_of([execution], "gpu" if execution.accelerator == "gpu" else "cpu"), environment
     ) as address:
-        return found + examine_workers(address, site, execution.world_size, own_packages(), config.packages, root)
+        return found + examine_workers(
+            address, environment, execution.world_size, own_packages(), config.packages, root
+        )
 
 
 def _root(data: Data) -> tuple[str | None, list[Finding]]:

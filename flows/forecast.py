@@ -13,11 +13,13 @@ from paceline.conf.credentials import Text
 from paceline.conf.environment import Environment, quieten
 from paceline.conf.load import make_config
 from paceline.flows.checks import preflight
-from paceline.flows.checks.measured_plan import measured_plan
+from paceline.flows.checks.measured_plan import measure_plan, train_job
+from paceline.flows.checks.results import result_of, reusable
 from paceline.flows.lifecycle.mlflow_run import new_run
 from paceline.flows.lifecycle.outage import outlive_outages
 from paceline.flows.lifecycle.prefect_artifacts import publish
 from paceline.flows.lifecycle.report_artifacts import log_report
+from paceline.flows.lifecycle.retries import with_retries
 from paceline.flows.lifecycle.signals import stop_on_signal
 from paceline.flows.run.forecast_check import execution_of, past_checks
 from paceline.tasks.cluster.resources import demand_of
@@ -41,7 +43,6 @@ from paceline.tasks.speedup.forecast.links import LINKS, fit_link, given_link
 from paceline.tasks.speedup.forecast.model import cheapest, limits, predict
 from paceline.tasks.speedup.forecast.records import AdviseResult, DeviceProfile, Link, Prediction
 from paceline.tasks.track import run as tracking
-from paceline.tasks.train.launch.coordinator import TrainJob
 from paceline.tasks.train.plan import arm_of, can_capture
 from paceline.tasks.train.prefect_tasks import measure
 
@@ -74,7 +75,8 @@ class AdviseRequest(BaseModel):
     """The whole training shall take no longer."""
 
 
-def check_advise(request: AdviseRequest, site: Environment) -> tuple[Config, preflight.PreflightResult]:
+@reusable
+def check_advise(request: AdviseRequest, environment: Environment) -> tuple[Config, preflight.PreflightResult]:
     """Check everything before any work starts; the configuration of the profiling group.
 
     Raises:
@@ -100,7 +102,7 @@ def check_advise(request: AdviseRequest, site: Environment) -> tuple[Config, pre
         [f"execution.num_devices={ranks}", "execution.num_nodes=1", "speedup.baseline=none"],
     )
     try:
-        return config, preflight.check(config, site)
+        return config, preflight.check(config, environment)
     except InputError as error:
         if ranks == 1:
             raise
@@ -122,25 +124,18 @@ def run_advise(request: AdviseRequest) -> dict[str, Any]:
     """
     quieten()
     started = time.monotonic()
-    site = Environment()
-    config, cleared = check_advise(request, site)
-    with open_cluster(config.cluster, demand_of([config.execution], cleared.plan.accelerator), site) as address:
-        cleared = preflight.confirm_on_cluster(config, cleared, address)
-        prepared = prepare(config.data, str(site.root), address)
-        workload = workload_fingerprint(config.workload, prepared.fingerprint, cleared.weights)
-        with new_run(request.config, site, cleared.experiment_id, "advise", workload) as handle:
+    environment = Environment()
+    config, checked = result_of(check_advise, request, environment)
+    with open_cluster(config.cluster, demand_of([config.execution], checked.plan.accelerator), environment) as address:
+        checked = preflight.confirm_on_cluster(config, checked, address)
+        stage = with_retries(prepare, config.limits)
+        prepared = stage(config.data, str(environment.root), address, config.limits.prepare_seconds)
+        workload = workload_fingerprint(config.workload, prepared.fingerprint, checked.weights)
+        with new_run(request.config, environment, checked.experiment_id, "advise", workload) as handle:
             tracking.log_dataset(handle, prepared, config.data.source)
-            job = TrainJob(
-                config=config,
-                plan=cleared.plan,
-                prepared=prepared,
-                pretrained=cleared.pretrained,
-                run_id=handle.run_id,
-                tracking_uri=handle.tracking_uri,
-                home=str(site.root),
-            )
-            plan = measured_plan(job, cleared.hardware, address)
-            job = job.model_copy(update={"plan": plan})
+            checked = measure_plan(config, checked, prepared, handle.run_id, environment, address)
+            plan = checked.plan
+            job = train_job(config, checked, prepared, handle.run_id, environment)
             measured = measure(job.model_copy(update={"measurement": _profiling(config, plan, request)}), address)
             moved = measure(job.model_copy(update={"measurement": _moves(config, plan)}), address)
             link = _link(request, measured)

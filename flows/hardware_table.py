@@ -21,18 +21,18 @@ FIXED_ITEMS = ("startup", "setup", "prediction", "teardown")
 """Items of the time budget that do not grow with the length of a training."""
 
 
-def hardware_table(site: Environment, experiment: str, prices: Mapping[str, float]) -> HardwareTable:
+def hardware_table(environment: Environment, experiment: str, prices: Mapping[str, float]) -> HardwareTable:
     """The table of an experiment.
 
     Args:
-        site: this machine's facts.
+        environment: this machine's facts.
         experiment: in MLflow.
         prices: of one device for an hour, by a part of its name.
 
     Raises:
         InputError: there is no run to make it of.
     """
-    runs, left_out = trained_runs(site, experiment)
+    runs, left_out = trained_runs(environment, experiment)
     if not runs:
         reasons = ", ".join(f"{number} {reason}" for reason, number in left_out.items()) or "there is no run at all"
         raise InputError(
@@ -42,15 +42,17 @@ def hardware_table(site: Environment, experiment: str, prices: Mapping[str, floa
     return tabulate(runs, left_out, prices)
 
 
-def trained_runs(site: Environment, experiment: str) -> tuple[list[HardwareRun], Counter[str]]:
+def trained_runs(environment: Environment, experiment: str) -> tuple[list[HardwareRun], Counter[str]]:
     """The trainings of an experiment, the newest first, and how many were left out for which reason."""
     left_out: Counter[str] = Counter()
     runs = []
     conditions = [f"tags.`paceline.role` = '{role}'" for role in TRAINED]
-    found = [run for condition in conditions for run in find_runs(site.tracking_uri, experiment, condition, None)]
+    found = [
+        run for condition in conditions for run in find_runs(environment.tracking_uri, experiment, condition, None)
+    ]
     for run in sorted(found, key=lambda run: -run.start_time):
         why = _why_left_out(run)
-        facts = {} if why else read_document(site.tracking_uri, run.run_id, FACTS_ARTIFACT) or {}
+        facts = {} if why else read_document(environment.tracking_uri, run.run_id, FACTS_ARTIFACT) or {}
         num_devices = world_of(facts)
         if why or num_devices is None:
             left_out[why or "without their facts"] += 1

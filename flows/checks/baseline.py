@@ -10,7 +10,7 @@ from paceline.tasks.track.queries import get_runs
 ROLES = ("run", "arm", "trial")
 
 
-def check_baseline(config: Config, site: Environment) -> None:
+def check_baseline(config: Config, environment: Environment) -> None:
     """Check that the run which is named is there and can be divided by.
 
     Raises:
@@ -20,7 +20,7 @@ def check_baseline(config: Config, site: Environment) -> None:
     if named in (*SELF_CONTAINED_BASELINES, "matched"):
         return
     try:
-        (found,) = get_runs(site.tracking_uri, [named])
+        (found,) = get_runs(environment.tracking_uri, [named])
     except InputError as error:
         raise InputError(f"speedup.baseline: {error}") from error
     role = found.tags.get("paceline.role", "")

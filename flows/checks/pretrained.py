@@ -18,7 +18,7 @@ SHAPE = ("name", "width", "depth")
 """Settings that a network is built by; not every network uses each."""
 
 
-def check_weights(config: Config, listing: Listing, site: Environment) -> Pretrained | None:
+def check_weights(config: Config, listing: Listing, environment: Environment) -> Pretrained | None:
     """Find the weights that a network begins with, and hold them against it; None where it begins by the seed.
 
     Raises:
@@ -35,7 +35,7 @@ def check_weights(config: Config, listing: Listing, site: Environment) -> Pretra
     check_parts(config, network)
     if reference is None:
         return None
-    where, (path, facts), same_classes = f"model.pretrained={reference}", _place(reference, site), True
+    where, (path, facts), same_classes = f"model.pretrained={reference}", _place(reference, environment), True
     if facts is not None:
         _check_same_name(facts, config.model, where)
         same_classes = (facts.class_names, facts.target_names) == (listing.class_names, listing.target_names)
@@ -48,7 +48,11 @@ def check_weights(config: Config, listing: Listing, site: Environment) -> Pretra
         raise
     num_tensors = len(network.state_dict()) - len(anew)
     return Pretrained(
-        reference=reference, path=_kept(path, digest, site.root), sha256=digest, num_tensors=num_tensors, anew=anew
+        reference=reference,
+        path=_kept(path, digest, environment.root),
+        sha256=digest,
+        num_tensors=num_tensors,
+        anew=anew,
     )
 
 
@@ -105,13 +109,13 @@ def check_own_size(model: Model, image_shape: tuple[int, int, int], heads: tuple
         )
 
 
-def _place(reference: str, site: Environment) -> tuple[Path, ModelFacts | None]:
+def _place(reference: str, environment: Environment) -> tuple[Path, ModelFacts | None]:
     """The file, and what it is the weights of, where that is known."""
     from paceline.tasks.track.models import fetch_model, is_recorded  # MLflow: a second
 
     if is_recorded(reference) or os.path.isdir(reference):  # noqa: PTH112  which takes any text, however long
         try:
-            directory, facts = fetch_model(site.tracking_uri, reference, site.root)
+            directory, facts = fetch_model(environment.tracking_uri, reference, environment.root)
         except InputError as error:
             told = str(error).removeprefix(f"{reference}: ")
             raise InputError(f"model.pretrained={reference}: {told}") from error

@@ -24,21 +24,21 @@ from paceline.tasks.records import Hardware
 from paceline.tasks.train.launch.placement import inspect
 
 
-def training_host(config: Config, site: Environment) -> Hardware:
+def training_host(config: Config, environment: Environment) -> Hardware:
     """Hardware of the first host that will train; of a Slurm node, what is asked for.
 
     Raises:
         InputError: the cluster may not be joined, cannot be started, does not answer, or is too small.
     """
-    check_origin(config.cluster, site)
-    found = certificates(config.cluster, site)
+    check_origin(config.cluster, environment)
+    found = certificates(config.cluster, environment)
     match config.cluster.kind:
         case "ssh":
             _check_installed("asyncssh", "ssh")
             return _first_of(config, ask_hosts(config.cluster, found))
         case "slurm":
             _check_installed("dask_jobqueue", "slurm")
-            check_slurm(config.cluster, slurm_script(config, site))
+            check_slurm(config.cluster, slurm_script(config, environment))
             return asked_host(config.cluster, _slurm_demand(config))
         case "address":
             assert config.cluster.address is not None
@@ -47,11 +47,14 @@ def training_host(config: Config, site: Environment) -> Hardware:
             return _this_host(config)
 
 
-def slurm_script(config: Config, site: Environment) -> str:
+def slurm_script(config: Config, environment: Environment) -> str:
     """The script of each Slurm job; needs no Slurm, and no certificates yet."""
     secured = choose_tls(config.cluster).value == "on"
     return job_script(
-        config.cluster, _slurm_demand(config), certificate_paths(site) if secured else None, slurm_logs(site)
+        config.cluster,
+        _slurm_demand(config),
+        certificate_paths(environment) if secured else None,
+        slurm_logs(environment),
     )
 
 

@@ -27,27 +27,27 @@ _held = ExitStack()
 _owned: set[Path] = set()
 
 
-def _directory(site: Environment) -> Path:
+def _directory(environment: Environment) -> Path:
     """Of the records of this host: one for each flow run that a process runs, or ran without an end in order."""
-    return site.root / "flow-runs" / socket.gethostname()
+    return environment.root / "flow-runs" / socket.gethostname()
 
 
-def _records(site: Environment) -> list[Path]:
-    directory = _directory(site)
+def _records(environment: Environment) -> list[Path]:
+    directory = _directory(environment)
     return list(directory.iterdir()) if directory.is_dir() else []
 
 
-def flow_run_lock(site: Environment, flow_run_id: UUID) -> None:
+def flow_run_lock(environment: Environment, flow_run_id: UUID) -> None:
     """Hold a flow run until this process ends, however it does.
 
     Args:
-        site: whose state directory holds the records.
+        environment: whose state directory holds the records.
         flow_run_id: of a run that this process runs.
 
     Raises:
         InputError: another process runs it now.
     """
-    record = _directory(site) / str(flow_run_id)
+    record = _directory(environment) / str(flow_run_id)
     if record in _owned:
         return
     _held.enter_context(run_lock(record))
@@ -55,14 +55,14 @@ def flow_run_lock(site: Environment, flow_run_id: UUID) -> None:
     atexit.register(shutil.rmtree, record, ignore_errors=True)
 
 
-def living(site: Environment) -> frozenset[UUID]:
+def living(environment: Environment) -> frozenset[UUID]:
     """The flow runs that a process of this host runs now."""
-    return frozenset(UUID(record.name) for record in _records(site) if is_locked(record))
+    return frozenset(UUID(record.name) for record in _records(environment) if is_locked(record))
 
 
-def has_abandoned(site: Environment) -> bool:
+def has_abandoned(environment: Environment) -> bool:
     """Whether a process of this host is gone that ran a flow."""
-    return any(_is_abandoned(record) for record in _records(site))
+    return any(_is_abandoned(record) for record in _records(environment))
 
 
 def _is_abandoned(record: Path) -> bool:
@@ -73,17 +73,17 @@ def _is_abandoned(record: Path) -> bool:
     return age >= MIN_AGE_SECONDS and is_locked(record) is False
 
 
-def end_abandoned(site: Environment, client: SyncPrefectClient) -> None:
+def end_abandoned(environment: Environment, client: SyncPrefectClient) -> None:
     """Set the flow runs CRASHED whose process on this host is gone.
 
     Runs of other hosts are theirs to judge: their locks may not be seen from here. A run that was to be cancelled is
     CANCELLED: Prefect has no other end for it.
 
     Args:
-        site: whose state directory holds the records.
+        environment: whose state directory holds the records.
         client: of the server that may know the runs.
     """
-    for record in _records(site):
+    for record in _records(environment):
         if _is_abandoned(record):
             with suppress(InputError, ObjectNotFound), run_lock(record):  # somebody has just taken it; another server's
                 _end(client, UUID(record.name))

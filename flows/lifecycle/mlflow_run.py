@@ -25,10 +25,10 @@ from paceline.tasks.train.launch.run_lock import is_locked, run_lock
 
 @contextmanager
 def new_run(
-    config: Config, site: Environment, experiment_id: str, role: Role, workload: str = ""
+    config: Config, environment: Environment, experiment_id: str, role: Role, workload: str = ""
 ) -> Iterator[RunHandle]:
     """A new run with its parameters; FINISHED, FAILED or KILLED at the end of the body."""
-    close_abandoned_runs(site, config.track.experiment)
+    close_abandoned_runs(environment, config.track.experiment)
     tags = {
         "paceline.role": role,
         "paceline.workload": workload,
@@ -39,9 +39,9 @@ def new_run(
     name = config.name if role == "run" else f"{role} {config.name}"
     with ExitStack() as stack:
         with defer_signals():
-            handle = tracking.begin(site.tracking_uri, experiment_id, config, tags, name=name)
+            handle = tracking.begin(environment.tracking_uri, experiment_id, config, tags, name=name)
             way_on = f"paceline {role} --resume {handle.run_id}" if role in RESUMABLE else None
-            stack.enter_context(_locked(handle, site.root, way_on))
+            stack.enter_context(_locked(handle, environment.root, way_on))
         tracking.log_config(handle, config)
         yield handle
 
@@ -80,13 +80,13 @@ def nested_run(
 
 
 @contextmanager
-def resume_run(site: Environment, run_id: str, role: Role, workload: str | None = None) -> Iterator[RunHandle]:
+def resume_run(environment: Environment, run_id: str, role: Role, workload: str | None = None) -> Iterator[RunHandle]:
     """An unfinished run that goes on.
 
     Raises:
         InputError: it is finished, of another role, or its data have changed since.
     """
-    handle, _ = tracking.reopen(site.tracking_uri, run_id)
+    handle, _ = tracking.reopen(environment.tracking_uri, run_id)
     found = tracking.tag(handle, "paceline.role")
     if found != role:
         raise InputError(
@@ -94,8 +94,8 @@ def resume_run(site: Environment, run_id: str, role: Role, workload: str | None 
         )
     if workload is not None:
         _check_same_workload(handle, workload)
-    close_abandoned_runs(site, handle.experiment)
-    with _locked(handle, site.root, f"paceline {role} --resume {run_id}"):
+    close_abandoned_runs(environment, handle.experiment)
+    with _locked(handle, environment.root, f"paceline {role} --resume {run_id}"):
         tags = {"prefect.flow_run_id": str(flow_run.get_id() or ""), HOST_TAG: socket.gethostname()}
         tracking.revive(handle, tags | ({"paceline.workload": workload} if workload else {}))
         yield handle
@@ -148,34 +148,36 @@ MIN_AGE_SECONDS = 30.0
 """A younger run may be about to take its lock."""
 
 
-def close_abandoned_runs(site: Environment, experiment: str) -> None:
+def close_abandoned_runs(environment: Environment, experiment: str) -> None:
     """End the runs of this host whose owner has let go of their lock without having ended them.
 
     Args:
-        site: whose state directory holds the locks.
+        environment: whose state directory holds the locks.
         experiment: name.
     """
     mine = f"attributes.status = 'RUNNING' and tags.`{HOST_TAG}` = '{socket.gethostname()}'"
-    for run in find_runs(site.tracking_uri, experiment, mine):
+    for run in find_runs(environment.tracking_uri, experiment, mine):
         is_settled = time.time() - run.start_time > MIN_AGE_SECONDS
-        if is_settled and is_locked(_directory(site, run)) is False:
-            _end(site, experiment, run)
+        if is_settled and is_locked(_directory(environment, run)) is False:
+            _end(environment, experiment, run)
 
 
-def _end(site: Environment, experiment: str, run: FoundRun) -> None:
-    handle = RunHandle(tracking_uri=site.tracking_uri, experiment=experiment, experiment_id="", run_id=run.run_id)
-    with suppress(InputError), run_lock(_directory(site, run)):  # or somebody has just taken it up
+def _end(environment: Environment, experiment: str, run: FoundRun) -> None:
+    handle = RunHandle(
+        tracking_uri=environment.tracking_uri, experiment=experiment, experiment_id="", run_id=run.run_id
+    )
+    with suppress(InputError), run_lock(_directory(environment, run)):  # or somebody has just taken it up
         if handle.client.get_run(run.run_id).info.status == "RUNNING":
             role = run.tags.get("paceline.role")
             way_on = f"; go on with: paceline {role} --resume {run.run_id}" if role in RESUMABLE else ""
             warn = get_run_logger().warning
-            deliver_rest(site.root / "runs" / run.run_id, site.tracking_uri, run.run_id, warn)
+            deliver_rest(environment.root / "runs" / run.run_id, environment.tracking_uri, run.run_id, warn)
             tracking.finish(handle, "KILLED", f"its process had gone without a word{way_on}")
             warn("MLflow run %s was left RUNNING by a process that is gone: KILLED", run.run_id)
 
 
-def _directory(site: Environment, run: FoundRun) -> Path:
+def _directory(environment: Environment, run: FoundRun) -> Path:
     """Where the lock lies: an arm is owned with its study."""
     owner = run.tags.get(tracking.PARENT_TAG, run.run_id)
     # A tag is anybody's text who can write to the store.
-    return site.root / "runs" / (owner if owner.isalnum() else run.run_id)
+    return environment.root / "runs" / (owner if owner.isalnum() else run.run_id)

@@ -19,7 +19,7 @@ from prefect.runtime import deployment, flow_run
 from prefect.settings import get_current_settings
 
 from paceline.conf.environment import Environment
-from paceline.flows.lifecycle import prefect_api as temporary_api
+from paceline.flows.lifecycle import prefect_api
 from paceline.flows.lifecycle.concurrency_slots import set_slots_right
 from paceline.flows.lifecycle.flow_run_lock import end_abandoned, flow_run_lock, has_abandoned, living
 from paceline.flows.lifecycle.lease_renewal import tolerate_outages
@@ -66,13 +66,13 @@ def outlive_outages(function: Callable[Arguments, Result]) -> Callable[Arguments
 
 
 def _own() -> None:
-    site, mine = Environment(), flow_run.get_id()
+    environment, mine = Environment(), flow_run.get_id()
     if mine is None:
         return
     try:
-        flow_run_lock(site, UUID(mine))
+        flow_run_lock(environment, UUID(mine))
     except OSError as error:  # of which the run itself says more
-        get_logger("paceline").warning("This run cannot be recorded in %s (%s)", site.root, error)
+        get_logger("paceline").warning("This run cannot be recorded in %s (%s)", environment.root, error)
 
 
 def _take_over() -> None:
@@ -81,22 +81,22 @@ def _take_over() -> None:
     set_right(Environment(), deployment.get_id())
 
 
-def set_right(site: Environment, deployment_id: str | None) -> None:
+def set_right(environment: Environment, deployment_id: str | None) -> None:
     """End the flow runs whose process on this host is gone, and free the slots that runs of a deployment have lost.
 
     An error is logged: nothing that is to run has to wait for that.
 
     Args:
-        site: whose state directory has the records of runs.
+        environment: whose state directory has the records of runs.
         deployment_id: None for no deployment.
     """
     try:
-        if deployment_id is None and not has_abandoned(site):
+        if deployment_id is None and not has_abandoned(environment):
             return
         with get_client(sync_client=True) as client:
-            end_abandoned(site, client)
+            end_abandoned(environment, client)
             if deployment_id is not None:
-                set_slots_right(client, UUID(deployment_id), living(site))
+                set_slots_right(client, UUID(deployment_id), living(environment))
     except (httpx.HTTPError, PrefectException, OSError) as error:
         get_logger("paceline").warning("What lost runs have left in Prefect could not be set right (%r)", error)
 
@@ -118,7 +118,7 @@ def report(create: Callable[..., object], **arguments: Any) -> None:
 def wait_for_api() -> None:
     """Wait until Prefect's API answers, for half an hour at most; the temporary one is not waited for."""
     url = get_current_settings().api.url
-    if url is None or temporary_api.is_api_running() or url in _given_up or _answers(url):
+    if url is None or prefect_api.is_api_running() or url in _given_up or _answers(url):
         return
     log = get_run_logger()
     log.warning("Prefect's API %s does not answer; waiting for it for up to %g min", url, AWAY_SECONDS / 60)

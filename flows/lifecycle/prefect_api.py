@@ -18,7 +18,6 @@ from contextlib import suppress
 from http import HTTPStatus
 
 from paceline.conf.environment import Environment
-from paceline.flows.lifecycle import prefect_api as temporary_api
 from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.host import die_with
 from paceline.tasks.http import ANSWER_SECONDS, ask, status
@@ -108,6 +107,78 @@ def _end() -> None:
 atexit.register(_end)  # before Prefect is imported, and so after all that Prefect has left to tell at its own exit
 
 
+def prepare_api(environment: Environment) -> TemporaryApi | None:
+    """Prefect's temporary API, on its way; None where there is a server, or no such API is wanted.
+
+    Raises:
+        InputError: there is no place for its database.
+    """
+    if prefect_server(environment):
+        return None
+    from prefect.settings import get_current_settings
+
+    settings = get_current_settings()
+    if not settings.server.ephemeral.enabled:
+        return None
+    try:
+        settings.home.mkdir(parents=True, exist_ok=True)  # Prefect makes it only where its parent is there
+    except OSError as error:
+        raise InputError(
+            f"PREFECT_HOME={settings.home} cannot be made ({error}); set it to a directory of yours"
+        ) from error
+    return start_api()
+
+
+def check_prefect(environment: Environment) -> None:
+    """Check that the Prefect server, where one is named, answers.
+
+    Raises:
+        InputError: it does not, or is something else.
+    """
+    url = prefect_server(environment)
+    if not url:
+        return
+    check_address("PREFECT_API_URL", url, "set PREFECT_API_AUTH_STRING instead")
+    try:
+        healthy = ask(f"{url.rstrip('/')}/health").strip() == b"true"
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"PREFECT_API_URL={url} does not answer within {ANSWER_SECONDS:g} s ({error}); "
+            "start the server (prefect server start) or unset the variable"
+        ) from error
+    if not healthy:
+        raise InputError(
+            f"PREFECT_API_URL={url} answers, but is no Prefect API; it ends in /api, as in http://host:4200/api"
+        )
+    if not _lets_in(url, environment):
+        raise InputError(f"PREFECT_API_URL={url} refuses this user; set PREFECT_API_AUTH_STRING to NAME:PASSWORD")
+
+
+def _lets_in(url: str, environment: Environment) -> bool:
+    """Whether the server answers this user: its health it tells to everybody."""
+    user = environment.prefect_user
+    if (
+        user is None and environment.prefect_api_url is None
+    ):  # the server is named in Prefect's profile, and so is the user
+        from prefect.settings import get_current_settings
+
+        user = get_current_settings().api.auth_string
+    try:
+        answer = status(f"{url.rstrip('/')}/admin/version", user.get_secret_value() if user is not None else None)
+    except OSError:
+        return True  # it was well a moment ago, and Prefect asks again
+    return answer != HTTPStatus.UNAUTHORIZED
+
+
+def prefect_server(environment: Environment) -> str | None:
+    """Address of the Prefect server, from the environment or Prefect's own profile; None for the temporary one."""
+    if environment.prefect_api_url is not None:
+        return environment.prefect_api_url or None
+    from prefect.settings import get_current_settings
+
+    return get_current_settings().api.url
+
+
 def main(descriptor: int, parent: int) -> None:
     """Be the API.
 
@@ -128,73 +199,3 @@ def main(descriptor: int, parent: int) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), int(sys.argv[2]))
-
-
-def prepare_api(site: Environment) -> TemporaryApi | None:
-    """Prefect's temporary API, on its way; None where there is a server, or no such API is wanted.
-
-    Raises:
-        InputError: there is no place for its database.
-    """
-    if prefect_server(site):
-        return None
-    from prefect.settings import get_current_settings
-
-    settings = get_current_settings()
-    if not settings.server.ephemeral.enabled:
-        return None
-    try:
-        settings.home.mkdir(parents=True, exist_ok=True)  # Prefect makes it only where its parent is there
-    except OSError as error:
-        raise InputError(
-            f"PREFECT_HOME={settings.home} cannot be made ({error}); set it to a directory of yours"
-        ) from error
-    return temporary_api.start_api()
-
-
-def check_prefect(site: Environment) -> None:
-    """Check that the Prefect server, where one is named, answers.
-
-    Raises:
-        InputError: it does not, or is something else.
-    """
-    url = prefect_server(site)
-    if not url:
-        return
-    check_address("PREFECT_API_URL", url, "set PREFECT_API_AUTH_STRING instead")
-    try:
-        healthy = ask(f"{url.rstrip('/')}/health").strip() == b"true"
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"PREFECT_API_URL={url} does not answer within {ANSWER_SECONDS:g} s ({error}); "
-            "start the server (prefect server start) or unset the variable"
-        ) from error
-    if not healthy:
-        raise InputError(
-            f"PREFECT_API_URL={url} answers, but is no Prefect API; it ends in /api, as in http://host:4200/api"
-        )
-    if not _lets_in(url, site):
-        raise InputError(f"PREFECT_API_URL={url} refuses this user; set PREFECT_API_AUTH_STRING to NAME:PASSWORD")
-
-
-def _lets_in(url: str, site: Environment) -> bool:
-    """Whether the server answers this user: its health it tells to everybody."""
-    user = site.prefect_user
-    if user is None and site.prefect_api_url is None:  # the server is named in Prefect's profile, and so is the user
-        from prefect.settings import get_current_settings
-
-        user = get_current_settings().api.auth_string
-    try:
-        answer = status(f"{url.rstrip('/')}/admin/version", user.get_secret_value() if user is not None else None)
-    except OSError:
-        return True  # it was well a moment ago, and Prefect asks again
-    return answer != HTTPStatus.UNAUTHORIZED
-
-
-def prefect_server(site: Environment) -> str | None:
-    """Address of the Prefect server, from the environment or Prefect's own profile; None for the temporary one."""
-    if site.prefect_api_url is not None:
-        return site.prefect_api_url or None
-    from prefect.settings import get_current_settings
-
-    return get_current_settings().api.url

@@ -35,26 +35,26 @@ class Request(Protocol):
 
 @contextmanager
 def open_parent_run(
-    kind: Kind, request: Request, site: Environment, experiment_id: str, workload: str, resume: str | None
+    kind: Kind, request: Request, environment: Environment, experiment_id: str, workload: str, resume: str | None
 ) -> Iterator[RunHandle]:
     """Its run: a new one that keeps the request, or the one that goes on."""
     if resume is not None:
-        with resume_run(site, resume, kind, workload) as parent:
+        with resume_run(environment, resume, kind, workload) as parent:
             yield parent
         return
-    with new_run(request.config, site, experiment_id, kind, workload) as parent:
+    with new_run(request.config, environment, experiment_id, kind, workload) as parent:
         tracking.log_document(parent, ARTIFACTS[kind], request.model_dump(mode="json"))
         yield parent
 
 
-def load_request(kind: Kind, site: Environment, run_id: str) -> dict[str, Any]:
+def load_request(kind: Kind, environment: Environment, run_id: str) -> dict[str, Any]:
     """What a run that is to go on was asked to do.
 
     Raises:
         InputError: no such run, none that can go on, or one of another kind.
     """
-    tracking.reopen(site.tracking_uri, run_id)
-    document: dict[str, Any] | None = read_document(site.tracking_uri, run_id, ARTIFACTS[kind])
+    tracking.reopen(environment.tracking_uri, run_id)
+    document: dict[str, Any] | None = read_document(environment.tracking_uri, run_id, ARTIFACTS[kind])
     if document is None:
         raise InputError(f"--resume {run_id}: that run is no {kind}; use paceline run --resume")
     return document

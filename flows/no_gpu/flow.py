@@ -18,7 +18,8 @@ from pydantic import ValidationError
 from paceline.conf.config import Config
 from paceline.conf.environment import Environment, quieten
 from paceline.flows.checks.preflight import PreflightResult
-from paceline.flows.lifecycle import mlflow_views as views
+from paceline.flows.checks.results import result_of
+from paceline.flows.lifecycle import mlflow_views
 from paceline.flows.lifecycle.outage import outlive_outages
 from paceline.flows.lifecycle.overlap import cancel_older
 from paceline.flows.lifecycle.prefect_artifacts import publish
@@ -60,10 +61,10 @@ def run_no_gpu(request: NoGpuRequest, resume: str | None = None) -> dict[str, An
     """
     quieten()
     started = time.monotonic()
-    site = Environment()
-    arms = [_ready(name, *way, request.layer) for name, way in check_no_gpu(request, site).items()]
+    environment = Environment()
+    arms = [_ready(name, *way, request.layer) for name, way in result_of(check_no_gpu, request, environment).items()]
     cancel_older()
-    with open_study("no-gpu", request, arms, site, resume) as (work, arms):
+    with open_study("no-gpu", request, arms, environment, resume) as (work, arms):
         run_all(work, arms)
         prepared = work.prepared[arms[0].config.data]
         runs = with_parity(work.ledger.runs(), [arm.arm for arm in arms], {prepared.fingerprint: prepared})
@@ -75,30 +76,30 @@ def run_no_gpu(request: NoGpuRequest, resume: str | None = None) -> dict[str, An
             paces=_paces(work, arms, runs),
             seconds=time.monotonic() - started,
         )
-        result, summary = log_no_gpu(found, site, work.parent)
+        result, summary = log_no_gpu(found, environment, work.parent)
     publish([("", result.verdict), *(("", note) for note in result.notes)], "no-gpu", "What to do without a GPU")
-    views.link(summary["view"], "The trainings of this study")
+    mlflow_views.link(summary["view"], "The trainings of this study")
     return summary | {"result": result.model_dump(mode="json")}
 
 
-def _ready(name: str, config: Config, cleared: PreflightResult, layer: str) -> PlannedArm:
+def _ready(name: str, config: Config, checked: PreflightResult, layer: str) -> PlannedArm:
     """A way as an arm of a study."""
     arm = StudyArm(name=name, overrides=(), group="", is_baseline=name == SCRATCH)
-    return PlannedArm(arm, config, cleared, partial(_learn_frozen, layer=layer) if name == FEATURES else train_arm)
+    return PlannedArm(arm, config, checked, partial(_learn_frozen, layer=layer) if name == FEATURES else train_arm)
 
 
 def _learn_frozen(work: StudyContext, arm: PlannedArm, config: Config, handle: RunHandle, *, layer: str) -> ArmRun:
     """Features of the frozen backbone, and a classifier on them; all of it on as many threads as a training has."""
-    prepared, plan = work.prepared[config.data], arm.cleared.plan
-    assert arm.cleared.pretrained is not None
+    prepared, plan = work.prepared[config.data], arm.checked.plan
+    assert arm.checked.pretrained is not None
     job = LinearEvalJob(
         config=config,
         prepared=prepared,
-        pretrained=arm.cleared.pretrained,
+        pretrained=arm.checked.pretrained,
         layer=layer,
         precision=plan.precision,
         num_threads=plan.num_threads * plan.world_size,
-        directory=str(work.site.root / "runs" / handle.run_id),
+        directory=str(work.environment.root / "runs" / handle.run_id),
         own_pids=(os.getpid(),),
     )
     found = classify_features(job, work.address, config.limits.train_seconds)
@@ -142,13 +143,13 @@ def _paces(work: StudyContext, arms: list[PlannedArm], runs: list[ArmRun]) -> Pr
     ways = {name: settings for name, settings in found.items() if settings is not None}
     if not ways:
         return None
-    plan, config = arms[0].cleared.plan, work.request.config
+    plan, config = arms[0].checked.plan, work.request.config
     job = ThroughputJob(
         ways=ways,
         prepared=work.prepared[arms[0].config.data],
-        directory=str(work.site.root / "runs" / work.parent.run_id / "pace"),
+        directory=str(work.environment.root / "runs" / work.parent.run_id / "pace"),
         num_threads=plan.num_threads * plan.world_size,
-        gpus=arms[0].cleared.hardware.gpus,
+        gpus=arms[0].checked.hardware.gpus,
         seconds=PACE_SECONDS,
         own_pids=(os.getpid(),),
     )
@@ -163,7 +164,7 @@ def _paces(work: StudyContext, arms: list[PlannedArm], runs: list[ArmRun]) -> Pr
 
 def _settings(work: StudyContext, arm: PlannedArm, run_id: str) -> Settings | None:
     """How the network that a run has left is executed in prediction; None if it is not there any more."""
-    directory = work.site.root / "runs" / run_id
+    directory = work.environment.root / "runs" / run_id
     if arm.arm.name not in TRAINED:
         try:
             return LinearEvalResult.model_validate_json((directory / RESULT).read_bytes()).settings
@@ -172,7 +173,7 @@ def _settings(work: StudyContext, arm: PlannedArm, run_id: str) -> Settings | No
     trained = load_result(directory / "trained.json", TrainResult)
     if trained is None or trained.weights is None:
         return None
-    prepared, plan = work.prepared[arm.config.data], arm.cleared.plan
+    prepared, plan = work.prepared[arm.config.data], arm.checked.plan
     facts = write_model(directory / "model", arm.config, prepared, Path(trained.weights).read_bytes())
     return Settings(
         model_directory=str(directory / "model"),

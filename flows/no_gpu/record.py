@@ -46,14 +46,14 @@ class Found:
     paces: PredictionThroughputs | None
     seconds: float
 
-    def result(self, site: Environment, parent: RunHandle) -> NoGpuResult:
+    def result(self, environment: Environment, parent: RunHandle) -> NoGpuResult:
         """Everything that follows from the trainings, and from runs on GPUs that the store has."""
-        request, cleared = self.request, self.arms[-1].cleared
-        assert cleared.pretrained is not None
+        request, checked = self.request, self.arms[-1].checked
+        assert checked.pretrained is not None
         rates = self.paces.paces if self.paces else {}
         gpu = Gpu(
             sheet=SHEETS[request.gpu],
-            rows=self._rows(site, parent.experiment),
+            rows=self._rows(environment, parent.experiment),
             rates=rates,
             name=self.paces.gpu_name if self.paces else None,
             cost=self.paces.cost if self.paces else None,
@@ -66,7 +66,7 @@ class Found:
             run_id=parent.run_id,
             experiment=parent.experiment,
             preset=request.preset,
-            pretrained=cleared.pretrained.told,
+            pretrained=checked.pretrained.told,
             layer=request.layer,
             num_repeats=request.repeats,
             target=request.target,
@@ -76,15 +76,15 @@ class Found:
             prediction_disturbed=_disturbance(self.paces),
             cost=gpu.cost,
             sheet=gpu.sheet,
-            hardware=f"{cleared.hardware.host}: {describe_devices(cleared.hardware)}",
+            hardware=f"{checked.hardware.host}: {describe_devices(checked.hardware)}",
             seconds=self.seconds,
         )
         choice, verdict = judge(found)
         return found.model_copy(update={"choice": choice, "verdict": verdict, "notes": tuple(notes_of(found))})
 
-    def _rows(self, site: Environment, experiment: str) -> dict[str, tuple[HardwareRow, ...]]:
+    def _rows(self, environment: Environment, experiment: str) -> dict[str, tuple[HardwareRow, ...]]:
         """What GPUs made of the very work of a way, in other runs of the experiment."""
-        runs, _ = trained_runs(site, experiment)
+        runs, _ = trained_runs(environment, experiment)
         on_gpus = [run for run in runs if run.facts.get(ACCELERATOR) == "gpu"]
         rows = {}
         for arm in self.trainings.arms:
@@ -98,11 +98,11 @@ def _disturbance(paces: PredictionThroughputs | None) -> tuple[str, ...]:
     return paces.validity.reasons if paces is not None and paces.validity.contaminated else ()
 
 
-def log_no_gpu(found: Found, site: Environment, parent: RunHandle) -> tuple[NoGpuResult, dict[str, Any]]:
+def log_no_gpu(found: Found, environment: Environment, parent: RunHandle) -> tuple[NoGpuResult, dict[str, Any]]:
     """Record the study in its run, and what each way gave in its runs; the JSON of `paceline no-gpu`."""
-    result = found.result(site, parent)
-    environment = log_environment(parent, found.arms[0].cleared.hardware)
-    log_report(parent, render_no_gpu(result, environment), draw_no_gpu(result))
+    result = found.result(environment, parent)
+    machine = log_environment(parent, found.arms[0].checked.hardware)
+    log_report(parent, render_no_gpu(result, machine), draw_no_gpu(result))
     tracking.log_document(parent, "no_gpu.json", result.model_dump(mode="json"))
     for way in result.ways:
         _log_way(parent, way)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import cache
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -13,6 +14,7 @@ from paceline.conf.load import ConfigError, apply, validate
 from paceline.flows.checks import preflight
 from paceline.flows.checks.preflight import PreflightResult
 from paceline.flows.checks.pretrained import check_layer, check_weights
+from paceline.flows.checks.results import reusable
 from paceline.tasks.data.key import describe
 from paceline.tasks.errors import InputError
 from paceline.tasks.records import Listing
@@ -51,21 +53,23 @@ class NoGpuRequest(BaseModel):
     """GPU whose data sheet bounds what nobody measured."""
 
 
-def check_no_gpu(request: NoGpuRequest, site: Environment) -> dict[str, tuple[Config, PreflightResult]]:
+@reusable
+def check_no_gpu(request: NoGpuRequest, environment: Environment) -> dict[str, tuple[Config, PreflightResult]]:
     """Check everything before any work starts; the ways by their names, ready to be gone.
 
     Raises:
         InputError: one line with the value, the rule and the fix.
     """
     _check_asked(request)
-    listing = describe(request.config.data)
+    list_data = cache(describe)
+    listing = list_data(request.config.data)
     _check_data(request.config, listing)
     ready = {}
     for name, config in _configs(request).items():
         try:
             if name == FEATURES:
-                _check_features(request, config, listing, site)
-            ready[name] = config, preflight.check(config, site)
+                _check_features(request, config, listing, environment)
+            ready[name] = config, preflight.check(config, environment, list_data=list_data)
         except InputError as error:
             raise InputError(f"{name}: {error}") from error
     return ready
@@ -113,9 +117,9 @@ def _check_data(config: Config, listing: Listing) -> None:
         )
 
 
-def _check_features(request: NoGpuRequest, config: Config, listing: Listing, site: Environment) -> None:
+def _check_features(request: NoGpuRequest, config: Config, listing: Listing, environment: Environment) -> None:
     """Weights before layers: of a network without a backbone it is not the layer that is wrong."""
-    check_weights(config, listing, site)
+    check_weights(config, listing, environment)
     shape = (config.data.image_size, config.data.image_size, listing.channels)
     check_layer(request.layer, config.model, shape, (len(listing.class_names), 0))
 

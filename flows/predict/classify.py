@@ -15,6 +15,7 @@ from paceline.conf.credentials import Text
 from paceline.conf.environment import Environment, quieten
 from paceline.conf.load import load
 from paceline.flows.checks import preflight
+from paceline.flows.checks.results import result_of, reusable
 from paceline.flows.lifecycle.mlflow_run import new_run
 from paceline.flows.lifecycle.outage import outlive_outages
 from paceline.flows.lifecycle.signals import stop_on_signal
@@ -54,7 +55,8 @@ class ClassifyRequest(Record):
     """Settings of `track` and the seed, as key=value."""
 
 
-def check_classify(request: ClassifyRequest, site: Environment) -> tuple[Config, str, dict[str, Any]]:
+@reusable
+def check_classify(request: ClassifyRequest, environment: Environment) -> tuple[Config, str, dict[str, Any]]:
     """Check the features, the settings and the store; configuration, experiment, and what the features are of.
 
     Raises:
@@ -72,7 +74,7 @@ def check_classify(request: ClassifyRequest, site: Environment) -> tuple[Config,
         )
     check_classes(Path(request.train), Path(request.test))
     config = load("folder", [*request.overrides, f"name={train['layer']}"])
-    return config, preflight.check_servers(config, site), train
+    return config, preflight.check_servers(config, environment), train
 
 
 def _said(directory: Path) -> dict[str, Any]:
@@ -98,12 +100,12 @@ def run_classify(request: ClassifyRequest) -> dict[str, Any]:
     """
     quieten()
     started = time.monotonic()
-    site = Environment()
-    config, experiment_id, said = check_classify(request, site)
+    environment = Environment()
+    config, experiment_id, said = result_of(check_classify, request, environment)
     train, test = (read_features(Path(directory)) for directory in (request.train, request.test))
     num_test, test = len(test.labels), of_classes(test, set(train.labels))
     shared = num_shared(train, test)
-    with new_run(config, site, experiment_id, "classify") as handle:
+    with new_run(config, environment, experiment_id, "classify") as handle:
         if len(test.labels) < num_test:
             get_run_logger().warning(
                 "%d of %d test images are of classes that are not fitted on, and are left out",

@@ -15,6 +15,7 @@ from prefect import flow, get_run_logger
 from prefect.utilities.annotations import quote
 
 from paceline.conf.environment import Environment, quieten
+from paceline.flows.checks.results import result_of
 from paceline.flows.lifecycle.mlflow_run import new_run
 from paceline.flows.lifecycle.outage import outlive_outages
 from paceline.flows.lifecycle.overlap import cancel_older
@@ -53,70 +54,70 @@ def run_predict(request: PredictRequest) -> dict[str, Any]:
     """
     quieten()
     started = time.monotonic()
-    site = Environment()
-    cleared = check_predict(request, site)
+    environment = Environment()
+    checked = result_of(check_predict, request, environment)
     cancel_older()
-    parts = _parts(cleared)
-    config = cleared.config
+    parts = _parts(checked)
+    config = checked.config
     with (
-        _cluster(cleared, site) as address,
-        new_run(config, site, cleared.experiment_id, "predict") as handle,
+        _cluster(checked, environment) as address,
+        new_run(config, environment, checked.experiment_id, "predict") as handle,
     ):
-        tags = {"paceline.model": request.model, DIGEST_TAG: cleared.settings.model_digest}
-        tracking.set_tags(handle, tags | {"paceline.predictions": str(cleared.out)})
-        if cleared.other_package is not None:
-            get_run_logger().warning("%s: what it predicts may be other than it was", cleared.other_package)
-        cleared.out.mkdir(parents=True, exist_ok=True)
+        tags = {"paceline.model": request.model, DIGEST_TAG: checked.settings.model_digest}
+        tracking.set_tags(handle, tags | {"paceline.predictions": str(checked.out)})
+        if checked.other_package is not None:
+            get_run_logger().warning("%s: what it predicts may be other than it was", checked.other_package)
+        checked.out.mkdir(parents=True, exist_ok=True)
         said: dict[str, Any] = {
-            "key": cleared.key,
+            "key": checked.key,
             "model": request.model,
-            "model_digest": cleared.settings.model_digest,
+            "model_digest": checked.settings.model_digest,
             "model_recorded": is_recorded(request.model),
         }
-        task = cleared.facts.model.task
-        said |= {"source": request.source, "task": task, "class_names": list(cleared.facts.class_names)}
-        said |= {"layer": request.layer, "num_values": cleared.num_values, "own_size": request.own_size}
-        _say(cleared.out, said)
+        task = checked.facts.model.task
+        said |= {"source": request.source, "task": task, "class_names": list(checked.facts.class_names)}
+        said |= {"layer": request.layer, "num_values": checked.num_values, "own_size": request.own_size}
+        _say(checked.out, said)
         if not said["model_recorded"]:
             get_run_logger().warning(
                 "%s is a directory: no run vouches for it, and it is taken as it is; its digest is %s",
                 request.model,
-                cleared.settings.model_digest,
+                checked.settings.model_digest,
             )
         # Quoted, or Prefect would look into every name.
         stage = with_retries(predict, config.limits)
         limit = config.limits.predict_seconds
-        found = stage(quote(parts), cleared.settings, address, limit)  # type: ignore[call-overload]
+        found = stage(quote(parts), checked.settings, address, limit)  # type: ignore[call-overload]
         summary = {
             "run_id": handle.run_id,
             "experiment": handle.experiment,
             "tracking_uri": handle.public_uri,
             **said,
-            "out": str(cleared.out),
+            "out": str(checked.out),
             **_numbers(found),
-            "execution": cleared.plan.model_dump(mode="json", include=EXECUTION),
+            "execution": checked.plan.model_dump(mode="json", include=EXECUTION),
             "seconds": time.monotonic() - started,
         }
-        _say(cleared.out, summary)
+        _say(checked.out, summary)
         tracking.log_document(handle, "summary.json", summary)
         tracking.log_facts(handle, _metrics(summary, found), {})
     return summary
 
 
-def _parts(cleared: PredictionPlan) -> list[Part]:
+def _parts(checked: PredictionPlan) -> list[Part]:
     """The work, in parts that a worker holds in memory."""
-    images, size = cleared.images, cleared.facts.image_shape[0]
-    num_bytes = size * size * (images.channels + images.num_planes) + FLOAT_BYTES * cleared.num_values
-    if cleared.settings.own_size:
+    images, size = checked.images, checked.facts.image_shape[0]
+    num_bytes = size * size * (images.channels + images.num_planes) + FLOAT_BYTES * checked.num_values
+    if checked.settings.own_size:
         num_bytes = max(num_bytes, LARGE_BYTES)
-    return list(cut(images, cleared.out, cleared.key, chunks_of(images.samples, images.origin, num_bytes)))
+    return list(cut(images, checked.out, checked.key, chunks_of(images.samples, images.origin, num_bytes)))
 
 
 @contextmanager
-def _cluster(cleared: PredictionPlan, site: Environment) -> Iterator[str]:
+def _cluster(checked: PredictionPlan, environment: Environment) -> Iterator[str]:
     """The address of a cluster whose workers have what the model and the source need."""
-    config = cleared.config
-    with open_cluster(config.cluster, demand_of([config.execution], cleared.plan.accelerator), site) as address:
+    config = checked.config
+    with open_cluster(config.cluster, demand_of([config.execution], checked.plan.accelerator), environment) as address:
         require_packages(address, config.packages)
         yield address
 

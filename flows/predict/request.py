@@ -19,6 +19,7 @@ from paceline.conf.load import checked, load, preset_names
 from paceline.conf.signal import Signal
 from paceline.flows.checks import preflight
 from paceline.flows.checks.pretrained import check_layer, check_own_size
+from paceline.flows.checks.results import reusable
 from paceline.flows.checks.training_host import training_host
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import nearest_existing
@@ -73,13 +74,14 @@ class PredictionPlan:
     """That the layer gives for an image; 0 where none is asked for."""
 
 
-def check_predict(request: PredictRequest, site: Environment) -> PredictionPlan:
+@reusable
+def check_predict(request: PredictRequest, environment: Environment) -> PredictionPlan:
     """Check model, images, devices, stores and the place for the result; fetch the model.
 
     Raises:
         InputError: one line with the value, the rule and the fix.
     """
-    directory, facts = fetch_model(site.tracking_uri, request.model, site.root)
+    directory, facts = fetch_model(environment.tracking_uri, request.model, environment.root)
     other_package = check_package(facts.model, facts.package)
     num_values = 0
     if request.layer is not None:
@@ -90,7 +92,7 @@ def check_predict(request: PredictRequest, site: Environment) -> PredictionPlan:
             raise InputError("own_size is for what a model tells of each pixel, and a layer's output is none; drop one")
         check_own_size(facts.model, facts.image_shape, (len(facts.class_names), len(facts.target_names)))
     config, images = _source(request, facts)
-    config, hardware = _workers(config, request, site)
+    config, hardware = _workers(config, request, environment)
     plan = resolve(config, hardware, 0)
     settings = Settings(
         model_directory=str(directory),
@@ -108,11 +110,11 @@ def check_predict(request: PredictRequest, site: Environment) -> PredictionPlan:
             raise InputError("execution.compile=step compiles for one size, and --own-size has many; use compile=off")
         if request.layer is not None:
             raise InputError("execution.compile=step compiles what the model tells, not its layers; use compile=off")
-        settings = settings.model_copy(update={"compiled": str(_packages(settings, site.root))})
+        settings = settings.model_copy(update={"compiled": str(_packages(settings, environment.root))})
     key = key_of(settings, images)
-    out = Path(request.out).expanduser().absolute() if request.out else site.root / "predictions" / key[:16]
+    out = Path(request.out).expanduser().absolute() if request.out else environment.root / "predictions" / key[:16]
     _check_out(request, out, key)
-    experiment_id = preflight.check_servers(config, site)
+    experiment_id = preflight.check_servers(config, environment)
     return PredictionPlan(config, facts, images, plan, settings, experiment_id, out, key, other_package, num_values)
 
 
@@ -225,9 +227,9 @@ def _check_told(request: PredictRequest, facts: ModelFacts, images: Images) -> N
         )
 
 
-def _workers(config: Config, request: PredictRequest, site: Environment) -> tuple[Config, Hardware]:
+def _workers(config: Config, request: PredictRequest, environment: Environment) -> tuple[Config, Hardware]:
     """One worker for each device of a host, unless fewer are asked for; plain workers on one host share its GPU."""
-    hardware = training_host(config, site)
+    hardware = training_host(config, environment)
     uses_gpus = bool(hardware.gpus) and config.execution.accelerator != "cpu"
     is_plain = config.cluster.kind == "local"
     devices = config.execution.num_devices

@@ -18,7 +18,7 @@ from paceline.conf.data import Data
 from paceline.conf.environment import Environment
 from paceline.conf.load import make_config
 from paceline.flows.checks import preflight
-from paceline.flows.checks.measured_plan import measured_plan
+from paceline.flows.checks.measured_plan import measure_plan, train_job
 from paceline.flows.checks.origin import check_origin
 from paceline.flows.checks.preflight import PreflightResult
 from paceline.flows.lifecycle.mlflow_run import nested_run
@@ -42,7 +42,6 @@ from paceline.tasks.speedup.study.ledger import Ledger
 from paceline.tasks.speedup.study.records import ArmRun, StudyArm
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.run import RunHandle
-from paceline.tasks.train.launch.coordinator import TrainJob
 from paceline.tasks.train.prefect_tasks import train
 
 MAX_SHARE_OF_REPEATS = 0.25
@@ -62,7 +61,7 @@ class StudyContext:
     """What the trainings of a study share."""
 
     request: Repeated
-    site: Environment
+    environment: Environment
     address: str
     parent: RunHandle
     prepared: dict[Data, PreparedSet]
@@ -75,7 +74,7 @@ class PlannedArm:
 
     arm: StudyArm
     config: Config
-    cleared: PreflightResult
+    checked: PreflightResult
     learn: Callable[[StudyContext, PlannedArm, Config, RunHandle], ArmRun]
     """One training and what came of it; logs both to the run. Of the record's fields those which say when and with
     which facts it ran are filled in afterwards."""
@@ -83,13 +82,13 @@ class PlannedArm:
 
 def _demand(arms: list[PlannedArm]) -> ClusterResources:
     """What the cluster must have."""
-    on_gpus = any(arm.cleared.plan.accelerator == "gpu" for arm in arms)
+    on_gpus = any(arm.checked.plan.accelerator == "gpu" for arm in arms)
     return demand_of([arm.config.execution for arm in arms], "gpu" if on_gpus else "cpu")
 
 
 @contextmanager
 def open_study(
-    kind: Kind, request: Repeated, arms: list[PlannedArm], site: Environment, resume: str | None
+    kind: Kind, request: Repeated, arms: list[PlannedArm], environment: Environment, resume: str | None
 ) -> Iterator[tuple[StudyContext, list[PlannedArm]]]:
     """Cluster, data and MLflow run of a study, and its arms as that cluster runs them.
 
@@ -97,48 +96,41 @@ def open_study(
         kind: of the study.
         request: what is asked of it.
         arms: as cleared, the one that stands for the study first.
-        site: this machine's facts.
+        environment: this machine's facts.
         resume: id of an unfinished study to go on with.
     """
-    check_origin(request.config.cluster, site)  # of the arms it is checked, and they may have another one
-    with open_cluster(request.config.cluster, _demand(arms), site) as address:
-        arms = [replace(arm, cleared=preflight.confirm_on_cluster(arm.config, arm.cleared, address)) for arm in arms]
+    check_origin(request.config.cluster, environment)  # of the arms it is checked, and they may have another one
+    with open_cluster(request.config.cluster, _demand(arms), environment) as address:
+        arms = [replace(arm, checked=preflight.confirm_on_cluster(arm.config, arm.checked, address)) for arm in arms]
         limits = request.config.limits
         stage = with_retries(prepare, limits)
         prepared = {
-            data: stage(data, str(site.root), address, limits.prepare_seconds)
+            data: stage(data, str(environment.root), address, limits.prepare_seconds)
             for data in {arm.config.data: None for arm in arms}
         }
         data = prepared[arms[0].config.data].fingerprint
-        workload = workload_fingerprint(request.config.workload, data, arms[0].cleared.weights)
+        workload = workload_fingerprint(request.config.workload, data, arms[0].checked.weights)
         if resume is not None:
-            arms = [_with_layers(arm, prepared, site, resume, address) for arm in arms]
-            _check_conditions(resume, _ledger(site, resume), request, arms, prepared)
-        with open_parent_run(kind, request, site, arms[0].cleared.experiment_id, workload, resume) as parent:
+            arms = [_measure_arm(arm, prepared, environment, resume, address) for arm in arms]
+            _check_conditions(resume, _ledger(environment, resume), request, arms, prepared)
+        with open_parent_run(kind, request, environment, arms[0].checked.experiment_id, workload, resume) as parent:
             if resume is None:
-                arms = [_with_layers(arm, prepared, site, parent.run_id, address) for arm in arms]
-            yield StudyContext(request, site, address, parent, prepared, _ledger(site, parent.run_id)), arms
+                arms = [_measure_arm(arm, prepared, environment, parent.run_id, address) for arm in arms]
+            yield (
+                StudyContext(request, environment, address, parent, prepared, _ledger(environment, parent.run_id)),
+                arms,
+            )
 
 
-def _with_layers(
-    arm: PlannedArm, prepared: dict[Data, PreparedSet], site: Environment, run_id: str, address: str
+def _measure_arm(
+    arm: PlannedArm, prepared: dict[Data, PreparedSet], environment: Environment, run_id: str, address: str
 ) -> PlannedArm:
-    """The arm with precision, memory format and threads as measured, where they are left to `auto`."""
-    job = TrainJob(
-        config=arm.config,
-        plan=arm.cleared.plan,
-        prepared=prepared[arm.config.data],
-        pretrained=arm.cleared.pretrained,
-        run_id=run_id,
-        tracking_uri=site.tracking_uri,
-        home=str(site.root),
-    )
-    plan = measured_plan(job, arm.cleared.hardware, address)
-    return replace(arm, cleared=replace(arm.cleared, plan=plan))
+    data = prepared[arm.config.data]
+    return replace(arm, checked=measure_plan(arm.config, arm.checked, data, run_id, environment, address))
 
 
-def _ledger(site: Environment, run_id: str) -> Ledger:
-    return Ledger(site.root / "runs" / run_id / "arms.jsonl")
+def _ledger(environment: Environment, run_id: str) -> Ledger:
+    return Ledger(environment.root / "runs" / run_id / "arms.jsonl")
 
 
 def _check_conditions(
@@ -164,7 +156,7 @@ def _check_conditions(
 
 def _facts(request: Repeated, arm: PlannedArm, prepared: PreparedSet, repeat: int) -> dict[str, str]:
     config = arm.config.model_copy(update={"seed": request.config.seed + repeat})
-    return run_comparison_facts(config, prepared, arm.cleared.plan, arm.cleared.pretrained)
+    return run_comparison_facts(config, prepared, arm.checked.plan, arm.checked.pretrained)
 
 
 def run_all(work: StudyContext, arms: list[PlannedArm]) -> None:
@@ -233,25 +225,14 @@ def _run_one(work: StudyContext, arm: PlannedArm, repeat: int) -> ArmRun:
 def train_arm(work: StudyContext, arm: PlannedArm, config: Config, handle: RunHandle) -> ArmRun:
     """Train in fresh ranks, and evaluate."""
     prepared = work.prepared[config.data]
-    trained = train(_job(work, arm, config, prepared, handle), work.address)
+    # A shared compile cache would let the first repeat compile for all others.
+    job = train_job(config, arm.checked, prepared, handle.run_id, work.environment, cold_compile=True)
+    trained = train(job, work.address)
     evaluated = evaluate(trained, prepared, config.limits.evaluate_seconds)
     run = arm_run(arm.arm, trained, evaluated)
     tracking.log_facts(handle, training_metrics(run, trained, evaluated), {})
     if trained.probe is None:
         return run
-    speedup = account(trained, arm.cleared.hardware.num_cores)
+    speedup = account(trained, arm.checked.hardware.num_cores)
     log_diagnosis(handle, speedup)
     return run.model_copy(update={"cause": speedup.cause, "shares": speedup.shares})
-
-
-def _job(work: StudyContext, arm: PlannedArm, config: Config, prepared: PreparedSet, handle: RunHandle) -> TrainJob:
-    return TrainJob(
-        config=config,
-        plan=arm.cleared.plan,
-        prepared=prepared,
-        pretrained=arm.cleared.pretrained,
-        run_id=handle.run_id,
-        tracking_uri=handle.tracking_uri,
-        home=str(work.site.root),
-        cold_compile=True,  # or the first of the repeats would compile for all
-    )

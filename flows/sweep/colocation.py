@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from paceline.conf.load import ConfigError, make_config
 from paceline.flows.checks import preflight
+from paceline.flows.checks.measured_plan import train_job
 from paceline.flows.lifecycle.signals import is_interruption
 from paceline.flows.sweep.trial import SweepContext
 from paceline.tasks.errors import PacelineError
 from paceline.tasks.files import write_durably
 from paceline.tasks.sweep.colocation import Colocation, colocation_of, judge_colocation
-from paceline.tasks.train.launch.coordinator import TrainJob
 from paceline.tasks.train.prefect_tasks import measure
 
 KEPT = "colocation.json"
@@ -27,7 +28,7 @@ def colocation_on(work: SweepContext, baseline: str) -> tuple[Colocation | None,
         work: Of the sweep.
         baseline: `speedup.baseline`, as asked for.
     """
-    kept = work.home / "runs" / work.parent.run_id / KEPT
+    kept = work.environment.root / "runs" / work.parent.run_id / KEPT
     before = _load_measurement(kept)
     if before is not None and before.num_devices != work.room.num_at_once:
         return None, f"{before.num_devices} trials ran at once before it was cut short, now {work.room.num_at_once} do"
@@ -69,16 +70,9 @@ def _measured(work: SweepContext) -> Colocation | None:
         work.config,
         [f"execution.num_devices={work.room.num_at_once}", "recipe.batch_scaling=weak", "speedup.baseline=probe"],
     )
-    hardware = work.cleared.hardware
-    plan = preflight.plan_like(config, work.cleared, hardware).model_copy(update=work.layers)
-    job = TrainJob(
-        config=config,
-        plan=plan,
-        prepared=work.prepared,
-        pretrained=work.cleared.pretrained,
-        run_id=work.parent.run_id,
-        tracking_uri=work.parent.tracking_uri,
-        home=str(work.home),
-        measurement=colocation_of(plan, config.recipe.batch_size, hardware.num_cores),
-    )
+    hardware = work.checked.hardware
+    plan = preflight.plan_like(config, work.checked, hardware).model_copy(update=work.layers)
+    checked = replace(work.checked, plan=plan)
+    measurement = colocation_of(plan, config.recipe.batch_size, hardware.num_cores)
+    job = train_job(config, checked, work.prepared, work.parent.run_id, work.environment, measurement=measurement)
     return judge_colocation(measure(job, work.address).probe)

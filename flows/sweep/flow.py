@@ -7,7 +7,7 @@ import time
 from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from prefect import flow, get_run_logger
@@ -16,9 +16,10 @@ from paceline.conf.config import Config
 from paceline.conf.environment import Environment, quieten
 from paceline.conf.load import ConfigError, make_config
 from paceline.flows.checks import preflight
-from paceline.flows.checks.measured_plan import measured_plan
+from paceline.flows.checks.measured_plan import measure_plan
 from paceline.flows.checks.preflight import PreflightResult
-from paceline.flows.lifecycle import mlflow_views as views
+from paceline.flows.checks.results import result_of, reusable
+from paceline.flows.lifecycle import mlflow_views
 from paceline.flows.lifecycle.outage import outlive_outages
 from paceline.flows.lifecycle.overlap import cancel_older
 from paceline.flows.lifecycle.prefect_artifacts import publish
@@ -42,9 +43,7 @@ from paceline.tasks.sweep.concurrency import TrialConcurrency, plan_concurrency
 from paceline.tasks.sweep.optuna_study import Search, TrialStore
 from paceline.tasks.sweep.records import Proposal, Trial
 from paceline.tasks.sweep.space import Parameter, most_epochs, num_proposals, parse_parameters
-from paceline.tasks.track.run import RunHandle
 from paceline.tasks.train.autotune.choice import LAYER_SETTINGS
-from paceline.tasks.train.launch.coordinator import TrainJob
 
 JOURNAL = "trials.journal"
 """In the run's directory."""
@@ -62,11 +61,12 @@ class SweepPlan:
     """Of a trial, but for what is varied."""
     parameters: tuple[Parameter, ...]
     num_trials: int
-    cleared: PreflightResult
+    checked: PreflightResult
     room: TrialConcurrency
 
 
-def check_sweep(request: SweepRequest, site: Environment) -> SweepPlan:
+@reusable
+def check_sweep(request: SweepRequest, environment: Environment) -> SweepPlan:
     """Check everything before any work starts: each end of each parameter is tried on the configuration.
 
     Raises:
@@ -85,11 +85,11 @@ def check_sweep(request: SweepRequest, site: Environment) -> SweepPlan:
     for parameter in parameters:
         for value in parameter.tried():
             _try(config, parameter, parameter.override(value))
-    cleared = preflight.check(config, site)
+    checked = preflight.check(config, environment)
     for parameter in parameters:
         for value in parameter.tried():
-            _try(config, parameter, parameter.override(value), cleared)
-    return SweepPlan(request, config, parameters, num_trials, cleared, _room(request, config, cleared, num_trials))
+            _try(config, parameter, parameter.override(value), checked)
+    return SweepPlan(request, config, parameters, num_trials, checked, _room(request, config, checked, num_trials))
 
 
 def _check_numbers(request: SweepRequest) -> None:
@@ -122,12 +122,12 @@ def _check_like(config: Config, changed: Config) -> None:
         )
 
 
-def _try(config: Config, parameter: Parameter, override: str, cleared: PreflightResult | None = None) -> None:
+def _try(config: Config, parameter: Parameter, override: str, checked: PreflightResult | None = None) -> None:
     try:
         changed = make_config(config, [override])
         _check_like(config, changed)
-        if cleared is not None:
-            preflight.plan_like(changed, cleared, cleared.hardware)
+        if checked is not None:
+            preflight.plan_like(changed, checked, checked.hardware)
     except (ConfigError, InputError) as error:
         raise InputError(f"--param {parameter.setting}: {error}") from error
 
@@ -135,12 +135,12 @@ def _try(config: Config, parameter: Parameter, override: str, cleared: Preflight
 def _room(
     request: SweepRequest,
     config: Config,
-    cleared: PreflightResult,
+    checked: PreflightResult,
     num_trials: int,
 ) -> TrialConcurrency:
     address = config.cluster.address
     present = count_workers(address) if address is not None else None
-    return plan_concurrency(config, cleared.hardware, cleared.plan.accelerator, num_trials, request.at_once, present)
+    return plan_concurrency(config, checked.hardware, checked.plan.accelerator, num_trials, request.at_once, present)
 
 
 @flow(name="paceline-sweep", flow_run_name="sweep {request.config.name}", persist_result=False)
@@ -156,30 +156,31 @@ def run_sweep(request: SweepRequest, resume: str | None = None) -> dict[str, Any
     """
     quieten()
     started = time.monotonic()
-    site = Environment()
-    ready = check_sweep(request, site)
+    environment = Environment()
+    ready = result_of(check_sweep, request, environment)
     cancel_older()
     config, room = ready.config, ready.room
-    with open_cluster(config.cluster, room.demand, site) as address:
-        cleared = preflight.confirm_on_cluster(config, ready.cleared, address)
+    with open_cluster(config.cluster, room.demand, environment) as address:
+        checked = preflight.confirm_on_cluster(config, ready.checked, address)
         limits = config.limits
-        prepared = with_retries(prepare, limits)(config.data, str(site.root), address, limits.prepare_seconds)
+        prepared = with_retries(prepare, limits)(config.data, str(environment.root), address, limits.prepare_seconds)
         _check_validation(prepared)
-        workload = workload_fingerprint(config.workload, prepared.fingerprint, cleared.weights)
-        with open_parent_run("sweep", request, site, ready.cleared.experiment_id, workload, resume) as parent:
-            plan = _measured(ready, cleared, prepared, site, parent, address)
+        workload = workload_fingerprint(config.workload, prepared.fingerprint, checked.weights)
+        with open_parent_run("sweep", request, environment, ready.checked.experiment_id, workload, resume) as parent:
+            share = replace(checked, plan=preflight.plan_like(config, checked, room.share), hardware=room.share)
+            plan = measure_plan(config, share, prepared, parent.run_id, environment, address).plan
             _tell_choices(ready, plan)
             work = SweepContext(
                 config=config,
                 parameters=ready.parameters,
-                cleared=cleared,
+                checked=checked,
                 room=room,
                 address=address,
-                home=site.root,
+                environment=environment,
                 parent=parent,
                 prepared=prepared,
                 layers={name: getattr(plan, name) for name in LAYER_SETTINGS if name in plan.reasons},
-                proposer=TrialStore(site.root / "runs" / parent.run_id / JOURNAL, _search(ready)),
+                proposer=TrialStore(environment.root / "runs" / parent.run_id / JOURNAL, _search(ready)),
                 stopped=threading.Event(),
             )
             colocation, no_colocation = colocation_on(work, request.config.speedup.baseline)
@@ -188,29 +189,8 @@ def run_sweep(request: SweepRequest, resume: str | None = None) -> dict[str, Any
             result, summary = log_sweep(outcome)
             _check_any(result.trials)
     publish([("", note) for note in sweep_notes(result)], "sweep", "What the trials gave")
-    views.link(summary["view"], "The trials of this sweep")
+    mlflow_views.link(summary["view"], "The trials of this sweep")
     return summary | {"result": result.model_dump(mode="json")}
-
-
-def _measured(
-    ready: SweepPlan,
-    cleared: PreflightResult,
-    prepared: PreparedSet,
-    site: Environment,
-    parent: RunHandle,
-    address: str,
-) -> Plan:
-    """The execution of a trial on its share of the devices; what is left to `auto` of the layers is measured once."""
-    job = TrainJob(
-        config=ready.config,
-        plan=preflight.plan_like(ready.config, cleared, ready.room.share),
-        prepared=prepared,
-        pretrained=cleared.pretrained,
-        run_id=parent.run_id,
-        tracking_uri=parent.tracking_uri,
-        home=str(site.root),
-    )
-    return measured_plan(job, ready.room.share, address)
 
 
 def _tell_choices(ready: SweepPlan, plan: Plan) -> None:

@@ -36,7 +36,7 @@ class SweepOutcome:
     def result(self) -> SweepResult:
         """Everything that follows from its trials."""
         work = self.work
-        hardware = work.cleared.hardware
+        hardware = work.checked.hardware
         return SweepResult(
             run_id=work.parent.run_id,
             experiment=work.parent.experiment,
@@ -59,7 +59,7 @@ class SweepOutcome:
 def log_sweep(outcome: SweepOutcome) -> tuple[SweepResult, dict[str, Any]]:
     """Record the sweep in its run; the result, and the JSON of `paceline sweep`."""
     result, parent = outcome.result(), outcome.work.parent
-    environment = log_environment(parent, outcome.work.cleared.hardware)
+    environment = log_environment(parent, outcome.work.checked.hardware)
     log_report(parent, render_sweep(result, environment), draw_sweep(result))
     tracking.log_document(parent, "sweep.json", result.model_dump(mode="json"))
     view = share_sweep(parent, [parameter.setting for parameter in result.parameters])

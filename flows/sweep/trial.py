@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ from prefect import get_run_logger
 from prefect.client.schemas.objects import State
 
 from paceline.conf.config import Config
+from paceline.conf.environment import Environment
 from paceline.conf.load import ConfigError, make_config
 from paceline.flows.checks import preflight
+from paceline.flows.checks.measured_plan import train_job
 from paceline.flows.checks.preflight import PreflightResult
 from paceline.flows.lifecycle.mlflow_run import nested_run
 from paceline.flows.lifecycle.signals import is_interruption
@@ -46,10 +48,10 @@ class SweepContext:
 
     config: Config
     parameters: tuple[Parameter, ...]
-    cleared: PreflightResult
+    checked: PreflightResult
     room: TrialConcurrency
     address: str
-    home: Path
+    environment: Environment
     parent: RunHandle
     prepared: PreparedSet
     layers: dict[str, Any]
@@ -67,7 +69,7 @@ class SweepContext:
         """
         config = make_config(self.config, list(self.overrides(proposal)))
         config = config.model_copy(update={"name": f"trial {proposal.number}"})
-        plan = preflight.plan_like(config, self.cleared, self.room.share)
+        plan = preflight.plan_like(config, self.checked, self.room.share)
         return config, plan.model_copy(update=self.layers | {"reasons": {}})  # the sweep has logged them for all trials
 
     def overrides(self, proposal: Proposal) -> tuple[str, ...]:
@@ -173,16 +175,8 @@ def _train(work: SweepContext, begun: _Begun, config: Config, plan: Plan, handle
     resume = begun.proposal.run_id is not None
     if not resume:
         tracking.log_dataset(handle, work.prepared, config.data.source)
-    job = TrainJob(
-        config=config,
-        plan=plan,
-        prepared=work.prepared,
-        pretrained=work.cleared.pretrained,
-        run_id=handle.run_id,
-        tracking_uri=handle.tracking_uri,
-        home=str(work.home),
-        resume=resume,
-    )
+    checked = replace(work.checked, plan=plan)
+    job = train_job(config, checked, work.prepared, handle.run_id, work.environment, resume=resume)
     watch = _Watch(work, begun.proposal.number, job.directory)
     begun.scores = lambda: watch.scores
     with deadline.stoppable(watch.why_end), hidden_bars():

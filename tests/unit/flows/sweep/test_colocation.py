@@ -25,7 +25,7 @@ def test_it_counts_only_for_as_many_trials_at_once(num_at_once, tmp_path):
     kept.parent.mkdir(parents=True)
     kept.write_text(MEASURED.model_dump_json())
     room = SimpleNamespace(num_at_once=num_at_once)
-    work = SimpleNamespace(home=tmp_path, parent=SimpleNamespace(run_id="0123"), room=room)
+    work = SimpleNamespace(environment=SimpleNamespace(root=tmp_path), parent=SimpleNamespace(run_id="0123"), room=room)
     found, why = colocation_on(work, "probe")
     assert found == (MEASURED if num_at_once == 4 else None)
     assert why == ("" if num_at_once == 4 else f"4 trials ran at once before it was cut short, now {num_at_once} do")
