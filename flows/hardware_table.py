@@ -1,4 +1,4 @@
-"""The hardware table: what each model of device made of the same work, read from the store. Starts nothing."""
+"""The hardware table: compares device models that did the same work, from runs of the store. Starts nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIXED_ITEMS = ("startup", "setup", "prediction", "teardown")
 
 
 def hardware_table(environment: Environment, experiment: str, prices: Mapping[str, float]) -> HardwareTable:
-    """The table of an experiment.
+    """Tabulate an experiment.
 
     Args:
         environment: this machine's facts.
@@ -30,7 +30,7 @@ def hardware_table(environment: Environment, experiment: str, prices: Mapping[st
         prices: of one device for an hour, by a part of its name.
 
     Raises:
-        InputError: there is no run to make it of.
+        InputError: the experiment has no usable run.
     """
     runs, left_out = trained_runs(environment, experiment)
     if not runs:
@@ -47,10 +47,10 @@ def trained_runs(environment: Environment, experiment: str) -> tuple[list[Hardwa
     left_out: Counter[str] = Counter()
     runs = []
     conditions = [f"tags.`paceline.role` = '{role}'" for role in TRAINED]
-    found = [
+    runs_of_roles = [
         run for condition in conditions for run in find_runs(environment.tracking_uri, experiment, condition, None)
     ]
-    for run in sorted(found, key=lambda run: -run.start_time):
+    for run in sorted(runs_of_roles, key=lambda run: -run.start_time):
         why = _why_left_out(run)
         facts = {} if why else read_document(environment.tracking_uri, run.run_id, FACTS_ARTIFACT) or {}
         num_devices = world_of(facts)
@@ -86,7 +86,7 @@ def _hardware_run(run: FoundRun, facts: Mapping[str, Any], num_devices: int) -> 
 
 
 def _joules_per_sample(run: FoundRun) -> float | None:
-    """Of the whole fit, over the samples that passed in it."""
+    """Energy of the fit per sample."""
     joules, rate = (run.metrics.get(name) for name in ("energy/joules", "throughput/samples_per_second"))
     seconds = sum(_seconds(run, item) for item in (*STEP_ITEMS, "data_wait"))
     return joules / (rate * seconds) if joules and rate and seconds else None

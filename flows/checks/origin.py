@@ -1,4 +1,4 @@
-"""Which cluster a run may join: that of this host, never one that only a form or the store names.
+"""Restricts the clusters that a run may join: never one that only a form of Prefect or the store names.
 
 Dask runs what a scheduler sends. So the address of a scheduler, and going without TLS, come from the local user's
 command line or environment alone. Parameters of Prefect's API and stored configurations are other people's text.
@@ -23,7 +23,7 @@ DEFAULT_KIND = Cluster().kind
 
 
 def is_from_api() -> bool:
-    """Whether the parameters of the flow that this process runs came from Prefect's API.
+    """Return whether the parameters of this process's flow came from Prefect's API.
 
     A command, or a program of the user, that calls a flow passes the parameters itself; then there is neither the
     variable nor a deployment.

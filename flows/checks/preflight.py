@@ -154,10 +154,10 @@ def _check_batch(config: Config, num_train: int) -> None:
 def _check_last_batch(config: Config, num_train: int) -> None:
     """Batch norm needs two values of a channel, and small images leave one in each sample behind a ResNet's layers."""
     size, ranks = config.global_batch_size, config.execution.world_size
-    rest = num_train % size
-    if config.model.name in RESNETS and config.data.image_size <= RESNET_HALVED and 0 < rest < 2 * ranks:
+    remainder = num_train % size
+    if config.model.name in RESNETS and config.data.image_size <= RESNET_HALVED and 0 < remainder < 2 * ranks:
         raise InputError(
-            f"recipe.batch_size={config.recipe.batch_size} leaves a last batch of {rest} of the {num_train} "
+            f"recipe.batch_size={config.recipe.batch_size} leaves a last batch of {remainder} of the {num_train} "
             f"training samples, and a device needs two with {config.model.name} on images of at most {RESNET_HALVED} "
             "pixels; use another batch_size or larger images"
         )

@@ -1,6 +1,6 @@
-"""The host that will train first, as far as it is known before a cluster is started; refuses clusters that cannot be.
+"""Hardware of the first training host before a cluster starts; refuses clusters that cannot start.
 
-Starts nothing: hosts are asked over SSH, Slurm is asked whether it would take the job.
+Starts nothing: it queries hosts over SSH, and lets Slurm validate the job script.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from paceline.tasks.train.launch.placement import inspect
 
 
 def training_host(config: Config, environment: Environment) -> Hardware:
-    """Hardware of the first host that will train; of a Slurm node, what is asked for.
+    """Hardware of the first training host; of a Slurm node, the requested hardware.
 
     Raises:
         InputError: the cluster may not be joined, cannot be started, does not answer, or is too small.
     """
     check_origin(config.cluster, environment)
-    found = certificates(config.cluster, environment)
+    credentials = certificates(config.cluster, environment)
     match config.cluster.kind:
         case "ssh":
-            _check_installed("asyncssh", "ssh")
-            return _first_of(config, ask_hosts(config.cluster, found))
+            _require_module("asyncssh", "ssh")
+            return _first_of(config, ask_hosts(config.cluster, credentials))
         case "slurm":
-            _check_installed("dask_jobqueue", "slurm")
+            _require_module("dask_jobqueue", "slurm")
             check_slurm(config.cluster, slurm_script(config, environment))
             return asked_host(config.cluster, _slurm_demand(config))
         case "address":
@@ -48,7 +48,7 @@ def training_host(config: Config, environment: Environment) -> Hardware:
 
 
 def slurm_script(config: Config, environment: Environment) -> str:
-    """The script of each Slurm job; needs no Slurm, and no certificates yet."""
+    """The script of each Slurm job; needs neither Slurm nor certificates."""
     secured = choose_tls(config.cluster).value == "on"
     return job_script(
         config.cluster,
@@ -63,7 +63,7 @@ def _slurm_demand(config: Config) -> ClusterResources:
 
 
 def _first_of(config: Config, hosts: Sequence[HostFacts]) -> Hardware:
-    """The first host's hardware, once all have what the workers need."""
+    """Check that every host has what the workers need, and return the hardware of the first one."""
     first = hosts[0].hardware
     if config.execution.accelerator == "cpu" or not first.gpus:
         return first
@@ -82,44 +82,36 @@ def _first_of(config: Config, hosts: Sequence[HostFacts]) -> Hardware:
 
 
 def _this_host(config: Config) -> Hardware:
-    here = hardware.describe()
+    facts = hardware.describe()
     kind = config.cluster.kind
     if config.execution.num_nodes > 1:
         raise InputError(
             f"execution.num_nodes={config.execution.num_nodes} and cluster.kind={kind}, which is this host alone; "
             "use num_nodes=1 or cluster.kind=ssh, slurm or address"
         )
-    if kind == "local_cuda" and not here.gpus:
+    if kind == "local_cuda" and not facts.gpus:
         raise InputError(
-            f"cluster.kind=local_cuda, and {here.host} has no GPU that NVML sees and torch is built for; "
+            f"cluster.kind=local_cuda, and {facts.host} has no GPU that NVML sees and torch is built for; "
             "use cluster.kind=local"
         )
     if kind == "local_cuda":
-        _check_installed("dask_cuda", "cuda")
-    _check_local_workers(config)
-    _check_compiler(config)
-    return here
-
-
-def _check_installed(module: str, extra: str) -> None:
-    if importlib.util.find_spec(module) is None:
-        raise InputError(
-            f"cluster.kind needs the module {module}, which is not installed; pip install 'paceline[{extra}]'"
-        )
-
-
-def _check_local_workers(config: Config) -> None:
+        _require_module("dask_cuda", "cuda")
     workers = config.cluster.num_workers
     if workers != "auto" and workers < config.execution.num_devices:
         raise InputError(
             f"cluster.num_workers={workers} is below execution.num_devices={config.execution.num_devices}; "
-            "each rank needs a worker of its own: raise num_workers or leave it auto"
+            "each rank needs its own worker: raise num_workers or leave it auto"
         )
-
-
-def _check_compiler(config: Config) -> None:
     if config.execution.compile == "step" and not has_compiler():
         raise InputError(
-            "execution.compile=step needs a C++ compiler on CPUs, and there is none on this machine; "
+            "execution.compile=step needs a C++ compiler on CPUs, and this machine has none; "
             "install one (apt-get install g++) or use execution.compile=off"
+        )
+    return facts
+
+
+def _require_module(module: str, extra: str) -> None:
+    if importlib.util.find_spec(module) is None:
+        raise InputError(
+            f"cluster.kind needs the module {module}, which is not installed; pip install 'paceline[{extra}]'"
         )

@@ -1,4 +1,4 @@
-"""Puts the study "no GPU?" together and records it: its run with the report, and each way's runs with its figures."""
+"""Records the study "no GPU?": the report in its run, and the ratios in the runs of each way."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ ACCELERATOR = "execution.accelerator"
 
 
 @dataclass(frozen=True)
-class Found:
-    """What the study has done."""
+class NoGpuOutcome:
+    """Results of the study's trainings."""
 
     request: NoGpuRequest
     arms: list[PlannedArm]
@@ -47,7 +47,7 @@ class Found:
     seconds: float
 
     def result(self, environment: Environment, parent: RunHandle) -> NoGpuResult:
-        """Everything that follows from the trainings, and from runs on GPUs that the store has."""
+        """Analyse the trainings, and the runs on GPUs in the store."""
         request, checked = self.request, self.arms[-1].checked
         assert checked.pretrained is not None
         rates = self.paces.paces if self.paces else {}
@@ -61,8 +61,10 @@ class Found:
             batch_size=request.config.global_batch_size,
         )
         scratch = rates.get(SCRATCH)
+        validity = self.paces.validity if self.paces else None
+        disturbance = validity.reasons if validity and validity.contaminated else ()
         ways = ways_of(self.trainings, request.target, rates) + on_gpu(self.trainings, request.target, gpu)
-        found = NoGpuResult(
+        result = NoGpuResult(
             run_id=parent.run_id,
             experiment=parent.experiment,
             preset=request.preset,
@@ -73,17 +75,17 @@ class Found:
             targets=TargetScore(self.trainings, request.target).all(),
             ways=ways,
             prediction_ratio=scratch.ratio if scratch else None,
-            prediction_disturbed=_disturbance(self.paces),
+            prediction_disturbed=disturbance,
             cost=gpu.cost,
             sheet=gpu.sheet,
             hardware=f"{checked.hardware.host}: {describe_devices(checked.hardware)}",
             seconds=self.seconds,
         )
-        choice, verdict = judge(found)
-        return found.model_copy(update={"choice": choice, "verdict": verdict, "notes": tuple(notes_of(found))})
+        choice, verdict = judge(result)
+        return result.model_copy(update={"choice": choice, "verdict": verdict, "notes": tuple(notes_of(result))})
 
     def _rows(self, environment: Environment, experiment: str) -> dict[str, tuple[HardwareRow, ...]]:
-        """What GPUs made of the very work of a way, in other runs of the experiment."""
+        """Runs of the experiment that did the same work on GPUs, by way."""
         runs, _ = trained_runs(environment, experiment)
         on_gpus = [run for run in runs if run.facts.get(ACCELERATOR) == "gpu"]
         rows = {}
@@ -94,14 +96,12 @@ class Found:
         return rows
 
 
-def _disturbance(paces: PredictionThroughputs | None) -> tuple[str, ...]:
-    return paces.validity.reasons if paces is not None and paces.validity.contaminated else ()
-
-
-def log_no_gpu(found: Found, environment: Environment, parent: RunHandle) -> tuple[NoGpuResult, dict[str, Any]]:
-    """Record the study in its run, and what each way gave in its runs; the JSON of `paceline no-gpu`."""
-    result = found.result(environment, parent)
-    machine = log_environment(parent, found.arms[0].checked.hardware)
+def log_no_gpu(
+    outcome: NoGpuOutcome, environment: Environment, parent: RunHandle
+) -> tuple[NoGpuResult, dict[str, Any]]:
+    """Record the study and its ways; return the result and the JSON of `paceline no-gpu`."""
+    result = outcome.result(environment, parent)
+    machine = log_environment(parent, outcome.arms[0].checked.hardware)
     log_report(parent, render_no_gpu(result, machine), draw_no_gpu(result))
     tracking.log_document(parent, "no_gpu.json", result.model_dump(mode="json"))
     for way in result.ways:
@@ -134,15 +134,15 @@ def _metrics(result: NoGpuResult) -> dict[str, float | None]:
 
 
 def _log_way(parent: RunHandle, way: Approach) -> None:
-    """A way's ratios over all repeats, in each of its runs; what is estimated belongs to no run."""
+    """Log a way's ratios over all repeats in each of its runs; an estimated way has no runs."""
     if not way.is_measured:
         return
-    ratio, whole = way.target_ratio, way.whole_ratio
+    ratio, end_to_end = way.target_ratio, way.whole_ratio
     metrics: dict[str, float | None] = {
         "speedup/target_ratio": ratio.value if ratio else None,
         "speedup/target_low": ratio.low if ratio else None,
         "speedup/target_high": ratio.high if ratio else None,
-        "speedup/end_to_end_ratio": whole.value if whole else None,
+        "speedup/end_to_end_ratio": end_to_end.value if end_to_end else None,
     }
     for run_id in way.run_ids:
         tracking.log_facts(parent.model_copy(update={"run_id": run_id}), metrics, {"paceline.parity": way.parity})

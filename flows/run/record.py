@@ -1,4 +1,4 @@
-"""Puts the outcome of a run together: the summary of the contract, and everything that MLflow keeps of it."""
+"""Records a run: the summary of `--json`, and everything in MLflow."""
 
 from __future__ import annotations
 
@@ -91,7 +91,10 @@ def record(outcome: Outcome, verdicts: Verdicts, handle: RunHandle, summary: dic
     tracking.log_document(handle, "summary.json", summary)
     tracking.log_document(handle, "environment.json", environment)
     tracking.log_document(handle, tracking.FACTS_ARTIFACT, outcome.facts)
-    _log_files(outcome, handle)
+    if outcome.prepared.num_rejected:
+        tracking.log_document(handle, "rejected.jsonl", Path(outcome.prepared.path) / "rejected.jsonl")
+    for index, path in enumerate(outcome.trained.predictions):
+        tracking.log_document(handle, f"logs/rank-{index}.txt", Path(path).with_name("log.txt"))
 
 
 def log_model(outcome: Outcome, handle: RunHandle) -> None:
@@ -134,12 +137,12 @@ def _metrics(outcome: Outcome, summary: dict[str, Any]) -> dict[str, float | Non
 
 
 def judged_metrics(outcome: Outcome) -> dict[str, float | None]:
-    """Those that later runs are judged by (`paceline.flows.run.history`)."""
+    """Metrics that later runs are compared by (`paceline.flows.run.history`)."""
     trained, earlier = outcome.trained, outcome.speedup.baseline_runs
     metrics: dict[str, float | None] = {
         "throughput/samples_per_second": trained.samples_per_second,
         "throughput/steady_samples_per_second": steady_rate(trained),
-        # of this machine on this day, or of no use to those who judge by it
+        # a rate from another day or machine would mislead
         "throughput/baseline_samples_per_second": None if earlier else outcome.speedup.baseline_samples_per_second,
         "time/data_wait_fraction": trained.data_wait_fraction,
         "test/accuracy": outcome.evaluated.accuracy,
@@ -151,7 +154,7 @@ def judged_metrics(outcome: Outcome) -> dict[str, float | None]:
 
 
 def compile_metrics(trained: TrainResult) -> dict[str, float | None]:
-    """What compiling did and cost; nothing for an eager network."""
+    """Effect and cost of compilation; empty for an eager network."""
     if trained.compile is None:
         return {}
     stats = trained.compile
@@ -168,11 +171,11 @@ def _tags(outcome: Outcome, verdicts: Verdicts, handle: RunHandle) -> dict[str, 
     tags = {
         "paceline.verdict": outcome.speedup.verdict,
         "paceline.baseline": outcome.speedup.baseline or "none",
-        # The probe's baseline is an arm of this very run; a contaminated one is nobody's baseline.
+        # The probe's baseline is an arm of this run.
         "paceline.baseline_run_id": next(iter(outcome.speedup.baseline_runs), handle.run_id) if usable else "",
         DATASET_TAG: outcome.prepared.fingerprint,
         tracking.SERIES_TAG: outcome.series,
-        tracking.DISTURBED_TAG: str(outcome.disturbed),
+        tracking.DISTURBED_TAG: str(outcome.is_disturbed),
         "paceline.contaminated": str(outcome.speedup.contaminated),
         "paceline.contamination": "; ".join(outcome.speedup.validity.reasons) if outcome.speedup.validity else "",
     }
@@ -188,11 +191,3 @@ def _tags(outcome: Outcome, verdicts: Verdicts, handle: RunHandle) -> dict[str, 
         shares = "even" if loads is None else ":".join(f"{load / sum(loads):.2f}" for load in loads)
         tags["paceline.auto.worker_load"] = f"{shares}: speeds of the ranks, timed before training"
     return tags | {f"paceline.auto.{name}": f"{c.value}: {c.reason}" for name, c in outcome.plan.reasons.items()}
-
-
-def _log_files(outcome: Outcome, handle: RunHandle) -> None:
-    rejected = Path(outcome.prepared.path) / "rejected.jsonl"
-    if outcome.prepared.num_rejected:
-        tracking.log_document(handle, "rejected.jsonl", rejected)
-    for index, path in enumerate(outcome.trained.predictions):
-        tracking.log_document(handle, f"logs/rank-{index}.txt", Path(path).with_name("log.txt"))

@@ -1,4 +1,4 @@
-"""The study: every arm trained several times in a balanced order, one MLflow run with one nested run per training."""
+"""The study: trains every arm several times in a balanced order. Each training is a run nested in the study's run."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def check_study(request: StudyRequest, environment: Environment) -> list[Planned
 @outlive_outages
 @redact_errors
 def run_study(request: StudyRequest, resume: str | None = None) -> dict[str, Any]:
-    """Train every arm several times in a balanced order, and say what each factor is worth.
+    """Train every arm several times in a balanced order, and report the speedup of each factor.
 
     Args:
         request: Arms, repeats and what they have in common.
-        resume: Id of an unfinished study to go on with.
+        resume: Id of an unfinished study to resume.
     """
     quieten()
     started = time.monotonic()
@@ -74,7 +74,7 @@ def run_study(request: StudyRequest, resume: str | None = None) -> dict[str, Any
             request=request,
             arms=[arm.arm for arm in arms],
             runs=work.ledger.runs(),
-            prepared={found.fingerprint: found for found in work.prepared.values()},
+            prepared={prepared.fingerprint: prepared for prepared in work.prepared.values()},
             hardware=arms[0].checked.hardware,
             seconds=time.monotonic() - started,
         )

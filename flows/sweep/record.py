@@ -1,4 +1,4 @@
-"""Puts a sweep together and records it in its MLflow run: the table of trials, the report, the best one's settings."""
+"""Records a sweep in its MLflow run: the table of trials, the report, the best trial's settings."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SweepOutcome:
-    """What a sweep has done."""
+    """Results of a sweep."""
 
     work: SweepContext
     request: SweepRequest
     colocation: Colocation | None
     no_colocation: str
-    """Why there is none."""
+    """The reason for no measurement."""
     seconds: float
 
     def result(self) -> SweepResult:
-        """Everything that follows from its trials."""
+        """Summarise the trials."""
         work = self.work
         hardware = work.checked.hardware
         return SweepResult(
@@ -136,9 +136,9 @@ def _plain(result: SweepResult, trial: Trial) -> dict[str, Any]:
 
 
 def _speedup(result: SweepResult) -> dict[str, Any]:
-    """Of the whole sweep over its trials one after the other on one device, and of the steps behind it."""
-    found, colocation = result.speedup, result.colocation
-    if found is None or colocation is None:
+    """Speedup of the sweep over its trials in sequence on one device."""
+    speedup, colocation = result.speedup, result.colocation
+    if speedup is None or colocation is None:
         return {"ratio": None, "low": None, "high": None, "layout": None, "reason": result.no_colocation}
     ways = {
         "over_alone": colocation.over_alone,
@@ -146,9 +146,9 @@ def _speedup(result: SweepResult) -> dict[str, Any]:
         "over_whole": colocation.over_whole,
     }
     return {
-        "ratio": found.value,
-        "low": found.low,
-        "high": found.high,
+        "ratio": speedup.value,
+        "low": speedup.low,
+        "high": speedup.high,
         "layout": colocation.layout,
         "num_rounds": colocation.num_rounds,
         "contaminated": colocation.contaminated,

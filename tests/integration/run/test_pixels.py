@@ -74,11 +74,11 @@ def test_a_model_says_of_the_test_split_what_its_evaluation_has_said(small, tmp_
     for precision in (summary["execution"]["precision"], "32-true"):
         overrides = (*SMALL[preset], f"execution.precision={precision}")
         request = PredictRequest(model=summary["run_id"], source=preset, overrides=overrides, out=str(tmp_path / "out"))
-        cleared = check_predict(request, Environment())
-        (part,) = cut(cleared.images, tmp_path, cleared.key, 1)
-        record = predict_part(part, cleared.settings)
+        checked = check_predict(request, Environment())
+        (part,) = cut(checked.images, tmp_path, checked.key, 1)
+        record = predict_part(part, checked.settings)
         assert record.num_samples == summary["dataset"]["num_test"]
-        parity = check_parity(part, cleared.settings)[0]
+        parity = check_parity(part, checked.settings)[0]
         assert parity.agreement > 0.99
         if preset == "shapes":
             assert mean_iou(record.class_pixels) == pytest.approx(summary["evaluate"]["mean_iou"], abs=0.01)
@@ -126,8 +126,8 @@ def test_plain_pictures_are_predicted_and_what_is_done_is_not_done_again(small, 
         np.testing.assert_allclose(row["shares"], np.bincount(mask.ravel(), minlength=4) / 256, atol=1e-6)
         assert 0.25 < row["confidence"] <= 1
     request = PredictRequest(model=summary["run_id"], source=str(plain), out=str(tmp_path / "out"))
-    cleared = check_predict(request, Environment())
-    (again,) = cut(cleared.images, cleared.out, cleared.key, 1)
+    checked = check_predict(request, Environment())
+    (again,) = cut(checked.images, checked.out, checked.key, 1)
     assert finished(again).num_samples == 5
     metrics = MlflowClient(Environment().tracking_uri).get_run(found["run_id"]).data.metrics
     assert metrics["predict/num_samples"] == 5
@@ -171,10 +171,10 @@ def test_what_a_model_of_pixels_cannot_predict_is_told_before_anything_starts(sm
     assert check_predict(asked, Environment()).num_values > 0, "what a layer gives is held against no masks"
     with pytest.raises(InputError, match=r"unet has no such layer; it has down\.0, .*, classify$"):
         check_predict(asked.model_copy(update={"layer": "down"}), Environment())
-    with pytest.raises(InputError, match=r"data\.source=shapes are not images of their own sizes"):
+    with pytest.raises(InputError, match=r"data\.source=shapes do not have their own sizes"):
         check_predict(PredictRequest(model=summary["run_id"], source="shapes", own_size=True), Environment())
     fitted = PredictRequest(model=summary["run_id"], source=str(tmp_path), overrides=("data.fit=crop",))
-    with pytest.raises(InputError, match=r"^data\.fit=crop: images come to their size as they did for"):
+    with pytest.raises(InputError, match=r"^data\.fit=crop: .* fixes how images are resized"):
         check_predict(fitted, Environment())
     large = PredictRequest(model=summary["run_id"], source=str(tmp_path), own_size=True)
     with pytest.raises(InputError, match=r"a layer's output is none"):
