@@ -1,4 +1,4 @@
-"""Deployments: a run that Prefect starts by schedule, as a form in its UI, with one policy for runs that overlap."""
+"""Deployments: runs that Prefect starts by schedule or from a form in its UI, with one overlap policy."""
 
 from __future__ import annotations
 
@@ -25,49 +25,49 @@ from paceline.tasks.errors import InputError
 
 POLL_SECONDS = 0.1
 SET_RIGHT_SECONDS = 60.0
-"""Between two looks for runs that have lost their process, and slots that have lost their run."""
+"""Interval of the search for runs without a process and slots without a run."""
 
 
 def schedule_of(cron: str, timezone: str) -> Schedule:
-    """A schedule in a time zone, which follows its summer time.
+    """Make a schedule in a time zone, with its summer time.
 
     Args:
         cron: five fields, such as "0 2 * * *".
         timezone: name in the IANA data base, such as "Europe/Zurich".
 
     Raises:
-        InputError: either is not what it should be.
+        InputError: one of them is invalid.
     """
     if timezone not in zoneinfo.available_timezones():
-        raise InputError(f"--timezone {timezone} is no time zone; use a name such as Europe/Zurich or UTC")
+        raise InputError(f"--timezone {timezone} is not a time zone; use a name such as Europe/Zurich or UTC")
     try:
         return Cron(cron, timezone=timezone)
     except ValueError as error:
         raise InputError(
-            f'--cron "{cron}" is no schedule (minute hour day month weekday); use such as "0 2 * * *", every night at 2'
+            f'--cron "{cron}" is not a schedule (minute hour day month weekday); use "0 2 * * *" for every night at 2'
         ) from error
 
 
 def local_timezone() -> str:
-    """The name of this machine's time zone; UTC where it says none."""
-    named = Path("/etc/timezone")
-    candidates = [named.read_text(encoding="utf-8").strip()] if named.is_file() else []
+    """The name of this machine's time zone; UTC if it has none."""
+    file = Path("/etc/timezone")
+    candidates = [file.read_text(encoding="utf-8").strip()] if file.is_file() else []
     link = Path("/etc/localtime")
     if link.is_symlink():
         candidates.append(str(link.readlink()).partition("zoneinfo/")[2])
-    known = zoneinfo.available_timezones()
-    return next((name for name in candidates if name in known), "UTC")
+    zones = zoneinfo.available_timezones()
+    return next((name for name in candidates if name in zones), "UTC")
 
 
 def deployment_of(config: Config, name: str, schedule: Schedule, overlap: Overlap) -> RunnerDeployment:
-    """The deployment of a run: its settings are the parameters of the form, with the preset's values.
+    """Make the deployment of a run; the form in Prefect shows its settings.
 
     Args:
         config: of its runs.
         name: of the deployment.
         schedule: when they start.
-        overlap: what becomes of a run whose predecessor has not ended. `queue`: it waits; `skip`: it is cancelled and
-            says why; `cancel-oldest`: the predecessor is.
+        overlap: policy for a run whose predecessor has not ended. `queue`: it waits; `skip`: it is cancelled with a
+            reason; `cancel-oldest`: its predecessor is cancelled.
     """
     limit = None
     if overlap != "cancel-oldest":
@@ -87,11 +87,11 @@ def deployment_of(config: Config, name: str, schedule: Schedule, overlap: Overla
 
 
 def serve(deployment: RunnerDeployment, *, catch_up: bool) -> None:
-    """Start a deployment's runs until SIGTERM or Ctrl-C, which cancel what runs.
+    """Start a deployment's runs until SIGTERM or Ctrl-C, which cancel running flows.
 
     Args:
-        deployment: of which this process is the server.
-        catch_up: leave the schedule on at the end, so that what comes due is started when it is served again.
+        deployment: whose runs this process starts.
+        catch_up: leave the schedule on at the end, so that the next server starts missed runs.
     """
     asyncio.run(_serve(deployment, pause_at_end=not catch_up))
 
@@ -101,7 +101,7 @@ async def _serve(deployment: RunnerDeployment, *, pause_at_end: bool) -> None:
     stopping = _stop_on_signals(runner)
     deployment_id = await runner.aadd_deployment(deployment)
     clean_up = partial(asyncio.to_thread, set_right, Environment(), str(deployment_id))
-    await clean_up()  # before a run is started, which `skip` would cancel for a slot that a lost run holds
+    await clean_up()  # first: with `skip`, the slot of a lost run would cancel a new one
     cleaning = asyncio.create_task(_repeat(clean_up))
     await runner.start()
     cleaning.cancel()
@@ -109,25 +109,25 @@ async def _serve(deployment: RunnerDeployment, *, pause_at_end: bool) -> None:
 
 
 def _stop_on_signals(runner: Runner) -> set[asyncio.Task[None]]:
-    """Stop a runner at SIGTERM or Ctrl-C; what does so will be in the set."""
+    """Stop a runner at SIGTERM or Ctrl-C; the set then holds the task that stops it."""
     loop = asyncio.get_running_loop()
     stopping: set[asyncio.Task[None]] = set()
 
     async def end() -> None:
-        while not runner.started:  # it cannot be stopped before, and would then go on
+        while not runner.started:  # an earlier stop has no effect
             await asyncio.sleep(POLL_SECONDS)
         await runner.astop()
 
-    def begin_end() -> None:
+    def start_end() -> None:
         if not stopping:
             stopping.add(loop.create_task(end()))
 
     def stop(*_: object) -> None:
-        loop.call_soon_threadsafe(begin_end)
+        loop.call_soon_threadsafe(start_end)
 
     # Prefect's own handler leaves the event loop at once, and what runs to itself, RUNNING for ever (3.8.8).
     runner.handle_sigterm = stop  # type: ignore[method-assign]
-    signal.signal(signal.SIGTERM, stop)  # the deployment can be seen, and somebody want its end, before Prefect does so
+    signal.signal(signal.SIGTERM, stop)  # Prefect sets its own only after the deployment is visible
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, stop)
     return stopping

@@ -1,4 +1,4 @@
-"""The examination of a site before a run meets it: this host, its servers, its certificates, its cluster."""
+"""Examines a site before the first run: this host, its servers, its certificates, its cluster."""
 
 from __future__ import annotations
 
@@ -27,99 +27,101 @@ WARN_DAYS = 30
 SEE = "see the message"
 
 
-def examine(config: Config, site: Environment, told: Callable[[Finding], None]) -> list[Finding]:
-    """Examine everything; what is wrong in one place does not keep the others from being looked at.
+def examine(config: Config, environment: Environment, report: Callable[[Finding], None]) -> list[Finding]:
+    """Examine everything, also after a stage fails.
 
     Args:
-        config: whose cluster and execution are looked at.
-        site: this machine's facts.
-        told: hears of each finding as it is made.
+        config: names the cluster and the execution.
+        environment: this machine's facts.
+        report: receives each finding at once.
     """
     stages: dict[str, Callable[[], list[Finding]]] = {
         "packages": examine_packages,
         "own packages": examine_own,
-        "this host": lambda: examine_host(site.root, site.leases),
-        "mlflow": lambda: [_mlflow(site)],
-        "prefect": lambda: [_prefect(site)],
-        "certificates": lambda: [_certificates(config, site)],
-        "workers": lambda: _cluster(config, site),
+        "this host": lambda: examine_host(environment.root, environment.leases),
+        "mlflow": lambda: [_mlflow(environment)],
+        "prefect": lambda: [_prefect(environment)],
+        "certificates": lambda: [_certificates(config, environment)],
+        "workers": lambda: _cluster(config, environment),
     }
-    found = []
+    findings = []
     for name, stage in stages.items():
         try:
-            made = stage()
+            stage_findings = stage()
         except PacelineError as error:
-            made = [_wrong(name, error)]
-        except Exception as error:  # noqa: BLE001  whatever it is, it is what was to be found out
-            made = [bad(name, f"{type(error).__name__}: {redact(one_line(error))}", SEE)]
-        for finding in made:
-            told(finding)
-            found.append(finding)
-    return found
+            stage_findings = [_wrong(name, error)]
+        except Exception as error:  # noqa: BLE001  every error is a finding
+            stage_findings = [bad(name, f"{type(error).__name__}: {redact(one_line(error))}", SEE)]
+        for finding in stage_findings:
+            report(finding)
+            findings.append(finding)
+    return findings
 
 
-def _mlflow(site: Environment) -> Finding:
+def _mlflow(environment: Environment) -> Finding:
     from paceline.tasks.track.store import server_version
 
-    place, there = redact(site.tracking_uri), server_version(site.tracking_uri)
-    if not site.tracking_uri.startswith("http"):
-        return good("mlflow", f"{place}, {there or 'made by the first run'}")
-    return _versions("mlflow", place, there or "", installed_version("mlflow"))
+    place, version = redact(environment.tracking_uri), server_version(environment.tracking_uri)
+    if not environment.tracking_uri.startswith("http"):
+        return good("mlflow", f"{place}, {version or 'made by the first run'}")
+    return _versions("mlflow", place, version or "", installed_version("mlflow"))
 
 
-def _prefect(site: Environment) -> Finding:
-    url, own = prefect_api.prefect_server(site), installed_version("prefect")
+def _prefect(environment: Environment) -> Finding:
+    url, client_version = prefect_api.prefect_server(environment), installed_version("prefect")
     if url is None:
-        return good("prefect", f"no server: its temporary API, {own}; paceline serve needs a server")
+        return good("prefect", f"no server: its temporary API, {client_version}; paceline serve needs a server")
     from httpx import HTTPError
     from prefect.client.orchestration import get_client
 
     try:
-        prefect_api.check_prefect(site)
+        prefect_api.check_prefect(environment)
         with get_client(sync_client=True) as client:
             client.read_flows(limit=1)  # needs credentials where any are needed
-            there = client.api_version()
+            version = client.api_version()
     except HTTPError as error:
         remedy = "set PREFECT_API_AUTH_STRING, or look at the server's log"
         return bad("prefect", f"{redact(url)} refuses this user ({redact(one_line(error))[:200]})", remedy)
-    return _versions("prefect", redact(url), there, own)
+    return _versions("prefect", redact(url), version, client_version)
 
 
 def _wrong(check: str, error: PacelineError) -> Finding:
-    """An error of ours: value and rule, and behind the last semicolon the fix."""
-    found, _, remedy = redact(str(error)).rpartition("; ")
-    return bad(check, found, remedy) if found else bad(check, remedy, SEE)
+    """Split an error of Paceline: the fix follows the last semicolon."""
+    fault, _, remedy = redact(str(error)).rpartition("; ")
+    return bad(check, fault, remedy) if fault else bad(check, remedy, SEE)
 
 
-def _versions(check: str, place: str, there: str, own: str | None) -> Finding:
-    if own is None or there.split(".")[:2] != own.split(".")[:2]:
-        return doubtful(check, f"{place} is {there}, the client {own}", "bring both to one version")
-    return good(check, f"{place}, version {there}")
+def _versions(check: str, place: str, server: str, client: str | None) -> Finding:
+    if client is None or server.split(".")[:2] != client.split(".")[:2]:
+        return doubtful(check, f"{place} is {server}, the client {client}", "bring both to one version")
+    return good(check, f"{place}, version {server}")
 
 
-def _certificates(config: Config, site: Environment) -> Finding:
+def _certificates(config: Config, environment: Environment) -> Finding:
     choice = choose_tls(config.cluster)
     if choice.value != "on":
         return good("certificates", f"not needed: {choice.reason}")
-    left = days_left(find_certificates(site))
-    remedy = f"make new ones: infra/certificates, at {site.tls_directory}"
-    if left < 0:
-        return bad("certificates", f"expired {-left:.0f} days ago", remedy)
-    text = f"valid for {left:.0f} days"
-    return doubtful("certificates", text, remedy) if left < WARN_DAYS else good("certificates", text)
+    days = days_left(find_certificates(environment))
+    remedy = f"make new ones: infra/certificates, at {environment.tls_directory}"
+    if days < 0:
+        return bad("certificates", f"expired {-days:.0f} days ago", remedy)
+    text = f"valid for {days:.0f} days"
+    return doubtful("certificates", text, remedy) if days < WARN_DAYS else good("certificates", text)
 
 
-def _cluster(config: Config, site: Environment) -> list[Finding]:
+def _cluster(config: Config, environment: Environment) -> list[Finding]:
     execution = config.execution
-    root, found = _root(config.data)
+    root, findings = _root(config.data)
     with open_cluster(
-        config.cluster, demand_of([execution], "gpu" if execution.accelerator == "gpu" else "cpu"), site
+        config.cluster, demand_of([execution], "gpu" if execution.accelerator == "gpu" else "cpu"), environment
     ) as address:
-        return found + examine_workers(address, site, execution.world_size, own_packages(), config.packages, root)
+        return findings + examine_workers(
+            address, environment, execution.world_size, own_packages(), config.packages, root
+        )
 
 
 def _root(data: Data) -> tuple[str | None, list[Finding]]:
-    """Where workers will read, or what is wrong with it; of a source of the user's it alone knows what its root is."""
+    """The directory that workers read, or its fault; only a user's source knows what its root means."""
     if data.root is None or data.source not in plugins.EMBEDDED_SOURCES:
         return None, []
     try:

@@ -1,4 +1,4 @@
-"""The advice: profile one device and the link, predict N devices, rank what to do next, and record the prediction."""
+"""The forecast: profiles devices and the link, predicts N devices, ranks changes, and records the result."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from paceline.conf.credentials import Text
 from paceline.conf.environment import Environment, quieten
 from paceline.conf.load import make_config
 from paceline.flows.checks import preflight
-from paceline.flows.checks.measured_plan import measured_plan
+from paceline.flows.checks.measured_plan import measure_plan, train_job
+from paceline.flows.checks.results import result_of, reusable
 from paceline.flows.lifecycle.mlflow_run import new_run
 from paceline.flows.lifecycle.outage import outlive_outages
 from paceline.flows.lifecycle.prefect_artifacts import publish
 from paceline.flows.lifecycle.report_artifacts import log_report
+from paceline.flows.lifecycle.retries import with_retries
 from paceline.flows.lifecycle.signals import stop_on_signal
 from paceline.flows.run.forecast_check import execution_of, past_checks
 from paceline.tasks.cluster.resources import demand_of
@@ -44,54 +46,54 @@ from paceline.tasks.speedup.forecast.links import LINKS, fit_link, given_link
 from paceline.tasks.speedup.forecast.model import cheapest, limits, predict
 from paceline.tasks.speedup.forecast.records import AdviseResult, DeviceProfile, Link, Prediction
 from paceline.tasks.track import run as tracking
-from paceline.tasks.train.launch.coordinator import TrainJob
 from paceline.tasks.train.plan import arm_of, can_capture
 from paceline.tasks.train.prefect_tasks import measure
 
 TOKEN_BYTES = 4
 MESSAGE_BYTES = (1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
 MIN_PARTS = 8
-"""The smallest batch of the profile is at least so many times smaller than the recipe's."""
+"""The recipe's batch is at least this many times the smallest batch of the profile."""
 PROFILE_RANKS = 2
-"""Devices that take part in profiling: enough to see what they cost each other, and what a message costs. One, where
-the link is not this cluster's and so neither can be seen here."""
+"""Devices of the profile, to measure their interference and the cost of messages; one for the link of
+another cluster."""
 
 
 class AdviseRequest(BaseModel):
-    """What is asked."""
+    """Parameters of a forecast."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     preset: Text
     """Name or path of the preset, for people."""
     config: Config
-    """The run in question; its number of devices is not used."""
+    """The run to forecast; its number of devices is ignored."""
     devices: list[int]
     """Numbers of devices to predict."""
     link: str = "measured"
     """`measured` on this cluster, the name of a known kind of link, or `given`."""
     latency_seconds: float | None = None
     gigabytes_per_second: float | None = None
-    """Both for link=given."""
+    """Both are for link=given."""
     deadline_seconds: float | None = None
-    """The whole training shall take no longer."""
+    """Longest acceptable training."""
 
 
-def check_advise(request: AdviseRequest, site: Environment) -> tuple[Config, preflight.PreflightResult]:
+@reusable
+def check_advise(request: AdviseRequest, environment: Environment) -> tuple[Config, preflight.PreflightResult]:
     """Check everything before any work starts; the configuration of the profiling group.
 
     Raises:
         InputError: one line with the value, the rule and the fix.
     """
-    if not request.devices or min(request.devices) < 2:  # noqa: PLR2004  one device is what all are compared with
+    if not request.devices or min(request.devices) < 2:  # noqa: PLR2004  one device is the reference
         raise InputError(f"--devices {request.devices} must be numbers from 2 on, such as --devices 2,4,8")
     if request.link not in ("measured", "given", *LINKS):
         raise InputError(f"--link {request.link} is not known; choose measured or one of {', '.join(LINKS)}")
     if request.link == "given":
         given_link(request.latency_seconds, request.gigabytes_per_second)
     batch = request.config.recipe.batch_size
-    if batch < 2:  # noqa: PLR2004  how a step's time depends on its batch takes two
-        raise InputError(f"recipe.batch_size={batch} leaves no smaller batch to profile beside it; use at least 2")
+    if batch < 2:  # noqa: PLR2004  the slope over the batch size needs two
+        raise InputError(f"recipe.batch_size={batch} leaves no smaller batch to profile; use at least 2")
     if request.config.recipe.batch_scaling == "strong" and max(request.devices) > batch:
         raise InputError(
             f"--devices {max(request.devices)} exceeds recipe.batch_size={batch} under strong scaling; "
@@ -103,13 +105,13 @@ def check_advise(request: AdviseRequest, site: Environment) -> tuple[Config, pre
         [f"execution.num_devices={ranks}", "execution.num_nodes=1", "speedup.baseline=none"],
     )
     try:
-        return config, preflight.check(config, site)
+        return config, preflight.check(config, environment)
     except InputError as error:
         if ranks == 1:
             raise
         raise InputError(
-            f"{error}; two devices are needed to measure what they cost each other: or name a link, such as "
-            "--link ethernet25, to profile one alone"
+            f"{error}; the profile needs two devices to measure their interference; or name a link, such as "
+            "--link ethernet25, to profile one device"
         ) from error
 
 
@@ -118,35 +120,33 @@ def check_advise(request: AdviseRequest, site: Environment) -> tuple[Config, pre
 @outlive_outages
 @redact_errors
 def run_advise(request: AdviseRequest) -> dict[str, Any]:
-    """Predict what more devices would give, and rank what to do next.
+    """Predict the speedup on more devices, and rank changes of the execution.
 
     Args:
-        request: What is asked.
+        request: The run, and the devices to predict.
     """
     quieten()
     started = time.monotonic()
-    site = Environment()
-    config, cleared = check_advise(request, site)
-    with open_cluster(config.cluster, demand_of([config.execution], cleared.plan.accelerator), site) as address:
-        cleared = preflight.confirm_on_cluster(config, cleared, address)
-        prepared = prepare(config.data, str(site.root), address)
-        workload = workload_fingerprint(config.workload, prepared.fingerprint, cleared.weights)
-        with new_run(request.config, site, cleared.experiment_id, "advise", workload) as handle:
+    environment = Environment()
+    config, checked = result_of(check_advise, request, environment)
+    with open_cluster(config.cluster, demand_of([config.execution], checked.plan.accelerator), environment) as address:
+        checked = preflight.confirm_on_cluster(config, checked, address)
+        stage = with_retries(prepare, config.limits)
+        prepared = stage(config.data, str(environment.root), address, config.limits.prepare_seconds)
+        workload = workload_fingerprint(config.workload, prepared.fingerprint, checked.weights)
+        with new_run(request.config, environment, checked.experiment_id, "advise", workload) as handle:
             tracking.log_dataset(handle, prepared, config.data.source)
-            job = TrainJob(
-                config=config,
-                plan=cleared.plan,
-                prepared=prepared,
-                pretrained=cleared.pretrained,
-                run_id=handle.run_id,
-                tracking_uri=handle.tracking_uri,
-                home=str(site.root),
-            )
-            plan = measured_plan(job, cleared.hardware, address)
-            job = job.model_copy(update={"plan": plan})
+            checked = measure_plan(config, checked, prepared, handle.run_id, environment, address)
+            plan = checked.plan
+            job = train_job(config, checked, prepared, handle.run_id, environment)
             measured = measure(job.model_copy(update={"measurement": _profiling(config, plan, request)}), address)
             moved = measure(job.model_copy(update={"measurement": _moves(config, plan)}), address)
-            link = _link(request, measured)
+            if request.link == "measured":
+                link = fit_link(link_samples([r for r in measured.all_reduces if r.num_bytes > TOKEN_BYTES]))
+            elif request.link == "given":
+                link = given_link(request.latency_seconds, request.gigabytes_per_second)
+            else:
+                link = LINKS[request.link]
             profile = _profile(config, plan, prepared.num_train, measured)
             result = _advise(request, profile, link, moved)
             result = result.model_copy(
@@ -163,7 +163,7 @@ def run_advise(request: AdviseRequest) -> dict[str, Any]:
 
 
 def _profiling(config: Config, plan: Plan, request: AdviseRequest) -> Measurement:
-    """One device at several batch sizes; several that compute side by side, and that wait for each other as well."""
+    """Arms of one device at several batch sizes, and of several devices without, with partial and with full syncing."""
     batch = config.recipe.batch_size
     sizes = {batch, max(1, batch // 2), max(1, batch // max(*request.devices, MIN_PARTS))}
     single = _single(plan)
@@ -184,9 +184,9 @@ def _profiling(config: Config, plan: Plan, request: AdviseRequest) -> Measuremen
 
 
 def _moves(config: Config, plan: Plan) -> Measurement:
-    """The present execution on one device against each single change of it."""
+    """Arms of the execution on one device, and of each single change of it."""
     batch = config.recipe.batch_size
-    present = _single(plan).model_copy(update={"batch_size": batch})
+    unchanged = _single(plan).model_copy(update={"batch_size": batch})
     changes: dict[str, dict[str, Any]] = {
         f"recipe.batch_size={2 * batch}": {"batch_size": 2 * batch},
         "execution.precision=bf16-mixed": {"precision": "bf16-mixed"},
@@ -200,10 +200,10 @@ def _moves(config: Config, plan: Plan) -> Measurement:
         changes["execution.compile=step"] = {"compile": "step"}
     if can_capture(plan):
         changes["execution.compile=graph"] = {"compile": "graph"}
-    arms = {name: present.model_copy(update=change) for name, change in changes.items()}
-    different = {name: arm for name, arm in arms.items() if arm != present}
+    arms = {name: unchanged.model_copy(update=change) for name, change in changes.items()}
+    different = {name: arm for name, arm in arms.items() if arm != unchanged}
     first, *_ = different
-    return Measurement(arms={"baseline": present, "candidate": different.pop(first)} | different)
+    return Measurement(arms={"baseline": unchanged, "candidate": different.pop(first)} | different)
 
 
 def _single(plan: Plan) -> Arm:
@@ -211,6 +211,8 @@ def _single(plan: Plan) -> Arm:
 
 
 def _profile(config: Config, plan: Plan, num_train: int, measured: MeasureResult) -> DeviceProfile:
+    plural = "s" if plan.num_threads > 1 else ""
+    threads = "" if plan.accelerator == "gpu" else f", {plan.num_threads} thread{plural}"
     return DeviceProfile(
         points=profile_of(measured.probe),
         gradient_bytes=measured.gradient_bytes,
@@ -218,23 +220,9 @@ def _profile(config: Config, plan: Plan, num_train: int, measured: MeasureResult
         num_train=num_train,
         num_epochs=config.recipe.num_epochs,
         company=measure_interference(measured.probe, measured.all_reduces) if plan.world_size > 1 else None,
-        label=f"{plan.device_name}{_threads(plan)}, {_single(plan).label}",
+        label=f"{plan.device_name}{threads}, {_single(plan).label}",
         num_threads=plan.num_threads if plan.accelerator == "cpu" else None,
     )
-
-
-def _threads(plan: Plan) -> str:
-    if plan.accelerator == "gpu":
-        return ""
-    return f", {plan.num_threads} thread" + ("s" if plan.num_threads > 1 else "")
-
-
-def _link(request: AdviseRequest, measured: MeasureResult) -> Link:
-    if request.link == "measured":
-        return fit_link(link_samples([one for one in measured.all_reduces if one.num_bytes > TOKEN_BYTES]))
-    if request.link == "given":
-        return given_link(request.latency_seconds, request.gigabytes_per_second)
-    return LINKS[request.link]
 
 
 def _advise(request: AdviseRequest, profile: DeviceProfile, link: Link, moved: MeasureResult) -> AdviseResult:
@@ -245,7 +233,7 @@ def _advise(request: AdviseRequest, profile: DeviceProfile, link: Link, moved: M
             if scaling == "weak" or number <= profile.batch_size:
                 predictions.append(predict(profile, link, number, scaling, price))
             else:
-                get_run_logger().warning("No strong scaling to %d devices: fewer samples than devices", number)
+                get_run_logger().warning("No strong scaling to %d devices: a step has fewer samples", number)
     kind = request.config.recipe.batch_scaling
     probe = moved.probe
     compiled = any(arm.compile == "step" for arm in (probe.baseline, probe.candidate, *probe.others.values()))

@@ -1,4 +1,4 @@
-"""The hardware table: what each model of device made of the same work, read from the store. Starts nothing."""
+"""The hardware table: compares device models that did the same work, from runs of the store. Starts nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.conf.environment import Environment
 from paceline.tasks.errors import InputError
-from paceline.tasks.names import Artifact, Metric, Tag, is_contaminated
+from paceline.tasks.names import Artifact, Metric, is_contaminated
 from paceline.tasks.records import STEP_ITEMS
 from paceline.tasks.speedup.comparability import world_of
 from paceline.tasks.speedup.compare import EXECUTION, RATES
@@ -21,18 +21,18 @@ FIXED_ITEMS = ("startup", "setup", "prediction", "teardown")
 """Items of the time budget that do not grow with the length of a training."""
 
 
-def hardware_table(site: Environment, experiment: str, prices: Mapping[str, float]) -> HardwareTable:
-    """The table of an experiment.
+def hardware_table(environment: Environment, experiment: str, prices: Mapping[str, float]) -> HardwareTable:
+    """Tabulate an experiment.
 
     Args:
-        site: this machine's facts.
+        environment: this machine's facts.
         experiment: in MLflow.
         prices: of one device for an hour, by a part of its name.
 
     Raises:
-        InputError: there is no run to make it of.
+        InputError: the experiment has no usable run.
     """
-    runs, left_out = trained_runs(site, experiment)
+    runs, left_out = trained_runs(environment, experiment)
     if not runs:
         reasons = ", ".join(f"{number} {reason}" for reason, number in left_out.items()) or "there is no run at all"
         raise InputError(
@@ -42,15 +42,17 @@ def hardware_table(site: Environment, experiment: str, prices: Mapping[str, floa
     return tabulate(runs, left_out, prices)
 
 
-def trained_runs(site: Environment, experiment: str) -> tuple[list[HardwareRun], Counter[str]]:
+def trained_runs(environment: Environment, experiment: str) -> tuple[list[HardwareRun], Counter[str]]:
     """The trainings of an experiment, the newest first, and how many were left out for which reason."""
     left_out: Counter[str] = Counter()
     runs = []
-    conditions = [f"tags.`{Tag.ROLE}` = '{role}'" for role in TRAINED]
-    found = [run for condition in conditions for run in find_runs(site.tracking_uri, experiment, condition, None)]
-    for run in sorted(found, key=lambda run: -run.start_time):
+    conditions = [f"tags.`paceline.role` = '{role}'" for role in TRAINED]
+    runs_of_roles = [
+        run for condition in conditions for run in find_runs(environment.tracking_uri, experiment, condition, None)
+    ]
+    for run in sorted(runs_of_roles, key=lambda run: -run.start_time):
         why = _why_left_out(run)
-        facts = {} if why else read_document(site.tracking_uri, run.run_id, Artifact.FACTS) or {}
+        facts = {} if why else read_document(environment.tracking_uri, run.run_id, Artifact.FACTS) or {}
         num_devices = world_of(facts)
         if why or num_devices is None:
             left_out[why or "without their facts"] += 1
@@ -84,7 +86,7 @@ def _hardware_run(run: FoundRun, facts: Mapping[str, Any], num_devices: int) -> 
 
 
 def _joules_per_sample(run: FoundRun) -> float | None:
-    """Of the whole fit, over the samples that passed in it."""
+    """Energy of the fit per sample."""
     joules, rate = (run.metrics.get(name) for name in (Metric.ENERGY, Metric.THROUGHPUT))
     seconds = sum(_seconds(run, item) for item in (*STEP_ITEMS, "data_wait"))
     return joules / (rate * seconds) if joules and rate and seconds else None

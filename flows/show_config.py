@@ -1,4 +1,4 @@
-"""A configuration as text: every setting, its value, the reason of each `auto`, and its help."""
+"""Prints a configuration: every setting, its value, the reason of each `auto`, and its help."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HELP_WIDTH = 110
 
 
 def describe(config: Config, key_width: int) -> str:
-    """One paragraph per setting, in the order of the schema."""
+    """Describe each setting in one paragraph, in the order of the schema."""
     helps = _helps(type(config))
     choices = _choices(config)
     lines = []
@@ -37,7 +37,7 @@ def describe(config: Config, key_width: int) -> str:
 
 
 def _choices(config: Config) -> dict[str, Choice]:
-    """What each `auto` becomes here; without the data, as far as it can be told."""
+    """Resolve each `auto` here, as far as that is possible without the data."""
     tls = {"cluster.tls": choose_tls(config.cluster)} if config.cluster.tls == "auto" else {}
     return {f"execution.{name}": choice for name, choice in _execution_choices(config).items()} | tls
 
@@ -49,7 +49,7 @@ def _execution_choices(config: Config) -> dict[str, Choice]:
     try:
         num_train = list_data(config.data).num_train
     except InputError:
-        num_train = None  # where the data lie is not known yet
+        num_train = None  # data.root is not set yet
     choices = dict(resolve(config, training_host(config, Environment()), num_train or 0).reasons)
     if num_train is None and "loading" in choices:
         choices["loading"] = Choice(value="to be chosen", reason="by the size of the data, once data.root is given")

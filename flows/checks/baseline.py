@@ -11,20 +11,20 @@ from paceline.tasks.track.queries import get_runs
 ROLES = ("run", "arm", "trial")
 
 
-def check_baseline(config: Config, site: Environment) -> None:
+def check_baseline(config: Config, environment: Environment) -> None:
     """Check that the run which is named is there and can be divided by.
 
     Raises:
         InputError: it is unknown, has not finished, or has trained nothing.
     """
-    named = config.speedup.baseline
-    if named in (*SELF_CONTAINED_BASELINES, "matched"):
+    run_id = config.speedup.baseline
+    if run_id in (*SELF_CONTAINED_BASELINES, "matched"):
         return
     try:
-        (found,) = get_runs(site.tracking_uri, [named])
+        (run,) = get_runs(environment.tracking_uri, [run_id])
     except InputError as error:
         raise InputError(f"speedup.baseline: {error}") from error
-    role = found.tags.get(Tag.ROLE, "")
-    if role not in ROLES or found.status != "FINISHED":
-        was = f"is a {role or 'foreign run'}" if role not in ROLES else f"is {found.status}"
-        raise InputError(f"speedup.baseline={named} {was}; name a training that has finished (see paceline ui)")
+    role = run.tags.get(Tag.ROLE, "")
+    if role not in ROLES or run.status != "FINISHED":
+        was = f"is a {role or 'foreign run'}" if role not in ROLES else f"is {run.status}"
+        raise InputError(f"speedup.baseline={run_id} {was}; name a training that has finished (see paceline ui)")

@@ -1,14 +1,18 @@
-"""Precision, memory format and threads of studies, sweeps and forecasts, where they are left to `auto`: as measured.
+"""Measures precision, memory format and threads that are `auto`, once for all trainings of a study, sweep or forecast.
 
-A training by `paceline run` measures them itself before its first step. These commands measure them once, before all of
-their trainings, so that all of these are executed alike.
+A training by `paceline run` measures them itself before its first step.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from paceline.tasks.records import Hardware, Plan
+from paceline.conf.config import Config
+from paceline.conf.environment import Environment
+from paceline.flows.checks.preflight import PreflightResult
+from paceline.tasks.records import PreparedSet
 from paceline.tasks.train.autotune.cache import AutotuneCache
 from paceline.tasks.train.autotune.choice import LAYER_SETTINGS, choose
 from paceline.tasks.train.launch.coordinator import TrainJob
@@ -16,26 +20,67 @@ from paceline.tasks.train.plan import arm_of
 from paceline.tasks.train.prefect_tasks import measure_layers
 
 
-def measured_plan(job: TrainJob, hardware: Hardware, address: str) -> Plan:
-    """The job's plan with the layers' settings as measured: by an earlier training, or now.
-
-    What is measured now stays with the run, so that a resumed one is executed as before.
+def train_job(
+    config: Config,
+    checked: PreflightResult,
+    prepared: PreparedSet,
+    run_id: str,
+    environment: Environment,
+    **options: Any,
+) -> TrainJob:
+    """The job of a checked configuration on a prepared set.
 
     Args:
-        job: with a plan by the rules; its directory is the run's.
-        hardware: of the first training host.
+        config: of the training.
+        checked: its plan and its initial weights.
+        prepared: the data.
+        run_id: MLflow run, whose directory gets the checkpoints.
+        environment: this machine's facts.
+        options: further fields of the job.
+    """
+    return TrainJob(
+        config=config,
+        plan=checked.plan,
+        prepared=prepared,
+        pretrained=checked.pretrained,
+        run_id=run_id,
+        tracking_uri=environment.tracking_uri,
+        home=str(environment.root),
+        **options,
+    )
+
+
+def measure_plan(
+    config: Config,
+    checked: PreflightResult,
+    prepared: PreparedSet,
+    run_id: str,
+    environment: Environment,
+    address: str,
+) -> PreflightResult:
+    """Replace the layers' settings of a plan by measured ones, from an earlier measurement or a new one.
+
+    The run keeps its measurement, so that a resume executes the same plan.
+
+    Args:
+        config: of the trainings.
+        checked: a plan by the rules, and the hardware of the first training host.
+        prepared: the data.
+        run_id: MLflow run that keeps the measurement.
+        environment: this machine's facts.
         address: of the Dask scheduler.
     """
-    plan = job.plan
+    plan = checked.plan
     if plan.strategy == "fsdp" or not plan.reasons.keys() & set(LAYER_SETTINGS):
-        return plan
+        return checked
+    job = train_job(config, checked, prepared, run_id, environment)
     of_run, of_home = (
-        AutotuneCache(home, job.config, hardware, job.prepared) for home in (job.directory, Path(job.home))
+        AutotuneCache(home, config, checked.hardware, prepared) for home in (job.directory, Path(job.home))
     )
-    found = of_run.find() or of_home.find()
-    if found is None:
-        found = measure_layers(job, address)
-        of_home.keep(found)
-    of_run.keep(found, even_contaminated=True)
-    layers = tuple(probe for probe in found.probes if probe.candidate.variant == "synthetic_input")
-    return choose(plan, found.model_copy(update={"probes": layers}), arm_of(plan), 0)
+    search = of_run.find() or of_home.find()
+    if search is None:
+        search = measure_layers(job, address)
+        of_home.keep(search)
+    of_run.keep(search, even_contaminated=True)
+    layers = tuple(probe for probe in search.probes if probe.candidate.variant == "synthetic_input")
+    return replace(checked, plan=choose(plan, search.model_copy(update={"probes": layers}), arm_of(plan), 0))

@@ -1,4 +1,4 @@
-"""Which cluster a run may join: that of this host, never one that only a form or the store names.
+"""Restricts the clusters that a run may join: never one that only a form of Prefect or the store names.
 
 Dask runs what a scheduler sends. So the address of a scheduler, and going without TLS, come from the local user's
 command line or environment alone. Parameters of Prefect's API and stored configurations are other people's text.
@@ -23,7 +23,7 @@ DEFAULT_KIND = Cluster().kind
 
 
 def is_from_api() -> bool:
-    """Whether the parameters of the flow that this process runs came from Prefect's API.
+    """Return whether the parameters of this process's flow came from Prefect's API.
 
     A command, or a program of the user, that calls a flow passes the parameters itself; then there is neither the
     variable nor a deployment.
@@ -35,7 +35,7 @@ def is_from_api() -> bool:
     return bool(running and running.flow_run and running.flow_run.deployment_id)
 
 
-def check_origin(cluster: Cluster, site: Environment) -> None:
+def check_origin(cluster: Cluster, environment: Environment) -> None:
     """Refuse a scheduler, or a cluster without TLS, that only Prefect's API names. Connects to nothing.
 
     Raises:
@@ -43,13 +43,13 @@ def check_origin(cluster: Cluster, site: Environment) -> None:
     """
     if not is_from_api():
         return
-    if cluster.address is not None and cluster.address != site.scheduler:
+    if cluster.address is not None and cluster.address != environment.scheduler:
         raise InputError(
             f"cluster.address={cluster.address} is not the scheduler of this host "
-            f"(PACELINE_SCHEDULER={site.scheduler or ''}), and a run that Prefect starts joins no other; "
+            f"(PACELINE_SCHEDULER={environment.scheduler or ''}), and a run that Prefect starts joins no other; "
             "set PACELINE_SCHEDULER where the flows are started, or name that address"
         )
-    if cluster.tls == "off" and site.cluster_tls != "off":
+    if cluster.tls == "off" and environment.cluster_tls != "off":
         raise InputError(
             "cluster.tls=off is not allowed on this host for a run that Prefect starts; leave it auto, or set "
             "PACELINE_CLUSTER_TLS=off where the flows are started"

@@ -1,20 +1,24 @@
-"""Everything that can be known to be wrong before any work starts. Leaves nothing behind when it refuses."""
+"""Checks of a run before any work starts. A refused run leaves nothing behind."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from paceline.conf.config import SELF_CONTAINED_BASELINES, Config
+from paceline.conf.data import Data
 from paceline.conf.environment import Environment
 from paceline.conf.load import check_own
+from paceline.flows.checks.prestart import Prestart
 from paceline.flows.checks.pretrained import check_weights
+from paceline.flows.checks.results import reusable
 from paceline.flows.checks.training_host import training_host
 from paceline.flows.lifecycle.prefect_api import check_prefect
 from paceline.tasks.cluster.kinds import kind_of
 from paceline.tasks.cluster.user_packages import require_packages
 from paceline.tasks.data.key import describe
+from paceline.tasks.data.listing import Listing
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import nearest_existing
 from paceline.tasks.records import Hardware, Plan, Pretrained
@@ -29,7 +33,7 @@ RESNET_HALVED = 32
 
 @dataclass(frozen=True)
 class PreflightResult:
-    """What the checks found out."""
+    """Facts that the checks of a run collect."""
 
     plan: Plan
     hardware: Hardware
@@ -37,102 +41,106 @@ class PreflightResult:
     num_train: int
     """Samples of the training split, as listed."""
     pretrained: Pretrained | None = None
-    """Weights to begin with; None to begin by the seed."""
+    """Initial weights; None for those of the seed."""
 
     @property
     def weights(self) -> str | None:
-        """sha256 of those."""
+        """sha256 of the initial weights."""
         return self.pretrained.sha256 if self.pretrained else None
 
 
-class Beginner(Protocol):
-    """Begins what a run needs, while the rest of its input is checked."""
-
-    def begin_api(self) -> None:
-        """The servers are there."""
-
-    def begin_cluster(self, plan: Plan) -> None:
-        """Nothing is wrong with devices and data."""
-
-
-def check(config: Config, site: Environment, beginner: Beginner | None = None) -> PreflightResult:
-    """Check devices, servers, data and stores; what is told at once first.
+@reusable
+def check(
+    config: Config,
+    environment: Environment,
+    *,
+    list_data: Callable[[Data], Listing] = describe,
+    prestart: Prestart | None = None,
+) -> PreflightResult:
+    """Check devices, servers, data and stores; the quick checks first.
 
     Args:
         config: of the run.
-        site: this machine's facts.
-        beginner: is told how far the checks are.
+        environment: this machine's facts.
+        list_data: lists a source; several checks can share the listings of equal settings.
+        prestart: starts what the run needs as soon as its part of the input is checked.
 
     Raises:
         ConfigError: the package of a source or a model is not installed here, or they do not fit.
         InputError: one line with the value, the rule and the fix.
     """
-    check_own(config)  # of a form nobody has done so yet
-    found = training_host(config, site)
+    check_own(config)  # the form of Prefect does not do this
+    hardware = training_host(config, environment)
     if config.cluster.address is not None:
         require_packages(config.cluster.address, config.packages)
-    resolve(config, found, 0)  # what devices cannot do needs no data to be told
-    check_prefect(site)
-    _check_home(site)
-    check_reachable(site.tracking_uri)
-    if beginner is not None:
-        beginner.begin_api()
-    listing = describe(config.data)
-    plan = resolve(config, found, listing.num_train)
-    _check_batch(config, listing.num_train)
-    _check_last_batch(config, listing.num_train)
-    _check_test(config, listing.num_test)
-    if beginner is not None:
-        beginner.begin_cluster(plan)
-    pretrained = check_weights(config, listing, site)
-    experiment_id = _check_store(config, site)
+    resolve(config, hardware, 0)  # refuses without the data what the devices cannot do
+    check_prefect(environment)
+    _check_home(environment)
+    check_reachable(environment.tracking_uri)
+    if prestart is not None:
+        prestart.start_api()
+    listing = list_data(config.data)
+    plan = _plan(config, hardware, listing.num_train)
+    if listing.num_test == 0:
+        raise InputError(
+            f"data.test_fraction={config.data.test_fraction} leaves no test samples, and a run is evaluated on them; "
+            "raise it or give the source a test split"
+        )
+    if prestart is not None:
+        prestart.start_cluster(plan)
+    pretrained = check_weights(config, listing, environment)
+    experiment_id = _check_store(config, environment)
     if config.speedup.baseline not in SELF_CONTAINED_BASELINES:
         from paceline.flows.checks.baseline import check_baseline
 
-        check_baseline(config, site)
-    return PreflightResult(plan, found, experiment_id, listing.num_train, pretrained)
+        check_baseline(config, environment)
+    return PreflightResult(plan, hardware, experiment_id, listing.num_train, pretrained)
 
 
-def check_servers(config: Config, site: Environment) -> str:
+def check_servers(config: Config, environment: Environment) -> str:
     """Check the Prefect server, the state directory and the MLflow store; the experiment's id.
 
     Raises:
         InputError: one line with the value, the rule and the fix.
     """
-    check_prefect(site)
-    _check_home(site)
-    return _check_store(config, site)
+    check_prefect(environment)
+    _check_home(environment)
+    return _check_store(config, environment)
 
 
-def _check_store(config: Config, site: Environment) -> str:
+def _check_store(config: Config, environment: Environment) -> str:
     from paceline.tasks.track import store  # MLflow: a second
 
-    return store.check_store(site.tracking_uri, config.track.experiment, site.artifact_root)
+    return store.check_store(environment.tracking_uri, config.track.experiment, environment.artifact_root)
 
 
-def confirm_on_cluster(config: Config, cleared: PreflightResult, address: str) -> PreflightResult:
-    """What was cleared, once the cluster is there: which hardware Slurm gives is not known before, nor its packages.
+def confirm_on_cluster(config: Config, checked: PreflightResult, address: str) -> PreflightResult:
+    """Check the hardware that Slurm gave and the packages of the workers, once the cluster runs.
 
     Raises:
-        InputError: the hosts that came cannot do what is asked, or lack a package of the user's.
+        InputError: the hosts cannot do what is asked, or lack a package of the user's.
     """
-    if address != config.cluster.address:  # whose workers have been asked
+    if address != config.cluster.address:  # `check` did this for a cluster that already ran
         require_packages(address, config.packages)
     if kind_of(config.cluster).has_known_hardware:
-        return cleared
-    found = inspect(config, address)
-    return replace(cleared, plan=resolve(config, found, cleared.num_train), hardware=found)
+        return checked
+    hardware = inspect(config, address)
+    return replace(checked, plan=resolve(config, hardware, checked.num_train), hardware=hardware)
 
 
-def plan_like(config: Config, cleared: PreflightResult, hardware: Hardware) -> Plan:
-    """The plan of a configuration with another recipe or model than the one that was cleared, on the same data.
+def plan_like(config: Config, checked: PreflightResult, hardware: Hardware) -> Plan:
+    """Plan a configuration with another recipe or model than the checked one, on the same data.
 
     Raises:
         InputError: the hardware or the data cannot do what is asked.
     """
-    plan = resolve(config, hardware, cleared.num_train)
-    _check_batch(config, cleared.num_train)
-    _check_last_batch(config, cleared.num_train)
+    return _plan(config, hardware, checked.num_train)
+
+
+def _plan(config: Config, hardware: Hardware, num_train: int) -> Plan:
+    plan = resolve(config, hardware, num_train)
+    _check_batch(config, num_train)
+    _check_last_batch(config, num_train)
     return plan
 
 
@@ -148,24 +156,16 @@ def _check_batch(config: Config, num_train: int) -> None:
 def _check_last_batch(config: Config, num_train: int) -> None:
     """Batch norm needs two values of a channel, and small images leave one in each sample behind a ResNet's layers."""
     size, ranks = config.global_batch_size, config.execution.world_size
-    rest = num_train % size
-    if config.model.name in RESNETS and config.data.image_size <= RESNET_HALVED and 0 < rest < 2 * ranks:
+    remainder = num_train % size
+    if config.model.name in RESNETS and config.data.image_size <= RESNET_HALVED and 0 < remainder < 2 * ranks:
         raise InputError(
-            f"recipe.batch_size={config.recipe.batch_size} leaves a last batch of {rest} of the {num_train} "
+            f"recipe.batch_size={config.recipe.batch_size} leaves a last batch of {remainder} of the {num_train} "
             f"training samples, and a device needs two with {config.model.name} on images of at most {RESNET_HALVED} "
             "pixels; use another batch_size or larger images"
         )
 
 
-def _check_test(config: Config, num_test: int) -> None:
-    if num_test == 0:
-        raise InputError(
-            f"data.test_fraction={config.data.test_fraction} leaves no test samples, and a run is evaluated on them; "
-            "raise it or give the source a test split"
-        )
-
-
-def _check_home(site: Environment) -> None:
-    place = nearest_existing(site.root)
+def _check_home(environment: Environment) -> None:
+    place = nearest_existing(environment.root)
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        raise InputError(f"PACELINE_HOME={site.root} cannot be written; set it to a directory of yours")
+        raise InputError(f"PACELINE_HOME={environment.root} cannot be written; set it to a directory of yours")

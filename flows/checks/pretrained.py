@@ -1,4 +1,4 @@
-"""The weights that a network is to begin with: found by name, held against the network, kept where ranks see them."""
+"""Initial weights of a network: find them by name, compare them with the network, and copy them where ranks read."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from paceline.tasks.model_bundle import WEIGHTS
 from paceline.tasks.records import ModelFacts, Pretrained
 
 SHAPE = ("name", "width", "depth")
-"""Settings that a network is built by; not every network uses each."""
+"""Settings that shape a network; some networks ignore some."""
 
 
-def check_weights(config: Config, listing: Listing, site: Environment) -> Pretrained | None:
-    """Find the weights that a network begins with, and hold them against it; None where it begins by the seed.
+def check_weights(config: Config, listing: Listing, environment: Environment) -> Pretrained | None:
+    """Find the initial weights of a network and check that they fit; None for weights of the seed.
 
     Raises:
         InputError: there are none, they do not fit, or the network has no head.
@@ -36,7 +36,7 @@ def check_weights(config: Config, listing: Listing, site: Environment) -> Pretra
     check_parts(config, network)
     if reference is None:
         return None
-    where, (path, facts), same_classes = f"model.pretrained={reference}", _place(reference, site), True
+    where, (path, facts), same_classes = f"model.pretrained={reference}", _place(reference, environment), True
     if facts is not None:
         _check_same_name(facts, config.model, where)
         same_classes = (facts.class_names, facts.target_names) == (listing.class_names, listing.target_names)
@@ -49,12 +49,16 @@ def check_weights(config: Config, listing: Listing, site: Environment) -> Pretra
         raise
     num_tensors = len(network.state_dict()) - len(anew)
     return Pretrained(
-        reference=reference, path=_kept(path, digest, site.root), sha256=digest, num_tensors=num_tensors, anew=anew
+        reference=reference,
+        path=_store(path, digest, environment.root),
+        sha256=digest,
+        num_tensors=num_tensors,
+        anew=anew,
     )
 
 
 def check_layer(layer: str, model: Model, image_shape: tuple[int, int, int], heads: tuple[int, int]) -> int:
-    """How many values a layer of a network gives for an image.
+    """Count the values of a layer per image.
 
     Args:
         layer: its name.
@@ -75,7 +79,7 @@ def check_layer(layer: str, model: Model, image_shape: tuple[int, int, int], hea
 
 
 def check_own_size(model: Model, image_shape: tuple[int, int, int], heads: tuple[int, int]) -> None:
-    """Refuse to predict images at their own sizes by a model that cannot.
+    """Refuse to predict images at their own sizes with a model that cannot.
 
     Args:
         model: of the network.
@@ -83,7 +87,7 @@ def check_own_size(model: Model, image_shape: tuple[int, int, int], heads: tuple
         heads: classes and regression targets.
 
     Raises:
-        InputError: it tells something of whole images, or does not say how far it looks.
+        InputError: the model classifies images, or does not declare its receptive field.
     """
     from paceline.tasks.model.networks.registry import build_network
     from paceline.tasks.model.transfer import reach_and_stride
@@ -106,16 +110,16 @@ def check_own_size(model: Model, image_shape: tuple[int, int, int], heads: tuple
         )
 
 
-def _place(reference: str, site: Environment) -> tuple[Path, ModelFacts | None]:
-    """The file, and what it is the weights of, where that is known."""
+def _place(reference: str, environment: Environment) -> tuple[Path, ModelFacts | None]:
+    """The file of weights, and the facts of its model if they are recorded."""
     from paceline.tasks.track.models import fetch_model, has_recorded_digest  # MLflow: a second
 
     if has_recorded_digest(reference) or os.path.isdir(reference):  # noqa: PTH112  which takes any text, however long
         try:
-            directory, facts = fetch_model(site.tracking_uri, reference, site.root)
+            directory, facts = fetch_model(environment.tracking_uri, reference, environment.root)
         except InputError as error:
-            told = str(error).removeprefix(f"{reference}: ")
-            raise InputError(f"model.pretrained={reference}: {told}") from error
+            reason = str(error).removeprefix(f"{reference}: ")
+            raise InputError(f"model.pretrained={reference}: {reason}") from error
         return directory / WEIGHTS, facts
     path = Path(reference).expanduser().absolute()
     if not os.path.isfile(path):  # noqa: PTH113
@@ -130,7 +134,7 @@ def _check_same_name(theirs: ModelFacts, ours: Model, where: str) -> None:
     if theirs.model.name != ours.name:
         raise InputError(_other_network(theirs.model, where))
     try:
-        check_package(ours, theirs.package)  # that it has changed is no matter where its weights still fit
+        check_package(ours, theirs.package)  # a changed package is fine if the weights still fit
     except InputError as error:
         raise InputError(f"{where}: {error}") from error
 
@@ -144,15 +148,15 @@ def _other_network(theirs: Model, where: str) -> str:
     return f"{where}: was trained with {settings}, and the network here is another one; set the same"
 
 
-def _kept(path: Path, digest: str, home: Path) -> str:
-    """Where the file lies under the state directory, which all hosts see: by its content, so that it stays as it is."""
+def _store(path: Path, digest: str, home: Path) -> str:
+    """Copy the weights into the state directory, which all hosts see, under the digest of their content."""
     if path.is_relative_to(home / "models"):  # by content already
         return str(path)
-    kept = home / "pretrained" / f"{digest}{path.suffix}"
-    if not (kept.is_file() and sha256_of(kept) == digest):
+    stored = home / "pretrained" / f"{digest}{path.suffix}"
+    if not (stored.is_file() and sha256_of(stored) == digest):
         try:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            write_durably(kept, path.read_bytes())
+            stored.parent.mkdir(parents=True, exist_ok=True)
+            write_durably(stored, path.read_bytes())
         except OSError as error:
-            raise InputError(f"{kept}: cannot be written ({error.strerror}); free some space") from error
-    return str(kept)
+            raise InputError(f"{stored}: cannot be written ({error.strerror}); free some space") from error
+    return str(stored)

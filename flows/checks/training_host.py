@@ -11,16 +11,16 @@ from paceline.tasks.records import Hardware
 from paceline.tasks.train.launch.placement import inspect
 
 
-def training_host(config: Config, site: Environment) -> Hardware:
-    """Hardware of the first host that will train; of a Slurm node, what is asked for.
+def training_host(config: Config, environment: Environment) -> Hardware:
+    """Hardware of the first training host; of a Slurm node, the requested hardware.
 
     Raises:
         InputError: the cluster may not be joined, cannot be started, does not answer, or is too small.
     """
-    check_origin(config.cluster, site)
-    certificates(config.cluster, site)
+    check_origin(config.cluster, environment)
+    certificates(config.cluster, environment)
     if config.cluster.address is not None:
         return inspect(config, config.cluster.address)
     kind = kind_of(config.cluster)
     kind.check()
-    return kind.first_host(config, site)
+    return kind.first_host(config, environment)

@@ -84,10 +84,11 @@ def _resumed(site: Environment, options: Namespace) -> Config:
 
 
 def _execute(config: Config, site: Environment, resume: str | None) -> dict[str, Any]:
-    from paceline.flows.run.prestart import Prestart
+    from paceline.flows.checks import preflight
+    from paceline.flows.checks.prestart import Prestart
 
-    with Prestart(config, site) as ahead:
-        ahead.check()  # before the Prefect API is asked for anything: wrong input leaves no flow run behind
+    with Prestart(config, site) as prestart:
+        preflight.check(config, site, prestart=prestart)  # before the flow: wrong input leaves no flow run behind
         from paceline.flows.run.flow import run_pipeline
 
         with quiet_flow(site):

@@ -1,4 +1,4 @@
-"""The slots of a deployment's concurrency limit: no more are held than it has runs that may hold one.
+"""Repairs the slots of a deployment's concurrency limit: as many are held as runs may hold one.
 
 Prefect 3.8.8 counts held slots in its database and has the leases elsewhere. After a failure the two may differ: leases
 in memory are lost with the server, and a run that ends after its lease has expired frees a slot once more.
@@ -33,8 +33,8 @@ SETTLE_SECONDS = 1.0
 """Between two looks that must agree: a run that starts or ends meanwhile changes both counts."""
 
 
-class Held(NamedTuple):
-    """What is held of a limit now."""
+class LimitUse(NamedTuple):
+    """The use of a concurrency limit."""
 
     name: str
     limit: int
@@ -61,24 +61,23 @@ def set_slots_right(client: SyncPrefectClient, deployment_id: UUID, living: froz
         if run.state and run.state.type == StateType.PENDING and run.state.timestamp < now("UTC") - PENDING_LIMIT:
             # Should its process be on its way all the same, Prefect lets it go from here to RUNNING.
             client.set_flow_run_state(run.id, Crashed(message=f"PENDING for {PENDING_LIMIT} without a process"))
-    held = _held(client, deployment_id)
-    if held is None or (due := _due(held, living)) == held.slots:
+    held = _read_limit(client, deployment_id)
+    if held is None:
+        return
+    least, most = len(held.runs & living), len(held.runs)
+    due = min(max(held.slots, least), most, held.limit)
+    if due == held.slots:
         return
     time.sleep(SETTLE_SECONDS)
-    if _held(client, deployment_id) != held:
+    if _read_limit(client, deployment_id) != held:
         return
     client.update_global_concurrency_limit(held.name, GlobalConcurrencyLimitUpdate(active_slots=due))
     get_logger("paceline").warning("Prefect counted %d held slots of %s: set to %d", held.slots, held.name, due)
 
 
-def _due(held: Held, living: frozenset[UUID]) -> int:
-    least, most = len(held.runs & living), len(held.runs)
-    return min(max(held.slots, least), most, held.limit)
-
-
-def _held(client: SyncPrefectClient, deployment_id: UUID) -> Held | None:
+def _read_limit(client: SyncPrefectClient, deployment_id: UUID) -> LimitUse | None:
     limit = client.read_deployment(deployment_id).global_concurrency_limit
     if limit is None:
         return None
     runs = frozenset(run.id for run in active_runs(client, deployment_id))
-    return Held(limit.name, limit.limit, limit.active_slots, runs)
+    return LimitUse(limit.name, limit.limit, limit.active_slots, runs)

@@ -1,4 +1,4 @@
-"""Which process runs a Prefect flow run: a lock that the kernel releases with it, and what becomes of runs without."""
+"""Per-process lock of a Prefect flow run, which the kernel releases; ends flow runs that have lost their process."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ from paceline.tasks.train.launch.run_lock import is_locked, run_lock
 MIN_AGE_SECONDS = 5.0
 """The process of a younger record may be about to take its lock."""
 _held = ExitStack()
-"""Never closed: the last state of a run is set after its flow has returned, and until then it has an owner."""
+"""Never closed: Prefect sets the last state of a run after its flow has returned, and the lock has to outlast that."""
 _owned: set[Path] = set()
 
 
-def _directory(site: Environment) -> Path:
-    """Of the records of this host: one for each flow run that a process runs, or ran without an end in order."""
-    return site.root / "flow-runs" / socket.gethostname()
+def _directory(environment: Environment) -> Path:
+    """Directory of this host's records: one for each flow run whose process runs or was lost."""
+    return environment.root / "flow-runs" / socket.gethostname()
 
 
-def _records(site: Environment) -> list[Path]:
-    directory = _directory(site)
+def _records(environment: Environment) -> list[Path]:
+    directory = _directory(environment)
     return list(directory.iterdir()) if directory.is_dir() else []
 
 
-def flow_run_lock(site: Environment, flow_run_id: UUID) -> None:
-    """Hold a flow run until this process ends, however it does.
+def flow_run_lock(environment: Environment, flow_run_id: UUID) -> None:
+    """Lock a flow run until this process ends.
 
     Args:
-        site: whose state directory holds the records.
+        environment: whose state directory holds the records.
         flow_run_id: of a run that this process runs.
 
     Raises:
         InputError: another process runs it now.
     """
-    record = _directory(site) / str(flow_run_id)
+    record = _directory(environment) / str(flow_run_id)
     if record in _owned:
         return
     _held.enter_context(run_lock(record))
@@ -55,17 +55,17 @@ def flow_run_lock(site: Environment, flow_run_id: UUID) -> None:
     atexit.register(shutil.rmtree, record, ignore_errors=True)
 
 
-def living(site: Environment) -> frozenset[UUID]:
-    """The flow runs that a process of this host runs now."""
-    return frozenset(UUID(record.name) for record in _records(site) if is_locked(record))
+def running_flow_runs(environment: Environment) -> frozenset[UUID]:
+    """The flow runs that processes of this host run now."""
+    return frozenset(UUID(record.name) for record in _records(environment) if is_locked(record))
 
 
-def has_abandoned(site: Environment) -> bool:
-    """Whether a process of this host is gone that ran a flow."""
-    return any(_is_abandoned(record) for record in _records(site))
+def has_lost_runs(environment: Environment) -> bool:
+    """Return whether a flow run of this host has lost its process."""
+    return any(_lost_process(record) for record in _records(environment))
 
 
-def _is_abandoned(record: Path) -> bool:
+def _lost_process(record: Path) -> bool:
     try:
         age = time.time() - record.stat().st_mtime
     except FileNotFoundError:  # its process has just ended in order
@@ -73,18 +73,18 @@ def _is_abandoned(record: Path) -> bool:
     return age >= MIN_AGE_SECONDS and is_locked(record) is False
 
 
-def end_abandoned(site: Environment, client: SyncPrefectClient) -> None:
-    """Set the flow runs CRASHED whose process on this host is gone.
+def end_lost_runs(environment: Environment, client: SyncPrefectClient) -> None:
+    """Set flow runs of this host CRASHED that have lost their process.
 
-    Runs of other hosts are theirs to judge: their locks may not be seen from here. A run that was to be cancelled is
-    CANCELLED: Prefect has no other end for it.
+    Locks of other hosts may be invisible here, so other hosts end their own runs. A run in CANCELLING becomes
+    CANCELLED, its only end in Prefect.
 
     Args:
-        site: whose state directory holds the records.
+        environment: whose state directory holds the records.
         client: of the server that may know the runs.
     """
-    for record in _records(site):
-        if _is_abandoned(record):
+    for record in _records(environment):
+        if _lost_process(record):
             with suppress(InputError, ObjectNotFound), run_lock(record):  # somebody has just taken it; another server's
                 _end(client, UUID(record.name))
                 shutil.rmtree(record, ignore_errors=True)
@@ -92,14 +92,14 @@ def end_abandoned(site: Environment, client: SyncPrefectClient) -> None:
 
 def _end(client: SyncPrefectClient, flow_run_id: UUID) -> None:
     run = client.read_flow_run(flow_run_id)
-    state = gone(run.state, f"its process on {socket.gethostname()} is gone")
+    state = final_state(run.state, f"its process on {socket.gethostname()} is gone")
     if state is not None:
         client.set_flow_run_state(flow_run_id, state)
         get_logger("paceline").warning("Flow run %s (%s) has lost its process: %s", run.name, run.id, state.name)
 
 
-def gone(state: State | None, message: str) -> State | None:
-    """The last state of a run without a process; None where it has one, or none is due."""
+def final_state(state: State | None, message: str) -> State | None:
+    """The last state of a run without a process; None if the run has ended."""
     if state is None or state.type not in (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING):
         return None
     return Cancelled(message=message) if state.type == StateType.CANCELLING else Crashed(message=message)

@@ -26,10 +26,10 @@ from paceline.tasks.train.launch.run_lock import is_locked, run_lock
 
 @contextmanager
 def new_run(
-    config: Config, site: Environment, experiment_id: str, role: Role, workload: str = ""
+    config: Config, environment: Environment, experiment_id: str, role: Role, workload: str = ""
 ) -> Iterator[RunHandle]:
-    """A new run with its parameters; FINISHED, FAILED or KILLED at the end of the body."""
-    close_abandoned_runs(site, config.track.experiment)
+    """Create a run with its parameters; it is FINISHED, FAILED or KILLED at the end of the body."""
+    close_abandoned_runs(environment, config.track.experiment)
     tags = {
         Tag.ROLE: role,
         Tag.WORKLOAD: workload,
@@ -40,9 +40,9 @@ def new_run(
     name = config.name if role == "run" else f"{role} {config.name}"
     with ExitStack() as stack:
         with defer_signals():
-            handle = tracking.begin(site.tracking_uri, experiment_id, config, tags, name=name)
-            way_on = f"paceline {role} --resume {handle.run_id}" if role in RESUMABLE else None
-            stack.enter_context(_locked(handle, site.root, way_on))
+            handle = tracking.begin(environment.tracking_uri, experiment_id, config, tags, name=name)
+            resume_hint = f"paceline {role} --resume {handle.run_id}" if role in RESUMABLE else None
+            stack.enter_context(_own_run(handle, environment.root, resume_hint))
         tracking.log_config(handle, config)
         yield handle
 
@@ -51,14 +51,14 @@ def new_run(
 def nested_run(
     parent: RunHandle, config: Config, name: str, role: tracking.NestedRole = "arm", run_id: str | None = None
 ) -> Iterator[RunHandle]:
-    """A run inside another one. Interrupted with its parent; failing, or being stopped, alone.
+    """Create or resume a run inside another one; a signal ends both, an error ends this one alone.
 
     Args:
-        parent: The study or sweep.
-        config: Its own.
-        name: Its own.
-        role: What it is of its parent: one arm of a study, or one trial of a sweep.
-        run_id: Of the run that goes on; None for a new one.
+        parent: the study or sweep.
+        config: of this run.
+        name: of this run.
+        role: arm of a study, or trial of a sweep.
+        run_id: of the run to resume; None for a new run.
     """
     tags = {
         Tag.ROLE: role,
@@ -81,43 +81,43 @@ def nested_run(
 
 
 @contextmanager
-def resume_run(site: Environment, run_id: str, role: Role, workload: str | None = None) -> Iterator[RunHandle]:
-    """An unfinished run that goes on.
+def resume_run(environment: Environment, run_id: str, role: Role, workload: str | None = None) -> Iterator[RunHandle]:
+    """Resume an unfinished run.
 
     Raises:
-        InputError: it is finished, of another role, or its data have changed since.
+        InputError: the run is finished, has another role, or its data have changed.
     """
-    handle, _ = tracking.reopen(site.tracking_uri, run_id)
-    found = tracking.tag(handle, Tag.ROLE)
-    if found != role:
+    handle, _ = tracking.reopen(environment.tracking_uri, run_id)
+    stored_role = tracking.tag(handle, Tag.ROLE)
+    if stored_role != role:
         raise InputError(
-            f"--resume {run_id}: that is a run of paceline {found}; use paceline {found} --resume {run_id}"
+            f"--resume {run_id}: that is a run of paceline {stored_role}; use paceline {stored_role} --resume {run_id}"
         )
     if workload is not None:
         _check_same_workload(handle, workload)
-    close_abandoned_runs(site, handle.experiment)
-    with _locked(handle, site.root, f"paceline {role} --resume {run_id}"):
+    close_abandoned_runs(environment, handle.experiment)
+    with _own_run(handle, environment.root, f"paceline {role} --resume {run_id}"):
         tags = {"prefect.flow_run_id": str(flow_run.get_id() or ""), Tag.HOST: socket.gethostname()}
         tracking.revive(handle, tags | ({Tag.WORKLOAD: workload} if workload else {}))
         yield handle
 
 
 @contextmanager
-def _locked(handle: RunHandle, home: Path, way_on: str | None) -> Iterator[None]:
-    """One process at a time; the lock refuses before anything of the run is changed."""
+def _own_run(handle: RunHandle, home: Path, resume_hint: str | None) -> Iterator[None]:
+    """Lock the run for this process; a refusal changes nothing of the run."""
     get_run_logger().info("MLflow run %s in %s", handle.run_id, handle.experiment)
-    with run_lock(home / "runs" / handle.run_id), _ends_with_status(handle, way_on):
+    with run_lock(home / "runs" / handle.run_id), _ends_with_status(handle, resume_hint):
         yield
 
 
 @contextmanager
-def _ends_with_status(handle: RunHandle, way_on: str | None) -> Iterator[None]:
+def _ends_with_status(handle: RunHandle, resume_hint: str | None) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
         stopped = isinstance(error, StoppedError)
         failed = isinstance(error, Exception) and not stopped and not is_interruption(error)
-        interrupted = "interrupted" + (f"; go on with: {way_on}" if way_on else "")  # or a cancelled flow
+        interrupted = "interrupted" + (f"; resume with: {resume_hint}" if resume_hint else "")  # or a cancelled flow
         _finish(handle, "FAILED" if failed else "KILLED", str(error) if failed or stopped else interrupted)
         raise
     upload_left(handle.tracking_uri, handle.run_id)
@@ -126,11 +126,11 @@ def _ends_with_status(handle: RunHandle, way_on: str | None) -> Iterator[None]:
 
 
 def _finish(handle: RunHandle, status: tracking.Status, error: str) -> None:
-    """End the run without hiding the error that ended it."""
+    """Set the status without hiding the error that ended the run."""
     try:
         with defer_signals():
             tracking.finish(handle, status, error)
-    except Exception:  # noqa: BLE001  the store may be what failed; the first error is the one to tell
+    except Exception:  # noqa: BLE001  the store may have failed; report the first error
         get_run_logger().exception("MLflow run %s could not be set %s", handle.run_id, status)
 
 
@@ -145,36 +145,39 @@ def _check_same_workload(handle: RunHandle, workload: str) -> None:
 
 RESUMABLE = ("run", "study", "sweep", "no-gpu")
 MIN_AGE_SECONDS = 30.0
-"""A younger run may be about to take its lock."""
+"""Younger runs may not have their lock yet."""
 
 
-def close_abandoned_runs(site: Environment, experiment: str) -> None:
-    """End the runs of this host whose owner has let go of their lock without having ended them.
+def close_abandoned_runs(environment: Environment, experiment: str) -> None:
+    """End RUNNING runs of this host whose process is gone.
 
     Args:
-        site: whose state directory holds the locks.
+        environment: whose state directory holds the locks.
         experiment: name.
     """
     mine = f"attributes.status = 'RUNNING' and tags.`{Tag.HOST}` = '{socket.gethostname()}'"
-    for run in find_runs(site.tracking_uri, experiment, mine):
+    for run in find_runs(environment.tracking_uri, experiment, mine):
         is_settled = time.time() - run.start_time > MIN_AGE_SECONDS
-        if is_settled and is_locked(_directory(site, run)) is False:
-            _end(site, experiment, run)
+        if is_settled and is_locked(_directory(environment, run)) is False:
+            _end(environment, experiment, run)
 
 
-def _end(site: Environment, experiment: str, run: FoundRun) -> None:
-    handle = RunHandle(tracking_uri=site.tracking_uri, experiment=experiment, experiment_id="", run_id=run.run_id)
-    with suppress(InputError), run_lock(_directory(site, run)):  # or somebody has just taken it up
+def _end(environment: Environment, experiment: str, run: FoundRun) -> None:
+    handle = RunHandle(
+        tracking_uri=environment.tracking_uri, experiment=experiment, experiment_id="", run_id=run.run_id
+    )
+    with suppress(InputError), run_lock(_directory(environment, run)):  # another process may just have resumed it
         if handle.client.get_run(run.run_id).info.status == "RUNNING":
             role = run.tags.get(Tag.ROLE)
-            way_on = f"; go on with: paceline {role} --resume {run.run_id}" if role in RESUMABLE else ""
-            upload_rest(site.root / "runs" / run.run_id, site.tracking_uri, run.run_id)
-            tracking.finish(handle, "KILLED", f"its process had gone without a word{way_on}")
-            get_run_logger().warning("MLflow run %s was left RUNNING by a process that is gone: KILLED", run.run_id)
+            resume_hint = f"; resume with: paceline {role} --resume {run.run_id}" if role in RESUMABLE else ""
+            warn = get_run_logger().warning
+            upload_rest(environment.root / "runs" / run.run_id, environment.tracking_uri, run.run_id)
+            tracking.finish(handle, "KILLED", f"its process is gone{resume_hint}")
+            warn("MLflow run %s was left RUNNING by a process that is gone: KILLED", run.run_id)
 
 
-def _directory(site: Environment, run: FoundRun) -> Path:
-    """Where the lock lies: an arm is owned with its study."""
+def _directory(environment: Environment, run: FoundRun) -> Path:
+    """Directory of the lock: arms and trials share that of their parent."""
     owner = run.tags.get(Tag.PARENT, run.run_id)
-    # A tag is anybody's text who can write to the store.
-    return site.root / "runs" / (owner if owner.isalnum() else run.run_id)
+    # Everybody who can write to the store can write this tag.
+    return environment.root / "runs" / (owner if owner.isalnum() else run.run_id)

@@ -1,8 +1,7 @@
-"""Where a run is looked at among those like it: a view in the MLflow UI, linked from Prefect and from the run itself.
+"""Views of similar runs in the MLflow UI, linked from Prefect and from the run itself.
 
 The runs of a Prefect deployment share one view, which the experiment's page lists by the deployment's name. Other runs
-share that of their series; the trainings of a study and the trials of a sweep have their own: found by their addresses
-alone, for the list is short.
+share the view of their series. Each study and each sweep has its own view, which only its address opens.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ DEPLOYMENT_NAME_TAG = "prefect.deployment_name"
 
 
 def deployment_tags() -> dict[str, str]:
-    """The tags by which the runs of a deployment are found; none where no deployment started this one."""
+    """Tags of the deployment that started this run; none without a deployment."""
     identifier = deployment.get_id()
     if identifier is None:
         return {}
@@ -32,8 +31,8 @@ def deployment_tags() -> dict[str, str]:
 
 
 def share_with_like(handle: RunHandle, series: str, score_name: ScoreName) -> str:
-    """Bring the view of a run's deployment, or else of its series, up to date; its address."""
-    identifier = tracking.tag(handle, DEPLOYMENT_TAG)  # a run that goes on may do so outside of its deployment
+    """Update the view of a run's deployment, or of its series, and return its address."""
+    identifier = tracking.tag(handle, DEPLOYMENT_TAG)  # a resume may happen outside of the deployment
     if identifier is None:
         return _share(handle, view_of_series(Tag.SERIES, series, scores=[score_name]))
     name = tracking.tag(handle, DEPLOYMENT_NAME_TAG)
@@ -41,13 +40,13 @@ def share_with_like(handle: RunHandle, series: str, score_name: ScoreName) -> st
 
 
 def share_study(parent: RunHandle, scores: Iterable[ScoreName | None]) -> str:
-    """Bring the view of a study's trainings up to date; its address."""
-    known = [name for name in dict.fromkeys(scores) if name is not None]
-    return _share(parent, view_of_study(parent.run_id, known or ACCURACY))
+    """Update the view of a study's trainings, and return its address."""
+    names = [name for name in dict.fromkeys(scores) if name is not None]
+    return _share(parent, view_of_study(parent.run_id, names or ACCURACY))
 
 
 def share_sweep(parent: RunHandle, settings: Sequence[str]) -> str:
-    """Bring the view of a sweep's trials up to date; its address."""
+    """Update the view of a sweep's trials, and return its address."""
     return _share(parent, view_of_sweep(parent.run_id, settings))
 
 

@@ -1,4 +1,4 @@
-"""Flows that end well though Prefect's API is away for a while, and set right what a failure of Prefect has left."""
+"""Lets flows outlive an outage of Prefect's API, and repairs what lost runs have left in Prefect."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from prefect.runtime import deployment, flow_run
 from prefect.settings import get_current_settings
 
 from paceline.conf.environment import Environment
-from paceline.flows.lifecycle import prefect_api as temporary_api
+from paceline.flows.lifecycle import prefect_api
 from paceline.flows.lifecycle.concurrency_slots import set_slots_right
-from paceline.flows.lifecycle.flow_run_lock import end_abandoned, flow_run_lock, has_abandoned, living
+from paceline.flows.lifecycle.flow_run_lock import end_lost_runs, flow_run_lock, has_lost_runs, running_flow_runs
 from paceline.flows.lifecycle.lease_renewal import tolerate_outages
 from paceline.flows.lifecycle.signals import is_interruption
 from paceline.tasks.errors import InputError
@@ -31,7 +31,7 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 AWAY_SECONDS = 1800.0
-"""For which a flow waits for an API that is away when it has something to report."""
+"""Longest wait of a flow for an API that does not answer."""
 POLL_SECONDS = 2.0
 ENGINE = "prefect.engine"
 """The program that a runner or a worker starts for one flow run."""
@@ -40,19 +40,21 @@ _given_up: set[str] = set()
 
 
 def outlive_outages(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Have a flow own its run, clean up after lost ones, and wait at its end until Prefect answers.
+    """Make a flow lock its run, clean up after lost runs, and wait at its end until Prefect answers.
 
-    Where a flow is defined it already changes how leases are renewed, and takes the run that this process was started
-    for: Prefect begins both before it calls the function.
+    The decorator changes the renewal of leases and locks the run of this process at once: Prefect starts both before
+    it calls the function.
     """
     tolerate_outages()
     if ENGINE in sys.orig_argv:
-        with suppress(InputError):  # the flow says so when it is called
+        with suppress(InputError):  # raised again when the flow is called
             _own()
 
     @wraps(function)
     def call(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
-        _take_over()
+        _own()
+        wait_for_api()
+        set_right(Environment(), deployment.get_id())
         try:
             result = function(*arguments, **options)
         except Exception as error:
@@ -66,47 +68,39 @@ def outlive_outages(function: Callable[Arguments, Result]) -> Callable[Arguments
 
 
 def _own() -> None:
-    site, mine = Environment(), flow_run.get_id()
+    environment, mine = Environment(), flow_run.get_id()
     if mine is None:
         return
     try:
-        flow_run_lock(site, UUID(mine))
-    except OSError as error:  # of which the run itself says more
-        get_logger("paceline").warning("This run cannot be recorded in %s (%s)", site.root, error)
+        flow_run_lock(environment, UUID(mine))
+    except OSError as error:  # the run itself reports more
+        get_logger("paceline").warning("This run cannot be recorded in %s (%s)", environment.root, error)
 
 
-def _take_over() -> None:
-    _own()
-    wait_for_api()
-    set_right(Environment(), deployment.get_id())
-
-
-def set_right(site: Environment, deployment_id: str | None) -> None:
-    """End the flow runs whose process on this host is gone, and free the slots that runs of a deployment have lost.
-
-    An error is logged: nothing that is to run has to wait for that.
+def set_right(environment: Environment, deployment_id: str | None) -> None:
+    """End flow runs of this host that lost their process, and free the slots of lost runs. Logs errors.
 
     Args:
-        site: whose state directory has the records of runs.
+        environment: whose state directory has the records of runs.
         deployment_id: None for no deployment.
     """
     try:
-        if deployment_id is None and not has_abandoned(site):
+        if deployment_id is None and not has_lost_runs(environment):
             return
         with get_client(sync_client=True) as client:
-            end_abandoned(site, client)
+            end_lost_runs(environment, client)
             if deployment_id is not None:
-                set_slots_right(client, UUID(deployment_id), living(site))
+                set_slots_right(client, UUID(deployment_id), running_flow_runs(environment))
     except (httpx.HTTPError, PrefectException, OSError) as error:
         get_logger("paceline").warning("What lost runs have left in Prefect could not be set right (%r)", error)
 
 
 def report(create: Callable[..., object], **arguments: Any) -> None:
-    """Create an artifact of the flow run, once the API answers. A run does not fail because it could not.
+    """Create an artifact of the flow run, once the API answers; log a failure.
 
     Args:
-        create: of `prefect.artifacts`.
-        arguments: of that.
+        create: a function of `prefect.artifacts`.
+        arguments: its arguments.
     """
     wait_for_api()
     try:
@@ -116,9 +110,9 @@ def report(create: Callable[..., object], **arguments: Any) -> None:
 
 
 def wait_for_api() -> None:
-    """Wait until Prefect's API answers, for half an hour at most; the temporary one is not waited for."""
+    """Wait until Prefect's API answers, for half an hour at most; never for the temporary one."""
     url = get_current_settings().api.url
-    if url is None or temporary_api.is_api_running() or url in _given_up or _answers(url):
+    if url is None or prefect_api.is_api_running() or url in _given_up or _answers(url):
         return
     log = get_run_logger()
     log.warning("Prefect's API %s does not answer; waiting for it for up to %g min", url, AWAY_SECONDS / 60)

@@ -1,6 +1,6 @@
-"""The newest of a deployment's runs goes first, where its policy says so; Prefect's own limits do the other policies.
+"""The overlap policy `cancel-oldest`; Prefect's own limits implement the other policies.
 
-Training itself is kept apart by the device leases whatever the policy: two runs never share a device.
+Device locks keep two trainings off one device under every policy.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from paceline.flows.lifecycle.concurrency_slots import active_runs
 from paceline.flows.lifecycle.outage import wait_for_api
 
 POLICY_TAG = "overlap:"
-"""Beginning of the tag of a deployment, and so of its runs, that names its policy."""
+"""Prefix of the tag that names a deployment's policy; its runs have the tag too."""
 
 
-def _began(run: FlowRun) -> float:
+def _start_time(run: FlowRun) -> float:
     moment = run.start_time or run.expected_start_time or run.created
     return moment.timestamp() if moment else 0.0
 
 
 def cancel_older() -> None:
-    """Cancel the runs of this flow run's deployment that began before it, if its policy is `cancel-oldest`."""
+    """Cancel the runs of this flow run's deployment that started before it, if its policy is `cancel-oldest`."""
     mine, deployed = flow_run.get_id(), deployment.get_id()
     if not deployed or f"{POLICY_TAG}cancel-oldest" not in flow_run.get_tags():
         return
     wait_for_api()
     with get_client(sync_client=True) as client:
-        found = [run for run in active_runs(client, UUID(str(deployed))) if run.state_type != StateType.CANCELLING]
-        (me,) = [run for run in found if str(run.id) == str(mine)]
-        for run in found:
-            if run.id != me.id and _began(run) < _began(me):
+        active = [run for run in active_runs(client, UUID(str(deployed))) if run.state_type != StateType.CANCELLING]
+        (me,) = [run for run in active if str(run.id) == str(mine)]
+        for run in active:
+            if run.id != me.id and _start_time(run) < _start_time(me):
                 message = f"{me.name} of the same deployment has begun, and its overlap is cancel-oldest"
                 client.set_flow_run_state(run.id, Cancelling(message=message), force=True)
                 get_run_logger().warning("Cancelled %s (%s), which had not ended", run.name, run.id)

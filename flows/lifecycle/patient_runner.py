@@ -1,4 +1,4 @@
-"""Prefect's runner, which starts a deployment's runs, without its end after three failures of the API."""
+"""A Prefect runner that survives outages of the API."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PatientRunner(Runner):
 
 
 def patient(workload: Callable[Arguments, Coroutine[Any, Any, None]]) -> Callable[Arguments, Coroutine[Any, Any, None]]:
-    """Have errors of the API in a repeated workload be logged, each outage once, in place of raised."""
+    """Log errors of the API in a repeated workload, once per outage, instead of raising them."""
     is_away = False
 
     @wraps(workload)

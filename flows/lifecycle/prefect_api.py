@@ -1,4 +1,4 @@
-"""Prefect's temporary API: where no server is given, one on loopback for as long as a command runs.
+"""Prefect's temporary API: an API on loopback while a command runs, if no server is given.
 
 Prefect would start the same itself, but only once a flow begins, after having imported its whole server into this
 process too (1.4 s), and would leave it running when this process is killed. As a program, this module is that API.
@@ -18,7 +18,6 @@ from contextlib import suppress
 from http import HTTPStatus
 
 from paceline.conf.environment import Environment
-from paceline.flows.lifecycle import prefect_api as temporary_api
 from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.host import die_with
 from paceline.tasks.http import ANSWER_SECONDS, ask, status
@@ -28,7 +27,7 @@ END_SECONDS = 5.0
 
 
 class TemporaryApi:
-    """A running API, or one that is on its way: its socket takes connections from the start."""
+    """A running or starting API; its socket takes connections from the start."""
 
     def __init__(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -42,30 +41,30 @@ class TemporaryApi:
                 stdout=2,  # stdout is for the outcome
                 env=os.environ | {"PREFECT_SERVER_API_AUTH_STRING": self.auth},
                 pass_fds=[descriptor],
-                start_new_session=True,  # a terminal's Ctrl-C must leave it to the flow, which has a last state to tell
+                start_new_session=True,  # a terminal's Ctrl-C must leave it to the flow, which reports its last state
             )
         self._has_answered = False
 
     def url(self, seconds: float) -> str:
-        """Its address, once it answers.
+        """Wait until the API answers, and return its address.
 
         Raises:
-            RunError: it does not.
+            RunError: it does not answer.
         """
         try:
             urllib.request.urlopen(f"{self._address}/health", timeout=seconds).close()
         except OSError as error:
             ended = self._process.poll()
-            said = f"ended with status {ended}" if ended is not None else f"does not answer within {seconds:g} s"
+            reason = f"ended with status {ended}" if ended is not None else f"does not answer within {seconds:g} s"
             raise RunError(
-                f"Prefect's temporary API {said} ({error}); look at the lines above, or start a server "
+                f"Prefect's temporary API {reason} ({error}); look at the lines above, or start a server "
                 "(prefect server start) and set PREFECT_API_URL"
             ) from error
         self._has_answered = True
         return self._address
 
     def end(self) -> None:
-        """End it; at once if it has never answered: it only prepares its database until then, in one transaction."""
+        """End the API; at once if it never answered: until then it only prepares its database, in one transaction."""
         if self._has_answered:
             self._process.terminate()
             with suppress(subprocess.TimeoutExpired):
@@ -75,7 +74,7 @@ class TemporaryApi:
 
     @property
     def is_used(self) -> bool:
-        """Whether a flow has been told its address."""
+        """Whether a flow uses its address."""
         return self._has_answered
 
 
@@ -83,19 +82,19 @@ _running: list[TemporaryApi] = []
 
 
 def start_api() -> TemporaryApi:
-    """The API of this process, started if it is not yet; it ends with the process."""
+    """Start the API of this process, or return the running one; it ends with the process."""
     if not _running:
         _running.append(TemporaryApi())
     return _running[0]
 
 
 def is_api_running() -> bool:
-    """Whether this process has an API of its own."""
+    """Return whether this process has a temporary API."""
     return bool(_running)
 
 
 def stop_unused_api() -> None:
-    """End the API if nobody has waited for it."""
+    """End the API if no flow uses it."""
     if _running and not _running[0].is_used:
         _end()
 
@@ -105,11 +104,81 @@ def _end() -> None:
         _running.pop().end()
 
 
-atexit.register(_end)  # before Prefect is imported, and so after all that Prefect has left to tell at its own exit
+atexit.register(_end)  # registered before Prefect is imported, so it runs after Prefect's own exit
+
+
+def prepare_api(environment: Environment) -> TemporaryApi | None:
+    """Start Prefect's temporary API; None if there is a server, or Prefect's settings disable the API.
+
+    Raises:
+        InputError: its directory cannot be created.
+    """
+    if prefect_server(environment):
+        return None
+    from prefect.settings import get_current_settings
+
+    settings = get_current_settings()
+    if not settings.server.ephemeral.enabled:
+        return None
+    try:
+        settings.home.mkdir(parents=True, exist_ok=True)  # Prefect makes it only where its parent is there
+    except OSError as error:
+        raise InputError(
+            f"PREFECT_HOME={settings.home} cannot be made ({error}); set it to a directory of yours"
+        ) from error
+    return start_api()
+
+
+def check_prefect(environment: Environment) -> None:
+    """Check that the Prefect server, where one is named, answers.
+
+    Raises:
+        InputError: the server does not answer, is no Prefect API, or refuses this user.
+    """
+    url = prefect_server(environment)
+    if not url:
+        return
+    check_address("PREFECT_API_URL", url, "set PREFECT_API_AUTH_STRING instead")
+    try:
+        healthy = ask(f"{url.rstrip('/')}/health").strip() == b"true"
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"PREFECT_API_URL={url} does not answer within {ANSWER_SECONDS:g} s ({error}); "
+            "start the server (prefect server start) or unset the variable"
+        ) from error
+    if not healthy:
+        raise InputError(
+            f"PREFECT_API_URL={url} answers, but is no Prefect API; it ends in /api, as in http://host:4200/api"
+        )
+    if not _lets_in(url, environment):
+        raise InputError(f"PREFECT_API_URL={url} refuses this user; set PREFECT_API_AUTH_STRING to NAME:PASSWORD")
+
+
+def _lets_in(url: str, environment: Environment) -> bool:
+    """Return whether the server accepts this user; it reports its health to everybody."""
+    user = environment.prefect_user
+    if user is None and environment.prefect_api_url is None:  # Prefect's profile names the server and the user
+        from prefect.settings import get_current_settings
+
+        user = get_current_settings().api.auth_string
+    try:
+        answer = status(f"{url.rstrip('/')}/admin/version", user.get_secret_value() if user is not None else None)
+    except OSError:
+        return True  # it was healthy a moment ago, and Prefect retries
+    return answer != HTTPStatus.UNAUTHORIZED
+
+
+def prefect_server(environment: Environment) -> str | None:
+    """Address of the Prefect server, from the environment or Prefect's own profile; None for the temporary one."""
+    if environment.prefect_api_url is not None:
+        return environment.prefect_api_url or None
+    from prefect.settings import get_current_settings
+
+    return get_current_settings().api.url
 
 
 def main(descriptor: int, parent: int) -> None:
-    """Be the API.
+    """Serve the API.
 
     Args:
         descriptor: of the listening socket.
@@ -128,73 +197,3 @@ def main(descriptor: int, parent: int) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), int(sys.argv[2]))
-
-
-def prepare_api(site: Environment) -> TemporaryApi | None:
-    """Prefect's temporary API, on its way; None where there is a server, or no such API is wanted.
-
-    Raises:
-        InputError: there is no place for its database.
-    """
-    if prefect_server(site):
-        return None
-    from prefect.settings import get_current_settings
-
-    settings = get_current_settings()
-    if not settings.server.ephemeral.enabled:
-        return None
-    try:
-        settings.home.mkdir(parents=True, exist_ok=True)  # Prefect makes it only where its parent is there
-    except OSError as error:
-        raise InputError(
-            f"PREFECT_HOME={settings.home} cannot be made ({error}); set it to a directory of yours"
-        ) from error
-    return temporary_api.start_api()
-
-
-def check_prefect(site: Environment) -> None:
-    """Check that the Prefect server, where one is named, answers.
-
-    Raises:
-        InputError: it does not, or is something else.
-    """
-    url = prefect_server(site)
-    if not url:
-        return
-    check_address("PREFECT_API_URL", url, "set PREFECT_API_AUTH_STRING instead")
-    try:
-        healthy = ask(f"{url.rstrip('/')}/health").strip() == b"true"
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"PREFECT_API_URL={url} does not answer within {ANSWER_SECONDS:g} s ({error}); "
-            "start the server (prefect server start) or unset the variable"
-        ) from error
-    if not healthy:
-        raise InputError(
-            f"PREFECT_API_URL={url} answers, but is no Prefect API; it ends in /api, as in http://host:4200/api"
-        )
-    if not _lets_in(url, site):
-        raise InputError(f"PREFECT_API_URL={url} refuses this user; set PREFECT_API_AUTH_STRING to NAME:PASSWORD")
-
-
-def _lets_in(url: str, site: Environment) -> bool:
-    """Whether the server answers this user: its health it tells to everybody."""
-    user = site.prefect_user
-    if user is None and site.prefect_api_url is None:  # the server is named in Prefect's profile, and so is the user
-        from prefect.settings import get_current_settings
-
-        user = get_current_settings().api.auth_string
-    try:
-        answer = status(f"{url.rstrip('/')}/admin/version", user.get_secret_value() if user is not None else None)
-    except OSError:
-        return True  # it was well a moment ago, and Prefect asks again
-    return answer != HTTPStatus.UNAUTHORIZED
-
-
-def prefect_server(site: Environment) -> str | None:
-    """Address of the Prefect server, from the environment or Prefect's own profile; None for the temporary one."""
-    if site.prefect_api_url is not None:
-        return site.prefect_api_url or None
-    from prefect.settings import get_current_settings
-
-    return get_current_settings().api.url

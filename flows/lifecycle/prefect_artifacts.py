@@ -1,4 +1,4 @@
-"""Markdown of Prefect artifacts, in which text from outside is text: names of classes, files and runs."""
+"""Markdown of Prefect artifacts, with escaped names of classes, files and runs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _SPECIAL = re.compile(r"([\\`|\[\]])")
 
 
 def plain(value: object) -> str:
-    """A text that is neither markup, link nor code, and does not end its row."""
+    """Escape markup, links, code and line ends."""
     return _SPECIAL.sub(r"\\\1", html.escape(" ".join(str(value).split()), quote=False))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table."""
+    """A Markdown table."""
     lines = [head, ["---"] * len(head), *([plain(value) for value in row] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 

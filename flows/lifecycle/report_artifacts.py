@@ -1,4 +1,4 @@
-"""What every kind of MLflow run with a report has: the page, its pictures, and the machine that it tells of."""
+"""Artifacts of every MLflow run with a report: the page, its pictures, and the machine."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from paceline.tasks.track.run import RunHandle
 
 
 def log_report(handle: RunHandle, page: str, figures: Mapping[str, Figure]) -> None:
-    """Store the page and its pictures by their names."""
+    """Log the page and its pictures."""
     tracking.log_document(handle, Artifact.REPORT, page)
     for name, figure in figures.items():
         tracking.log_document(handle, Artifact.picture(name), png_bytes(figure))
 
 
 def describe_devices(hardware: Hardware) -> str:
-    """A host's devices in words."""
+    """Describe the devices of a host."""
     if hardware.gpus:
         return f"{len(hardware.gpus)} x {hardware.gpus[0].name}"
     return f"{hardware.num_cores} cores of {hardware.cpu_name}"
 
 
 def log_environment(handle: RunHandle, hardware: Hardware) -> dict[str, Any]:
-    """Store and return where this process runs, and on which devices its trainings did."""
+    """Log and return the packages, the host and the devices."""
     environment = describe_environment((hardware.host,), (describe_devices(hardware),))
     tracking.log_document(handle, Artifact.ENVIRONMENT, environment)
     return environment

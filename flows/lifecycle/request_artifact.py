@@ -1,4 +1,4 @@
-"""What a study or a sweep was asked to do: kept in its run, so that a resume goes on with that and nothing else."""
+"""Stores the request of a study or a sweep in its run, from which a resume reads it."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ ARTIFACTS: dict[Kind, str] = {
 
 
 class Request(Protocol):
-    """Of either."""
+    """What a request must provide: its config, and a JSON dump."""
 
     @property
     def config(self) -> Config:
-        """What its trainings have in common."""
+        """Settings that its trainings share."""
 
     def model_dump(self, *, mode: str) -> dict[str, Any]:
-        """As JSON has it."""
+        """JSON of the request."""
 
 
 @contextmanager
 def open_parent_run(
-    kind: Kind, request: Request, site: Environment, experiment_id: str, workload: str, resume: str | None
+    kind: Kind, request: Request, environment: Environment, experiment_id: str, workload: str, resume: str | None
 ) -> Iterator[RunHandle]:
-    """Its run: a new one that keeps the request, or the one that goes on."""
+    """Open a new run with the request, or resume one."""
     if resume is not None:
-        with resume_run(site, resume, kind, workload) as parent:
+        with resume_run(environment, resume, kind, workload) as parent:
             yield parent
         return
-    with new_run(request.config, site, experiment_id, kind, workload) as parent:
+    with new_run(request.config, environment, experiment_id, kind, workload) as parent:
         tracking.log_document(parent, ARTIFACTS[kind], request.model_dump(mode="json"))
         yield parent
 
 
-def load_request(kind: Kind, site: Environment, run_id: str) -> dict[str, Any]:
-    """What a run that is to go on was asked to do.
+def load_request(kind: Kind, environment: Environment, run_id: str) -> dict[str, Any]:
+    """Read the request of an unfinished run.
 
     Raises:
-        InputError: no such run, none that can go on, or one of another kind.
+        InputError: the run does not exist, is finished, or is of another kind.
     """
-    tracking.reopen(site.tracking_uri, run_id)
-    document: dict[str, Any] | None = read_document(site.tracking_uri, run_id, ARTIFACTS[kind])
+    tracking.reopen(environment.tracking_uri, run_id)
+    document: dict[str, Any] | None = read_document(environment.tracking_uri, run_id, ARTIFACTS[kind])
     if document is None:
-        raise InputError(f"--resume {run_id}: that run is no {kind}; use paceline run --resume")
+        raise InputError(f"--resume {run_id}: that run is not a {kind}; use paceline run --resume")
     return document

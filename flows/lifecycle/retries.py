@@ -1,4 +1,4 @@
-"""Stages that are tried again when something outside of them failed; Prefect shows each try."""
+"""Retries for stages that fail for transient reasons."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ R = TypeVar("R")
 
 
 def with_retries(stage: Task[P, R], limits: Limits) -> Task[P, R]:
-    """A stage with the further tries that `limits` gives it, for errors that may be gone the next time."""
+    """Give a stage the retries of `limits`, for transient errors only."""
+
+    def is_retriable(stage: Task[Any, Any], run: object, state: Any) -> bool:
+        return is_transient(state.data)
+
     return stage.with_options(
-        retries=limits.retries, retry_delay_seconds=limits.retry_delay_seconds, retry_condition_fn=_may_pass
+        retries=limits.retries, retry_delay_seconds=limits.retry_delay_seconds, retry_condition_fn=is_retriable
     )
-
-
-def _may_pass(stage: Task[Any, Any], run: object, state: Any) -> bool:
-    return is_transient(state.data)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: exceptions that let all be put away, and remembered should a library turn one into another."""
+"""Ctrl-C and SIGTERM as exceptions; remembers a signal when a library wraps or loses its exception."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
 Arguments = ParamSpec("Arguments")
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 AGAIN_SECONDS = 0.1
-"""After a signal whose exception was lost and what lost it has come to its end, until it is sent again."""
+"""Delay before a lost signal is sent again."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _received: list[int] = []
 _holding: list[_Hold] = []
@@ -28,13 +28,13 @@ _holding: list[_Hold] = []
 
 
 class Terminated(SystemExit):
-    """SIGTERM has come."""
+    """Raised by SIGTERM."""
 
 
 def listen() -> None:
-    """From now on, SIGTERM raises `Terminated` and Ctrl-C `KeyboardInterrupt` in the main thread.
+    """Make SIGTERM raise `Terminated` and Ctrl-C `KeyboardInterrupt` in the main thread.
 
-    Where Ctrl-C is ignored from the start, as in a shell's background, it stays so.
+    An ignored Ctrl-C, as in a shell's background, stays ignored.
     """
     _received.clear()
     signal.signal(signal.SIGTERM, _on_signal)
@@ -48,38 +48,38 @@ def received_signal() -> int | None:
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Whether an error is what became of a signal.
+    """Return whether an error was caused by a signal.
 
-    Libraries wrap what is raised inside of their callbacks, and then an interrupted run looks like a failed one. In a
-    deployment's process the signals are Prefect's, and only what it raised tells of them.
+    Libraries wrap exceptions from their callbacks, so that an interrupted run looks like a failed one. In a
+    deployment's process Prefect handles the signals, and only its exceptions show them.
     """
     return received_signal() is not None or _origin(error) is not None
 
 
 def _origin(error: BaseException) -> BaseException | None:
-    """What a signal has raised, of which an error is the consequence; None where it is none's."""
-    from prefect.exceptions import TerminationSignal  # where there is an error to judge, Prefect has been imported
+    """The exception of a signal among the causes of an error; None if there is none."""
+    from prefect.exceptions import TerminationSignal  # late: `paceline --help` does not import Prefect
 
-    found: BaseException | None = error
-    seen: set[int] = set()
-    while found is not None and id(found) not in seen:
-        if isinstance(found, KeyboardInterrupt | SystemExit | TerminationSignal):
-            return found
-        seen.add(id(found))
-        found = found.__cause__ or found.__context__
+    cause: BaseException | None = error
+    visited: set[int] = set()
+    while cause is not None and id(cause) not in visited:
+        if isinstance(cause, KeyboardInterrupt | SystemExit | TerminationSignal):
+            return cause
+        visited.add(id(cause))
+        cause = cause.__cause__ or cause.__context__
     return None
 
 
-def stop_on_signal(function: Callable[Arguments, Found]) -> Callable[Arguments, Found]:
-    """Have a flow end by a signal that comes while it runs, whatever becomes of the exception that tells of it.
+def stop_on_signal(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Stop a flow on SIGTERM or Ctrl-C even if a library swallows or wraps the exception.
 
-    A handler's exception comes up wherever Python is. In a callback of the garbage collector it is printed, and lost:
-    the signal is sent again; where a library makes an error of its own of it, what the signal has raised goes on in its
-    place, or Prefect would call the run FAILED. It stands around `discreet`, whose signature Prefect reads.
+    Python raises the exception wherever it is. A callback of the garbage collector prints and loses it: the signal is
+    then sent again. If a library wraps it, the signal's own exception replaces the error, or Prefect would call the
+    run FAILED. Put this decorator around `redact_errors`, whose signature Prefect reads.
     """
 
     @wraps(function)
-    def call(*arguments: Arguments.args, **options: Arguments.kwargs) -> Found:
+    def call(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
         with _sent_again_when_lost():
             try:
                 return function(*arguments, **options)
@@ -93,7 +93,7 @@ def stop_on_signal(function: Callable[Arguments, Found]) -> Callable[Arguments, 
 
 
 def _like(origin: BaseException) -> BaseException:
-    """Another one of its kind: the chain of the first leads to the error that it is to replace."""
+    """A new exception of the same kind: the chain of `origin` leads to the error that it replaces."""
     from prefect.exceptions import TerminationSignal
 
     if isinstance(origin, TerminationSignal):
@@ -106,16 +106,16 @@ def _sent_again_when_lost() -> Iterator[None]:
     before = sys.unraisablehook
 
     def hook(lost: UnraisableHookArgs, /) -> None:
-        told = threading.Event()  # a signal that came up in here would be lost for good
+        may_send = threading.Event()  # a signal raised in here would be lost
         try:
             origin = _origin(lost.exc_value) if lost.exc_value is not None else None
             if origin is None:
                 before(lost)
                 return
             number = signal.SIGINT if isinstance(origin, KeyboardInterrupt) else signal.SIGTERM
-            threading.Thread(target=_send_again, args=(number, told), daemon=True).start()
+            threading.Thread(target=_send_again, args=(number, may_send), daemon=True).start()
         finally:
-            told.set()
+            may_send.set()
 
     sys.unraisablehook = hook
     try:
@@ -124,20 +124,20 @@ def _sent_again_when_lost() -> Iterator[None]:
         sys.unraisablehook = before
 
 
-def _send_again(number: int, told: threading.Event) -> None:
-    told.wait()
+def _send_again(number: int, may_send: threading.Event) -> None:
+    may_send.wait()
     time.sleep(AGAIN_SECONDS)
     main = threading.main_thread().ident
     assert main is not None
-    signal.pthread_kill(main, number)  # wakes what the main thread may sleep in, which another thread's does not
+    signal.pthread_kill(main, number)  # interrupts a sleeping main thread
 
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """Let the first signal wait until the end of the body, for what must not be left half done; a second one does not.
+    """Delay the first signal until the end of the body; a second signal is delivered at once.
 
-    Such as creating a run: once its server has it, it must have an owner that will end it. Whoever's handlers are
-    in force, ours or Prefect's, they get the signal then.
+    For steps that must not stop halfway, such as creating a run: once its server has it, a process must end it. The
+    handlers in force, ours or Prefect's, get the signal at the end.
     """
     if _holding or threading.current_thread() is not threading.main_thread():
         yield
@@ -154,7 +154,7 @@ def defer_signals() -> Iterator[None]:
 
 
 class _Hold:
-    """Takes the place of the signals' handlers for a while."""
+    """Replaces the handlers of the signals for a while."""
 
     def __init__(self) -> None:
         self._handlers = {number: signal.getsignal(number) for number in SIGNALS}
@@ -170,7 +170,7 @@ class _Hold:
             signal.signal(number, handler)
 
     def pass_on(self) -> None:
-        """Give a signal that waited to whom it was meant for."""
+        """Deliver a delayed signal to its handler."""
         if len(self._received) == 1:
             self._tell(self._received[0])
 

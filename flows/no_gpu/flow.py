@@ -1,7 +1,6 @@
-"""The study "no GPU?": from scratch, fine-tuned, and features with a classifier, on CPUs, matched and repeated.
+"""The study "no GPU?": training from scratch, fine-tuning, and a classifier on frozen features, on CPUs.
 
-Its trainings are those of any study (`study_arms`), of which the third kind is no training but a classifier on what a
-frozen backbone gives.
+Its arms run like those of any study (`study.trainings`); the third arm fits a classifier on features of the backbone.
 """
 
 from __future__ import annotations
@@ -18,12 +17,13 @@ from pydantic import ValidationError
 from paceline.conf.config import Config
 from paceline.conf.environment import Environment, quieten
 from paceline.flows.checks.preflight import PreflightResult
-from paceline.flows.lifecycle import mlflow_views as views
+from paceline.flows.checks.results import result_of
+from paceline.flows.lifecycle import mlflow_views
 from paceline.flows.lifecycle.outage import outlive_outages
 from paceline.flows.lifecycle.overlap import cancel_older
 from paceline.flows.lifecycle.prefect_artifacts import publish
 from paceline.flows.lifecycle.signals import is_interruption, stop_on_signal
-from paceline.flows.no_gpu.record import Found, log_no_gpu
+from paceline.flows.no_gpu.record import NoGpuOutcome, log_no_gpu
 from paceline.flows.no_gpu.request import NoGpuRequest, check_no_gpu
 from paceline.flows.study.record import with_parity
 from paceline.flows.study.trainings import PlannedArm, StudyContext, open_study, run_all, train_arm
@@ -53,22 +53,22 @@ PACE_SECONDS = 2.0
 @outlive_outages
 @redact_errors
 def run_no_gpu(request: NoGpuRequest, resume: str | None = None) -> dict[str, Any]:
-    """Learn in three ways on CPUs, and say which to take without a GPU.
+    """Train in three ways on CPUs, and report which to choose without a GPU.
 
     Args:
-        request: Weights, repeats, and what the ways have in common.
-        resume: Id of an unfinished study to go on with.
+        request: Weights, repeats, and settings that all ways share.
+        resume: Id of an unfinished study to resume.
     """
     quieten()
     started = time.monotonic()
-    site = Environment()
-    arms = [_ready(name, *way, request.layer) for name, way in check_no_gpu(request, site).items()]
+    environment = Environment()
+    arms = [_plan_arm(name, *way, request.layer) for name, way in result_of(check_no_gpu, request, environment).items()]
     cancel_older()
-    with open_study("no-gpu", request, arms, site, resume) as (work, arms):
+    with open_study("no-gpu", request, arms, environment, resume) as (work, arms):
         run_all(work, arms)
         prepared = work.prepared[arms[0].config.data]
         runs = with_parity(work.ledger.runs(), [arm.arm for arm in arms], {prepared.fingerprint: prepared})
-        found = Found(
+        outcome = NoGpuOutcome(
             request=request,
             arms=arms,
             trainings=StudyRuns([arm.arm for arm in arms], runs),
@@ -76,43 +76,42 @@ def run_no_gpu(request: NoGpuRequest, resume: str | None = None) -> dict[str, An
             paces=_paces(work, arms, runs),
             seconds=time.monotonic() - started,
         )
-        result, summary = log_no_gpu(found, site, work.parent)
+        result, summary = log_no_gpu(outcome, environment, work.parent)
     publish([("", result.verdict), *(("", note) for note in result.notes)], "no-gpu", "What to do without a GPU")
-    views.link(summary["view"], "The trainings of this study")
+    mlflow_views.link(summary["view"], "The trainings of this study")
     return summary | {"result": result.model_dump(mode="json")}
 
 
-def _ready(name: str, config: Config, cleared: PreflightResult, layer: str) -> PlannedArm:
-    """A way as an arm of a study."""
+def _plan_arm(name: str, config: Config, checked: PreflightResult, layer: str) -> PlannedArm:
     arm = StudyArm(name=name, overrides=(), group="", is_baseline=name == SCRATCH)
-    return PlannedArm(arm, config, cleared, partial(_learn_frozen, layer=layer) if name == FEATURES else train_arm)
+    return PlannedArm(arm, config, checked, partial(_fit_features, layer=layer) if name == FEATURES else train_arm)
 
 
-def _learn_frozen(work: StudyContext, arm: PlannedArm, config: Config, handle: RunHandle, *, layer: str) -> ArmRun:
-    """Features of the frozen backbone, and a classifier on them; all of it on as many threads as a training has."""
-    prepared, plan = work.prepared[config.data], arm.cleared.plan
-    assert arm.cleared.pretrained is not None
+def _fit_features(work: StudyContext, arm: PlannedArm, config: Config, handle: RunHandle, *, layer: str) -> ArmRun:
+    """Compute features of the frozen backbone and fit a classifier, on as many threads as a training has."""
+    prepared, plan = work.prepared[config.data], arm.checked.plan
+    assert arm.checked.pretrained is not None
     job = LinearEvalJob(
         config=config,
         prepared=prepared,
-        pretrained=arm.cleared.pretrained,
+        pretrained=arm.checked.pretrained,
         layer=layer,
         precision=plan.precision,
         num_threads=plan.num_threads * plan.world_size,
-        directory=str(work.site.root / "runs" / handle.run_id),
+        directory=str(work.environment.root / "runs" / handle.run_id),
         own_pids=(os.getpid(),),
     )
-    found = classify_features(job, work.address, config.limits.train_seconds)
+    result = classify_features(job, work.address, config.limits.train_seconds)
     truth = read_test_split(Path(prepared.path), prepared.class_names)
-    evaluated = evaluate_predictions((found.predictions,), truth, found.prediction_samples_per_second)
+    evaluated = evaluate_predictions((result.predictions,), truth, result.prediction_samples_per_second)
     metrics: dict[str, float | None] = {
-        Metric.PREDICTION_THROUGHPUT: found.prediction_samples_per_second,
-        Metric.STARTUP_SECONDS: found.startup_seconds,
-        Metric.EXTRACT_SECONDS: found.extract_seconds,
-        Metric.FIT_SECONDS: found.fit_seconds,
-        Metric.END_TO_END_SECONDS: found.ended_seconds,
-        Metric.PEAK_MEMORY: found.peak_memory_bytes,
-        Metric.ENERGY: found.joules,
+        Metric.PREDICTION_THROUGHPUT: result.prediction_samples_per_second,
+        Metric.STARTUP_SECONDS: result.startup_seconds,
+        Metric.EXTRACT_SECONDS: result.extract_seconds,
+        Metric.FIT_SECONDS: result.fit_seconds,
+        Metric.END_TO_END_SECONDS: result.ended_seconds,
+        Metric.PEAK_MEMORY: result.peak_memory_bytes,
+        Metric.ENERGY: result.joules,
         Metric.TEST_ACCURACY: evaluated.accuracy,
         Metric.TEST_SCORE: evaluated.score,
     }
@@ -122,34 +121,34 @@ def _learn_frozen(work: StudyContext, arm: PlannedArm, config: Config, handle: R
         repeat=0,
         position=0,
         num_epochs=1,
-        startup_seconds=found.startup_seconds,
-        end_to_end_seconds=found.ended_seconds,
+        startup_seconds=result.startup_seconds,
+        end_to_end_seconds=result.ended_seconds,
         score=evaluated.accuracy,
         num_test=evaluated.num_samples,
-        validation=((found.ended_seconds, found.validation_score),),
-        peak_memory_bytes=found.peak_memory_bytes,
-        energy_joules=found.joules,
-        contaminated=found.validity.contaminated,
-        contamination=found.validity.reasons,
-        predictions=(found.predictions,),
-        prediction_samples_per_second=found.prediction_samples_per_second,
+        validation=((result.ended_seconds, result.validation_score),),
+        peak_memory_bytes=result.peak_memory_bytes,
+        energy_joules=result.joules,
+        contaminated=result.validity.contaminated,
+        contamination=result.validity.reasons,
+        predictions=(result.predictions,),
+        prediction_samples_per_second=result.prediction_samples_per_second,
     )
 
 
 def _paces(work: StudyContext, arms: list[PlannedArm], runs: list[ArmRun]) -> PredictionThroughputs | None:
-    """How fast the networks predict that the last repeat has left; None where that cannot be timed."""
+    """Time the predictions of the networks of the last repeat; None if that fails."""
     last = {run.arm: run.run_id for run in runs if run.status == "done" and run.run_id}
-    found = {arm.arm.name: _settings(work, arm, last[arm.arm.name]) for arm in arms if arm.arm.name in last}
-    ways = {name: settings for name, settings in found.items() if settings is not None}
+    settings = {arm.arm.name: _settings(work, arm, last[arm.arm.name]) for arm in arms if arm.arm.name in last}
+    ways = {name: setting for name, setting in settings.items() if setting is not None}
     if not ways:
         return None
-    plan, config = arms[0].cleared.plan, work.request.config
+    plan, config = arms[0].checked.plan, work.request.config
     job = ThroughputJob(
         ways=ways,
         prepared=work.prepared[arms[0].config.data],
-        directory=str(work.site.root / "runs" / work.parent.run_id / "pace"),
+        directory=str(work.environment.root / "runs" / work.parent.run_id / "pace"),
         num_threads=plan.num_threads * plan.world_size,
-        gpus=arms[0].cleared.hardware.gpus,
+        gpus=arms[0].checked.hardware.gpus,
         seconds=PACE_SECONDS,
         own_pids=(os.getpid(),),
     )
@@ -158,22 +157,22 @@ def _paces(work: StudyContext, arms: list[PlannedArm], runs: list[ArmRun]) -> Pr
     except PacelineError as error:
         if is_interruption(error):
             raise
-        get_run_logger().warning("How fast the networks predict is not known: %s", error)
+        get_run_logger().warning("The predictions could not be timed: %s", error)
         return None
 
 
 def _settings(work: StudyContext, arm: PlannedArm, run_id: str) -> Settings | None:
-    """How the network that a run has left is executed in prediction; None if it is not there any more."""
-    directory = work.site.root / "runs" / run_id
+    """Prediction settings of the network of a run; None if its files are gone."""
+    directory = work.environment.root / "runs" / run_id
     if arm.arm.name not in TRAINED:
         try:
             return LinearEvalResult.model_validate_json((directory / RESULT).read_bytes()).settings
-        except (OSError, ValidationError):  # gone, or of another version
+        except (OSError, ValidationError):  # missing, or of another version
             return None
     trained = load_result(directory / "trained.json", TrainResult)
     if trained is None or trained.weights is None:
         return None
-    prepared, plan = work.prepared[arm.config.data], arm.cleared.plan
+    prepared, plan = work.prepared[arm.config.data], arm.checked.plan
     facts = write_model(directory / "model", arm.config, prepared, Path(trained.weights).read_bytes())
     return Settings(
         model_directory=str(directory / "model"),

@@ -1,4 +1,4 @@
-"""Puts the study "no GPU?" together and records it: its run with the report, and each way's runs with its figures."""
+"""Records the study "no GPU?": the report in its run, and the ratios in the runs of each way."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ ACCELERATOR = "execution.accelerator"
 
 
 @dataclass(frozen=True)
-class Found:
-    """What the study has done."""
+class NoGpuOutcome:
+    """Results of the study's trainings."""
 
     request: NoGpuRequest
     arms: list[PlannedArm]
@@ -47,14 +47,14 @@ class Found:
     paces: PredictionThroughputs | None
     seconds: float
 
-    def result(self, site: Environment, parent: RunHandle) -> NoGpuResult:
-        """Everything that follows from the trainings, and from runs on GPUs that the store has."""
-        request, cleared = self.request, self.arms[-1].cleared
-        assert cleared.pretrained is not None
+    def result(self, environment: Environment, parent: RunHandle) -> NoGpuResult:
+        """Analyse the trainings, and the runs on GPUs in the store."""
+        request, checked = self.request, self.arms[-1].checked
+        assert checked.pretrained is not None
         rates = self.paces.paces if self.paces else {}
         gpu = Gpu(
             sheet=SHEETS[request.gpu],
-            rows=self._rows(site, parent.experiment),
+            rows=self._rows(environment, parent.experiment),
             rates=rates,
             name=self.paces.gpu_name if self.paces else None,
             cost=self.paces.cost if self.paces else None,
@@ -62,30 +62,32 @@ class Found:
             batch_size=request.config.global_batch_size,
         )
         scratch = rates.get(SCRATCH)
+        validity = self.paces.validity if self.paces else None
+        disturbance = validity.reasons if validity and validity.contaminated else ()
         ways = ways_of(self.trainings, request.target, rates) + on_gpu(self.trainings, request.target, gpu)
-        found = NoGpuResult(
+        result = NoGpuResult(
             run_id=parent.run_id,
             experiment=parent.experiment,
             preset=request.preset,
-            pretrained=cleared.pretrained.summary,
+            pretrained=checked.pretrained.summary,
             layer=request.layer,
             num_repeats=request.repeats,
             target=request.target,
             targets=TargetScore(self.trainings, request.target).all(),
             ways=ways,
             prediction_ratio=scratch.ratio if scratch else None,
-            prediction_disturbed=_disturbance(self.paces),
+            prediction_disturbed=disturbance,
             cost=gpu.cost,
             sheet=gpu.sheet,
-            hardware=f"{cleared.hardware.host}: {describe_devices(cleared.hardware)}",
+            hardware=f"{checked.hardware.host}: {describe_devices(checked.hardware)}",
             seconds=self.seconds,
         )
-        choice, verdict = judge(found)
-        return found.model_copy(update={"choice": choice, "verdict": verdict, "notes": tuple(notes_of(found))})
+        choice, verdict = judge(result)
+        return result.model_copy(update={"choice": choice, "verdict": verdict, "notes": tuple(notes_of(result))})
 
-    def _rows(self, site: Environment, experiment: str) -> dict[str, tuple[HardwareRow, ...]]:
-        """What GPUs made of the very work of a way, in other runs of the experiment."""
-        runs, _ = trained_runs(site, experiment)
+    def _rows(self, environment: Environment, experiment: str) -> dict[str, tuple[HardwareRow, ...]]:
+        """Runs of the experiment that did the same work on GPUs, by way."""
+        runs, _ = trained_runs(environment, experiment)
         on_gpus = [run for run in runs if run.facts.get(ACCELERATOR) == "gpu"]
         rows = {}
         for arm in self.trainings.arms:
@@ -95,15 +97,13 @@ class Found:
         return rows
 
 
-def _disturbance(paces: PredictionThroughputs | None) -> tuple[str, ...]:
-    return paces.validity.reasons if paces is not None and paces.validity.contaminated else ()
-
-
-def log_no_gpu(found: Found, site: Environment, parent: RunHandle) -> tuple[NoGpuResult, dict[str, Any]]:
-    """Record the study in its run, and what each way gave in its runs; the JSON of `paceline no-gpu`."""
-    result = found.result(site, parent)
-    environment = log_environment(parent, found.arms[0].cleared.hardware)
-    log_report(parent, render_no_gpu(result, environment), draw_no_gpu(result))
+def log_no_gpu(
+    outcome: NoGpuOutcome, environment: Environment, parent: RunHandle
+) -> tuple[NoGpuResult, dict[str, Any]]:
+    """Record the study and its ways; return the result and the JSON of `paceline no-gpu`."""
+    result = outcome.result(environment, parent)
+    machine = log_environment(parent, outcome.arms[0].checked.hardware)
+    log_report(parent, render_no_gpu(result, machine), draw_no_gpu(result))
     tracking.log_document(parent, Artifact.NO_GPU, result.model_dump(mode="json"))
     for way in result.ways:
         _log_way(parent, way)
@@ -135,15 +135,15 @@ def _metrics(result: NoGpuResult) -> dict[str, float | None]:
 
 
 def _log_way(parent: RunHandle, way: Approach) -> None:
-    """A way's ratios over all repeats, in each of its runs; what is estimated belongs to no run."""
+    """Log a way's ratios over all repeats in each of its runs; an estimated way has no runs."""
     if not way.is_measured:
         return
-    ratio, whole = way.target_ratio, way.whole_ratio
+    ratio, end_to_end = way.target_ratio, way.whole_ratio
     metrics: dict[str, float | None] = {
         Metric.TARGET_SPEEDUP: ratio.value if ratio else None,
         Metric.TARGET_SPEEDUP_LOW: ratio.low if ratio else None,
         Metric.TARGET_SPEEDUP_HIGH: ratio.high if ratio else None,
-        Metric.END_TO_END_SPEEDUP: whole.value if whole else None,
+        Metric.END_TO_END_SPEEDUP: end_to_end.value if end_to_end else None,
     }
     for run_id in way.run_ids:
         tracking.log_facts(parent.model_copy(update={"run_id": run_id}), metrics, {Tag.PARITY: way.parity})

@@ -1,4 +1,4 @@
-"""Classifiers on features: fitted on those of some images, scored on those of others; one MLflow run."""
+"""Fits linear classifiers on features of some images, and scores them on others, in one MLflow run."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from paceline.conf.credentials import Text
 from paceline.conf.environment import Environment, quieten
 from paceline.conf.load import load
 from paceline.flows.checks import preflight
+from paceline.flows.checks.results import result_of, reusable
 from paceline.flows.lifecycle.mlflow_run import new_run
 from paceline.flows.lifecycle.outage import outlive_outages
 from paceline.flows.lifecycle.signals import stop_on_signal
@@ -37,11 +38,11 @@ from paceline.tasks.redact import redact_errors
 from paceline.tasks.track import run as tracking
 
 SAME = ("model_digest", "layer")
-"""What the features of both must have in common."""
+"""Facts that both sets of features must share."""
 
 
 class ClassifyRequest(Record):
-    """What is asked."""
+    """Parameters of a classification."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -55,13 +56,14 @@ class ClassifyRequest(Record):
     """Settings of `track` and the seed, as key=value."""
 
 
-def check_classify(request: ClassifyRequest, site: Environment) -> tuple[Config, str, dict[str, Any]]:
-    """Check the features, the settings and the store; configuration, experiment, and what the features are of.
+@reusable
+def check_classify(request: ClassifyRequest, environment: Environment) -> tuple[Config, str, dict[str, Any]]:
+    """Check the features, the settings and the store; return configuration, experiment id and facts.
 
     Raises:
         InputError: one line with the value, the rule and the fix.
     """
-    train, test = (_said(Path(directory)) for directory in (request.train, request.test))
+    train, test = (_read_facts(Path(directory)) for directory in (request.train, request.test))
     if any(train[name] != test[name] for name in SAME):
         raise InputError(
             f"{request.train} and {request.test} are features of other models or layers; write both with the same"
@@ -73,18 +75,18 @@ def check_classify(request: ClassifyRequest, site: Environment) -> tuple[Config,
         )
     check_classes(Path(request.train), Path(request.test))
     config = load("folder", [*request.overrides, f"name={train['layer']}"])
-    return config, preflight.check_servers(config, site), train
+    return config, preflight.check_servers(config, environment), train
 
 
-def _said(directory: Path) -> dict[str, Any]:
+def _read_facts(directory: Path) -> dict[str, Any]:
     try:
-        said: dict[str, Any] = json.loads((directory / PREDICTIONS_FILE).read_text(encoding="utf-8"))
+        facts: dict[str, Any] = json.loads((directory / PREDICTIONS_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"{directory}: holds no features; write them with paceline features --out") from error
-    if not said.get("layer") or "num_samples" not in said:
-        what = "features that are not finished" if said.get("layer") else "predictions"
+    if not facts.get("layer") or "num_samples" not in facts:
+        what = "features that are not finished" if facts.get("layer") else "predictions"
         raise InputError(f"{directory}: holds {what}; write features with paceline features --out")
-    return said
+    return facts
 
 
 @flow(name="paceline-classify", flow_run_name="classify {request.train}", persist_result=False)
@@ -95,16 +97,16 @@ def run_classify(request: ClassifyRequest) -> dict[str, Any]:
     """Fit classifiers on the features of some images, and score them on those of others.
 
     Args:
-        request: What is asked.
+        request: Features, classifiers and settings.
     """
     quieten()
     started = time.monotonic()
-    site = Environment()
-    config, experiment_id, said = check_classify(request, site)
+    environment = Environment()
+    config, experiment_id, facts = result_of(check_classify, request, environment)
     train, test = (read_features(Path(directory)) for directory in (request.train, request.test))
     num_test, test = len(test.labels), of_classes(test, set(train.labels))
     shared = count_shared(train, test)
-    with new_run(config, site, experiment_id, "classify") as handle:
+    with new_run(config, environment, experiment_id, "classify") as handle:
         if len(test.labels) < num_test:
             get_run_logger().warning(
                 "%d of %d test images are of classes that are not fitted on, and are left out",
@@ -117,18 +119,18 @@ def run_classify(request: ClassifyRequest) -> dict[str, Any]:
                 shared,
                 len(test.labels),
             )
-        tracking.set_tags(handle, {Tag.MODEL: said["model"], Tag.LAYER: said["layer"]})
+        tracking.set_tags(handle, {Tag.MODEL: facts["model"], Tag.LAYER: facts["layer"]})
         fitted = [_fit(kind, train, test, config.seed) for kind in request.kinds]
         summary = {
             "run_id": handle.run_id,
             "experiment": handle.experiment,
             "tracking_uri": handle.public_uri,
-            **{name: said[name] for name in ("model", "model_digest", "layer")},
+            **{name: facts[name] for name in ("model", "model_digest", "layer")},
             "train": request.train,
             "test": request.test,
             "num_shared": shared,
             "num_left_out": train.num_left_out + test.num_left_out,
-            "classifiers": [one.model_dump(mode="json") for one in fitted],
+            "classifiers": [classifier.model_dump(mode="json") for classifier in fitted],
             "seconds": time.monotonic() - started,
         }
         tracking.log_document(handle, Artifact.SUMMARY, summary)
@@ -146,12 +148,12 @@ def _fit(kind: Kind, train: Features, test: Features, seed: int) -> Fitted:
 
 
 def _metrics(fitted: list[Fitted]) -> dict[str, float | None]:
-    best = max(fitted, key=lambda one: one.accuracy)
+    best = max(fitted, key=lambda classifier: classifier.accuracy)
     metrics: dict[str, float | None] = {Metric.TEST_ACCURACY: best.accuracy}
-    for one in fitted:
+    for classifier in fitted:
         metrics |= {
-            f"{one.kind}/accuracy": one.accuracy,
-            f"{one.kind}/fit_seconds": one.fit_seconds,
-            f"{one.kind}/joules": one.joules,
+            f"{classifier.kind}/accuracy": classifier.accuracy,
+            f"{classifier.kind}/fit_seconds": classifier.fit_seconds,
+            f"{classifier.kind}/joules": classifier.joules,
         }
     return metrics

@@ -1,4 +1,4 @@
-"""Prediction: a trained model over a folder of images or a configuration's test split, into Parquet; one MLflow run."""
+"""Predicts a folder of images or a preset's test split with a trained model, into Parquet, in one MLflow run."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from prefect import flow, get_run_logger
 from prefect.utilities.annotations import quote
 
 from paceline.conf.environment import Environment, quieten
+from paceline.flows.checks.results import result_of
 from paceline.flows.lifecycle.mlflow_run import new_run
 from paceline.flows.lifecycle.outage import outlive_outages
 from paceline.flows.lifecycle.overlap import cancel_older
@@ -27,7 +28,7 @@ from paceline.tasks.cluster.user_packages import require_packages
 from paceline.tasks.data.prepare.chunks import chunks_of
 from paceline.tasks.files import write_durably
 from paceline.tasks.names import Artifact, Metric, Tag
-from paceline.tasks.predict.job import Part, cut
+from paceline.tasks.predict.job import cut
 from paceline.tasks.predict.prefect_tasks import Predicted, predict
 from paceline.tasks.redact import redact_errors
 from paceline.tasks.scores import mean_iou
@@ -37,9 +38,9 @@ from paceline.tasks.track.models import has_recorded_digest
 FLOAT_BYTES = 4
 COUNTS = {"num_samples", "num_rejected", "num_unread", "num_known", "num_correct"}
 EXECUTION = {"accelerator", "device_name", "world_size", "num_threads", "precision", "compile"}
-"""Of a plan, what concerns prediction."""
+"""Fields of a plan that concern prediction."""
 LARGE_BYTES = 2**20
-"""Decoded, of an image at its own size, which nobody knows: a part has few of them, for it keeps what is told."""
+"""Assumed size of a decoded image at its own size, so that a part has few of them."""
 
 
 @flow(name="paceline-predict", flow_run_name="predict {request.source}", persist_result=False)
@@ -50,108 +51,103 @@ def run_predict(request: PredictRequest) -> dict[str, Any]:
     """Predict every image of a source with a trained model.
 
     Args:
-        request: What is asked.
+        request: Model, source and settings.
     """
     quieten()
     started = time.monotonic()
-    site = Environment()
-    cleared = check_predict(request, site)
+    environment = Environment()
+    checked = result_of(check_predict, request, environment)
     cancel_older()
-    parts = _parts(cleared)
-    config = cleared.config
+    images, size = checked.images, checked.facts.image_shape[0]
+    num_bytes = size * size * (images.channels + images.num_planes) + FLOAT_BYTES * checked.num_values
+    if checked.settings.own_size:
+        num_bytes = max(num_bytes, LARGE_BYTES)
+    parts = list(cut(images, checked.out, checked.key, chunks_of(images.samples, images.origin, num_bytes)))
+    config = checked.config
     with (
-        _cluster(cleared, site) as address,
-        new_run(config, site, cleared.experiment_id, "predict") as handle,
+        _cluster(checked, environment) as address,
+        new_run(config, environment, checked.experiment_id, "predict") as handle,
     ):
-        tags = {Tag.MODEL: request.model, Tag.MODEL_DIGEST: cleared.settings.model_digest}
-        tracking.set_tags(handle, tags | {Tag.PREDICTIONS: str(cleared.out)})
-        if cleared.other_package is not None:
-            get_run_logger().warning("%s: what it predicts may be other than it was", cleared.other_package)
-        cleared.out.mkdir(parents=True, exist_ok=True)
-        said: dict[str, Any] = {
-            "key": cleared.key,
+        tags = {Tag.MODEL: request.model, Tag.MODEL_DIGEST: checked.settings.model_digest}
+        tracking.set_tags(handle, tags | {Tag.PREDICTIONS: str(checked.out)})
+        if checked.other_package is not None:
+            get_run_logger().warning("%s: its predictions may have changed", checked.other_package)
+        checked.out.mkdir(parents=True, exist_ok=True)
+        facts: dict[str, Any] = {
+            "key": checked.key,
             "model": request.model,
-            "model_digest": cleared.settings.model_digest,
+            "model_digest": checked.settings.model_digest,
             "model_recorded": has_recorded_digest(request.model),
         }
-        task = cleared.facts.model.task
-        said |= {"source": request.source, "task": task, "class_names": list(cleared.facts.class_names)}
-        said |= {"layer": request.layer, "num_values": cleared.num_values, "own_size": request.own_size}
-        _say(cleared.out, said)
-        if not said["model_recorded"]:
+        task = checked.facts.model.task
+        facts |= {"source": request.source, "task": task, "class_names": list(checked.facts.class_names)}
+        facts |= {"layer": request.layer, "num_values": checked.num_values, "own_size": request.own_size}
+        _write_facts(checked.out, facts)
+        if not facts["model_recorded"]:
             get_run_logger().warning(
-                "%s is a directory: no run vouches for it, and it is taken as it is; its digest is %s",
+                "%s is a directory, which no run of MLflow records; its digest is %s",
                 request.model,
-                cleared.settings.model_digest,
+                checked.settings.model_digest,
             )
-        # Quoted, or Prefect would look into every name.
+        # Quoted, or Prefect would inspect every name.
         stage = with_retries(predict, config.limits)
         limit = config.limits.predict_seconds
-        found = stage(quote(parts), cleared.settings, address, limit)  # type: ignore[call-overload]
+        predicted = stage(quote(parts), checked.settings, address, limit)  # type: ignore[call-overload]
         summary = {
             "run_id": handle.run_id,
             "experiment": handle.experiment,
             "tracking_uri": handle.public_uri,
-            **said,
-            "out": str(cleared.out),
-            **_numbers(found),
-            "execution": cleared.plan.model_dump(mode="json", include=EXECUTION),
+            **facts,
+            "out": str(checked.out),
+            **_numbers(predicted),
+            "execution": checked.plan.model_dump(mode="json", include=EXECUTION),
             "seconds": time.monotonic() - started,
         }
-        _say(cleared.out, summary)
+        _write_facts(checked.out, summary)
         tracking.log_document(handle, Artifact.SUMMARY, summary)
-        tracking.log_facts(handle, _metrics(summary, found), {})
+        tracking.log_facts(handle, _metrics(summary, predicted), {})
     return summary
 
 
-def _parts(cleared: PredictionPlan) -> list[Part]:
-    """The work, in parts that a worker holds in memory."""
-    images, size = cleared.images, cleared.facts.image_shape[0]
-    num_bytes = size * size * (images.channels + images.num_planes) + FLOAT_BYTES * cleared.num_values
-    if cleared.settings.own_size:
-        num_bytes = max(num_bytes, LARGE_BYTES)
-    return list(cut(images, cleared.out, cleared.key, chunks_of(images.samples, images.origin, num_bytes)))
-
-
 @contextmanager
-def _cluster(cleared: PredictionPlan, site: Environment) -> Iterator[str]:
+def _cluster(checked: PredictionPlan, environment: Environment) -> Iterator[str]:
     """The address of a cluster whose workers have what the model and the source need."""
-    config = cleared.config
-    with open_cluster(config.cluster, demand_of([config.execution], cleared.plan.accelerator), site) as address:
+    config = checked.config
+    with open_cluster(config.cluster, demand_of([config.execution], checked.plan.accelerator), environment) as address:
         require_packages(address, config.packages)
         yield address
 
 
-def _numbers(found: Predicted) -> dict[str, Any]:
+def _numbers(predicted: Predicted) -> dict[str, Any]:
     counts: Counter[str] = Counter()
-    for record in found.records:
+    for record in predicted.records:
         counts.update(record.model_dump(include=COUNTS))
-    pixels = np.sum([record.class_pixels for record in found.records if record.class_pixels], axis=0)
-    predicted_now = counts["num_samples"] + counts["num_rejected"] - found.num_reused
+    pixels = np.sum([record.class_pixels for record in predicted.records if record.class_pixels], axis=0)
+    predicted_now = counts["num_samples"] + counts["num_rejected"] - predicted.num_reused
     return {
         "num_samples": counts["num_samples"],
         "num_rejected": counts["num_rejected"],
         "num_unread": counts["num_unread"],
-        "num_reused": found.num_reused,
+        "num_reused": predicted.num_reused,
         "accuracy": counts["num_correct"] / counts["num_known"] if counts["num_known"] else None,
         "mean_iou": mean_iou(pixels.tolist()) if pixels.any() else None,
-        "samples_per_second": predicted_now / found.seconds if predicted_now else None,
-        "reads": found.reads.model_dump(mode="json"),
-        "parity": found.parity.model_dump(mode="json") if found.parity else None,
+        "samples_per_second": predicted_now / predicted.seconds if predicted_now else None,
+        "reads": predicted.reads.model_dump(mode="json"),
+        "parity": predicted.parity.model_dump(mode="json") if predicted.parity else None,
     }
 
 
-def _metrics(summary: dict[str, Any], found: Predicted) -> dict[str, float | None]:
+def _metrics(summary: dict[str, Any], predicted: Predicted) -> dict[str, float | None]:
     names = ("num_samples", "num_rejected", "num_unread", "num_reused", "accuracy", "mean_iou")
     metrics = {f"predict/{name}": summary[name] for name in names}
     metrics[Metric.PREDICTION_THROUGHPUT] = summary["samples_per_second"]
     metrics[Metric.WALL_SECONDS] = summary["seconds"]
-    metrics |= found.reads.metrics
-    if found.parity is not None:
-        metrics[Metric.PARITY_AGREEMENT] = found.parity.agreement
-        metrics[Metric.PARITY_MAX_DIFFERENCE] = found.parity.max_difference
+    metrics |= predicted.reads.metrics
+    if predicted.parity is not None:
+        metrics[Metric.PARITY_AGREEMENT] = predicted.parity.agreement
+        metrics[Metric.PARITY_MAX_DIFFERENCE] = predicted.parity.max_difference
     return metrics
 
 
-def _say(out: Path, facts: dict[str, Any]) -> None:
+def _write_facts(out: Path, facts: dict[str, Any]) -> None:
     write_durably(out / PREDICTIONS_FILE, json.dumps(facts, indent=2).encode())

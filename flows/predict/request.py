@@ -1,4 +1,4 @@
-"""What is asked of a prediction, and its checks before any work: model, images, devices, stores, where it goes."""
+"""The request of a prediction, and its checks before any work: model, images, devices, stores, output directory."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from paceline.conf.load import checked, load, preset_names
 from paceline.conf.signal import Signal
 from paceline.flows.checks import preflight
 from paceline.flows.checks.pretrained import check_layer, check_own_size
+from paceline.flows.checks.results import reusable
 from paceline.flows.checks.training_host import training_host
 from paceline.tasks.cluster.kinds import kind_of
 from paceline.tasks.errors import InputError
@@ -34,31 +35,31 @@ from paceline.tasks.train.plan import resolve
 
 PNG_CHANNELS = (1, 3)
 PREDICTIONS_FILE = "predictions.json"
-"""Beside the parts: what they are."""
+"""File next to the parts that describes them."""
 
 
 class PredictRequest(Record):
-    """What is asked."""
+    """Parameters of a prediction."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)  # the form's help
 
     model: Text
     """`runs:/RUN_ID/model`, `models:/NAME@ALIAS`, a run's id, or a directory."""
     source: Text
-    """A folder or URL of images, signals or clips, or a preset, of which the test split is predicted."""
+    """A folder or URL of images, signals or clips, or a preset, whose test split is predicted."""
     overrides: tuple[Text, ...] = ()
     """Settings of data, execution and cluster, as key=value."""
     layer: Text | None = None
-    """A layer of the model: what it gives is written in place of what the model tells."""
+    """A layer of the model, whose output is written in place of the predictions."""
     own_size: bool = False
-    """Predict each image as large as it is, by a model that tells something of each pixel."""
+    """Predict each image at its own size; for models that predict pixels."""
     out: Text | None = None
-    """Directory for the Parquet files; None for one under PACELINE_HOME, by what is predicted."""
+    """Directory for the Parquet files; None for a directory under PACELINE_HOME."""
 
 
 @dataclass(frozen=True)
 class PredictionPlan:
-    """What the checks found out."""
+    """A checked prediction."""
 
     config: Config
     facts: ModelFacts
@@ -69,18 +70,19 @@ class PredictionPlan:
     out: Path
     key: str
     other_package: str | None
-    """What is to be said of the user's package that offers the model, if it is not what it was."""
+    """A warning if the user's package of the model has changed."""
     num_values: int
-    """That the layer gives for an image; 0 where none is asked for."""
+    """Values of the layer per image; 0 without a layer."""
 
 
-def check_predict(request: PredictRequest, site: Environment) -> PredictionPlan:
+@reusable
+def check_predict(request: PredictRequest, environment: Environment) -> PredictionPlan:
     """Check model, images, devices, stores and the place for the result; fetch the model.
 
     Raises:
         InputError: one line with the value, the rule and the fix.
     """
-    directory, facts = fetch_model(site.tracking_uri, request.model, site.root)
+    directory, facts = fetch_model(environment.tracking_uri, request.model, environment.root)
     other_package = check_package(facts.model, facts.package)
     num_values = 0
     if request.layer is not None:
@@ -88,10 +90,10 @@ def check_predict(request: PredictRequest, site: Environment) -> PredictionPlan:
         num_values = check_layer(request.layer, facts.model, facts.image_shape, heads)
     if request.own_size:
         if request.layer is not None:
-            raise InputError("own_size is for what a model tells of each pixel, and a layer's output is none; drop one")
+            raise InputError("own_size is for predictions of pixels, not for the output of a layer; remove one")
         check_own_size(facts.model, facts.image_shape, (len(facts.class_names), len(facts.target_names)))
     config, images = _source(request, facts)
-    config, hardware = _workers(config, request, site)
+    config, hardware = _workers(config, request, environment)
     plan = resolve(config, hardware, 0)
     settings = Settings(
         model_directory=str(directory),
@@ -108,12 +110,12 @@ def check_predict(request: PredictRequest, site: Environment) -> PredictionPlan:
         if request.own_size:
             raise InputError("execution.compile=step compiles for one size, and --own-size has many; use compile=off")
         if request.layer is not None:
-            raise InputError("execution.compile=step compiles what the model tells, not its layers; use compile=off")
-        settings = settings.model_copy(update={"compiled": str(_packages(settings, site.root))})
+            raise InputError("execution.compile=step compiles the predictions, not a layer; use compile=off")
+        settings = settings.model_copy(update={"compiled": str(_packages(settings, environment.root))})
     key = key_of(settings, images)
-    out = Path(request.out).expanduser().absolute() if request.out else site.root / "predictions" / key[:16]
+    out = Path(request.out).expanduser().absolute() if request.out else environment.root / "predictions" / key[:16]
     _check_out(request, out, key)
-    experiment_id = preflight.check_servers(config, site)
+    experiment_id = preflight.check_servers(config, environment)
     return PredictionPlan(config, facts, images, plan, settings, experiment_id, out, key, other_package, num_values)
 
 
@@ -122,7 +124,7 @@ def _source(request: PredictRequest, facts: ModelFacts) -> tuple[Config, Images]
     folders = "clips" if facts.num_frames else "folder" if facts.signal is None else "signals"
     config = load(request.source if is_preset else folders, list(request.overrides))
     if not is_preset and config.data.root is not None:
-        raise InputError(f"data.root={config.data.root} beside the source {request.source}; name one of them")
+        raise InputError(f"data.root={config.data.root} and the source {request.source}; name only one")
     task = facts.model.task
     changes: dict[str, Any] = {"image_size": facts.image_shape[0], "fit": _fit(request, facts, config)}
     changes |= {} if is_preset else {"root": request.source}
@@ -136,7 +138,7 @@ def _source(request: PredictRequest, facts: ModelFacts) -> tuple[Config, Images]
     else:
         class_names: tuple[str, ...] | None = facts.class_names if task == "classify" else ()
         if request.layer is not None:
-            class_names = None  # of what a layer gives, other classes than the model's may be told
+            class_names = None  # a layer's output is valid for any classes
         images = in_folder(
             request.source,
             class_names,
@@ -146,47 +148,47 @@ def _source(request: PredictRequest, facts: ModelFacts) -> tuple[Config, Images]
             fit=facts.fit or "scale",
         )
     _check_fits(request, facts, images)
-    # Not validated together: a network may only be trained on data of its task, and predicts any pictures.
+    # Not validated together: a network trains only on data of its task, but predicts any images.
     return config.model_copy(update={"data": data, "model": facts.model}), images
 
 
 def _fit(request: PredictRequest, facts: ModelFacts, config: Config) -> Literal["scale", "crop"]:
-    """How images come to their size: as they did for the model."""
+    """The resize method of the model's training."""
     given = [override for override in request.overrides if override.startswith("data.fit=")]
     if given:
-        raise InputError(f"{given[0]}: images come to their size as they did for {request.model}; drop it")
+        raise InputError(f"{given[0]}: {request.model} fixes how images are resized; remove it")
     if request.own_size and not config.data.has_sizes:
         raise InputError(
-            f"--own-size: the samples of data.source={config.data.source} are not images of their own sizes; drop it"
+            f"--own-size: the samples of data.source={config.data.source} do not have their own sizes; remove it"
         )
     return facts.fit if facts.fit is not None and config.data.has_sizes else "scale"
 
 
 def _num_frames(request: PredictRequest, facts: ModelFacts, config: Config) -> int:
-    """Frames of each clip: as many as the model knows."""
+    """Frames of each clip: those of the model."""
     is_given = any(override.startswith("data.num_frames=") for override in request.overrides)
     if is_given and config.data.num_frames != facts.num_frames:
         raise InputError(
             f"data.num_frames={config.data.num_frames}: {request.model} takes clips of {facts.num_frames} frames; "
-            "drop it"
+            "remove it"
         )
     return facts.num_frames
 
 
 def _signal(request: PredictRequest, facts: ModelFacts) -> Signal:
-    """How signals become pictures: as they did for the model."""
+    """The spectrogram settings of the model's training."""
     given = [override for override in request.overrides if override.startswith("data.signal.")]
     if facts.signal is None:
         raise InputError(
             f"{request.source}: signals, and {request.model} was trained on images; give a folder of images"
         )
     if given:
-        raise InputError(f"{given[0]}: signals become pictures as they did for {request.model}; drop it")
+        raise InputError(f"{given[0]}: {request.model} fixes the spectrogram settings; remove it")
     return facts.signal
 
 
 def _check_fits(request: PredictRequest, facts: ModelFacts, images: Images) -> None:
-    """What goes into the model, and what is made of what comes out."""
+    """Check that the images fit the model and its output."""
     channels = images.channels
     if facts.signal is not None and images.origin.signal is None:
         raise InputError(
@@ -204,19 +206,19 @@ def _check_fits(request: PredictRequest, facts: ModelFacts, images: Images) -> N
             f"{facts.image_shape[2]}; predict what it was trained for"
         )
     if request.layer is None:
-        _check_told(request, facts, images)
+        _check_output(request, facts, images)
 
 
-def _check_told(request: PredictRequest, facts: ModelFacts, images: Images) -> None:
+def _check_output(request: PredictRequest, facts: ModelFacts, images: Images) -> None:
     channels, task = images.channels, facts.model.task
     if task == "denoise" and channels not in PNG_CHANNELS:
         raise InputError(
-            f"{request.model}: takes images of {channels} channels, and what it makes of them is written as PNG, which "
-            "has 1 or 3; train on grey or on colours"
+            f"{request.model}: takes images of {channels} channels, and its output is written as PNG, which "
+            "has 1 or 3; train on grey or colour images"
         )
     if images.num_planes and task == "classify":
         raise InputError(
-            f"{request.source}: has classes of pixels, and the model {request.model} tells those of whole images; "
+            f"{request.source}: has classes of pixels, and the model {request.model} classifies images; "
             "predict a folder of images"
         )
     if images.num_planes and task == "segment" and images.class_names != facts.class_names:
@@ -226,9 +228,9 @@ def _check_told(request: PredictRequest, facts: ModelFacts, images: Images) -> N
         )
 
 
-def _workers(config: Config, request: PredictRequest, site: Environment) -> tuple[Config, Hardware]:
-    """One worker for each device of a host, unless fewer are asked for; plain workers on one host share its GPU."""
-    hardware = training_host(config, site)
+def _workers(config: Config, request: PredictRequest, environment: Environment) -> tuple[Config, Hardware]:
+    """Choose one worker for each device of a host, or the requested number; plain workers share one GPU."""
+    hardware = training_host(config, environment)
     uses_gpus = bool(hardware.gpus) and config.execution.accelerator != "cpu"
     is_plain = kind_of(config.cluster).shares_gpu
     devices = config.execution.num_devices
@@ -238,7 +240,7 @@ def _workers(config: Config, request: PredictRequest, site: Environment) -> tupl
             devices = min(devices, config.cluster.num_workers)
     if is_plain and uses_gpus and devices > 1:
         raise InputError(
-            f"execution.num_devices={devices} on GPUs and cluster.kind=local, whose workers all take the first GPU; "
+            f"execution.num_devices={devices} on GPUs and cluster.kind=local, whose workers all use the first GPU; "
             "use cluster.kind=local_cuda, which gives each its own"
         )
     changes: dict[str, Any] = {"execution": config.execution.model_copy(update={"num_devices": devices})}
@@ -248,7 +250,7 @@ def _workers(config: Config, request: PredictRequest, site: Environment) -> tupl
 
 
 def _packages(settings: Settings, home: Path) -> Path:
-    """Where the model lies compiled for these settings and versions."""
+    """Directory of the model compiled for these settings and versions."""
     facts = [settings.model_dump(mode="json", exclude={"model_directory", "own_size"}), package_versions().get("torch")]
     return home / "compiled" / hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 

@@ -1,11 +1,11 @@
-"""The run that another is divided by, where the store has it: checked before any work, read when that is done."""
+"""Speedup of a run over a baseline run from the store."""
 
 from __future__ import annotations
 
 from itertools import islice
 
 from paceline.flows.checks.baseline import ROLES
-from paceline.flows.compare import compared
+from paceline.flows.compare import read_compared_run
 from paceline.flows.run.outcome import Outcome
 from paceline.flows.run.record import judged_metrics
 from paceline.tasks.measure.validity import most_foreign
@@ -20,7 +20,7 @@ from paceline.tasks.train.plan import arm_of
 
 MAX_BASES = 10
 MAX_SEEN = 50
-"""Runs of the same work that are looked at for such as were executed as the baseline is."""
+"""Runs of the same work among which to look for plain executions."""
 HOW = (
     "execution.num_devices=1 execution.precision=32-true execution.compile=off execution.memory_format=contiguous "
     "execution.loading=foreground speedup.baseline=none"
@@ -28,10 +28,13 @@ HOW = (
 
 
 def speedup_over_others(outcome: Outcome, handle: RunHandle) -> SpeedupResult:
-    """The speedup over the run that is named, or over those that did the same work as the baseline does it."""
-    named = outcome.config.speedup.baseline
-    if named == "matched":
-        bases = _matched(outcome, handle)
+    """Compute the speedup over the named run, or over runs of the same work with the baseline's execution."""
+    baseline = outcome.config.speedup.baseline
+    if baseline == "matched":
+        condition = f"tags.`paceline.workload` = '{outcome.workload}' and attributes.status = 'FINISHED'"
+        runs = find_runs(handle.tracking_uri, handle.experiment, condition, MAX_SEEN)
+        same = (read_compared_run(handle.tracking_uri, run) for run in runs if run.tags.get(Tag.ROLE) in ROLES)
+        bases = list(islice((base for base in same if is_plain(base, BASELINE)), MAX_BASES))
         if not bases:
             return SpeedupResult(
                 verdict=f"not divided: no run of this work in the experiment was executed as the baseline is; add "
@@ -39,7 +42,7 @@ def speedup_over_others(outcome: Outcome, handle: RunHandle) -> SpeedupResult:
                 cause="not divided",
             )
     else:
-        bases = [compared(handle.tracking_uri, found) for found in get_runs(handle.tracking_uri, [named])]
+        bases = [read_compared_run(handle.tracking_uri, run) for run in get_runs(handle.tracking_uri, [baseline])]
     now = ComparedRun(
         run_id=handle.run_id,
         name=outcome.config.name,
@@ -47,14 +50,7 @@ def speedup_over_others(outcome: Outcome, handle: RunHandle) -> SpeedupResult:
         start_time=0.0,
         facts=outcome.facts,
         metrics={name: value for name, value in judged_metrics(outcome).items() if value is not None},
-        tags={Tag.DISTURBED: str(outcome.disturbed)},
+        tags={Tag.DISTURBED: str(outcome.is_disturbed)},
     )
     limit = most_foreign(outcome.hardware.num_cores)
     return speedup_across(now, bases, match, limit, arm_of(outcome.plan).label)
-
-
-def _matched(outcome: Outcome, handle: RunHandle) -> list[ComparedRun]:
-    condition = f"tags.`{Tag.WORKLOAD}` = '{outcome.workload}' and attributes.status = 'FINISHED'"
-    seen = find_runs(handle.tracking_uri, handle.experiment, condition, MAX_SEEN)
-    bases = (compared(handle.tracking_uri, found) for found in seen if found.tags.get(Tag.ROLE) in ROLES)
-    return list(islice((base for base in bases if is_plain(base, BASELINE)), MAX_BASES))

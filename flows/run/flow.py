@@ -1,8 +1,9 @@
-"""The pipeline: prepare, train, evaluate, account; every stage a Prefect task, the whole one MLflow run."""
+"""The pipeline: prepare, train, evaluate, account. Each stage is a Prefect task, the flow is one MLflow run."""
 
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -11,20 +12,21 @@ from prefect import flow, get_run_logger
 from paceline.conf.config import SELF_CONTAINED_BASELINES, Config
 from paceline.conf.environment import Environment, quieten
 from paceline.flows.checks import preflight
+from paceline.flows.checks.measured_plan import train_job
 from paceline.flows.checks.preflight import PreflightResult
-from paceline.flows.lifecycle import mlflow_views as views
+from paceline.flows.checks.prestart import cluster_for_run
+from paceline.flows.checks.results import result_of
+from paceline.flows.lifecycle import mlflow_views
 from paceline.flows.lifecycle.mlflow_run import new_run, resume_run
 from paceline.flows.lifecycle.outage import outlive_outages
 from paceline.flows.lifecycle.overlap import cancel_older
 from paceline.flows.lifecycle.prefect_artifacts import publish
 from paceline.flows.lifecycle.retries import with_retries
 from paceline.flows.lifecycle.signals import stop_on_signal
-from paceline.flows.run import history
-from paceline.flows.run import registry as handoff
+from paceline.flows.run import history, registry
 from paceline.flows.run.baseline import speedup_over_others
 from paceline.flows.run.forecast_check import check_prediction
 from paceline.flows.run.outcome import Outcome, Verdicts
-from paceline.flows.run.prestart import cluster_for_run, preflight_result
 from paceline.flows.run.record import log_model, record, summarise
 from paceline.tasks.cluster.tls import choose_tls
 from paceline.tasks.data.prefect_tasks import prepare
@@ -38,7 +40,6 @@ from paceline.tasks.speedup.prefect_tasks import account
 from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.track.run import RunHandle, log_dataset
 from paceline.tasks.train.autotune.cache import AutotuneCache
-from paceline.tasks.train.launch.coordinator import TrainJob
 from paceline.tasks.train.prefect_tasks import train
 
 
@@ -50,91 +51,80 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
     """Prepare data, train, evaluate, and account for the speed of it.
 
     Args:
-        config: Everything the run can be told; see the help of each field.
-        resume: Id of an unfinished MLflow run to go on with, from its newest checkpoint.
+        config: All settings of the run; see the help of each field.
+        resume: Id of an unfinished MLflow run, which continues from its newest checkpoint.
     """
     quieten()
     started = time.monotonic()
-    site = Environment()
-    cleared = preflight_result(config, site)
-    cancel_older()  # not before it is known that this run can begin
+    environment = Environment()
+    checked = result_of(preflight.check, config, environment)
+    cancel_older()  # only now: a refused run must not cancel its predecessor
     tls = choose_tls(config.cluster)
     get_run_logger().info("cluster.tls=%s: %s", tls.value, tls.reason)
-    with cluster_for_run(config, cleared.plan, site) as cluster:
-        cleared = preflight.confirm_on_cluster(config, cleared, cluster.address)
-        prepared = _prepared(config, site, cleared, cluster.address, resume)
-        workload = workload_fingerprint(config.workload, prepared.fingerprint, cleared.weights)
-        if resume is None:
-            tracked = new_run(config, site, cleared.experiment_id, "run", workload)
-        else:
-            tracked = resume_run(site, resume, "run", workload)
-        with tracked as handle:
+    with cluster_for_run(config, checked.plan, environment) as cluster:
+        checked = preflight.confirm_on_cluster(config, checked, cluster.address)
+        prepared = _prepare(config, environment, checked, cluster.address, resume)
+        workload = workload_fingerprint(config.workload, prepared.fingerprint, checked.weights)
+        with _mlflow_run(config, environment, checked, resume, workload) as handle:
             log_dataset(handle, prepared, config.data.source)
-            searches = AutotuneCache(site.root, config, cleared.hardware, prepared)
-            job = TrainJob(
-                config=config,
-                plan=cleared.plan,
-                prepared=prepared,
-                pretrained=cleared.pretrained,
-                run_id=handle.run_id,
-                tracking_uri=handle.tracking_uri,
-                home=str(site.root),
-                resume=resume is not None,
-                search=searches.find(),
-                may_search=True,
-            )
+            cache = AutotuneCache(environment.root, config, checked.hardware, prepared)
+            options = {"resume": resume is not None, "search": cache.find(), "may_search": True}
+            job = train_job(config, checked, prepared, handle.run_id, environment, **options)
             trained = train(job, cluster.address)
             cluster.release()
-            searches.keep(trained.search)
-            plan = trained.plan or cleared.plan
+            cache.keep(trained.search)
+            plan = trained.plan or checked.plan
             evaluated = evaluate(trained, prepared, config.limits.evaluate_seconds, job.directory)
             outcome = Outcome(
-                config, plan, prepared, trained, evaluated, workload, cleared.hardware, cleared.pretrained
+                config, plan, prepared, trained, evaluated, workload, checked.hardware, checked.pretrained
             )
-            outcome = replace(outcome, speedup=_speedup(outcome, handle))
-            summary = _accounted(outcome, handle, started)
-    _show(summary)
+            outcome = replace(outcome, speedup=_compute_speedup(outcome, handle))
+            summary = _record(outcome, handle, started)
+    publish(summary_table(summary), "summary", "What the run achieved and how fast")
+    mlflow_views.link(summary["view"], "This run among those like it")
     history.report_regression(outcome, summary)
     return summary
 
 
-def _prepared(
-    config: Config, site: Environment, cleared: PreflightResult, address: str, resume: str | None
+def _mlflow_run(
+    config: Config, environment: Environment, checked: PreflightResult, resume: str | None, workload: str = ""
+) -> AbstractContextManager[RunHandle]:
+    if resume is not None:
+        return resume_run(environment, resume, "run", workload or None)
+    return new_run(config, environment, checked.experiment_id, "run", workload)
+
+
+def _prepare(
+    config: Config, environment: Environment, checked: PreflightResult, address: str, resume: str | None
 ) -> PreparedSet:
-    """The prepared set. Where the preparation fails, MLflow is told by a run, which has no part in wrong input."""
+    """Prepare the data; a failed preparation leaves a FAILED run in MLflow, wrong input leaves none."""
     stage = with_retries(prepare, config.limits)
     try:
-        return stage(config.data, str(site.root), address, config.limits.prepare_seconds)
+        return stage(config.data, str(environment.root), address, config.limits.prepare_seconds)
     except RunError:
-        unready = resume_run(site, resume, "run") if resume else new_run(config, site, cleared.experiment_id, "run")
-        with unready:
+        with _mlflow_run(config, environment, checked, resume):
             raise
 
 
-def _speedup(outcome: Outcome, handle: RunHandle) -> SpeedupResult:
+def _compute_speedup(outcome: Outcome, handle: RunHandle) -> SpeedupResult:
     if outcome.config.speedup.baseline in SELF_CONTAINED_BASELINES:
         return account(outcome.trained, outcome.hardware.num_cores)
-    found = speedup_over_others(outcome, handle)
-    get_run_logger().info("%s", found.verdict)
-    return found
+    speedup = speedup_over_others(outcome, handle)
+    get_run_logger().info("%s", speedup.verdict)
+    return speedup
 
 
-def _accounted(outcome: Outcome, handle: RunHandle, started: float) -> dict[str, Any]:
-    """Judge what the stages have found, record it, and hand the model on."""
+def _record(outcome: Outcome, handle: RunHandle, started: float) -> dict[str, Any]:
+    """Judge the outcome, record it in MLflow, and register the model."""
     log_model(outcome, handle)
     judgement = history.judge_run(outcome, handle)
     verdicts = Verdicts(
         prediction=check_prediction(handle, outcome.config, outcome.plan, outcome.workload, outcome.speedup),
         judgement=judgement,
-        registered=handoff.register_model(outcome, judgement, handle),
+        registered=registry.register_model(outcome, judgement, handle),
     )
-    view = views.share_with_like(handle, outcome.series, outcome.evaluated.score_name)
+    view = mlflow_views.share_with_like(handle, outcome.series, outcome.evaluated.score_name)
     summary = summarise(outcome, verdicts, handle, view, time.monotonic() - started)
     record(outcome, verdicts, handle, summary)
-    handoff.promote(outcome, verdicts.registered, handle)
+    registry.promote(outcome, verdicts.registered, handle)
     return summary
-
-
-def _show(summary: dict[str, Any]) -> None:
-    publish(summary_table(summary), "summary", "What the run achieved and how fast")
-    views.link(summary["view"], "This run among those like it")

@@ -1,4 +1,4 @@
-"""Predictions in the store: found again when a run at their number of devices comes, and held against it."""
+"""Compares the forecasts in the store with the runs that test them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ R = TypeVar("R", bound=Record)
 
 
 def execution_of(plan: Plan) -> str:
-    """What of an execution a prediction is made for; the number of devices is what it predicts."""
+    """Describe the execution that a forecast is valid for, without the number of devices."""
     threads = f", {plan.num_threads} threads" if plan.accelerator == "cpu" else ""
     return f"{plan.device_name}{threads}, {plan.precision}, {plan.memory_format}, {plan.compile}, {plan.loading}"
 
@@ -28,27 +28,27 @@ def execution_of(plan: Plan) -> str:
 def check_prediction(
     handle: RunHandle, config: Config, plan: Plan, workload: str, speedup: SpeedupResult
 ) -> dict[str, Any] | None:
-    """Hold the newest prediction for this work, execution and number of devices against what was measured, and log it.
+    """Compare the newest forecast for this work, execution and number of devices with the run, and log the result.
 
     Nothing is checked on one device, without a measured efficiency, or on a contaminated machine.
 
     Returns:
-        The fields of `Check`, and `calibration`: in words, how good all predictions of the experiment have been.
+        The fields of `Check`, and `calibration`: a verdict on all forecasts of the experiment.
     """
     if plan.world_size < 2 or speedup.efficiency is None or speedup.contaminated:  # noqa: PLR2004
         return None
     condition = (
         f"tags.`{Tag.ROLE}` = 'advise' and tags.`{Tag.WORKLOAD}` = '{workload}' and attributes.status = 'FINISHED'"
     )
-    for found in find_runs(handle.tracking_uri, handle.experiment, condition):
-        if found.tags.get(Tag.EXECUTION) != execution_of(plan):
+    for run in find_runs(handle.tracking_uri, handle.experiment, condition):
+        if run.tags.get(Tag.EXECUTION) != execution_of(plan):
             continue
-        document = read_document(handle.tracking_uri, found.run_id, Artifact.ADVICE)
-        advised = _known(AdviseResult, document)
-        for prediction in advised.predictions if advised else ():
+        document = read_document(handle.tracking_uri, run.run_id, Artifact.ADVICE)
+        advice = _parse(AdviseResult, document)
+        for prediction in advice.predictions if advice else ():
             if (prediction.num_devices, prediction.scaling) == (plan.world_size, config.recipe.batch_scaling):
                 measured = speedup.efficiency * plan.world_size
-                return _log(handle, check(prediction, found.run_id, handle.run_id, measured, time.time()))
+                return _log(handle, check(prediction, run.run_id, handle.run_id, measured, time.time()))
     return None
 
 
@@ -70,13 +70,13 @@ def _log(handle: RunHandle, checked: Check) -> dict[str, Any]:
 
 def past_checks(handle: RunHandle) -> list[Check]:
     """All checks of the experiment, the oldest first."""
-    found = find_runs(handle.tracking_uri, handle.experiment, f"metrics.`{Metric.FORECAST_ERROR}` > -1e9")
-    documents = [read_document(handle.tracking_uri, run.run_id, Artifact.PREDICTION_CHECK) for run in reversed(found)]
-    return [check for document in documents if (check := _known(Check, document)) is not None]
+    runs = find_runs(handle.tracking_uri, handle.experiment, "metrics.`prediction/error` > -1e9")
+    documents = [read_document(handle.tracking_uri, run.run_id, Artifact.PREDICTION_CHECK) for run in reversed(runs)]
+    return [check for document in documents if (check := _parse(Check, document)) is not None]
 
 
-def _known(kind: type[R], document: object) -> R | None:
-    """A record of the store; None where it is not there, or another version wrote it."""
+def _parse(kind: type[R], document: object) -> R | None:
+    """Parse a stored record; None if there is none, or another version wrote it."""
     try:
         return kind.model_validate(document) if document else None
     except ValidationError:

@@ -1,4 +1,4 @@
-"""A run among those of the same settings before it: found in the store, judged, and told where it is worse."""
+"""Compares a run with earlier runs of the same settings, and reports a regression."""
 
 from __future__ import annotations
 
@@ -19,26 +19,24 @@ from paceline.tasks.names import REGRESSION_EVENT, SERIES_RESOURCE, Artifact, Me
 from paceline.tasks.records import STEP_ITEMS
 from paceline.tasks.speedup.comparability import differences
 from paceline.tasks.speedup.regression import WINDOW, RegressionVerdict, RunMetrics, Tolerances, is_measure, judge
-from paceline.tasks.track.queries import FoundRun, find_runs, read_document
+from paceline.tasks.track.queries import find_runs, read_document
 from paceline.tasks.track.run import RunHandle
 
-EVENT = REGRESSION_EVENT
-"""Name of the event that a Prefect automation may wait for."""
 ACCEPTED = "accepted"
 MAX_PAST = 10 * WINDOW
 
 
 def judge_run(outcome: Outcome, handle: RunHandle) -> RegressionVerdict | None:
-    """Hold a run against its history; None where nobody looks."""
+    """Compare a run with its history; None if `track.on_regression` is off."""
     track = outcome.config.track
     if track.on_regression == "off":
         return None
-    ranks, wanted = outcome.trained.world_size, outcome.config.execution.world_size
-    if ranks != wanted:
-        return RegressionVerdict(verdict="not comparable", text=f"trained to its end on {ranks} of {wanted} devices")
+    ranks, num_devices = outcome.trained.world_size, outcome.config.execution.world_size
+    if ranks != num_devices:
+        return RegressionVerdict(verdict="not comparable", text=f"finished on {ranks} of {num_devices} devices")
     past = past_runs(handle, outcome.series)
-    known = {name: value for name, value in judged_metrics(outcome).items() if value is not None}
-    now = figures(handle.run_id, known, contaminated=outcome.disturbed)
+    metrics = {name: value for name, value in judged_metrics(outcome).items() if value is not None}
+    now = run_metrics(handle.run_id, metrics, contaminated=outcome.is_disturbed)
     margins = Tolerances(
         throughput=track.max_throughput_loss,
         score=track.max_accuracy_loss,
@@ -47,37 +45,35 @@ def judge_run(outcome: Outcome, handle: RunHandle) -> RegressionVerdict | None:
     )
     judgement = judge([*past, now], margins, outcome.evaluated.score_name)
     if judgement.verdict in ("regression", "disturbed"):
-        judgement = judgement.model_copy(update={"text": f"{judgement.text}; {_changed(handle, past, outcome.facts)}"})
+        judgement = judgement.model_copy(
+            update={"text": f"{judgement.text}; {_describe_changes(handle, past, outcome.facts)}"}
+        )
         get_run_logger().warning("Worse than before: %s", judgement.text)
     return judgement
 
 
 def past_runs(handle: RunHandle, series: str) -> list[RunMetrics]:
-    """The runs of a series, the oldest first; from the newest one on whose regression somebody has accepted."""
+    """The runs of a series, the oldest first, since the newest accepted regression."""
     condition = f"tags.`{Tag.SERIES}` = '{series}' and attributes.status = 'FINISHED'"
-    found = find_runs(handle.tracking_uri, handle.experiment, condition, MAX_PAST)
+    runs = find_runs(handle.tracking_uri, handle.experiment, condition, MAX_PAST)
     past = []
-    for run in found:
+    for run in runs:
         if run.run_id == handle.run_id:
             continue
-        past.append(_figures_of(run))
+        regressed = run.tags.get(Tag.REGRESSION, "none") not in ("none", ACCEPTED)
+        contaminated = run.tags.get(Tag.DISTURBED) == "True"
+        past.append(run_metrics(run.run_id, run.metrics, contaminated=contaminated, regressed=regressed))
         if run.tags.get(Tag.REGRESSION) == ACCEPTED:
             break
     return past[::-1]
 
 
-def _figures_of(run: FoundRun) -> RunMetrics:
-    regressed = run.tags.get(Tag.REGRESSION, "none") not in ("none", ACCEPTED)
-    contaminated = run.tags.get(Tag.DISTURBED) == "True"
-    return figures(run.run_id, run.metrics, contaminated=contaminated, regressed=regressed)
-
-
-def figures(
+def run_metrics(
     run_id: str, metrics: Mapping[str, float], *, contaminated: bool = False, regressed: bool = False
 ) -> RunMetrics:
-    """What the metrics of a run say of it."""
+    """Select the metrics of a run that a regression is judged by."""
     rate = metrics.get(Metric.THROUGHPUT)
-    seconds = {name: metrics[key] for name in ("data_wait", *STEP_ITEMS) if (key := Metric.seconds(name)) in metrics}
+    seconds = {name: metrics[key] for name in ("data_wait", *STEP_ITEMS) if (key := f"time/{name}_seconds") in metrics}
     total = sum(seconds.values())
     items = {name: spent / total / rate for name, spent in seconds.items()} if rate and total > 0 else {}
     return RunMetrics(
@@ -93,26 +89,26 @@ def figures(
     )
 
 
-def _changed(handle: RunHandle, past: list[RunMetrics], facts: Mapping[str, str]) -> str:
-    """What is not as it was in the last good run."""
+def _describe_changes(handle: RunHandle, past: list[RunMetrics], facts: Mapping[str, str]) -> str:
+    """Describe the changes since the last good run."""
     last = next((run for run in reversed(past) if is_measure(run)), None)
     before = read_document(handle.tracking_uri, last.run_id, Artifact.FACTS) if last is not None else None
     if last is None or not before:
         return "what has changed since the last good run is not known"
-    found = differences(before, facts)
+    changes = differences(before, facts)
     since = f"since the last good run ({last.run_id[:8]})"
-    return f"changed {since}: {'; '.join(found)}" if found else f"no setting, code, version or data changed {since}"
+    return f"changed {since}: {'; '.join(changes)}" if changes else f"no setting, code, version or data changed {since}"
 
 
 def report_regression(outcome: Outcome, summary: dict[str, Any]) -> None:
-    """Tell of a regression: an artifact and an event of the flow run, and failure where that is wanted.
+    """Report a regression: an artifact and an event of the flow run, and an error if the user wants one.
 
     Args:
         outcome: of the run.
-        summary: of the run; travels with the failure.
+        summary: of the run; the error carries it.
 
     Raises:
-        RegressionError: the run was told to fail.
+        RegressionError: track.on_regression=fail.
     """
     config, judged = outcome.config, summary["regression"]
     if not judged or judged["verdict"] != "regression":
@@ -126,15 +122,15 @@ def report_regression(outcome: Outcome, summary: dict[str, Any]) -> None:
         )
         for change in judged["changes"]
     ]
-    figures_of_it = table(("measure", "now", "before", "alarm at", "runs", "runs before"), rows)
+    changes = table(("measure", "now", "before", "alarm at", "runs", "runs before"), rows)
     report(
         create_markdown_artifact,
         key="regression",
-        markdown=f"{plain(judged['text'])}\n\n{figures_of_it}",
+        markdown=f"{plain(judged['text'])}\n\n{changes}",
         description=f"{plain(config.name)} is worse than before",
     )
     emit_event(
-        EVENT,
+        REGRESSION_EVENT,
         resource={"prefect.resource.id": f"{SERIES_RESOURCE}.{outcome.series}", "prefect.resource.name": config.name},
         payload={
             "text": judged["text"],

@@ -1,4 +1,4 @@
-"""What the stages of a run have found, and what is made of it; plain, so that it can be told, judged and handed on."""
+"""Results of the stages of a run, and the verdicts on them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.tasks.track.environment import package_versions
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the stages found."""
+    """Results of the stages."""
 
     config: Config
     plan: Plan
@@ -28,37 +28,37 @@ class Outcome:
     workload: str
     hardware: Hardware
     pretrained: Pretrained | None = None
-    """Weights that it began with; None for those of the seed."""
+    """Initial weights; None for those of the seed."""
     speedup: SpeedupResult = field(default_factory=SpeedupResult)
 
     @cached_property
     def series(self) -> str:
-        """Fingerprint that a run shares with those it is judged by."""
+        """Fingerprint of the runs to compare with."""
         devices = f"{self.plan.device_name}, {self.hardware.num_cores} cores"
         return series_fingerprint(self.config, devices, self.prepared.class_names)
 
     @property
-    def disturbed(self) -> bool:
-        """Whether something disturbed the training, busy cores aside: those are judged by what is usual."""
-        seen = self.trained.validity
-        return seen is not None and judge(seen.model_copy(update={"foreign_load": None})).contaminated is True
+    def is_disturbed(self) -> bool:
+        """Whether the machine disturbed the training; busy cores do not count, `regression` compares them."""
+        validity = self.trained.validity
+        return validity is not None and judge(validity.model_copy(update={"foreign_load": None})).contaminated is True
 
     @cached_property
     def facts(self) -> dict[str, str]:
-        """What a comparison with another run looks at."""
+        """Facts that decide whether two runs are comparable."""
         return run_comparison_facts(self.config, self.prepared, self.plan, self.pretrained)
 
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What is made of an outcome."""
+    """Verdicts on an outcome."""
 
     prediction: dict[str, Any] | None
-    """What had been predicted for it, and how that turned out."""
+    """The forecast for this run, and its error."""
     judgement: RegressionVerdict | None
-    """Against the runs before it; None where nobody looks."""
+    """Comparison with earlier runs; None if it is off."""
     registered: dict[str, Any] | None
-    """Name, version, alias and gate of its model in the registry; None where it is not to be registered."""
+    """Name, version, alias and gate of the model in the registry; None without track.register."""
 
 
 def run_comparison_facts(

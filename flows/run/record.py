@@ -1,4 +1,4 @@
-"""Puts the outcome of a run together: the summary of the contract, and everything that MLflow keeps of it."""
+"""Records a run: the summary of `--json`, and everything in MLflow."""
 
 from __future__ import annotations
 
@@ -91,7 +91,10 @@ def record(outcome: Outcome, verdicts: Verdicts, handle: RunHandle, summary: dic
     tracking.log_document(handle, Artifact.SUMMARY, summary)
     tracking.log_document(handle, Artifact.ENVIRONMENT, environment)
     tracking.log_document(handle, Artifact.FACTS, outcome.facts)
-    _log_files(outcome, handle)
+    if outcome.prepared.num_rejected:
+        tracking.log_document(handle, Artifact.REJECTED, Path(outcome.prepared.path) / Artifact.REJECTED)
+    for index, path in enumerate(outcome.trained.predictions):
+        tracking.log_document(handle, f"logs/rank-{index}.txt", Path(path).with_name("log.txt"))
 
 
 def log_model(outcome: Outcome, handle: RunHandle) -> None:
@@ -134,16 +137,16 @@ def _metrics(outcome: Outcome, summary: dict[str, Any]) -> dict[str, float | Non
 
 
 def judged_metrics(outcome: Outcome) -> dict[str, float | None]:
-    """Those that later runs are judged by (`paceline.flows.run.history`)."""
+    """Metrics that later runs are compared by (`paceline.flows.run.history`)."""
     trained, earlier = outcome.trained, outcome.speedup.baseline_runs
     metrics: dict[str, float | None] = {
         Metric.THROUGHPUT: trained.samples_per_second,
         Metric.STEADY_THROUGHPUT: steady_rate(trained),
-        # of this machine on this day, or of no use to those who judge by it
+        # a rate from another day or machine would mislead
         Metric.BASELINE_THROUGHPUT: None if earlier else outcome.speedup.baseline_samples_per_second,
         Metric.DATA_WAIT_FRACTION: trained.data_wait_fraction,
         Metric.TEST_ACCURACY: outcome.evaluated.accuracy,
-        Metric.test(outcome.evaluated.score_name): outcome.evaluated.score,
+        f"test/{outcome.evaluated.score_name}": outcome.evaluated.score,
         Metric.TEST_SCORE: outcome.evaluated.score,
         Metric.FOREIGN_CORES: trained.validity.foreign_load if trained.validity else None,
     }
@@ -151,7 +154,7 @@ def judged_metrics(outcome: Outcome) -> dict[str, float | None]:
 
 
 def compile_metrics(trained: TrainResult) -> dict[str, float | None]:
-    """What compiling did and cost; nothing for an eager network."""
+    """Effect and cost of compilation; empty for an eager network."""
     if trained.compile is None:
         return {}
     stats = trained.compile
@@ -168,11 +171,11 @@ def _tags(outcome: Outcome, verdicts: Verdicts, handle: RunHandle) -> dict[str, 
     tags = {
         Tag.VERDICT: outcome.speedup.verdict,
         Tag.BASELINE: outcome.speedup.baseline or "none",
-        # The probe's baseline is an arm of this very run; a contaminated one is nobody's baseline.
+        # The probe's baseline is an arm of this run.
         Tag.BASELINE_RUN_ID: next(iter(outcome.speedup.baseline_runs), handle.run_id) if usable else "",
         Tag.DATASET: outcome.prepared.fingerprint,
         Tag.SERIES: outcome.series,
-        Tag.DISTURBED: str(outcome.disturbed),
+        Tag.DISTURBED: str(outcome.is_disturbed),
         Tag.CONTAMINATED: str(outcome.speedup.contaminated),
         Tag.CONTAMINATION: "; ".join(outcome.speedup.validity.reasons) if outcome.speedup.validity else "",
     }
@@ -186,13 +189,5 @@ def _tags(outcome: Outcome, verdicts: Verdicts, handle: RunHandle) -> dict[str, 
     if outcome.config.execution.worker_load == "measured":
         loads = outcome.trained.worker_load
         shares = "even" if loads is None else ":".join(f"{load / sum(loads):.2f}" for load in loads)
-        tags[Tag.auto("worker_load")] = f"{shares}: speeds of the ranks, timed before training"
-    return tags | {Tag.auto(name): f"{c.value}: {c.reason}" for name, c in outcome.plan.reasons.items()}
-
-
-def _log_files(outcome: Outcome, handle: RunHandle) -> None:
-    rejected = Path(outcome.prepared.path) / Artifact.REJECTED
-    if outcome.prepared.num_rejected:
-        tracking.log_document(handle, Artifact.REJECTED, rejected)
-    for index, path in enumerate(outcome.trained.predictions):
-        tracking.log_document(handle, Artifact.rank_log(index), Path(path).with_name("log.txt"))
+        tags["paceline.auto.worker_load"] = f"{shares}: speeds of the ranks, timed before training"
+    return tags | {f"paceline.auto.{name}": f"{c.value}: {c.reason}" for name, c in outcome.plan.reasons.items()}

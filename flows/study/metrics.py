@@ -1,4 +1,4 @@
-"""Figures of one training of a study or a sweep, as records and as MLflow metrics."""
+"""Metrics of one training of a study or a sweep, as a record and for MLflow."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from paceline.tasks.speedup.study.records import ArmRun, StudyArm
 
 
 def arm_run(arm: StudyArm, trained: TrainResult, evaluated: EvaluateResult) -> ArmRun:
-    """The figures of a training that a study compares."""
+    """Collect the metrics of a training that a study compares."""
     ends = trained.epoch_ends
     lengths = [later - sooner for sooner, later in itertools.pairwise(ends)]
     startup = trained.startup_seconds
-    restarted = tuple(f"it was begun again: {restart.cause}" for restart in trained.restarts)
+    restarted = tuple(f"it was restarted: {restart.cause}" for restart in trained.restarts)
     return ArmRun(
         arm=arm.name,
         repeat=0,
@@ -47,7 +47,7 @@ def arm_run(arm: StudyArm, trained: TrainResult, evaluated: EvaluateResult) -> A
 
 
 def training_metrics(run: ArmRun, trained: TrainResult, evaluated: EvaluateResult) -> dict[str, float | None]:
-    """Of a training inside a study or a sweep."""
+    """MLflow metrics of a training inside a study or a sweep."""
     metrics: dict[str, float | None] = {
         Metric.STEADY_THROUGHPUT: run.samples_per_second,
         Metric.THROUGHPUT: trained.samples_per_second,

@@ -1,4 +1,4 @@
-"""Puts a study together and records it: its parent run with the report, and each arm's run with its share of it."""
+"""Records a study: the report in its parent run, and the ratios in the runs of the arms."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StudyOutcome:
-    """What a study has done."""
+    """Results of a study's trainings."""
 
     request: StudyRequest
     arms: list[StudyArm]
@@ -39,7 +39,7 @@ class StudyOutcome:
     seconds: float
 
     def result(self, parent: RunHandle) -> StudyResult:
-        """Everything that follows from the trainings."""
+        """Analyse the trainings."""
         request, speedup = self.request, self.request.config.speedup
         trainings = StudyRuns(self.arms, with_parity(self.runs, self.arms, self.prepared))
         rungs, interaction = ladder(trainings)
@@ -66,7 +66,7 @@ class StudyOutcome:
 
 
 def with_parity(runs: Sequence[ArmRun], arms: Sequence[StudyArm], prepared: Mapping[str, PreparedSet]) -> list[ArmRun]:
-    """The trainings with what they gained and lost against the baseline of their group and repeat.
+    """Compare the predictions of each training with the baseline of its group and repeat.
 
     Args:
         runs: of a study.
@@ -79,16 +79,16 @@ def with_parity(runs: Sequence[ArmRun], arms: Sequence[StudyArm], prepared: Mapp
         for run in runs
         if run.status == "done" and any(arm.is_baseline and arm.name == run.arm for arm in arms)
     }
-    return [_paired(run, baselines.get((groups[run.arm], run.repeat)), prepared) for run in runs]
+    return [_compare_with_baseline(run, baselines.get((groups[run.arm], run.repeat)), prepared) for run in runs]
 
 
-def _paired(run: ArmRun, base: ArmRun | None, known: Mapping[str, PreparedSet]) -> ArmRun:
+def _compare_with_baseline(run: ArmRun, base: ArmRun | None, known: Mapping[str, PreparedSet]) -> ArmRun:
     prepared = known.get(run.facts.get("data", ""))
     if base is None or run.status != "done" or prepared is None or base.facts.get("data") != run.facts["data"]:
         return run
     if run.score_name != base.score_name:
         return run
-    if run.score_name != "accuracy":  # nothing is right or wrong as a whole
+    if run.score_name != "accuracy":  # no sample is simply right or wrong
         value, error = score_difference(base.predictions, run.predictions, prepared, run.score_name)
         return run.model_copy(update={"score_difference": value, "score_error": error})
     gained, lost = discordant(base.predictions, run.predictions, prepared)
@@ -96,7 +96,7 @@ def _paired(run: ArmRun, base: ArmRun | None, known: Mapping[str, PreparedSet]) 
 
 
 def log_arm(handle: RunHandle, arm: StudyArm, run: ArmRun) -> None:
-    """What is known of an arm's run before the study has ended, beside what was measured."""
+    """Log the tags and facts of an arm's run that do not depend on other arms."""
     tags = {
         Tag.ARM: arm.name,
         Tag.GROUP: arm.group,
@@ -111,8 +111,8 @@ def log_arm(handle: RunHandle, arm: StudyArm, run: ArmRun) -> None:
 
 
 def log_diagnosis(handle: RunHandle, speedup: SpeedupResult) -> None:
-    """What limits an arm's step; its ratio stays the study's business."""
-    shares: dict[str, float | None] = {Metric.step_share(name): share for name, (share, *_) in speedup.shares.items()}
+    """Log the bottleneck of an arm's step; the study computes its ratio."""
+    shares: dict[str, float | None] = {f"speedup/share_{name}": share for name, (share, *_) in speedup.shares.items()}
     tracking.log_facts(handle, shares, {Tag.CAUSE: speedup.cause or "", Tag.VERDICT: speedup.verdict})
 
 
@@ -126,17 +126,14 @@ def log_study(outcome: StudyOutcome, parent: RunHandle) -> tuple[StudyResult, di
         _log_ratio(parent, result, arm)
     summary = summarise_study(result, parent) | {"view": share_study(parent, [arm.score_name for arm in result.arms])}
     tracking.log_document(parent, Artifact.SUMMARY, summary)
-    tracking.log_facts(parent, _study_metrics(result), {Tag.STUDY_KIND: result.kind})
-    return result, summary
-
-
-def _study_metrics(result: StudyResult) -> dict[str, float | None]:
-    return {
+    metrics: dict[str, float | None] = {
         Metric.STUDY_NUM_ARMS: len(result.arms),
         Metric.STUDY_NUM_FAILED: sum(arm.num_failed for arm in result.arms),
         Metric.STUDY_NUM_CONTAMINATED: result.contaminated,
         Metric.STUDY_SECONDS: result.seconds,
     }
+    tracking.log_facts(parent, metrics, {Tag.STUDY_KIND: result.kind})
+    return result, summary
 
 
 def _log_ratio(parent: RunHandle, result: StudyResult, arm: ArmSummary) -> None:
@@ -207,9 +204,9 @@ def summarise_study(result: StudyResult, parent: RunHandle) -> dict[str, Any]:
 
 def _serial_fractions(scalings: Sequence[Scaling]) -> dict[str, Any] | None:
     """By number of devices; where there is more than one scaling, by its group first."""
-    found = {
-        one.group: {str(point.num_devices): point.karp_flatt.value for point in one.points if point.karp_flatt}
-        for one in scalings
+    by_group = {
+        scaling.group: {str(point.num_devices): point.karp_flatt.value for point in scaling.points if point.karp_flatt}
+        for scaling in scalings
     }
-    known = {group: fractions for group, fractions in found.items() if fractions}
-    return next(iter(known.values()), None) if len(known) <= 1 else known
+    non_empty = {group: fractions for group, fractions in by_group.items() if fractions}
+    return next(iter(non_empty.values()), None) if len(non_empty) <= 1 else non_empty

@@ -1,4 +1,4 @@
-"""The parameters of a study, as the command, the form and the store give them."""
+"""The parameters of a study, from the command, the form or the store."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from paceline.conf.credentials import Text
 
 
 class StudyRequest(BaseModel):
-    """What a study is to compare."""
+    """Parameters of a study."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     preset: Text
     """Name or path of the preset, for people."""
     config: Config
-    """What all arms have in common."""
+    """Settings that all arms share."""
     axes: dict[str, list[Text]]
     """Setting -> its values, the baseline's first."""
     ladder: bool = False
     """Add one factor at a time instead of the full grid."""
-    # The bounds are for the form, and refuse there; `clear_study` and the command say what is wrong in a sentence.
+    # The bounds are for Prefect's form; `check_study` and the command give better messages.
     repeats: int = Field(default=3, json_schema_extra={"minimum": 1})
     """Trainings of each arm."""
     target: float | None = Field(default=None, json_schema_extra={"exclusiveMinimum": 0, "maximum": 1})
-    """Validation score (accuracy, mean IoU or SSIM) to which the time is measured; None for the lowest that a baseline
-    run ends with."""
+    """Validation score (accuracy, mean IoU or SSIM) to which the time is measured; None for the lowest final score of a
+    baseline run."""

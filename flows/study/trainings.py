@@ -1,7 +1,7 @@
-"""The trainings of a study: every arm several times in a balanced order, each a run nested in the study's.
+"""Trainings of a study: every arm several times in a balanced order, each in a run nested in the study's.
 
-What a training is, the arm says; here it is begun, recorded, repeated where something disturbed it, and told of when it
-fails. Knows nothing of what the study makes of them.
+An arm brings its own training function. This module starts it, records it, repeats it after a disturbance, and reports
+its failure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paceline.conf.data import Data
 from paceline.conf.environment import Environment
 from paceline.conf.load import make_config
 from paceline.flows.checks import preflight
-from paceline.flows.checks.measured_plan import measured_plan
+from paceline.flows.checks.measured_plan import measure_plan, train_job
 from paceline.flows.checks.origin import check_origin
 from paceline.flows.checks.preflight import PreflightResult
 from paceline.flows.lifecycle.mlflow_run import nested_run
@@ -28,7 +28,7 @@ from paceline.flows.lifecycle.signals import is_interruption
 from paceline.flows.run.outcome import run_comparison_facts
 from paceline.flows.study.metrics import arm_run, training_metrics
 from paceline.flows.study.record import log_arm, log_diagnosis
-from paceline.tasks.cluster.resources import ClusterResources, demand_of
+from paceline.tasks.cluster.resources import demand_of
 from paceline.tasks.cluster.start import open_cluster
 from paceline.tasks.data.prefect_tasks import prepare
 from paceline.tasks.errors import InputError, PacelineError
@@ -43,7 +43,6 @@ from paceline.tasks.speedup.study.ledger import Ledger
 from paceline.tasks.speedup.study.records import ArmRun, StudyArm
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.run import RunHandle
-from paceline.tasks.train.launch.coordinator import TrainJob
 from paceline.tasks.train.prefect_tasks import train
 
 MAX_SHARE_OF_REPEATS = 0.25
@@ -51,7 +50,7 @@ MAX_SHARE_OF_REPEATS = 0.25
 
 
 class Repeated(Request, Protocol):
-    """What is asked of a study, as far as it concerns its trainings."""
+    """What the trainings need of a request."""
 
     @property
     def repeats(self) -> int:
@@ -60,10 +59,10 @@ class Repeated(Request, Protocol):
 
 @dataclass(frozen=True)
 class StudyContext:
-    """What the trainings of a study share."""
+    """State that the trainings of a study share."""
 
     request: Repeated
-    site: Environment
+    environment: Environment
     address: str
     parent: RunHandle
     prepared: dict[Data, PreparedSet]
@@ -72,83 +71,71 @@ class StudyContext:
 
 @dataclass(frozen=True)
 class PlannedArm:
-    """An arm, ready to run."""
+    """A checked arm."""
 
     arm: StudyArm
     config: Config
-    cleared: PreflightResult
-    learn: Callable[[StudyContext, PlannedArm, Config, RunHandle], ArmRun]
-    """One training and what came of it; logs both to the run. Of the record's fields those which say when and with
-    which facts it ran are filled in afterwards."""
-
-
-def _demand(arms: list[PlannedArm]) -> ClusterResources:
-    """What the cluster must have."""
-    on_gpus = any(arm.cleared.plan.accelerator == "gpu" for arm in arms)
-    return demand_of([arm.config.execution for arm in arms], "gpu" if on_gpus else "cpu")
+    checked: PreflightResult
+    train_fn: Callable[[StudyContext, PlannedArm, Config, RunHandle], ArmRun]
+    """Trains once and logs to the run; `run_all` fills in repeat, position, facts and run id of the record."""
 
 
 @contextmanager
 def open_study(
-    kind: Kind, request: Repeated, arms: list[PlannedArm], site: Environment, resume: str | None
+    kind: Kind, request: Repeated, arms: list[PlannedArm], environment: Environment, resume: str | None
 ) -> Iterator[tuple[StudyContext, list[PlannedArm]]]:
-    """Cluster, data and MLflow run of a study, and its arms as that cluster runs them.
+    """Open the cluster, the data and the MLflow run of a study, and plan its arms for that cluster.
 
     Args:
         kind: of the study.
-        request: what is asked of it.
-        arms: as cleared, the one that stands for the study first.
-        site: this machine's facts.
-        resume: id of an unfinished study to go on with.
+        request: parameters of the study.
+        arms: checked; the first one names the study's workload.
+        environment: this machine's facts.
+        resume: id of an unfinished study to resume.
     """
-    check_origin(request.config.cluster, site)  # of the arms it is checked, and they may have another one
-    with open_cluster(request.config.cluster, _demand(arms), site) as address:
-        arms = [replace(arm, cleared=preflight.confirm_on_cluster(arm.config, arm.cleared, address)) for arm in arms]
+    on_gpus = any(arm.checked.plan.accelerator == "gpu" for arm in arms)
+    demand = demand_of([arm.config.execution for arm in arms], "gpu" if on_gpus else "cpu")
+    check_origin(request.config.cluster, environment)  # the arms are checked, but may name another cluster
+    with open_cluster(request.config.cluster, demand, environment) as address:
+        arms = [replace(arm, checked=preflight.confirm_on_cluster(arm.config, arm.checked, address)) for arm in arms]
         limits = request.config.limits
         stage = with_retries(prepare, limits)
         prepared = {
-            data: stage(data, str(site.root), address, limits.prepare_seconds)
+            data: stage(data, str(environment.root), address, limits.prepare_seconds)
             for data in {arm.config.data: None for arm in arms}
         }
         data = prepared[arms[0].config.data].fingerprint
-        workload = workload_fingerprint(request.config.workload, data, arms[0].cleared.weights)
+        workload = workload_fingerprint(request.config.workload, data, arms[0].checked.weights)
         if resume is not None:
-            arms = [_with_layers(arm, prepared, site, resume, address) for arm in arms]
-            _check_conditions(resume, _ledger(site, resume), request, arms, prepared)
-        with open_parent_run(kind, request, site, arms[0].cleared.experiment_id, workload, resume) as parent:
+            arms = [_measure_arm(arm, prepared, environment, resume, address) for arm in arms]
+            _check_conditions(resume, _ledger(environment, resume), request, arms, prepared)
+        with open_parent_run(kind, request, environment, arms[0].checked.experiment_id, workload, resume) as parent:
             if resume is None:
-                arms = [_with_layers(arm, prepared, site, parent.run_id, address) for arm in arms]
-            yield StudyContext(request, site, address, parent, prepared, _ledger(site, parent.run_id)), arms
+                arms = [_measure_arm(arm, prepared, environment, parent.run_id, address) for arm in arms]
+            yield (
+                StudyContext(request, environment, address, parent, prepared, _ledger(environment, parent.run_id)),
+                arms,
+            )
 
 
-def _with_layers(
-    arm: PlannedArm, prepared: dict[Data, PreparedSet], site: Environment, run_id: str, address: str
+def _measure_arm(
+    arm: PlannedArm, prepared: dict[Data, PreparedSet], environment: Environment, run_id: str, address: str
 ) -> PlannedArm:
-    """The arm with precision, memory format and threads as measured, where they are left to `auto`."""
-    job = TrainJob(
-        config=arm.config,
-        plan=arm.cleared.plan,
-        prepared=prepared[arm.config.data],
-        pretrained=arm.cleared.pretrained,
-        run_id=run_id,
-        tracking_uri=site.tracking_uri,
-        home=str(site.root),
-    )
-    plan = measured_plan(job, arm.cleared.hardware, address)
-    return replace(arm, cleared=replace(arm.cleared, plan=plan))
+    data = prepared[arm.config.data]
+    return replace(arm, checked=measure_plan(arm.config, arm.checked, data, run_id, environment, address))
 
 
-def _ledger(site: Environment, run_id: str) -> Ledger:
-    return Ledger(site.root / "runs" / run_id / "arms.jsonl")
+def _ledger(environment: Environment, run_id: str) -> Ledger:
+    return Ledger(environment.root / "runs" / run_id / "arms.jsonl")
 
 
 def _check_conditions(
     resume: str, ledger: Ledger, request: Repeated, arms: list[PlannedArm], prepared: dict[Data, PreparedSet]
 ) -> None:
-    """Trainings of one arm are put together, so all that they learned from and ran on must have stayed as it was.
+    """Refuse to combine trainings of one arm on changed data, settings, versions or devices.
 
     Raises:
-        InputError: it has not.
+        InputError: something has changed.
     """
     by_name = {arm.arm.name: arm for arm in arms}
     for run in ledger.runs():
@@ -159,17 +146,17 @@ def _check_conditions(
         if changed:
             raise InputError(
                 f"--resume {resume}: since {run.arm}, repeat {run.repeat + 1}, was trained, {'; '.join(changed)}; "
-                "trainings from before and after that are not put together: start a new one"
+                "trainings from before and after the change are not comparable: start a new study"
             )
 
 
 def _facts(request: Repeated, arm: PlannedArm, prepared: PreparedSet, repeat: int) -> dict[str, str]:
     config = arm.config.model_copy(update={"seed": request.config.seed + repeat})
-    return run_comparison_facts(config, prepared, arm.cleared.plan, arm.cleared.pretrained)
+    return run_comparison_facts(config, prepared, arm.checked.plan, arm.checked.pretrained)
 
 
 def run_all(work: StudyContext, arms: list[PlannedArm]) -> None:
-    """Run what the ledger does not have yet."""
+    """Run the trainings that are missing in the ledger."""
     by_name = {arm.arm.name: arm for arm in arms}
     order = balanced_order(list(by_name), work.request.repeats, work.request.config.seed)
     spare = int(MAX_SHARE_OF_REPEATS * len(arms) * work.request.repeats)
@@ -181,19 +168,19 @@ def run_all(work: StudyContext, arms: list[PlannedArm]) -> None:
             run = _run_one(work, by_name[name], repeat)
             if run.contaminated and spare:
                 spare -= 1
-                get_run_logger().warning("%s, repeat %d: %s; once more", name, repeat, "; ".join(run.contamination))
-                run = _better(work.parent, run, _run_one(work, by_name[name], repeat))
+                get_run_logger().warning("%s, repeat %d: %s; repeating it", name, repeat, "; ".join(run.contamination))
+                run = _supersede(work.parent, run, _run_one(work, by_name[name], repeat))
             work.ledger.add(run)
             get_run_logger().info("%d of %d trainings: %s", work.ledger.num_runs(), total, _line(run))
 
 
-def _better(parent: RunHandle, first: ArmRun, again: ArmRun) -> ArmRun:
-    """The repetition, unless it failed; the MLflow run of the other one says which run counts instead."""
-    kept, left = (again, first) if again.status == "done" else (first, again)
-    if left.run_id and kept.run_id:
-        handle = parent.model_copy(update={"run_id": left.run_id})
-        tracking.log_facts(handle, {}, {Tag.SUPERSEDED_BY: kept.run_id})
-    return kept
+def _supersede(parent: RunHandle, first: ArmRun, second: ArmRun) -> ArmRun:
+    """Choose the repetition unless it failed; tag the MLflow run of the other training."""
+    chosen, superseded = (second, first) if second.status == "done" else (first, second)
+    if superseded.run_id and chosen.run_id:
+        handle = parent.model_copy(update={"run_id": superseded.run_id})
+        tracking.log_facts(handle, {}, {Tag.SUPERSEDED_BY: chosen.run_id})
+    return chosen
 
 
 def _line(run: ArmRun) -> str:
@@ -204,14 +191,14 @@ def _line(run: ArmRun) -> str:
 
 
 def _run_one(work: StudyContext, arm: PlannedArm, repeat: int) -> ArmRun:
-    """Run one arm once; a failure is reported as such, and the study goes on."""
+    """Run one arm once; a failure ends this training alone."""
     config = arm.config.model_copy(
         update={"seed": work.request.config.seed + repeat, "name": f"{arm.arm.name} #{repeat + 1}"}
     )
-    if repeat > 0 and config.speedup.diagnose:  # once is enough
+    if repeat > 0 and config.speedup.diagnose:  # one diagnosis is enough
         config = make_config(config, ["speedup.baseline=none", "speedup.diagnose=false"])
     prepared = work.prepared[config.data]
-    known = {
+    identity = {
         "repeat": repeat,
         "position": work.ledger.num_runs(),
         "facts": _facts(work.request, arm, prepared, repeat),
@@ -221,38 +208,27 @@ def _run_one(work: StudyContext, arm: PlannedArm, repeat: int) -> ArmRun:
         with nested_run(work.parent, config, config.name) as handle:
             run_id = handle.run_id
             tracking.log_dataset(handle, prepared, config.data.source)
-            run = arm.learn(work, arm, config, handle).model_copy(update=known | {"run_id": run_id})
+            run = arm.train_fn(work, arm, config, handle).model_copy(update=identity | {"run_id": run_id})
             log_arm(handle, arm.arm, run)
             return run
     except PacelineError as error:
         if is_interruption(error):
             raise
         failed = {"status": "failed", "error": str(error), "world_size": config.execution.world_size}
-        return ArmRun.model_validate({"arm": arm.arm.name, "run_id": run_id} | known | failed)
+        return ArmRun.model_validate({"arm": arm.arm.name, "run_id": run_id} | identity | failed)
 
 
 def train_arm(work: StudyContext, arm: PlannedArm, config: Config, handle: RunHandle) -> ArmRun:
     """Train in fresh ranks, and evaluate."""
     prepared = work.prepared[config.data]
-    trained = train(_job(work, arm, config, prepared, handle), work.address)
+    # A shared compile cache would let the first repeat compile for all others.
+    job = train_job(config, arm.checked, prepared, handle.run_id, work.environment, cold_compile=True)
+    trained = train(job, work.address)
     evaluated = evaluate(trained, prepared, config.limits.evaluate_seconds)
     run = arm_run(arm.arm, trained, evaluated)
     tracking.log_facts(handle, training_metrics(run, trained, evaluated), {})
     if trained.probe is None:
         return run
-    speedup = account(trained, arm.cleared.hardware.num_cores)
+    speedup = account(trained, arm.checked.hardware.num_cores)
     log_diagnosis(handle, speedup)
     return run.model_copy(update={"cause": speedup.cause, "shares": speedup.shares})
-
-
-def _job(work: StudyContext, arm: PlannedArm, config: Config, prepared: PreparedSet, handle: RunHandle) -> TrainJob:
-    return TrainJob(
-        config=config,
-        plan=arm.cleared.plan,
-        prepared=prepared,
-        pretrained=arm.cleared.pretrained,
-        run_id=handle.run_id,
-        tracking_uri=handle.tracking_uri,
-        home=str(work.site.root),
-        cold_compile=True,  # or the first of the repeats would compile for all
-    )

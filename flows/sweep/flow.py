@@ -1,4 +1,4 @@
-"""The sweep: several trials of one recipe at once on the same prepared data, each with a run nested in the sweep's."""
+"""The sweep: concurrent trials of one recipe on the same prepared data, each in a run nested in the sweep's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from prefect import flow, get_run_logger
@@ -16,9 +16,10 @@ from paceline.conf.config import Config
 from paceline.conf.environment import Environment, quieten
 from paceline.conf.load import ConfigError, make_config
 from paceline.flows.checks import preflight
-from paceline.flows.checks.measured_plan import measured_plan
+from paceline.flows.checks.measured_plan import measure_plan
 from paceline.flows.checks.preflight import PreflightResult
-from paceline.flows.lifecycle import mlflow_views as views
+from paceline.flows.checks.results import result_of, reusable
+from paceline.flows.lifecycle import mlflow_views
 from paceline.flows.lifecycle.outage import outlive_outages
 from paceline.flows.lifecycle.overlap import cancel_older
 from paceline.flows.lifecycle.prefect_artifacts import publish
@@ -34,48 +35,48 @@ from paceline.tasks.cluster.start import open_cluster
 from paceline.tasks.data.prefect_tasks import prepare
 from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.fingerprint import workload_fingerprint
-from paceline.tasks.records import Plan, PreparedSet
 from paceline.tasks.redact import redact_errors
 from paceline.tasks.report.sweep_report import sweep_notes, trial_line
 from paceline.tasks.scores import SCORE_OF_TASK, SCORE_WORDS
 from paceline.tasks.sweep.concurrency import TrialConcurrency, plan_concurrency
 from paceline.tasks.sweep.optuna_study import Search, TrialStore
-from paceline.tasks.sweep.records import Proposal, Trial
+from paceline.tasks.sweep.records import Trial
 from paceline.tasks.sweep.space import Parameter, most_epochs, num_proposals, parse_parameters
-from paceline.tasks.track.run import RunHandle
 from paceline.tasks.train.autotune.choice import LAYER_SETTINGS
-from paceline.tasks.train.launch.coordinator import TrainJob
 
 JOURNAL = "trials.journal"
 """In the run's directory."""
 NETWORK = {"model.name", "model.width", "model.depth"}
 LOOK_SECONDS = 1.0
-"""A signal waits no longer for its handler than this."""
+"""Interval of checks for finished trials; bounds the delay of a signal."""
 
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """A sweep that can begin."""
+    """A checked sweep."""
 
     request: SweepRequest
     config: Config
-    """Of a trial, but for what is varied."""
+    """Settings that all trials share."""
     parameters: tuple[Parameter, ...]
     num_trials: int
-    cleared: PreflightResult
+    checked: PreflightResult
     room: TrialConcurrency
 
 
-def check_sweep(request: SweepRequest, site: Environment) -> SweepPlan:
-    """Check everything before any work starts: each end of each parameter is tried on the configuration.
+@reusable
+def check_sweep(request: SweepRequest, environment: Environment) -> SweepPlan:
+    """Check everything before any work starts, with the ends of each parameter's range.
 
     Raises:
         InputError: one line with the value, the rule and the fix.
     """
-    _check_numbers(request)
+    for name, number in (("--trials", request.num_trials), ("--at-once", request.at_once)):
+        if number is not None and number < 1:
+            raise InputError(f"{name} {number} is not above 0; give 1 or more")
     if request.config.data.validation_fraction == 0:
         raise InputError(
-            "data.validation_fraction=0 leaves nothing to judge trials by, and the test split is not for choosing; "
+            "data.validation_fraction=0 leaves no samples to compare trials by, and the test split must not choose; "
             "hold some out, as in data.validation_fraction=0.1"
         )
     parameters = parse_parameters([f"{setting}={values}" for setting, values in request.parameters.items()])
@@ -85,21 +86,20 @@ def check_sweep(request: SweepRequest, site: Environment) -> SweepPlan:
     for parameter in parameters:
         for value in parameter.test_values():
             _try(config, parameter, parameter.override(value))
-    cleared = preflight.check(config, site)
+    checked = preflight.check(config, environment)
     for parameter in parameters:
         for value in parameter.test_values():
-            _try(config, parameter, parameter.override(value), cleared)
-    return SweepPlan(request, config, parameters, num_trials, cleared, _room(request, config, cleared, num_trials))
-
-
-def _check_numbers(request: SweepRequest) -> None:
-    for name, number in (("--trials", request.num_trials), ("--at-once", request.at_once)):
-        if number is not None and number < 1:
-            raise InputError(f"{name} {number} is not above 0; give 1 or more")
+            _try(config, parameter, parameter.override(value), checked)
+    address = config.cluster.address
+    num_workers = count_workers(address) if address is not None else None
+    room = plan_concurrency(
+        config, checked.hardware, checked.plan.accelerator, num_trials, request.at_once, num_workers
+    )
+    return SweepPlan(request, config, parameters, num_trials, checked, room)
 
 
 def _check_weights(config: Config, parameters: tuple[Parameter, ...]) -> None:
-    """All trials begin with the weights that were checked for the network that they have in common."""
+    """Refuse parameters that change the initial weights or the network that has to fit them."""
     for parameter in parameters:
         if parameter.setting == "model.pretrained":
             raise InputError("--param model.pretrained: all trials begin with the same weights; make a sweep for each")
@@ -122,25 +122,14 @@ def _check_like(config: Config, changed: Config) -> None:
         )
 
 
-def _try(config: Config, parameter: Parameter, override: str, cleared: PreflightResult | None = None) -> None:
+def _try(config: Config, parameter: Parameter, override: str, checked: PreflightResult | None = None) -> None:
     try:
         changed = make_config(config, [override])
         _check_like(config, changed)
-        if cleared is not None:
-            preflight.plan_like(changed, cleared, cleared.hardware)
+        if checked is not None:
+            preflight.plan_like(changed, checked, checked.hardware)
     except (ConfigError, InputError) as error:
         raise InputError(f"--param {parameter.setting}: {error}") from error
-
-
-def _room(
-    request: SweepRequest,
-    config: Config,
-    cleared: PreflightResult,
-    num_trials: int,
-) -> TrialConcurrency:
-    address = config.cluster.address
-    present = count_workers(address) if address is not None else None
-    return plan_concurrency(config, cleared.hardware, cleared.plan.accelerator, num_trials, request.at_once, present)
 
 
 @flow(name="paceline-sweep", flow_run_name="sweep {request.config.name}", persist_result=False)
@@ -148,127 +137,94 @@ def _room(
 @outlive_outages
 @redact_errors
 def run_sweep(request: SweepRequest, resume: str | None = None) -> dict[str, Any]:
-    """Run trials of one recipe with other settings, several at once, and say which is best.
+    """Run trials of one recipe with other settings, several at once, and report the best.
 
     Args:
-        request: What to try, and what all trials have in common.
-        resume: Id of an unfinished sweep to go on with.
+        request: Parameters to vary, and settings that all trials share.
+        resume: Id of an unfinished sweep to resume.
     """
     quieten()
     started = time.monotonic()
-    site = Environment()
-    ready = check_sweep(request, site)
+    environment = Environment()
+    planned = result_of(check_sweep, request, environment)
     cancel_older()
-    config, room = ready.config, ready.room
-    with open_cluster(config.cluster, room.demand, site) as address:
-        cleared = preflight.confirm_on_cluster(config, ready.cleared, address)
+    config, room = planned.config, planned.room
+    with open_cluster(config.cluster, room.demand, environment) as address:
+        checked = preflight.confirm_on_cluster(config, planned.checked, address)
         limits = config.limits
-        prepared = with_retries(prepare, limits)(config.data, str(site.root), address, limits.prepare_seconds)
-        _check_validation(prepared)
-        workload = workload_fingerprint(config.workload, prepared.fingerprint, cleared.weights)
-        with open_parent_run("sweep", request, site, ready.cleared.experiment_id, workload, resume) as parent:
-            plan = _measured(ready, cleared, prepared, site, parent, address)
-            _tell_choices(ready, plan)
+        prepared = with_retries(prepare, limits)(config.data, str(environment.root), address, limits.prepare_seconds)
+        if not prepared.num_validation:
+            raise RunError(
+                "the prepared set has no validation samples, and trials are compared on them; "
+                "raise data.validation_fraction"
+            )
+        workload = workload_fingerprint(config.workload, prepared.fingerprint, checked.weights)
+        with open_parent_run("sweep", request, environment, planned.checked.experiment_id, workload, resume) as parent:
+            share = replace(checked, plan=preflight.plan_like(config, checked, room.share), hardware=room.share)
+            plan = measure_plan(config, share, prepared, parent.run_id, environment, address).plan
+            log = get_run_logger()
+            log.info("%d trials, %s at once: %s", planned.num_trials, room.at_once.value, room.at_once.reason)
+            for name, choice in plan.reasons.items():
+                log.info("Each has execution.%s=%s: %s", name, choice.value, choice.reason)
             work = SweepContext(
                 config=config,
-                parameters=ready.parameters,
-                cleared=cleared,
+                parameters=planned.parameters,
+                checked=checked,
                 room=room,
                 address=address,
-                home=site.root,
+                environment=environment,
                 parent=parent,
                 prepared=prepared,
                 layers={name: getattr(plan, name) for name in LAYER_SETTINGS if name in plan.reasons},
-                proposer=TrialStore(site.root / "runs" / parent.run_id / JOURNAL, _search(ready)),
+                proposer=TrialStore(environment.root / "runs" / parent.run_id / JOURNAL, _search(planned)),
                 stopped=threading.Event(),
             )
             colocation, no_colocation = colocation_on(work, request.config.speedup.baseline)
-            _run_all(work, ready.num_trials)
+            _run_all(work, planned.num_trials)
             outcome = SweepOutcome(work, request, colocation, no_colocation, time.monotonic() - started)
             result, summary = log_sweep(outcome)
-            _check_any(result.trials)
+            if result.trials and all(trial.status == "failed" for trial in result.trials):
+                raise RunError(f"all {len(result.trials)} trials failed; the last error: {result.trials[-1].error}")
     publish([("", note) for note in sweep_notes(result)], "sweep", "What the trials gave")
-    views.link(summary["view"], "The trials of this sweep")
+    mlflow_views.link(summary["view"], "The trials of this sweep")
     return summary | {"result": result.model_dump(mode="json")}
 
 
-def _measured(
-    ready: SweepPlan,
-    cleared: PreflightResult,
-    prepared: PreparedSet,
-    site: Environment,
-    parent: RunHandle,
-    address: str,
-) -> Plan:
-    """The execution of a trial on its share of the devices; what is left to `auto` of the layers is measured once."""
-    job = TrainJob(
-        config=ready.config,
-        plan=preflight.plan_like(ready.config, cleared, ready.room.share),
-        prepared=prepared,
-        pretrained=cleared.pretrained,
-        run_id=parent.run_id,
-        tracking_uri=parent.tracking_uri,
-        home=str(site.root),
-    )
-    return measured_plan(job, ready.room.share, address)
-
-
-def _tell_choices(ready: SweepPlan, plan: Plan) -> None:
-    """Once for all trials."""
-    log, room = get_run_logger(), ready.room
-    log.info("%d trials, %s at once: %s", ready.num_trials, room.at_once.value, room.at_once.reason)
-    for name, choice in plan.reasons.items():
-        log.info("Each has execution.%s=%s: %s", name, choice.value, choice.reason)
-
-
-def _search(ready: SweepPlan) -> Search:
+def _search(planned: SweepPlan) -> Search:
     return Search(
-        parameters=ready.parameters,
-        sampler=ready.request.sampler,
-        pruner=ready.request.pruner,
-        num_trials=ready.num_trials,
-        num_epochs=most_epochs(ready.config, ready.parameters),
-        seed=ready.config.seed,
+        parameters=planned.parameters,
+        sampler=planned.request.sampler,
+        pruner=planned.request.pruner,
+        num_trials=planned.num_trials,
+        num_epochs=most_epochs(planned.config, planned.parameters),
+        seed=planned.config.seed,
     )
-
-
-def _check_validation(prepared: PreparedSet) -> None:
-    if not prepared.num_validation:
-        raise RunError(
-            "the prepared set has no validation samples, and trials are judged by them; raise data.validation_fraction"
-        )
-
-
-def _check_any(trials: tuple[Trial, ...]) -> None:
-    if trials and all(trial.status == "failed" for trial in trials):
-        raise RunError(f"all {len(trials)} trials failed, the last one by: {trials[-1].error}")
 
 
 def _run_all(work: SweepContext, num_trials: int) -> None:
-    """Run trials until there are as many as asked for, a new one as soon as one has ended."""
+    """Run the requested number of trials; start a new one as soon as one has ended."""
     waiting = deque(work.proposer.resumable_trials())
     running: set[Future[Trial | None]] = set()
     with ThreadPoolExecutor(work.room.num_at_once, "trial") as pool:
         try:
             while True:
-                while len(running) < work.room.num_at_once and (proposal := _next(work, waiting)) is not None:
+                while len(running) < work.room.num_at_once:
+                    proposal = waiting.popleft() if waiting else work.proposer.propose()
+                    if proposal is None:
+                        break
                     get_run_logger().info("Trial %d: %s", proposal.number, " ".join(work.overrides(proposal)))
                     running.add(pool.submit(copy_context().run, run_trial, work, proposal))
                 if not running:
                     return
                 ended, running = wait(running, LOOK_SECONDS, FIRST_COMPLETED)
                 for future in ended:
-                    _tell(future.result(), len(work.proposer.trials()), num_trials)
+                    _log_progress(future.result(), len(work.proposer.trials()), num_trials)
         except BaseException:
             work.stopped.set()  # the pool waits for its threads
             raise
 
 
-def _next(work: SweepContext, waiting: deque[Proposal]) -> Proposal | None:
-    return waiting.popleft() if waiting else work.proposer.propose()
-
-
-def _tell(trial: Trial | None, num_ended: int, num_trials: int) -> None:
+def _log_progress(trial: Trial | None, num_ended: int, num_trials: int) -> None:
     if trial is not None:
-        say = get_run_logger().warning if trial.status == "failed" else get_run_logger().info
-        say("%d of %d trials: trial %d, %s", num_ended, num_trials, trial.number, trial_line(trial))
+        log = get_run_logger().warning if trial.status == "failed" else get_run_logger().info
+        log("%d of %d trials: trial %d, %s", num_ended, num_trials, trial.number, trial_line(trial))

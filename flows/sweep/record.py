@@ -1,4 +1,4 @@
-"""Puts a sweep together and records it in its MLflow run: the table of trials, the report, the best one's settings."""
+"""Records a sweep in its MLflow run: the table of trials, the report, the best trial's settings."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SweepOutcome:
-    """What a sweep has done."""
+    """Results of a sweep."""
 
     work: SweepContext
     request: SweepRequest
     colocation: Colocation | None
     no_colocation: str
-    """Why there is none."""
+    """The reason for no measurement."""
     seconds: float
 
     def result(self) -> SweepResult:
-        """Everything that follows from its trials."""
+        """Summarise the trials."""
         work = self.work
-        hardware = work.cleared.hardware
+        hardware = work.checked.hardware
         return SweepResult(
             run_id=work.parent.run_id,
             experiment=work.parent.experiment,
@@ -60,7 +60,7 @@ class SweepOutcome:
 def log_sweep(outcome: SweepOutcome) -> tuple[SweepResult, dict[str, Any]]:
     """Record the sweep in its run; the result, and the JSON of `paceline sweep`."""
     result, parent = outcome.result(), outcome.work.parent
-    environment = log_environment(parent, outcome.work.cleared.hardware)
+    environment = log_environment(parent, outcome.work.checked.hardware)
     log_report(parent, render_sweep(result, environment), draw_sweep(result))
     tracking.log_document(parent, Artifact.SWEEP, result.model_dump(mode="json"))
     view = share_sweep(parent, [parameter.setting for parameter in result.parameters])
@@ -133,9 +133,9 @@ def _plain(result: SweepResult, trial: Trial) -> dict[str, Any]:
 
 
 def _speedup(result: SweepResult) -> dict[str, Any]:
-    """Of the whole sweep over its trials one after the other on one device, and of the steps behind it."""
-    found, colocation = result.speedup, result.colocation
-    if found is None or colocation is None:
+    """Speedup of the sweep over its trials in sequence on one device."""
+    speedup, colocation = result.speedup, result.colocation
+    if speedup is None or colocation is None:
         return {"ratio": None, "low": None, "high": None, "layout": None, "reason": result.no_colocation}
     ways = {
         "over_alone": colocation.over_alone,
@@ -143,9 +143,9 @@ def _speedup(result: SweepResult) -> dict[str, Any]:
         "over_whole": colocation.over_whole,
     }
     return {
-        "ratio": found.value,
-        "low": found.low,
-        "high": found.high,
+        "ratio": speedup.value,
+        "low": speedup.low,
+        "high": speedup.high,
         "layout": colocation.layout,
         "num_rounds": colocation.num_rounds,
         "contaminated": colocation.contaminated,

@@ -1,4 +1,4 @@
-"""The parameters of a sweep, as the command, the form and the store give them."""
+"""The parameters of a sweep, from the command, the form or the store."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from paceline.tasks.sweep.records import Pruner, Sampler
 
 
 class SweepRequest(BaseModel):
-    """What a sweep is to try."""
+    """Parameters of a sweep."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     preset: Text
     """Name or path of the preset, for people."""
     config: Config
-    """What all trials have in common."""
+    """Settings that all trials share."""
     parameters: dict[str, Text]
     """Setting -> its values: log(a,b), lin(a,b), int(a,b[,step]) or [x,y,z]."""
-    # The bounds are for the form, and refuse there; `clear_sweep` says what is wrong in a sentence.
+    # The bounds are for Prefect's form; `check_sweep` gives better messages.
     num_trials: int | None = Field(default=None, json_schema_extra={"minimum": 1})
     """Trials; None for 20, or all of a grid."""
     sampler: Sampler = "tpe"
     """What chooses the values: `tpe` learns from the trials before, `random`, or every combination as a `grid`."""
     pruner: Pruner = "none"
     """What ends a trial early whose validation score falls behind: `median` (of the others at that epoch), `asha` (the
-    best third goes on after 1, 3, 9 ... epochs) or `hyperband` (the same from several first epochs)."""
+    best third continues after 1, 3, 9 ... epochs) or `hyperband` (the same from several first epochs)."""
     at_once: int | None = Field(default=None, json_schema_extra={"minimum": 1})
     """Trials at the same time; None for as many as there are devices for."""

@@ -1,6 +1,6 @@
-"""One trial of a sweep: an ordinary training with a recipe of its own, in a thread of the flow's process.
+"""One trial of a sweep: a training with its own recipe, in a thread of the flow's process.
 
-It may be ended before its time: by the pruner, or with the sweep. Whatever becomes of it, the others go on.
+The pruner or the end of the sweep may stop it early. Its failure does not stop the other trials.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ from prefect import get_run_logger
 from prefect.client.schemas.objects import State
 
 from paceline.conf.config import Config
+from paceline.conf.environment import Environment
 from paceline.conf.load import ConfigError, make_config
 from paceline.flows.checks import preflight
+from paceline.flows.checks.measured_plan import train_job
 from paceline.flows.checks.preflight import PreflightResult
 from paceline.flows.lifecycle.mlflow_run import nested_run
 from paceline.flows.lifecycle.signals import is_interruption
@@ -43,41 +45,41 @@ from paceline.tasks.train.prefect_tasks import train_trial
 
 @dataclass(frozen=True)
 class SweepContext:
-    """What the trials of a sweep share."""
+    """State that the trials of a sweep share."""
 
     config: Config
     parameters: tuple[Parameter, ...]
-    cleared: PreflightResult
+    checked: PreflightResult
     room: TrialConcurrency
     address: str
-    home: Path
+    environment: Environment
     parent: RunHandle
     prepared: PreparedSet
     layers: dict[str, Any]
-    """Precision, memory format and threads of all trials, where they were left to `auto`, as measured."""
+    """Measured precision, memory format and threads of all trials, if they are `auto`."""
     proposer: TrialStore
     stopped: threading.Event
-    """Set when the sweep is to end before its time."""
+    """Set when the sweep is interrupted."""
 
-    def settled(self, proposal: Proposal) -> tuple[Config, Plan]:
-        """A trial's configuration, and how it is executed on its share of the devices.
+    def configure(self, proposal: Proposal) -> tuple[Config, Plan]:
+        """A trial's configuration, and its plan on its share of the devices.
 
         Raises:
-            ConfigError: these values do not go together.
-            InputError: they do not go with the hardware or the data.
+            ConfigError: the values contradict each other.
+            InputError: the hardware or the data do not allow the values.
         """
         config = make_config(self.config, list(self.overrides(proposal)))
         config = config.model_copy(update={"name": f"trial {proposal.number}"})
-        plan = preflight.plan_like(config, self.cleared, self.room.share)
-        return config, plan.model_copy(update=self.layers | {"reasons": {}})  # the sweep has logged them for all trials
+        plan = preflight.plan_like(config, self.checked, self.room.share)
+        return config, plan.model_copy(update=self.layers | {"reasons": {}})  # logged once by the sweep
 
     def overrides(self, proposal: Proposal) -> tuple[str, ...]:
-        """`key=value` for each of its settings."""
-        return tuple(found.override(proposal.values[found.setting]) for found in self.parameters)
+        """`key=value` for each parameter."""
+        return tuple(parameter.override(proposal.values[parameter.setting]) for parameter in self.parameters)
 
 
 class _Watch:
-    """Looks at a training while it goes on, and says when it is to end."""
+    """Watches a training, and decides when to stop it."""
 
     def __init__(self, work: SweepContext, number: int, directory: Path) -> None:
         self._work = work
@@ -86,14 +88,14 @@ class _Watch:
         self._num_reported = work.proposer.count_reported(number)
         self.scores: tuple[float, ...] = ()
 
-    def why_end(self) -> str | None:
-        """Why the training is to end; None while it is not."""
+    def stop_reason(self) -> str | None:
+        """The reason to stop the training; None to continue."""
         if self._work.stopped.is_set():
-            return f"interrupted; go on with: paceline sweep --resume {self._work.parent.run_id}"
+            return f"interrupted; resume with: paceline sweep --resume {self._work.parent.run_id}"
         return self.take(scores_so_far(self._directory))
 
     def take(self, scores: tuple[float, ...]) -> str | None:
-        """Report the scores that are new; why the training is to end, by the pruner's judgement of them."""
+        """Report new scores to the pruner; the reason to stop, or None."""
         self.scores = max(self.scores, scores, key=len)
         for score in self.scores[self._num_reported :]:
             self._num_reported += 1
@@ -103,36 +105,33 @@ class _Watch:
 
 
 def run_trial(work: SweepContext, proposal: Proposal) -> Trial | None:
-    """Run a trial to its end, and have the proposer know of it; None if the sweep was ended first.
-
-    A failure is the trial's alone, and is reported as such.
-    """
-    begun = _Begun(proposal)
+    """Run a trial and store its result; None if the sweep was interrupted. A failure ends this trial alone."""
+    running = _RunningTrial(proposal)
     try:
-        config, plan = work.settled(proposal)
+        config, plan = work.configure(proposal)
     except (ConfigError, InputError) as error:
-        return _failed(work, begun, error, final=True)
+        return _record_failure(work, running, error, final=True)
     try:
         with nested_run(work.parent, config, config.name, "trial", proposal.run_id) as handle:
-            begun.run_id = handle.run_id
+            running.run_id = handle.run_id
             work.proposer.mark_started(proposal.number, handle.run_id)
-            trial = _train(work, begun, config, plan, handle)
+            trial = _train(work, running, config, plan, handle)
     except StoppedError as stopped:
         if work.stopped.is_set():
             return None
-        trial = begun.ended("pruned", str(stopped))
-    except Exception as error:  # noqa: BLE001 - a store's or a disk's too: the others may get through
+        trial = running.record("pruned", str(stopped))
+    except Exception as error:  # noqa: BLE001 - also of the store or the disk: other trials may succeed
         if work.stopped.is_set() or is_interruption(error):
             return None
         if not isinstance(error, PacelineError):
             get_run_logger().warning("Trial %d", proposal.number, exc_info=error)
-        return _failed(work, begun, error, final=isinstance(error, RankError) and error.final)
+        return _record_failure(work, running, error, final=isinstance(error, RankError) and error.final)
     work.proposer.mark_ended(trial)
     return trial
 
 
-class _Begun:
-    """What is known of a trial that runs."""
+class _RunningTrial:
+    """State of a running trial."""
 
     def __init__(self, proposal: Proposal) -> None:
         self.proposal = proposal
@@ -141,8 +140,8 @@ class _Begun:
         self.started = time.time()
         self._started = time.monotonic()
 
-    def ended(self, status: Status, error: str | None = None) -> Trial:
-        """Its record, if it ends now."""
+    def record(self, status: Status, error: str | None = None) -> Trial:
+        """The record of the trial if it ends now."""
         scores = self.scores()
         return Trial(
             number=self.proposal.number,
@@ -157,45 +156,39 @@ class _Begun:
         )
 
 
-def _failed(work: SweepContext, begun: _Begun, error: Exception, *, final: bool) -> Trial:
-    """Remember that a trial has failed; a `final` one lies in its own settings, and is not tried again by a resume."""
-    trial = begun.ended("failed", one_line(error))
+def _record_failure(work: SweepContext, running: _RunningTrial, error: Exception, *, final: bool) -> Trial:
+    """Store a failure; a resume does not repeat a `final` failure, whose cause is the trial's settings."""
+    trial = running.record("failed", one_line(error))
     work.proposer.mark_ended(trial, final=final)
     return trial
 
 
-def _train(work: SweepContext, begun: _Begun, config: Config, plan: Plan, handle: RunHandle) -> Trial:
+def _train(work: SweepContext, running: _RunningTrial, config: Config, plan: Plan, handle: RunHandle) -> Trial:
     """Train, evaluate and log.
 
     Raises:
-        StoppedError: It was pruned, or the sweep has ended.
-        PacelineError: It failed.
+        StoppedError: the pruner stopped the trial, or the sweep has ended.
+        PacelineError: the training failed.
     """
-    resume = begun.proposal.run_id is not None
+    resume = running.proposal.run_id is not None
     if not resume:
         tracking.log_dataset(handle, work.prepared, config.data.source)
-    job = TrainJob(
-        config=config,
-        plan=plan,
-        prepared=work.prepared,
-        pretrained=work.cleared.pretrained,
-        run_id=handle.run_id,
-        tracking_uri=handle.tracking_uri,
-        home=str(work.home),
-        resume=resume,
-    )
-    watch = _Watch(work, begun.proposal.number, job.directory)
-    begun.scores = lambda: watch.scores
-    with deadline.stoppable(watch.why_end), hidden_bars():
+    checked = replace(work.checked, plan=plan)
+    job = train_job(config, checked, work.prepared, handle.run_id, work.environment, resume=resume)
+    watch = _Watch(work, running.proposal.number, job.directory)
+    running.scores = lambda: watch.scores
+    with deadline.stoppable(watch.stop_reason), hidden_bars():
         trained = train_trial.with_options(task_run_name=config.name)(job, work.address)
     if isinstance(trained, State):
         if not work.stopped.is_set():
-            _log_pruned(handle, begun.ended("pruned"), trained.message or "")
+            pruned = running.record("pruned")
+            tags = _tags(pruned) | {Tag.PRUNED: trained.message or ""}
+            tracking.log_facts(handle, _metrics(pruned), tags)
         raise StoppedError(trained.message or "")
-    watch.take(trained.validation_scores)  # too late for the pruner, but it judges others by them
+    watch.take(trained.validation_scores)  # the pruner compares later trials with them
     with_name = evaluate.with_options(task_run_name=f"evaluate {config.name}")
     evaluated = with_name(trained, work.prepared, config.limits.evaluate_seconds)
-    trial = begun.ended("done").model_copy(
+    trial = running.record("done").model_copy(
         update={
             "test_score": evaluated.score,
             "restarts": len(trained.restarts),
@@ -206,23 +199,16 @@ def _train(work: SweepContext, begun: _Begun, config: Config, plan: Plan, handle
     return trial
 
 
-def _log_pruned(handle: RunHandle, trial: Trial, why: str) -> None:
-    tracking.log_facts(handle, _metrics(trial), _tags(trial) | {Tag.PRUNED: why})
-
-
 def _log(
     work: SweepContext, handle: RunHandle, trial: Trial, job: TrainJob, trained: TrainResult, evaluated: EvaluateResult
 ) -> None:
-    arm = StudyArm(name=job.config.name, overrides=work.overrides(_of(trial)), group="", is_baseline=False)
+    proposal = Proposal(number=trial.number, values=trial.values)
+    arm = StudyArm(name=job.config.name, overrides=work.overrides(proposal), group="", is_baseline=False)
     metrics = training_metrics(arm_run(arm, trained, evaluated), trained, evaluated)
     tags = _tags(trial) | {Tag.DATASET: work.prepared.fingerprint}
     tracking.log_facts(handle, metrics | _metrics(trial), tags)
     facts = run_comparison_facts(job.config, work.prepared, job.plan, job.pretrained)
     tracking.log_document(handle, Artifact.FACTS, facts)
-
-
-def _of(trial: Trial) -> Proposal:
-    return Proposal(number=trial.number, values=trial.values)
 
 
 def _metrics(trial: Trial) -> dict[str, float | None]:

@@ -113,11 +113,11 @@ def train_on(config_overrides):
     """All that a run does with a cluster: check, open, prepare, train; returns the result and the parts' addresses."""
     overrides = [*SMALL, "recipe.num_epochs=1", "execution.accelerator=cpu", *config_overrides]
     config = load("digits", overrides)
-    cleared = check(config, Environment())
+    checked = check(config, Environment())
     with open_cluster(
-        config.cluster, demand_of([config.execution], cleared.plan.accelerator), Environment()
+        config.cluster, demand_of([config.execution], checked.plan.accelerator), Environment()
     ) as address:
-        assert confirm_on_cluster(config, cleared, address).hardware.host == socket.gethostname()
+        assert confirm_on_cluster(config, checked, address).hardware.host == socket.gethostname()
         with connect(address) as client:
             parts = [address, *client.scheduler_info()["workers"]]
         return train_group(new_job(address, "digits", overrides), address), parts

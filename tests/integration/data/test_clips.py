@@ -45,7 +45,7 @@ def test_what_it_cannot_predict_is_refused_before_any_work(learned, tmp_path):
     make_pictures(tmp_path / "pictures")
     wrong = {
         ("digits", ()): "images, and .* was trained on clips",
-        ("motions", ("data.num_frames=6",)): "takes clips of 4 frames; drop it",
+        ("motions", ("data.num_frames=6",)): "takes clips of 4 frames; remove it",
         (str(tmp_path / "nothing"), ()): "does not exist",
     }
     for (source, overrides), told in wrong.items():

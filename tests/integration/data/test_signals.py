@@ -66,7 +66,7 @@ def test_its_model_predicts_signals_as_it_was_trained_on_them(call, learned, tmp
     [
         ("digits", (), "was trained on signals"),
         ("PICTURES", (), "holds no signal; recognised are files named .npy"),
-        ("signals", ("data.signal.kind=log_mel", "data.root=SOUNDS"), "become pictures as they did for"),
+        ("signals", ("data.signal.kind=log_mel", "data.root=SOUNDS"), "fixes the spectrogram settings"),
     ],
 )
 def test_what_it_cannot_predict_is_refused_before_any_work(learned, sounds, tmp_path, source, overrides, told):

@@ -15,8 +15,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling, Pending, Running
 
 from paceline.conf.environment import Environment
-from paceline.flows.lifecycle import concurrency_slots as slots
-from paceline.flows.lifecycle import flow_run_lock as flow_owner
+from paceline.flows.lifecycle import concurrency_slots, flow_run_lock
 from paceline.flows.lifecycle.outage import set_right
 
 OWNER = """
@@ -38,7 +37,7 @@ def lose():
 @pytest.fixture
 def client(prefect_url, monkeypatch, tmp_path):
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
-    monkeypatch.setattr(flow_owner, "MIN_AGE_SECONDS", 0.0)
+    monkeypatch.setattr(flow_run_lock, "MIN_AGE_SECONDS", 0.0)
     with temporary_settings({PREFECT_API_URL: prefect_url}), get_client(sync_client=True) as made:
         yield made
 
@@ -117,7 +116,7 @@ def test_a_run_of_another_host_is_left_alone(client, deployment, owned, monkeypa
 
 
 def test_a_process_that_is_about_to_take_its_lock_is_not_gone(client, deployment, monkeypatch):
-    monkeypatch.setattr(flow_owner, "MIN_AGE_SECONDS", 60.0)
+    monkeypatch.setattr(flow_run_lock, "MIN_AGE_SECONDS", 60.0)
     run = run_in(client, deployment, Pending(), Running())
     record = Environment().root / "flow-runs" / socket.gethostname() / str(run.id)
     record.mkdir(parents=True)
@@ -159,7 +158,7 @@ def test_a_run_that_never_came_to_its_process_is_crashed_and_may_still_come(clie
     run = run_in(client, deployment, Pending())
     set_right(Environment(), deployment)
     assert client.read_flow_run(run.id).state.is_pending()
-    monkeypatch.setattr(slots, "PENDING_LIMIT", timedelta(0))
+    monkeypatch.setattr(concurrency_slots, "PENDING_LIMIT", timedelta(0))
     set_right(Environment(), deployment)
     assert client.read_flow_run(run.id).state.is_crashed()
     assert held(client, deployment) == 0

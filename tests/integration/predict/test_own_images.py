@@ -338,7 +338,7 @@ def test_a_version_that_no_run_vouches_for_is_refused_and_a_directory_does_not_p
         ({"overrides": ("execution.num_devices=99",)}, "exceeds the"),
         ({"out": "TAKEN"}, "holds other files"),
         ({"layer": "nose"}, r"--layer nose: convblocks has no such layer; it has features, features\.0, .*, classify$"),
-        ({"layer": "pool", "overrides": ("execution.compile=step",)}, "compiles what the model tells"),
+        ({"layer": "pool", "overrides": ("execution.compile=step",)}, "compiles the predictions"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_starts(trained, unseen, tmp_path, changes, expected):

@@ -104,7 +104,7 @@ RATES = ("--param", "recipe.learning_rate=log(1e-3,1)")
         (["digits", *RATES, "--sampler", "cmaes"], "invalid choice"),
         (["digits", *RATES, "--trials", "0"], "--trials 0 is not above 0"),
         (["digits", *RATES, "--at-once", "999"], "--at-once 999 exceeds"),
-        (["digits", *RATES, "data.validation_fraction=0"], "leaves nothing to judge trials by"),
+        (["digits", *RATES, "data.validation_fraction=0"], "leaves no samples to compare trials by"),
         (["--resume", "0123456789abcdef"], "no such run"),
         (["digits", "--resume", "0123456789abcdef"], "give nothing else"),
     ],

@@ -8,7 +8,7 @@ from prefect.logging import disable_run_logger
 
 from paceline.conf.environment import Environment
 from paceline.conf.load import load
-from paceline.flows.run import registry as handoff
+from paceline.flows.run.registry import promote, register_model
 from paceline.tasks.records import EvaluateResult, TrainResult
 from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.track import registry, store
@@ -47,9 +47,9 @@ def finished(experiment):
 
 def hand_on(outcome, handle):
     """Through the gate and on; what the summary says."""
-    registered = handoff.register_model(outcome, None, handle)
+    registered = register_model(outcome, None, handle)
     with disable_run_logger():
-        handoff.promote(outcome, registered, handle)
+        promote(outcome, registered, handle)
     return registered
 
 
@@ -85,10 +85,10 @@ def test_models_are_handed_on_from_champion_to_champion(finished):
 
 def test_the_better_of_two_that_end_at_once_becomes_champion_and_a_resumed_run_has_one_version(finished):
     first, second = finished(0.96, data="d2"), finished(0.98, data="d2")
-    of_first, of_second = (handoff.register_model(outcome, None, handle) for outcome, handle in (first, second))
+    of_first, of_second = (register_model(outcome, None, handle) for outcome, handle in (first, second))
     with disable_run_logger():
-        handoff.promote(second[0], of_second, second[1])
-        handoff.promote(first[0], of_first, first[1])
+        promote(second[0], of_second, second[1])
+        promote(first[0], of_first, first[1])
     assert champion().version == of_second["version"], "the other one has become champion meanwhile, and is better"
     again = hand_on(*second)
     assert again["version"] == of_second["version"]

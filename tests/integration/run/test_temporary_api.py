@@ -15,13 +15,13 @@ from paceline.tasks.errors import RunError
 COMMAND = """
 import sys, time
 from paceline.flows.lifecycle.prefect_api import start_api, stop_unused_api
-api = begin()
+api = start_api()
 print(api._process.pid, flush=True)
 if sys.argv[1] == "unused":
-    end_unused()
+    stop_unused_api()
 elif sys.argv[1] == "used":
     print(api.url(120), flush=True)
-    end_unused()
+    stop_unused_api()
 sys.stdin.read()
 """
 

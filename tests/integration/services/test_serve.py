@@ -120,8 +120,8 @@ def test_a_deployment_joins_the_scheduler_that_it_was_served_with_and_no_other(s
 @pytest.mark.parametrize(
     ("arguments", "environment", "said"),
     [
-        (["--cron", "every night"], {}, "is no schedule"),
-        (["--cron", "0 2 * * *", "--timezone", "Zurich"], {}, "is no time zone"),
+        (["--cron", "every night"], {}, "is not a schedule"),
+        (["--cron", "0 2 * * *", "--timezone", "Zurich"], {}, "is not a time zone"),
         (["--cron", "0 2 * * *"], {"PREFECT_API_URL": ""}, "needs a Prefect server"),
         (["--cron", "0 2 * * *", "--overlap", "never"], {}, "invalid choice"),
     ],

@@ -209,6 +209,12 @@ def test_a_named_link_needs_one_device_alone_and_claims_less(run):
 
 
 @pytest.mark.slow
+def test_an_advice_limits_its_preparation_as_a_run_does(run):
+    link = ["--devices", "2", "--link", "ethernet25"]
+    _, told = run("advise", "digits", *TINY, *link, "data.image_size=13", "limits.prepare_seconds=0.001", status=1)
+    assert "limits.prepare_seconds=0.001" in told
+
+
 def test_the_views_columns_exist_in_the_store(run, predicted, mlflow_server):
     from paceline.tasks.track.ui_views import view_of_runs
 

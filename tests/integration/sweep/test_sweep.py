@@ -117,7 +117,7 @@ def test_each_trial_has_a_run_with_its_settings_and_its_curve(swept, client):
 def test_an_interrupted_sweep_goes_on_where_it_was(swept, client):
     (parent, before), summary, _ = swept
     assert parent.info.status == "KILLED"
-    assert "go on with: paceline sweep --resume" in parent.data.tags["paceline.error"]
+    assert "resume with: paceline sweep --resume" in parent.data.tags["paceline.error"]
     assert "RUNNING" not in {run.info.status for run in before.values()}
     done = {number: run for number, run in before.items() if run.info.status == "FINISHED"}
     assert done

@@ -21,7 +21,7 @@ def test_a_schedule_has_a_time_zone():
 
 @pytest.mark.parametrize(("cron", "zone"), [("0 25 * * *", "UTC"), ("nightly", "UTC"), ("0 2 * * *", "Mars")])
 def test_what_is_no_schedule_is_refused(cron, zone):
-    with pytest.raises(InputError, match="is no "):
+    with pytest.raises(InputError, match="is not a "):
         schedule_of(cron, zone)
 
 

@@ -11,7 +11,7 @@ from paceline.conf.load import load
 from paceline.flows.checks.origin import FLOW_RUN, allow, check_origin
 from paceline.flows.checks.training_host import training_host
 from paceline.flows.cli import main
-from paceline.flows.lifecycle import mlflow_run as tracked
+from paceline.flows.lifecycle import mlflow_run
 from paceline.flows.lifecycle.request_artifact import ARTIFACTS
 from paceline.flows.study.flow import check_study
 from paceline.flows.study.request import StudyRequest
@@ -107,7 +107,7 @@ def test_no_axis_of_a_form_names_a_scheduler(as_deployment, hostile):
 def stored(site, config, role, **request):
     """An unfinished run of a store that somebody else has written to; its id."""
     experiment_id = check_store(site.tracking_uri, config.track.experiment, site.artifact_root)
-    with disable_run_logger(), tracked.new_run(config, site, experiment_id, role) as handle:
+    with disable_run_logger(), mlflow_run.new_run(config, site, experiment_id, role) as handle:
         if request:
             document = {"preset": "digits", "config": config.model_dump(mode="json")} | request
             tracking.log_document(handle, ARTIFACTS[role], document)

@@ -9,7 +9,6 @@ from prefect.logging import disable_run_logger
 from paceline.conf.environment import Environment
 from paceline.conf.load import load
 from paceline.flows.lifecycle import mlflow_run
-from paceline.flows.lifecycle import mlflow_run as tracked
 from paceline.flows.lifecycle.mlflow_run import close_abandoned_runs
 from paceline.tasks.metrics_file import FILE, MetricsFile
 from paceline.tasks.names import Tag
@@ -32,16 +31,16 @@ def test_a_run_whose_process_is_gone_is_killed_by_the_next_command_and_a_living_
     experiment_id = check_store(site.tracking_uri, config.track.experiment, site.artifact_root)
     client = MlflowClient(site.tracking_uri)
     gone, living, elsewhere = [], [], []
-    finish = tracked.tracking.finish
+    finish = mlflow_run.tracking.finish
     with disable_run_logger():
         monkeypatch.setattr(mlflow_run, "MIN_AGE_SECONDS", 0.0)
-        monkeypatch.setattr(tracked.tracking, "finish", lambda *arguments: None)  # as after kill -9
+        monkeypatch.setattr(mlflow_run.tracking, "finish", lambda *arguments: None)  # as after kill -9
         for runs in (gone, living, elsewhere):
-            with tracked.new_run(config, site, experiment_id, "study") as study:
+            with mlflow_run.new_run(config, site, experiment_id, "study") as study:
                 runs.append(study.run_id)
-                with tracked.nested_run(study, config, "an arm") as arm:
+                with mlflow_run.nested_run(study, config, "an arm") as arm:
                     runs.append(arm.run_id)
-        monkeypatch.setattr(tracked.tracking, "finish", finish)
+        monkeypatch.setattr(mlflow_run.tracking, "finish", finish)
         for run_id in elsewhere:
             client.set_tag(run_id, "paceline.host", "another-host")
         holder = subprocess.Popen(

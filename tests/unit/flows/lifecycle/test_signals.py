@@ -16,8 +16,7 @@ from prefect.utilities.engine import capture_sigterm
 from paceline.conf.environment import Environment
 from paceline.conf.load import load
 from paceline.flows import cli
-from paceline.flows.lifecycle import mlflow_run as tracked
-from paceline.flows.lifecycle import signals as interrupt
+from paceline.flows.lifecycle import mlflow_run, signals
 from paceline.tasks.errors import RunError
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.store import check_store
@@ -30,7 +29,7 @@ def handlers():
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
-    interrupt._received.clear()
+    signals._received.clear()
 
 
 def killed(number):
@@ -77,37 +76,37 @@ def test_an_error_alone_is_a_failure(monkeypatch):
 
 def test_ctrl_c_stays_ignored_where_it_was():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    interrupt.listen()
+    signals.listen()
     killed(signal.SIGINT)
-    assert interrupt.received_signal() is None
+    assert signals.received_signal() is None
 
 
 @pytest.mark.parametrize(("body", "status"), [(killed, "KILLED"), (wrapped, "KILLED"), (None, "FAILED")])
 def test_the_run_has_the_true_status(body, status, monkeypatch):
     told = []
-    monkeypatch.setattr(tracked, "_finish", lambda handle, status, error: told.append((status, error)))
-    interrupt.listen()
+    monkeypatch.setattr(mlflow_run, "_finish", lambda handle, status, error: told.append((status, error)))
+    signals.listen()
 
     def tracked_body():
-        with tracked._ends_with_status(None, "paceline run --resume 1"):
+        with mlflow_run._ends_with_status(None, "paceline run --resume 1"):
             if body:
                 body(signal.SIGTERM)
             raise ValueError("broken")
 
     with pytest.raises((ValueError, SystemExit)):
         tracked_body()
-    assert told == [(status, "interrupted; go on with: paceline run --resume 1" if body else "broken")]
+    assert told == [(status, "interrupted; resume with: paceline run --resume 1" if body else "broken")]
 
 
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)])
 def test_a_signal_waits_for_what_must_not_be_left_half_done(number, error):
-    interrupt.listen()
+    signals.listen()
     done = []
 
     def whole():
-        with interrupt.defer_signals():
+        with signals.defer_signals():
             killed(number)
-            with interrupt.defer_signals():
+            with signals.defer_signals():
                 done.append("both")
         done.append("never")
 
@@ -119,28 +118,28 @@ def test_a_signal_waits_for_what_must_not_be_left_half_done(number, error):
 
 
 def test_a_second_signal_does_not_wait():
-    interrupt.listen()
+    signals.listen()
 
     def whole():
-        with interrupt.defer_signals():
+        with signals.defer_signals():
             killed(signal.SIGTERM)
             killed(signal.SIGINT)
             raise AssertionError("not reached")
 
     with pytest.raises(KeyboardInterrupt):
         whole()
-    assert interrupt.received_signal() == signal.SIGTERM
+    assert signals.received_signal() == signal.SIGTERM
 
 
 def test_a_signal_that_waited_comes_after_an_error_too():
-    interrupt.listen()
+    signals.listen()
 
     def whole():
-        with interrupt.defer_signals():
+        with signals.defer_signals():
             killed(signal.SIGTERM)
             raise ValueError("broken")
 
-    with pytest.raises(interrupt.Terminated):
+    with pytest.raises(signals.Terminated):
         whole()
 
 
@@ -153,11 +152,11 @@ def test_in_a_deployments_process_prefects_own_signal_is_known(body):
             try:
                 body(signal.SIGTERM)
             except (TerminationSignal, ValueError, RunError) as error:
-                told.append(interrupt.is_interruption(error))
+                told.append(signals.is_interruption(error))
 
     whole()
     assert told == [True]
-    assert interrupt.received_signal() is None
+    assert signals.received_signal() is None
 
 
 def test_an_error_is_no_interruption():
@@ -166,14 +165,14 @@ def test_an_error_is_no_interruption():
 
     with pytest.raises(TimeoutError) as raised:
         asyncio.run(too_late())
-    assert not interrupt.is_interruption(raised.value)
+    assert not signals.is_interruption(raised.value)
 
 
 def test_prefects_signal_waits_too():
     done = []
 
     def whole():
-        with capture_sigterm(), interrupt.defer_signals():
+        with capture_sigterm(), signals.defer_signals():
             killed(signal.SIGTERM)
             done.append("all")
 
@@ -191,7 +190,7 @@ def test_a_run_never_stays_running(when, tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     site, config = Environment(), load("digits")
     experiment_id = check_store(site.tracking_uri, config.track.experiment, site.artifact_root)
-    interrupt.listen()
+    signals.listen()
 
     begin, finish = tracking.begin, tracking.finish
 
@@ -210,7 +209,7 @@ def test_a_run_never_stays_running(when, tmp_path, monkeypatch):
         monkeypatch.setattr(tracking, "begin", killed_after)
 
     def whole():
-        with tracked.new_run(config, site, experiment_id, "run"):
+        with mlflow_run.new_run(config, site, experiment_id, "run"):
             pass
 
     with disable_run_logger(), pytest.raises(SystemExit):
@@ -221,7 +220,7 @@ def test_a_run_never_stays_running(when, tmp_path, monkeypatch):
 
 LOSES = """
 import gc, os, signal, sys, time
-from paceline.flows.lifecycle import signals as interrupt
+from paceline.flows.lifecycle import signals
 
 lost = []
 
@@ -230,17 +229,17 @@ def collect(phase, facts):
         lost.append(phase)
         os.kill(os.getpid(), signal.SIGTERM)
 
-@interrupt.stop_on_signal
+@signals.stop_on_signal
 def body():
     gc.callbacks.append(collect)
     gc.collect()
     time.sleep(30)
 
-interrupt.listen()
+signals.listen()
 before = sys.unraisablehook
 try:
     body()
-except interrupt.Terminated:
+except signals.Terminated:
     print("terminated", lost, sys.unraisablehook is before)
 """
 
@@ -256,9 +255,9 @@ def test_a_signal_whose_exception_is_lost_is_sent_again():
 
 SLOW_HOOK = """
 import threading
-from paceline.flows.lifecycle import signals as interrupt
+from paceline.flows.lifecycle import signals
 
-interrupt.AGAIN_SECONDS = 0.0
+signals.AGAIN_SECONDS = 0.0
 begin = threading.Thread.start
 
 def start(thread):
@@ -285,7 +284,7 @@ def test_what_is_lost_and_no_signal_is_told_as_ever(monkeypatch):
         def __del__(self):
             raise ValueError("a defect")
 
-    @interrupt.stop_on_signal
+    @signals.stop_on_signal
     def body():
         Broken()
         gc.collect()
@@ -297,13 +296,13 @@ def test_what_is_lost_and_no_signal_is_told_as_ever(monkeypatch):
 @pytest.mark.parametrize("body", [wrapped, failed])
 def test_a_flow_raises_what_the_signal_has_raised_and_not_what_was_made_of_it(body):
     with capture_sigterm(), pytest.raises(TerminationSignal) as raised:
-        interrupt.stop_on_signal(body)(signal.SIGTERM)
+        signals.stop_on_signal(body)(signal.SIGTERM)
     assert raised.value.signal == signal.SIGTERM
     assert isinstance(raised.value.__cause__, ValueError | RunError)
 
 
 def test_an_error_of_a_flow_stays_what_it_is():
-    @interrupt.stop_on_signal
+    @signals.stop_on_signal
     def body():
         raise RunError("broken")
 

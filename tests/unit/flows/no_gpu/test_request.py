@@ -33,11 +33,11 @@ def refused(weights, *overrides, preset="digits", **fields):
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"repeats": 0}, "--repeats 0; each way is gone at least once"),
-        ({"target": 0.0}, "--target 0 is no accuracy; give a share above 0, and at most 1"),
-        ({"target": 1.5}, "--target 1.5 is no accuracy"),
-        ({"gpu": "G80"}, "--gpu G80: no data sheet is known; give one of T4, L4, A100, H100, H200"),
-        ({"tuned": ["data.image_size=8"]}, "--fine-tune data.image_size=8 is no setting of the recipe"),
+        ({"repeats": 0}, "--repeats 0; each way runs at least once"),
+        ({"target": 0.0}, "--target 0 is not an accuracy; give a share above 0, and at most 1"),
+        ({"target": 1.5}, "--target 1.5 is not an accuracy"),
+        ({"gpu": "G80"}, "--gpu G80: has no data sheet here; give one of T4, L4, A100, H100, H200"),
+        ({"tuned": ["data.image_size=8"]}, "--fine-tune data.image_size=8 is not a setting of the recipe"),
         ({"tuned": ["recipe.num_epochs=0"]}, "fine-tuned: recipe.num_epochs"),
         ({"layer": "pond"}, "features: --layer pond: convblocks has no such layer; it has features"),
         ({"pretrained": "nowhere.pt"}, "fine-tuned: model.pretrained=nowhere.pt: no such file"),
@@ -53,8 +53,8 @@ def test_what_is_asked_wrongly(weights, fields, told):
     [
         (["model.width=8"], "the network's has [8, 1, 3, 3]; it is another network's"),
         (["model.pretrained=a.pt"], "name the weights after --pretrained"),
-        (["execution.accelerator=gpu"], "execution.accelerator=gpu, and this is the study of what to do without one"),
-        (["execution.num_nodes=2"], "features are computed on one host"),
+        (["execution.accelerator=gpu"], "execution.accelerator=gpu contradicts a study for CPUs"),
+        (["execution.num_nodes=2"], "all ways run on one host"),
         (["data.validation_fraction=0"], "leaves no validation samples"),
         (["recipe.optimizer=muon"], "fine-tuned: recipe.backbone_rate=0.1 does not go with recipe.optimizer=muon"),
     ],
@@ -66,7 +66,7 @@ def test_what_the_ways_cannot_have_in_common(weights, overrides, told):
 @pytest.mark.parametrize(
     ("preset", "told"),
     [
-        ("shapes", "model.name=unet tells something of each pixel, for which there is no classifier on features"),
+        ("shapes", "model.name=unet predicts pixels, which have no classifier on features"),
         ("twohead", "data.source=rotated_digits has regression targets (angle)"),
     ],
 )
@@ -80,7 +80,7 @@ def test_the_program_tells_it_in_one_line(weights, capsys, monkeypatch, tmp_path
     assert main(["no-gpu", "digits", *SMALL]) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 2
-    assert "--target 2 is no accuracy" in lines[0]
+    assert "--target 2 is not an accuracy" in lines[0]
     assert "needs a preset and weights to begin with" in lines[1]
     assert list(tmp_path.iterdir()) == []
 

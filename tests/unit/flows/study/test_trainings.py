@@ -1,4 +1,4 @@
-"""What a study that goes on may be put together with."""
+"""A resumed study refuses trainings on changed conditions."""
 
 from types import SimpleNamespace
 
@@ -20,8 +20,8 @@ WEIGHTS = Pretrained(reference="weights.pt", path="/weights.pt", sha256="a" * 64
 
 
 def ready(plan=PLAN, weights=None):
-    cleared = SimpleNamespace(plan=plan, pretrained=weights)
-    return [PlannedArm(arm, CONFIG, cleared, None) for arm in arms_of(PRECISION)[:1]]
+    checked = SimpleNamespace(plan=plan, pretrained=weights)
+    return [PlannedArm(arm, CONFIG, checked, None) for arm in arms_of(PRECISION)[:1]]
 
 
 @pytest.fixture

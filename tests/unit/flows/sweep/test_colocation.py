@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.flows.sweep.colocation import KEPT, colocation_on
+from paceline.flows.sweep.colocation import FILE, colocation_on
 from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.sweep.colocation import Colocation
 
@@ -21,11 +21,11 @@ MEASURED = Colocation(
 
 @pytest.mark.parametrize("num_at_once", [4, 2, 1])
 def test_it_counts_only_for_as_many_trials_at_once(num_at_once, tmp_path):
-    kept = tmp_path / "runs" / "0123" / KEPT
+    kept = tmp_path / "runs" / "0123" / FILE
     kept.parent.mkdir(parents=True)
     kept.write_text(MEASURED.model_dump_json())
     room = SimpleNamespace(num_at_once=num_at_once)
-    work = SimpleNamespace(home=tmp_path, parent=SimpleNamespace(run_id="0123"), room=room)
+    work = SimpleNamespace(environment=SimpleNamespace(root=tmp_path), parent=SimpleNamespace(run_id="0123"), room=room)
     found, why = colocation_on(work, "probe")
     assert found == (MEASURED if num_at_once == 4 else None)
-    assert why == ("" if num_at_once == 4 else f"4 trials ran at once before it was cut short, now {num_at_once} do")
+    assert why == ("" if num_at_once == 4 else f"4 trials ran at once before the interruption, now {num_at_once} do")

@@ -1,0 +1,53 @@
+"""Passes the result of a command's checks to the flow that it starts, so that nothing is checked twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from paceline.conf.environment import Environment
+
+Request = TypeVar("Request")
+Options = ParamSpec("Options")
+Result = TypeVar("Result")
+
+_latest: ContextVar[tuple[object, object, object, Any] | None] = ContextVar("latest", default=None)
+"""The latest check that passed: its name, its request, its environment and its result."""
+
+
+def reusable(
+    check: Callable[Concatenate[Request, Environment, Options], Result],
+) -> Callable[Concatenate[Request, Environment, Options], Result]:
+    """Keep the result of a check for the flow that starts next, see `result_of`."""
+
+    @wraps(check)
+    def call(request: Request, environment: Environment, /, *more: Options.args, **options: Options.kwargs) -> Result:
+        result = check(request, environment, *more, **options)
+        _latest.set((check.__qualname__, request, environment, result))
+        return result
+
+    return call
+
+
+def result_of(check: Callable[[Request, Environment], Result], request: Request, environment: Environment) -> Result:
+    """Take the result of the latest check if that was this one, or else check now.
+
+    A flow that Prefect starts by itself, for example from a deployment, has no earlier check.
+
+    Args:
+        check: a `reusable` function.
+        request: the parameter of the flow.
+        environment: this machine's facts.
+
+    Raises:
+        InputError: one line with the value, the rule and the fix.
+    """
+    latest = _latest.get()
+    if latest is not None and latest[:3] == (check.__qualname__, request, environment):
+        result: Result = latest[3]
+    else:
+        result = check(request, environment)
+    _latest.set(None)  # it holds for one flow: what was checked may change until the next one
+    return result
