@@ -67,10 +67,6 @@ OTHERS_WRITE = 0o022
 def private_directory(parent: Path, purpose: str = "code that is executed") -> Path:
     """The directory below a parent in which only this process's user can write; made if it is not there.
 
-    Args:
-        parent: Shared by all users.
-        purpose: What it is to hold, for messages.
-
     Raises:
         RunError: what is there is somebody else's, a link, or others can write to it.
     """

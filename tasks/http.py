@@ -17,11 +17,6 @@ ANSWER_SECONDS = 5.0
 def ask(url: str, user: str | None = None, body: dict[str, Any] | None = None) -> bytes:
     """GET, or POST where there is a body.
 
-    Args:
-        url: address of the request.
-        user: name and password, with a colon between.
-        body: JSON.
-
     Raises:
         OSError: no answer, or (`urllib.error.HTTPError`) one that refuses.
     """

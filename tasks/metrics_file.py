@@ -58,11 +58,7 @@ class MetricsFile:
 
 
 class MetricsReader:
-    """The flow's side: what all attempts at a training have written, the oldest first. The same files read the same.
-
-    Args:
-        directory: of the training.
-    """
+    """The flow's side: what all attempts at a training have written, the oldest first. The same files read the same."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

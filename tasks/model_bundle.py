@@ -72,18 +72,18 @@ def read_model(directory: Path, digest: str) -> tuple[ModelFacts, bytes]:
     Raises:
         InputError: as `read_facts`, or it is another model than the one with that digest.
     """
-    facts, weights = _read(directory, _content)
+
+    def hashed(path: Path) -> tuple[str, bytes]:
+        content = path.read_bytes()
+        return hashlib.sha256(content).hexdigest(), content
+
+    facts, weights = _read(directory, hashed)
     if digest_of(facts) != digest:
         raise InputError(
             f"{directory}: the model's digest is {digest_of(facts)[:12]}..., expected is {digest[:12]}...; "
             "it was changed meanwhile: predict again"
         )
     return facts, weights
-
-
-def _content(path: Path) -> tuple[str, bytes]:
-    content = path.read_bytes()
-    return hashlib.sha256(content).hexdigest(), content
 
 
 def _read(directory: Path, hashed: Callable[[Path], tuple[str, bytes]]) -> tuple[ModelFacts, bytes]:

@@ -39,11 +39,7 @@ class Settings(Record):
 
 
 class Home:
-    """The directory of one set.
-
-    Args:
-        root: absolute.
-    """
+    """The directory of one set."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -56,13 +56,7 @@ def user() -> str | None:
 
 
 class Postgres:
-    """The cluster of a set.
-
-    Args:
-        home: of the set.
-        port: on loopback.
-        vault: with the passwords.
-    """
+    """The cluster of a set."""
 
     def __init__(self, home: Home, port: int, vault: Vault) -> None:
         self._home = home

@@ -188,14 +188,7 @@ def fit(kind: Kind, values_ND: npt.NDArray[np.float32], labels_N: npt.ArrayLike,
 
 
 def fit_and_score(kind: Kind, train: Features, test: Features, seed: int) -> Fitted:
-    """Fit a classifier on some images, and score it on others.
-
-    Args:
-        kind: as in `fit`.
-        train: to fit it on.
-        test: to score it on.
-        seed: as in `fit`.
-    """
+    """Fit a classifier on some images, and score it on others."""
     fitted = fit(kind, train.values_ND, train.labels, seed)
     started = time.perf_counter()
     right_N = fitted.pipeline.predict(test.values_ND) == np.array(test.labels)

@@ -120,11 +120,6 @@ def _check_once(index_N: Ints, num_samples: int) -> None:
 def evaluate_predictions(files: Sequence[str], truth: TestSplit, samples_per_second: float) -> EvaluateResult:
     """Measure the quality of the ranks' predictions.
 
-    Args:
-        files: One .npz per rank, see `read_predictions`.
-        truth: The test split.
-        samples_per_second: Prediction throughput as the ranks measured it.
-
     Raises:
         RunError: The predictions do not fit the split (see `read_predictions`), or the split is empty.
     """

@@ -20,10 +20,6 @@ from paceline.tasks.scores import ious, mean_iou
 def evaluate_statistics(train: TrainResult, prepared: PreparedSet) -> EvaluateResult:
     """Measure the quality of a segmentation or a denoising.
 
-    Args:
-        train: Names the ranks' files.
-        prepared: The set.
-
     Raises:
         RunError: A test sample is missing, repeated or unknown, or a number is not finite.
     """

@@ -28,12 +28,7 @@ NUM_SAMPLES = 2
 
 
 def cost_of(network: nn.Module, image_shape: tuple[int, int, int]) -> Cost:
-    """Count what one sample needs, forward and in training; the network's statistics change.
-
-    Args:
-        network: on the CPU.
-        image_shape: height, width, channels.
-    """
+    """Count what one sample needs, forward and in training; the network's statistics change."""
     height, width, channels = image_shape
     images_NCHW = torch.zeros(NUM_SAMPLES, channels, height, width)
     with torch.no_grad(), FlopCounterMode(display=False) as forward:

@@ -85,11 +85,7 @@ class _StatisticsKept(ABC):
 
 
 class Classification:
-    """The class of an image, and regression targets beside it where the network has them.
-
-    Args:
-        num_classes: K.
-    """
+    """The class of an image, and regression targets beside it where the network has them."""
 
     score_name: ScoreName = "accuracy"
     draws = False
@@ -135,11 +131,7 @@ class Classification:
 
 
 class Segmentation(_StatisticsKept):
-    """The class of each pixel. The mask is the batch's last channel, as prepared sets have it.
-
-    Args:
-        num_classes: K.
-    """
+    """The class of each pixel. The mask is the batch's last channel, as prepared sets have it."""
 
     score_name: ScoreName = "mean_iou"
     draws = False

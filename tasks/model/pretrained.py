@@ -121,7 +121,10 @@ def check_fit(tensors: Tensors, network: nn.Module, *, same_classes: bool, where
         part
         for part in heads
         if not same_classes
-        or any(part_of(name) == part and not _fits(tensors.get(name), tensor) for name, tensor in expected.items())
+        or any(
+            part_of(name) == part and (name not in tensors or tensors[name].shape != tensor.shape)
+            for name, tensor in expected.items()
+        )
     }
     needed = {name: tensor for name, tensor in expected.items() if part_of(name) not in fresh}
     missing = [name for name in needed if name not in tensors and not name.endswith(COUNTER)]
@@ -133,10 +136,6 @@ def check_fit(tensors: Tensors, network: nn.Module, *, same_classes: bool, where
     for name, tensor in needed.items():
         _check_shape(name, tensors.get(name, tensor), tensor, where)
     return tuple(name for name in expected if part_of(name) in fresh)
-
-
-def _fits(found: torch.Tensor | None, wanted: torch.Tensor) -> bool:
-    return found is not None and found.shape == wanted.shape
 
 
 def _some(names: list[str]) -> str:
@@ -183,12 +182,6 @@ def begin_with(network: nn.Module, weights: Pretrained) -> None:
 
 def begun_state(model: Model, like: PreparedSet, weights: Pretrained, seed: int) -> bytes:
     """A network's state as training begins: given weights, and what begins anew by a seed; as torch saves it.
-
-    Args:
-        model: of the network.
-        like: the set that it is for.
-        weights: to begin with.
-        seed: of the rest.
 
     Raises:
         InputError: as `begin_with`.

@@ -24,12 +24,7 @@ MAX_BATCH = 256
 
 
 def batch_size_for(image_shape: tuple[int, int, int], num_views: int = 1) -> int:
-    """Images of one forward pass, fewer of large ones.
-
-    Args:
-        image_shape: height, width, channels.
-        num_views: of each image.
-    """
+    """Images of one forward pass, fewer of large ones."""
     height, width, _ = image_shape
     return max(1, min(MAX_BATCH, BATCH_PIXELS // (height * width * num_views)))
 

@@ -59,7 +59,7 @@ def grid_for(reach: int, stride: int) -> Grid:
 
 def bands_of(image_HWC: npt.NDArray[np.uint8], grid: Grid) -> Iterator[Band]:
     """The rows of tiles of an image, from top to bottom."""
-    height, width = (_side(pixels, grid) - 2 * grid.margin for pixels in image_HWC.shape[:2])
+    height, width = (min(grid.side - 2 * grid.margin, _multiple(pixels, grid.step)) for pixels in image_HWC.shape[:2])
     columns = [_mirror_indices(start, width, image_HWC.shape[1], grid) for start in range(0, image_HWC.shape[1], width)]
     for top in range(0, image_HWC.shape[0], height):
         rows = _mirror_indices(top, height, image_HWC.shape[0], grid)
@@ -73,10 +73,6 @@ def put(band: Band, told_MHW: npt.NDArray[Any], whole_HW: npt.NDArray[Any], grid
         place = whole_HW[band.top :, number * band.width :]
         tile = told_HW[inner, inner][: place.shape[0], : place.shape[1]]
         place[: tile.shape[0], : tile.shape[1]] = tile
-
-
-def _side(pixels: int, grid: Grid) -> int:
-    return min(grid.side, _multiple(pixels, grid.step) + 2 * grid.margin)
 
 
 def _mirror_indices(start: int, size: int, pixels: int, grid: Grid) -> npt.NDArray[np.int64]:

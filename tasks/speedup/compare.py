@@ -97,12 +97,7 @@ Match = Callable[[Mapping[str, str], Mapping[str, str]], MatchVerdict]
 
 
 def compare(runs: Sequence[ComparedRun], match: Match) -> Comparison:
-    """Compare runs with the first one.
-
-    Args:
-        runs: At least one.
-        match: Verdict on two runs' facts.
-    """
+    """Compare runs with the first one."""
     base = runs[0]
     names = dict.fromkeys(name for run in runs for name in run.facts)
     values = {name: tuple(run.facts.get(name, "unknown") for run in runs) for name in names}
@@ -210,12 +205,8 @@ def _format(value: float | None, form: str, unit: str = "") -> str:
     return DASH if value is None else format(value, form) + unit
 
 
-def compare_notes(comparison: Comparison) -> list[str]:
+def compare_notes(comparison: Comparison) -> Iterator[str]:
     """Notes below the table: its meaning, its limits, and the facts that differ."""
-    return list(_notes(comparison))
-
-
-def _notes(comparison: Comparison) -> Iterator[str]:
     if any(row.ratio is not None for row in comparison.runs):
         yield (
             "Ratios against the first run rest on one run each and have no interval: `paceline study` repeats and "
@@ -263,7 +254,8 @@ def speedup_across(
             f"{now.metrics[Metric.FOREIGN_CORES]:.2f} cores were busy with others' work beside the training", True
         )
     ratio = ratio_across([float(rows[base.run_id].ratio or 0) for base in usable])
-    mean = math.exp(math.fsum(math.log(_rate_of_row(rows[base.run_id], base)) for base in usable) / len(usable))
+    rates = [base.metrics[rows[base.run_id].rate or ""] for base in usable]
+    mean = math.exp(math.fsum(map(math.log, rates)) / len(rates))
     return SpeedupResult(
         ratio=ratio.value,
         low=ratio.low,
@@ -297,11 +289,6 @@ def ratio_across(ratios: Sequence[float]) -> Estimate:
     quantile = float(stats.t.ppf((1 + FIXED_CONFIDENCE) / 2, count - 1))
     reach = quantile * float(logs.std(ddof=1)) * math.sqrt(1 + 1 / count)
     return Estimate(value=math.exp(centre), low=math.exp(centre - reach), high=math.exp(centre + reach))
-
-
-def _rate_of_row(row: ComparedRow, base: ComparedRun) -> float:
-    assert row.rate is not None
-    return base.metrics[row.rate]
 
 
 def _is_busy(run: ComparedRun, most_foreign: float) -> bool:

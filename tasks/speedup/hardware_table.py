@@ -134,7 +134,7 @@ def tabulate(runs: Sequence[HardwareRun], left_out: Mapping[str, int], prices: M
     groups: dict[tuple[tuple[str, str], ...], list[HardwareRun]] = defaultdict(list)
     for run in runs:
         groups[_work(run.facts)].append(run)
-    shared = _common_facts(list(groups))
+    shared = set.intersection(*map(set, groups)) if groups else set()
     tables = [_table(_words(work, shared), members, prices) for work, members in groups.items()]
     return HardwareTable(
         tables=tuple(sorted(tables, key=lambda table: len(table.rows) < 2)),  # noqa: PLR2004  a table of one says little
@@ -154,10 +154,6 @@ def _work(facts: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     fixed = {name: value for name, value in facts.items() if not name.startswith((*FREE, "versions"))}
     packages = BUILD.sub("", facts.get("versions", "")).split(", ")
     return tuple(sorted(fixed.items()) + [("", package) for package in packages if package])
-
-
-def _common_facts(works: Sequence[tuple[tuple[str, str], ...]]) -> set[tuple[str, str]]:
-    return set.intersection(*map(set, works)) if works else set()
 
 
 def _words(work: tuple[tuple[str, str], ...], shared: set[tuple[str, str]]) -> str:
@@ -246,13 +242,7 @@ def _cost(row: HardwareRow) -> tuple[str, float, float]:
 
 
 def _break_even(by: str, first: tuple[str, float, float], second: tuple[str, float, float]) -> BreakEven:
-    """The size at which two straight lines meet.
-
-    Args:
-        by: what they are.
-        first: (label, fixed, per sample).
-        second: The same.
-    """
+    """The size at which two straight lines meet."""
     # Of two that cost the same per sample, the one that costs more to start is never the better one.
     steep, flat = sorted((first, second), key=lambda line: (line[2], line[1]), reverse=True)
     size = (flat[1] - steep[1]) / (steep[2] - flat[2]) if flat[1] > steep[1] else 0.0

@@ -157,7 +157,12 @@ def judge(
         _Scale("data wait", margins.data_wait, "data wait"),
     )
     newest, before = runs[-1], [run for run in runs[:-1] if is_measure(run)]
-    judged = [scale.name for scale in scales if _is_known(scale.measure, newest, before)]
+    judged = [
+        scale.name
+        for scale in scales
+        if _value(newest, scale.measure) is not None
+        and sum(_value(run, scale.measure) is not None for run in before) >= MIN_BEFORE
+    ]
     if not judged:
         text = f"{len(before)} comparable runs before it; from {MIN_BEFORE} on it is judged"
         return RegressionVerdict(verdict="too few runs", text=text)
@@ -187,21 +192,12 @@ def _with_others(runs: Sequence[RunMetrics], limit: float) -> list[RunMetrics]:
     ]
 
 
-def _is_known(measure: Measure, newest: RunMetrics, before: Sequence[RunMetrics]) -> bool:
-    measured = [run for run in before if _value(run, measure) is not None]
-    return _value(newest, measure) is not None and len(measured) >= MIN_BEFORE
-
-
 def _enumerate(words: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def scale_qn(values: Sequence[float]) -> float:
-    """Qn, a robust standard deviation: an order statistic of the distances of all pairs. Consistent at the normal.
-
-    Args:
-        values: at least two.
-    """
+    """Qn, a robust standard deviation: an order statistic of the distances of all pairs. Consistent at the normal."""
     array = np.asarray(values, dtype=np.float64)
     num = len(array)
     first, second = np.triu_indices(num, 1)

@@ -125,11 +125,6 @@ def _gains(probe: ProbeResult, train: TrainResult | None) -> dict[str, Estimate]
 def single_gains(search: AutotuneResult, baseline: Arm, candidate: Arm) -> dict[str, Estimate]:
     """Gain of each setting alone, as far as a search has timed it in arms that differ in nothing else.
 
-    Args:
-        search: of the run.
-        baseline: of the run's probe.
-        candidate: of the run's probe.
-
     Returns:
         By setting: throughput with the candidate's value over throughput with the baseline's.
     """

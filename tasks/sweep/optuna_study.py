@@ -142,12 +142,7 @@ class TrialStore:
             return max(frozen.intermediate_values, default=0)
 
     def mark_ended(self, trial: Trial, *, final: bool = True) -> None:
-        """Store the result of a trial.
-
-        Args:
-            trial: its record.
-            final: a failed one would fail again.
-        """
+        """Store the result of a trial."""
         with self._lock:
             stored = self._trial(trial.number)
             stored.set_user_attr(ENDED, trial.model_dump(mode="json"))

@@ -139,10 +139,6 @@ def split_parameter(text: str) -> tuple[str, str]:
 def parse_parameter(setting: str, values: str) -> Parameter:
     """Read one parameter.
 
-    Args:
-        setting: Its dotted path.
-        values: As on the command line.
-
     Raises:
         InputError: no such setting, one that cannot be swept, or values that cannot be read.
     """

@@ -97,7 +97,10 @@ class _Delivery:
                 while self._deliver_batch() and not self._given_up.is_set():
                     pass
             except Exception as error:  # noqa: BLE001  whatever it is, this thread must live to try again
-                self._tell_away(error)
+                if not self._is_away:
+                    message = "Metrics cannot be delivered to MLflow now; they stay in their file"
+                    self._tell(f"{message}: {redact(str(error))}")
+                self._is_away = True
                 self._given_up.wait(RETRY_SECONDS)
                 continue
             self._is_away = False
@@ -125,8 +128,3 @@ class _Delivery:
             history = self._client.get_metric_history(self._run_id, name) if self._resumed else []
             self._last_steps[name] = max((metric.step for metric in history), default=-1)
         return self._last_steps[name]
-
-    def _tell_away(self, error: Exception) -> None:
-        if not self._is_away:
-            self._tell(f"Metrics cannot be delivered to MLflow now; they stay in their file: {redact(str(error))}")
-        self._is_away = True

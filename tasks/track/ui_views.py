@@ -115,12 +115,7 @@ def view_of_study(run_id: str, scores: Sequence[ScoreName] = ACCURACY) -> View:
 
 
 def view_of_sweep(run_id: str, settings: Sequence[str]) -> View:
-    """The trials of a sweep, the best first.
-
-    Args:
-        run_id: The sweep's.
-        settings: What it varied.
-    """
+    """The trials of a sweep, the best first."""
     columns = (SCORE, TRIAL_SECONDS, *(f"params.`{setting}`" for setting in settings), PRUNED, THROUGHPUT)
     condition = f"tags.`{Tag.SWEEP_RUN_ID}` = '{run_id}'"
     return View(subject=f"sweep {run_id}", condition=condition, columns=columns, order=SCORE)
@@ -178,12 +173,7 @@ def _bars(metrics: tuple[str, ...]) -> dict[str, Any]:
 
 
 def view_text(view: View, now: float) -> str:
-    """The tag's value, as the UI itself writes it: compressed, and in an envelope where the view has a name.
-
-    Args:
-        view: the view.
-        now: Unix seconds.
-    """
+    """The tag's value, as the UI itself writes it: compressed, and in an envelope where the view has a name."""
     packed = base64.b64encode(zlib.compress(json.dumps(view_state(view)).encode())).decode()
     state = f"deflate;{packed}"
     if view.name is None:

@@ -34,22 +34,11 @@ class Builder(Protocol):
     """
 
     def __call__(self, *, image_shape: tuple[int, int, int], num_classes: int, width: int, depth: int) -> nn.Module:
-        """Build the network.
-
-        Args:
-            image_shape: Height, width and channels.
-            num_classes: K.
-            width: `model.width`.
-            depth: `model.depth`.
-        """
+        """Build the network."""
 
 
 class OwnNetwork(nn.Module):
-    """A module of the user's that gives a pair, as all networks here do.
-
-    Args:
-        module: gives a tensor, or a pair.
-    """
+    """A module of the user's that gives a pair, as all networks here do."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

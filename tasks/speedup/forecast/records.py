@@ -180,15 +180,7 @@ Z = 1.96
 
 
 def check(prediction: Prediction, prediction_run_id: str, run_id: str, measured: float, measured_at: float) -> Check:
-    """Hold a prediction against a measured speedup over one device.
-
-    Args:
-        prediction: Made before.
-        prediction_run_id: Where it is stored.
-        run_id: Of the run that measured.
-        measured: Its speedup over one device.
-        measured_at: Unix seconds.
-    """
+    """Hold a prediction against a measured speedup over one device."""
     return Check(
         prediction_run_id=prediction_run_id,
         run_id=run_id,

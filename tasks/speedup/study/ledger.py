@@ -14,9 +14,6 @@ from paceline.tasks.speedup.study.records import ArmRun
 class Ledger:
     """Keeps the runs of a study in a file of JSON lines, written before the next training starts.
 
-    Args:
-        path: of the file; its directory is made.
-
     Raises:
         InputError: another version has written it.
     """

@@ -194,6 +194,11 @@ def _way(trainings: StudyRuns, arm: StudyArm, goal: TargetScore, rates: Predicti
     reached = [run for run in judged if goal.seconds(run) is not None]
     clean = _clean_runs(runs)
     joules = [run.energy_joules for run in clean if run.energy_joules is not None]
+    if judged:
+        median_seconds = median_known([goal.seconds(run) for run in _clean_runs(reached)])
+        to_target_seconds = ReportedValue(kind="never" if median_seconds is None else "measured", value=median_seconds)
+    else:
+        to_target_seconds = no_value("no training was done, or there is no target")
     difference, verdict = _parity(runs) if not arm.is_baseline else (None, "unknown")
     to_target, end_to_end_ratio = (_ratio(trainings, arm, rate) for rate in (goal.rate, end_to_end))
     return Approach(
@@ -213,7 +218,7 @@ def _way(trainings: StudyRuns, arm: StudyArm, goal: TargetScore, rates: Predicti
         parity=verdict,
         num_judged=len(judged),
         num_reached=len(reached),
-        target_seconds=_target_cell(judged, [goal.seconds(run) for run in _clean_runs(reached)]),
+        target_seconds=to_target_seconds,
         whole_seconds=measured_value(median_known([run.end_to_end_seconds for run in clean]), "no training was done"),
         joules=measured_value(statistics.fmean(joules) if joules else None, NO_COUNTER),
         target_ratio=to_target if len(reached) == len(judged) else None,
@@ -233,13 +238,6 @@ def _measured_basis(runs: Sequence[ArmRun]) -> str:
     disturbed = sum(bool(run.contaminated) for run in runs)
     words = f"measured, {len(runs)} training" + ("" if len(runs) == 1 else "s")
     return words + (f", {disturbed} disturbed" if disturbed else "")
-
-
-def _target_cell(judged: Sequence[ArmRun], seconds: Sequence[float | None]) -> ReportedValue:
-    if not judged:
-        return no_value("no training was done, or there is no target")
-    median_seconds = median_known(seconds)
-    return ReportedValue(kind="never") if median_seconds is None else measured_value(median_seconds)
 
 
 def _parity(runs: Sequence[ArmRun]) -> tuple[Interval | None, Parity]:

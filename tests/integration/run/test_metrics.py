@@ -75,7 +75,7 @@ def test_what_a_store_that_was_away_did_not_take_is_delivered_before_the_run_is_
     with metrics_delivery(tmp_path, away, run_id, told.append):
         attempt(0, 1, 2)
     (sentence,) = told
-    assert sentence.startswith("Metrics cannot be delivered to MLflow now, and are kept: ")
+    assert sentence.startswith("Metrics cannot be delivered to MLflow now; they stay in their file: ")
     deliver_left(Environment().tracking_uri, run_id, told.append)
     assert steps(run_id) == [1, 2]
     attempt(1, 3)
@@ -113,4 +113,4 @@ def test_a_store_that_comes_back_gets_all(run_id, attempt, tmp_path, monkeypatch
     with metrics_delivery(tmp_path, Environment().tracking_uri, run_id, told.append):
         attempt(0, 1, 2)
     assert steps(run_id) == [1, 2]
-    assert told == ["Metrics cannot be delivered to MLflow now, and are kept: down"]
+    assert told == ["Metrics cannot be delivered to MLflow now; they stay in their file: down"]

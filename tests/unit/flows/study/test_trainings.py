@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.conf.load import load
-from paceline.flows.run.outcome import comparison_facts
+from paceline.flows.run.outcome import run_comparison_facts
 from paceline.flows.study.trainings import PlannedArm, _check_conditions
 from paceline.tasks.errors import InputError
 from paceline.tasks.records import Pretrained
@@ -31,7 +31,7 @@ def ledger(tmp_path):
     (arm,) = ready()
     for repeat in range(2):
         config = CONFIG.model_copy(update={"seed": 5 + repeat})
-        facts = comparison_facts(config, PREPARED, PLAN, WEIGHTS)
+        facts = run_comparison_facts(config, PREPARED, PLAN, WEIGHTS)
         ledger.add(training(arm.arm, repeat, 100.0, facts=facts))
     ledger.add(training(arm.arm, 2, 100.0, facts={}, status="failed", error="torn"))
     return ledger
