@@ -53,7 +53,7 @@ class MetricsFile:
     def close(self) -> None:
         """Append what is left, if the disk takes it now."""
         self.log_durably({}, 0)
-        with suppress(OSError):  # some file systems tell only now that they are full
+        with suppress(OSError):  # some file systems report only now that they are full
             os.close(self._file)
 
 

@@ -49,7 +49,7 @@ def build_model_facts(config: Config, prepared: PreparedSet, weights_sha256: str
 
 
 def write_model(directory: Path, config: Config, prepared: PreparedSet, weights: bytes) -> ModelFacts:
-    """Make a directory with a model: its description beside its weights."""
+    """Write a model into a directory: its description and its weights."""
     directory.mkdir(parents=True, exist_ok=True)
     facts = build_model_facts(config, prepared, hashlib.sha256(weights).hexdigest())
     write_durably(directory / WEIGHTS, weights)
@@ -61,7 +61,7 @@ def read_facts(directory: Path) -> ModelFacts:
     """What the model in a directory is, once its weights have been found to be those that were recorded.
 
     Raises:
-        InputError: there is no model, its description is not one of ours, or its weights have been changed.
+        InputError: the model is missing, its description is invalid, or its weights have changed.
     """
     return _read(directory, lambda path: (sha256_of(path), b""))[0]
 
@@ -93,13 +93,13 @@ def _read(directory: Path, hashed: Callable[[Path], tuple[str, bytes]]) -> tuple
     except OSError as error:
         raise InputError(
             f"{directory}: no model there ({error.strerror}: {Path(str(error.filename)).name}); "
-            f"a model of paceline is {FACTS} beside {WEIGHTS}"
+            f"a model of paceline is {FACTS} and {WEIGHTS}"
         ) from error
     except ValidationError as error:
         first = error.errors()[0]
         raise InputError(
             f"{directory / FACTS}: {'.'.join(map(str, first['loc']))}: {first['msg']}; it must be as this version of "
-            "paceline writes it: train again, or mend it"
+            "paceline writes it: train again, or fix it"
         ) from error
     if facts.weights_sha256 != digest:
         raise InputError(

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from paceline.conf.data import NUM_COLOURS
 from paceline.conf.execution import Compile, Compression, Loading, MemoryFormat, Precision
@@ -35,6 +35,8 @@ class Choice(Record):
 class Pretrained(Record):
     """Pretrained weights that fit the network."""
 
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+
     reference: str
     """As the configuration names them."""
     path: str
@@ -43,14 +45,14 @@ class Pretrained(Record):
     """Of the file."""
     num_tensors: int
     """That the network takes from it."""
-    anew: tuple[str, ...] = ()
+    reinitialized: tuple[str, ...] = Field(default=(), alias="anew")
     """Parameters that the seed initialises anyway: those of a head for other classes."""
 
     @property
     def summary(self) -> str:
         """One line."""
-        anew = f"; by the seed: {', '.join(self.anew)}" if self.anew else ""
-        return f"{self.num_tensors} tensors of {self.reference} (sha256 {self.sha256[:12]}){anew}"
+        seeded = f"; by the seed: {', '.join(self.reinitialized)}" if self.reinitialized else ""
+        return f"{self.num_tensors} tensors of {self.reference} (sha256 {self.sha256[:12]}){seeded}"
 
 
 class Reads(Record):
@@ -227,7 +229,7 @@ class Arm(Record):
     variant: Variant = "full"
     """What is left out to see its cost: `synthetic_input` computes on one batch that is there already, `no_sync` leaves
     the gradients of each device alone while all compute, `token_sync` lets the devices wait for each other in each step
-    as ever, but exchange a single number."""
+    as usual, but exchange a single number."""
 
     @property
     def label(self) -> str:
@@ -415,7 +417,7 @@ class TrainResult(Record):
     predictions: tuple[str, ...]
     """One .npz per rank: `index`, `kept` (logits, or statistics of each sample), and `targets` where there are any."""
     examples: str | None = None
-    """.npz of some test samples, `seen`, `told` and `there`, where something of each pixel is told."""
+    """.npz of some test samples, `seen`, `told` and `there`, of tasks with outputs per pixel."""
     prediction_samples_per_second: float
     """Over the test split, after a warm-up that compiles and autotunes."""
     plain_score: float | None = None

@@ -49,7 +49,11 @@ def check_weights(config: Config, listing: Listing, site: Environment) -> Pretra
         raise
     num_tensors = len(network.state_dict()) - len(anew)
     return Pretrained(
-        reference=reference, path=_kept(path, digest, site.root), sha256=digest, num_tensors=num_tensors, anew=anew
+        reference=reference,
+        path=_kept(path, digest, site.root),
+        sha256=digest,
+        num_tensors=num_tensors,
+        reinitialized=anew,
     )
 
 

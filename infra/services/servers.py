@@ -114,7 +114,7 @@ class Servers:
             "PREFECT_API_AUTH_STRING": self._prefect_user,
             "PREFECT_UI_API_URL": self.prefect_url,
             "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": LEASES_ON_DISK,
-            # Defaults of 5 and 10 s: beside trainings that have all cores, that is too little for a start.
+            # Defaults of 5 and 10 s: too little for a start while trainings use all cores.
             "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "60",
             "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
         }

@@ -113,7 +113,7 @@ def _start(daemon: Daemon, start: Callable[[], None], ports: tuple[Port, ...], s
     for setting, host, port in ports:
         if not _becomes_free(host, port):
             raise InputError(
-                f"port {port} on {host} cannot be listened on, and {daemon.name} needs it; end whoever has it, or "
+                f"port {port} on {host} is in use, and {daemon.name} needs it; stop its process, or "
                 f"choose another: infra/up --port {setting}=NUMBER"
             )
     start()

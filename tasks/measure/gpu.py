@@ -54,7 +54,7 @@ class GpuLoad:
 
 @contextmanager
 def nvml() -> Iterator[Any | None]:
-    """The NVML module, initialised; None where there is no driver."""
+    """The NVML module, initialised; None without a driver."""
     import pynvml  # only on use: most machines have no GPU
 
     try:

@@ -97,7 +97,7 @@ def run_probe(
 ) -> ProbeResult:
     """Measure the arms against each other; the same result on every rank, but for the validity of its own host.
 
-    While the watch says contaminated, and time allows, the rounds begin again; the last attempt is kept.
+    While the watch reports contamination and time allows, the rounds start again; the last attempt counts.
 
     Args:
         runners: By role: "baseline", "candidate", and any others, such as "single" for parallel efficiency.
@@ -181,7 +181,7 @@ def _steps_per_block(step_seconds: Mapping[str, float], settings: Speedup) -> in
 
     `auto`: enough for `BLOCK_SECONDS` of the slowest arm, less where the time limit would not hold twice the minimum of
     rounds. The median over three or more steps is not moved by the first step after a change of arm; blocks of fewer
-    steps only arise when a step lasts so long (over 80 ms) that a refilled cache is nothing beside it.
+    steps only arise when a step lasts so long (over 80 ms) that refilling a cache is negligible.
     """
     if settings.steps_per_block != "auto":
         return settings.steps_per_block
@@ -214,9 +214,9 @@ def order_of_round(roles: tuple[str, ...], number: int) -> tuple[str, ...]:
 
 
 def _stop_reason(rounds: Sequence[tuple[Block, ...]], elapsed: float, settings: Speedup) -> StopReason | None:
-    """Why to stop now, from values that are equal on all ranks; None to go on.
+    """Reason to stop now, from values that are equal on all ranks; None to continue.
 
-    Looks at the intervals only after whole palindromes: statistics.py has the coverage under exactly this rule.
+    Looks at the intervals only after complete palindromes: `paired_ratio` has the coverage under exactly this rule.
     """
     if len(rounds) >= MIN_ROUNDS_TO_STOP and len(rounds) % ROUNDS_PER_LOOK == 0:
         compared = {block.arm for block in rounds[0]} - {"candidate"}

@@ -8,20 +8,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from paceline.tasks.records import Record
-
-
-class Cost(Record):
-    """What a network needs for one sample, counted and not timed: convolutions and products of matrices alone."""
-
-    forward_flops: float
-    """Floating-point operations, two for each multiplication with its addition."""
-    training_flops: float
-    """Forward and backward."""
-    num_parameters: int
-    image_bytes: int
-    """Of a sample as it lies in memory, one byte a value."""
-
+from paceline.tasks.model.cost import Cost
 
 NUM_SAMPLES = 2
 """Fewest that a batch norm can train on."""

@@ -96,7 +96,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalise(matrices_BRC: torch.Tensor) -> torch.Tensor:
-    """Each matrix with its singular values brought near 1, its singular vectors kept: Newton and Schulz's iteration.
+    """Bring the singular values of each matrix near 1 by Newton and Schulz's iteration; the singular vectors stay.
 
     Source: Bernstein and Newhouse, "Old Optimizer, New Norm" (2024), and the post on Muon for the coefficients.
     """

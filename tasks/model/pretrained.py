@@ -1,7 +1,7 @@
-"""Weights that a network begins with: read without executing code, held against the network, put into it.
+"""Pretrained weights: read without executing code, checked against the network, loaded into it.
 
 The same weights have several names: a wrapper puts its own before each parameter's. Names are compared without what all
-of them begin with. All must fit but the heads, which begin anew where they are for other classes.
+of them begin with. All must fit except the heads, which are reinitialised for other classes.
 """
 
 from __future__ import annotations
@@ -105,12 +105,12 @@ def _without_wrapper(tensors: Mapping[str, torch.Tensor]) -> Tensors:
 
 
 def check_fit(tensors: Tensors, network: nn.Module, *, same_classes: bool, where: str) -> tuple[str, ...]:
-    """Names of the parameters that begin anew: those of heads for other classes.
+    """Names of the parameters to reinitialise: those of heads for other classes.
 
     Args:
         tensors: by names without wrappers'.
         network: that is to begin with them.
-        same_classes: whether heads may be for the same classes as far as is known; else all of them begin anew.
+        same_classes: whether the heads may be for the same classes; if not, all are reinitialised.
         where: the weights come from, for messages.
 
     Raises:
@@ -157,7 +157,7 @@ def _check_shape(name: str, found: torch.Tensor, wanted: torch.Tensor, where: st
 
 
 def begin_with(network: nn.Module, weights: Pretrained) -> None:
-    """Put weights into a network, all but those that begin anew.
+    """Load weights into a network, except those that are reinitialised.
 
     Raises:
         InputError: the file is not what it was when it was checked.
@@ -173,7 +173,7 @@ def begin_with(network: nn.Module, weights: Pretrained) -> None:
     with torch.no_grad():
         for name, initial in state.items():
             bare = name.removeprefix(before)
-            if bare in weights.anew or (bare.endswith(COUNTER) and bare not in tensors):
+            if bare in weights.reinitialized or (bare.endswith(COUNTER) and bare not in tensors):
                 continue
             if bare not in tensors:
                 raise InputError(f"{weights.path}: has no {bare}, which the network has; it is another network's")
@@ -181,7 +181,7 @@ def begin_with(network: nn.Module, weights: Pretrained) -> None:
 
 
 def begun_state(model: Model, like: PreparedSet, weights: Pretrained, seed: int) -> bytes:
-    """A network's state as training begins: given weights, and what begins anew by a seed; as torch saves it.
+    """Initial state of a network as torch saves it: given weights, and the rest initialised by a seed.
 
     Raises:
         InputError: as `begin_with`.

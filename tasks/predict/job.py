@@ -45,9 +45,9 @@ class Settings(Record):
     package: str | None = None
     """What the user's package that offers the model is now; None for a model of Paceline's."""
     layer: str | None = None
-    """What this layer gives is written in place of what the model tells; None for that."""
+    """Write the features of this layer in place of the model's predictions; None for predictions."""
     own_size: bool = False
-    """Each image as large as it is, in tiles; of models that tell something of each pixel."""
+    """Predict each image at its own size, in tiles; for models with outputs per pixel."""
     compiled: str | None = None
     """Directory of AOTInductor's packages for exactly these settings, one for each kind of CPU; None for eager
     execution."""
@@ -79,10 +79,10 @@ class PartRecord(Record):
     num_unread: int = 0
     """Of those, samples whose bytes could not be had: a later call tries them again."""
     num_known: int
-    """Samples whose class the source tells; of a segmentation, pixels."""
+    """Labelled samples; of a segmentation, labelled pixels."""
     num_correct: int
     class_pixels: tuple[int, ...] = ()
-    """Of a segmentation whose masks the source has: pixels rightly told, told, and there, each of all classes."""
+    """Of a segmentation with masks: correct, predicted and actual pixels, each of all classes."""
     read_seconds: float
     predict_seconds: float
     """Of the worker that did it."""

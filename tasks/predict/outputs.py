@@ -1,6 +1,6 @@
-"""What a network is asked for, by its task or of a layer: images to a tuple of tensors, and how far two answers differ.
+"""Outputs of a network by task, or of a layer: images to a tuple of tensors, and the difference of two executions.
 
-Reduced to what is kept while it is still on the device: probabilities of every pixel would be many times the images.
+Outputs are reduced on the device: probabilities of every pixel would be many times larger than the images.
 Shapes: N samples, C channels, H height, W width, K classes, T regression targets, D values of a layer.
 """
 
@@ -91,7 +91,7 @@ def with_head(
     Args:
         network: what was trained.
         facts: of it.
-        layer: whose output is asked for; None for what the model tells.
+        layer: whose features to compute; None for predictions.
         each_pixel: with the confidence in each pixel's class, in place of that of an image.
     """
     if layer is not None:

@@ -28,7 +28,7 @@ from paceline.tasks.predict.tiles import bands_of, grid_for, put
 from paceline.tasks.train.step.precision import AUTOCAST_DTYPES, prepare_network
 
 NUM_SHAPES = 8
-"""Of images whose constants are kept."""
+"""Cached shapes of images, for their normalisation constants."""
 
 
 class Predictor:

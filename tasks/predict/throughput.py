@@ -18,7 +18,8 @@ import numpy.typing as npt
 from paceline.tasks.data.split import open_split
 from paceline.tasks.measure.paired_ratio import MIN_ROUNDS, estimate_ratio
 from paceline.tasks.measure.validity import ValidityWatch
-from paceline.tasks.model.flops import Cost, cost_of
+from paceline.tasks.model.cost import Cost
+from paceline.tasks.model.flops import cost_of
 from paceline.tasks.model.load import load_trained_model
 from paceline.tasks.predict.job import Settings
 from paceline.tasks.predict.linear_eval import pictures

@@ -2,7 +2,7 @@
 
 A tile is what is wanted of it and a margin around that, as wide as a network looks: so a pixel's answer is the same
 whichever tile it lies in, but for rounding, and the network needs memory for a few tiles. Beyond its borders an image
-goes on as its mirror image. Shapes: M tiles, H height, W width, C channels.
+continues as its mirror image. Shapes: M tiles, H height, W width, C channels.
 """
 
 from __future__ import annotations

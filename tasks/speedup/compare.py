@@ -251,7 +251,7 @@ def speedup_across(
         return _withheld("; ".join(_why_not(base, rows[base.run_id], most_foreign) for base in bases[:MAX_NAMED]))
     if _is_busy(now, most_foreign):
         return _withheld(
-            f"{now.metrics[Metric.FOREIGN_CORES]:.2f} cores were busy with others' work beside the training", True
+            f"{now.metrics[Metric.FOREIGN_CORES]:.2f} cores were busy with other work during the training", True
         )
     ratio = ratio_across([float(rows[base.run_id].ratio or 0) for base in usable])
     rates = [base.metrics[rows[base.run_id].rate or ""] for base in usable]
@@ -300,9 +300,7 @@ def _why_not(base: ComparedRun, row: ComparedRow, most_foreign: float) -> str:
         fields = ", ".join(f"{field.field} {field.first} against {field.second}" for field in row.match.breaking)
         return f"run {base.run_id[:8]} did other work: {fields}"
     if _is_busy(base, most_foreign):
-        return (
-            f"{base.metrics[Metric.FOREIGN_CORES]:.2f} cores were busy with others' work beside run {base.run_id[:8]}"
-        )
+        return f"{base.metrics[Metric.FOREIGN_CORES]:.2f} cores were busy with other work during run {base.run_id[:8]}"
     return row.why_no_ratio
 
 

@@ -240,7 +240,7 @@ def _compare(scale: _Scale, before: list[float], newest: list[float]) -> Change 
     quantile = float(stats.t.isf(LEVEL, QN_EFFICIENCY * (num - 1)))
     reach = quantile * scale_qn(before) * math.sqrt(SPANS[len(newest)] + math.pi / (2 * num))
     limit = expected + max(reach, scale.margin * (2 if len(newest) == 1 else 1))
-    if value <= limit or newest[-1] <= (expected + limit) / 2:  # the last one must show it too: it may be mended
+    if value <= limit or newest[-1] <= (expected + limit) / 2:  # the last one must show it too: it may be fixed
         return None
     return Change(
         measure=scale.measure,

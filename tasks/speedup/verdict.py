@@ -283,7 +283,7 @@ def _limit_text(cause: Cause, facts: _Facts) -> str:
 _CHECK_TEXT: dict[bool | None, str] = {
     True: "and it is off: distrust this machine's figures",
     False: "and the right answer, 1, lies in the interval",
-    None: "with too few rounds to tell",
+    None: "with too few rounds to decide",
 }
 _LIMIT_TEXT: dict[str, str] = {
     "data-bound": "the run is data-bound, {data_wait:.0%} of its steps' time went into waiting for data",

@@ -71,7 +71,7 @@ class TrialStore:
         storage = JournalStorage(JournalFileBackend(str(journal)))
         exists = STUDY in {study.study_name for study in storage.get_all_studies()}
         num_before = len(storage.get_all_trials(storage.get_study_id_from_name(STUDY))) if exists else 0
-        # A sampler begins its random numbers anew in each process: the same seed would propose the same again.
+        # A sampler restarts its random numbers in each process: the same seed would propose the same again.
         sampler = _sampler(search, search.seed + num_before)
         self._study = optuna.create_study(
             storage=storage,

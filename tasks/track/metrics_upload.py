@@ -26,14 +26,14 @@ CLOSE_SECONDS = 5.0
 LAST_SECONDS = 60.0
 """For what is still left when its run is about to be FINISHED."""
 
-Told = Callable[[str], None]
+Warn = Callable[[str], None]
 
 _left: dict[str, Path] = {}
 """By run, directories of trainings with metrics that the store has not taken by their end."""
 
 
 @contextmanager
-def metrics_delivery(directory: Path, tracking_uri: str, run_id: str, tell: Told) -> Iterator[None]:
+def metrics_delivery(directory: Path, tracking_uri: str, run_id: str, warn: Warn) -> Iterator[None]:
     """Deliver what a training's ranks log during the body, and the rest for up to `CLOSE_SECONDS` after it.
 
     None comes twice: what the store has already is left out. What it does not take is left to `deliver_left`.
@@ -42,9 +42,9 @@ def metrics_delivery(directory: Path, tracking_uri: str, run_id: str, tell: Told
         directory: of the training.
         tracking_uri: of the store.
         run_id: of a run that exists.
-        tell: logs a warning, such as that the store does not answer.
+        warn: logs a warning, such as that the store does not answer.
     """
-    delivery = _Delivery(directory, tracking_uri, run_id, tell)
+    delivery = _Delivery(directory, tracking_uri, run_id, warn)
     try:
         yield
     finally:
@@ -52,27 +52,27 @@ def metrics_delivery(directory: Path, tracking_uri: str, run_id: str, tell: Told
             _left[run_id] = directory
 
 
-def deliver_rest(directory: Path, tracking_uri: str, run_id: str, tell: Told) -> None:
+def deliver_rest(directory: Path, tracking_uri: str, run_id: str, warn: Warn) -> None:
     """Deliver the remaining metrics of a flow that was killed; arguments as for `metrics_delivery`."""
-    with metrics_delivery(directory, tracking_uri, run_id, tell):
+    with metrics_delivery(directory, tracking_uri, run_id, warn):
         pass
 
 
-def deliver_left(tracking_uri: str, run_id: str, tell: Told) -> None:
+def deliver_left(tracking_uri: str, run_id: str, warn: Warn) -> None:
     """Deliver what was left of this flow's own training of a run, if anything was: the last time that it is tried.
 
     By a client of its own, for the one before may be asleep between two tries.
     """
     directory = _left.pop(run_id, None)
-    if directory is not None and not _Delivery(directory, tracking_uri, run_id, tell).close(LAST_SECONDS):
-        tell(f"MLflow has not taken all metrics of run {run_id}; they stay in {directory}/attempt-*/rank-0/{FILE}")
+    if directory is not None and not _Delivery(directory, tracking_uri, run_id, warn).close(LAST_SECONDS):
+        warn(f"MLflow has not taken all metrics of run {run_id}; they stay in {directory}/attempt-*/rank-0/{FILE}")
 
 
 class _Delivery:
-    def __init__(self, directory: Path, tracking_uri: str, run_id: str, tell: Told) -> None:
+    def __init__(self, directory: Path, tracking_uri: str, run_id: str, warn: Warn) -> None:
         self._tracking_uri = tracking_uri
         self._run_id = run_id
-        self._tell = tell
+        self._warn = warn
         self._resumed = bool(attempts(directory))
         self._reader = MetricsReader(directory)
         self._batch: list[LoggedMetric] = []
@@ -99,7 +99,7 @@ class _Delivery:
             except Exception as error:  # noqa: BLE001  whatever it is, this thread must live to try again
                 if not self._is_away:
                     message = "Metrics cannot be delivered to MLflow now; they stay in their file"
-                    self._tell(f"{message}: {redact(str(error))}")
+                    self._warn(f"{message}: {redact(str(error))}")
                 self._is_away = True
                 self._given_up.wait(RETRY_SECONDS)
                 continue

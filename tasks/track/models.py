@@ -41,8 +41,8 @@ def fetch_model(tracking_uri: str, reference: str, home: Path) -> tuple[Path, Mo
             directory = Path(reference).absolute()
             return directory, read_facts(directory)
         raise InputError(
-            f"{reference} is no model; give a run's id, runs:/RUN_ID/model, models:/NAME@ALIAS, models:/NAME/VERSION "
-            f"or a directory that holds {FACTS} and {WEIGHTS}"
+            f"{reference} is not a model; give a run's id, runs:/RUN_ID/model, models:/NAME@ALIAS, "
+            f"models:/NAME/VERSION or a directory that holds {FACTS} and {WEIGHTS}"
         )
     client, models = existing_client(tracking_uri), home / "models"
     models.mkdir(parents=True, exist_ok=True)
@@ -113,7 +113,7 @@ def _resolve(client: MlflowClient, uri: str) -> tuple[str, str]:
     digest = client.get_run(run_id).data.tags.get(Tag.MODEL_DIGEST, "") if run_id else ""
     if not _DIGEST.fullmatch(digest):
         raise InputError(
-            f"{uri}: no run has recorded what this model is, so that nothing tells whether it was changed; "
+            f"{uri}: no run has recorded what this model is, so a change would go unnoticed; "
             "predict with a model that paceline has trained, or fetch it and give its directory, if you trust it"
         )
     return place, digest

@@ -1,6 +1,6 @@
 """MLflow's model registry: versions of a model, and which of them is the champion.
 
-A model of ours holds no code; what the registry needs to know of it, its signature, is written beside it.
+A model of Paceline holds no code; its signature, which the registry needs, is written next to it.
 """
 
 from __future__ import annotations

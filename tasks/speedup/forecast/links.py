@@ -61,7 +61,7 @@ def given_link(latency_seconds: float | None, gigabytes_per_second: float | None
         InputError: a value is missing or impossible.
     """
     if latency_seconds is None or latency_seconds < 0 or not np.isfinite(latency_seconds):
-        raise InputError(f"--latency {latency_seconds} is no time; give seconds per message, such as 30e-6")
+        raise InputError(f"--latency {latency_seconds} is not a time; give seconds per message, such as 30e-6")
     if gigabytes_per_second is None or gigabytes_per_second <= 0 or not np.isfinite(gigabytes_per_second):
         raise InputError(f"--bandwidth {gigabytes_per_second} is not above 0; give gigabytes per second, such as 10")
     return Link(

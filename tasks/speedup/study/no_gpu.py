@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from paceline.tasks.measure.paired_ratio import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Interval, estimate_ratio
-from paceline.tasks.model.flops import Cost
+from paceline.tasks.model.cost import Cost
 from paceline.tasks.records import Record
 from paceline.tasks.speedup.hardware_table import (
     DataSheet,
@@ -295,7 +295,7 @@ def _on_gpu(trainings: StudyRuns, arm: StudyArm, goal: TargetScore, gpu: Gpu) ->
     else:
         to_target, total = _training_cells(trainings.of(arm), goal, gpu, row)
     executed = _prediction_rate(arm.name, gpu, row)
-    # Training and prediction may be known of two devices: what was timed here is never told as another's.
+    # Training and prediction may be known of two devices: what was timed here is never reported for another.
     measured_here = f"; prediction measured {executed.basis}" if executed.kind == "measured" else ""
     return Approach(
         name=arm.name,

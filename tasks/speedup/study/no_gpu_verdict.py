@@ -4,7 +4,7 @@ By rule, in this order:
 
 1. Something trained from scratch on this machine undisturbed, or there is nothing to divide by.
 2. A GPU, if other runs of exactly the same work show that training from scratch takes at most half the time there that
-   the quickest way takes here. A bound by a data sheet is no ground for it.
+   the quickest way takes here. A bound by a data sheet is not enough.
 3. The way that is as good as training from scratch on the validation split the soonest, if it was ever so in each
    repeat, the ratio of the times is above 1 with all of its interval (where it has one), and the test split does not
    find it worse.
@@ -151,7 +151,7 @@ def notes_of(result: NoGpuResult) -> Iterator[str]:
     if any(not way.is_measured for way in result.ways):
         yield (
             "Nothing was trained on a GPU: its rows are estimates, and say by what. A bound by a data sheet is never "
-            "reached; it is no forecast, and the verdict does not go by it."
+            "reached; it is not a forecast, and the verdict does not use it."
         )
 
 
