@@ -69,9 +69,8 @@ def _drivers() -> Finding:
 def _compiler() -> Finding:
     if has_compiler():
         return good("compiler", "there is one")
-    return doubtful(
-        "compiler", "no C++ compiler: execution.compile=step cannot be used on CPUs", "install g++ or clang++"
-    )
+    fault = "no C++ compiler: execution.compile=step cannot be used on CPUs"
+    return doubtful("compiler", fault, "install g++ or clang++")
 
 
 def _place(check: str, path: Path, variable: str) -> Finding:

@@ -221,18 +221,15 @@ def _stop_reason(rounds: Sequence[tuple[Block, ...]], elapsed: float, settings: 
     if len(rounds) >= MIN_ROUNDS_TO_STOP and len(rounds) % ROUNDS_PER_LOOK == 0:
         compared = {block.arm for block in rounds[0]} - {"candidate"}
         judged = {"baseline"} if compared <= {"baseline", *BY_PRODUCTS} else compared
-        if all(_narrow(rounds, role, settings.target_half_width) for role in judged):
+        ratios = [arm_ratio(rounds, role, "candidate") for role in judged]
+        widths = [math.inf if ratio is None or ratio.half_width is None else ratio.half_width for ratio in ratios]
+        if max(widths) <= settings.target_half_width:
             return "interval narrow enough"
     if len(rounds) >= settings.num_blocks:
         return "all blocks done"
     if elapsed + elapsed / len(rounds) > settings.max_seconds:  # the next round would end too late
         return "time is up"
     return None
-
-
-def _narrow(rounds: Sequence[tuple[Block, ...]], role: str, target: float) -> bool:
-    ratio = arm_ratio(rounds, role, "candidate")
-    return ratio is not None and ratio.half_width is not None and ratio.half_width <= target
 
 
 def _block(role: str, runner: ArmRunner, num_steps: int, link: _Link) -> Block:

@@ -79,13 +79,16 @@ def speedup_result(
     ratio = speedup_ratio(probe.rounds) if probe else None
     if probe is None or ratio is None:
         return SpeedupResult(verdict="not measured: the run had no probe", cause="not measured")
+    validity = probe.validity
+    if validity.num_cores is None and num_cores is not None:
+        validity = judge(validity.model_copy(update={"num_cores": num_cores}))
     facts = _Facts(
         probe=probe,
         ratio=ratio,
         efficiency=parallel_efficiency(probe.rounds, probe.candidate.num_devices),
         step_seconds=_step_seconds(probe),
         data_wait_fraction=train.data_wait_fraction if train else None,
-        validity=_validity(probe, num_cores),
+        validity=validity,
         diagnosis=diagnose(probe),
         too_small=too_small(train),
         not_amortised=not_amortised(probe, train),
@@ -153,12 +156,6 @@ def _step_seconds(probe: ProbeResult) -> float:
     """Seconds of one step of the candidate."""
     samples = probe.samples_per_step.get("candidate", probe.batch_size * probe.candidate.num_devices)
     return _median_seconds(probe, "candidate") * samples
-
-
-def _validity(probe: ProbeResult, num_cores: int | None) -> Validity:
-    if probe.validity.num_cores is None and num_cores is not None:
-        return judge(probe.validity.model_copy(update={"num_cores": num_cores}))
-    return probe.validity
 
 
 def _cause(facts: _Facts) -> Cause:
@@ -277,7 +274,12 @@ def _limit_text(cause: Cause, facts: _Facts) -> str:
     if facts.diagnosis and share:
         lesser = [_LESSER_TEXT[cause].format(share=facts.diagnosis.share_of(cause)) for cause in facts.diagnosis.lesser]
         return ", ".join([_MEASURED_TEXT[limit].format(share=share), *lesser])
-    return _LIMIT_TEXT[limit].format(**_figures(facts))
+    return _LIMIT_TEXT[limit].format(
+        data_wait=facts.data_wait_fraction or 0.0,
+        efficiency=facts.efficiency.value if facts.efficiency else 0.0,
+        num_devices=facts.probe.candidate.num_devices,
+        milliseconds=facts.step_seconds * 1000,
+    )
 
 
 _CHECK_TEXT: dict[bool | None, str] = {
@@ -306,15 +308,6 @@ _LESSER_TEXT: dict[str, str] = {
     "contention": "contention of the devices takes {share}",
     "launch-bound": "{share} do not shrink with the batch",
 }
-
-
-def _figures(facts: _Facts) -> dict[str, float]:
-    return {
-        "data_wait": facts.data_wait_fraction or 0.0,
-        "efficiency": facts.efficiency.value if facts.efficiency else 0.0,
-        "num_devices": facts.probe.candidate.num_devices,
-        "milliseconds": facts.step_seconds * 1000,
-    }
 
 
 _FACTOR_TEXT: dict[str, dict[str, str]] = {

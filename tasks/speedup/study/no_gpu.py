@@ -192,7 +192,7 @@ def _way(trainings: StudyRuns, arm: StudyArm, goal: TargetScore, rates: Predicti
     scores = [run.score for run in runs if run.score is not None]
     judged = [run for run in runs if goal.of(run.repeat) is not None]
     reached = [run for run in judged if goal.seconds(run) is not None]
-    clean = _clean_runs(runs)
+    clean, contaminated = _clean_runs(runs), sum(bool(run.contaminated) for run in runs)
     joules = [run.energy_joules for run in clean if run.energy_joules is not None]
     if judged:
         median_seconds = median_known([goal.seconds(run) for run in _clean_runs(reached)])
@@ -205,10 +205,11 @@ def _way(trainings: StudyRuns, arm: StudyArm, goal: TargetScore, rates: Predicti
         name=arm.name,
         device=next((run.facts.get("device", "CPU") for run in runs), "CPU"),
         is_measured=True,
-        basis=_measured_basis(runs),
+        basis=f"measured, {len(runs)} training{'' if len(runs) == 1 else 's'}"
+        + (f", {contaminated} disturbed" if contaminated else ""),
         num_done=len(runs),
         num_failed=len(failed),
-        contaminated=sum(bool(run.contaminated) for run in runs),
+        contaminated=contaminated,
         error=failed[-1].error if failed else None,
         run_ids=tuple(run.run_id for run in [*runs, *failed] if run.run_id),
         score=statistics.fmean(scores) if scores else None,
@@ -232,12 +233,6 @@ def _way(trainings: StudyRuns, arm: StudyArm, goal: TargetScore, rates: Predicti
 def _clean_runs(runs: Sequence[ArmRun]) -> Sequence[ArmRun]:
     """The uncontaminated runs, whose times are shown; all runs if every one is contaminated."""
     return [run for run in runs if not run.contaminated] or runs
-
-
-def _measured_basis(runs: Sequence[ArmRun]) -> str:
-    disturbed = sum(bool(run.contaminated) for run in runs)
-    words = f"measured, {len(runs)} training" + ("" if len(runs) == 1 else "s")
-    return words + (f", {disturbed} disturbed" if disturbed else "")
 
 
 def _parity(runs: Sequence[ArmRun]) -> tuple[Interval | None, Parity]:
