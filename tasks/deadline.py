@@ -87,7 +87,7 @@ def check() -> None:
 
 
 def within(work: Callable[[], T]) -> T:
-    """What `work` returns; under a limit it is waited for no longer than that.
+    """Return the result of `work`; under a limit, wait no longer than that.
 
     Raises:
         TimeLimitError: it has not come back.

@@ -17,7 +17,7 @@ TEMPORARY_SUFFIX = ".tmp"
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether the disk, or this user's share of it, is what is wanting."""
+    """Whether the disk or this user's quota is full."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 

@@ -1,4 +1,4 @@
-"""What a server answers over HTTP, with or without a user."""
+"""Requests over HTTP, with or without a user."""
 
 from __future__ import annotations
 

@@ -116,5 +116,5 @@ def attempts(directory: Path) -> list[int]:
 
 
 def attempt_number(directory: Path) -> int:
-    """Of an attempt by its directory."""
+    """Number of an attempt from its directory."""
     return int(directory.name.removeprefix("attempt-"))

@@ -31,7 +31,7 @@ def digest_of(facts: ModelFacts) -> str:
 
 
 def build_model_facts(config: Config, prepared: PreparedSet, weights_sha256: str) -> ModelFacts:
-    """What a network that a configuration has trained on a prepared set is."""
+    """Describe the network that a configuration trained on a prepared set."""
     channels = prepared.picture_shape[2]
     return ModelFacts(
         model=config.model.model_copy(update={"pretrained": None, "freeze": "none"}),  # what it is, not how
@@ -58,7 +58,7 @@ def write_model(directory: Path, config: Config, prepared: PreparedSet, weights:
 
 
 def read_facts(directory: Path) -> ModelFacts:
-    """What the model in a directory is, once its weights have been found to be those that were recorded.
+    """Read the description of a model, after checking the digest of its weights.
 
     Raises:
         InputError: the model is missing, its description is invalid, or its weights have changed.
@@ -67,7 +67,7 @@ def read_facts(directory: Path) -> ModelFacts:
 
 
 def read_model(directory: Path, digest: str) -> tuple[ModelFacts, bytes]:
-    """What the model in a directory is, and its weights: the very bytes that were found to be the recorded ones.
+    """Read the description and the weights of a model: exactly the bytes whose digest was checked.
 
     Raises:
         InputError: as `read_facts`, or it is another model than the one with that digest.

@@ -54,7 +54,7 @@ def progress_bar(title: str) -> Iterator[Advance]:
 
 
 class Pace:
-    """How fast samples pass, and how long the others will take."""
+    """Rate of samples, and the remaining time."""
 
     def __init__(self, line_seconds: float = LINE_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
         self._line_seconds = line_seconds

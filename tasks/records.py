@@ -136,7 +136,7 @@ class PreparedSet(Record):
 
 
 class ModelFacts(Record):
-    """What a trained model is: all that is needed to build its network and to feed it."""
+    """Description of a trained model: everything needed to build its network and to feed it."""
 
     model: Model
     image_shape: tuple[PositiveInt, PositiveInt, PositiveInt]
@@ -159,7 +159,7 @@ class ModelFacts(Record):
 
     @property
     def num_frames(self) -> int:
-        """Of the clips that it takes; 0 for a model of images."""
+        """Frames of its clips; 0 for a model of images."""
         takes_clips = EMBEDDED_MODELS.get(self.model.name, NetworkFacts()).takes_clips
         return self.image_shape[2] // NUM_COLOURS if takes_clips else 0
 
@@ -174,7 +174,7 @@ class Gpu(Record):
 
 
 class Hardware(Record):
-    """What a host offers."""
+    """Hardware of a host."""
 
     host: str
     cpu_name: str
@@ -326,7 +326,7 @@ class SlowArm(Record):
 
 
 class AutotuneResult(Record):
-    """What a training timed, before it began, against the execution that the rules had chosen for it."""
+    """Timings before a training, compared with the execution that the rules chose."""
 
     probes: tuple[ProbeResult, ...]
     """One after the other. In each the `candidate` is the best execution known by then, the first one the rules'; the
@@ -346,7 +346,7 @@ class AutotuneResult(Record):
 
 
 class CompileStats(Record):
-    """What `torch.compile`, or the recording of a CUDA graph, did for a training's steps."""
+    """Statistics of `torch.compile`, or of recording a CUDA graph, in a training."""
 
     num_calls: int
     """Forward passes of the compiled network; steps, where the whole step is a graph."""

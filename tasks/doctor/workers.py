@@ -158,7 +158,7 @@ def _lacks(root: str) -> str:
 def _ask(
     client: Client, present: list[str], arguments: tuple[str, str, tuple[Asked, ...]]
 ) -> tuple[dict[str, object], dict[str, tuple[float, float]]]:
-    """What each worker answers; how far its clock is ahead, and how sure that is, in seconds."""
+    """Each worker's answer, and the offset of its clock with its uncertainty, in seconds."""
     answers: dict[str, object] = {}
     skews: dict[str, tuple[float, float]] = {}
     for worker in present:  # one by one: the time that the question takes is the uncertainty of its clock

@@ -38,7 +38,7 @@ class TestSplit:
 
 @dataclass(frozen=True)
 class Predictions:
-    """What all ranks predicted, in the order of the split."""
+    """Predictions of all ranks, in the order of the split."""
 
     kept: Floats
     """Logits (N, K), or statistics (N, S)."""

@@ -1,4 +1,4 @@
-"""How much of some files lies in the page cache, so that reading them costs no disk. Linux only; None elsewhere."""
+"""Share of files in the page cache, which are read without the disk. Linux only; None elsewhere."""
 
 from __future__ import annotations
 

@@ -59,16 +59,16 @@ class ArmRunner:
 
 
 class Watch(Protocol):
-    """What looks at the machine from its making to `stop()`."""
+    """Observer of the machine until `stop()`."""
 
     def stop(self) -> Validity:
-        """What it saw."""
+        """Stop observing; the validity of the measurement."""
         ...
 
 
 @dataclass(frozen=True)
 class _Link:
-    """What decisions need: the common voice of the ranks and the time."""
+    """Agreement among the ranks, and the clock."""
 
     agree: Agree
     clock: Clock
@@ -204,7 +204,7 @@ def _measure(runners: Mapping[str, ArmRunner], num_steps: int, settings: Speedup
 
 
 def order_of_round(roles: tuple[str, ...], number: int) -> tuple[str, ...]:
-    """Which arm follows which in round `number`, from 0: odd rounds reverse the one before.
+    """Order of the arms in round `number`, from 0: odd rounds reverse the one before.
 
     In each palindrome every arm stands once before and once after every other, and its two places add up to the same.
     """

@@ -6,7 +6,7 @@ from paceline.tasks.records import Record
 
 
 class Cost(Record):
-    """What a network needs for one sample, counted and not timed: convolutions and products of matrices alone."""
+    """Cost of one sample, counted and not timed: convolutions and matrix products only."""
 
     forward_flops: float
     """Floating-point operations, two for each multiplication with its addition."""

@@ -1,4 +1,4 @@
-"""What a network costs, counted on the network itself: nothing here depends on the machine."""
+"""Cost of a network, counted on the network itself: independent of the machine."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def _by_shape(tensors: Iterable[torch.Tensor]) -> list[list[int]]:
 
 
 def _rate_factors(network: nn.Module) -> tuple[float, float]:
-    """Of biases and of dense layers."""
+    """Rate factors of biases and of dense layers."""
     for part in network.modules():
         if isinstance(part, Whitened):
             return part.rate_factors

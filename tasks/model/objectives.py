@@ -31,7 +31,7 @@ FULL_SCALE = 255.0
 
 
 class Task(Protocol):
-    """What all kinds have."""
+    """Interface of all objectives."""
 
     @property
     def score_name(self) -> ScoreName:
@@ -39,7 +39,7 @@ class Task(Protocol):
 
     @property
     def draws(self) -> bool:
-        """Whether it adds something to the images at random."""
+        """Whether the objective adds random noise to the images."""
 
     @property
     def num_statistics(self) -> int:
@@ -50,7 +50,7 @@ class Task(Protocol):
         """Number of stored values per sample."""
 
     def inputs(self, batch: LabelledBatch) -> torch.Tensor:
-        """What of a batch the network sees (N, C, H, W)."""
+        """Input of the network from a batch (N, C, H, W)."""
 
     def loss(self, outputs: Outputs, batch: LabelledBatch, recipe: Recipe) -> torch.Tensor:
         """Scalar: the mean over the samples."""
@@ -59,7 +59,7 @@ class Task(Protocol):
         """For each sample, float64 (N, S): first its loss, then what the score is made of."""
 
     def score(self, totals_S: Sequence[float], num_samples: float) -> float:
-        """Of the statistics' sums over samples."""
+        """Score from the statistics' sums over samples."""
 
     def select_outputs(self, outputs: Outputs, batch: LabelledBatch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
         """Outputs that the evaluation of a test split needs: logits (N, K), or the statistics."""

@@ -89,7 +89,7 @@ def _state(content: bytes) -> dict[str, Any]:
 
 
 def _wrapping(names: Iterable[str]) -> str:
-    """What wrappers have put before all names."""
+    """Prefix that wrappers added to all names."""
     unprefixed, before = list(names), ""
     while prefix := next(
         (wrapper for wrapper in WRAPPERS if unprefixed and all(name.startswith(wrapper) for name in unprefixed)), None

@@ -137,5 +137,5 @@ def parameter_groups(network: nn.Module, recipe: Recipe, learning_rate: float) -
 
 
 def factor_of(group: dict[str, Any]) -> float:
-    """What the learning rate of a group is multiplied by."""
+    """Factor of a group's learning rate."""
     return float(group.get(RATE_FACTOR, 1.0))

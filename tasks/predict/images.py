@@ -1,4 +1,4 @@
-"""Which images, signals or clips a source offers for prediction: any folder, or a configuration's test split."""
+"""Images, signals or clips for prediction: from any folder, or a configuration's test split."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNKNOWN = -1
 
 
 class Images(NamedTuple):
-    """What is to be predicted."""
+    """Samples to predict."""
 
     origin: Origin
     """Where they lie."""

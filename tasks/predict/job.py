@@ -30,7 +30,7 @@ def batch_size_for(image_shape: tuple[int, int, int], num_views: int = 1) -> int
 
 
 class Settings(Record):
-    """How a model is executed."""
+    """Execution of a model."""
 
     model_directory: str
     """Seen by all workers."""

@@ -139,7 +139,7 @@ def compare_outputs(asked: Asked, ours: Arrays, plain: Arrays) -> Parity:
 
 
 def _cosines(ours_ND: npt.NDArray[np.float32], plain_ND: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """Of the angles between rows; 1 where both are nought, and 0 where one is."""
+    """Cosines of the angles between rows; 1 where both are zero, and 0 where one is."""
     ours, plain = ours_ND.astype(np.float64), plain_ND.astype(np.float64)
     norms_N = np.linalg.norm(ours, axis=1) * np.linalg.norm(plain, axis=1)
     nothing_N = ~(ours.any(axis=1) | plain.any(axis=1))

@@ -1,4 +1,4 @@
-"""How fast trained networks predict: plain and as they are executed, in turn, and on a GPU where there is one.
+"""Prediction throughput of trained networks: plain and as executed, in turn, and on a GPU if present.
 
 A program for `alone`. Images come from a prepared test split and are in memory, as in the evaluation of a run.
 """
@@ -44,7 +44,7 @@ Arm = tuple[str, str]
 
 
 class ThroughputJob(Record):
-    """What is to be timed."""
+    """Networks to time, and the time limit."""
 
     ways: dict[str, Settings]
     """By name."""
@@ -79,7 +79,7 @@ class _Way:
     """What each of its arms predicts in a round."""
 
     def pace(self, seconds: Mapping[str, list[float]]) -> PredictionThroughput:
-        """Of the seconds that its arms took."""
+        """Throughputs from the seconds of its arms."""
         rates = {name: len(self.block) / median(times) for name, times in seconds.items()}
         logs = np.log(seconds[EAGER]) - np.log(seconds[EXECUTED])
         return PredictionThroughput(

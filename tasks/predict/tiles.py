@@ -22,7 +22,7 @@ STEP = 32
 
 
 class Grid(NamedTuple):
-    """How images are cut for a network.
+    """Sizes of tiles and margins for a network.
 
     Args:
         side: largest height and width of a tile with its margins, pixels.
@@ -76,7 +76,7 @@ def put(band: Band, told_MHW: npt.NDArray[Any], whole_HW: npt.NDArray[Any], grid
 
 
 def _mirror_indices(start: int, size: int, pixels: int, grid: Grid) -> npt.NDArray[np.int64]:
-    """Which rows or columns of the image a tile shows."""
+    """Rows or columns of the image in a tile."""
     places = np.arange(start - grid.margin, start + size + grid.margin) % (2 * pixels)
     return np.minimum(places, 2 * pixels - 1 - places)
 

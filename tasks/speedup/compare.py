@@ -193,7 +193,7 @@ def _cells(row: ComparedRow, word: str) -> list[str]:
 
 
 def own_speedup(row: ComparedRow) -> str:
-    """What the run measured against its own baseline, with its interval."""
+    """The run's speedup over its own baseline, with its interval."""
     if row.own_ratio is None:
         return DASH
     if row.own_low is None or row.own_high is None:

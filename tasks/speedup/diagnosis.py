@@ -39,7 +39,7 @@ _TEXTS = {
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Where the time of the candidate's step goes."""
+    """Shares of the candidate's step time."""
 
     shares: dict[str, Estimate]
     """`input`, `communication`, `contention`, `overhead` as far as measured, and `compute`, the remainder; each from 0

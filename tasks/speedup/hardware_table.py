@@ -1,4 +1,4 @@
-"""What each model of device makes of the same work, from runs that were made anyway: speed, memory, energy, price.
+"""Comparison of devices on the same work, from existing runs: speed, memory, energy, price.
 
 Runs are put side by side only where they did the same work with the same code; device and execution may differ. Of
 several executions on one number of devices the fastest stands for the hardware. Knows nothing of stores and pages.
@@ -78,7 +78,7 @@ class HardwareRow(Record):
 
     @property
     def label(self) -> str:
-        """How many of which."""
+        """Number and model of the devices."""
         return f"{self.num_devices} x {self.device}"
 
 
@@ -150,14 +150,14 @@ def same_work(runs: Sequence[HardwareRun], facts: Mapping[str, str]) -> list[Har
 
 
 def _work(facts: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """What has to be equal, in one order; each package by itself."""
+    """Facts that must be equal, sorted; one entry per package."""
     fixed = {name: value for name, value in facts.items() if not name.startswith((*FREE, "versions"))}
     packages = BUILD.sub("", facts.get("versions", "")).split(", ")
     return tuple(sorted(fixed.items()) + [("", package) for package in packages if package])
 
 
 def _words(work: tuple[tuple[str, str], ...], shared: set[tuple[str, str]]) -> str:
-    """What was learned from what, and what sets it apart from the other works of the same table."""
+    """Data, model and recipe, and the differences to the other works of the same table."""
     facts = dict(work)
     named = ("data.source", "model.name", "recipe.num_epochs", "global_batch_size")
     source, model, epochs, batch = (facts.get(name, UNKNOWN) for name in named)

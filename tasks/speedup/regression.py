@@ -46,7 +46,7 @@ SAME_CAUSE = 0.5
 
 
 class RunMetrics(Record):
-    """What one run of a series has shown; None where it is not known."""
+    """Metrics of one run of a series; None where unknown."""
 
     run_id: str
     throughput: float | None = None
@@ -100,7 +100,7 @@ class Change(Record):
 
 
 class RegressionVerdict(Record):
-    """What is made of a run."""
+    """Verdict on a run."""
 
     verdict: Literal["regression", "normal", "too few runs", "disturbed", "not comparable"]
     """`disturbed`: the run was slower while other processes used the machine, so it is not judged."""
@@ -112,7 +112,7 @@ class RegressionVerdict(Record):
 
     @property
     def tag(self) -> str:
-        """What the run is marked with: the measures that have become worse, `none`, or why it was not judged."""
+        """Tag of the run: the measures that got worse, `none`, or why it was not judged."""
         if self.verdict == "regression":
             return ", ".join(change.name for change in self.changes)
         return self.verdict if self.verdict in ("disturbed", "not comparable") else "none"
@@ -120,7 +120,7 @@ class RegressionVerdict(Record):
 
 @dataclass(frozen=True)
 class _Scale:
-    """How a measure is looked at: larger is worse."""
+    """Scale of a measure: larger is worse."""
 
     measure: Measure
     margin: float

@@ -45,7 +45,7 @@ SINGLY = ("precision", "memory_format", "num_threads", "loading", "compile")
 
 @dataclass(frozen=True)
 class _Facts:
-    """What the sentence is made of."""
+    """Facts of the sentence."""
 
     probe: ProbeResult
     ratio: Estimate
@@ -61,7 +61,7 @@ class _Facts:
 
     @property
     def bottleneck(self) -> Cause | None:
-        """What was measured to limit the step, arithmetic apart."""
+        """Measured limit of the step, arithmetic apart."""
         cause = self.diagnosis.cause if self.diagnosis else None
         return None if cause == "compute-bound" else cause
 
@@ -118,7 +118,7 @@ def speedup_result(
 
 
 def _gains(probe: ProbeResult, train: TrainResult | None) -> dict[str, Estimate]:
-    """By setting, what its value in the candidate gains over that in the baseline, where it was timed alone."""
+    """Gain of each setting of the candidate over the baseline's, where it was timed alone."""
     search = train.search if train else None
     gains = single_gains(search, probe.baseline, probe.candidate) if search else {}
     compiling = arm_ratio(probe.rounds, "uncompiled", "candidate")
@@ -179,7 +179,7 @@ def _cause(facts: _Facts) -> Cause:
 
 
 def _limit(facts: _Facts) -> Cause:
-    """What limits the candidate's step: as measured by arms made for it, else by thresholds."""
+    """Limit of the candidate's step: measured by its own arms, else by thresholds."""
     if facts.diagnosis and facts.diagnosis.cause:
         return facts.diagnosis.cause
     if (facts.data_wait_fraction or 0.0) > MAX_DATA_WAIT_FRACTION:
@@ -233,7 +233,7 @@ def _explanation(cause: Cause, facts: _Facts) -> str:
 
 
 def _effect(facts: _Facts) -> str:
-    """What the candidate's settings did: single ones get the credit only where they were timed alone."""
+    """Effect of the candidate's settings; a single setting gets the credit only if it was timed alone."""
     baseline, candidate = facts.probe.baseline, facts.probe.candidate
     if facts.ratio.significant is None or baseline == candidate:
         return ""
@@ -331,7 +331,7 @@ _UNNAMED = {
 
 
 def _differences(baseline: Arm, candidate: Arm) -> dict[str, str]:
-    """What the candidate has and the baseline has not, in words by setting."""
+    """Differences of the candidate from the baseline, in words by setting."""
     parts: dict[str, str] = {}
     if candidate.num_devices != baseline.num_devices:
         parts["num_devices"] = f"{candidate.num_devices} device" + ("s" if candidate.num_devices > 1 else "")
@@ -414,7 +414,7 @@ def break_even_steps(train: TrainResult) -> float | None:
 
 
 def warm_up_seconds(train: TrainResult) -> float | None:
-    """What the first window of steps took beyond the usual: compile, autotuning, cold caches. None if not known."""
+    """Extra time of the first window of steps: compile, autotuning, cold caches. None if unknown."""
     if len(train.windows) < MIN_WINDOWS:
         return None
     _, num_steps, seconds = train.windows[0]

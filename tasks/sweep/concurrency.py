@@ -1,4 +1,4 @@
-"""How many trials of a sweep run at the same time, where, and what each of them may use."""
+"""Number of concurrent trials of a sweep, their places, and the resources of each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TRIAL_BYTES = 3 * 2**29
 
 @dataclass(frozen=True)
 class TrialConcurrency:
-    """What the trials have."""
+    """Resources of the trials."""
 
     at_once: Choice
     demand: ClusterResources

@@ -1,4 +1,4 @@
-"""What a sweep tries next, and which of its trials are not worth going on: Optuna's samplers and pruners.
+"""Proposals and pruning of trials by Optuna's samplers and pruners.
 
 The only module that imports Optuna. What has been proposed, reported and ended lies in a journal beside the run, one
 line for each event, so that a sweep goes on after any crash. The run's owner alone writes it: see

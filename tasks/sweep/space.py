@@ -1,4 +1,4 @@
-"""What a sweep varies: settings and the values that each may take, read from text. Nothing is drawn here."""
+"""Search space of a sweep: settings and their values, read from text."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def fetch_model(tracking_uri: str, reference: str, home: Path) -> tuple[Path, ModelFacts]:
-    """Where the files of a model lie, seen by all who share `home`, and what it is; fetched unless it is there already.
+    """Fetch a model unless it is cached; its directory, visible to all who share `home`, and its description.
 
     Args:
         tracking_uri: the MLflow store.
@@ -89,7 +89,7 @@ def _load_cached(directory: Path, digest: str) -> ModelFacts | None:
 
 
 def _resolve(client: MlflowClient, uri: str) -> tuple[str, str]:
-    """Where a model's files are, and the digest that its run recorded of them.
+    """Location of a model's files, and the digest that its run recorded.
 
     The registry is asked here: MLflow's own download looks for models:/ in another store than the one it is given
     (3.18), unless the environment names it.

@@ -92,7 +92,7 @@ def sqlite_path(tracking_uri: str) -> Path | None:
 
 
 def local_path(location: str) -> Path | None:
-    """Where artifacts lie on this machine, None if a server or a remote store keeps them."""
+    """Local directory of artifacts; None if a server or a remote store has them."""
     scheme = urlparse(location).scheme
     return Path(url2pathname(location.removeprefix("file://"))) if scheme in ("", "file") else None
 

@@ -60,7 +60,7 @@ OTHER_SECTIONS = (
 
 
 class View(Record):
-    """Which runs, and what to show of them."""
+    """Selected runs, and their columns and charts."""
 
     subject: str
     """Subject and identity of the view: the same text gives the same view."""
@@ -141,7 +141,7 @@ def view_of_series(tag: str, value: str, name: str | None = None, scores: Sequen
 
 
 def view_state(view: View) -> dict[str, Any]:
-    """What the UI keeps of a view: the newest run first, our charts above those that it makes itself."""
+    """State of a view in the UI: the newest run first, our charts above the automatic ones."""
     sections = [(SECTION, "Paceline", True), *((f"closed-{name}", name, False) for name in OTHER_SECTIONS)]
     return {
         "searchFilter": view.condition,
@@ -205,7 +205,7 @@ def share_runs(tracking_uri: str, run_ids: list[str], scores: Sequence[ScoreName
 
 
 def server_address(tracking_uri: str) -> str:
-    """Where a browser finds the store, without credentials."""
+    """Address of the store for a browser, without credentials."""
     parts = urlsplit(tracking_uri)
     if parts.scheme not in ("http", "https"):
         return LOCAL_SERVER

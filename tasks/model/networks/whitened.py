@@ -85,7 +85,7 @@ class Whitened(nn.Module):
 
     @property
     def rate_factors(self) -> tuple[float, float]:
-        """What Muon multiplies its learning rate by for the biases and for the dense layer.
+        """Factors of Muon's learning rate for the biases and for the dense layer.
 
         Gradients of biases go with the size of the dense layer's weights, so that their rate grows with its inputs, and
         its own falls (Yang and Hu et al., "Tensor Programs V", 2022, table 3, SGD): one tuning serves all widths.

@@ -1,4 +1,4 @@
-"""What an all-reduce costs on a link: the alpha-beta model of a ring, fitted to measurements or given.
+"""Time of an all-reduce on a link: the alpha-beta model of a ring, fitted to measurements or given.
 
 A ring all-reduce of m bytes over N devices takes 2 (N - 1) messages of m / N bytes one after another:
 

@@ -153,7 +153,7 @@ class TargetScore:
         return tuple(target for target in targets if target is not None)
 
     def place(self, run: ArmRun) -> int | None:
-        """Which of its scores is the first that is as good, from 0; None for none."""
+        """Index of its first score that reaches the target; None without one."""
         target = self.of(run.repeat)
         if target is None:
             return None
@@ -262,7 +262,7 @@ def _arm(trainings: StudyRuns, name: str) -> StudyArm:
 
 @dataclass(frozen=True)
 class Gpu:
-    """What is known of GPUs without having trained on one here."""
+    """Knowledge of GPUs without training on one here."""
 
     sheet: DataSheet
     rows: Mapping[str, Sequence[HardwareRow]]

@@ -33,7 +33,7 @@ WORDS = {TUNED: "fine-tune", FEATURES: "take features and a classifier", SCRATCH
 
 
 def judge(result: NoGpuResult) -> tuple[Choice, str]:
-    """What to do without a GPU, and on which grounds."""
+    """The recommendation without a GPU, and its reasons."""
     scratch = result.way(SCRATCH)
     approaches = [result.way(name) for name in (TUNED, FEATURES) if result.way(name).num_done]
     doubt = _nothing_to_divide_by(scratch, approaches)
