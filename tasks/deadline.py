@@ -1,6 +1,6 @@
 """The time limit of a stage: an end that holds for all that is called inside, and is looked at where the stage waits.
 
-So is the wish of whoever asked for the work to have it ended before (`stoppable`).
+The caller can also end the work earlier (`stoppable`).
 
 Looked at, not enforced by a signal: whoever waits ends what it has begun (ranks, tasks on Dask, temporary files) on
 its usual way out, whatever thread it is in. What cannot be looked into, such as a file system that does not answer, is
@@ -49,7 +49,7 @@ def time_limit(setting: str, seconds: float | None) -> Iterator[None]:
 
 @contextmanager
 def stoppable(why: Callable[[], str | None]) -> Iterator[None]:
-    """Let the body be ended by somebody else.
+    """Let the caller end the body.
 
     Args:
         why: says why it is to end, None while it is not; asked a few times a second, by the thread that waits.
@@ -82,12 +82,12 @@ def check() -> None:
     if limit is not None and time.monotonic() >= limit.at:
         raise TimeLimitError(
             f"{limit.setting}={limit.seconds:g}: the stage has not ended within so many seconds and was ended; "
-            "what it had finished is kept; raise the limit, or find out what it waited for"
+            "finished work stays; raise the limit, or find out what it waited for"
         )
 
 
 def within(work: Callable[[], T]) -> T:
-    """What `work` returns; under a limit it is waited for no longer than that.
+    """Return the result of `work`; under a limit, wait no longer than that.
 
     Raises:
         TimeLimitError: it has not come back.
@@ -100,7 +100,7 @@ def within(work: Callable[[], T]) -> T:
     def run() -> None:
         try:
             results.append(work())
-        except BaseException as error:  # noqa: BLE001  raised again by whoever waits
+        except BaseException as error:  # noqa: BLE001  raised again by the waiting thread
             errors.append(error)
 
     thread = threading.Thread(target=copy_context().run, args=(run,), name="paceline-limited", daemon=True)

@@ -17,7 +17,7 @@ TEMPORARY_SUFFIX = ".tmp"
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether the disk, or this user's share of it, is what is wanting."""
+    """Whether the disk or this user's quota is full."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -66,10 +66,6 @@ OTHERS_WRITE = 0o022
 
 def private_directory(parent: Path, purpose: str = "code that is executed") -> Path:
     """The directory below a parent in which only this process's user can write; made if it is not there.
-
-    Args:
-        parent: Shared by all users.
-        purpose: What it is to hold, for messages.
 
     Raises:
         RunError: what is there is somebody else's, a link, or others can write to it.

@@ -23,7 +23,7 @@ FIELDS_ADDED_LATER = {
     ("recipe", "vary"),
     ("execution", "micro_batch"),
 }
-"""Settings that are younger than fingerprints which are kept in stores; add each new one of these sections."""
+"""Settings that are newer than stored fingerprints; add each new one of these sections."""
 
 
 def workload_fingerprint(workload: Workload, dataset_fingerprint: str, weights: str | None = None) -> str:
@@ -63,7 +63,7 @@ def series_fingerprint(config: Config, devices: str, class_names: Sequence[str])
 def without_later(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings without those that came later, where they are as if they were not there.
 
-    Or an upgrade would end every series of runs, and no run from before it could go on.
+    Otherwise an upgrade would end every series of runs, and no older run could resume.
     """
     defaults = Config().model_dump(mode="json")
     return {

@@ -40,7 +40,7 @@ def keep_memory() -> dict[str, str]:
     Unless conf/dask/dask.yaml is used, a worker's nanny has its children give memory back at once
     (MALLOC_TRIM_THRESHOLD_=65536). A rank that inherits this faults its activations in again at every step: 1.9 x the
     time of a CIFAR-10 step in bf16, 2.6 x in fp32. With glibc's own defaults fp32 still takes 1.6 x, for activations
-    above 32 MB are mapped anew each time (2026-11-21, infra/LOG.md).
+    above 32 MB are mapped again each time (2026-11-21, infra/LOG.md).
     """
     mapped = MOST_MAPPED if _takes_more() else MAPPED_OF_OLD
     return {"MALLOC_TRIM_THRESHOLD_": str(MOST_KEPT), "MALLOC_MMAP_THRESHOLD_": str(mapped)}

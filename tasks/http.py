@@ -1,4 +1,4 @@
-"""What a server answers over HTTP, with or without a user."""
+"""Requests over HTTP, with or without a user."""
 
 from __future__ import annotations
 
@@ -16,11 +16,6 @@ ANSWER_SECONDS = 5.0
 
 def ask(url: str, user: str | None = None, body: dict[str, Any] | None = None) -> bytes:
     """GET, or POST where there is a body.
-
-    Args:
-        url: address of the request.
-        user: name and password, with a colon between.
-        body: JSON.
 
     Raises:
         OSError: no answer, or (`urllib.error.HTTPError`) one that refuses.

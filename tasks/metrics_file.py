@@ -53,16 +53,12 @@ class MetricsFile:
     def close(self) -> None:
         """Append what is left, if the disk takes it now."""
         self.log_durably({}, 0)
-        with suppress(OSError):  # some file systems tell only now that they are full
+        with suppress(OSError):  # some file systems report only now that they are full
             os.close(self._file)
 
 
 class MetricsReader:
-    """The flow's side: what all attempts at a training have written, the oldest first. The same files read the same.
-
-    Args:
-        directory: of the training.
-    """
+    """The flow's side: what all attempts at a training have written, the oldest first. The same files read the same."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -120,5 +116,5 @@ def attempts(directory: Path) -> list[int]:
 
 
 def attempt_number(directory: Path) -> int:
-    """Of an attempt by its directory."""
+    """Number of an attempt from its directory."""
     return int(directory.name.removeprefix("attempt-"))

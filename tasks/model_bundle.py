@@ -31,7 +31,7 @@ def digest_of(facts: ModelFacts) -> str:
 
 
 def build_model_facts(config: Config, prepared: PreparedSet, weights_sha256: str) -> ModelFacts:
-    """What a network that a configuration has trained on a prepared set is."""
+    """Describe the network that a configuration trained on a prepared set."""
     channels = prepared.picture_shape[2]
     return ModelFacts(
         model=config.model.model_copy(update={"pretrained": None, "freeze": "none"}),  # what it is, not how
@@ -49,7 +49,7 @@ def build_model_facts(config: Config, prepared: PreparedSet, weights_sha256: str
 
 
 def write_model(directory: Path, config: Config, prepared: PreparedSet, weights: bytes) -> ModelFacts:
-    """Make a directory with a model: its description beside its weights."""
+    """Write a model into a directory: its description and its weights."""
     directory.mkdir(parents=True, exist_ok=True)
     facts = build_model_facts(config, prepared, hashlib.sha256(weights).hexdigest())
     write_durably(directory / WEIGHTS, weights)
@@ -58,32 +58,32 @@ def write_model(directory: Path, config: Config, prepared: PreparedSet, weights:
 
 
 def read_facts(directory: Path) -> ModelFacts:
-    """What the model in a directory is, once its weights have been found to be those that were recorded.
+    """Read the description of a model, after checking the digest of its weights.
 
     Raises:
-        InputError: there is no model, its description is not one of ours, or its weights have been changed.
+        InputError: the model is missing, its description is invalid, or its weights have changed.
     """
     return _read(directory, lambda path: (sha256_of(path), b""))[0]
 
 
 def read_model(directory: Path, digest: str) -> tuple[ModelFacts, bytes]:
-    """What the model in a directory is, and its weights: the very bytes that were found to be the recorded ones.
+    """Read the description and the weights of a model: exactly the bytes whose digest was checked.
 
     Raises:
         InputError: as `read_facts`, or it is another model than the one with that digest.
     """
-    facts, weights = _read(directory, _content)
+
+    def hashed(path: Path) -> tuple[str, bytes]:
+        content = path.read_bytes()
+        return hashlib.sha256(content).hexdigest(), content
+
+    facts, weights = _read(directory, hashed)
     if digest_of(facts) != digest:
         raise InputError(
             f"{directory}: the model's digest is {digest_of(facts)[:12]}..., expected is {digest[:12]}...; "
             "it was changed meanwhile: predict again"
         )
     return facts, weights
-
-
-def _content(path: Path) -> tuple[str, bytes]:
-    content = path.read_bytes()
-    return hashlib.sha256(content).hexdigest(), content
 
 
 def _read(directory: Path, hashed: Callable[[Path], tuple[str, bytes]]) -> tuple[ModelFacts, bytes]:
@@ -93,13 +93,13 @@ def _read(directory: Path, hashed: Callable[[Path], tuple[str, bytes]]) -> tuple
     except OSError as error:
         raise InputError(
             f"{directory}: no model there ({error.strerror}: {Path(str(error.filename)).name}); "
-            f"a model of paceline is {FACTS} beside {WEIGHTS}"
+            f"a model of paceline is {FACTS} and {WEIGHTS}"
         ) from error
     except ValidationError as error:
         first = error.errors()[0]
         raise InputError(
             f"{directory / FACTS}: {'.'.join(map(str, first['loc']))}: {first['msg']}; it must be as this version of "
-            "paceline writes it: train again, or mend it"
+            "paceline writes it: train again, or fix it"
         ) from error
     if facts.weights_sha256 != digest:
         raise InputError(

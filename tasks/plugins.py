@@ -30,7 +30,7 @@ def require_plugin() -> Iterator[None]:
 
 
 def load_plugin(kind: Kind, name: str) -> tuple[Plugin, Any]:
-    """What a package of the user's offers under a name, and which package that is.
+    """Load a plugin of the user by name; the object and its plugin.
 
     Raises:
         InputError: the package is not installed here, or cannot be imported.

@@ -37,7 +37,7 @@ def hidden_bars() -> Iterator[None]:
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Advance]:
-    """Yield a function that moves a bar; it does nothing where stderr is no terminal, or bars are hidden."""
+    """Yield a function that moves a bar; it does nothing if stderr is not a terminal or bars are hidden."""
     if _hidden.get() or not sys.stderr.isatty():
         yield lambda done, total, note: None
         return
@@ -54,7 +54,7 @@ def progress_bar(title: str) -> Iterator[Advance]:
 
 
 class Pace:
-    """How fast samples pass, and how long the others will take."""
+    """Rate of samples, and the remaining time."""
 
     def __init__(self, line_seconds: float = LINE_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
         self._line_seconds = line_seconds

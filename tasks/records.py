@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from paceline.conf.data import NUM_COLOURS
 from paceline.conf.execution import Compile, Compression, Loading, MemoryFormat, Precision
@@ -35,6 +35,8 @@ class Choice(Record):
 class Pretrained(Record):
     """Pretrained weights that fit the network."""
 
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+
     reference: str
     """As the configuration names them."""
     path: str
@@ -43,14 +45,14 @@ class Pretrained(Record):
     """Of the file."""
     num_tensors: int
     """That the network takes from it."""
-    anew: tuple[str, ...] = ()
+    reinitialized: tuple[str, ...] = Field(default=(), alias="anew")
     """Parameters that the seed initialises anyway: those of a head for other classes."""
 
     @property
     def summary(self) -> str:
         """One line."""
-        anew = f"; by the seed: {', '.join(self.anew)}" if self.anew else ""
-        return f"{self.num_tensors} tensors of {self.reference} (sha256 {self.sha256[:12]}){anew}"
+        seeded = f"; by the seed: {', '.join(self.reinitialized)}" if self.reinitialized else ""
+        return f"{self.num_tensors} tensors of {self.reference} (sha256 {self.sha256[:12]}){seeded}"
 
 
 class Reads(Record):
@@ -134,7 +136,7 @@ class PreparedSet(Record):
 
 
 class ModelFacts(Record):
-    """What a trained model is: all that is needed to build its network and to feed it."""
+    """Description of a trained model: everything needed to build its network and to feed it."""
 
     model: Model
     image_shape: tuple[PositiveInt, PositiveInt, PositiveInt]
@@ -157,7 +159,7 @@ class ModelFacts(Record):
 
     @property
     def num_frames(self) -> int:
-        """Of the clips that it takes; 0 for a model of images."""
+        """Frames of its clips; 0 for a model of images."""
         takes_clips = EMBEDDED_MODELS.get(self.model.name, NetworkFacts()).takes_clips
         return self.image_shape[2] // NUM_COLOURS if takes_clips else 0
 
@@ -172,7 +174,7 @@ class Gpu(Record):
 
 
 class Hardware(Record):
-    """What a host offers."""
+    """Hardware of a host."""
 
     host: str
     cpu_name: str
@@ -227,7 +229,7 @@ class Arm(Record):
     variant: Variant = "full"
     """What is left out to see its cost: `synthetic_input` computes on one batch that is there already, `no_sync` leaves
     the gradients of each device alone while all compute, `token_sync` lets the devices wait for each other in each step
-    as ever, but exchange a single number."""
+    as usual, but exchange a single number."""
 
     @property
     def label(self) -> str:
@@ -324,7 +326,7 @@ class SlowArm(Record):
 
 
 class AutotuneResult(Record):
-    """What a training timed, before it began, against the execution that the rules had chosen for it."""
+    """Timings before a training, compared with the execution that the rules chose."""
 
     probes: tuple[ProbeResult, ...]
     """One after the other. In each the `candidate` is the best execution known by then, the first one the rules'; the
@@ -344,7 +346,7 @@ class AutotuneResult(Record):
 
 
 class CompileStats(Record):
-    """What `torch.compile`, or the recording of a CUDA graph, did for a training's steps."""
+    """Statistics of `torch.compile`, or of recording a CUDA graph, in a training."""
 
     num_calls: int
     """Forward passes of the compiled network; steps, where the whole step is a graph."""
@@ -415,7 +417,7 @@ class TrainResult(Record):
     predictions: tuple[str, ...]
     """One .npz per rank: `index`, `kept` (logits, or statistics of each sample), and `targets` where there are any."""
     examples: str | None = None
-    """.npz of some test samples, `seen`, `told` and `there`, where something of each pixel is told."""
+    """.npz of some test samples, `seen`, `told` and `there`, of tasks with outputs per pixel."""
     prediction_samples_per_second: float
     """Over the test split, after a warm-up that compiles and autotunes."""
     plain_score: float | None = None

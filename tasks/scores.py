@@ -1,4 +1,4 @@
-"""How good a model is, in numbers and in words.
+"""Quality of a model, in numbers and in words.
 
 Intersection over union (Jaccard 1912): of the pixels of a class that are predicted or present, the share that are both.
 """
@@ -25,7 +25,7 @@ def score_word(names: Iterable[ScoreName | None]) -> str:
 
 
 def score_of(metrics: Mapping[str, float]) -> tuple[ScoreName, float] | None:
-    """Which score the metrics of a run have, and what it is; None where it was not evaluated.
+    """Name and value of a run's score; None without an evaluation.
 
     The accuracy comes last: a segmentation has one of its pixels.
     """

@@ -53,7 +53,7 @@ def check_weights(config: Config, listing: Listing, environment: Environment) ->
         path=_store(path, digest, environment.root),
         sha256=digest,
         num_tensors=num_tensors,
-        anew=anew,
+        reinitialized=anew,
     )
 
 

@@ -109,7 +109,7 @@ def _unpack(path: Path, made: Home) -> None:
             archive.extractall(made.root, filter="data")  # nothing leaves the directory, nothing is run
         about = json.loads((made.root / ABOUT).read_text(encoding="utf-8"))
     except (OSError, tarfile.TarError, ValueError) as error:
-        raise InputError(f"{path} is no archive of infra/backup ({one_line(error)}); name another") from error
+        raise InputError(f"{path} is not an archive of infra/backup ({one_line(error)}); name another") from error
     if about["format"] != FORMAT:
         raise InputError(
             f"{path} is of format {about['format']}, and {FORMAT} is read; restore it with its own version"

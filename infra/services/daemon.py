@@ -41,14 +41,7 @@ class ProcessRecord(Record):
 
 
 class Daemon:
-    """One service's process.
-
-    Args:
-        name: of the service.
-        home: of the set; the mark holds it.
-        pids: directory of the records.
-        logs: directory of the logs.
-    """
+    """One service's process."""
 
     def __init__(self, name: str, home: Path, pids: Path, logs: Path) -> None:
         self.name = name
@@ -58,8 +51,11 @@ class Daemon:
 
     def pid(self) -> int | None:
         """Its process id, while it runs."""
-        recorded = self._read_record()
-        return recorded.pid if recorded and started_at(recorded.pid) == recorded.started else None
+        try:
+            record = ProcessRecord.model_validate_json(self._file.read_bytes())
+        except (FileNotFoundError, ValidationError):
+            return None
+        return record.pid if record.boot == _boot() and started_at(record.pid) == record.started else None
 
     def start(
         self, command: Sequence[str], environment: Mapping[str, str], directory: Path, user: str | None = None
@@ -98,10 +94,6 @@ class Daemon:
 
     def wait(self, check: Callable[[], None], seconds: float) -> None:
         """Wait until it is well.
-
-        Args:
-            check: raises an error while it is not.
-            seconds: at most.
 
         Raises:
             RunError: it ended, or was not well in time; its last words are in the message.
@@ -159,13 +151,6 @@ class Daemon:
         if not self.log.exists():
             return "its log is empty"
         return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-num_lines:])
-
-    def _read_record(self) -> ProcessRecord | None:
-        try:
-            recorded = ProcessRecord.model_validate_json(self._file.read_bytes())
-        except (FileNotFoundError, ValidationError):
-            return None
-        return recorded if recorded.boot == _boot() else None
 
     def _leftovers(self) -> list[psutil.Process]:
         pids = []

@@ -39,11 +39,7 @@ class Settings(Record):
 
 
 class Home:
-    """The directory of one set.
-
-    Args:
-        root: absolute.
-    """
+    """The directory of one set."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -134,7 +130,7 @@ def choose_settings(
     if unknown := sorted(set(ports) - set(USUAL_PORTS)):
         raise InputError(f"--port {unknown[0]}=... names no service; use one of {', '.join(USUAL_PORTS)}")
     if host is not None and _is_any(host):
-        raise InputError(f"--host {host} is no address that others could be told; name the one by which they reach it")
+        raise InputError(f"--host {host} is not an address that clients can connect to; give this host's address")
     host = host or (old.host if old else LOOPBACK)
     taken = dict(old.ports) if old else {}
     chosen = taken | dict(ports)

@@ -41,7 +41,7 @@ def user() -> str | None:
     """As which user PostgreSQL runs; None for the one who calls.
 
     Raises:
-        InputError: root calls, and there is no other.
+        InputError: root calls, and the user for PostgreSQL does not exist.
     """
     if os.geteuid() != 0:
         return None
@@ -56,13 +56,7 @@ def user() -> str | None:
 
 
 class Postgres:
-    """The cluster of a set.
-
-    Args:
-        home: of the set.
-        port: on loopback.
-        vault: with the passwords.
-    """
+    """The cluster of a set."""
 
     def __init__(self, home: Home, port: int, vault: Vault) -> None:
         self._home = home
@@ -76,7 +70,7 @@ class Postgres:
         if not (self._data / "PG_VERSION").is_file():
             self._make()
         self._put_away_leftovers()
-        # No socket file: whoever may connect is asked for a password.
+        # No socket file: every client needs a password.
         options = ["-D", str(self._data), "-p", str(self._port)]
         for setting in (f"listen_addresses={LOOPBACK}", "unix_socket_directories="):
             options += ["-c", setting]

@@ -1,4 +1,4 @@
-"""What each service of a set is: its command, its environment, and how it is known to be well.
+"""The services of a set: command, environment and health check of each.
 
 Commands hold no secrets, since everybody on a host can read them; those go by environments and private files.
 """
@@ -93,7 +93,7 @@ class Servers:
         return self._settings.num_workers or len(describe().gpus) or usable_cores()
 
     def client_environment(self) -> dict[str, str]:
-        """What a client of these services must know."""
+        """Environment of a client of these services."""
         return {
             "PACELINE_HOME": str(self._site.root),
             "PACELINE_TLS": str(self._home.tls),
@@ -106,7 +106,7 @@ class Servers:
         }
 
     def prefect_environment(self) -> dict[str, str]:
-        """Of Prefect's server, and of the command that migrates its database."""
+        """Environment of Prefect's server and of its database migration."""
         return _own_environment() | {
             "PREFECT_HOME": str(self._home.work / "prefect"),
             "PREFECT_SERVER_DATABASE_CONNECTION_URL": self._postgres.uri("prefect", "postgresql+asyncpg"),
@@ -114,13 +114,13 @@ class Servers:
             "PREFECT_API_AUTH_STRING": self._prefect_user,
             "PREFECT_UI_API_URL": self.prefect_url,
             "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": LEASES_ON_DISK,
-            # Defaults of 5 and 10 s: beside trainings that have all cores, that is too little for a start.
+            # Defaults of 5 and 10 s: too little for a start while trainings use all cores.
             "PREFECT_SERVER_DATABASE_CONNECTION_TIMEOUT": "60",
             "PREFECT_SERVER_DATABASE_TIMEOUT": "60",
         }
 
     def mlflow_environment(self) -> dict[str, str]:
-        """Of MLflow's server, and of the command that migrates its database."""
+        """Environment of MLflow's server and of its database migration."""
         auth_config = self._home.secrets / "mlflow_auth.ini"
         write_privately(auth_config, AUTH_CONFIG.format(uri=self._postgres.uri("mlflow_auth", MLFLOW_DRIVER)))
         environment = _own_environment() | {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import signal
 import subprocess
@@ -38,12 +37,6 @@ Say = Callable[[str], None]
 def up(home: Home, settings: Settings, site: Environment, say: Say) -> Servers:
     """Start what does not run, and wait until all are well.
 
-    Args:
-        home: of the set, locked.
-        settings: of this start.
-        site: this machine's facts.
-        say: prints a line of progress.
-
     Raises:
         InputError: settings do not fit what runs, or a port is taken.
         RunError: a service did not come up; its last words are in the message.
@@ -70,7 +63,8 @@ def up(home: Home, settings: Settings, site: Environment, say: Say) -> Servers:
             service.daemon.end(signal.SIGTERM, END_SECONDS)  # they are another scheduler's
             _start_service(service, say)
         service.daemon.wait(service.check, START_SECONDS)
-    _write_environment(home, servers.client_environment())
+    variables = servers.client_environment().items()
+    write_privately(home.environment, "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables))
     return servers
 
 
@@ -119,7 +113,7 @@ def _start(daemon: Daemon, start: Callable[[], None], ports: tuple[Port, ...], s
     for setting, host, port in ports:
         if not _becomes_free(host, port):
             raise InputError(
-                f"port {port} on {host} cannot be listened on, and {daemon.name} needs it; end whoever has it, or "
+                f"port {port} on {host} is in use, and {daemon.name} needs it; stop its process, or "
                 f"choose another: infra/up --port {setting}=NUMBER"
             )
     start()
@@ -164,8 +158,3 @@ def _run(name: str, arguments: list[str], environment: Mapping[str, str]) -> Non
         raise RunError(
             f"{name} failed; the databases are as they were before or half way:\n{redact(done.stderr[-2000:])}"
         )
-
-
-def _write_environment(home: Home, environment: Mapping[str, str]) -> None:
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
-    write_privately(home.environment, "\n".join(lines) + os.linesep)

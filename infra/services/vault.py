@@ -24,11 +24,7 @@ NAMES = (
 
 
 class Vault:
-    """The secrets in a directory.
-
-    Args:
-        directory: existing.
-    """
+    """The secrets in a directory."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -24,12 +24,7 @@ RAPL = Path("/sys/class/powercap")
 
 
 def examine_host(home: Path, leases: Path) -> list[Finding]:
-    """Examine what needs neither a cluster nor a server.
-
-    Args:
-        home: state directory.
-        leases: where the device leases lie.
-    """
+    """Examine what needs neither a cluster nor a server."""
     checks = [_devices(), _drivers(), _compiler(), _place("state", home, "PACELINE_HOME")]
     checks += [_place("leases", leases, "PACELINE_LEASES"), _ports(), _clocks()]
     return [*checks, _shared_memory()] if describe().gpus else checks
@@ -74,9 +69,8 @@ def _drivers() -> Finding:
 def _compiler() -> Finding:
     if has_compiler():
         return good("compiler", "there is one")
-    return doubtful(
-        "compiler", "no C++ compiler: execution.compile=step cannot be used on CPUs", "install g++ or clang++"
-    )
+    fault = "no C++ compiler: execution.compile=step cannot be used on CPUs"
+    return doubtful("compiler", fault, "install g++ or clang++")
 
 
 def _place(check: str, path: Path, variable: str) -> Finding:

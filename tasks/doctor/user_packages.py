@@ -36,5 +36,5 @@ def _wrong(plugin: Plugin) -> tuple[str, str] | None:
     if packages:
         return f"{' and '.join(packages)} offers that name too", "uninstall one, or rename its entry point"
     if plugin.code == MISSING:
-        return f"there is no {plugin.entry}", "install the package again"
+        return f"{plugin.entry} does not exist", "install the package again"
     return None

@@ -158,7 +158,7 @@ def _lacks(root: str) -> str:
 def _ask(
     client: Client, present: list[str], arguments: tuple[str, str, tuple[Asked, ...]]
 ) -> tuple[dict[str, object], dict[str, tuple[float, float]]]:
-    """What each worker answers; how far its clock is ahead, and how sure that is, in seconds."""
+    """Each worker's answer, and the offset of its clock with its uncertainty, in seconds."""
     answers: dict[str, object] = {}
     skews: dict[str, tuple[float, float]] = {}
     for worker in present:  # one by one: the time that the question takes is the uncertainty of its clock
@@ -251,16 +251,16 @@ def _home(reports: dict[str, Seen], home: Path) -> Finding:
 
 
 def _data(answers: dict[str, object], root: str) -> Finding:
-    lacks = [f"{worker}: {_as_text(answer)}" for worker, answer in answers.items() if answer]
+    lacks = [
+        f"{worker}: {one_line(answer) if isinstance(answer, BaseException) else answer}"
+        for worker, answer in answers.items()
+        if answer
+    ]
     if lacks:
         text = lacks[0] + (f" and {len(lacks) - 1} more" if lacks[1:] else "")
         remedy = "mount it there, or give the workers the credentials and the way to the store, and restart them"
         return bad("data on workers", redact(text), remedy)
     return good("data on workers", f"{redact(root)}, reached by all")
-
-
-def _as_text(answer: object) -> str:
-    return one_line(answer) if isinstance(answer, BaseException) else str(answer)
 
 
 def _leases(reports: dict[str, Seen], leases: Path) -> Finding:

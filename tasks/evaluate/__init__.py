@@ -1,1 +1,1 @@
-"""How good a trained model is on the test split."""
+"""Quality of a trained model on the test split."""

@@ -27,7 +27,7 @@ MAX_NAMED = 5
 
 @dataclass(frozen=True)
 class Features:
-    """What a layer gave for images whose class is known."""
+    """Features of labelled images."""
 
     values_ND: npt.NDArray[np.float32]
     labels: tuple[str, ...]
@@ -55,7 +55,7 @@ class Fitted(Record):
 
 
 def read_features(directory: Path) -> Features:
-    """What `paceline features` has written.
+    """Read the files of `paceline features`.
 
     Raises:
         InputError: there is nothing to be used.
@@ -117,7 +117,7 @@ def _of_parts(directory: Path, read: Callable[[Path], Any]) -> Iterator[Any]:
 
 
 def check_classes(train: Path, test: Path) -> None:
-    """Whether what is learned of one can be scored on the other.
+    """Check that a classifier fitted on one set can be scored on the other.
 
     Raises:
         InputError: it cannot.
@@ -188,14 +188,7 @@ def fit(kind: Kind, values_ND: npt.NDArray[np.float32], labels_N: npt.ArrayLike,
 
 
 def fit_and_score(kind: Kind, train: Features, test: Features, seed: int) -> Fitted:
-    """Fit a classifier on some images, and score it on others.
-
-    Args:
-        kind: as in `fit`.
-        train: to fit it on.
-        test: to score it on.
-        seed: as in `fit`.
-    """
+    """Fit a classifier on some images, and score it on others."""
     fitted = fit(kind, train.values_ND, train.labels, seed)
     started = time.perf_counter()
     right_N = fitted.pipeline.predict(test.values_ND) == np.array(test.labels)

@@ -38,7 +38,7 @@ class TestSplit:
 
 @dataclass(frozen=True)
 class Predictions:
-    """What all ranks predicted, in the order of the split."""
+    """Predictions of all ranks, in the order of the split."""
 
     kept: Floats
     """Logits (N, K), or statistics (N, S)."""
@@ -119,11 +119,6 @@ def _check_once(index_N: Ints, num_samples: int) -> None:
 
 def evaluate_predictions(files: Sequence[str], truth: TestSplit, samples_per_second: float) -> EvaluateResult:
     """Measure the quality of the ranks' predictions.
-
-    Args:
-        files: One .npz per rank, see `read_predictions`.
-        truth: The test split.
-        samples_per_second: Prediction throughput as the ranks measured it.
 
     Raises:
         RunError: The predictions do not fit the split (see `read_predictions`), or the split is empty.

@@ -20,10 +20,6 @@ from paceline.tasks.scores import ious, mean_iou
 def evaluate_statistics(train: TrainResult, prepared: PreparedSet) -> EvaluateResult:
     """Measure the quality of a segmentation or a denoising.
 
-    Args:
-        train: Names the ranks' files.
-        prepared: The set.
-
     Raises:
         RunError: A test sample is missing, repeated or unknown, or a number is not finite.
     """
@@ -88,7 +84,7 @@ def score_difference(
 
 
 def _scores(totals_MS: Floats, num_samples: int, score_name: ScoreName) -> Floats:
-    """Of sums of statistics, each over so many samples."""
+    """Score from sums of statistics over samples."""
     if score_name == "ssim":
         return totals_MS[:, 1] / max(1, num_samples)
     return np.array([mean_iou(totals) for totals in totals_MS[:, 1:].tolist()])

@@ -27,7 +27,7 @@ def evaluate(
         train: Names the prediction files.
         prepared: Holds the labels.
         seconds: Time limit; None for none.
-        directory: Of the run, where the result is kept, and not found out again for the same predictions.
+        directory: Of the run; caches the result for the same predictions.
 
     Raises:
         TimeLimitError: It took longer than its limit.

@@ -46,7 +46,7 @@ class EnergyMeter:
 
     @property
     def source(self) -> str | None:
-        """Whose energy it is; None when there is no figure."""
+        """The measured hardware; None without a figure."""
         if self._uuids and self._gpu_start is None:
             return None
         names = (["GPUs"] if self._uuids else []) + (["CPU packages"] if self._packages.readable else [])

@@ -54,7 +54,7 @@ class GpuLoad:
 
 @contextmanager
 def nvml() -> Iterator[Any | None]:
-    """The NVML module, initialised; None where there is no driver."""
+    """The NVML module, initialised; None without a driver."""
     import pynvml  # only on use: most machines have no GPU
 
     try:
@@ -85,7 +85,7 @@ def sample_gpus(uuids: Iterable[str]) -> dict[str, GpuSample]:
 
 
 def gpu_loads(uuids: Iterable[str]) -> dict[int, GpuLoad]:
-    """How much of each GPU is used now, by NVML's index; those that the driver does not know are left out."""
+    """Current use of each GPU, by NVML's index; GPUs unknown to the driver are left out."""
     with _handles(uuids) as (library, handles):
         indices = {read_nvml(library.nvmlDeviceGetIndex, handle): handle for handle in handles.values()}
         return {index: _load(library, handle) for index, handle in indices.items() if index is not None}

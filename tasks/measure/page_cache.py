@@ -1,4 +1,4 @@
-"""How much of some files lies in the page cache, so that reading them costs no disk. Linux only; None elsewhere."""
+"""Share of files in the page cache, which are read without the disk. Linux only; None elsewhere."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def _share_of_window(path: Path, size: int, place: float) -> float:
     """Share of resident pages in one window of the file.
 
     Raises:
-        OSError: They cannot be told. Linux (from 5.2 on) calls every page resident for a caller who neither owns the
+        OSError: They are unknown. Linux (from 5.2 on) calls every page resident for a caller who neither owns the
             file nor may write to it, so that nobody learns what others read.
     """
     if sys.platform != "linux" or not (path.stat().st_uid == os.geteuid() or os.access(path, os.W_OK)):
-        raise OSError(f"the pages of {path} are not told")
+        raise OSError(f"the pages of {path} are unknown")
     length = min(size, MAX_BYTES_PER_FILE)
     start = int((size - length) * place) // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
     flags = np.zeros(-(-length // mmap.PAGESIZE), dtype=np.uint8)

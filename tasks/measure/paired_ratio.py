@@ -89,7 +89,7 @@ class Estimate:
 
 @lru_cache(maxsize=1024)
 def signed_rank_depth(num_rounds: int, confidence: float) -> int:
-    """How many of the smallest and of the largest Walsh averages lie outside the interval, plus one.
+    """Number of smallest and of largest Walsh averages outside the interval, plus one.
 
     From the exact null distribution of the signed-rank sum W: the largest k with P(W <= k - 1) <= (1 - confidence) / 2,
     but at least 1 (the whole range), which at six rounds is a level of 96.9 %.

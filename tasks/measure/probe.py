@@ -59,16 +59,16 @@ class ArmRunner:
 
 
 class Watch(Protocol):
-    """What looks at the machine from its making to `stop()`."""
+    """Observer of the machine until `stop()`."""
 
     def stop(self) -> Validity:
-        """What it saw."""
+        """Stop observing; the validity of the measurement."""
         ...
 
 
 @dataclass(frozen=True)
 class _Link:
-    """What decisions need: the common voice of the ranks and the time."""
+    """Agreement among the ranks, and the clock."""
 
     agree: Agree
     clock: Clock
@@ -97,7 +97,7 @@ def run_probe(
 ) -> ProbeResult:
     """Measure the arms against each other; the same result on every rank, but for the validity of its own host.
 
-    While the watch says contaminated, and time allows, the rounds begin again; the last attempt is kept.
+    While the watch reports contamination and time allows, the rounds start again; the last attempt counts.
 
     Args:
         runners: By role: "baseline", "candidate", and any others, such as "single" for parallel efficiency.
@@ -181,7 +181,7 @@ def _steps_per_block(step_seconds: Mapping[str, float], settings: Speedup) -> in
 
     `auto`: enough for `BLOCK_SECONDS` of the slowest arm, less where the time limit would not hold twice the minimum of
     rounds. The median over three or more steps is not moved by the first step after a change of arm; blocks of fewer
-    steps only arise when a step lasts so long (over 80 ms) that a refilled cache is nothing beside it.
+    steps only arise when a step lasts so long (over 80 ms) that refilling a cache is negligible.
     """
     if settings.steps_per_block != "auto":
         return settings.steps_per_block
@@ -204,7 +204,7 @@ def _measure(runners: Mapping[str, ArmRunner], num_steps: int, settings: Speedup
 
 
 def order_of_round(roles: tuple[str, ...], number: int) -> tuple[str, ...]:
-    """Which arm follows which in round `number`, from 0: odd rounds reverse the one before.
+    """Order of the arms in round `number`, from 0: odd rounds reverse the one before.
 
     In each palindrome every arm stands once before and once after every other, and its two places add up to the same.
     """
@@ -214,25 +214,22 @@ def order_of_round(roles: tuple[str, ...], number: int) -> tuple[str, ...]:
 
 
 def _stop_reason(rounds: Sequence[tuple[Block, ...]], elapsed: float, settings: Speedup) -> StopReason | None:
-    """Why to stop now, from values that are equal on all ranks; None to go on.
+    """Reason to stop now, from values that are equal on all ranks; None to continue.
 
-    Looks at the intervals only after whole palindromes: statistics.py has the coverage under exactly this rule.
+    Looks at the intervals only after complete palindromes: `paired_ratio` has the coverage under exactly this rule.
     """
     if len(rounds) >= MIN_ROUNDS_TO_STOP and len(rounds) % ROUNDS_PER_LOOK == 0:
         compared = {block.arm for block in rounds[0]} - {"candidate"}
         judged = {"baseline"} if compared <= {"baseline", *BY_PRODUCTS} else compared
-        if all(_narrow(rounds, role, settings.target_half_width) for role in judged):
+        ratios = [arm_ratio(rounds, role, "candidate") for role in judged]
+        widths = [math.inf if ratio is None or ratio.half_width is None else ratio.half_width for ratio in ratios]
+        if max(widths) <= settings.target_half_width:
             return "interval narrow enough"
     if len(rounds) >= settings.num_blocks:
         return "all blocks done"
     if elapsed + elapsed / len(rounds) > settings.max_seconds:  # the next round would end too late
         return "time is up"
     return None
-
-
-def _narrow(rounds: Sequence[tuple[Block, ...]], role: str, target: float) -> bool:
-    ratio = arm_ratio(rounds, role, "candidate")
-    return ratio is not None and ratio.half_width is not None and ratio.half_width <= target
 
 
 def _block(role: str, runner: ArmRunner, num_steps: int, link: _Link) -> Block:

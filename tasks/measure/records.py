@@ -1,4 +1,4 @@
-"""What a group of ranks measures instead of training, and the result."""
+"""Measurements by a group of ranks without training, and their results."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from paceline.tasks.records import Arm, ProbeResult, Record
 
 
 class Measurement(Record):
-    """What a group of ranks is to measure instead of training."""
+    """Measurement of a group of ranks in place of training."""
 
     arms: dict[str, Arm]
     """By role; `baseline` and `candidate` among them. An arm has one device or all of the group's. None: the layers are
@@ -27,7 +27,7 @@ class AllReduceTime(Record):
 
 
 class MeasureResult(Record):
-    """What a group of ranks measured."""
+    """Result of a measurement."""
 
     probe: ProbeResult
     all_reduces: tuple[AllReduceTime, ...]

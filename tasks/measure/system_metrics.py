@@ -47,7 +47,7 @@ def log_system_metrics(log: LogMetrics, gpu_uuids: tuple[str, ...]) -> Iterator[
 
 def _sample(log: LogMetrics, gpu_uuids: tuple[str, ...], ended: threading.Event) -> None:
     network = _network_megabytes()
-    psutil.cpu_percent()  # each call tells of the time since the one before
+    psutil.cpu_percent()  # each call measures the time since the one before
     ended.wait(FIRST_SECONDS)
     number = 0
     while True:

@@ -1,6 +1,6 @@
-"""Whether a measurement can be trusted: what else the machine did meanwhile, and how fast it was allowed to run.
+"""Validity of a measurement: other work on the machine, and its clocks.
 
-Knows nothing of arms and steps. What the platform does not tell stays None. Inside a container /proc/stat may show
+What the platform does not report stays None. Inside a container /proc/stat may show
 the whole host, so that neighbours on other cores are counted too: a warning then errs on the careful side.
 """
 

@@ -14,7 +14,7 @@ from paceline.tasks.model.transfer import core_of
 
 
 def layer_sizes(network: nn.Module, image_shape: tuple[int, int, int]) -> dict[str, int]:
-    """How many values each layer gives for an image of `image_shape` (height, width, channels), by the layers' names.
+    """Number of values of each layer for an image of `image_shape` (height, width, channels), by name.
 
     In the order of the network's parts; without those that give no tensor with a row for each image, such as lists of
     layers, which are not called themselves. Tried on two black images, in evaluation, which changes no statistics.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class LabelledBatch(Protocol):
-    """What a loader yields."""
+    """A batch of a loader."""
 
     @property
     def images_NCHW(self) -> torch.Tensor:
@@ -40,7 +40,7 @@ class LabelledBatch(Protocol):
 
     @property
     def mix_weights_N(self) -> torch.Tensor | None:
-        """How much of each image is of its own class, float32, or None for all."""
+        """Share of each image's own class, float32, or None for all."""
 
 
 class StepScheduleLike(Protocol):
@@ -48,7 +48,7 @@ class StepScheduleLike(Protocol):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Of a whole epoch."""
+        """Steps of a complete epoch."""
 
     @property
     def num_passed(self) -> int:
@@ -58,23 +58,23 @@ class StepScheduleLike(Protocol):
         """What has been seen when so many steps are done: whole epochs, and samples of the next one."""
 
     def samples(self, step: int) -> int:
-        """How many samples have been seen when so many steps are done, over all epochs."""
+        """Number of samples after a number of steps, over all epochs."""
 
     def ends_epoch(self, step: int) -> bool:
-        """Whether an epoch is over when so many steps are done."""
+        """Whether an epoch ends after a number of steps."""
 
     def epoch_end(self, step: int) -> int:
         """The first step from this one on after which an epoch is over."""
 
     def num_steps(self, num_epochs: int) -> int:
-        """Of a training of so many epochs."""
+        """Steps of a training of a number of epochs."""
 
     def even_step(self, step: int) -> float:
         """Which step this would be if all before it had been of this group's batch size; what schedules go by."""
 
 
 class BatchSource(Protocol):
-    """What feeds a training: sized in steps per epoch, positioned by global step."""
+    """Source of batches: sized in steps per epoch, positioned by global step."""
 
     def __len__(self) -> int:
         """Steps per epoch."""

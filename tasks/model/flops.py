@@ -1,4 +1,4 @@
-"""What a network costs, counted on the network itself: nothing here depends on the machine."""
+"""Cost of a network, counted on the network itself: independent of the machine."""
 
 from __future__ import annotations
 
@@ -8,32 +8,14 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from paceline.tasks.records import Record
-
-
-class Cost(Record):
-    """What a network needs for one sample, counted and not timed: convolutions and products of matrices alone."""
-
-    forward_flops: float
-    """Floating-point operations, two for each multiplication with its addition."""
-    training_flops: float
-    """Forward and backward."""
-    num_parameters: int
-    image_bytes: int
-    """Of a sample as it lies in memory, one byte a value."""
-
+from paceline.tasks.model.cost import Cost
 
 NUM_SAMPLES = 2
 """Fewest that a batch norm can train on."""
 
 
 def cost_of(network: nn.Module, image_shape: tuple[int, int, int]) -> Cost:
-    """Count what one sample needs, forward and in training; the network's statistics change.
-
-    Args:
-        network: on the CPU.
-        image_shape: height, width, channels.
-    """
+    """Count what one sample needs, forward and in training; the network's statistics change."""
     height, width, channels = image_shape
     images_NCHW = torch.zeros(NUM_SAMPLES, channels, height, width)
     with torch.no_grad(), FlopCounterMode(display=False) as forward:

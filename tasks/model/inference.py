@@ -20,7 +20,7 @@ Int64s = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 class Prediction(NamedTuple):
-    """Of one batch."""
+    """Outputs of one batch."""
 
     indices_N: Int64s
     """Of its samples in the split."""

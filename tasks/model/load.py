@@ -33,5 +33,5 @@ def load_trained_model(directory: Path, digest: str) -> tuple[nn.Module, ModelFa
         raise InputError(f"{directory / WEIGHTS}: holds more than tensors; nothing of it was executed") from None
     except (RuntimeError, AttributeError, TypeError, EOFError, KeyError, ValueError) as error:
         reason = one_line(error)[:200]
-        raise InputError(f"{directory / WEIGHTS}: not the weights of the model beside it ({reason})") from error
+        raise InputError(f"{directory / WEIGHTS}: not the weights of the model next to it ({reason})") from error
     return network.eval(), facts

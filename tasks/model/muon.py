@@ -96,7 +96,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalise(matrices_BRC: torch.Tensor) -> torch.Tensor:
-    """Each matrix with its singular values brought near 1, its singular vectors kept: Newton and Schulz's iteration.
+    """Bring the singular values of each matrix near 1 by Newton and Schulz's iteration; the singular vectors stay.
 
     Source: Bernstein and Newhouse, "Old Optimizer, New Norm" (2024), and the post on Muon for the coefficients.
     """
@@ -141,7 +141,7 @@ def _by_shape(tensors: Iterable[torch.Tensor]) -> list[list[int]]:
 
 
 def _rate_factors(network: nn.Module) -> tuple[float, float]:
-    """Of biases and of dense layers."""
+    """Rate factors of biases and of dense layers."""
     for part in network.modules():
         if isinstance(part, Whitened):
             return part.rate_factors

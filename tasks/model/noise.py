@@ -17,13 +17,7 @@ _LOW = 2**32 - 1
 
 
 def gaussian(noise_seeds_N: torch.Tensor, shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    """Standard normal values (N, *shape), float32, those of a sample a function of its draw and the seed alone.
-
-    Args:
-        noise_seeds_N: int64, one number for each sample.
-        shape: Of one sample's values.
-        seed: Of all of them.
-    """
+    """Standard normal values (N, *shape), float32, those of a sample a function of its draw and the seed alone."""
     num = math.prod(shape)
     pairs_M = torch.arange((num + 1) // 2, device=noise_seeds_N.device, dtype=torch.int64)
     keys_N = _mix(_mix(noise_seeds_N) ^ _mix(torch.full_like(noise_seeds_N, seed)))

@@ -31,7 +31,7 @@ FULL_SCALE = 255.0
 
 
 class Task(Protocol):
-    """What all kinds have."""
+    """Interface of all objectives."""
 
     @property
     def score_name(self) -> ScoreName:
@@ -39,7 +39,7 @@ class Task(Protocol):
 
     @property
     def draws(self) -> bool:
-        """Whether it adds something to the images at random."""
+        """Whether the objective adds random noise to the images."""
 
     @property
     def num_statistics(self) -> int:
@@ -50,7 +50,7 @@ class Task(Protocol):
         """Number of stored values per sample."""
 
     def inputs(self, batch: LabelledBatch) -> torch.Tensor:
-        """What of a batch the network sees (N, C, H, W)."""
+        """Input of the network from a batch (N, C, H, W)."""
 
     def loss(self, outputs: Outputs, batch: LabelledBatch, recipe: Recipe) -> torch.Tensor:
         """Scalar: the mean over the samples."""
@@ -59,7 +59,7 @@ class Task(Protocol):
         """For each sample, float64 (N, S): first its loss, then what the score is made of."""
 
     def score(self, totals_S: Sequence[float], num_samples: float) -> float:
-        """Of the statistics' sums over samples."""
+        """Score from the statistics' sums over samples."""
 
     def select_outputs(self, outputs: Outputs, batch: LabelledBatch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
         """Outputs that the evaluation of a test split needs: logits (N, K), or the statistics."""
@@ -85,11 +85,7 @@ class _StatisticsKept(ABC):
 
 
 class Classification:
-    """The class of an image, and regression targets beside it where the network has them.
-
-    Args:
-        num_classes: K.
-    """
+    """The class of an image, and regression targets where the network has them."""
 
     score_name: ScoreName = "accuracy"
     draws = False
@@ -135,11 +131,7 @@ class Classification:
 
 
 class Segmentation(_StatisticsKept):
-    """The class of each pixel. The mask is the batch's last channel, as prepared sets have it.
-
-    Args:
-        num_classes: K.
-    """
+    """The class of each pixel. The mask is the batch's last channel, as prepared sets have it."""
 
     score_name: ScoreName = "mean_iou"
     draws = False
@@ -167,7 +159,7 @@ class Segmentation(_StatisticsKept):
         return batch.images_NCHW[:, -1].round().long() - 1
 
     def statistics(self, outputs: Outputs, batch: LabelledBatch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
-        """Cross-entropy; then of each class its pixels that are rightly told, those that are told, and those there."""
+        """Cross-entropy; then the correct, predicted and actual pixels of each class."""
         logits_NKHW, classes_NHW = outputs[0], self._classes(batch)
         known_NHW = classes_NHW != NO_CLASS
         told_NHW = logits_NKHW.argmax(1)
@@ -180,11 +172,11 @@ class Segmentation(_StatisticsKept):
         return torch.cat([loss_N.double()[:, None], *(count.double() for count in counts)], dim=1)
 
     def score(self, totals_S: Sequence[float], num_samples: float) -> float:
-        """Intersection over union of each class that there is or that is told, and their mean."""
+        """Mean intersection over union of the classes that are predicted or present."""
         return mean_iou(totals_S[1:])
 
     def select_example(self, outputs: Outputs, batch: LabelledBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Classes (N, H, W) that are told and that are there, from 1; 0 for none."""
+        """Predicted and actual classes (N, H, W), from 1; 0 for none."""
         return outputs[0].argmax(1) + 1, batch.images_NCHW[:, -1]
 
 
@@ -245,7 +237,7 @@ class Denoising(_StatisticsKept):
         return totals_S[1] / num_samples
 
     def select_example(self, outputs: Outputs, batch: LabelledBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Images (N, C, H, W) that are told and that are there, normalised."""
+        """Predicted and clean images (N, C, H, W), normalised."""
         return outputs[0], batch.images_NCHW
 
 

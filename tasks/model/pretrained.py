@@ -1,7 +1,7 @@
-"""Weights that a network begins with: read without executing code, held against the network, put into it.
+"""Pretrained weights: read without executing code, checked against the network, loaded into it.
 
 The same weights have several names: a wrapper puts its own before each parameter's. Names are compared without what all
-of them begin with. All must fit but the heads, which begin anew where they are for other classes.
+of them begin with. All must fit except the heads, which are reinitialised for other classes.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _state(content: bytes) -> dict[str, Any]:
 
 
 def _wrapping(names: Iterable[str]) -> str:
-    """What wrappers have put before all names."""
+    """Prefix that wrappers added to all names."""
     unprefixed, before = list(names), ""
     while prefix := next(
         (wrapper for wrapper in WRAPPERS if unprefixed and all(name.startswith(wrapper) for name in unprefixed)), None
@@ -105,12 +105,12 @@ def _without_wrapper(tensors: Mapping[str, torch.Tensor]) -> Tensors:
 
 
 def check_fit(tensors: Tensors, network: nn.Module, *, same_classes: bool, where: str) -> tuple[str, ...]:
-    """Names of the parameters that begin anew: those of heads for other classes.
+    """Names of the parameters to reinitialise: those of heads for other classes.
 
     Args:
         tensors: by names without wrappers'.
         network: that is to begin with them.
-        same_classes: whether heads may be for the same classes as far as is known; else all of them begin anew.
+        same_classes: whether the heads may be for the same classes; if not, all are reinitialised.
         where: the weights come from, for messages.
 
     Raises:
@@ -121,7 +121,10 @@ def check_fit(tensors: Tensors, network: nn.Module, *, same_classes: bool, where
         part
         for part in heads
         if not same_classes
-        or any(part_of(name) == part and not _fits(tensors.get(name), tensor) for name, tensor in expected.items())
+        or any(
+            part_of(name) == part and (name not in tensors or tensors[name].shape != tensor.shape)
+            for name, tensor in expected.items()
+        )
     }
     needed = {name: tensor for name, tensor in expected.items() if part_of(name) not in fresh}
     missing = [name for name in needed if name not in tensors and not name.endswith(COUNTER)]
@@ -133,10 +136,6 @@ def check_fit(tensors: Tensors, network: nn.Module, *, same_classes: bool, where
     for name, tensor in needed.items():
         _check_shape(name, tensors.get(name, tensor), tensor, where)
     return tuple(name for name in expected if part_of(name) in fresh)
-
-
-def _fits(found: torch.Tensor | None, wanted: torch.Tensor) -> bool:
-    return found is not None and found.shape == wanted.shape
 
 
 def _some(names: list[str]) -> str:
@@ -158,7 +157,7 @@ def _check_shape(name: str, found: torch.Tensor, wanted: torch.Tensor, where: st
 
 
 def begin_with(network: nn.Module, weights: Pretrained) -> None:
-    """Put weights into a network, all but those that begin anew.
+    """Load weights into a network, except those that are reinitialised.
 
     Raises:
         InputError: the file is not what it was when it was checked.
@@ -174,7 +173,7 @@ def begin_with(network: nn.Module, weights: Pretrained) -> None:
     with torch.no_grad():
         for name, initial in state.items():
             bare = name.removeprefix(before)
-            if bare in weights.anew or (bare.endswith(COUNTER) and bare not in tensors):
+            if bare in weights.reinitialized or (bare.endswith(COUNTER) and bare not in tensors):
                 continue
             if bare not in tensors:
                 raise InputError(f"{weights.path}: has no {bare}, which the network has; it is another network's")
@@ -182,13 +181,7 @@ def begin_with(network: nn.Module, weights: Pretrained) -> None:
 
 
 def begun_state(model: Model, like: PreparedSet, weights: Pretrained, seed: int) -> bytes:
-    """A network's state as training begins: given weights, and what begins anew by a seed; as torch saves it.
-
-    Args:
-        model: of the network.
-        like: the set that it is for.
-        weights: to begin with.
-        seed: of the rest.
+    """Initial state of a network as torch saves it: given weights, and the rest initialised by a seed.
 
     Raises:
         InputError: as `begin_with`.

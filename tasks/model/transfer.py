@@ -1,4 +1,4 @@
-"""The two parts of a network: the head, which tells something, and the backbone, which it tells it from.
+"""The two parts of a network: the head, which predicts, and the backbone, which computes features.
 
 What was learned of other data is of use in the backbone, which may then stay as it is or be trained more slowly.
 """
@@ -93,7 +93,7 @@ def check_parts(config: Config, network: nn.Module) -> None:
     name, layer, heads = config.model.name, config.model.freeze, heads_of(network)
     if not heads and (layer == "backbone" or config.recipe.backbone_rate != 1):
         setting = "model.freeze=backbone" if layer == "backbone" else "recipe.backbone_rate"
-        raise InputError(f"{setting} is for networks with a head, and {name} has none; drop it")
+        raise InputError(f"{setting} is for networks with a head, and {name} has none; remove it")
     if layer in ("none", "backbone"):
         return
     try:
@@ -137,5 +137,5 @@ def parameter_groups(network: nn.Module, recipe: Recipe, learning_rate: float) -
 
 
 def factor_of(group: dict[str, Any]) -> float:
-    """What the learning rate of a group is multiplied by."""
+    """Factor of a group's learning rate."""
     return float(group.get(RATE_FACTOR, 1.0))

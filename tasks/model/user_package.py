@@ -11,10 +11,6 @@ from paceline.tasks.plugins import load_plugin
 def check_package(model: Model, recorded: Plugin | None) -> str | None:
     """What of a user's model is not as it was when it was trained, for people; None if nothing is, or it is ours.
 
-    Args:
-        model: as its run has recorded it.
-        recorded: its package then.
-
     Raises:
         InputError: the package is not installed here, or another one offers that name.
     """

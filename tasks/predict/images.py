@@ -1,4 +1,4 @@
-"""Which images, signals or clips a source offers for prediction: any folder, or a configuration's test split."""
+"""Images, signals or clips for prediction: from any folder, or a configuration's test split."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNKNOWN = -1
 
 
 class Images(NamedTuple):
-    """What is to be predicted."""
+    """Samples to predict."""
 
     origin: Origin
     """Where they lie."""
@@ -45,10 +45,10 @@ def in_folder(
 
     Args:
         root: a path, or any URL that fsspec reads.
-        class_names: of whole images; empty where it is not these that are told; None where each folder's name is one.
+        class_names: of images; empty for models without image classes; None if each folder's name is one.
         signal: how signals became the pictures that the model knows; None for a model of images.
         num_frames: of the clips that the model knows; 0 for a model of images.
-        leave_masks: leave out what lies in `masks` beside `images`, as `data.source=pairs` has it.
+        leave_masks: leave out folders `masks` next to `images`, the layout of `data.source=pairs`.
         fit: how images come to the size that the model knows.
 
     Raises:

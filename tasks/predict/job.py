@@ -24,18 +24,13 @@ MAX_BATCH = 256
 
 
 def batch_size_for(image_shape: tuple[int, int, int], num_views: int = 1) -> int:
-    """Images of one forward pass, fewer of large ones.
-
-    Args:
-        image_shape: height, width, channels.
-        num_views: of each image.
-    """
+    """Images of one forward pass, fewer of large ones."""
     height, width, _ = image_shape
     return max(1, min(MAX_BATCH, BATCH_PIXELS // (height * width * num_views)))
 
 
 class Settings(Record):
-    """How a model is executed."""
+    """Execution of a model."""
 
     model_directory: str
     """Seen by all workers."""
@@ -50,9 +45,9 @@ class Settings(Record):
     package: str | None = None
     """What the user's package that offers the model is now; None for a model of Paceline's."""
     layer: str | None = None
-    """What this layer gives is written in place of what the model tells; None for that."""
+    """Write the features of this layer in place of the model's predictions; None for predictions."""
     own_size: bool = False
-    """Each image as large as it is, in tiles; of models that tell something of each pixel."""
+    """Predict each image at its own size, in tiles; for models with outputs per pixel."""
     compiled: str | None = None
     """Directory of AOTInductor's packages for exactly these settings, one for each kind of CPU; None for eager
     execution."""
@@ -84,10 +79,10 @@ class PartRecord(Record):
     num_unread: int = 0
     """Of those, samples whose bytes could not be had: a later call tries them again."""
     num_known: int
-    """Samples whose class the source tells; of a segmentation, pixels."""
+    """Labelled samples; of a segmentation, labelled pixels."""
     num_correct: int
     class_pixels: tuple[int, ...] = ()
-    """Of a segmentation whose masks the source has: pixels rightly told, told, and there, each of all classes."""
+    """Of a segmentation with masks: correct, predicted and actual pixels, each of all classes."""
     read_seconds: float
     predict_seconds: float
     """Of the worker that did it."""

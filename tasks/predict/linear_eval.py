@@ -36,7 +36,7 @@ UNKNOWN_LOGIT = -1e9
 
 
 class LinearEvalJob(Record):
-    """What is to be fitted."""
+    """Specification of a linear evaluation."""
 
     config: Config
     prepared: PreparedSet
@@ -50,7 +50,7 @@ class LinearEvalJob(Record):
 
 
 class LinearEvalResult(Record):
-    """What came of it. Seconds by the process's own clock, from its start."""
+    """Result of a linear evaluation. Seconds are counted from the start of the process."""
 
     settings: Settings
     """How the features are computed."""
@@ -111,7 +111,7 @@ def fit_linear_head(job: LinearEvalJob) -> LinearEvalResult:
 
 
 def _settings(job: LinearEvalJob) -> Settings:
-    """The backbone, kept as a model, and how it is executed."""
+    """Write the backbone as a model; the settings of its execution."""
     config, directory = job.config, Path(job.directory) / MODEL
     state = begun_state(config.model, job.prepared, job.pretrained, config.seed)
     facts = write_model(directory, config, job.prepared, state)
@@ -128,7 +128,7 @@ def _settings(job: LinearEvalJob) -> Settings:
 
 
 def features_of(predictor: Predictor, split: Split) -> npt.NDArray[np.float32]:
-    """What the layer gives for all samples (N, D) of a split, in their order."""
+    """Features of all samples (N, D) of a split, in order."""
     size = CHUNK * batch_size_for(predictor.facts.image_shape)
     chunks = [np.arange(first, min(first + size, split.num_samples)) for first in range(0, split.num_samples, size)]
     return np.concatenate([predictor(pictures(predictor, split, chunk))[0] for chunk in chunks])

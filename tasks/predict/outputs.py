@@ -1,6 +1,6 @@
-"""What a network is asked for, by its task or of a layer: images to a tuple of tensors, and how far two answers differ.
+"""Outputs of a network by task, or of a layer: images to a tuple of tensors, and the difference of two executions.
 
-Reduced to what is kept while it is still on the device: probabilities of every pixel would be many times the images.
+Outputs are reduced on the device: probabilities of every pixel would be many times larger than the images.
 Shapes: N samples, C channels, H height, W width, K classes, T regression targets, D values of a layer.
 """
 
@@ -91,7 +91,7 @@ def with_head(
     Args:
         network: what was trained.
         facts: of it.
-        layer: whose output is asked for; None for what the model tells.
+        layer: whose features to compute; None for predictions.
         each_pixel: with the confidence in each pixel's class, in place of that of an image.
     """
     if layer is not None:
@@ -139,7 +139,7 @@ def compare_outputs(asked: Asked, ours: Arrays, plain: Arrays) -> Parity:
 
 
 def _cosines(ours_ND: npt.NDArray[np.float32], plain_ND: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """Of the angles between rows; 1 where both are nought, and 0 where one is."""
+    """Cosines of the angles between rows; 1 where both are zero, and 0 where one is."""
     ours, plain = ours_ND.astype(np.float64), plain_ND.astype(np.float64)
     norms_N = np.linalg.norm(ours, axis=1) * np.linalg.norm(plain, axis=1)
     nothing_N = ~(ours.any(axis=1) | plain.any(axis=1))

@@ -23,7 +23,7 @@ from paceline.tasks.predict.outputs import Arrays, Asked
 from paceline.tasks.records import ModelFacts
 
 PIXEL_TASKS = ("segment", "denoise")
-"""What is asked of models that tell something of each pixel."""
+"""Tasks with outputs per pixel."""
 
 
 _ROWS = 256
@@ -54,21 +54,21 @@ class Row(NamedTuple):
     picture_HWC: npt.NDArray[np.uint8]
     mask_HW: npt.NDArray[np.uint8] | None
     """Where the source has one: 1 for the first class, 0 for none."""
-    told: Sequence[Any]
+    outputs: Sequence[Any]
     """As `paceline.tasks.predict.outputs.Arrays` has it, of this sample."""
 
 
-def answers_of(asked: Asked, facts: ModelFacts, part: Part, kept: list[int], arrays: Arrays | None) -> Answers:
+def answers_of(asked: Asked, facts: ModelFacts, part: Part, positions: list[int], arrays: Arrays | None) -> Answers:
     """The columns of a part besides `path` and `error`, where they are of whole samples.
 
     Args:
         asked: kind of output.
         facts: of the model.
         part: whose samples they are.
-        kept: positions of those that could be read.
+        positions: positions of those that could be read.
         arrays: outputs of the model; None for a part of which nothing could be read.
     """
-    return _features(part, kept, arrays) if asked == "features" else _classes(facts, part, kept, arrays)
+    return _features(part, positions, arrays) if asked == "features" else _classes(facts, part, positions, arrays)
 
 
 def pixel_answers_of(asked: Asked, facts: ModelFacts, part: Part, rows: Iterable[Row]) -> Answers:
@@ -149,11 +149,11 @@ def _masks(facts: ModelFacts, part: Part, rows: Iterable[Row]) -> Answers:
 
 
 def _count_pixels(
-    told_HW: npt.NDArray[np.uint8], mask_HW: npt.NDArray[np.uint8], num_classes: int
+    predicted_HW: npt.NDArray[np.uint8], mask_HW: npt.NDArray[np.uint8], num_classes: int
 ) -> npt.NDArray[np.int64]:
-    """Pixels rightly told, told, and there, of each class, against a mask that is 0 for no class, and 1 and up."""
+    """Correct, predicted and actual pixels of each class; the mask is 0 for no class, and 1 and up."""
     is_known_HW = (mask_HW > 0) & (mask_HW <= num_classes)  # preparation rejects images with other values
-    predicted, actual = told_HW[is_known_HW], mask_HW[is_known_HW] - 1
+    predicted, actual = predicted_HW[is_known_HW], mask_HW[is_known_HW] - 1
     return np.stack(
         [np.bincount(kinds, minlength=num_classes) for kinds in (predicted[predicted == actual], predicted, actual)]
     )
@@ -163,19 +163,19 @@ def _pictures(part: Part, rows: Iterable[Row]) -> Answers:
     """`image`, and `change`: root mean square of what was taken off, of 255."""
     images: list[bytes | None] = [None] * len(part.samples)
     changes: list[float | None] = [None] * len(part.samples)
-    for position, picture_HWC, _, (told_HWC,) in rows:
-        images[position] = png(told_HWC)
-        changes[position] = _change(told_HWC, picture_HWC)
+    for position, picture_HWC, _, (pixels_HWC,) in rows:
+        images[position] = png(pixels_HWC)
+        changes[position] = _change(pixels_HWC, picture_HWC)
     return Answers({"image": pa.array(images, pa.binary()), "change": pa.array(changes, pa.float32())})
 
 
-def _change(told_HWC: npt.NDArray[np.uint8], picture_HWC: npt.NDArray[np.uint8]) -> float:
+def _change(pixels_HWC: npt.NDArray[np.uint8], picture_HWC: npt.NDArray[np.uint8]) -> float:
     """Root mean square of the difference; by rows, for the picture may be large."""
     squares = 0.0
-    for top in range(0, len(told_HWC), _ROWS):
+    for top in range(0, len(pixels_HWC), _ROWS):
         rows = slice(top, top + _ROWS)
-        squares += float(np.square(told_HWC[rows].astype(np.float32) - picture_HWC[rows]).sum(dtype=np.float64))
-    return math.sqrt(squares / told_HWC.size)
+        squares += float(np.square(pixels_HWC[rows].astype(np.float32) - picture_HWC[rows]).sum(dtype=np.float64))
+    return math.sqrt(squares / pixels_HWC.size)
 
 
 def _lists(rows_NK: npt.NDArray[np.float32], missing_N: npt.NDArray[np.bool_]) -> pa.ListArray:

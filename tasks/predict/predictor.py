@@ -28,7 +28,7 @@ from paceline.tasks.predict.tiles import bands_of, grid_for, put
 from paceline.tasks.train.step.precision import AUTOCAST_DTYPES, prepare_network
 
 NUM_SHAPES = 8
-"""Of images whose constants are kept."""
+"""Cached shapes of images, for their normalisation constants."""
 
 
 class Predictor:
@@ -49,7 +49,9 @@ class Predictor:
         self._device = torch.device("cuda", 0) if settings.gpu else torch.device("cpu")
         self._channels_last = not plain
         self._dtype = torch.float32 if plain else _dtype(settings)
-        self._normalise = lru_cache(maxsize=NUM_SHAPES)(self._normalise_for)
+        self._normalise = lru_cache(maxsize=NUM_SHAPES)(
+            lambda shape: Normalise(self.facts.mean, self.facts.std, shape).to(self._device)
+        )
         self._batch_size = settings.batch_size
         looks = reach_and_stride(network) if settings.own_size else None
         self._grid = None if looks is None else grid_for(*looks)
@@ -97,9 +99,6 @@ class Predictor:
             images = normalise(pixels.to(self._device), channels_last=self._channels_last).to(self._dtype)
             batches.append(tuple(output[:number].cpu() for output in self._call(images)))
         return tuple(torch.cat(column).numpy() for column in zip(*batches, strict=True))
-
-    def _normalise_for(self, image_shape: tuple[int, int, int]) -> Normalise:
-        return Normalise(self.facts.mean, self.facts.std, image_shape).to(self._device)
 
 
 @lru_cache(maxsize=2)

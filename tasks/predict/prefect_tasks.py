@@ -68,7 +68,7 @@ def predict(parts: list[Part], settings: Settings, address: str, seconds: float 
     Raises:
         RunError: The executed model predicts other classes than the plain one, or the disk is full.
         OutsideError: The cluster or a file system failed, or of some part nothing could be read from where its worker
-            sits; what is finished is kept.
+            sits; finished parts stay.
         TimeLimitError: It took longer than its limit.
     """
     with deadline.time_limit("limits.predict_seconds", seconds), _disk_told(Path(parts[0].path).parent):

@@ -1,7 +1,7 @@
 """A fresh process for one measurement, in the environment of a rank, so that its times are comparable.
 
 A worker starts it and waits for it. It is given its work as a file, `spec.json`, and leaves `result.json`; what it
-prints lies beside them in `log.txt`. Knows nothing of the work.
+prints is in `log.txt` next to them.
 """
 
 from __future__ import annotations

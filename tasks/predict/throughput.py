@@ -1,4 +1,4 @@
-"""How fast trained networks predict: plain and as they are executed, in turn, and on a GPU where there is one.
+"""Prediction throughput of trained networks: plain and as executed, in turn, and on a GPU if present.
 
 A program for `alone`. Images come from a prepared test split and are in memory, as in the evaluation of a run.
 """
@@ -18,7 +18,8 @@ import numpy.typing as npt
 from paceline.tasks.data.split import open_split
 from paceline.tasks.measure.paired_ratio import MIN_ROUNDS, estimate_ratio
 from paceline.tasks.measure.validity import ValidityWatch
-from paceline.tasks.model.flops import Cost, cost_of
+from paceline.tasks.model.cost import Cost
+from paceline.tasks.model.flops import cost_of
 from paceline.tasks.model.load import load_trained_model
 from paceline.tasks.predict.job import Settings
 from paceline.tasks.predict.linear_eval import pictures
@@ -43,7 +44,7 @@ Arm = tuple[str, str]
 
 
 class ThroughputJob(Record):
-    """What is to be timed."""
+    """Networks to time, and the time limit."""
 
     ways: dict[str, Settings]
     """By name."""
@@ -78,7 +79,7 @@ class _Way:
     """What each of its arms predicts in a round."""
 
     def pace(self, seconds: Mapping[str, list[float]]) -> PredictionThroughput:
-        """Of the seconds that its arms took."""
+        """Throughputs from the seconds of its arms."""
         rates = {name: len(self.block) / median(times) for name, times in seconds.items()}
         logs = np.log(seconds[EAGER]) - np.log(seconds[EXECUTED])
         return PredictionThroughput(

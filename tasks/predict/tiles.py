@@ -2,7 +2,7 @@
 
 A tile is what is wanted of it and a margin around that, as wide as a network looks: so a pixel's answer is the same
 whichever tile it lies in, but for rounding, and the network needs memory for a few tiles. Beyond its borders an image
-goes on as its mirror image. Shapes: M tiles, H height, W width, C channels.
+continues as its mirror image. Shapes: M tiles, H height, W width, C channels.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STEP = 32
 
 
 class Grid(NamedTuple):
-    """How images are cut for a network.
+    """Sizes of tiles and margins for a network.
 
     Args:
         side: largest height and width of a tile with its margins, pixels.
@@ -59,7 +59,7 @@ def grid_for(reach: int, stride: int) -> Grid:
 
 def bands_of(image_HWC: npt.NDArray[np.uint8], grid: Grid) -> Iterator[Band]:
     """The rows of tiles of an image, from top to bottom."""
-    height, width = (_side(pixels, grid) - 2 * grid.margin for pixels in image_HWC.shape[:2])
+    height, width = (min(grid.side - 2 * grid.margin, _multiple(pixels, grid.step)) for pixels in image_HWC.shape[:2])
     columns = [_mirror_indices(start, width, image_HWC.shape[1], grid) for start in range(0, image_HWC.shape[1], width)]
     for top in range(0, image_HWC.shape[0], height):
         rows = _mirror_indices(top, height, image_HWC.shape[0], grid)
@@ -75,12 +75,8 @@ def put(band: Band, told_MHW: npt.NDArray[Any], whole_HW: npt.NDArray[Any], grid
         place[: tile.shape[0], : tile.shape[1]] = tile
 
 
-def _side(pixels: int, grid: Grid) -> int:
-    return min(grid.side, _multiple(pixels, grid.step) + 2 * grid.margin)
-
-
 def _mirror_indices(start: int, size: int, pixels: int, grid: Grid) -> npt.NDArray[np.int64]:
-    """Which rows or columns of the image a tile shows."""
+    """Rows or columns of the image in a tile."""
     places = np.arange(start - grid.margin, start + size + grid.margin) % (2 * pixels)
     return np.minimum(places, 2 * pixels - 1 - places)
 

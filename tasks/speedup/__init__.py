@@ -1,1 +1,1 @@
-"""How much faster a run is than its baseline, how certain that is, and why."""
+"""Speedup of a run over its baseline, with its certainty and cause."""

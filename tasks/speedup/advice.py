@@ -1,4 +1,4 @@
-"""What to do next, from what a run has shown. Each piece of advice names a setting and the observation behind it."""
+"""Advice from a run's results. Each piece names a setting and the observation behind it."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def match(first: Mapping[str, str], second: Mapping[str, str]) -> MatchVerdict:
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """What of the facts of two runs is not the same, each as `name before -> now`; of versions each package."""
+    """Differing facts of two runs, each as `name before -> now`; for versions, each package."""
     changes = []
     for name in dict.fromkeys([*before, *now]):
         old, new = before.get(name, UNKNOWN), now.get(name, UNKNOWN)

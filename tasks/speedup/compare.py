@@ -97,12 +97,7 @@ Match = Callable[[Mapping[str, str], Mapping[str, str]], MatchVerdict]
 
 
 def compare(runs: Sequence[ComparedRun], match: Match) -> Comparison:
-    """Compare runs with the first one.
-
-    Args:
-        runs: At least one.
-        match: Verdict on two runs' facts.
-    """
+    """Compare runs with the first one."""
     base = runs[0]
     names = dict.fromkeys(name for run in runs for name in run.facts)
     values = {name: tuple(run.facts.get(name, "unknown") for run in runs) for name in names}
@@ -198,7 +193,7 @@ def _cells(row: ComparedRow, word: str) -> list[str]:
 
 
 def own_speedup(row: ComparedRow) -> str:
-    """What the run measured against its own baseline, with its interval."""
+    """The run's speedup over its own baseline, with its interval."""
     if row.own_ratio is None:
         return DASH
     if row.own_low is None or row.own_high is None:
@@ -210,12 +205,8 @@ def _format(value: float | None, form: str, unit: str = "") -> str:
     return DASH if value is None else format(value, form) + unit
 
 
-def compare_notes(comparison: Comparison) -> list[str]:
+def compare_notes(comparison: Comparison) -> Iterator[str]:
     """Notes below the table: its meaning, its limits, and the facts that differ."""
-    return list(_notes(comparison))
-
-
-def _notes(comparison: Comparison) -> Iterator[str]:
     if any(row.ratio is not None for row in comparison.runs):
         yield (
             "Ratios against the first run rest on one run each and have no interval: `paceline study` repeats and "
@@ -260,10 +251,11 @@ def speedup_across(
         return _withheld("; ".join(_why_not(base, rows[base.run_id], most_foreign) for base in bases[:MAX_NAMED]))
     if _is_busy(now, most_foreign):
         return _withheld(
-            f"{now.metrics[Metric.FOREIGN_CORES]:.2f} cores were busy with others' work beside the training", True
+            f"{now.metrics[Metric.FOREIGN_CORES]:.2f} cores were busy with other work during the training", True
         )
     ratio = ratio_across([float(rows[base.run_id].ratio or 0) for base in usable])
-    mean = math.exp(math.fsum(math.log(_rate_of_row(rows[base.run_id], base)) for base in usable) / len(usable))
+    rates = [base.metrics[rows[base.run_id].rate or ""] for base in usable]
+    mean = math.exp(math.fsum(map(math.log, rates)) / len(rates))
     return SpeedupResult(
         ratio=ratio.value,
         low=ratio.low,
@@ -299,11 +291,6 @@ def ratio_across(ratios: Sequence[float]) -> Estimate:
     return Estimate(value=math.exp(centre), low=math.exp(centre - reach), high=math.exp(centre + reach))
 
 
-def _rate_of_row(row: ComparedRow, base: ComparedRun) -> float:
-    assert row.rate is not None
-    return base.metrics[row.rate]
-
-
 def _is_busy(run: ComparedRun, most_foreign: float) -> bool:
     return run.metrics.get(Metric.FOREIGN_CORES, 0.0) > most_foreign
 
@@ -313,9 +300,7 @@ def _why_not(base: ComparedRun, row: ComparedRow, most_foreign: float) -> str:
         fields = ", ".join(f"{field.field} {field.first} against {field.second}" for field in row.match.breaking)
         return f"run {base.run_id[:8]} did other work: {fields}"
     if _is_busy(base, most_foreign):
-        return (
-            f"{base.metrics[Metric.FOREIGN_CORES]:.2f} cores were busy with others' work beside run {base.run_id[:8]}"
-        )
+        return f"{base.metrics[Metric.FOREIGN_CORES]:.2f} cores were busy with other work during run {base.run_id[:8]}"
     return row.why_no_ratio
 
 

@@ -39,7 +39,7 @@ _TEXTS = {
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Where the time of the candidate's step goes."""
+    """Shares of the candidate's step time."""
 
     shares: dict[str, Estimate]
     """`input`, `communication`, `contention`, `overhead` as far as measured, and `compute`, the remainder; each from 0
@@ -71,7 +71,7 @@ def diagnose(probe: ProbeResult) -> Diagnosis | None:
     """Shares of a step of the candidate.
 
     Args:
-        probe: With any of the arms `synthetic_input`, `no_sync`, `half_batch`; `alone`, or `single`, beside `no_sync`
+        probe: With any of the arms `synthetic_input`, `no_sync`, `half_batch`; `alone` or `single` with `no_sync`
             shows contention when its batch per device is the candidate's.
 
     Returns:

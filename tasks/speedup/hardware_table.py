@@ -1,4 +1,4 @@
-"""What each model of device makes of the same work, from runs that were made anyway: speed, memory, energy, price.
+"""Comparison of devices on the same work, from existing runs: speed, memory, energy, price.
 
 Runs are put side by side only where they did the same work with the same code; device and execution may differ. Of
 several executions on one number of devices the fastest stands for the hardware. Knows nothing of stores and pages.
@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import Field
 from scipy import stats
 
-from paceline.tasks.model.flops import Cost
+from paceline.tasks.model.cost import Cost
 from paceline.tasks.records import Record
 from paceline.tasks.speedup.comparability import UNKNOWN
 from paceline.tasks.speedup.study.analysis import SECONDS_PER_HOUR, median_known
@@ -78,7 +78,7 @@ class HardwareRow(Record):
 
     @property
     def label(self) -> str:
-        """How many of which."""
+        """Number and model of the devices."""
         return f"{self.num_devices} x {self.device}"
 
 
@@ -134,7 +134,7 @@ def tabulate(runs: Sequence[HardwareRun], left_out: Mapping[str, int], prices: M
     groups: dict[tuple[tuple[str, str], ...], list[HardwareRun]] = defaultdict(list)
     for run in runs:
         groups[_work(run.facts)].append(run)
-    shared = _common_facts(list(groups))
+    shared = set.intersection(*map(set, groups)) if groups else set()
     tables = [_table(_words(work, shared), members, prices) for work, members in groups.items()]
     return HardwareTable(
         tables=tuple(sorted(tables, key=lambda table: len(table.rows) < 2)),  # noqa: PLR2004  a table of one says little
@@ -150,18 +150,14 @@ def same_work(runs: Sequence[HardwareRun], facts: Mapping[str, str]) -> list[Har
 
 
 def _work(facts: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """What has to be equal, in one order; each package by itself."""
+    """Facts that must be equal, sorted; one entry per package."""
     fixed = {name: value for name, value in facts.items() if not name.startswith((*FREE, "versions"))}
     packages = BUILD.sub("", facts.get("versions", "")).split(", ")
     return tuple(sorted(fixed.items()) + [("", package) for package in packages if package])
 
 
-def _common_facts(works: Sequence[tuple[tuple[str, str], ...]]) -> set[tuple[str, str]]:
-    return set.intersection(*map(set, works)) if works else set()
-
-
 def _words(work: tuple[tuple[str, str], ...], shared: set[tuple[str, str]]) -> str:
-    """What was learned from what, and what sets it apart from the other works of the same table."""
+    """Data, model and recipe, and the differences to the other works of the same table."""
     facts = dict(work)
     named = ("data.source", "model.name", "recipe.num_epochs", "global_batch_size")
     source, model, epochs, batch = (facts.get(name, UNKNOWN) for name in named)
@@ -246,13 +242,7 @@ def _cost(row: HardwareRow) -> tuple[str, float, float]:
 
 
 def _break_even(by: str, first: tuple[str, float, float], second: tuple[str, float, float]) -> BreakEven:
-    """The size at which two straight lines meet.
-
-    Args:
-        by: what they are.
-        first: (label, fixed, per sample).
-        second: The same.
-    """
+    """The size at which two straight lines meet."""
     # Of two that cost the same per sample, the one that costs more to start is never the better one.
     steep, flat = sorted((first, second), key=lambda line: (line[2], line[1]), reverse=True)
     size = (flat[1] - steep[1]) / (steep[2] - flat[2]) if flat[1] > steep[1] else 0.0

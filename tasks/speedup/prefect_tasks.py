@@ -24,12 +24,8 @@ def account(train: TrainResult, num_cores: int | None = None) -> SpeedupResult:
     """
     log = get_run_logger()
     result = speedup_result(train.probe, train, num_cores)
-    log.log(_level(result), "%s", result.verdict)
+    is_doubtful = result.contaminated or result.cause == "too few rounds"
+    log.log(logging.WARNING if is_doubtful else logging.INFO, "%s", result.verdict)
     if result.efficiency is not None:
         log.info("Parallel efficiency %.2f on %d devices", result.efficiency, train.world_size)
     return result
-
-
-def _level(result: SpeedupResult) -> int:
-    """Doubtful figures are warnings."""
-    return logging.WARNING if result.contaminated or result.cause == "too few rounds" else logging.INFO

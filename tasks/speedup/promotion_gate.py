@@ -36,7 +36,7 @@ def gate(
         evaluated: its quality as it is delivered: folded, in the precision of the plan.
         trained: has its score as it was trained.
         judgement: of its run; None where nobody looked.
-        champion: the test score that the present champion sets as a bar, and of what it is; None when there is no
+        champion: the test score that the present champion sets as a bar, and of what it is; None without a
             champion, or it is not known.
         other_score: what that champion is judged by, where it is not what this model is.
     """

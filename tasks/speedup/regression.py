@@ -46,7 +46,7 @@ SAME_CAUSE = 0.5
 
 
 class RunMetrics(Record):
-    """What one run of a series has shown; None where it is not known."""
+    """Metrics of one run of a series; None where unknown."""
 
     run_id: str
     throughput: float | None = None
@@ -100,7 +100,7 @@ class Change(Record):
 
 
 class RegressionVerdict(Record):
-    """What is made of a run."""
+    """Verdict on a run."""
 
     verdict: Literal["regression", "normal", "too few runs", "disturbed", "not comparable"]
     """`disturbed`: the run was slower while other processes used the machine, so it is not judged."""
@@ -112,7 +112,7 @@ class RegressionVerdict(Record):
 
     @property
     def tag(self) -> str:
-        """What the run is marked with: the measures that have become worse, `none`, or why it was not judged."""
+        """Tag of the run: the measures that got worse, `none`, or why it was not judged."""
         if self.verdict == "regression":
             return ", ".join(change.name for change in self.changes)
         return self.verdict if self.verdict in ("disturbed", "not comparable") else "none"
@@ -120,7 +120,7 @@ class RegressionVerdict(Record):
 
 @dataclass(frozen=True)
 class _Scale:
-    """How a measure is looked at: larger is worse."""
+    """Scale of a measure: larger is worse."""
 
     measure: Measure
     margin: float
@@ -157,7 +157,12 @@ def judge(
         _Scale("data wait", margins.data_wait, "data wait"),
     )
     newest, before = runs[-1], [run for run in runs[:-1] if is_measure(run)]
-    judged = [scale.name for scale in scales if _is_known(scale.measure, newest, before)]
+    judged = [
+        scale.name
+        for scale in scales
+        if _value(newest, scale.measure) is not None
+        and sum(_value(run, scale.measure) is not None for run in before) >= MIN_BEFORE
+    ]
     if not judged:
         text = f"{len(before)} comparable runs before it; from {MIN_BEFORE} on it is judged"
         return RegressionVerdict(verdict="too few runs", text=text)
@@ -187,21 +192,12 @@ def _with_others(runs: Sequence[RunMetrics], limit: float) -> list[RunMetrics]:
     ]
 
 
-def _is_known(measure: Measure, newest: RunMetrics, before: Sequence[RunMetrics]) -> bool:
-    measured = [run for run in before if _value(run, measure) is not None]
-    return _value(newest, measure) is not None and len(measured) >= MIN_BEFORE
-
-
 def _enumerate(words: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def scale_qn(values: Sequence[float]) -> float:
-    """Qn, a robust standard deviation: an order statistic of the distances of all pairs. Consistent at the normal.
-
-    Args:
-        values: at least two.
-    """
+    """Qn, a robust standard deviation: an order statistic of the distances of all pairs. Consistent at the normal."""
     array = np.asarray(values, dtype=np.float64)
     num = len(array)
     first, second = np.triu_indices(num, 1)
@@ -244,7 +240,7 @@ def _compare(scale: _Scale, before: list[float], newest: list[float]) -> Change 
     quantile = float(stats.t.isf(LEVEL, QN_EFFICIENCY * (num - 1)))
     reach = quantile * scale_qn(before) * math.sqrt(SPANS[len(newest)] + math.pi / (2 * num))
     limit = expected + max(reach, scale.margin * (2 if len(newest) == 1 else 1))
-    if value <= limit or newest[-1] <= (expected + limit) / 2:  # the last one must show it too: it may be mended
+    if value <= limit or newest[-1] <= (expected + limit) / 2:  # the last one must show it too: it may be fixed
         return None
     return Change(
         measure=scale.measure,

@@ -45,7 +45,7 @@ SINGLY = ("precision", "memory_format", "num_threads", "loading", "compile")
 
 @dataclass(frozen=True)
 class _Facts:
-    """What the sentence is made of."""
+    """Facts of the sentence."""
 
     probe: ProbeResult
     ratio: Estimate
@@ -61,7 +61,7 @@ class _Facts:
 
     @property
     def bottleneck(self) -> Cause | None:
-        """What was measured to limit the step, arithmetic apart."""
+        """Measured limit of the step, arithmetic apart."""
         cause = self.diagnosis.cause if self.diagnosis else None
         return None if cause == "compute-bound" else cause
 
@@ -79,13 +79,16 @@ def speedup_result(
     ratio = speedup_ratio(probe.rounds) if probe else None
     if probe is None or ratio is None:
         return SpeedupResult(verdict="not measured: the run had no probe", cause="not measured")
+    validity = probe.validity
+    if validity.num_cores is None and num_cores is not None:
+        validity = judge(validity.model_copy(update={"num_cores": num_cores}))
     facts = _Facts(
         probe=probe,
         ratio=ratio,
         efficiency=parallel_efficiency(probe.rounds, probe.candidate.num_devices),
         step_seconds=_step_seconds(probe),
         data_wait_fraction=train.data_wait_fraction if train else None,
-        validity=_validity(probe, num_cores),
+        validity=validity,
         diagnosis=diagnose(probe),
         too_small=too_small(train),
         not_amortised=not_amortised(probe, train),
@@ -115,7 +118,7 @@ def speedup_result(
 
 
 def _gains(probe: ProbeResult, train: TrainResult | None) -> dict[str, Estimate]:
-    """By setting, what its value in the candidate gains over that in the baseline, where it was timed alone."""
+    """Gain of each setting of the candidate over the baseline's, where it was timed alone."""
     search = train.search if train else None
     gains = single_gains(search, probe.baseline, probe.candidate) if search else {}
     compiling = arm_ratio(probe.rounds, "uncompiled", "candidate")
@@ -124,11 +127,6 @@ def _gains(probe: ProbeResult, train: TrainResult | None) -> dict[str, Estimate]
 
 def single_gains(search: AutotuneResult, baseline: Arm, candidate: Arm) -> dict[str, Estimate]:
     """Gain of each setting alone, as far as a search has timed it in arms that differ in nothing else.
-
-    Args:
-        search: of the run.
-        baseline: of the run's probe.
-        candidate: of the run's probe.
 
     Returns:
         By setting: throughput with the candidate's value over throughput with the baseline's.
@@ -160,12 +158,6 @@ def _step_seconds(probe: ProbeResult) -> float:
     return _median_seconds(probe, "candidate") * samples
 
 
-def _validity(probe: ProbeResult, num_cores: int | None) -> Validity:
-    if probe.validity.num_cores is None and num_cores is not None:
-        return judge(probe.validity.model_copy(update={"num_cores": num_cores}))
-    return probe.validity
-
-
 def _cause(facts: _Facts) -> Cause:
     """The first that applies: doubts about the number come before explanations of it, measured before presumed ones.
 
@@ -187,7 +179,7 @@ def _cause(facts: _Facts) -> Cause:
 
 
 def _limit(facts: _Facts) -> Cause:
-    """What limits the candidate's step: as measured by arms made for it, else by thresholds."""
+    """Limit of the candidate's step: measured by its own arms, else by thresholds."""
     if facts.diagnosis and facts.diagnosis.cause:
         return facts.diagnosis.cause
     if (facts.data_wait_fraction or 0.0) > MAX_DATA_WAIT_FRACTION:
@@ -241,7 +233,7 @@ def _explanation(cause: Cause, facts: _Facts) -> str:
 
 
 def _effect(facts: _Facts) -> str:
-    """What the candidate's settings did: single ones get the credit only where they were timed alone."""
+    """Effect of the candidate's settings; a single setting gets the credit only if it was timed alone."""
     baseline, candidate = facts.probe.baseline, facts.probe.candidate
     if facts.ratio.significant is None or baseline == candidate:
         return ""
@@ -282,13 +274,18 @@ def _limit_text(cause: Cause, facts: _Facts) -> str:
     if facts.diagnosis and share:
         lesser = [_LESSER_TEXT[cause].format(share=facts.diagnosis.share_of(cause)) for cause in facts.diagnosis.lesser]
         return ", ".join([_MEASURED_TEXT[limit].format(share=share), *lesser])
-    return _LIMIT_TEXT[limit].format(**_figures(facts))
+    return _LIMIT_TEXT[limit].format(
+        data_wait=facts.data_wait_fraction or 0.0,
+        efficiency=facts.efficiency.value if facts.efficiency else 0.0,
+        num_devices=facts.probe.candidate.num_devices,
+        milliseconds=facts.step_seconds * 1000,
+    )
 
 
 _CHECK_TEXT: dict[bool | None, str] = {
     True: "and it is off: distrust this machine's figures",
     False: "and the right answer, 1, lies in the interval",
-    None: "with too few rounds to tell",
+    None: "with too few rounds to decide",
 }
 _LIMIT_TEXT: dict[str, str] = {
     "data-bound": "the run is data-bound, {data_wait:.0%} of its steps' time went into waiting for data",
@@ -313,15 +310,6 @@ _LESSER_TEXT: dict[str, str] = {
 }
 
 
-def _figures(facts: _Facts) -> dict[str, float]:
-    return {
-        "data_wait": facts.data_wait_fraction or 0.0,
-        "efficiency": facts.efficiency.value if facts.efficiency else 0.0,
-        "num_devices": facts.probe.candidate.num_devices,
-        "milliseconds": facts.step_seconds * 1000,
-    }
-
-
 _FACTOR_TEXT: dict[str, dict[str, str]] = {
     "precision": {
         "32-true": "fp32 arithmetic",
@@ -343,7 +331,7 @@ _UNNAMED = {
 
 
 def _differences(baseline: Arm, candidate: Arm) -> dict[str, str]:
-    """What the candidate has and the baseline has not, in words by setting."""
+    """Differences of the candidate from the baseline, in words by setting."""
     parts: dict[str, str] = {}
     if candidate.num_devices != baseline.num_devices:
         parts["num_devices"] = f"{candidate.num_devices} device" + ("s" if candidate.num_devices > 1 else "")
@@ -426,7 +414,7 @@ def break_even_steps(train: TrainResult) -> float | None:
 
 
 def warm_up_seconds(train: TrainResult) -> float | None:
-    """What the first window of steps took beyond the usual: compile, autotuning, cold caches. None if not known."""
+    """Extra time of the first window of steps: compile, autotuning, cold caches. None if unknown."""
     if len(train.windows) < MIN_WINDOWS:
         return None
     _, num_steps, seconds = train.windows[0]

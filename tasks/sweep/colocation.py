@@ -1,4 +1,4 @@
-"""What trials side by side give: a paired measurement of their steps on the very devices, and what follows from it.
+"""Throughput of trials side by side: a paired measurement of their steps on the sweep's devices.
 
 All arms are steps of the same recipe, in blocks that alternate (`paceline.tasks.measure.probe`): one model alone on one
 device; one on each device, side by side; one on all devices, which share its batches; and on CPUs one on a device
@@ -45,7 +45,7 @@ class Colocation(Record):
 
     @property
     def layout(self) -> Layout:
-        """Which way gives more samples per second over all trials."""
+        """The layout with more samples per second over all trials."""
         ratio = self.over_best
         if ratio.low is not None and ratio.low > 1:
             return "one model per device"

@@ -1,4 +1,4 @@
-"""How many trials of a sweep run at the same time, where, and what each of them may use."""
+"""Number of concurrent trials of a sweep, their places, and the resources of each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TRIAL_BYTES = 3 * 2**29
 
 @dataclass(frozen=True)
 class TrialConcurrency:
-    """What the trials have."""
+    """Resources of the trials."""
 
     at_once: Choice
     demand: ClusterResources
@@ -61,7 +61,9 @@ def plan_concurrency(
         choice = Choice(value=by_memory, reason=f"{hardware.memory_bytes / 2**30:.0f} GiB of memory on each host")
     per_host = -(-int(choice.value) * across // hosts)
     demand = ClusterResources(num_hosts=max(hosts, across), workers_per_host=per_host * each, gpus=accelerator == "gpu")
-    return TrialConcurrency(choice, demand, _share(hardware, per_host))
+    cores, memory = max(1, hardware.num_cores // per_host), hardware.memory_bytes // per_host
+    share = hardware.model_copy(update={"num_cores": cores, "memory_bytes": memory})
+    return TrialConcurrency(choice, demand, share)
 
 
 def _devices(
@@ -83,8 +85,3 @@ def _choice(fits: int, num_trials: int, asked: int | None, why: str) -> Choice:
     if asked > fits:
         raise InputError(f"--at-once {asked} exceeds the {fits} trials that there are devices for ({why}); use fewer")
     return Choice(value=min(asked, num_trials), reason="as asked for")
-
-
-def _share(hardware: Hardware, per_host: int) -> Hardware:
-    cores, memory = max(1, hardware.num_cores // per_host), hardware.memory_bytes // per_host
-    return hardware.model_copy(update={"num_cores": cores, "memory_bytes": memory})

@@ -1,4 +1,4 @@
-"""What a sweep tries next, and which of its trials are not worth going on: Optuna's samplers and pruners.
+"""Proposals and pruning of trials by Optuna's samplers and pruners.
 
 The only module that imports Optuna. What has been proposed, reported and ended lies in a journal beside the run, one
 line for each event, so that a sweep goes on after any crash. The run's owner alone writes it: see
@@ -71,7 +71,7 @@ class TrialStore:
         storage = JournalStorage(JournalFileBackend(str(journal)))
         exists = STUDY in {study.study_name for study in storage.get_all_studies()}
         num_before = len(storage.get_all_trials(storage.get_study_id_from_name(STUDY))) if exists else 0
-        # A sampler begins its random numbers anew in each process: the same seed would propose the same again.
+        # A sampler restarts its random numbers in each process: the same seed would propose the same again.
         sampler = _sampler(search, search.seed + num_before)
         self._study = optuna.create_study(
             storage=storage,
@@ -142,12 +142,7 @@ class TrialStore:
             return max(frozen.intermediate_values, default=0)
 
     def mark_ended(self, trial: Trial, *, final: bool = True) -> None:
-        """Store the result of a trial.
-
-        Args:
-            trial: its record.
-            final: a failed one would fail again.
-        """
+        """Store the result of a trial."""
         with self._lock:
             stored = self._trial(trial.number)
             stored.set_user_attr(ENDED, trial.model_dump(mode="json"))

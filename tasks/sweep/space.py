@@ -1,4 +1,4 @@
-"""What a sweep varies: settings and the values that each may take, read from text. Nothing is drawn here."""
+"""Search space of a sweep: settings and their values, read from text."""
 
 from __future__ import annotations
 
@@ -138,10 +138,6 @@ def split_parameter(text: str) -> tuple[str, str]:
 
 def parse_parameter(setting: str, values: str) -> Parameter:
     """Read one parameter.
-
-    Args:
-        setting: Its dotted path.
-        values: As on the command line.
 
     Raises:
         InputError: no such setting, one that cannot be swept, or values that cannot be read.

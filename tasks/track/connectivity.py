@@ -18,7 +18,7 @@ def check_address(variable: str, address: str, remedy: str) -> None:
     """
     if holds_credential(address):
         raise InputError(
-            f"{variable}={redact(address)} holds a credential, and where a run is kept is stored and shown; {remedy}"
+            f"{variable}={redact(address)} holds a credential, and every run records the address; {remedy}"
         )
 
 

@@ -1,4 +1,4 @@
-"""What the run ran on and with: commit, differences, lock, versions, hosts, devices; `environment.json`."""
+"""Environment of a run: commit, differences, lock, versions, hosts, devices; `environment.json`."""
 
 from __future__ import annotations
 

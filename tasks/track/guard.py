@@ -71,10 +71,6 @@ class TokenGuard:
     """An application for the holder of a token, which comes in the first address, in a cookie or as a bearer's token.
 
     A browser gets the cookie with the first page. MLflow's clients have the token in `MLFLOW_TRACKING_TOKEN`.
-
-    Args:
-        application: behind it.
-        token: of printable ASCII.
     """
 
     def __init__(self, application: ASGIApp, token: str) -> None:

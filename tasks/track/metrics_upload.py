@@ -35,7 +35,7 @@ _left: dict[str, Path] = {}
 def upload_metrics(directory: Path, tracking_uri: str, run_id: str) -> Iterator[None]:
     """Deliver what a training's ranks log, while the body lasts, and for `CLOSE_SECONDS` what is left of it then.
 
-    None comes twice: what the store has already is left out. What it does not take is left to `upload_left`.
+    No metric is sent twice. `upload_left` sends what the store did not accept.
 
     Args:
         directory: of the training.
@@ -57,7 +57,7 @@ def upload_rest(directory: Path, tracking_uri: str, run_id: str) -> None:
 
 
 def upload_left(tracking_uri: str, run_id: str) -> None:
-    """Deliver what was left of this flow's own training of a run, if anything was: the last time that it is tried.
+    """Deliver the metrics that the store did not accept during the training of a run: the last try.
 
     By a client of its own, for the one before may be asleep between two tries.
     """

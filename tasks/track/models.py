@@ -24,7 +24,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def fetch_model(tracking_uri: str, reference: str, home: Path) -> tuple[Path, ModelFacts]:
-    """Where the files of a model lie, seen by all who share `home`, and what it is; fetched unless it is there already.
+    """Fetch a model unless it is cached; its directory, visible to all who share `home`, and its description.
 
     Args:
         tracking_uri: the MLflow store.
@@ -41,8 +41,8 @@ def fetch_model(tracking_uri: str, reference: str, home: Path) -> tuple[Path, Mo
             directory = Path(reference).absolute()
             return directory, read_facts(directory)
         raise InputError(
-            f"{reference} is no model; give a run's id, runs:/RUN_ID/model, models:/NAME@ALIAS, models:/NAME/VERSION "
-            f"or a directory that holds {FACTS} and {WEIGHTS}"
+            f"{reference} is not a model; give a run's id, runs:/RUN_ID/model, models:/NAME@ALIAS, "
+            f"models:/NAME/VERSION or a directory that holds {FACTS} and {WEIGHTS}"
         )
     client, models = existing_client(tracking_uri), home / "models"
     models.mkdir(parents=True, exist_ok=True)
@@ -89,7 +89,7 @@ def _load_cached(directory: Path, digest: str) -> ModelFacts | None:
 
 
 def _resolve(client: MlflowClient, uri: str) -> tuple[str, str]:
-    """Where a model's files are, and the digest that its run recorded of them.
+    """Location of a model's files, and the digest that its run recorded.
 
     The registry is asked here: MLflow's own download looks for models:/ in another store than the one it is given
     (3.18), unless the environment names it.
@@ -113,7 +113,7 @@ def _resolve(client: MlflowClient, uri: str) -> tuple[str, str]:
     digest = client.get_run(run_id).data.tags.get(Tag.MODEL_DIGEST, "") if run_id else ""
     if not _DIGEST.fullmatch(digest):
         raise InputError(
-            f"{uri}: no run has recorded what this model is, so that nothing tells whether it was changed; "
+            f"{uri}: no run has recorded what this model is, so a change would go unnoticed; "
             "predict with a model that paceline has trained, or fetch it and give its directory, if you trust it"
         )
     return place, digest

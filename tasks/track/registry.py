@@ -1,12 +1,11 @@
 """MLflow's model registry: versions of a model, and which of them is the champion.
 
-A model of ours holds no code; what the registry needs to know of it, its signature, is written beside it.
+A model of Paceline holds no code; its signature, which the registry needs, is written next to it.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature
 from mlflow.protos.databricks_pb2 import (
@@ -53,7 +52,9 @@ def champion(tracking_uri: str, name: str) -> Champion | None:
     try:
         version = client.get_model_version_by_alias(name, CHAMPION)
     except MlflowException as error:
-        if error.error_code in ABSENT or (error.error_code == DENIED and not _is_visible(client, name)):
+        if error.error_code in ABSENT:
+            return None
+        if error.error_code == DENIED and not client.search_registered_models(f"name = '{name}'"):
             return None
         raise  # a registry that cannot be asked is none without a champion
     texts = (
@@ -64,15 +65,11 @@ def champion(tracking_uri: str, name: str) -> Champion | None:
     return Champion(
         version=str(version.version),
         run_id=version.run_id or "",
-        score_name=_score_name(version.tags.get(Tag.SCORE_NAME)),
+        score_name=next((name for name in SCORE_WORDS if name == version.tags.get(Tag.SCORE_NAME)), "accuracy"),
         score=score,
         best_score=best,
         dataset=version.tags.get(Tag.DATASET),
     )
-
-
-def _score_name(text: str | None) -> ScoreName:
-    return next((name for name in SCORE_WORDS if name == text), "accuracy")
 
 
 def describe_model(handle: RunHandle, facts: ModelFacts) -> str:
@@ -100,7 +97,8 @@ def register(handle: RunHandle, name: str, tags: dict[str, str]) -> str:
     """Make a run's model the newest version of a registered model; the version. A run's model has one version only."""
     client = _client(handle.tracking_uri)
     _create(client, name)
-    version = _version_of(client, name, handle.run_id) or client.create_model_version(
+    versions = client.search_model_versions(f"name = '{name}' and run_id = '{handle.run_id}'")
+    version = next(iter(versions), None) or client.create_model_version(  # a resumed run registers once
         name, source=f"runs:/{handle.run_id}/{Artifact.MODEL}", run_id=handle.run_id
     )
     for key, value in tags.items():
@@ -117,19 +115,9 @@ def _client(tracking_uri: str) -> MlflowClient:
     return MlflowClient(tracking_uri, tracking_uri)  # or MLflow takes the environment's registry
 
 
-def _is_visible(client: MlflowClient, name: str) -> bool:
-    return any(model.name == name for model in client.search_registered_models(f"name = '{name}'"))
-
-
 def _create(client: MlflowClient, name: str) -> None:
     try:
         client.create_registered_model(name)
     except MlflowException as error:
         if error.error_code != ErrorCode.Name(RESOURCE_ALREADY_EXISTS):
             raise
-
-
-def _version_of(client: MlflowClient, name: str, run_id: str) -> ModelVersion | None:
-    """The version of an earlier attempt: a resumed run registers once."""
-    versions = client.search_model_versions(f"name = '{name}' and run_id = '{run_id}'")
-    return next(iter(versions), None)

@@ -1,6 +1,6 @@
 """The MLflow run of a pipeline: the flow creates it and ends it with its true status.
 
-What ranks log joins it while training goes on (`metrics`). Knows nothing of how the stages work.
+`metrics_upload` adds the metrics of ranks during training.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class RunHandle(Record):
 def begin(
     tracking_uri: str, experiment_id: str, config: Config, tags: dict[str, str], name: str | None = None
 ) -> RunHandle:
-    """Create a RUNNING run with its tags, named after the configuration or `name`; whoever does so must `finish` it."""
+    """Create a RUNNING run with its tags, named after the configuration or `name`; the caller must `finish` it."""
     client = MlflowClient(tracking_uri)
     run = client.create_run(experiment_id, run_name=name or config.name, tags=tags)
     return RunHandle(

@@ -31,7 +31,7 @@ REFUSALS = ("UNAUTHENTICATED", "PERMISSION_DENIED", "CUSTOMER_UNAUTHORIZED")
 LOG_IN = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to those of a user who may"
 DRAFT_SUFFIX, UNFINISHED_SUFFIX = ".new", ".unfinished"
 
-logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it tells of every migration
+logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it logs every migration
 
 
 def check_store(tracking_uri: str, experiment: str, artifact_root: str | None) -> str:
@@ -92,7 +92,7 @@ def sqlite_path(tracking_uri: str) -> Path | None:
 
 
 def local_path(location: str) -> Path | None:
-    """Where artifacts lie on this machine, None if a server or a remote store keeps them."""
+    """Local directory of artifacts; None if a server or a remote store has them."""
     scheme = urlparse(location).scheme
     return Path(url2pathname(location.removeprefix("file://"))) if scheme in ("", "file") else None
 

@@ -60,7 +60,7 @@ OTHER_SECTIONS = (
 
 
 class View(Record):
-    """Which runs, and what to show of them."""
+    """Selected runs, and their columns and charts."""
 
     subject: str
     """Subject and identity of the view: the same text gives the same view."""
@@ -115,12 +115,7 @@ def view_of_study(run_id: str, scores: Sequence[ScoreName] = ACCURACY) -> View:
 
 
 def view_of_sweep(run_id: str, settings: Sequence[str]) -> View:
-    """The trials of a sweep, the best first.
-
-    Args:
-        run_id: The sweep's.
-        settings: What it varied.
-    """
+    """The trials of a sweep, the best first."""
     columns = (SCORE, TRIAL_SECONDS, *(f"params.`{setting}`" for setting in settings), PRUNED, THROUGHPUT)
     condition = f"tags.`{Tag.SWEEP_RUN_ID}` = '{run_id}'"
     return View(subject=f"sweep {run_id}", condition=condition, columns=columns, order=SCORE)
@@ -146,7 +141,7 @@ def view_of_series(tag: str, value: str, name: str | None = None, scores: Sequen
 
 
 def view_state(view: View) -> dict[str, Any]:
-    """What the UI keeps of a view: the newest run first, our charts above those that it makes itself."""
+    """State of a view in the UI: the newest run first, our charts above the automatic ones."""
     sections = [(SECTION, "Paceline", True), *((f"closed-{name}", name, False) for name in OTHER_SECTIONS)]
     return {
         "searchFilter": view.condition,
@@ -178,12 +173,7 @@ def _bars(metrics: tuple[str, ...]) -> dict[str, Any]:
 
 
 def view_text(view: View, now: float) -> str:
-    """The tag's value, as the UI itself writes it: compressed, and in an envelope where the view has a name.
-
-    Args:
-        view: the view.
-        now: Unix seconds.
-    """
+    """The tag's value, as the UI itself writes it: compressed, and in an envelope where the view has a name."""
     packed = base64.b64encode(zlib.compress(json.dumps(view_state(view)).encode())).decode()
     state = f"deflate;{packed}"
     if view.name is None:
@@ -215,7 +205,7 @@ def share_runs(tracking_uri: str, run_ids: list[str], scores: Sequence[ScoreName
 
 
 def server_address(tracking_uri: str) -> str:
-    """Where a browser finds the store, without credentials."""
+    """Address of the store for a browser, without credentials."""
     parts = urlsplit(tracking_uri)
     if parts.scheme not in ("http", "https"):
         return LOCAL_SERVER

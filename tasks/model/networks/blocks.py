@@ -1,4 +1,4 @@
-"""What several networks are made of: blocks of convolutions, fewer pixels, features that keep their memory format."""
+"""Blocks of several networks: convolutions, subsampling, features in their memory format."""
 
 from __future__ import annotations
 

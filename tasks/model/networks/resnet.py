@@ -79,7 +79,7 @@ class Shortcut(nn.Sequential):
         self.stride = stride
 
     def forward(self, features_NCHW: torch.Tensor) -> torch.Tensor:
-        """Of its input's every `stride`-th row and column."""
+        """Shortcut over every `stride`-th row and column of its input."""
         convolution, norm = self
         projected: torch.Tensor = norm(convolution(every_nth(features_NCHW, self.stride)))
         return projected

@@ -28,28 +28,17 @@ class Builder(Protocol):
 
     The module maps normalised images_NCHW to logits_NK, to logits_NKHW of each pixel's class, or to images_NCHW without
     noise. If it takes targets, to a pair: that, and targets_NT. It must follow from the arguments alone, for it is
-    built again to be trained on, and to predict with, and then gets the weights that were kept. What it draws in
+    built again to be trained on, and to predict with, and then gets the stored weights. What it draws in
     training, as dropout does, is by seed, rank and step where it draws from torch's own generators, so that a resume
     draws on.
     """
 
     def __call__(self, *, image_shape: tuple[int, int, int], num_classes: int, width: int, depth: int) -> nn.Module:
-        """Build the network.
-
-        Args:
-            image_shape: Height, width and channels.
-            num_classes: K.
-            width: `model.width`.
-            depth: `model.depth`.
-        """
+        """Build the network."""
 
 
 class OwnNetwork(nn.Module):
-    """A module of the user's that gives a pair, as all networks here do.
-
-    Args:
-        module: gives a tensor, or a pair.
-    """
+    """A module of the user's that gives a pair, as all networks here do."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

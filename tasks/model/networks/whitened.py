@@ -40,11 +40,7 @@ class Whitening(nn.Conv2d):
 
     @torch.no_grad()
     def fit(self, images_NCHW: torch.Tensor) -> None:
-        """Set the filters by the patches of images; the same images give the same filters.
-
-        Args:
-            images_NCHW: normalised as in training, on the CPU.
-        """
+        """Set the filters by the patches of images; the same images give the same filters."""
         eigenvalues_D, eigenvectors_DD = torch.linalg.eigh(_covariance(images_NCHW))
         # An eigenvector may as well be its negative: the largest of its values is made positive.
         largest_1D = eigenvectors_DD.abs().argmax(0, keepdim=True)
@@ -89,7 +85,7 @@ class Whitened(nn.Module):
 
     @property
     def rate_factors(self) -> tuple[float, float]:
-        """What Muon multiplies its learning rate by for the biases and for the dense layer.
+        """Factors of Muon's learning rate for the biases and for the dense layer.
 
         Gradients of biases go with the size of the dense layer's weights, so that their rate grows with its inputs, and
         its own falls (Yang and Hu et al., "Tensor Programs V", 2022, table 3, SGD): one tuning serves all widths.

@@ -34,7 +34,7 @@ def profile_of(probe: ProbeResult) -> tuple[ProfilePoint, ...]:
 
 
 def measure_interference(probe: ProbeResult, all_reduces: Sequence[AllReduceTime]) -> tuple[Interference, Interference]:
-    """What two devices cost each other, at the two batch sizes that were measured in all four ways, the smaller first.
+    """Interference of two devices at the two batch sizes measured in all four ways, the smaller first.
 
     Args:
         probe: With arms that are alike but for the number of devices and, on several, the variant: `no_sync`,

@@ -1,4 +1,4 @@
-"""What an all-reduce costs on a link: the alpha-beta model of a ring, fitted to measurements or given.
+"""Time of an all-reduce on a link: the alpha-beta model of a ring, fitted to measurements or given.
 
 A ring all-reduce of m bytes over N devices takes 2 (N - 1) messages of m / N bytes one after another:
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 from scipy import optimize, stats
 
 from paceline.tasks.errors import InputError
@@ -24,8 +23,6 @@ GIVEN_RELATIVE_ERROR = 0.3
 """Of a link that was not measured here: libraries and topologies reach between half of a figure and all of it."""
 MIN_SIZES = 2
 GIGABYTE = 1e9
-
-Floats = npt.NDArray[np.float64]
 
 
 def _preset_link(name: str, microseconds: float, gigabytes_per_second: float) -> Link:
@@ -61,7 +58,7 @@ def given_link(latency_seconds: float | None, gigabytes_per_second: float | None
         InputError: a value is missing or impossible.
     """
     if latency_seconds is None or latency_seconds < 0 or not np.isfinite(latency_seconds):
-        raise InputError(f"--latency {latency_seconds} is no time; give seconds per message, such as 30e-6")
+        raise InputError(f"--latency {latency_seconds} is not a time; give seconds per message, such as 30e-6")
     if gigabytes_per_second is None or gigabytes_per_second <= 0 or not np.isfinite(gigabytes_per_second):
         raise InputError(f"--bandwidth {gigabytes_per_second} is not above 0; give gigabytes per second, such as 10")
     return Link(
@@ -96,11 +93,15 @@ def fit_link(samples: Sequence[AllReduceSample], name: str = "measured") -> Link
     norms = scaled.max(axis=0)  # the two unknowns differ by orders of magnitude
     (alpha, beta), _ = optimize.nnls(scaled / norms, np.ones(len(samples)))
     solution = np.array([alpha, beta]) / norms
+    relative_error, freedom = GIVEN_RELATIVE_ERROR, len(samples) - 2
+    if freedom >= 1:
+        spread = float(np.sqrt(np.sum((scaled @ solution - 1) ** 2) / freedom))
+        relative_error = max(MIN_RELATIVE_ERROR, min(1.0, float(stats.t.ppf(0.975, freedom)) * spread))
     return Link(
         name=name,
         latency_seconds=float(solution[0]),
         seconds_per_byte=float(solution[1]),
-        relative_error=_relative_error(scaled @ solution - 1),
+        relative_error=relative_error,
         source="measured",
     )
 
@@ -108,14 +109,6 @@ def fit_link(samples: Sequence[AllReduceSample], name: str = "measured") -> Link
 def _terms(num_devices: int, num_bytes: float) -> tuple[float, float]:
     steps = 2.0 * (num_devices - 1)
     return steps, steps / num_devices * num_bytes
-
-
-def _relative_error(residuals: Floats) -> float:
-    freedom = len(residuals) - 2
-    if freedom < 1:
-        return GIVEN_RELATIVE_ERROR
-    spread = float(np.sqrt(np.sum(residuals**2) / freedom))
-    return max(MIN_RELATIVE_ERROR, min(1.0, float(stats.t.ppf(0.975, freedom)) * spread))
 
 
 def all_reduce_seconds(link: Link, num_devices: int, num_bytes: float) -> float:

@@ -1,4 +1,4 @@
-"""What N devices will give, from one device's profile and a link: predictions with intervals, limits, the cheapest N.
+"""Forecast of N devices from one device's profile and a link: intervals, limits, the cheapest N.
 
 A step on N devices takes contention times the step of one device at its share of the batch, plus what waiting for the
 slowest costs, plus the all-reduce of the gradients. All three are measured on two devices in the training step itself,
@@ -261,7 +261,7 @@ def local_batch(batch_size: int, num_devices: int, scaling: ScalingKind) -> int:
 
 
 def _exposed_seconds(all_reduce_D: Floats, compute_D: Floats, num_bytes: int, hidden_D: Floats) -> Floats:
-    """What of the all-reduce the step waits for."""
+    """Part of the all-reduce that the step waits for."""
     if num_bytes <= BUCKET_BYTES:
         return all_reduce_D
     coverable_D = all_reduce_D * (1 - BUCKET_BYTES / num_bytes)

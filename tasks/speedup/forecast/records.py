@@ -46,7 +46,7 @@ class ProfilePoint(Record):
 
 
 class Interference(Record):
-    """What two devices cost each other at one batch size: each ratio is a step time over that of the line before."""
+    """Slowdown of two devices together at one batch size. Each ratio is relative to the field above it."""
 
     batch_size: int
     """Samples per device and step."""
@@ -62,7 +62,7 @@ class Interference(Record):
 
 
 class DeviceProfile(Record):
-    """What one device needs for a step."""
+    """Step times of one device."""
 
     points: tuple[ProfilePoint, ...]
     """At least two batch sizes."""
@@ -81,7 +81,7 @@ class DeviceProfile(Record):
 
 
 class Prediction(Record):
-    """What N devices are expected to give."""
+    """Forecast for N devices."""
 
     num_devices: int
     scaling: ScalingKind
@@ -180,15 +180,7 @@ Z = 1.96
 
 
 def check(prediction: Prediction, prediction_run_id: str, run_id: str, measured: float, measured_at: float) -> Check:
-    """Hold a prediction against a measured speedup over one device.
-
-    Args:
-        prediction: Made before.
-        prediction_run_id: Where it is stored.
-        run_id: Of the run that measured.
-        measured: Its speedup over one device.
-        measured_at: Unix seconds.
-    """
+    """Hold a prediction against a measured speedup over one device."""
     return Check(
         prediction_run_id=prediction_run_id,
         run_id=run_id,
@@ -204,7 +196,7 @@ def check(prediction: Prediction, prediction_run_id: str, run_id: str, measured:
 
 
 def calibration(checks: Sequence[Check]) -> dict[str, Any]:
-    """How the predictions turned out: errors, and the share inside their intervals with its Wilson interval (1927)."""
+    """Calibration of forecasts: errors, and the share inside their intervals with its Wilson interval (1927)."""
     if not checks:
         return {"num_checks": 0, "verdict": "no prediction has been checked yet"}
     errors = [check.error for check in checks]

@@ -116,8 +116,8 @@ def _parity(trainings: StudyRuns, arm: StudyArm, baseline: StudyArm) -> tuple[In
 
 def _efficiency(trainings: StudyRuns, arm: StudyArm) -> Interval | None:
     """Against the arm with the fewest devices among those that are alike otherwise."""
-    single = _fewest_devices(trainings, arm)
-    if single is None or single.name == arm.name:
+    single = min((other for other in trainings.arms if _rest(other) == _rest(arm)), key=_asked_devices)
+    if single.name == arm.name:
         return None
     ratio, _ = trainings.ratio(arm, single, steady)
     runs, single_runs = trainings.of(arm), trainings.of(single)
@@ -128,11 +128,6 @@ def _efficiency(trainings: StudyRuns, arm: StudyArm) -> Interval | None:
     value, low, high = (None if end is None else end * share for end in ends)
     assert value is not None
     return Interval(value=value, low=low, high=high)
-
-
-def _fewest_devices(trainings: StudyRuns, arm: StudyArm) -> StudyArm | None:
-    alike = [other for other in trainings.arms if _rest(other) == _rest(arm)]
-    return min(alike, key=_asked_devices, default=None) if len(alike) > 1 else None
 
 
 def _rest(arm: StudyArm) -> tuple[str, ...]:

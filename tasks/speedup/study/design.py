@@ -151,11 +151,6 @@ def balanced_order(names: Sequence[str], num_repeats: int, seed: int) -> list[li
     on all arms alike, and over as many repeats as there are rows every arm stands at every place, and before every
     other arm, equally often. Source: Williams, "Experimental designs balanced for the estimation of residual effects
     of treatments" (1949).
-
-    Args:
-        names: The arms.
-        num_repeats: Trainings of each.
-        seed: Offset into the square.
     """
     count = len(names)
     first = [(place + 1) // 2 if place % 2 else (count - place // 2) % count for place in range(count)]

@@ -14,9 +14,6 @@ from paceline.tasks.speedup.study.records import ArmRun
 class Ledger:
     """Keeps the runs of a study in a file of JSON lines, written before the next training starts.
 
-    Args:
-        path: of the file; its directory is made.
-
     Raises:
         InputError: another version has written it.
     """
@@ -53,5 +50,5 @@ class Ledger:
             return [ArmRun.model_validate_json(line) for line in lines]
         except ValidationError as error:
             raise InputError(
-                f"{self._path}: trainings that another version noted; go on with that version, or start a new study"
+                f"{self._path}: trainings of another version; resume with that version, or start a new study"
             ) from error

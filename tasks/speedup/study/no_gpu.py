@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from paceline.tasks.measure.paired_ratio import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Interval, estimate_ratio
-from paceline.tasks.model.flops import Cost
+from paceline.tasks.model.cost import Cost
 from paceline.tasks.records import Record
 from paceline.tasks.speedup.hardware_table import (
     DataSheet,
@@ -153,7 +153,7 @@ class TargetScore:
         return tuple(target for target in targets if target is not None)
 
     def place(self, run: ArmRun) -> int | None:
-        """Which of its scores is the first that is as good, from 0; None for none."""
+        """Index of its first score that reaches the target; None without one."""
         target = self.of(run.repeat)
         if target is None:
             return None
@@ -192,18 +192,24 @@ def _way(trainings: StudyRuns, arm: StudyArm, goal: TargetScore, rates: Predicti
     scores = [run.score for run in runs if run.score is not None]
     judged = [run for run in runs if goal.of(run.repeat) is not None]
     reached = [run for run in judged if goal.seconds(run) is not None]
-    clean = _clean_runs(runs)
+    clean, contaminated = _clean_runs(runs), sum(bool(run.contaminated) for run in runs)
     joules = [run.energy_joules for run in clean if run.energy_joules is not None]
+    if judged:
+        median_seconds = median_known([goal.seconds(run) for run in _clean_runs(reached)])
+        to_target_seconds = ReportedValue(kind="never" if median_seconds is None else "measured", value=median_seconds)
+    else:
+        to_target_seconds = no_value("no training was done, or there is no target")
     difference, verdict = _parity(runs) if not arm.is_baseline else (None, "unknown")
     to_target, end_to_end_ratio = (_ratio(trainings, arm, rate) for rate in (goal.rate, end_to_end))
     return Approach(
         name=arm.name,
         device=next((run.facts.get("device", "CPU") for run in runs), "CPU"),
         is_measured=True,
-        basis=_measured_basis(runs),
+        basis=f"measured, {len(runs)} training{'' if len(runs) == 1 else 's'}"
+        + (f", {contaminated} disturbed" if contaminated else ""),
         num_done=len(runs),
         num_failed=len(failed),
-        contaminated=sum(bool(run.contaminated) for run in runs),
+        contaminated=contaminated,
         error=failed[-1].error if failed else None,
         run_ids=tuple(run.run_id for run in [*runs, *failed] if run.run_id),
         score=statistics.fmean(scores) if scores else None,
@@ -213,7 +219,7 @@ def _way(trainings: StudyRuns, arm: StudyArm, goal: TargetScore, rates: Predicti
         parity=verdict,
         num_judged=len(judged),
         num_reached=len(reached),
-        target_seconds=_target_cell(judged, [goal.seconds(run) for run in _clean_runs(reached)]),
+        target_seconds=to_target_seconds,
         whole_seconds=measured_value(median_known([run.end_to_end_seconds for run in clean]), "no training was done"),
         joules=measured_value(statistics.fmean(joules) if joules else None, NO_COUNTER),
         target_ratio=to_target if len(reached) == len(judged) else None,
@@ -227,19 +233,6 @@ def _way(trainings: StudyRuns, arm: StudyArm, goal: TargetScore, rates: Predicti
 def _clean_runs(runs: Sequence[ArmRun]) -> Sequence[ArmRun]:
     """The uncontaminated runs, whose times are shown; all runs if every one is contaminated."""
     return [run for run in runs if not run.contaminated] or runs
-
-
-def _measured_basis(runs: Sequence[ArmRun]) -> str:
-    disturbed = sum(bool(run.contaminated) for run in runs)
-    words = f"measured, {len(runs)} training" + ("" if len(runs) == 1 else "s")
-    return words + (f", {disturbed} disturbed" if disturbed else "")
-
-
-def _target_cell(judged: Sequence[ArmRun], seconds: Sequence[float | None]) -> ReportedValue:
-    if not judged:
-        return no_value("no training was done, or there is no target")
-    median_seconds = median_known(seconds)
-    return ReportedValue(kind="never") if median_seconds is None else measured_value(median_seconds)
 
 
 def _parity(runs: Sequence[ArmRun]) -> tuple[Interval | None, Parity]:
@@ -269,7 +262,7 @@ def _arm(trainings: StudyRuns, name: str) -> StudyArm:
 
 @dataclass(frozen=True)
 class Gpu:
-    """What is known of GPUs without having trained on one here."""
+    """Knowledge of GPUs without training on one here."""
 
     sheet: DataSheet
     rows: Mapping[str, Sequence[HardwareRow]]
@@ -297,7 +290,7 @@ def _on_gpu(trainings: StudyRuns, arm: StudyArm, goal: TargetScore, gpu: Gpu) ->
     else:
         to_target, total = _training_cells(trainings.of(arm), goal, gpu, row)
     executed = _prediction_rate(arm.name, gpu, row)
-    # Training and prediction may be known of two devices: what was timed here is never told as another's.
+    # Training and prediction may be known of two devices: what was timed here is never reported for another.
     measured_here = f"; prediction measured {executed.basis}" if executed.kind == "measured" else ""
     return Approach(
         name=arm.name,

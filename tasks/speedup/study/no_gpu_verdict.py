@@ -4,7 +4,7 @@ By rule, in this order:
 
 1. Something trained from scratch on this machine undisturbed, or there is nothing to divide by.
 2. A GPU, if other runs of exactly the same work show that training from scratch takes at most half the time there that
-   the quickest way takes here. A bound by a data sheet is no ground for it.
+   the quickest way takes here. A bound by a data sheet is not enough.
 3. The way that is as good as training from scratch on the validation split the soonest, if it was ever so in each
    repeat, the ratio of the times is above 1 with all of its interval (where it has one), and the test split does not
    find it worse.
@@ -33,22 +33,25 @@ WORDS = {TUNED: "fine-tune", FEATURES: "take features and a classifier", SCRATCH
 
 
 def judge(result: NoGpuResult) -> tuple[Choice, str]:
-    """What to do without a GPU, and on which grounds."""
+    """The recommendation without a GPU, and its reasons."""
     scratch = result.way(SCRATCH)
     approaches = [result.way(name) for name in (TUNED, FEATURES) if result.way(name).num_done]
     doubt = _nothing_to_divide_by(scratch, approaches)
     if doubt:
         return "undecided", doubt
-    best = max((way for way in approaches if _is_sooner(way)), key=lambda way: _value(way.target_ratio), default=None)
+    sooner = [way for way in approaches if _is_certain(way.target_ratio) and way.parity != "worse"]
+    best = max(sooner, key=lambda way: _value(way.target_ratio), default=None)
     rented = _rental_sentence(result, best or scratch)
     if rented:
         return "gpu", rented
     if best is not None:
         return TAKE[best.name], f"Without a GPU, {WORDS[best.name]}: {_sooner(best, scratch)}."
-    cheap = max((way for way in approaches if _is_cheap(way, scratch)), key=lambda way: way.score or 0.0, default=None)
+    quick = [way for way in approaches if _is_certain(way.whole_ratio) and _value(way.whole_ratio) >= 1 / MAX_TIME]
+    good = [way for way in quick if (way.score or 0.0) >= MIN_SHARE * (scratch.score or 0.0)]
+    cheap = max(good, key=lambda way: way.score or 0.0, default=None)
     if cheap is not None:
         return TAKE[cheap.name], f"Without a GPU, {WORDS[cheap.name]}: {_cheap(cheap, scratch)}."
-    why = "; ".join(_not_taken(way, scratch) for way in approaches) or "neither of the other ways was done"
+    why = "; ".join(_why_not(way, scratch) for way in approaches) or "neither of the other ways was done"
     return "from scratch", f"Without a GPU, train from scratch: the weights do not help: {why}."
 
 
@@ -72,15 +75,6 @@ def _value(ratio: Interval | None) -> float:
 def _is_certain(ratio: Interval | None) -> bool:
     """Above 1, and so the whole of its interval where it has one."""
     return ratio is not None and ratio.value > 1 and (ratio.low is None or ratio.low > 1)
-
-
-def _is_sooner(way: Approach) -> bool:
-    return _is_certain(way.target_ratio) and way.parity != "worse"
-
-
-def _is_cheap(way: Approach, scratch: Approach) -> bool:
-    quick = _is_certain(way.whole_ratio) and _value(way.whole_ratio) >= 1 / MAX_TIME
-    return quick and (way.score or 0.0) >= MIN_SHARE * (scratch.score or 0.0)
 
 
 def _times(ratio: Interval | None, num_pairs: int) -> str:
@@ -120,7 +114,7 @@ def _reach_sentence(way: Approach) -> str:
     return f"as good on the validation split in {way.num_reached} of {way.num_judged} repeats"
 
 
-def _not_taken(way: Approach, scratch: Approach) -> str:
+def _why_not(way: Approach, scratch: Approach) -> str:
     share = (way.score or 0.0) / (scratch.score or 1.0)
     time = f", in {_times(way.target_ratio, way.num_pairs)} of the time to the target" if way.target_ratio else ""
     return f"{way.name} has {share:.2f} of its accuracy ({way.parity}), {_reach_sentence(way)}{time}"
@@ -140,12 +134,8 @@ def _rental_sentence(result: NoGpuResult, best: Approach) -> str:
     )
 
 
-def notes_of(result: NoGpuResult) -> list[str]:
+def notes_of(result: NoGpuResult) -> Iterator[str]:
     """Notes on the meaning of the figures and the limits of the study."""
-    return list(_notes(result))
-
-
-def _notes(result: NoGpuResult) -> Iterator[str]:
     if result.target is not None:
         yield f"The target is {result.target:.2%} of the validation split right, as asked for."
     else:
@@ -161,7 +151,7 @@ def _notes(result: NoGpuResult) -> Iterator[str]:
     if any(not way.is_measured for way in result.ways):
         yield (
             "Nothing was trained on a GPU: its rows are estimates, and say by what. A bound by a data sheet is never "
-            "reached; it is no forecast, and the verdict does not go by it."
+            "reached; it is not a forecast, and the verdict does not use it."
         )
 
 

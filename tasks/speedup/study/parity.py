@@ -47,10 +47,6 @@ def score_parity(pairs: Sequence[tuple[float, float]], margin: float = MARGIN) -
 
     Each repeat brings its difference with the standard error that the choice of test samples gives it. That choice is
     the same in all repeats, so more of them do not make it smaller.
-
-    Args:
-        pairs: (difference, standard error) of each repeat.
-        margin: as in `parity`.
     """
     if not pairs:
         return None, "unknown"

@@ -268,7 +268,7 @@ class StudyResult(Record):
 
 
 class PredictionThroughput(Record):
-    """Of prediction, samples per second."""
+    """Prediction throughput, samples per second."""
 
     eager: float
     """Float32, contiguous, nothing folded."""

@@ -70,7 +70,7 @@ def state_of(path):
 def test_what_is_frozen_comes_out_of_two_ranks_as_it_went_in(layer, trained, source, make_job, cluster_address):
     _, weights = source
     job = begun(make_job, OTHERS, f"model.pretrained={weights}", f"model.freeze={layer}", "execution.num_devices=2")
-    assert job.pretrained.anew == ()
+    assert job.pretrained.reinitialized == ()
     result = train_group(job, cluster_address)
     before, after = state_of(weights), state_of(result.weights)
     changed = {name.rpartition(".")[0] for name, tensor in after.items() if not torch.equal(tensor, before[name])}
@@ -100,9 +100,9 @@ def test_a_rate_of_a_backbone_of_which_nothing_is_trained_is_refused(source):
 def test_models_by_name_have_heads_for_their_own_classes(recorded):
     for reference in (recorded, f"runs:/{recorded}/model", "models:/source/1"):
         found = found_for(OTHERS, f"model.pretrained={reference}")
-        assert found.anew == ("classify.weight", "classify.bias"), "as many classes, but others"
+        assert found.reinitialized == ("classify.weight", "classify.bias"), "as many classes, but others"
         assert found.sha256 == sha256_of(Path(found.path))
-    assert found_for(FIRST, f"model.pretrained={recorded}").anew == ()
+    assert found_for(FIRST, f"model.pretrained={recorded}").reinitialized == ()
 
 
 def test_a_model_of_another_width_is_refused_with_its_settings(recorded):

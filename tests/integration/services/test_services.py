@@ -205,7 +205,7 @@ def test_what_cannot_be_started_or_restored_leaves_nothing_running(services, tmp
     other = Services(tmp_path / "other")
     taken = other.command("up", "--port", f"postgres={services.home.settings().ports['postgres']}")
     assert taken.returncode == 2
-    assert "cannot be listened on, and postgres needs it" in taken.stderr
+    assert "is in use, and postgres needs it" in taken.stderr
     assert other.family() == []
     (tmp_path / "file").touch()
     closed = Services(tmp_path / "file" / "home").command("down")
@@ -215,7 +215,7 @@ def test_what_cannot_be_started_or_restored_leaves_nothing_running(services, tmp
     for command, arguments, said in (
         ("backup", [tmp_path / "a.tar"], "holds no services"),
         ("down", [], "holds no services"),
-        ("restore", [__file__], "is no archive of infra/backup"),
+        ("restore", [__file__], "is not an archive of infra/backup"),
     ):
         refused = nothing.command(command, *arguments)
         assert (refused.returncode, said in refused.stderr) == (2, True), refused.stderr

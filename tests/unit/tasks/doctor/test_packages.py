@@ -8,10 +8,10 @@ from paceline.tasks.doctor import packages
 @pytest.fixture
 def pretend(monkeypatch):
     """Makes packages appear in other versions."""
-    real = packages.installed
+    real = packages.installed_version
 
     def versions(**others):
-        monkeypatch.setattr(packages, "installed", lambda name: others.get(name.replace("-", "_"), real(name)))
+        monkeypatch.setattr(packages, "installed_version", lambda name: others.get(name.replace("-", "_"), real(name)))
 
     return versions
 

@@ -52,7 +52,9 @@ def begun(path, *, same_classes=True, **settings):
     """A network that has begun with a file's weights."""
     network = network_of(seed=2, **settings)
     names = anew(path, network, same_classes=same_classes)
-    weights = Pretrained(reference=path.name, path=str(path), sha256=sha256_of(path), num_tensors=1, anew=names)
+    weights = Pretrained(
+        reference=path.name, path=str(path), sha256=sha256_of(path), num_tensors=1, reinitialized=names
+    )
     begin_with(network, weights)
     return network
 

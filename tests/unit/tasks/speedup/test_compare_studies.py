@@ -80,8 +80,8 @@ def test_slower_and_equal_are_told():
     ("now", "base", "why"),
     [
         (run("b", facts=FAST | {"seed": "2"}), run("a"), "run a did other work: seed 1 against 2"),
-        (run("b", facts=FAST), run("a", foreign=0.9), "0.90 cores were busy with others' work beside run a"),
-        (run("b", facts=FAST, foreign=0.8), run("a"), "0.80 cores were busy with others' work beside the training"),
+        (run("b", facts=FAST), run("a", foreign=0.9), "0.90 cores were busy with other work during run a"),
+        (run("b", facts=FAST, foreign=0.8), run("a"), "0.80 cores were busy with other work during the training"),
         (run("b", facts=FAST), run("a", status="FAILED"), "digits a did not finish"),
         (run("b", facts=FAST), run("a", tags={"paceline.contaminated": "True"}), "digits a was disturbed"),
     ],

@@ -45,7 +45,7 @@ def test_a_value_comes_back_from_its_text(value):
     [
         ("recipe.learning_rat=log(1,2)", "did you mean recipe.learning_rate?"),
         ("recipe.learning_rate", "names no values; write log(a,b)"),
-        ("recipe.learning_rate=log(0,1)", "no 0; begin above 0 or use lin"),
+        ("recipe.learning_rate=log(0,1)", "no 0; start above 0 or use lin"),
         ("recipe.learning_rate=log(1,a)", "'1,a' is not a list of numbers"),
         ("recipe.learning_rate=log(1)", "is not understood"),
         ("recipe.learning_rate=log(1,2,3)", "is not understood"),
@@ -59,7 +59,7 @@ def test_a_value_comes_back_from_its_text(value):
         ("execution.precision=[32-true,bf16-mixed]", "compare executions with paceline study"),
         ("recipe.optimizer=[sgd]", "2 or more values"),
         ("recipe.optimizer=[sgd,sgd]", "each named once"),
-        ("recipe.optimizer=[sgd,{a: 1}]", "no list of plain values"),
+        ("recipe.optimizer=[sgd,{a: 1}]", "is not a list of plain values"),
         ("recipe.optimizer=[sgd,[a]", "is not a plain value"),
     ],
 )

@@ -39,5 +39,5 @@ def test_what_another_version_noted_is_told(tmp_path):
     path = tmp_path / "arms.jsonl"
     Ledger(path).add(noted("a", 0, 0))
     path.write_text(path.read_text().replace('"repeat"', '"round"'))
-    with pytest.raises(InputError, match="another version noted"):
+    with pytest.raises(InputError, match="trainings of another version"):
         Ledger(path)

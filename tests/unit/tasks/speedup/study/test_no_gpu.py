@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from paceline.tasks.model.flops import Cost
+from paceline.tasks.model.cost import Cost
 from paceline.tasks.report.no_gpu_report import HEAD, draw_no_gpu, no_gpu_table, render_no_gpu
 from paceline.tasks.speedup.hardware_table import (
     SHEETS,
