@@ -1,1 +1,1 @@
-"""Where workers come from: each kind of cluster yields a scheduler address, and nothing else is needed of it."""
+"""Clusters: each kind yields the address of a Dask scheduler."""

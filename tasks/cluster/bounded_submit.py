@@ -1,4 +1,4 @@
-"""Many tasks on a cluster with few of them at its scheduler at a time. Knows nothing of what they do."""
+"""Submits many tasks to a cluster, with a bounded number at its scheduler at a time."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def wait_for_workers(address: str, demand: ClusterResources, seconds: float, che
         check: looks at what should bring the workers and describes it; raises when they will never come.
 
     Raises:
-        RunError: they did not come in time; says how many did, and what `check` saw.
+        RunError: they did not come in time; the message has their number and the answer of `check`.
     """
     deadline = time.monotonic() + seconds
     with connect(address) as client:
@@ -102,8 +102,8 @@ def wait_for_workers(address: str, demand: ClusterResources, seconds: float, che
             if time.monotonic() > deadline:
                 arrived = ", ".join(f"{host}: {number}" for host, number in num_by_host.items()) or "none"
                 raise RunError(
-                    f"{demand.num_hosts} hosts with {demand.workers_per_host} workers each were asked for, and after "
-                    f"cluster.wait_seconds={seconds:g} these are there: {arrived}; {status}"
+                    f"{demand.num_hosts} hosts with {demand.workers_per_host} workers each are needed, and after "
+                    f"cluster.wait_seconds={seconds:g} these have joined: {arrived}; {status}"
                 )
             time.sleep(POLL_SECONDS)
 

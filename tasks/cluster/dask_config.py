@@ -1,4 +1,4 @@
-"""The settings of Dask for clusters whose cores are the ranks' own; see conf/dask/dask.yaml."""
+"""Dask settings that keep its overhead off the cores that ranks train on; see conf/dask/dask.yaml."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENVIRON = "distributed.nanny.pre-spawn-environ."
 
 @cache
 def low_overhead_config() -> dict[str, Any]:
-    """For `dask.config.set`, around the start of a cluster: nannies and SSH hand it on to the workers."""
+    """Settings for `dask.config.set` while a cluster starts; nannies and SSH pass them on to the workers."""
     return dict(_flat(yaml.safe_load(DASK_SETTINGS.read_text(encoding="utf-8"))))
 
 
@@ -27,7 +27,7 @@ def exports() -> list[str]:
 
 
 def _variable(name: str) -> str:
-    """By which a worker's nanny takes a setting; what it sets itself it leaves where it is set already."""
+    """Environment variable of a setting; a nanny keeps its value."""
     if name.startswith(ENVIRON):
         return name.removeprefix(ENVIRON)
     return "DASK_" + name.replace(".", "__").replace("-", "_").upper()

@@ -39,7 +39,7 @@ def greet(address: str, security: Security | None, seconds: float) -> None:
     except Exception as error:
         raise NoSchedulerError("something answers there in another protocol than Dask's") from error
     if part != "Scheduler":
-        raise NoSchedulerError(f"a Dask {part.lower()} answers there, which is no scheduler")
+        raise NoSchedulerError(f"a Dask {part.lower()} answers there, not a scheduler")
 
 
 async def _ask(address: str, security: Security | None, seconds: float) -> str:

@@ -1,7 +1,4 @@
-"""What a host offers, found without importing torch, so that it costs milliseconds.
-
-Knows nothing of what the devices will be used for.
-"""
+"""The hardware of a host, detected in milliseconds, without importing torch."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ def usable_cores() -> int:
 
 @cache
 def cpu_kind() -> str:
-    """8 hex digits over what this host's CPU can do: machine code that is kept is good for one kind only."""
+    """8 hex digits over what this host's CPU can do: cached machine code fits one kind only."""
     flags = " ".join(sorted(_cpu_fields().get("flags", "").split()))
     return hashlib.sha256(f"{platform.machine()} {flags}".encode()).hexdigest()[:8]
 
@@ -99,7 +96,7 @@ def visible(found: list[Gpu], setting: str | None) -> tuple[Gpu, ...]:
 
 @cache
 def torch_has_cuda() -> bool:
-    """Whether the installed torch is built for CUDA; told from its version file, for importing it takes a second."""
+    """Whether the installed torch is built for CUDA, by its version file: importing torch takes a second."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return False

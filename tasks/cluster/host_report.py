@@ -1,4 +1,4 @@
-"""What a host reports before a cluster is started on it.
+"""Reports the facts of a host before a cluster is started on it.
 
 Use: `python -m paceline.tasks.cluster.host_report [TLS_DIRECTORY]`.
 

@@ -22,7 +22,7 @@ QUIET_HTTP = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
 
 
 def num_local_workers(settings: Cluster, demand: ClusterResources) -> int:
-    """Workers to start: as told, else one per core and at least one per rank."""
+    """Workers to start: the setting, or one per core and at least one per rank."""
     if settings.num_workers != "auto":
         return settings.num_workers
     return max(usable_cores(), demand.num_workers)

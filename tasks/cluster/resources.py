@@ -1,4 +1,4 @@
-"""What a run asks of a cluster, whatever its kind. Pure."""
+"""The hosts and workers that a run needs of a cluster."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ClusterResources(Record):
 
 
 def demand_of(executions: Iterable[Execution], accelerator: Literal["cpu", "gpu"]) -> ClusterResources:
-    """What seats each of the executions, one after the other."""
+    """Resources that suffice for each of the executions, one after the other."""
     listed = list(executions)
     return ClusterResources(
         num_hosts=max(execution.num_nodes for execution in listed),

@@ -55,7 +55,7 @@ def slurm_arguments(
         "job_extra_directives": _directives(settings, demand, logs),
         "job_script_prologue": [*_lines_of_the_site(), *exports()],
         "python": shlex.quote(sys.executable),
-        # dask-cuda starts one worker per GPU that Slurm grants; plain workers are told their number.
+        # dask-cuda starts one worker per GPU that Slurm grants; plain workers need their number.
         "worker_command": "dask cuda worker" if demand.gpus else "distributed.cli.dask_worker",
         "processes": 1 if demand.gpus else demand.workers_per_host,
         "cores": 1 if demand.gpus else demand.workers_per_host,  # threads; each worker has one
@@ -81,7 +81,7 @@ def _check_words(paths: dict[str, str]) -> None:
 
 
 def _lines_of_the_site() -> list[str]:
-    """What the site has set for every job (jobqueue.yaml, the old name where the new is not used); ours replaces it."""
+    """The site's prologue of every job (jobqueue.yaml, under the new or the old name), which an argument replaces."""
     import dask
     import dask_jobqueue  # noqa: F401  brings its settings
 
@@ -99,7 +99,7 @@ def _directives(settings: Cluster, demand: ClusterResources, logs: Path) -> list
 
 
 def memory_bytes(settings: Cluster) -> int:
-    """What `cluster.memory_per_host` says; Slurm's G is 2**30."""
+    """`cluster.memory_per_host` in bytes; Slurm's G is 2**30."""
     assert settings.memory_per_host is not None
     return int(settings.memory_per_host[:-1]) * UNITS[settings.memory_per_host[-1]]
 
@@ -170,11 +170,11 @@ def check_slurm(settings: Cluster, script: str) -> None:
     """Have Slurm judge the job script without submitting it.
 
     Raises:
-        InputError: there is no Slurm here, or it would not take the job.
+        InputError: this host has no Slurm, or Slurm would not take the job.
     """
     if shutil.which("sbatch") is None:
         raise InputError(
-            "cluster.kind=slurm, and there is no sbatch on this host's PATH; run on a host that submits to Slurm"
+            "cluster.kind=slurm, and sbatch is not on this host's PATH; run on a host that submits to Slurm"
         )
     answer = _ask(["sbatch", "--test-only"], script)
     if answer.returncode != 0:
@@ -193,7 +193,7 @@ def _ask(command: list[str], text: str | None = None) -> subprocess.CompletedPro
 
 
 def requested_host(settings: Cluster, demand: ClusterResources) -> Hardware:
-    """The host as it is asked for; what kind of processor and GPU Slurm gives is only known on it."""
+    """The host as requested; the kinds of its processor and GPU are known on the node only."""
     unknown = Gpu(uuid="", name="GPU", memory_bytes=memory_bytes(settings), compute_capability=(99, 0))
     assert settings.cores_per_host is not None
     return Hardware(

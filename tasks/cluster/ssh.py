@@ -70,7 +70,7 @@ def _python() -> str:
 
 
 def _worker_python(demand: ClusterResources) -> str:
-    """What a host runs as Python: for GPUs with the list of those to use, which `SSHCluster` has no argument for."""
+    """Command for Python; for GPUs it sets the visible ones, because `SSHCluster` has no argument for it."""
     if not demand.gpus:
         return _python()
     variables = " ".join(f"{name}={value}" for name, value in visible_devices(demand.workers_per_host).items())
@@ -109,7 +109,7 @@ def open_ssh(settings: Cluster, demand: ClusterResources, certificates: Certific
 
 @contextmanager
 def _capture_log() -> Iterator[list[str]]:
-    """What the parts say while they start: `SSHCluster` logs their words, and raises an error without them."""
+    """Capture the output of the starting processes, which `SSHCluster` logs but omits from its error."""
     lines: list[str] = []
     logger = logging.getLogger("distributed.deploy.ssh")
     handler = logging.Handler()
@@ -127,7 +127,7 @@ def _capture_log() -> Iterator[list[str]]:
 
 
 def ask_hosts(settings: Cluster, certificates: Certificates | None) -> list[HostFacts]:
-    """What each host says of itself, in the order of `cluster.hosts`.
+    """Facts of each host, in the order of `cluster.hosts`.
 
     Raises:
         InputError: a host cannot be reached, or lacks something that a worker needs.
@@ -168,7 +168,7 @@ async def _ask(host: str, command: str) -> str:
 
 
 def _parse_answer(host: str, answer: str) -> HostFacts:
-    last = (answer.strip().splitlines() or [""])[-1]  # a login script may have said something first
+    last = (answer.strip().splitlines() or [""])[-1]  # a login script may have printed something first
     try:
         facts = HostFacts.model_validate_json(last)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Opens the cluster that a configuration names: in goes the setting, out comes a scheduler address."""
+"""Opens the cluster that a configuration names, and yields the address of its scheduler."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def open_cluster(settings: Cluster, demand: ClusterResources, site: Environment 
 
 
 class Opening:
-    """Begins to open a cluster.
+    """Opens a cluster in the background.
 
     Args:
         settings: which kind, and how large.
@@ -62,7 +62,7 @@ class Opening:
         self._closed: Future[None] | None = None
 
     def address(self) -> str:
-        """Of the scheduler, once it is there.
+        """Wait for the cluster and return the scheduler's address.
 
         Raises:
             RunError: the workers did not come.
@@ -70,7 +70,7 @@ class Opening:
         return self._address.result()
 
     def release(self) -> None:
-        """Begin to close it: nobody needs it any more."""
+        """Start to close it, without waiting."""
         if self._closed is None:
             self._closed = self._thread.submit(self._stack.close)
 

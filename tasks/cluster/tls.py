@@ -58,12 +58,12 @@ def choose_tls(settings: Cluster) -> Choice:
     """Whether the parts of this cluster talk TLS, and why.
 
     Raises:
-        InputError: a scheduler beyond this host is to be joined without TLS, which nobody has said is wanted.
+        InputError: the scheduler is on another host and has no TLS, and cluster.tls is not off.
     """
     if settings.address is not None:
         return _choose_by_address(settings.tls, settings.address)
     if settings.tls != "auto":
-        return Choice(value=settings.tls, reason="asked for")
+        return Choice(value=settings.tls, reason="set by the user")
     if settings.is_this_host:
         return Choice(
             value=OWN, reason="other users of this host reach its loopback; the certificate is this run's alone"
@@ -75,9 +75,11 @@ def _choose_by_address(asked: str, address: str) -> Choice:
     if address.startswith(SCHEME):
         return Choice(value="on", reason="the address begins with tls://")
     if asked == "off" or is_loopback(address):
-        return Choice(value="off", reason="asked for" if asked == "off" else "the scheduler is on this host's loopback")
+        return Choice(
+            value="off", reason="set by the user" if asked == "off" else "the scheduler is on this host's loopback"
+        )
     raise InputError(
-        f"cluster.address={address} is beyond this host and without TLS: whoever reaches it can run code there; start "
+        f"cluster.address={address} is beyond this host and without TLS, so everybody can run code there; start "
         "scheduler and workers with the files of infra/certificates and join tls://, or accept it with cluster.tls=off"
     )
 
@@ -107,10 +109,10 @@ def certificates(settings: Cluster, site: Environment) -> Certificates | None:
 
 
 def local_security(settings: Cluster, site: Environment) -> Security | None:
-    """What keeps others out of a cluster of this host; None where that is not wanted.
+    """TLS settings of a cluster of this host; None for a cluster without TLS.
 
     Raises:
-        InputError: certificates of this site are wanted, and they are missing, wrong, or readable by others.
+        InputError: it needs certificates of this site, and they are missing, wrong, or readable by others.
     """
     if choose_tls(settings).value == OWN:
         return _own_security()
@@ -155,7 +157,7 @@ def register_security(address: str, security: Security | None) -> Iterator[None]
 
 
 def security_of(address: str, site: Environment) -> Security | None:
-    """With what a scheduler is joined: that of a cluster of this process, else this site's certificates; None for tcp.
+    """TLS settings for a scheduler: those of a cluster of this process, else this site's certificates; None for tcp.
 
     Raises:
         InputError: there are none.

@@ -11,15 +11,15 @@ from paceline.tasks.cluster.client import connect
 from paceline.tasks.errors import InputError, one_line
 from paceline.tasks.records import Record
 
-Asked = tuple[Kind, str]
+PackageName = tuple[Kind, str]
 
 
 class WorkerPackages(Record):
-    """What a worker has."""
+    """The user packages of a worker."""
 
     host: str
     identities: tuple[str | None, ...]
-    """Of each package that was asked for; None for one that is not there."""
+    """Identity of each requested package; None for one that is missing."""
 
 
 def require_packages(address: str, packages: Sequence[Plugin]) -> None:
@@ -27,7 +27,7 @@ def require_packages(address: str, packages: Sequence[Plugin]) -> None:
 
     Args:
         address: of the scheduler.
-        packages: that are needed; with none, nobody is asked.
+        packages: that are needed; without any, no worker is asked.
 
     Raises:
         InputError: a worker lacks one, or has another version or other code of it.
@@ -38,7 +38,7 @@ def require_packages(address: str, packages: Sequence[Plugin]) -> None:
         answers = client.run(look, tuple((package.kind, package.name) for package in packages), on_error="return")
     for worker, answer in sorted(answers.items()):
         if not isinstance(answer, WorkerPackages):
-            raise InputError(f"worker {worker} cannot tell its packages ({one_line(answer)}); install the same there")
+            raise InputError(f"worker {worker} cannot list its packages ({one_line(answer)}); install the same there")
         for _, lack in find_differences(packages, answer):
             raise InputError(f"worker {worker} {lack}; install the same on every host and restart its workers")
 
@@ -55,8 +55,8 @@ def find_differences(packages: Sequence[Plugin], answer: WorkerPackages) -> list
     return differences
 
 
-def look(asked: tuple[Asked, ...]) -> WorkerPackages:
-    """What the worker that this runs on has of packages; imports none of them."""
+def look(asked: tuple[PackageName, ...]) -> WorkerPackages:
+    """Look up packages on the worker that runs this, without importing them."""
     return WorkerPackages(host=socket.gethostname(), identities=tuple(_identity(*request) for request in asked))
 
 

@@ -1,4 +1,4 @@
-"""What a source yields of one sample, whoever wrote the source. Knows nothing of where it lies and where it goes."""
+"""The record that every source yields for a sample."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ Picture = bytes | npt.NDArray[np.uint8]
 
 
 Fit = Literal["scale", "crop"]
-"""How a picture comes to its size. `scale`: its shorter side is scaled to it, and the middle taken; `crop`: the middle
-is taken as it is."""
+"""`scale`: scale the shorter side to the size and crop the middle. `crop`: crop the middle without scaling."""
 Extent = Fit | Literal["whole"]
-"""What is taken of a picture: that, or all of it, of whatever size."""
+"""`whole`: the complete image at its own size."""
 
 
 class Item(NamedTuple):
     """One sample."""
 
     picture: Picture | Exception
-    """Of any size; an exception where it cannot be read, which is counted and listed."""
+    """Image of any size; an exception where it cannot be read, which Paceline counts and lists."""
     mask: Picture | Exception | None = None
     """The class of each pixel, from 0; 255 for none."""
     targets_T: npt.NDArray[np.float32] | None = None

@@ -1,7 +1,4 @@
-"""The key of a preparation: the sha256 of everything that decides its result.
-
-Knows the inputs only; whether a set with that key exists is the store's business.
-"""
+"""The key of a preparation: the sha256 of everything that decides on its result."""
 
 from __future__ import annotations
 
@@ -15,13 +12,13 @@ from paceline.tasks.data.listing import Listing, SampleListing
 from paceline.tasks.data.sources import registry
 
 FORMAT_VERSION = 2
-"""Of the prepared set's files and manifest."""
+"""Version of the files and the manifest of a prepared set."""
 
 
 def preparation_key(listing: SampleListing, data: Data) -> str:
     """Hash of the listing, the transform and its parameters, and the libraries that turn them into pixels.
 
-    `max_rejected_fraction` has no part in it: it decides whether a set may be used, not what is in it.
+    `max_rejected_fraction` is not part of it: it decides whether a set may be used, not what it holds.
     """
     origin = listing.origin
     spec = registry.spec_of(origin)
@@ -43,7 +40,7 @@ def preparation_key(listing: SampleListing, data: Data) -> str:
 
 
 def describe(data: Data) -> Listing:
-    """What the source offers, before any work starts.
+    """List a source and summarise it.
 
     Raises:
         InputError: The source is missing, empty, or cannot be learned from.

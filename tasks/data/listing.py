@@ -1,7 +1,4 @@
-"""What a source offers, as cheap plain data, and how a share of each class is held out.
-
-Knows neither file formats nor pixels.
-"""
+"""The samples of a source as plain data, and how a share of each class is held out."""
 
 from __future__ import annotations
 
@@ -49,22 +46,22 @@ class Origin:
     """Where a worker reads samples from, as data."""
 
     kind: str
-    """Of `SourceSpec`, see `paceline.tasks.data.sources.registry`."""
+    """`SourceSpec.kind` of the reader."""
     root: str = ""
     mask_suffix: str = ""
-    """Of `pairs`."""
+    """Suffix of the masks, of `pairs`."""
     name: str = ""
-    """Of `own`: what the configuration calls the source."""
+    """Name of a user's source in the configuration."""
     identity: str = ""
-    """Of `own`: the package that reads, and what the source says of its content."""
+    """Package of a user's source, and the content that the source declares."""
     listed: str = ""
-    """Of `own`: which listing this is of; workers that live for many nights open the source anew for each."""
+    """Id of the listing of a user's source; long-lived workers open the source again for each listing."""
     signal: Signal | None = None
-    """Of signals: how they become pictures."""
+    """How signals become images."""
     num_frames: int = 0
-    """Of clips: how many each has when it is prepared; 0 for pictures."""
+    """Frames of a prepared clip; 0 for images."""
     fit: Fit = "scale"
-    """Of pictures: how they come to their size."""
+    """How images are brought to their size."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +74,11 @@ class SampleListing:
     validation: Samples
     test: Samples
     channels: int
-    """Of a picture."""
+    """Channels of an image."""
     target_names: tuple[str, ...] = ()
     num_planes: int = 0
     """1 where each picture has a mask behind its channels, and the classes are those of its pixels: 1 and up, in the
-    order of the names; 0 is no class, and what is learned does not depend on what it covers."""
+    order of the names; 0 is no class, and the loss ignores it."""
     ignored: dict[str, int] = field(default_factory=dict)
     """Files that are not samples, counted by suffix."""
     run: int = 1
@@ -114,7 +111,7 @@ class SampleListing:
 def hold_out(
     samples: Iterable[Sample], fraction: float, name: Callable[[Sample], str] | None = None
 ) -> tuple[Samples, Samples]:
-    """Split samples into (kept, held out), stratified by class and nearly stable when samples are added.
+    """Split samples into (remaining, held out), stratified by class and nearly stable when samples are added.
 
     Within a class the samples are ordered by the sha256 of their names and the first `fraction` are held out. A new
     sample moves at most one other sample across the border, so no test image drifts into training by the dozen.
@@ -155,7 +152,7 @@ def _digests(samples: Samples, name: Callable[[Sample], str] | None) -> npt.NDAr
 
 
 def hash_name(name: str) -> str:
-    """A pseudo-random but eternal rank for a name."""
+    """A pseudo-random rank for a name that never changes."""
     return _sha256(name).hexdigest()
 
 
@@ -191,12 +188,12 @@ def keep_classes(listing: SampleListing, wanted: Sequence[str]) -> SampleListing
     """The listing with some of its classes, in its own order. What was held out of a class stays held out.
 
     Raises:
-        InputError: there is no such class.
+        InputError: a class does not exist.
     """
     names = listing.class_names
     unknown = [name for name in wanted if name not in names]
     if unknown:
-        raise InputError(f"data.classes: no class {', '.join(unknown)}; there are {', '.join(names)}")
+        raise InputError(f"data.classes: no class {', '.join(unknown)}; use some of {', '.join(names)}")
     chosen_labels = [label for label, name in enumerate(names) if name in wanted]
     label_of = np.full(len(names), _LEFT_OUT, dtype=np.int32)
     label_of[chosen_labels] = np.arange(len(chosen_labels), dtype=np.int32)

@@ -26,14 +26,14 @@ class Sample(NamedTuple):
     size: int = 0
     """Encoded size, bytes; 0 for rows of arrays."""
     stamp: str = ""
-    """Changes when the content does: modification time, etag or checksum. Where a file system tells none the root
-    stands for it, or a file of this name and size in another place would be taken for this one."""
+    """Changes when the content does: modification time, etag or checksum. Without any, the root
+    takes its place, or a file of this name and size in another place would be taken for this one."""
     row: int = -1
     """Row of the array; -1 for files."""
 
     @property
     def name(self) -> str:
-        """How people find the sample again."""
+        """Path and row, as in reports."""
         return self.path if self.row < 0 else f"{self.path}#{self.row}"
 
     @property
@@ -46,7 +46,7 @@ _sample = partial(tuple.__new__, Sample)  # Sample._make without a frame for eac
 
 
 class StringColumn:
-    """Strings end to end in one block of bytes; 16 bytes for each beside its own."""
+    """Strings end to end in one block of bytes; 16 bytes of overhead for each."""
 
     def __init__(self, block: bytes | bytearray, starts: Indices, ends: Indices) -> None:
         self._block = block
@@ -55,7 +55,7 @@ class StringColumn:
 
     @classmethod
     def from_block(cls, block: bytes | bytearray, borders: Indices) -> StringColumn:
-        """Of a block in which each string begins where the one before has ended; the borders begin with 0."""
+        """Strings end to end in a block; the borders start with 0."""
         return cls(block, borders[:-1], borders[1:])
 
     def __getitem__(self, index: int) -> str:
@@ -161,7 +161,7 @@ class Samples(Sequence[Sample]):
     __hash__ = None  # type: ignore[assignment]  # as lists have none
 
     def take(self, chosen: Indices | slice) -> Samples:
-        """Some of the samples, in the order asked for."""
+        """Some of the samples, in the given order."""
         rows = None if self.rows is None else self.rows[chosen]
         return Samples(self.paths.take(chosen), self.labels[chosen], self.sizes[chosen], self.stamps.take(chosen), rows)
 
@@ -170,7 +170,7 @@ class Samples(Sequence[Sample]):
         return Samples(self.paths, labels, self.sizes, self.stamps, self.rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """As few pieces: each array that is sent by itself costs Dask more than its bytes."""
+        """Pickle few pieces: each array that is sent on its own costs Dask more than its bytes."""
         rows = None if self.rows is None else self.rows.tobytes()
         return _sent_samples, (self.paths, self.labels.tobytes(), self.sizes.tobytes(), self.stamps, rows)
 
@@ -202,7 +202,7 @@ class SamplesBuilder:
             self._rows.append(row)
 
     def build(self) -> Samples:
-        """What was added.
+        """The added samples as columns.
 
         Raises:
             ValueError: Files and rows of arrays were mixed.

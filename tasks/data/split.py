@@ -1,7 +1,4 @@
-"""One split of a prepared set, memory-mapped.
-
-Reads shards and gathers samples across them. Knows nothing of torch, epochs or augmentation.
-"""
+"""One split of a prepared set, memory-mapped."""
 
 from __future__ import annotations
 
@@ -59,7 +56,7 @@ class Split:
         return np.searchsorted(self._starts, indices, side="right") - 1
 
     def gather(self, indices: npt.NDArray[np.int64], out: npt.NDArray[np.uint8] | None = None) -> npt.NDArray[np.uint8]:
-        """Copy samples (n, H, W, C) in the order asked for.
+        """Copy samples (n, H, W, C) in the given order.
 
         Args:
             indices: Sample numbers within the split.
@@ -99,7 +96,7 @@ class Split:
         return order
 
     def will_need(self, start: int, stop: int) -> None:
-        """Have the kernel read samples from `start` to `stop` while this process goes on."""
+        """Have the kernel read samples from `start` to `stop` in the background."""
         self._advise(start, stop, mmap.MADV_WILLNEED)
 
     def done_with(self, start: int, stop: int) -> None:
@@ -134,13 +131,13 @@ def open_split(prepared: PreparedSet, split: SplitName) -> Split:
     """Open one split of a prepared set.
 
     Raises:
-        RunError: The set is no longer what its manifest says.
+        RunError: The set does not match its manifest.
     """
     path = Path(prepared.path)
     try:
         facts = manifest.read(path)
     except manifest.DamagedError as error:
-        raise RunError(f"prepared set {path}: {error}; run again, and it will be prepared anew") from error
+        raise RunError(f"prepared set {path}: {error}; run again to prepare it again") from error
 
     def load(kind: str, dtype: type[np.generic], shape: tuple[int, ...]) -> list[Any]:
         return [_load(path, shard, kind, dtype, shape) for shard in facts.of_split(split)]
@@ -161,18 +158,18 @@ def open_split(prepared: PreparedSet, split: SplitName) -> Split:
             image_shape=facts.image_shape,
         )
     except manifest.DamagedError as error:
-        raise RunError(f"prepared set {path}: {error}; remove the set, and it will be prepared anew") from error
+        raise RunError(f"prepared set {path}: {error}; remove the set and run again to prepare it") from error
 
 
 def _load(path: Path, shard: Shard, kind: str, dtype: type[np.generic], shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """An array of a shard, as a memory map: numbers alone, and what the manifest says."""
+    """An array of a shard, as a memory map, checked against the manifest."""
     file = shard.file(kind)
     if file is None:
         raise manifest.DamagedError(f"shard {shard.number} of {shard.split} has no {kind}")
     try:
         array: npt.NDArray[Any] = np.load(path / file.name, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise manifest.DamagedError(f"{file.name} is no array of numbers ({one_line(error)[:200]})") from error
+        raise manifest.DamagedError(f"{file.name} is not an array of numbers ({one_line(error)[:200]})") from error
     if array.dtype != dtype or array.shape != (shard.num_samples, *shape):
         raise manifest.DamagedError(
             f"{file.name} holds {array.dtype} {array.shape}, not {np.dtype(dtype)} {(shard.num_samples, *shape)}"

@@ -17,7 +17,7 @@ from paceline.conf.environment import Environment
 from paceline.conf.plugins import Plugin
 from paceline.tasks.cluster.client import call_workers, connect, workers
 from paceline.tasks.cluster.hardware import describe
-from paceline.tasks.cluster.user_packages import Asked, find_differences
+from paceline.tasks.cluster.user_packages import PackageName, find_differences
 from paceline.tasks.cluster.user_packages import WorkerPackages as Packages
 from paceline.tasks.cluster.user_packages import look as look_for_packages
 from paceline.tasks.data.sources.folder import is_local, reach_root
@@ -104,7 +104,7 @@ def examine_workers(
     return findings
 
 
-def look(marker: str, leases: str, asked: tuple[Asked, ...]) -> Seen:
+def look(marker: str, leases: str, asked: tuple[PackageName, ...]) -> Seen:
     """Report on the worker that runs this function."""
     marker_file = Path(marker)
     scratch_file = marker_file.with_name(f"{marker_file.name}-{uuid4().hex}")
@@ -156,7 +156,7 @@ def _lacks(root: str) -> str:
 
 
 def _ask(
-    client: Client, present: list[str], arguments: tuple[str, str, tuple[Asked, ...]]
+    client: Client, present: list[str], arguments: tuple[str, str, tuple[PackageName, ...]]
 ) -> tuple[dict[str, object], dict[str, tuple[float, float]]]:
     """Each worker's answer, and the offset of its clock with its uncertainty, in seconds."""
     answers: dict[str, object] = {}

@@ -1,7 +1,4 @@
-"""The pixels of samples, as a worker reads them for a shard or a prediction: what can be read, and why the rest cannot.
-
-Knows nothing of splits, shards or models.
-"""
+"""The pixels of samples, as a worker reads them for a shard or a prediction, and why some cannot be read."""
 
 from __future__ import annotations
 
@@ -27,11 +24,11 @@ class Pixels(NamedTuple):
     images_NHWC: npt.NDArray[np.uint8]
     targets_NT: npt.NDArray[np.float32] | None
     kept: list[int]
-    """Positions of the images among the samples asked for."""
+    """Positions of the images among the requested samples."""
     reasons: dict[int, str]
     """Positions of the samples that cannot be read, and why, on one line."""
     num_unread: int = 0
-    """Of those, samples whose bytes could not be had from here."""
+    """Number of these whose bytes this host could not read."""
 
 
 def read_pixels(

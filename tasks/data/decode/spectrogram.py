@@ -1,4 +1,4 @@
-"""From samples in time to a time-frequency image: bands from low (the last row) to high, time from left to right.
+"""Draws a signal as a time-frequency image: bands from low (the last row) to high, time from left to right.
 
 Knows arrays and settings; not where signals come from. With a change of a pixel `SPECTROGRAM_VERSION` must grow
 (`sources/signals.py`): it is part of the key by which prepared sets are reused.
@@ -25,14 +25,14 @@ from paceline.conf.signal import Signal
 from paceline.tasks.data.decode.transform import DecodeError
 
 SINE_POWER = 0.5
-"""Of a sine of amplitude 1: the 0 of the decibels."""
+"""Power of a sine of amplitude 1, which is 0 dB."""
 WHITE = 255
 _SILENCE = 1e-26
-"""Power of what rounding leaves of a constant, and less than any instrument tells: -257 dB."""
+"""Power of the rounding errors of a constant, below any instrument: -257 dB."""
 _FILTER_TAPS = 10
 """On each side, of SciPy's filter for resampling, in samples of the lower rate."""
 _MAX_RATIO = 10_000_000
-"""Of either number of a ratio of rates: the filter has 20 taps for each, so many of them are 1.6 GB."""
+"""Largest numerator or denominator of a ratio of rates: the filter has 20 taps for each, so many of them are 1.6 GB."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -123,12 +123,12 @@ def bands(signal: Signal, num_frequencies: int, num_bands: int) -> Floats:
 
 
 def mel(frequency: float) -> float:
-    """Of a frequency in hertz."""
+    """Mels of a frequency in hertz."""
     return float(2595 * np.log10(1 + frequency / 700))
 
 
 def hertz(mels: Floats) -> Floats:
-    """Of mels."""
+    """Frequencies in hertz of mels."""
     return np.asarray(700 * (10 ** (mels / 2595) - 1))
 
 
@@ -141,13 +141,13 @@ def _area_of_triangle(x: Floats, low: float, middle: float, high: float) -> Floa
 
 
 def overlaps(edges: Floats, number: int) -> Floats:
-    """How much of each of the cells [0, 1], [1, 2] ... lies between each two edges: (edges - 1, number)."""
+    """Overlap of each interval between two edges with each cell [0, 1], [1, 2] ...: (edges - 1, number)."""
     inside = np.clip(edges[:, np.newaxis], np.arange(number), np.arange(1, number + 1))
     return np.diff(inside, axis=0)
 
 
 def decibels(power: Floats) -> Floats:
-    """Of a sine of amplitude 1; silence has the level of rounding errors."""
+    """Level relative to a sine of amplitude 1; silence has the level of rounding errors."""
     return np.asarray(10 * np.log10(np.maximum(power, _SILENCE) / SINE_POWER))
 
 

@@ -1,6 +1,6 @@
-"""From the bytes of an image file to uint8 RGB pixels, a square of them or all, or the reason why not.
+"""Decodes image files and masks to uint8 pixels, and scales or crops them.
 
-Knows nothing of files, splits or Dask. `TRANSFORM_VERSION` must grow with every change of a pixel: it is part of the
+`TRANSFORM_VERSION` must grow with every change of a pixel: it is part of the
 key by which prepared sets are reused.
 """
 
@@ -26,7 +26,7 @@ SMALL_PIXELS = 512 * 512
 """Pictures of more pixels take Pillow as long as any other library, or less."""
 _JPEG = b"\xff\xd8\xff"
 _APP1 = b"\xff\xe1"
-"""Begins what may tell an orientation (Exif, XMP). In coded pixels these two bytes never follow each other."""
+"""Marker of a segment with an orientation (Exif, XMP). In coded pixels these two bytes never follow each other."""
 
 
 class DecodeError(Exception):
@@ -60,7 +60,7 @@ def decode(content: bytes, image_size: int, fit: Extent = "scale") -> npt.NDArra
     if pixels_HWC is not None:
         return pixels_HWC
     try:
-        # Pillow warns of what it mends (odd EXIF, palettes); what it cannot mend it raises.
+        # Pillow warns about faults that it corrects (odd EXIF, palettes), and raises the others.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return _decode(content, image_size, fit)
@@ -102,7 +102,7 @@ def _decode(content: bytes, image_size: int, fit: Extent = "scale") -> npt.NDArr
         if image.width * image.height > MAX_PIXELS:
             raise DecodeError(f"{image.width} x {image.height} pixels; more than {MAX_PIXELS} look like a bomb")
         if image.format == "JPEG" and fit == "scale":
-            # Decode at a fraction of the size where twice the wanted size remains: faster, and still antialiased.
+            # Decode at a fraction of the size where twice the requested size remains: faster, and still antialiased.
             image.draft(None, (2 * image_size, 2 * image_size))
         ImageOps.exif_transpose(image, in_place=True)  # else what is upright already is copied
         picture = to_rgb(image)
@@ -112,7 +112,7 @@ def _decode(content: bytes, image_size: int, fit: Extent = "scale") -> npt.NDArr
 def _fit(
     picture: Image.Image, image_size: int, fit: Extent, method: Image.Resampling = Image.Resampling.BICUBIC
 ) -> npt.NDArray[np.uint8]:
-    """Of its size, where that is another."""
+    """Scale or crop an image to a square, if it has another size."""
     size = (image_size, image_size)
     if fit == "crop" and min(picture.size) < image_size:
         raise DecodeError(
@@ -165,10 +165,10 @@ def decode_mask(content: bytes, image: bytes, image_size: int, fit: Extent = "sc
         fit: How it comes to it.
 
     Returns:
-        Pixels (image_size, image_size), or of the whole: 1 for the first class, 0 for 255, which is no class.
+        Pixels (image_size, image_size), or of the complete image: 1 for the first class, 0 for 255 (no class).
 
     Raises:
-        DecodeError: It is no picture of single values, or not of its image's size.
+        DecodeError: It is not a picture of single values, or not of its image's size.
     """
     try:
         with warnings.catch_warnings():
@@ -192,7 +192,7 @@ def decode_mask(content: bytes, image: bytes, image_size: int, fit: Extent = "sc
 
 
 def resize_mask(values_HW: npt.NDArray[np.uint8], image_size: int, fit: Extent = "scale") -> npt.NDArray[np.uint8]:
-    """Bring a mask to its size, by nearest pixels; 1 for the first class, 0 for 255, which is no class."""
+    """Bring a mask to its size, by nearest pixels; 1 for the first class, 0 for 255 (no class)."""
     if values_HW.shape != (image_size, image_size):
         values_HW = _fit(Image.fromarray(values_HW), image_size, fit, Image.Resampling.NEAREST)
     return values_HW + np.uint8(1)  # 255 becomes 0

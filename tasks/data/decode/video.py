@@ -1,6 +1,6 @@
-"""From the bytes of a video file to some of its frames, or the reason why not. Knows nothing of folders or Dask.
+"""Decodes some frames of a video file.
 
-Decoding is PyAV's, in one thread: the workers are many already.
+PyAV decodes in one thread, because many workers decode at the same time.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 DEMUXERS = "mov,avi,matroska,mpeg,mpegvideo,mpegts,flv,asf,ogg,gif"
 """FFmpeg's names of what is read. Others are refused: playlists, for one, open files and addresses that they name."""
 WHOLE = 0.9
-"""Of the length that its header tells, a file must have so much, or it was cut off."""
+"""A file with less than this share of the length in its header was cut off."""
 _QUARTER_TURN = 90
 
 
 def places(num_there: int, num_wanted: int) -> list[int]:
-    """Which frames of a clip are taken: the middle ones of equal parts, the same whether it is of files or a video.
+    """Numbers of the frames to take: the middle ones of equal parts of a clip.
 
     Raises:
         DecodeError: There are not as many.
@@ -41,7 +41,7 @@ def decode(content: bytes, num_frames: int, image_size: int) -> npt.NDArray[np.u
     """Decode frames of a video: upright, RGB, scaled and centre-cropped.
 
     Frames are counted, not timed. How many there are is known for certain only when all have been decoded; mostly it is
-    the number of packets, which is quick to tell.
+    the number of packets, which is quick to count.
 
     Args:
         content: The whole file.
@@ -52,7 +52,7 @@ def decode(content: bytes, num_frames: int, image_size: int) -> npt.NDArray[np.u
         Pixels (image_size, image_size, T * 3), one frame after the other.
 
     Raises:
-        DecodeError: The file is no video, damaged, cut off or too short.
+        DecodeError: The file is not a video, is damaged, cut off or too short.
     """
     import av  # FFmpeg: a tenth of a second, which other sources need not wait for
 
@@ -113,7 +113,7 @@ def _frames(container: InputContainer, stream: VideoStream) -> Iterator[Any]:
 
 
 def _check_whole(container: InputContainer, stream: VideoStream, number: int, last: Any) -> None:
-    """Whether it was cut off, as far as its header tells: some have no count, and others' length is that of sounds."""
+    """Refuse a file that was cut off, as far as its header shows: some have no count, or the length of the sound."""
     if number < WHOLE * stream.frames:
         raise DecodeError(f"ends after {number} of {stream.frames} frames")
     is_alone = len(container.streams) == 1 and stream.frames == 0

@@ -1,6 +1,6 @@
-"""From the bytes of a WAV, NumPy or Parquet file to one signal in time, or the reason why not.
+"""Decodes a WAV, NumPy or Parquet file to one signal in time.
 
-Told apart by their first bytes, not by their names. Knows nothing of pictures, folders or Dask.
+The first bytes decide on the format, not the name.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from paceline.tasks.data.decode.transform import DecodeError
 from paceline.tasks.errors import one_line
 
 MAX_SAMPLES = 2**27
-"""Of a file, all channels: as float64 a gibibyte."""
+"""Largest number of values of a file: a gibibyte as float64."""
 MAX_RATE = 10_000_000
 TIME = "time"
 """Column of a Parquet file with the times of its samples."""
 JITTER = 0.5
-"""Of a step, by how much a time may be off where steps are to be equal."""
+"""Largest deviation of a time from equal steps, in steps."""
 RATE_ERROR = Fraction(1, 1_000)
-"""Of a rate that times tell, by how much what is taken for it may be off: of 1,000 bands, one."""
+"""Largest relative error when the rate of a time column is rounded: one of 1,000 bands."""
 _WAV = (b"RIFF", b"RIFX", b"RF64")
 _NUMPY, _PARQUET = b"\x93NUMPY", b"PAR1"
 
@@ -83,7 +83,7 @@ def _read_wav(content: bytes) -> tuple[npt.NDArray[np.generic], int]:
 
 
 def _one_channel(found: npt.NDArray[np.generic]) -> Floats:
-    """Of samples (T) or (T, channels)."""
+    """Convert samples (T) or (T, channels) to the mean of the channels."""
     if found.ndim not in (1, 2) or found.dtype.kind not in "iuf":
         raise DecodeError(
             f"an array {found.shape} of {found.dtype}; numbers (samples) or (samples, channels) are needed"
@@ -107,7 +107,7 @@ def _read_parquet(content: bytes, default_rate: int) -> tuple[npt.NDArray[np.gen
     table = file.read()
     channels = [name for name in table.column_names if name != TIME]
     if not channels:
-        raise DecodeError(f"no column of samples beside {TIME}")
+        raise DecodeError(f"no column of samples besides {TIME}")
     rate = _rate(table[TIME]) if TIME in table.column_names else default_rate
     columns = [_numbers(table, name) for name in channels]
     return columns[0] if len(columns) == 1 else np.column_stack(columns), rate
@@ -134,7 +134,7 @@ def _rate(column: pa.ChunkedArray) -> Fraction:
     )
     step = seconds[-1] / (len(seconds) - 1)
     if not step > 0 or np.abs(seconds - step * np.arange(len(seconds))).max() > JITTER * step:
-        raise DecodeError(f"{TIME} does not go on in equal steps; give one sample after each {step:.6g} s")
+        raise DecodeError(f"{TIME} does not have equal steps; give one sample after each {step:.6g} s")
     return _simple(1 / float(step))
 
 

@@ -1,4 +1,4 @@
-"""Crops, colours and mixtures of a batch's images, as operations on all of them at once, where they lie.
+"""Batched augmentation on the device: random crops, colour jitter, mixup and CutMix.
 
 Every number is a function of the seed, the epoch and the sample's place in its order, so all loaders, any number of
 passes and a resumed run have the same. Knows nothing of where images come from.
@@ -23,7 +23,7 @@ from paceline.tasks.model.noise import uniform
 Floats = npt.NDArray[np.float64]
 
 NUM_TRIES = 10
-"""For a crop that fits into the image; else it is the largest of a permitted ratio, in the middle. As torchvision."""
+"""Tries for a crop that fits into the image; the fallback is the largest central crop, as in torchvision."""
 GREY = (0.299, 0.587, 0.114)
 """Luma of red, green and blue: ITU-R BT.601, as Pillow and torchvision have it."""
 _CROPS, _PLACE, _COLOUR, _MIX = (slice(0, 2 * NUM_TRIES), slice(20, 22), slice(22, 25), slice(25, 29))
@@ -32,12 +32,12 @@ _NUM_UNIFORM = 29
 
 
 class Variation:
-    """Varies batches.
+    """Augments batches.
 
     Args:
         settings: what is done.
         mean: per channel, in units of full scale, as images were normalised by.
-        std: likewise; 0 of a channel without variance.
+        std: per channel, in units of full scale; 0 for a channel without variance.
         seed: of the run.
     """
 
@@ -48,7 +48,7 @@ class Variation:
         self._seed = seed
 
     def __call__(self, batch: Batch, draw_N: npt.NDArray[np.int64], *, channels_last: bool) -> Batch:
-        """The batch, varied.
+        """Augment a batch.
 
         Args:
             batch: normalised.
@@ -69,7 +69,7 @@ class Variation:
         return batch._replace(images_NCHW=set_layout(batch.images_NCHW, channels_last=channels_last))
 
     def _vary_colours(self, images_NCHW: Tensor, uniform_N3: Floats) -> Tensor:
-        """Brightness, then contrast, then saturation, each kept between black and white."""
+        """Brightness, then contrast, then saturation, each clipped to black and white."""
         device = images_NCHW.device
         mean, std = self._mean_C.to(device), self._std_C.to(device)
         strengths = (self._settings.brightness, self._settings.contrast, self._settings.saturation)
@@ -84,7 +84,7 @@ class Variation:
 
 
 def grey(pixels_NCHW: Tensor) -> Tensor:
-    """What of each pixel is grey, in each of its channels (N, C, H, W); a clip has the channels of all its frames."""
+    """Luma of each pixel, repeated in each channel (N, C, H, W), frame by frame for clips."""
     if pixels_NCHW.shape[1] % COLOURS:
         return pixels_NCHW
     weights = torch.tensor(GREY, device=pixels_NCHW.device).view(1, 1, -1, 1, 1)
@@ -128,7 +128,7 @@ def boxes(settings: Vary, uniform_NU: Floats, shape: Sequence[int]) -> npt.NDArr
 
 
 def resize_boxes(images_NCHW: Tensor, boxes_N4: npt.NDArray[np.int64]) -> Tensor:
-    """A box of each image, scaled to the whole image's size, bilinearly and by nothing outside of it."""
+    """Scale one box of each image to the size of the image, bilinearly, without pixels from outside of the box."""
     tall, wide = images_NCHW.shape[2:]
     top, left, height, width = (torch.from_numpy(column).to(images_NCHW.device) for column in boxes_N4.T)
     rows_NH, columns_NW = _places(top, height, tall), _places(left, width, wide)
@@ -147,7 +147,7 @@ def _places(start_N: Tensor, length_N: Tensor, size: int) -> Tensor:
 
 
 def mix(batch: Batch, settings: Vary, uniform_N4: Floats) -> Batch:
-    """Each sample with the one that stands as far from the other end of the batch; the order is a random one.
+    """Mix each sample with its mirror position in the batch; the order of a batch is random already.
 
     Args:
         batch: whose samples have no targets.
@@ -178,7 +178,7 @@ def beta(alpha: float, uniform_N: Floats) -> Floats:
 
 
 def _cut(cut_N: npt.NDArray[np.bool_], share_N: Floats, place_N2: Floats, images_NCHW: Tensor) -> tuple[Tensor, Floats]:
-    """Which pixels (N, H, W) another image's box covers, and their share (N,): boxes may reach over the edge."""
+    """Mask (N, H, W) of the CutMix boxes, clipped to the image, and their share (N,) of the area."""
     tall, wide = images_NCHW.shape[2:]
     side_N = np.sqrt(1 - share_N) * cut_N
     edges = []

@@ -17,10 +17,10 @@ from torch import Tensor
 
 
 class Batch(NamedTuple):
-    """What a rank's training step gets, on its device."""
+    """The input of a training step, on the device of a rank."""
 
     images_NCHW: Tensor
-    """float32, normalised, in the memory format asked for."""
+    """float32, normalised, in the requested memory format."""
     labels_N: Tensor
     """int64."""
     targets_NT: Tensor | None
@@ -56,7 +56,7 @@ class Normalise:
         return self
 
     def __call__(self, images_NHWC: Tensor, *, channels_last: bool) -> Tensor:
-        """Normalise uint8 NHWC pixels to float32 NCHW in the memory format asked for.
+        """Normalise uint8 NHWC pixels to float32 NCHW in the requested memory format.
 
         The constants are rows as long as an image: broadcasting over an inner axis of 3 channels would not vectorise.
         Not `addcmul`: its fused multiply-add rounds otherwise at the ends of vectors, and loaders could differ.
@@ -105,10 +105,10 @@ def pad(images: npt.NDArray[np.uint8], width: int, fill_C: npt.NDArray[np.uint8]
 
 
 def windows(padded_NHWC: Tensor, height: int, width: int) -> Tensor:
-    """All windows of padded images as one view (M, height, width * C); `window_numbers` says which is where.
+    """All windows of padded images as one view (M, height, width * C); `window_numbers` says finds one.
 
     Each row of a window is `width * C` bytes side by side. Between images lie windows that straddle two of them; they
-    are never asked for.
+    are never used.
     """
     num, tall, wide, channels = padded_NHWC.shape
     last = (height - 1) * wide + width

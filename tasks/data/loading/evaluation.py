@@ -1,6 +1,6 @@
 """Batches for evaluation: in order, not augmented, each sample exactly once over all ranks.
 
-Knows nothing of metrics; it says which samples a batch holds, so that predictions can be put in their places.
+Yields the sample numbers of each batch, so that predictions can be put in their places.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def make_loader(  # noqa: PLR0913 - keywords; it is the stage's public name for 
         device: Where batches are delivered.
         channels_last: Memory format of the images.
         draws: Whether something is added to the images at random.
-        vary: How images are varied beside that.
+        vary: Further augmentation.
         first_step: Step, counted over all epochs, to begin with.
 
     Raises:

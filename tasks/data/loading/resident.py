@@ -70,7 +70,7 @@ class ResidentLoader(TrainLoader):
 
 
 def _load(feed: LoaderConfig) -> Tensor:
-    """The padded split on the device, followed by its mirror images where they are asked for and fit."""
+    """The padded split on the device, followed by its mirror images where they are used and fit."""
     split, width = feed.split, feed.padding
     height, breadth, channels = split.image_shape
     mirrored = feed.augment in FLIPPING and padded_bytes(feed) < _MIRROR_SHARE * free_bytes(feed.device)

@@ -32,7 +32,7 @@ def _generator(seed: int, epoch: int, stream: int) -> np.random.Generator:
 
 @dataclass(frozen=True)
 class Shuffle:
-    """How thoroughly samples are mixed."""
+    """Sizes of the two-level shuffle, in samples."""
 
     window: int
     """Largest number of samples that are permuted as one; a multiple of the block's."""
@@ -164,7 +164,7 @@ def apportion(num_samples: int, loads: Sequence[float]) -> tuple[int, ...]:
 
 @lru_cache
 def _sizes(num_samples: int, world_size: int, loads: tuple[float, ...] | None) -> tuple[int, ...]:
-    """Asked for in every step, of two sizes of batches: the full one and the last one."""
+    """Cached: every step needs it, for two sizes of batches, the full one and the last one."""
     if loads is not None:
         return apportion(num_samples, loads)
     parts = (share(0, num_samples, rank, world_size) for rank in range(world_size))
@@ -173,7 +173,7 @@ def _sizes(num_samples: int, world_size: int, loads: tuple[float, ...] | None) -
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How an epoch is cut into global batches, and these into the ranks' parts.
+    """The division of an epoch into global batches, and of these into the ranks' parts.
 
     Ranks of unequal speed take parts in proportion to `loads`, one number per rank; None for even parts. Loads move the
     cuts between the ranks and never those between the batches: whatever they are, and if they change at a resume, a
@@ -190,9 +190,9 @@ class BatchPlan:
     world_size: int = 1
     loads: tuple[float, ...] | None = None
     planned_world_size: int | None = None
-    """Of the whole group, where fewer ranks go on in its place: its batches stay."""
+    """World size of the complete group, where fewer ranks resume its work with the same batches."""
     first_sample: int = 0
-    """Of what is left of an epoch: positions of its order before this one have been seen."""
+    """First position of the epoch's order that is still to be seen, after a resume."""
 
     def __post_init__(self) -> None:
         """Refuse sizes and loads without a meaning."""
@@ -241,7 +241,7 @@ class BatchPlan:
         return num_samples < self.world_size
 
     def weight(self, step: int, rank: int) -> float:
-        """What makes the mean of the ranks' gradients the mean over the global batch's samples."""
+        """Factor that makes the mean of the ranks' gradients the mean over the samples of the global batch."""
         sizes = self.sizes(step)
         return sizes[rank] * self.world_size / sum(sizes)
 

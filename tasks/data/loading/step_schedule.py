@@ -1,8 +1,4 @@
-"""The steps of a training laid over its epochs, also where groups of different sizes have taken them.
-
-Knows positions only. What has been done is an epoch and a number of its samples; how many steps that took is the
-business of whoever took them.
-"""
+"""Maps global steps to epochs and sample positions, also after a resume with a different world size."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from paceline.tasks.data.loading.sampling import BatchPlan
 
 @dataclass(frozen=True)
 class StepSchedule:
-    """Which samples each step has, counted over all epochs.
+    """The samples of each step; steps are counted over all epochs.
 
     Args:
         plan: Of whole epochs.
@@ -30,7 +26,7 @@ class StepSchedule:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Of a whole epoch."""
+        """Steps of a complete epoch."""
         return self.plan.steps_per_epoch
 
     @cached_property
@@ -52,12 +48,12 @@ class StepSchedule:
         return self.epoch + 1 + epochs, self.plan, since
 
     def position(self, step: int) -> tuple[int, int]:
-        """What has been seen when so many steps are done: whole epochs, and samples of the next one."""
+        """Position after so many steps: complete epochs, and samples of the next one."""
         epoch, plan, local = self.locate(step)
         return epoch, plan.bounds(local)[0]
 
     def samples(self, step: int) -> int:
-        """How many samples have been seen when so many steps are done, over all epochs."""
+        """Samples seen after so many steps, over all epochs."""
         epoch, position = self.position(step)
         return epoch * self.plan.num_samples + position
 
@@ -71,7 +67,7 @@ class StepSchedule:
         return step if self.ends_epoch(step) else step + plan.steps_per_epoch - local
 
     def num_steps(self, num_epochs: int) -> int:
-        """Of a training of so many epochs, those before this group's included."""
+        """Steps of a training of so many epochs, steps of earlier groups included."""
         return self.first_step + self._rest.steps_per_epoch + (num_epochs - self.epoch - 1) * self.steps_per_epoch
 
     def largest_part(self, rank: int) -> int:
@@ -80,12 +76,12 @@ class StepSchedule:
         return max(plan.sizes(step)[rank] for plan, step in ends)
 
     def even_step(self, step: int) -> float:
-        """Which step this would be if all before it had been of this group's batch size; what schedules go by."""
+        """Fractional step for learning-rate schedules: as if all steps had this group's batch size."""
         epoch, position = self.position(step)
         local = min(position / self.plan.global_batch_size, self.steps_per_epoch - 1)
         return epoch * self.steps_per_epoch + local
 
     @property
     def num_passed(self) -> int:
-        """Of `steps_per_epoch`, those that are behind this group where it takes up; all of them at an epoch's end."""
+        """Steps of the current epoch that were done when this group started; all of them at the end of an epoch."""
         return self.steps_per_epoch - (self._rest.steps_per_epoch if self.first_sample else 0)

@@ -2,8 +2,8 @@
 
 The kernel reads ahead of both ways. For a GPU a background thread gathers: it touches numpy and preallocated buffers
 only; every call to the device is the consumer's, so that a CUDA graph being captured there is never disturbed from a
-second thread. On CPUs a thread would take a core away from the steps and wait for it, so batches are gathered when they
-are asked for: 6.4 x the rate of a per-sample loader on two cores, 3.2 x with a thread (infra/LOG.md, 2026-11-22).
+second thread. On CPUs a thread would take a core away from the steps and wait for it, so batches are gathered on
+demand: 6.4 x the rate of a per-sample loader on two cores, 3.2 x with a thread (infra/LOG.md, 2026-11-22).
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class StreamingLoader(TrainLoader):
         """Whether a thread gathers."""
         self._producers: list[_Producer] = []
         self._canvas: Canvas | None = None
-        """Kept from epoch to epoch."""
+        """Reused in every epoch."""
         self._stream = torch.cuda.Stream(feed.device) if feed.device.type == "cuda" else None
 
     def close(self) -> None:
@@ -205,7 +205,7 @@ class StreamingLoader(TrainLoader):
             copy.images_NHWC.record_stream(current)
         batch = self._batch(copy.filled.request, copy.images_NHWC)
         if copy.event is not None:
-            copy.event.synchronize()  # of the copy alone, begun a step ago; the buffer may be overwritten now
+            copy.event.synchronize()  # waits for a copy that started a step ago; then the buffer may be overwritten
         producer.give_back(copy.filled.buffer)
         return batch
 
@@ -298,7 +298,7 @@ def _seconds(mirror: Mirror, images_NHWC: npt.NDArray[np.uint8]) -> float:
 
 
 class ReadAhead:
-    """Looks one window ahead of what is asked for.
+    """Advises the kernel to read one shuffle window ahead.
 
     Args:
         split: on disk.
@@ -310,7 +310,7 @@ class ReadAhead:
         self._shuffle = shuffle
         self._keeps_all = split.num_samples <= shuffle.window
         self._uses: Counter[int] = Counter()
-        """Samples of a block that are ahead, of the blocks that were asked for."""
+        """By block, samples within the window."""
 
     def through(self, requests: Iterator[BatchRequest]) -> Iterator[BatchRequest]:
         """The same requests, each a window later, or at once where a window holds them all."""

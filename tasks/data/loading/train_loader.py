@@ -1,4 +1,4 @@
-"""What the three training loaders have in common: the cursor, the order and the plan.
+"""Base class of the training loaders: the cursor, the order of samples and the plan of batches.
 
 Knows which samples a step needs and how they are augmented; how pixels reach the device is each loader's own.
 """
@@ -24,7 +24,7 @@ from paceline.tasks.data.split import Split
 
 @dataclass(frozen=True)
 class LoaderConfig:
-    """What a loader is to deliver, to whom."""
+    """Settings of a loader."""
 
     split: Split
     mean: tuple[float, ...]
@@ -65,7 +65,7 @@ class BatchRequest:
 
 
 class TrainLoader(ABC):
-    """Sized and iterable; every iteration ends at an epoch's end, and the next goes on from there.
+    """Sized and iterable; each iteration ends with its epoch, and the next one starts there.
 
     `next_step` counts steps over all epochs. Iterating is lazy: the cursor is read, and threads start, with the first
     batch, so that iterators which are never used cost and change nothing.
@@ -99,14 +99,14 @@ class TrainLoader(ABC):
         self.next_step = step
 
     def follow(self, course: StepSchedule) -> None:
-        """Take a training up that others may have begun, at the course's first step."""
+        """Resume a training at the first step of a schedule; another group may have done the steps before."""
         if course.plan != self.feed.plan:
-            raise ValueError(f"a course of {course.plan} for a loader of {self.feed.plan}")
+            raise ValueError(f"a schedule of {course.plan} for a loader of {self.feed.plan}")
         self._course = course
         self.next_step = course.first_step
 
     def close(self) -> None:
-        """End background work, for loaders that have any; iterating again starts it anew."""
+        """End background work, for loaders that have any; iterating again restarts it."""
         return
 
     def requests(self, epoch: int, plan: BatchPlan, first_local_step: int) -> Iterator[BatchRequest]:

@@ -1,7 +1,7 @@
-"""How a listing is cut: into chunks, one for each shard, and these into portions, one for each task.
+"""Divides a listing into chunks, one for each shard, and these into portions, one for each task.
 
-Knows neither Dask nor pixels. Where chunks end decides on the fingerprint of a set, so it depends on the listing alone;
-how many of them a task takes changes nothing but speed.
+The borders of chunks are part of the fingerprint of a set, so they depend on the listing alone. The number of chunks of
+a task changes the speed only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_FILES = 1_024
 MAX_ROWS = 8_192
 """Rows of arrays cost a fiftieth of a file."""
 MIN_RUNS = 4
-"""Of a chunk whose samples are dealt in runs: no chunk is more than a quarter larger than another."""
+"""Fewest runs of a chunk, so that no chunk is more than a quarter larger than another."""
 MAX_DECODED_BYTES = 64 * 2**20
 MAX_ENCODED_BYTES = 64 * 2**20
 
@@ -47,7 +47,7 @@ class TaskChunks(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What Dask is to call it, but for what makes it unique."""
+        """Key of the Dask task, without the suffix that makes it unique."""
         return f"{self.chunks[0].split}-{self.chunks[0].number}"
 
 
@@ -74,7 +74,7 @@ class ChunkPlanner:
             yield from (self._chunk(split, number) for number in range(self.num_chunks[split]))
 
     def portions(self, num_readers: int, num_threads: int) -> Iterator[TaskChunks]:
-        """Every chunk of which there is no shard yet, in portions for the readers of their shards, by turns.
+        """Every chunk without a shard, in portions for the readers of their shards, by turns.
 
         The last portions of a reader get smaller and smaller, so that all end at about the same time.
 
@@ -133,7 +133,7 @@ class ChunkPlanner:
 
 
 def deal(samples: Samples, number: int, num_chunks: int, run: int) -> Samples:
-    """What one chunk gets when samples are dealt out one by one, or in runs of so many where there are enough."""
+    """Samples of one chunk when they are dealt out one by one, or in runs where they suffice."""
     run = max(1, min(run, len(samples) // (MIN_RUNS * num_chunks)))
     if run == 1:
         return samples[number::num_chunks]
@@ -141,7 +141,7 @@ def deal(samples: Samples, number: int, num_chunks: int, run: int) -> Samples:
 
 
 def chunks_of(samples: Samples, origin: Origin, num_bytes: int) -> int:
-    """How many chunks samples are cut into, of `num_bytes` each when decoded."""
+    """Number of chunks for samples of `num_bytes` each when decoded."""
     most = MAX_ROWS if spec_of(origin).has_rows else MAX_FILES
     most = max(1, min(most, MAX_DECODED_BYTES // num_bytes))
     encoded = int(samples.sizes.sum())

@@ -74,7 +74,7 @@ def prepare(
                 f"{home}: preparation failed ({one_line(error)}); "
                 "check that every worker can read the data and write there"
             ) from error
-        raise RunError(f"{home}: the disk is full; nothing was kept; free space or move PACELINE_HOME") from error
+        raise RunError(f"{home}: the disk is full; nothing was published; free space or move PACELINE_HOME") from error
     prepared = facts.to_prepared_set(path, reused=False, seconds=time.perf_counter() - started)
     return prepared.model_copy(update={"reads": reads})
 
@@ -187,7 +187,7 @@ def _check_rejected(
     raise InputError(
         f"data.root={data.root}: {num_rejected} of {total} samples ({100 * num_rejected / total:.1f} %) cannot be "
         f"decoded, first {first.path} ({first.reason}); the limit is "
-        f"data.max_rejected_fraction={data.max_rejected_fraction}; mend or remove them "
+        f"data.max_rejected_fraction={data.max_rejected_fraction}; fix or remove them "
         f"(list: {list_path}) or raise the limit"
     )
 
@@ -200,7 +200,7 @@ def _check_training(data: Data, listing: SampleListing, records: Sequence[ShardR
     if empty:
         raise InputError(
             f"data.root={data.root}: no training sample of class {', '.join(empty)} can be decoded; "
-            "every class needs at least one; mend its images or remove the class"
+            "every class needs at least one; fix its images or remove the class"
         )
 
 

@@ -1,7 +1,4 @@
-"""The manifest of a prepared set: its facts, its files and its fingerprint.
-
-Knows what a set says of itself; where sets lie and how they are published is the store's business.
-"""
+"""The manifest of a prepared set: its facts, its files and its fingerprint."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ Side = Annotated[int, Field(ge=1, le=MAX_SIDE)]
 
 
 class DamagedError(Exception):
-    """A prepared set is not what its manifest says; the message says where."""
+    """A prepared set does not match its manifest; the message names the difference."""
 
 
 class Manifest(Record):
@@ -49,7 +46,7 @@ class Manifest(Record):
     class_names: tuple[str, ...]
     target_names: tuple[str, ...]
     num_planes: Annotated[int, Field(ge=0, le=1)] = 0
-    """Of the channels, the last so many are masks."""
+    """Number of trailing channels that are masks."""
     ignored: dict[str, int]
     num_rejected: int
     mean: tuple[float, ...]
@@ -109,7 +106,7 @@ class Manifest(Record):
 
 
 def build(listing: SampleListing, data: Data, key: str, records: Sequence[ShardRecord], num_rejected: int) -> Manifest:
-    """Put together what the workers said, in an order that does not depend on who finished first."""
+    """Combine the records of the workers, in an order that does not depend on who finished first."""
     ordered = sorted(records, key=lambda record: (SPLITS.index(record.split), record.number))
     training = moments.merge(record.moments for record in ordered if record.split == "train")
     if listing.origin.num_frames:

@@ -25,7 +25,7 @@ class Moments(Record):
     """Pixels behind each channel's mean."""
     mean: tuple[float, ...]
     sum_of_squares: tuple[float, ...]
-    """Of the deviations from the mean (M2)."""
+    """Sum of the squared deviations from the mean (M2)."""
 
     def scaled_mean(self) -> tuple[float, ...]:
         """Per-channel mean in units of full scale."""
@@ -63,7 +63,7 @@ def merge(parts: Iterable[Moments]) -> Moments:
     """Merge the moments of disjoint parts, in the order given, so that equal parts give equal bits.
 
     Raises:
-        ValueError: There is no part with a pixel in it.
+        ValueError: No part has a pixel.
     """
     merged: Moments | None = None
     for part in parts:
@@ -75,7 +75,7 @@ def merge(parts: Iterable[Moments]) -> Moments:
 
 
 def over_frames(clips: Moments, num_frames: int) -> Moments:
-    """Give all frames of clips the moments of their colours: a frame is no brighter for being the last."""
+    """Give all frames of clips the moments of their colours: the statistics do not depend on the place in a clip."""
     num_colours = len(clips.mean) // num_frames
     frames = (
         Moments(count=clips.count, mean=clips.mean[place], sum_of_squares=clips.sum_of_squares[place])

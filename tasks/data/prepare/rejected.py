@@ -1,7 +1,4 @@
-"""The samples that cannot be used, while a set is being prepared: on disk, however many they are.
-
-Shards come in any order, and the list of a set is in theirs.
-"""
+"""A spool on disk for rejected samples; shards arrive in any order and are listed by their number."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from paceline.tasks.data.prepare.shard import Rejected, ShardRecord
 class _Piece(NamedTuple):
     split: int
     number: int
-    """Of the shard."""
+    """Number of the shard."""
     start: int
     num_bytes: int
 

@@ -1,7 +1,4 @@
-"""One shard of a prepared set: decode a chunk of samples and write it as `.npy` files.
-
-This is what a worker runs. Knows nothing of Dask, of other shards, or of when a set is complete.
-"""
+"""One shard of a prepared set: decode a chunk of samples and write it as `.npy` files."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ from paceline.tasks.files import write_pieces_durably
 from paceline.tasks.records import Reads, Record
 
 LOOK_SECONDS = 1.0
-"""Between looks whether anybody still waits for a shard."""
+"""Between checks whether the preparation still runs."""
 FILE_PATTERN = r"^(train|validation|test)/\d{5,}\.(images|labels|targets)\.npy$"
 """The only names a manifest may hold; none of them can lead out of its directory."""
 
@@ -46,7 +43,7 @@ class Chunk:
     class_names: tuple[str, ...]
     image_size: int
     channels: int
-    """Of a picture."""
+    """Channels of an image."""
     num_planes: int
     directory: str
     """The temporary set; shared by all workers and the caller."""
@@ -83,7 +80,7 @@ class Shard(Record):
 
 
 class ShardRecord(Shard):
-    """What a worker says of the shard it wrote."""
+    """A worker's report on a shard that it wrote."""
 
     class_counts: tuple[int, ...]
     moments: Moments
@@ -137,7 +134,7 @@ def _with_known_classes(decoded: Pixels, num_classes: int) -> Pixels:
     if len(valid) == len(largest_N):
         return decoded
     reasons = {
-        decoded.kept[place]: f"its mask holds {largest_N[place] - 1}, and there are {num_classes} classes from 0"
+        decoded.kept[place]: f"its mask holds {largest_N[place] - 1}, and the set has {num_classes} classes from 0"
         for place in np.flatnonzero(largest_N > num_classes)
     }
     positions = [decoded.kept[place] for place in valid]
@@ -145,7 +142,7 @@ def _with_known_classes(decoded: Pixels, num_classes: int) -> Pixels:
 
 
 class _DirectoryCheck:
-    """Looks now and then whether the temporary set is there: with it goes the preparation that wanted the shard."""
+    """Stops a task whose preparation has ended: its temporary set is gone then."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -1,7 +1,7 @@
 """Prepared sets on disk: find, publish, verify, set aside, clean up.
 
-A set lies in `<home>/prepared/<first 16 digits of its key>/` and appears there complete or not at all. Knows nothing of
-how shards are made. What a preparation that failed has finished is kept for the next one of the same key.
+A set lies in `<home>/prepared/<first 16 digits of its key>/` and appears there complete or not at all. The finished
+shards of a preparation that failed are left for the next one of the same key.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FINISHED = "finished.jsonl"
 """In the directory of an unfinished set: what is finished of it, one line for each shard."""
 STALE_SECONDS = 24 * 3600.0
 LEFT_SECONDS = 7 * STALE_SECONDS
-"""How long an unfinished set is kept."""
+"""Lifetime of an unfinished set."""
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ def keep_unfinished(home: Path, key: str, directory: Path, finished: Iterable[st
         directory: The temporary set.
         finished: What is to be known of each finished shard; lines without their ends.
     """
-    with suppress(OSError):  # it would have been a help, no more; what ended the preparation is the error to tell
+    with suppress(OSError):  # only an optimisation; the caller raises the error that ended the preparation
         write_pieces_durably(directory / FINISHED, (f"{line}\n".encode() for line in finished))
         _remove(_unfinished_path(home, key))
         directory.rename(_unfinished_path(home, key))
@@ -133,7 +133,7 @@ def keep_unfinished(home: Path, key: str, directory: Path, finished: Iterable[st
 
 
 def load_finished(directory: Path) -> list[str]:
-    """What is known of each finished shard that an earlier preparation has left in a temporary set."""
+    """Records of finished shards that an earlier preparation left in a temporary set."""
     try:
         return (directory / FINISHED).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -141,7 +141,7 @@ def load_finished(directory: Path) -> list[str]:
 
 
 def touch(path: Path) -> None:
-    """Say that a temporary directory is still in use."""
+    """Mark a temporary directory as in use."""
     os.utime(path / OWNER)
 
 
@@ -220,7 +220,7 @@ def publish(home: Path, directory: Path, facts: Manifest, rejected: Iterable[byt
 
 
 def write_rejected(home: Path, key: str, rejected: Iterable[bytes]) -> Path:
-    """Keep the list (lines of JSON) of a preparation that was given up for too many rejected samples."""
+    """Write the list (lines of JSON) of a preparation that stopped because of too many rejected samples."""
     path = home / "rejected" / f"{key[:16]}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_pieces_durably(path, rejected)

@@ -37,10 +37,10 @@ from paceline.tasks.errors import InputError, one_line
 
 
 def open_table(root: str, path: str) -> Table:
-    """What a file holds.
+    """Open the table of a file.
 
     Raises:
-        InputError: It has not the form that is needed.
+        InputError: It does not have the required form.
     """
     kind = kind_of(path)
     if kind == ZARR:
@@ -55,10 +55,10 @@ def open_table(root: str, path: str) -> Table:
 
 
 def read_rows(root: str, samples: Samples) -> Iterator[Row | DecodeError]:
-    """Images of rows, in the order asked for, which is that of files and rows.
+    """Images of rows, in the given order, by file and row.
 
     Raises:
-        InputError: A file is no longer what it was.
+        InputError: A file has changed.
     """
     assert samples.rows is not None
     pairs = zip(samples.paths, samples.rows.tolist(), strict=True)
@@ -93,7 +93,7 @@ def _zarr() -> ModuleType:
 
 
 def kind_of(path: str) -> str:
-    """By its suffix; groups within a Zarr store are that store's."""
+    """Kind of file by its suffix; a group within a Zarr store has the kind of the store."""
     is_group = any(part.lower().endswith(ZARR) for part in path.split("/"))
     return ZARR if is_group else NPZ if path.lower().endswith(NPZ) else PARQUET
 
@@ -108,7 +108,7 @@ def stored_groups(root: str, path: str) -> list[str]:
 
 
 def library_of(path: str) -> str:
-    """What decodes it, as its package is called."""
+    """Package that decodes a file."""
     return "zarr" if kind_of(path) == ZARR else "pyarrow"
 
 

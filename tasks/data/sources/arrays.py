@@ -43,7 +43,7 @@ def list_samples(data: Data) -> SampleListing:
     """List the rows of all files.
 
     Raises:
-        InputError: The root or a file is wrong; the message says how to mend it.
+        InputError: The root or a file is wrong.
     """
     root = str(data.root)
     base, entries, ignored = _find_files(root)
@@ -80,7 +80,7 @@ def _find_files(root: str) -> tuple[str, list[tuple[str, int, str]], dict[str, i
     base = root.rstrip("/")[: -len(name)] or "." if is_file or is_store else root
     suffixes = frozenset({NPZ, PARQUET})
     if is_store and not filesystem.isdir(path):
-        raise InputError(f"data.root={root}: is no folder, as a Zarr store is; give one, unpacked, or a folder of them")
+        raise InputError(f"data.root={root}: is not a folder; give an unpacked Zarr store, or a folder of them")
     if is_file and folder.suffix_of(name) not in suffixes:
         raise InputError(
             f"data.root={root}: is neither {NPZ} nor {PARQUET} nor {ZARR}; give such a file, or a folder of them"
@@ -165,7 +165,7 @@ def _classes(root: str, files: Sequence[_File]) -> tuple[tuple[str, ...], dict[A
     if outside:
         raise InputError(
             f"data.root={root}: label {outside[0]} is none of the {len(names)} classes from 0 that the file names; "
-            "mend its labels or names"
+            "correct its labels or names"
         )
     return names, {number: number for number in range(len(names))}
 

@@ -73,7 +73,7 @@ def list_samples(data: Data) -> SampleListing:
 
 
 def _stamps(place: str) -> dict[str, str]:
-    """Of each batch; empty where a checksum has told that it is the official one."""
+    """Stamp of each batch; empty where a checksum proves that it is the official one."""
     filesystem, path = folder.open_root(place)
     if filesystem.isfile(path) or not filesystem.exists(f"{path}/test_batch.bin"):
         return dict.fromkeys(BATCHES, "")
@@ -90,7 +90,7 @@ def find_archive(root: str) -> str | None:
     """The URL of the official archive (packed or unpacked) that a root is or contains.
 
     Raises:
-        InputError: The root does not exist, or is a file that is no archive.
+        InputError: The root does not exist, or is a file but not an archive.
     """
     filesystem, path = folder.reach_root(root)
     if not filesystem.exists(path):
@@ -146,7 +146,7 @@ def _check_binary(root: str, name: str, found: int, expected: int) -> None:
 
 
 def read_samples(place: str, samples: Samples) -> npt.NDArray[np.uint8]:
-    """Images (N, 32, 32, 3) of rows of batches, in the order asked for."""
+    """Images (N, 32, 32, 3) of rows of batches, in the given order."""
     images_NHWC = np.empty((len(samples), 32, 32, 3), dtype=np.uint8)
     names = np.array(list(samples.paths))
     assert samples.rows is not None
@@ -161,7 +161,7 @@ def read_batch(place: str, name: str) -> Batch:
     """Images (N, 32, 32, 3) and classes of one batch.
 
     Raises:
-        InputError: The batch is not what the format says.
+        InputError: The batch does not have the format.
     """
     filesystem, path = folder.open_root(place)
     if filesystem.isfile(path):
@@ -175,7 +175,7 @@ def read_batch(place: str, name: str) -> Batch:
 
 @functools.lru_cache(maxsize=1)
 def _unpack(place: str) -> dict[str, Batch]:
-    """Every batch of a packed archive; kept, because a gzip stream has no way to one member but through all."""
+    """Every batch of a packed archive; cached, because a gzip stream has no random access."""
     filesystem, path = folder.open_root(place)
     batches = {}
     try:

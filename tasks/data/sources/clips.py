@@ -41,7 +41,7 @@ def list_samples(data: Data) -> SampleListing:
     """List class-named folders.
 
     Raises:
-        InputError: The root or its layout is wrong; the message says how to mend it.
+        InputError: The root or its layout is wrong.
     """
     tree = read_tree(str(data.root))
     _check_folders(str(data.root), tree)
@@ -81,7 +81,7 @@ def _check_folders(root: str, tree: folder.Tree) -> None:
         depth = path.count("/") - (is_split and path.partition("/")[0] in folder.SPLIT_FOLDERS)
         if path.endswith("/") and depth < 2:  # noqa: PLR2004 - the class and the clip
             raise InputError(
-                f"data.root={root}: images lie in {path}, which is no clip's own folder; "
+                f"data.root={root}: images lie in {path}, which is not the folder of one clip; "
                 "give each clip's frames a folder in that of its class: CLASS/CLIP/0001.png"
             )
 
@@ -101,7 +101,7 @@ def read(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
 
 def _of_folder(origin: Origin, path: str, image_size: int) -> npt.NDArray[np.uint8]:
     filesystem, base = folder.open_root(origin.root)
-    # Anew: workers live for many nights, and some file systems remember what was there.
+    # Refresh: workers are long-lived, and some file systems cache listings.
     entries = filesystem.ls(folder.below(base, path).rstrip("/"), detail=True, refresh=True)
     infos = {info["name"].rstrip("/").rpartition("/")[2]: info for info in entries}
     names = sorted(infos, key=_in_order)

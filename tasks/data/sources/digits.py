@@ -36,7 +36,7 @@ def _digits() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
 
 
 def _table() -> npt.NDArray[np.float64]:
-    """From the file itself: importing scikit-learn takes each process that reads the digits a second."""
+    """Read the file itself, because importing scikit-learn takes a second in each process."""
     package = importlib.util.find_spec("sklearn")
     assert package is not None
     assert package.origin is not None
@@ -51,7 +51,7 @@ def _table() -> npt.NDArray[np.float64]:
 
 @functools.lru_cache(maxsize=1)
 def _rotations() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """For each of the 2 x 5,000 rotated images its source digit and its angle in radians.
+    """Source digit and angle in radians of each of the 2 x 5,000 rotated images.
 
     The two halves draw on disjoint source digits, each used equally often (to within one), so that classes stay
     balanced.

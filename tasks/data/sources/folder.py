@@ -1,7 +1,7 @@
 """Class-named folders of files on anything that fsspec reads: of images, and whatever else lies in such folders.
 
-`root/{train,test}/<class>/*`, also with `val`, or `root/<class>/*`. Looks at names and sizes only: whether a file
-really is what its name says is the transform's business.
+`root/{train,test}/<class>/*`, also with `val`, or `root/<class>/*`. Looks at names and sizes only: the transform
+finds out whether a file has the format of its name.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _STAMPS = (
     *("ETag", "etag", "md5Hash", "mtime", "LastModified", "updated", "created"),
     *("CRC", "date_time", "modify", "modificationTime", "sha", "hex"),
 )
-"""What file systems of fsspec call the thing that changes with the content; the first that is there is taken. One that
-is 0 or empty says nothing, as a time in an archive that has none."""
+"""Keys of fsspec's file systems for a value that changes with the content; the first one counts. One that
+is 0 or empty does not count, such as a missing time in an archive."""
 SPLIT_FOLDERS: dict[str, SplitName] = {
     "train": "train",
     "val": "validation",
@@ -55,13 +55,13 @@ Place = tuple[SplitName, str]
 
 
 class Kind(NamedTuple):
-    """What files of class-named folders hold."""
+    """A kind of files in class-named folders."""
 
     noun: str
     suffixes: frozenset[str]
     origin: str
     channels: int
-    """Of the pictures that they become."""
+    """Channels of their images."""
 
 
 IMAGES = Kind("image", IMAGE_SUFFIXES, "files", 3)
@@ -97,7 +97,7 @@ class _TreeBuilder:
             self.ignored[suffix or "(none)"] += 1
 
     def number(self, folder: str) -> int:
-        """Of a folder, which is added where it is new."""
+        """Number of a folder; adds a new one."""
         existing = self.folders.get(folder)
         if existing is None:
             if folder:  # object stores have no folders of their own
@@ -115,7 +115,7 @@ def list_samples(data: Data, kind: Kind = IMAGES, tree: Tree | None = None) -> S
         tree: What is below the root, where samples are more than files; None to read it.
 
     Raises:
-        InputError: The root or its layout is wrong; the message says how to mend it.
+        InputError: The root or its layout is wrong.
     """
     root = str(data.root)
     tree = tree or read_tree(root, kind.suffixes)
@@ -257,10 +257,10 @@ def open_root(root: str) -> tuple[Any, str]:
 
 
 def reach_root(root: str) -> tuple[Any, str]:
-    """As `open_root`, for a root that is about to be listed: a store of objects is asked whether it lets this user in.
+    """Open a root and check the access to an object store.
 
     Raises:
-        InputError: fsspec cannot read such a URL here, or the store says no.
+        InputError: fsspec cannot read such a URL here, or the store refuses.
     """
     filesystem, path = open_root(root)
     if s3.is_s3(root):
@@ -291,7 +291,7 @@ class _LocalWalk:
     """Reads a local tree in order of the whole paths; unlike fsspec's own walk, it follows linked folders."""
 
     root: str
-    """As it was given, for messages."""
+    """The root in messages."""
     base: str
     tree: _TreeBuilder
     seen: set[str] = field(default_factory=set)
@@ -360,5 +360,5 @@ def _walk_remote(root: str, filesystem: Any, base: str, tree: _TreeBuilder) -> N
 
 
 def stamp_of(info: dict[str, Any]) -> str:
-    """What changes with the content of a file, as its file system tells it; empty where it tells nothing."""
+    """A value that changes with the content of a file, such as its time; empty where the file system has none."""
     return next((str(info[key]) for key in _STAMPS if info.get(key)), "")

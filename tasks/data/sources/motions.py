@@ -1,7 +1,7 @@
 """Generated clips whose right answer is known: a textured patch that drifts in one of four directions over noise.
 
 Needs no root and no network. What leaves the picture on one side comes back on the other, and a patch begins anywhere:
-at each frame its place, like its texture, is independent of the direction, so that no single frame tells the class.
+at each frame its place, like its texture, is independent of the direction, so that no single frame shows the class.
 Each clip is a pure function of its row, its size and its length. Shapes: N clips, T frames, S pixels, C colours.
 """
 
@@ -16,11 +16,11 @@ from paceline.tasks.data.samples import Sample, Samples
 
 NUM_MOTIONS = 1_600
 CLASS_NAMES = ("east", "north", "west", "south")
-"""In steps of 90 degrees; a picture of mistakes calls right what is no mistake."""
+"""In steps of 90 degrees; so "right" is not the name of a class."""
 SLOWEST, FASTEST = 0.05, 0.08
 """Per frame, of the picture's side."""
 GROUND, LIGHT, CONTRAST = 80.0, 70.0, 50.0
-"""Of 255: around a patch, in its middle on the average, and in its texture."""
+"""Levels of 255: of the ground, of the mean of a patch, and of its texture."""
 NOISE = 20.0
 """Standard deviation in each pixel of each frame, of 255."""
 _SEED = 20_264
@@ -68,5 +68,5 @@ def _motion(row: int, label: int, num_frames: int, size: int) -> npt.NDArray[np.
 
 
 def _around(size: int, middle: float) -> Floats:
-    """From the middle to each pixel along a side of length 1 whose ends meet, from -0.5 to 0.5."""
+    """Periodic distance, from -0.5 to 0.5, of each pixel from the middle, in sides."""
     return np.asarray((np.arange(size) / size - middle + 0.5) % 1.0 - 0.5)

@@ -27,7 +27,7 @@ def list_samples(data: Data) -> SampleListing:
     """List images that have a mask.
 
     Raises:
-        InputError: The root or its layout is wrong; the message says how to mend it.
+        InputError: The root or its layout is wrong.
     """
     root = str(data.root)
     tree = folder.read_tree(root)
@@ -76,7 +76,7 @@ def _of_stamp(pair: File) -> tuple[tuple[int, str], tuple[int, str]]:
 
 
 def mask_path(path: str, suffix: str) -> str:
-    """Of the mask of an image, relative to the root."""
+    """Path of the mask of an image, relative to the root."""
     parts = list(PurePosixPath(path).with_suffix(suffix).parts)
     parts[parts.index(IMAGES)] = MASKS
     return "/".join(parts)

@@ -25,10 +25,10 @@ BATCH_ROWS = 64
 
 
 def table(stream: IO[bytes]) -> Table:
-    """What a file holds, but for its pixels.
+    """The table without its pixels.
 
     Raises:
-        InputError: It has not the columns that are needed.
+        InputError: A column is missing.
     """
     file = pq.ParquetFile(stream)
     schema = file.schema_arrow
@@ -70,7 +70,7 @@ def is_encoded(kind: pa.DataType) -> bool:
 
 
 def _names_in(metadata: dict[bytes, bytes]) -> tuple[str, ...]:
-    """Of the classes, as Hugging Face's `datasets` writes them."""
+    """Names of the classes, as Hugging Face's `datasets` writes them."""
     try:
         return tuple(json.loads(metadata[b"huggingface"])["info"]["features"][LABEL]["names"])
     except (KeyError, TypeError, ValueError):

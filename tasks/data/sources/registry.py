@@ -36,7 +36,7 @@ from paceline.tasks.plugins import require_plugin
 
 @dataclass(frozen=True)
 class SourceSpec:
-    """How to list and read one source; `paceline.conf.plugins` has the facts that settings are checked by."""
+    """Functions that list and read one source; `paceline.conf.plugins` has the facts that settings are checked by."""
 
     kind: str
     """`Origin.kind` of its listings. Sources of one kind share a reader, and the kind is part of a set's key."""
@@ -75,7 +75,7 @@ def list_samples(data: Data) -> SampleListing:
             raise s3.refusal(str(data.root), error) from error
         reason = one_line(error)
         raise SourceError(
-            f"data.root={data.root}: cannot be listed ({reason}); mend the address or the access"
+            f"data.root={data.root}: cannot be listed ({reason}); correct the address or the access"
         ) from error
     listing = replace(listing, origin=replace(listing.origin, fit=data.fit))
     if data.classes is not None:
@@ -88,7 +88,7 @@ def list_samples(data: Data) -> SampleListing:
 
 
 def read_items(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
-    """What the source has of each sample, in their order.
+    """Read samples, in their order.
 
     Args:
         origin: Where they lie.
@@ -194,7 +194,7 @@ SOURCES: dict[str, SourceSpec] = {
         key=_clip_key,
     ),
 }
-"""By the name in `data.source`."""
+"""Specs by the name in `data.source`."""
 USER_SOURCE = SourceSpec("own", user_source.list_samples, user_source.read)
-"""All other names."""
+"""Spec of all other names."""
 _BY_KIND = {spec.kind: spec for spec in (*SOURCES.values(), USER_SOURCE)}

@@ -20,20 +20,20 @@ Row = bytes | npt.NDArray[np.uint8]
 
 
 class Table(NamedTuple):
-    """What a file holds, but for its pixels."""
+    """The content of a file without its pixels."""
 
     labels: npt.NDArray[Any]
     """Whole numbers, or words."""
     channels: int
     class_names: tuple[str, ...]
-    """Of labels from 0; empty where the file does not tell them."""
+    """Names of the labels from 0; empty where the file lacks them."""
 
 
 def channels_of(shape: tuple[int, ...], dtype: np.dtype[Any], *, is_fortran: bool = False) -> int:
-    """How many channels the images of an array have.
+    """Number of channels of the images of an array.
 
     Raises:
-        InputError: an array of these facts is none of images.
+        InputError: the array does not hold images.
     """
     (channels,) = shape[3:4] or (1,)
     if len(shape) not in (3, 4) or channels not in (1, COLOURS) or 0 in shape or is_fortran:
@@ -49,7 +49,7 @@ def channels_of(shape: tuple[int, ...], dtype: np.dtype[Any], *, is_fortran: boo
 
 
 def in_eight_bits(values_HWC: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Of 8 or 16 bits or truth values: 16 bits by value, as in files of images."""
+    """Convert pixels of 8 or 16 bits or truth values to 8 bits; 16 bits by value, as for image files."""
     if values_HWC.dtype == np.uint16:
         return ((values_HWC.astype(np.uint32) + 128) // 257).astype(np.uint8)
     return values_HWC.astype(np.uint8) * np.uint8(255) if values_HWC.dtype == np.bool_ else values_HWC

@@ -28,7 +28,7 @@ def list_samples(data: Data) -> SampleListing:
     """List class-named folders.
 
     Raises:
-        InputError: The root or its layout is wrong; the message says how to mend it.
+        InputError: The root or its layout is wrong.
     """
     listing = folder.list_samples(data, SIGNALS)
     return dataclasses.replace(listing, origin=dataclasses.replace(listing.origin, signal=data.signal))

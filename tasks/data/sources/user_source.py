@@ -1,4 +1,4 @@
-"""Sources of the user's: what one must offer, and how it is asked. What it yields is checked before anybody uses it.
+"""Sources of users: the protocol, and checks of what a source yields.
 
 A source imports nothing of Paceline. It is opened in the caller's process, which lists it, and for each listing on the
 workers that read it, once for each of their threads.
@@ -28,15 +28,15 @@ Listed = tuple[str, int] | tuple[str, int, str]
 
 
 class Source(Protocol):
-    """What the entry point of a source leads to: a class, or a function that gives such an object.
+    """Protocol of a user's source. Its entry point names a class, or a function that returns such an object.
 
-    It is called with `data.root` (of a path the absolute one) or None, in each process anew. Before that these are read
+    It is called with `data.root` (of a path the absolute one) or None, in each process. Before that these are read
     from the class or function itself, where it has them: `needs_root` (True), `channels` (3, or 1 for grey),
     `has_masks` (False), `target_names` ((), or ("angle",) in radians); see `paceline.conf.plugins.SourceFacts`.
     """
 
     class_names: Sequence[str]
-    """Of the labels, from 0; with masks of their values."""
+    """Names of the labels from 0, or of the values of masks."""
     content: str
     """Optional: whatever else decides on what is read, such as the revision of a data base. A prepared set is used
     again as long as this, the samples, and version and code of the package are the same."""
@@ -49,12 +49,12 @@ class Source(Protocol):
         """
 
     def read(self, names: Sequence[str], image_size: int) -> Iterable[Any]:
-        """Samples by their names, one after the other, in the order asked for.
+        """Samples by their names, one after the other, in the given order.
 
         An image is the content of an image file (bytes) or an array of uint8 (H, W, C), of any size; it is
-        brought to `image_size` as `data.fit` says. With masks each is a pair: the image, and its mask of uint8 (H, W)
+        brought to `image_size` by `data.fit`. With masks each is a pair: the image, and its mask of uint8 (H, W)
         in the same form, with 255 for no class; with targets a pair as well: the image, and its numbers. An exception
-        in place of an image says why this one cannot be read: it is counted and listed, and the others go on. One that
+        in place of an image is the reason why it cannot be read: Paceline lists it, and continues. One that
         is raised ends the preparation; an OSError may be tried again (`limits.retries`).
         """
 
@@ -77,7 +77,7 @@ def list_samples(data: Data) -> SampleListing:
         names: set[str] = set()
         splits = {name: _gather(plugin, by_split.get(name, ()), len(class_names), names) for name in SPLITS}
         content = str(getattr(source, "content", ""))
-        # Without stamps, samples of one name in two places cannot be told apart but by the place.
+        # Without stamps, samples of one name in two places differ by the place alone.
         place = root if any(split.stamps.any_empty() for split in splits.values()) else ""
     train, validation, test = (splits[name] for name in SPLITS)
     if "test" not in by_split:
@@ -140,7 +140,7 @@ def _gather(plugin: Plugin, listed: Iterable[Any], num_classes: int, seen: set[s
 
 
 def read(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
-    """What a source of the user's yields of samples, checked.
+    """Read samples of a user's source and check them.
 
     Raises:
         InputError: It is not installed here.
@@ -152,7 +152,7 @@ def read(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
     with attribute_errors_to(plugin, "read", RunError, OutsideError):
         for sample in source.read(names, image_size):
             if number == len(names):
-                raise RunError(f"{plugin}: read() yields more than the {len(names)} samples that it was asked for")
+                raise RunError(f"{plugin}: read() yields more than the {len(names)} requested samples")
             yield _item(f"{plugin}: sample {names[number]}", sample, facts)
             number += 1
     if number < len(names):

@@ -1,7 +1,7 @@
 """Rows of a Zarr group of images (format 2 or 3, sharded or not): the chunks that hold them are decoded, one at a time.
 
 An array `images` and an array `labels`, as of .npz, and `class_names` as an attribute of the group or of the one around
-it. Codecs that would run what the data says (pickle) are refused by numcodecs, from the release on that is asked for.
+it. numcodecs, from the required release on, refuses codecs that run code from the data (pickle).
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from paceline.tasks.data.storage import s3
 from paceline.tasks.errors import InputError, one_line
 
 MAX_CHUNK_BYTES = 2**28
-"""Of a chunk, which is decoded as a whole, and of the rows read at a time where an image lies in many chunks."""
+"""Limit of a chunk, which is decoded completely, and of the rows that are read at a time."""
 
 
 def groups(url: str) -> list[str]:
     """Paths of the groups below a store that hold images: the store itself (empty), or those named after splits.
 
     Raises:
-        InputError: it is no group, or none of them holds images.
+        InputError: it is not a group, or no group holds images.
     """
     group = _group(url)
     if IMAGES in group:
@@ -54,10 +54,10 @@ def groups(url: str) -> list[str]:
 
 
 def table(url: str) -> Table:
-    """What a group holds, but for its pixels.
+    """The table without its pixels.
 
     Raises:
-        InputError: It has not the form that is needed.
+        InputError: It does not have the required form.
     """
     group = _group(url)
     images = _array(group, IMAGES)
@@ -112,7 +112,7 @@ def rows(url: str, chosen: Sequence[int]) -> Iterator[Row | DecodeError]:
 
 
 def _image(values_HWC: npt.NDArray[Any], fill_value: Any) -> Row | DecodeError:
-    """What has no chunk reads as the fill value, without an error."""
+    """Refuse an image of nothing but the fill value, as which Zarr reads missing chunks."""
     if (values_HWC == fill_value).all():
         return DecodeError(f"every pixel is the fill value {fill_value}, as where nothing was written")
     return in_eight_bits(values_HWC)
@@ -126,7 +126,7 @@ def _group(url: str) -> zarr.Group:
     try:
         return zarr.open_group(store, mode="r", use_consolidated=False)
     except FileNotFoundError as error:
-        raise InputError("is no Zarr group; write one, of format 2 or 3") from error
+        raise InputError("is not a Zarr group; write one, of format 2 or 3") from error
 
 
 def _around(url: str) -> Mapping[str, Any]:

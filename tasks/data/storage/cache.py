@@ -1,7 +1,7 @@
-"""A bounded cache of what was fetched from afar, on a disk of this host, for all processes of one user.
+"""A bounded cache of remote files on a disk of this host, for all processes of one user.
 
-An entry is a file with the digest of its content before it. What was torn or altered is noticed by that, removed, and
-counts as not there. Keys say all that a content depends on, so nothing ever becomes stale. Knows no store.
+An entry is a file with the digest of its content before it. A damaged entry is removed and counts as
+missing. A key covers all that the content depends on, so no entry becomes stale.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from paceline.tasks.files import TEMPORARY_SUFFIX, private_directory
 
 DIGEST_BYTES = 32
 KEPT_FRACTION = 0.9
-"""Of the limit, when room is made: the whole directory is looked through for it, which is not to happen often."""
+"""Share of the limit in use after eviction. Eviction scans the complete directory, so it should be rare."""
 FORGOTTEN_SECONDS = 3600.0
-"""A temporary file that is so old is nobody's."""
+"""Age at which a temporary file is abandoned."""
 DEFAULT_GIB, MAX_GIB = 8.0, 1_000_000
 USED, LOCK = "used", "lock"
 
@@ -37,7 +37,7 @@ def key_of(*facts: object) -> str:
 class Cache:
     """Contents by their keys.
 
-    The bytes in use stand in a file of their own; whoever adds or removes does so under a lock. So several processes
+    The bytes in use are recorded in a file, and changes happen under a lock. So several processes
     together stay under the limit, and the directory is looked through only when it is full.
 
     Args:
@@ -69,7 +69,7 @@ class Cache:
         return content
 
     def put(self, contents: Mapping[str, bytes]) -> None:
-        """Keep contents, and let go of the least recently used where there is no room; what is too large is not kept.
+        """Store contents, and evict the least recently used where room is missing; skip contents that are too large.
 
         Raises:
             OSError: The disk is full or cannot be written.
@@ -148,7 +148,7 @@ def of_this_host() -> Cache | None:
     """The cache that the environment of this process names; None where it wants none.
 
     Raises:
-        InputError: Its size is no number.
+        InputError: Its size is not a number.
         RunError: Its directory is not this user's alone, or cannot be made.
     """
     site = Environment()
@@ -157,10 +157,10 @@ def of_this_host() -> Cache | None:
 
 
 def limit_of(given: str | None) -> int:
-    """Bytes of a cache, as the environment says; 0 for none.
+    """Size limit of the cache, bytes; 0 for no cache.
 
     Raises:
-        InputError: It is no number of GiB.
+        InputError: It is not a number of GiB.
     """
     try:
         gib = float(given or DEFAULT_GIB)
@@ -168,7 +168,7 @@ def limit_of(given: str | None) -> int:
             raise ValueError(given)
     except ValueError as error:
         raise InputError(
-            f"PACELINE_CACHE_GIB={given} is no size in GiB; give a number from 0 (no cache) to {MAX_GIB:,}"
+            f"PACELINE_CACHE_GIB={given} is not a size in GiB; give a number from 0 (no cache) to {MAX_GIB:,}"
         ) from error
     return int(gib * 2**30)
 

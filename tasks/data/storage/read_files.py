@@ -1,7 +1,6 @@
-"""The contents of files below a root, in order, as workers read them: of a disk, a store of objects, any other fsspec.
+"""The contents of files below a root, in order: from a disk, from S3, or from any file system of fsspec.
 
-From afar many are on their way at once, and the next ones while these are decoded. Objects of S3 are looked for in the
-cache of the host first. Knows nothing of what the files hold.
+Remote files are fetched many at a time, ahead of decoding. Objects of S3 come from the host's cache where possible.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from paceline.tasks.records import Reads
 
 WAVE_FILES = s3.AT_ONCE
 WAVE_BYTES = 32 * 2**20
-"""Limits of what is asked for together. Two waves are in memory: one that is decoded, one that is on its way."""
+"""Limits of one wave of requests. Two waves are in memory: one is decoded while the other is fetched."""
 
 T = TypeVar("T")
 
@@ -38,11 +37,11 @@ class File(NamedTuple):
     size: int = 0
     """Bytes; 0 where that is not known."""
     stamp: str = ""
-    """As `Sample.stamp`; empty where it is not known."""
+    """`Sample.stamp`; empty where it is not known."""
 
 
 class ReadCounter:
-    """What is read from afar, while it is read."""
+    """Counts of remote reads."""
 
     def __init__(self) -> None:
         self.reads = Reads()
@@ -53,7 +52,7 @@ _TALLY: ContextVar[ReadCounter | None] = ContextVar("_TALLY", default=None)
 
 @contextmanager
 def count_reads() -> Iterator[ReadCounter]:
-    """Count what this thread reads from afar in the body."""
+    """Count the remote reads of this thread in the body."""
     tally = ReadCounter()
     token = _TALLY.set(tally)
     try:
@@ -83,7 +82,7 @@ def read_files(root: str, files: Iterable[File]) -> Iterator[bytes | OSError]:
 
 Wave = list[File]
 Contents = Callable[[], Sequence[bytes | OSError]]
-"""Waits for what was begun."""
+"""Waits for a wave that was requested."""
 
 
 def _waves(files: Iterable[File]) -> Iterator[Wave]:
@@ -114,7 +113,7 @@ def _in_turn(begin: _S3Reader | _FsspecReader, waves: Iterator[Wave]) -> Iterato
 
 
 class _FsspecReader:
-    """Any file system of fsspec: those that are asynchronous get a wave at once, and none is begun ahead."""
+    """Any file system of fsspec: those that are asynchronous get a wave at once, and no wave is requested ahead."""
 
     def __init__(self, filesystem: Any, base: str) -> None:
         self._filesystem = filesystem
@@ -172,7 +171,7 @@ class _S3Reader:
             self._on_its_way.cancel()
 
     def _key(self, one: s3.Wanted) -> str:
-        """Empty where nothing tells one content of an object from another."""
+        """Key in the cache; empty where no ETag identifies the content."""
         return cache.key_of(self._endpoint, *one) if self._cache is not None and one.etag else ""
 
     def _load_cached(self, key: str) -> bytes | None:
@@ -181,10 +180,10 @@ class _S3Reader:
         try:
             return self._cache.get(key)
         except cache.DamagedError as error:
-            _LOGGER.warning("%s in the cache was damaged; it is fetched again", error)
+            _LOGGER.warning("%s in the cache is damaged; fetching again", error)
             _count(Reads(num_damaged=1))
         except OSError as error:
-            _LOGGER.warning("the cache cannot be read (%s); what it holds is fetched again", error)
+            _LOGGER.warning("cannot read the cache (%s); fetching again", error)
         return None
 
     def _keep(self, contents: dict[str, bytes | OSError]) -> None:
@@ -193,12 +192,12 @@ class _S3Reader:
         try:
             self._cache.put({key: content for key, content in contents.items() if key and isinstance(content, bytes)})
         except OSError as error:  # a help, no more
-            _LOGGER.warning("the cache cannot be written (%s); go on without it", error)
+            _LOGGER.warning("cannot write to the cache (%s); continuing without it", error)
             self._cache = None
 
 
 def _name_host(ask: Callable[[], T]) -> T:
-    """What is asked, or why not, with the name of this host: whoever reads that sits elsewhere, where all is well."""
+    """Call a function; add the name of this host to its error, because the reader may look at another host."""
     try:
         return ask()
     except InputError as error:

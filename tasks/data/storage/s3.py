@@ -17,9 +17,9 @@ from paceline.tasks.errors import InputError, OutsideError, SourceError, one_lin
 
 PROTOCOLS = ("s3", "s3a")
 AT_ONCE = 64
-"""Requests on their way together: what hides the latency. botocore has 10 connections unless it is told."""
+"""Concurrent requests, to hide the latency. botocore's default is 10 connections."""
 BODY_TRIES = 5
-"""Of an answer that breaks off. Refused, lost and timed-out requests botocore sends again (AWS_MAX_ATTEMPTS, 5)."""
+"""Tries for an answer that breaks off. botocore itself retries refused, lost and timed-out requests."""
 FIRST_WAIT_SECONDS = 0.1
 """Doubled with every further try."""
 
@@ -29,19 +29,19 @@ CHANGED = frozenset({"PreconditionFailed", "412"})
 
 
 class _Meaning(NamedTuple):
-    """What errors of one kind mean for whoever has named the store."""
+    """The message for a kind of error."""
 
     names: frozenset[str]
     """Codes of the store, or classes of botocore."""
     text: str
-    """What is wrong, and how to mend it."""
+    """What is wrong, and how to fix it."""
     error: type[InputError] = InputError
 
 
 _MEANINGS = (
     _Meaning(
         frozenset({"NoSuchBucket"}),
-        "the store has no bucket {bucket}; name one that is there, or mend AWS_ENDPOINT_URL",
+        "the store has no bucket {bucket}; name an existing one, or correct AWS_ENDPOINT_URL",
     ),
     _Meaning(
         DENIED,
@@ -64,20 +64,20 @@ _MEANINGS = (
     ),
     _Meaning(
         frozenset({"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"}),
-        "there are no credentials ({said}); set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; for a "
+        "there are no credentials ({reason}); set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; for a "
         "public bucket FSSPEC_S3_ANON=true",
     ),
     _Meaning(
         frozenset({"ProfileNotFound", "ConfigParseError", "ConfigNotFound"}),
-        "{said}; mend AWS_PROFILE or ~/.aws/config",
+        "{reason}; correct AWS_PROFILE or ~/.aws/config",
     ),
-    _Meaning(frozenset({"ValueError", "ParamValidationError"}), "{said}; mend the root or AWS_ENDPOINT_URL"),
+    _Meaning(frozenset({"ValueError", "ParamValidationError"}), "{reason}; correct the root or AWS_ENDPOINT_URL"),
     _Meaning(
         frozenset({"ConnectionError", "HTTPClientError"}),
-        "the store cannot be reached ({said}); start it, or mend AWS_ENDPOINT_URL",
+        "the store cannot be reached ({reason}); start it, or correct AWS_ENDPOINT_URL",
         SourceError,
     ),
-    _Meaning(frozenset(), "the store cannot be asked ({said}); mend the address or the access", SourceError),
+    _Meaning(frozenset(), "the store does not answer ({reason}); correct the address or the access", SourceError),
 )
 """The first that fits; the last one fits all."""
 
@@ -86,16 +86,16 @@ class Wanted(NamedTuple):
     """An object as it was listed."""
 
     path: str
-    """With the bucket."""
+    """Bucket and key."""
     size: int
     """Bytes; 0 where that is not known."""
     etag: str
-    """With its quotes; empty where it is not known."""
+    """ETag with its quotes; empty where it is not known."""
 
 
 @dataclass
 class Fetched:
-    """What became of one object."""
+    """The answer for one object."""
 
     content: bytes | OSError
     """An error where the store has it no more, or refuses it."""
@@ -104,7 +104,7 @@ class Fetched:
 
 
 _SENT: ContextVar[list[int] | None] = ContextVar("_SENT", default=None)
-"""Of the object that the running coroutine fetches, one entry for each request; None where s3fs fetches by itself."""
+"""One entry for each request of the running coroutine; None where s3fs fetches on its own."""
 
 
 def is_s3(root: str) -> bool:
@@ -113,7 +113,7 @@ def is_s3(root: str) -> bool:
 
 
 def options() -> dict[str, Any]:
-    """How s3fs is to open a store: with connections enough, and remembering no listing of another night."""
+    """Options of s3fs: enough connections, and no cache of listings."""
     from fsspec.config import conf  # the user's own settings, which s3fs would not merge
 
     given = conf.get("s3", {}).get("config_kwargs", {})
@@ -148,22 +148,22 @@ def endpoint_of(root: str, filesystem: Any) -> str:
 
 
 def refusal(root: str, error: Exception) -> InputError:
-    """What an error of a store means for whoever has named it: what is wrong, and how to mend it."""
+    """The error of a store as an `InputError` with a fix."""
     code = code_of(error)
     names = {code} if code else {kind.__name__ for kind in type(error).__mro__}
     meaning = next((entry for entry in _MEANINGS if entry.names & names), _MEANINGS[-1])
     bucket = root.partition("://")[2].partition("/")[0]
-    text = meaning.text.format(bucket=bucket, code=code, said=one_line(error).rstrip("."))
+    text = meaning.text.format(bucket=bucket, code=code, reason=one_line(error).rstrip("."))
     return meaning.error(f"data.root={root}: {text}")
 
 
 def is_of_store(error: Exception) -> bool:
-    """Whether it is the store, or the way to it, that an error tells of, and not what lies there."""
+    """Whether an error comes from the store or the network, and not from the content."""
     return any(kind.__module__.partition(".")[0] == "botocore" for kind in type(error).__mro__)
 
 
 def code_of(error: BaseException | None) -> str:
-    """The store's own word for an error, also of one that s3fs has translated; empty where it said none."""
+    """The store's code for an error, also of one that s3fs has translated; empty without one."""
     while error is not None:
         response = getattr(error, "response", None)
         if isinstance(response, dict):
@@ -173,7 +173,7 @@ def code_of(error: BaseException | None) -> str:
 
 
 async def fetch(root: str, filesystem: Any, wanted: Sequence[Wanted]) -> list[Fetched]:
-    """Get objects, all at once, in the order asked for; in the event loop of the file system.
+    """Get objects, all at once, in the given order, in the event loop of the file system.
 
     Raises:
         SourceError: One has changed since it was listed, or the store does not answer.
@@ -191,7 +191,7 @@ async def fetch(root: str, filesystem: Any, wanted: Sequence[Wanted]) -> list[Fe
     tasks = [asyncio.create_task(_fetch_one(root, filesystem, client, target)) for target in wanted]
     try:
         return await asyncio.gather(*tasks)
-    finally:  # of many that fail, the first is told; the others are not to go on
+    finally:  # the first error is raised; cancel the others
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -221,7 +221,7 @@ async def _fetch_one(root: str, filesystem: Any, client: Any, one: Wanted) -> Fe
 
 
 async def _whole(root: str, client: Any, asked: dict[str, Any], one: Wanted) -> bytes:
-    """The content of one object; what breaks off, or has another checksum than the store says, is asked for again."""
+    """The content of one object; what breaks off, or has another checksum than the store says, is requested again."""
     from aiohttp import ClientError as BrokenOff
     from botocore.exceptions import BotoCoreError
 
@@ -247,7 +247,7 @@ async def _whole(root: str, client: Any, asked: dict[str, Any], one: Wanted) -> 
 
 
 def _missing(root: str, one: Wanted, error: Exception) -> OSError:
-    """What is only wrong with one object, as the file system of a disk would tell it.
+    """The error of one object as an error of a local file system.
 
     Raises:
         SourceError: It has changed since it was listed.
@@ -265,5 +265,5 @@ def _missing(root: str, one: Wanted, error: Exception) -> OSError:
 
 def _change_error(root: str, one: Wanted) -> SourceError:
     return SourceError(
-        f"data.root={root}: {one.path} has changed since it was listed; let whoever writes there finish, and run again"
+        f"data.root={root}: {one.path} has changed since it was listed; let the writer finish, and run again"
     )

@@ -324,7 +324,7 @@ def test_a_job_that_slurm_would_not_take_is_refused(tls, slurm):
 def test_a_job_that_stays_in_the_queue_is_named(tls, slurm):
     config = load("digits", [*SLURM, "execution.accelerator=cpu", "cluster.sbatch=[--hold]", "cluster.wait_seconds=3"])
     with (
-        pytest.raises(RunError, match=r"these are there: none; Slurm job \d+ is PENDING \(JobHeldUser\)"),
+        pytest.raises(RunError, match=r"these have joined: none; Slurm job \d+ is PENDING \(JobHeldUser\)"),
         open_cluster(config.cluster, ONE),
     ):
         pass

@@ -224,9 +224,7 @@ def test_an_object_that_changed_since_it_was_listed_is_noticed(s3, few, workers,
     listing = source.list_samples(data)
     changed = listing.train[0].path
     s3.hands.pipe(f"changed/images/{changed}", b"another")
-    with pytest.raises(
-        SourceError, match=rf"{re.escape(changed)} has changed since it was listed; let whoever writes there"
-    ):
+    with pytest.raises(SourceError, match=rf"{re.escape(changed)} has changed since it was listed; let the writer"):
         graph.prepare(listing, data, tmp_path, workers)
     assert prepare(data, tmp_path, workers).num_rejected == 2 + 1, "listed anew"
 
@@ -307,7 +305,7 @@ def test_every_kind_of_file_can_lie_on_a_store(s3, tmp_path, kind):
 
 
 WRONG = {
-    "no such bucket": ({}, "s3://nowhere/x", r"the store has no bucket nowhere; name one that is there, or mend AWS_"),
+    "no such bucket": ({}, "s3://nowhere/x", r"the store has no bucket nowhere; name an existing one, or correct AWS_"),
     "no such folder": ({}, "s3://pictures/x", r"does not exist; give the folder"),
     "nobody": (
         {"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None},
@@ -317,15 +315,23 @@ WRONG = {
     "no such profile": (
         {"AWS_PROFILE": "absent"},
         "s3://pictures/images",
-        r"The config profile \(absent\) could not be found; mend AWS_PROFILE",
+        r"The config profile \(absent\) could not be found; correct AWS_PROFILE",
     ),
     "nobody there": (
         {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_MAX_ATTEMPTS": "1"},
         "s3://pictures/images",
-        r"the store cannot be reached \(Could not connect to the endpoint.*\); start it, or mend AWS_ENDPOINT_URL",
+        r"the store cannot be reached \(Could not connect to the endpoint.*\); start it, or correct AWS_ENDPOINT_URL",
     ),
-    "no address": ({"AWS_ENDPOINT_URL": "nonsense"}, "s3://pictures/images", r"Invalid endpoint: nonsense; mend the"),
-    "no size": ({"PACELINE_CACHE_GIB": "much"}, "s3://pictures/images", r"PACELINE_CACHE_GIB=much is no size in GiB"),
+    "no address": (
+        {"AWS_ENDPOINT_URL": "nonsense"},
+        "s3://pictures/images",
+        r"Invalid endpoint: nonsense; correct the",
+    ),
+    "no size": (
+        {"PACELINE_CACHE_GIB": "much"},
+        "s3://pictures/images",
+        r"PACELINE_CACHE_GIB=much is not a size in GiB",
+    ),
 }
 
 

@@ -125,9 +125,9 @@ WHOLE = wav(SOUND)
         (parquet(signal=SOUND)[:-20], ""),
         (parquet(word=["a", "b"]), "column word holds string"),
         (parquet(signal=[1.0, None]), "lacks 1 of 2 samples"),
-        (parquet(time=[0.0, 1.0]), "no column of samples beside time"),
-        (parquet(time=[0.0, 1.0, 5.0], signal=[0.0, 1.0, 2.0]), "does not go on in equal steps"),
-        (parquet(time=[0.0, 0.0], signal=[0.0, 1.0]), "does not go on in equal steps"),
+        (parquet(time=[0.0, 1.0]), "no column of samples besides time"),
+        (parquet(time=[0.0, 1.0, 5.0], signal=[0.0, 1.0, 2.0]), "does not have equal steps"),
+        (parquet(time=[0.0, 0.0], signal=[0.0, 1.0]), "does not have equal steps"),
         (parquet(time=[0.0, 2.0], signal=[0.0, 1.0]), "0.5 samples per second; from 1 to 10000000 is understood"),
     ],
 )

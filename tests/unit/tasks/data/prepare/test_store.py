@@ -94,7 +94,7 @@ def test_an_array_of_objects_is_refused_and_none_of_them_is_made(
 ) -> None:
     evil = np.array([Evil(tmp_path / "pwned")] * 3, dtype=object)
     plant(Path(prepared.path), f"train/00000.{kind}.npy", npy(evil))
-    with pytest.raises(RunError, match=rf"00000\.{kind}\.npy is no array of numbers .* remove the set"):
+    with pytest.raises(RunError, match=rf"00000\.{kind}\.npy is not an array of numbers .* remove the set"):
         open_split(prepared, "train")
     assert not (tmp_path / "pwned").exists()
 
@@ -102,9 +102,9 @@ def test_an_array_of_objects_is_refused_and_none_of_them_is_made(
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("train/00000.images.npy", huge_header(), "is no array of numbers"),
-        ("train/00000.images.npy", b"\x93NUMPY\x01\x00\xff\xff" + b"(" * 9_000, "is no array of numbers"),
-        ("train/00000.images.npy", b"", "is no array of numbers"),
+        ("train/00000.images.npy", huge_header(), "is not an array of numbers"),
+        ("train/00000.images.npy", b"\x93NUMPY\x01\x00\xff\xff" + b"(" * 9_000, "is not an array of numbers"),
+        ("train/00000.images.npy", b"", "is not an array of numbers"),
         ("train/00000.images.npy", npy(np.zeros((5, 8, 8, 1), np.uint8)), r"holds uint8 \(5, 8, 8, 1\), not uint8"),
         ("train/00000.images.npy", npy(np.zeros((5, 8, 8, 1), np.float64)), "holds float64"),
         ("train/00000.labels.npy", npy(np.zeros(5, np.int64)), r"holds int64 \(5,\), not int64"),

@@ -36,5 +36,5 @@ def test_other_classes_are_another_set():
 
 
 def test_a_class_that_is_not_there():
-    with pytest.raises(InputError, match=r"data\.classes: no class cat; there are 0, 1, 2"):
+    with pytest.raises(InputError, match=r"data\.classes: no class cat; use some of 0, 1, 2"):
         listing("3", "cat")

@@ -106,7 +106,7 @@ def test_what_cannot_be_used_is_listed_with_its_reason(root: Path, tmp_path: Pat
         records = [write_shard(chunk) for chunk in ChunkPlanner(listing, data, directory).chunks()]
     reasons = {Path(it.path).stem: it.reason for record in records for it in record.rejected}
     assert sorted(reasons) == ["00", "01", "02", "03"]
-    assert reasons["00"] == "its mask holds 7, and there are 3 classes from 0"
+    assert reasons["00"] == "its mask holds 7, and the set has 3 classes from 0"
     assert reasons["01"].startswith("its mask has (12, 12) pixels, and the image (12, 10)")
     assert "mode RGB" in reasons["02"]
     assert reasons["03"].startswith("its mask: ")

@@ -233,7 +233,7 @@ def test_a_server_that_is_away_may_be_tried_again(offered: Offered) -> None:
         ("return [None] * len(names)", "is NoneType None; give the bytes of an image file or an array of uint8"),
         ("return [b'x'] * len(names)", "is a file, which is decoded to 3 channels, and the source has 1"),
         ("return [np.zeros((8, 8), np.uint8)] * 3", "read() ends after 3 of 28 samples; yield one for each name"),
-        ("return [np.zeros((8, 8), np.uint8)] * 29", "read() yields more than the 28 samples"),
+        ("return [np.zeros((8, 8), np.uint8)] * 29", "read() yields more than the 28 requested samples"),
         ("raise ValueError('bad block')", "read raised ValueError (bad block) in "),
         ("return 3", "read raised TypeError"),
     ],

@@ -125,7 +125,7 @@ def test_several_processes_stay_under_one_limit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("given", ["much", "-1", "nan", "inf", "1e9"])
 def test_what_is_no_size_is_refused(given: str) -> None:
-    with pytest.raises(InputError, match=f"PACELINE_CACHE_GIB={given} is no size in GiB; give a number from 0"):
+    with pytest.raises(InputError, match=f"PACELINE_CACHE_GIB={given} is not a size in GiB; give a number from 0"):
         cache.limit_of(given)
 
 
