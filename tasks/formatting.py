@@ -6,6 +6,8 @@ LONG_SECONDS = 99.95
 """From here on times are written in minutes and seconds."""
 SHORT_SECONDS = 0.1
 """Below, they are written in milliseconds."""
+DASH = "\N{EN DASH}"
+"""For unknown."""
 
 
 def format_seconds(seconds: float) -> str:
@@ -16,3 +18,10 @@ def format_seconds(seconds: float) -> str:
     if abs(seconds) >= LONG_SECONDS:
         return f"{rest // 60} min {rest % 60:02d} s"
     return f"{seconds:.1f} s" if abs(seconds) >= SHORT_SECONDS else f"{seconds * 1000:.1f} ms"
+
+
+def format_interval(value: float, low: float | None, high: float | None, *, form: str = ".2f") -> str:
+    """Format a number with its interval where that is known: 1.50 [1.40, 1.60]."""
+    if low is None or high is None:
+        return format(value, form)
+    return f"{value:{form}} [{low:{form}}, {high:{form}}]"

@@ -11,7 +11,7 @@ from paceline.tasks.files import sha256_of
 from paceline.tasks.model_bundle import FACTS, WEIGHTS, describe_trained, digest_of
 from paceline.tasks.records import TrainResult
 from paceline.tasks.redact import redact
-from paceline.tasks.report.quality_charts import quality_figures, quality_svgs
+from paceline.tasks.report.quality_charts import quality_figures
 from paceline.tasks.report.run_charts import draw_speed
 from paceline.tasks.report.run_report import ReportInput, render_report
 from paceline.tasks.speedup.steady_state import steady_rate
@@ -83,7 +83,7 @@ def record(outcome: Outcome, verdicts: Verdicts, handle: RunHandle, summary: dic
         train=outcome.trained,
         speedup=outcome.speedup,
         evaluate=outcome.evaluated,
-        quality_svgs=quality_svgs(quality),
+        figures=quality,
         environment=environment,
     )
     figures = draw_speed(outcome.speedup, outcome.trained, outcome.trained.time_budget)

@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import Field
 from scipy import stats
 
+from paceline.tasks.formatting import DASH, format_interval
 from paceline.tasks.measure.statistics import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Estimate
 from paceline.tasks.records import Arm, Record, ScoreName, SpeedupResult
 from paceline.tasks.scores import SCORE, score_of, score_word
@@ -22,7 +23,6 @@ from paceline.tasks.speedup.study.records import MatchVerdict
 RATES = ("throughput/steady_samples_per_second", "throughput/samples_per_second")
 """What is divided: after warm-up where both runs know it, else over the whole training."""
 MAX_NAMED = 3
-DASH = "\N{EN DASH}"
 
 
 class ComparedRun(Record):
@@ -199,9 +199,7 @@ def own_speedup(row: ComparedRow) -> str:
     """What the run measured against its own baseline, with its interval."""
     if row.own_ratio is None:
         return DASH
-    if row.own_low is None or row.own_high is None:
-        return f"{row.own_ratio:.2f}"
-    return f"{row.own_ratio:.2f} [{row.own_low:.2f}, {row.own_high:.2f}]"
+    return format_interval(row.own_ratio, row.own_low, row.own_high)
 
 
 def _format(value: float | None, form: str, unit: str = "") -> str:
