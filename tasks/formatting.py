@@ -20,6 +20,16 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds:.1f} s" if abs(seconds) >= SHORT_SECONDS else f"{seconds * 1000:.1f} ms"
 
 
+def seconds_text(seconds: float | None) -> str:
+    """Format seconds; a dash for unknown."""
+    return DASH if seconds is None else format_seconds(seconds)
+
+
+def number_text(value: float | None, form: str = ",.0f", unit: str = "") -> str:
+    """Format a number with its unit; a dash for unknown."""
+    return DASH if value is None else format(value, form) + unit
+
+
 def format_interval(value: float, low: float | None, high: float | None, *, form: str = ".2f") -> str:
     """Format a number with its interval where that is known: 1.50 [1.40, 1.60]."""
     if low is None or high is None:

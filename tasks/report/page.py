@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from paceline.tasks.formatting import DASH, format_interval, format_seconds
+from paceline.tasks.formatting import DASH, format_interval, number_text, seconds_text
 from paceline.tasks.measure.statistics import Interval
 from paceline.tasks.redact import redact
 from paceline.tasks.report.plotting import svg_text
@@ -28,13 +28,10 @@ def render_page(template: str, figures: Mapping[str, Figure], **context: object)
         figures: Pictures by name.
         context: What the template uses; plain text is escaped.
     """
-    svgs = {name: Markup(svg_text(figure, label_of(name, figure))) for name, figure in figures.items()}
+    # The label describes a picture for those who cannot see it.
+    labels = {name: str(figure.get_label() or name.replace("_", " ")) for name, figure in figures.items()}
+    svgs = {name: Markup(svg_text(figure, labels[name])) for name, figure in figures.items()}
     return redact(_environment().get_template(f"{template}.html.j2").render(svgs=svgs, **context))
-
-
-def label_of(name: str, figure: Figure) -> str:
-    """Describe a picture for those who cannot see it."""
-    return str(figure.get_label() or name.replace("_", " "))
 
 
 @cache
@@ -63,16 +60,6 @@ def _environment() -> Environment:
 def interval_text(interval: Interval | None, form: str = ".2f") -> str:
     """Format an estimate with its interval; a dash for unknown."""
     return DASH if interval is None else format_interval(interval.value, interval.low, interval.high, form=form)
-
-
-def number_text(value: float | None, form: str = ",.0f") -> str:
-    """Format a number; a dash for unknown."""
-    return DASH if value is None else format(value, form)
-
-
-def seconds_text(value: float | None) -> str:
-    """Format seconds; a dash for unknown."""
-    return DASH if value is None else format_seconds(value)
 
 
 def upper_first(text: str) -> str:

@@ -35,6 +35,8 @@ from paceline.tasks.speedup.verdict import format_ratio
 
 MAX_NAME = 30
 """Characters of a line of a name."""
+MAX_REACH = 1.25
+"""Rounds with a larger ratio, relative to the interval's end, lie outside of the picture."""
 MAX_POINTS = 2000
 """Points of a curve that are drawn; longer curves are thinned."""
 MAX_MARKED_EPOCHS = 40
@@ -74,7 +76,8 @@ def draw_speedup(result: SpeedupResult, rounds: Sequence[float]) -> Figure | Non
     axis.axvline(1.0, **DASHED)
     axis.set_yticks([1, 0], ["baseline", "this run"])
     # Room for the interval, for all but outrageous rounds, and for the label at the end of the bar.
-    end = max(result.ratio, result.high or 0.0, float(np.quantile(rounds, 0.95)) if rounds else 0.0)
+    end = max(result.ratio, result.high or 0.0)
+    end = max([end, *(ratio for ratio in rounds if ratio < MAX_REACH * end)])
     add_text(axis, end, 0, f"  {format_ratio(result.ratio)} x", fontweight="bold")
     axis.set_xlim(0, 1.2 * max(1.0, end))
     axis.set_xlabel("throughput / baseline's (dots: single rounds)")

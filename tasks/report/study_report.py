@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from paceline.tasks.formatting import DASH, format_interval
+from paceline.tasks.formatting import DASH, format_interval, number_text
 from paceline.tasks.measure.statistics import Interval
-from paceline.tasks.report.page import interval_text, number_text, render_page
+from paceline.tasks.report.page import interval_text, render_page
 from paceline.tasks.report.study_charts import draw_study, execution_name, reason_without_ratio, winner
 from paceline.tasks.scores import SCORE, score_word
 from paceline.tasks.speedup.comparability import explain

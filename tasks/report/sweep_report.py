@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from paceline.tasks.formatting import DASH, format_seconds
-from paceline.tasks.report.page import interval_text, number_text, render_page
+from paceline.tasks.formatting import DASH, format_seconds, number_text
+from paceline.tasks.report.page import interval_text, render_page
 from paceline.tasks.report.sweep_charts import draw_sweep
 from paceline.tasks.scores import SCORE_WORDS
 from paceline.tasks.sweep.records import SweepResult, Trial
@@ -30,20 +30,11 @@ def render_sweep(result: SweepResult, environment: Mapping[str, Any]) -> str:
         draw_sweep(result),
         result=result,
         word=SCORE_WORDS[result.score_name],
-        best_values=_settings(result, result.best) if result.best else "",
         notes=_setting_notes(result),
         trials=sorted(result.trials, key=lambda trial: (trial.status != "done", -(trial.score or 0.0))),
         values_of=lambda trial: _values(result, trial),
         colocation_notes=list(_colocation_notes(result)),
         environment=dict(environment),
-    )
-
-
-def _settings(result: SweepResult, trial: Trial) -> str:
-    return ", ".join(
-        f"{parameter.short} {_value_text(trial.values[parameter.setting])}"
-        for parameter in result.parameters
-        if parameter.setting in trial.values
     )
 
 

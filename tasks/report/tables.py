@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from paceline.tasks.formatting import format_interval
-from paceline.tasks.report.page import number_text, render_page, seconds_text
+from paceline.tasks.formatting import format_interval, number_text, seconds_text
+from paceline.tasks.report.page import render_page
 from paceline.tasks.report.run_charts import draw_ratios
 from paceline.tasks.speedup.compare import Comparison, compare_notes, compare_table
 from paceline.tasks.speedup.hardware_table import HardwareRow, HardwareTable, WorkTable
@@ -27,9 +27,9 @@ def _cells(row: HardwareRow, price: float | None) -> list[str]:
         format_interval(row.speedup, row.low, row.high),
         str(row.num_runs),
         seconds_text(row.fixed_seconds),
-        number_text(memory and memory / 2**30, ".2f") + (" GiB" if memory is not None else ""),
-        number_text(joules and 1000 * joules, ",.2f") + (" mJ/sample" if joules is not None else ""),
-        number_text(price, ",.3f") + (" per million" if price is not None else ""),
+        number_text(memory and memory / 2**30, ".2f", " GiB"),
+        number_text(joules and 1000 * joules, ",.2f", " mJ/sample"),
+        number_text(price, ",.3f", " per million"),
         row.execution,
     ]
 

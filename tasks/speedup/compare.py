@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 from scipy import stats
 
-from paceline.tasks.formatting import DASH, format_interval
+from paceline.tasks.formatting import DASH, format_interval, number_text
 from paceline.tasks.measure.statistics import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Estimate
 from paceline.tasks.records import Arm, Record, ScoreName, SpeedupResult
 from paceline.tasks.scores import SCORE, score_of, score_word
@@ -180,18 +180,18 @@ def compare_table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
 
 def _cells(row: ComparedRow, word: str) -> list[str]:
     name = f"{score_word([row.score_name])} " if word == SCORE and row.score_name else ""
-    score = name + _format(row.score, ".2%")
+    score = name + number_text(row.score, ".2%")
     if row.score_difference is not None:
         score += f" ({100 * row.score_difference:+.2f} points)"
     return [
         row.label,
-        _format(row.ratio, ".2f", " x") if row.ratio is not None else row.why_no_ratio,
-        _format(row.wall_ratio, ".2f", " x"),
+        number_text(row.ratio, ".2f", " x") if row.ratio is not None else row.why_no_ratio,
+        number_text(row.wall_ratio, ".2f", " x"),
         score,
-        _format(row.samples_per_second, ",.0f"),
+        number_text(row.samples_per_second, ",.0f"),
         own_speedup(row),
-        _format(row.efficiency, ".2f"),
-        _format(row.data_wait_fraction, ".1%"),
+        number_text(row.efficiency, ".2f"),
+        number_text(row.data_wait_fraction, ".1%"),
     ]
 
 
@@ -200,10 +200,6 @@ def own_speedup(row: ComparedRow) -> str:
     if row.own_ratio is None:
         return DASH
     return format_interval(row.own_ratio, row.own_low, row.own_high)
-
-
-def _format(value: float | None, form: str, unit: str = "") -> str:
-    return DASH if value is None else format(value, form) + unit
 
 
 def compare_notes(comparison: Comparison) -> list[str]:
