@@ -60,7 +60,6 @@ def render_report(report: ReportInput) -> str:
     """Render the page as HTML."""
     speedup, train, summary = report.speedup, report.train, report.summary
     quality = {name: report.figures[name] for name in ("confusion", "examples", "mistakes") if name in report.figures}
-    results = (speedup, report.evaluate)
     pretrained = summary.get("pretrained")
     details = {
         "Configuration": report.config.model_dump(mode="json"),
@@ -80,7 +79,7 @@ def render_report(report: ReportInput) -> str:
         arms=_arms(report),
         budget=budget_items(summary.get("time_budget") or {}),
         shares=sorted(speedup.shares.items(), key=lambda item: -item[1][0]),
-        next_steps=next_steps(report.config, report.plan, report.prepared, train, results),
+        next_steps=next_steps(report.config, report.plan, report.prepared, train, (speedup, report.evaluate)),
         quality=quality_facts(report.evaluate) if report.evaluate else [],
         quality_pictures=list(quality),
         classes=_classes(report.evaluate) if report.evaluate else None,

@@ -7,7 +7,7 @@ does. Knows nothing of stores and pages.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from pydantic import Field
@@ -172,7 +172,7 @@ def _which(verdict: MatchVerdict) -> str:
 
 
 def compare_table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
-    """Head and rows, for the terminal and the page."""
+    """Make the head and rows for the terminal and the page."""
     word = score_word(row.score_name for row in comparison.runs)
     head = ["run", "against the first", "wall time", word, "samples/s", "own speedup", "efficiency", "data wait"]
     return head, [_cells(row, word) for row in comparison.runs]
@@ -189,33 +189,22 @@ def _cells(row: ComparedRow, word: str) -> list[str]:
         number_text(row.wall_ratio, ".2f", " x"),
         score,
         number_text(row.samples_per_second, ",.0f"),
-        own_speedup(row),
+        DASH if row.own_ratio is None else format_interval(row.own_ratio, row.own_low, row.own_high),
         number_text(row.efficiency, ".2f"),
         number_text(row.data_wait_fraction, ".1%"),
     ]
 
 
-def own_speedup(row: ComparedRow) -> str:
-    """What the run measured against its own baseline, with its interval."""
-    if row.own_ratio is None:
-        return DASH
-    return format_interval(row.own_ratio, row.own_low, row.own_high)
-
-
 def compare_notes(comparison: Comparison) -> list[str]:
-    """What the table means, what it cannot say, and which facts differ."""
-    return list(_notes(comparison))
-
-
-def _notes(comparison: Comparison) -> Iterator[str]:
-    if any(row.ratio is not None for row in comparison.runs):
-        yield (
-            "Ratios against the first run rest on one run each and have no interval: `paceline study` repeats and "
-            "interleaves. Above 1 is faster."
-        )
-    for row in comparison.runs:
-        if row.match is not None:
-            yield f"{row.label}: {list_facts(row.match)}."
+    """Explain the table, its limits, and which facts differ."""
+    notes = [f"{row.label}: {list_facts(row.match)}." for row in comparison.runs if row.match is not None]
+    if all(row.ratio is None for row in comparison.runs):
+        return notes
+    limits = (
+        "Ratios against the first run rest on one run each and have no interval: `paceline study` repeats and "
+        "interleaves. Above 1 is faster."
+    )
+    return [limits, *notes]
 
 
 EXECUTION = ("precision", "memory_format", "compile", "loading")
