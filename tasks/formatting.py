@@ -6,6 +6,8 @@ LONG_SECONDS = 99.95
 """From here on times are written in minutes and seconds."""
 SHORT_SECONDS = 0.1
 """Below, they are written in milliseconds."""
+DASH = "\N{EN DASH}"
+"""For unknown."""
 
 
 def format_seconds(seconds: float) -> str:
@@ -16,3 +18,20 @@ def format_seconds(seconds: float) -> str:
     if abs(seconds) >= LONG_SECONDS:
         return f"{remainder // 60} min {remainder % 60:02d} s"
     return f"{seconds:.1f} s" if abs(seconds) >= SHORT_SECONDS else f"{seconds * 1000:.1f} ms"
+
+
+def seconds_text(seconds: float | None) -> str:
+    """Format seconds; a dash for unknown."""
+    return DASH if seconds is None else format_seconds(seconds)
+
+
+def number_text(value: float | None, form: str = ",.0f", unit: str = "") -> str:
+    """Format a number with its unit; a dash for unknown."""
+    return DASH if value is None else format(value, form) + unit
+
+
+def format_interval(value: float, low: float | None, high: float | None, *, form: str = ".2f") -> str:
+    """Format a number with its interval where that is known: 1.50 [1.40, 1.60]."""
+    if low is None or high is None:
+        return format(value, form)
+    return f"{value:{form}} [{low:{form}}, {high:{form}}]"

@@ -30,7 +30,7 @@ def main(options: Namespace) -> None:
     """Carry it out."""
     prices = dict(_price(text) for text in options.price)
     from paceline.flows.hardware_table import hardware_table
-    from paceline.tasks.report.tables import HEAD, notes_of, render_hardware, rows_of
+    from paceline.tasks.report.tables import HEAD, hardware_notes, hardware_rows, render_hardware
 
     with json_stream(options.json) as stream:
         found = hardware_table(Environment(), options.experiment, prices)
@@ -38,11 +38,11 @@ def main(options: Namespace) -> None:
             write_page(options.html, render_hardware(found))
         for work in found.tables:
             say(f"\n{work.work}")
-            say_table(HEAD, rows_of(work))
+            say_table(HEAD, hardware_rows(work))
             for one in work.break_evens:
                 say(one.sentence)
         say("")
-        for note in notes_of(found):
+        for note in hardware_notes(found):
             say(note)
         write_json(stream, found.model_dump(mode="json"))
 

@@ -12,7 +12,7 @@ from paceline.tasks.model_bundle import FACTS, WEIGHTS, build_model_facts, diges
 from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.records import TrainResult
 from paceline.tasks.redact import redact
-from paceline.tasks.report.quality_charts import quality_figures, quality_svgs
+from paceline.tasks.report.quality_charts import quality_figures
 from paceline.tasks.report.run_charts import draw_speed
 from paceline.tasks.report.run_report import ReportInput, render_report
 from paceline.tasks.speedup.steady_state import steady_rate
@@ -83,7 +83,7 @@ def record(outcome: Outcome, verdicts: Verdicts, handle: RunHandle, summary: dic
         train=outcome.trained,
         speedup=outcome.speedup,
         evaluate=outcome.evaluated,
-        quality_svgs=quality_svgs(quality),
+        figures=quality,
         environment=environment,
     )
     figures = draw_speed(outcome.speedup, outcome.trained, outcome.trained.time_budget)

@@ -11,26 +11,30 @@ from paceline.tasks.report.run_charts import budget_items
 from paceline.tasks.scores import quality_facts
 
 NUM_BUDGET_ITEMS = 4
+MIN_CLASSES_FOR_TOP_5 = 21
+"""Among fewer classes, the right one is nearly always among the first five."""
 
 
 def summary_table(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Rows (name, value) that answer what a user asks first.
+    """List rows (name, value) that answer what a user asks first.
 
     Args:
         summary: A run's summary, in the shape of the JSON of `paceline run`; parts may be missing or None.
     """
+    train, evaluate, speedup = (summary.get(name) or {} for name in ("train", "evaluate", "speedup"))
+    pretrained = summary.get("pretrained")
     rows = [
         ("data", _data(summary.get("dataset"))),
-        ("begun with", _pretrained(summary.get("pretrained"))),
-        ("quality", _quality(summary.get("evaluate"))),
-        ("speedup", _speedup(summary.get("speedup"))),
-        ("efficiency", _efficiency(summary.get("speedup"), summary.get("train"))),
+        ("weights", Pretrained.model_validate(pretrained).summary if pretrained else ""),
+        ("quality", _quality(evaluate)),
+        ("speedup", str(speedup.get("verdict") or "")),
+        ("efficiency", _efficiency(speedup, train)),
         ("prediction", prediction_text(summary.get("prediction"))),
         ("history", _history(summary.get("regression"))),
         ("registry", _registry(summary.get("registered"))),
-        ("throughput", _throughput(summary.get("train"), summary.get("evaluate"))),
-        ("compile", _compile(summary.get("train"))),
-        ("restarts", _restarts(summary.get("train"))),
+        ("throughput", _throughput({"training": train, "prediction": evaluate})),
+        ("compile", _compile(train.get("compile"))),
+        ("restarts", _restarts(train)),
         ("checkpoints", _checkpoints(summary.get("execution"))),
         ("time", _time(summary.get("time_budget"), summary.get("seconds"))),
     ]
@@ -46,22 +50,17 @@ def _data(dataset: Mapping[str, Any] | None) -> str:
     return f"{counts} train / validation / test{rejected}; {dataset['fingerprint']}, {origin}"
 
 
-def _pretrained(pretrained: Mapping[str, Any] | None) -> str:
-    return Pretrained.model_validate(pretrained).summary if pretrained else ""
-
-
-def _quality(evaluate: Mapping[str, Any] | None) -> str:
+def _quality(evaluate: Mapping[str, Any]) -> str:
     if not evaluate:
         return ""
-    return ", ".join(f"{name} {value}" for name, value in quality_facts(EvaluateResult.model_validate(evaluate)))
+    result = EvaluateResult.model_validate(evaluate)
+    shown_top = ("top-5 accuracy",) if len(result.per_class_accuracy) >= MIN_CLASSES_FOR_TOP_5 else ()
+    facts = quality_facts(result)
+    return ", ".join(f"{name} {value}" for name, value in facts if name in shown_top or not name.startswith("top-"))
 
 
-def _speedup(speedup: Mapping[str, Any] | None) -> str:
-    return str(speedup["verdict"]) if speedup and speedup.get("verdict") else ""
-
-
-def _efficiency(speedup: Mapping[str, Any] | None, train: Mapping[str, Any] | None) -> str:
-    if not speedup or speedup.get("efficiency") is None:
+def _efficiency(speedup: Mapping[str, Any], train: Mapping[str, Any]) -> str:
+    if speedup.get("efficiency") is None:
         return ""
     low, high = speedup.get("efficiency_low"), speedup.get("efficiency_high")
     interval = f" (95 % interval {low:.2f} to {high:.2f})" if low is not None and high is not None else ""
@@ -70,7 +69,7 @@ def _efficiency(speedup: Mapping[str, Any] | None, train: Mapping[str, Any] | No
 
 
 def prediction_text(prediction: Mapping[str, Any] | None) -> str:
-    """What had been predicted, what was measured, and how good the predictions have been so far."""
+    """Compare the predicted with the measured speedup, and say how good the predictions have been so far."""
     if not prediction:
         return ""
     return (
@@ -80,12 +79,9 @@ def prediction_text(prediction: Mapping[str, Any] | None) -> str:
     )
 
 
-def _throughput(train: Mapping[str, Any] | None, evaluate: Mapping[str, Any] | None) -> str:
-    parts = []
-    for word, part in (("training", train), ("prediction", evaluate)):
-        if part and part.get("samples_per_second") is not None:
-            parts.append(f"{word} {part['samples_per_second']:,.0f} samples/s")
-    return ", ".join(parts)
+def _throughput(parts: Mapping[str, Mapping[str, Any]]) -> str:
+    rates = {word: part.get("samples_per_second") for word, part in parts.items()}
+    return ", ".join(f"{word} {rate:,.0f} samples/s" for word, rate in rates.items() if rate is not None)
 
 
 def _history(regression: Mapping[str, Any] | None) -> str:
@@ -103,24 +99,22 @@ def _registry(registered: Mapping[str, Any] | None) -> str:
     return f"{registered['name']}: {where}; {registered['gate']}"
 
 
-def _compile(train: Mapping[str, Any] | None) -> str:
-    stats = (train or {}).get("compile")
+def _compile(stats: Mapping[str, Any] | None) -> str:
     if not stats:
         return ""
     graphs = f"{stats['num_graphs']} graph" + ("s" if stats["num_graphs"] > 1 else "")
-    found = "from the cache, " if stats["is_warm"] else ""
+    origin = "from the cache, " if stats["is_warm"] else ""
     return (
-        f"{graphs} in {format_seconds(stats['seconds'])}, {found}hit rate {stats['hit_rate']:.2%} over "
+        f"{graphs} in {format_seconds(stats['seconds'])}, {origin}hit rate {stats['hit_rate']:.2%} over "
         f"{stats['num_calls']:,} calls"
     )
 
 
-def _restarts(train: Mapping[str, Any] | None) -> str:
-    restarts = (train or {}).get("restarts") or ()
+def _restarts(train: Mapping[str, Any]) -> str:
     return "; ".join(
-        f"{one['cause']}: on from step {one['first_step']} after {format_seconds(one['seconds'])}, "
-        f"{one['lost_steps']} steps done again"
-        for one in restarts
+        f"{one['cause']}: resumed from step {one['first_step']} after {format_seconds(one['seconds'])}, "
+        f"{one['lost_steps']} steps repeated"
+        for one in train.get("restarts") or ()
     )
 
 
@@ -132,10 +126,8 @@ def _checkpoints(execution: Mapping[str, Any] | None) -> str:
 
 
 def _time(time_budget: Mapping[str, float] | None, seconds: float | None) -> str:
+    """Give both totals their names: the budget covers the training process, which is a part of the run."""
     items = budget_items(time_budget or {})
-    largest = ", ".join(
-        f"{name.replace('_', ' ')} {format_seconds(spent)} ({share:.0%})"
-        for name, spent, share in items[:NUM_BUDGET_ITEMS]
-    )
-    total = format_seconds(seconds) if seconds is not None else ""
-    return ": ".join(part for part in (total, largest) if part)
+    shares = ", ".join(f"{name.replace('_', ' ')} {100 * share:.0f} %" for name, _, share in items[:NUM_BUDGET_ITEMS])
+    process = f"training process {format_seconds(sum(item[1] for item in items))}: {shares}" if items else ""
+    return "; ".join(filter(None, ["" if seconds is None else f"{format_seconds(seconds)} in all", process]))

@@ -1,114 +1,86 @@
-"""The hardware table for people: in the terminal and as a page."""
+"""Reports that put runs next to each other: the hardware table, and the comparison with the first run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from matplotlib.figure import Figure
 
-from paceline.tasks.formatting import format_seconds
-from paceline.tasks.redact import redact
-from paceline.tasks.report.html import Html, bullets, columns, join, page, paragraph, section, table, tag, text
-from paceline.tasks.report.plotting import svg_text
+from paceline.tasks.formatting import format_interval, number_text, seconds_text
+from paceline.tasks.report.page import render_page
 from paceline.tasks.report.run_charts import draw_ratios
-from paceline.tasks.speedup.compare import DASH, Comparison, compare_notes, compare_table
+from paceline.tasks.speedup.compare import Comparison, compare_notes, compare_table
 from paceline.tasks.speedup.hardware_table import HardwareRow, HardwareTable, WorkTable
 
 HEAD = ("hardware", "samples/s", "speedup", "runs", "fixed", "memory", "energy", "price", "execution")
 
 
-def rows_of(work: WorkTable) -> list[list[str]]:
-    """Cells below `HEAD`."""
-    priced = any(row.price_per_million_samples for row in work.rows)
-    return [_cells(row, priced) for row in work.rows]
+def hardware_rows(work: WorkTable) -> list[list[str]]:
+    """Make the rows below `HEAD`."""
+    has_prices = any(row.price_per_million_samples for row in work.rows)
+    return [_cells(row, row.price_per_million_samples if has_prices else None) for row in work.rows]
 
 
-def _cells(row: HardwareRow, priced: bool) -> list[str]:
-    interval = f" [{row.low:.2f}, {row.high:.2f}]" if row.low is not None and row.high is not None else ""
-    price = row.price_per_million_samples
+def _cells(row: HardwareRow, price: float | None) -> list[str]:
+    memory, joules = row.peak_memory_bytes, row.joules_per_sample
     return [
         row.label,
         f"{row.samples_per_second:,.0f}",
-        f"{row.speedup:.2f}{interval}",
+        format_interval(row.speedup, row.low, row.high),
         str(row.num_runs),
-        DASH if row.fixed_seconds is None else format_seconds(row.fixed_seconds),
-        DASH if row.peak_memory_bytes is None else f"{row.peak_memory_bytes / 2**30:.2f} GiB",
-        DASH if row.joules_per_sample is None else f"{1000 * row.joules_per_sample:,.2f} mJ/sample",
-        DASH if price is None or not priced else f"{price:,.3f} per million",
+        seconds_text(row.fixed_seconds),
+        number_text(memory and memory / 2**30, ".2f", " GiB"),
+        number_text(joules and 1000 * joules, ",.2f", " mJ/sample"),
+        number_text(price, ",.3f", " per million"),
         row.execution,
     ]
 
 
-def notes_of(found: HardwareTable) -> list[str]:
-    """What the tables mean, and what is in none of them."""
-    return list(_notes(found))
-
-
-def _notes(found: HardwareTable) -> Iterator[str]:
-    yield (
+def hardware_notes(table: HardwareTable) -> list[str]:
+    """Explain the tables, and what is in none of them."""
+    notes = [
         "Speedup is over the slowest hardware of the same work; of several executions the fastest stands for each. "
-        "An interval (95 %, Welch) needs two runs on either side."
-    )
-    yield (
+        "An interval (95 %, Welch) needs two runs on either side.",
         "Fixed is what does not grow with the samples: start-up, setting up, evaluation, accounting; memory is the "
-        "largest of one rank; energy and price are of the training."
-    )
-    if found.left_out:
-        counts = ", ".join(f"{number} {reason}" for reason, number in sorted(found.left_out.items()))
-        yield f"Left out: {counts}."
-
-
-def render_hardware(found: HardwareTable) -> str:
-    """The page as HTML."""
-    parts = [
-        tag("header", join([tag("h1", text("Hardware")), paragraph(f"{found.num_runs} runs")])),
-        section("What do the numbers mean?", bullets(notes_of(found))),
+        "largest of one rank; energy and price are of the training.",
     ]
-    for work in found.tables:
-        pictures = [Html(svg_text(figure, name)) for name, figure in draw_hardware(work).items()]
-        parts.append(
-            section(
-                work.work,
-                table(HEAD, rows_of(work)),
-                columns(*pictures),
-                bullets([one.sentence for one in work.break_evens]),
-            )
-        )
-    return redact(page("Hardware", join(parts)))
+    counts = ", ".join(f"{number} {reason}" for reason, number in sorted(table.left_out.items()))
+    return [*notes, f"Left out: {counts}."] if counts else notes
+
+
+def render_hardware(table: HardwareTable) -> str:
+    """Render the page as HTML."""
+    figures = {
+        f"{name}-{number}": figure
+        for number, work in enumerate(table.tables)
+        for name, figure in draw_hardware(work).items()
+    }
+    works = [(work, hardware_rows(work), f"speedups-{number}") for number, work in enumerate(table.tables)]
+    return render_page("hardware", figures, head=HEAD, hardware=table, notes=hardware_notes(table), works=works)
 
 
 def draw_hardware(work: WorkTable) -> dict[str, Figure]:
-    """Pictures by name; none of one row."""
-    if len(work.rows) < 2:  # noqa: PLR2004  there is nothing to hold it against
+    """Draw the speedups by name; nothing for one row."""
+    if len(work.rows) < 2:  # noqa: PLR2004  a comparison needs two
         return {}
     ratios = {row.label: (row.speedup, row.low, row.high) for row in work.rows}
     return {"speedups": draw_ratios(ratios, work.rows[0].label, "times the slowest", "Throughput of the same work")}
 
 
 def render_compare(comparison: Comparison) -> str:
-    """The page as HTML."""
-    base = comparison.runs[0]
+    """Render the page as HTML."""
     head, rows = compare_table(comparison)
-    svgs = [Html(svg_text(figure, name)) for name, figure in draw_compare(comparison).items()]
-    settings = [(name, *values) for name, values in comparison.differing.items()]
-    body = join(
-        [
-            tag("header", join([tag("h1", text(f"{len(comparison.runs)} runs compared")), paragraph(base.run_id)])),
-            section("How much faster?", table(["", *head[1:]], rows), columns(*svgs)),
-            section("Compared with what?", bullets([f"`{base.label}` is the base.", *compare_notes(comparison)])),
-            section(
-                "What differs?",
-                table(["", *(row.label for row in comparison.runs)], settings)
-                if settings
-                else paragraph("Nothing that is known of the runs: same data, workload, execution, code and versions."),
-            ),
-        ]
+    return render_page(
+        "compare",
+        draw_compare(comparison),
+        comparison=comparison,
+        head=["", *head[1:]],
+        rows=rows,
+        notes=compare_notes(comparison),
+        settings=[(name, *values) for name, values in comparison.differing.items()],
     )
-    return redact(page(f"{len(comparison.runs)} runs compared", body))
 
 
 def draw_compare(comparison: Comparison) -> dict[str, Figure]:
-    """Pictures by name; none where nothing could be divided."""
+    """Draw the ratios by name; nothing where nothing could be divided."""
     shown = [row for row in comparison.runs if row.ratio is not None or row.is_base]
     if len(shown) < 2:  # noqa: PLR2004  a base and one run
         return {}

@@ -72,14 +72,14 @@ def _on_speed(config: Config, plan: Plan, speedup: SpeedupResult) -> Iterator[st
 
 
 def _on_compute(config: Config, plan: Plan) -> Iterator[str]:
-    """More devices, except on a CPU, where they only divide the cores of the host (decision 0005)."""
+    """Advise more devices, except on a CPU, where they only divide the cores of the host (decision 0005)."""
     execution = config.execution
     if plan.accelerator == "gpu":
-        more = f"more devices help, such as `execution.num_devices={execution.num_devices + 1}`."
+        more = f"more devices would help, such as `execution.num_devices={execution.num_devices + 1}`."
     else:
         more = (
-            "on CPUs more devices of a host only divide its cores. A GPU or more hosts help, such as "
-            f"`execution.num_nodes={execution.num_nodes + 1}` with a `cluster.kind` that reaches them."
+            f"a GPU or more hosts would help, such as `execution.num_nodes={execution.num_nodes + 1}` with a "
+            "`cluster.kind` that reaches them. More devices on the same CPU only divide its cores."
         )
     yield f"The arithmetic is the limit: {more}"
     if plan.precision in ("32-true", "64-true") and "precision" not in plan.reasons:  # else it was measured

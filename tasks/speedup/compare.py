@@ -7,12 +7,13 @@ does. Knows nothing of stores and pages.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from pydantic import Field
 from scipy import stats
 
+from paceline.tasks.formatting import DASH, format_interval, number_text
 from paceline.tasks.measure.paired_ratio import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Estimate
 from paceline.tasks.names import Metric, is_contaminated
 from paceline.tasks.records import Arm, Record, ScoreName
@@ -24,7 +25,6 @@ from paceline.tasks.speedup.study.records import MatchVerdict
 RATES = (Metric.STEADY_THROUGHPUT, Metric.THROUGHPUT)
 """What is divided: after warm-up where both runs know it, else over the whole training."""
 MAX_NAMED = 3
-DASH = "\N{EN DASH}"
 
 
 class ComparedRun(Record):
@@ -169,7 +169,7 @@ def _which(verdict: MatchVerdict) -> str:
 
 
 def compare_table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
-    """Head and rows, for the terminal and the page."""
+    """Make the head and rows for the terminal and the page."""
     word = score_word(row.score_name for row in comparison.runs)
     head = ["run", "against the first", "wall time", word, "samples/s", "own speedup", "efficiency", "data wait"]
     return head, [_cells(row, word) for row in comparison.runs]
@@ -177,44 +177,31 @@ def compare_table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
 
 def _cells(row: ComparedRow, word: str) -> list[str]:
     name = f"{score_word([row.score_name])} " if word == SCORE and row.score_name else ""
-    score = name + _format(row.score, ".2%")
+    score = name + number_text(row.score, ".2%")
     if row.score_difference is not None:
         score += f" ({100 * row.score_difference:+.2f} points)"
     return [
         row.label,
-        _format(row.ratio, ".2f", " x") if row.ratio is not None else row.why_no_ratio,
-        _format(row.wall_ratio, ".2f", " x"),
+        number_text(row.ratio, ".2f", " x") if row.ratio is not None else row.why_no_ratio,
+        number_text(row.wall_ratio, ".2f", " x"),
         score,
-        _format(row.samples_per_second, ",.0f"),
-        own_speedup(row),
-        _format(row.efficiency, ".2f"),
-        _format(row.data_wait_fraction, ".1%"),
+        number_text(row.samples_per_second, ",.0f"),
+        DASH if row.own_ratio is None else format_interval(row.own_ratio, row.own_low, row.own_high),
+        number_text(row.efficiency, ".2f"),
+        number_text(row.data_wait_fraction, ".1%"),
     ]
 
 
-def own_speedup(row: ComparedRow) -> str:
-    """The run's speedup over its own baseline, with its interval."""
-    if row.own_ratio is None:
-        return DASH
-    if row.own_low is None or row.own_high is None:
-        return f"{row.own_ratio:.2f}"
-    return f"{row.own_ratio:.2f} [{row.own_low:.2f}, {row.own_high:.2f}]"
-
-
-def _format(value: float | None, form: str, unit: str = "") -> str:
-    return DASH if value is None else format(value, form) + unit
-
-
-def compare_notes(comparison: Comparison) -> Iterator[str]:
-    """Notes below the table: its meaning, its limits, and the facts that differ."""
-    if any(row.ratio is not None for row in comparison.runs):
-        yield (
-            "Ratios against the first run rest on one run each and have no interval: `paceline study` repeats and "
-            "interleaves. Above 1 is faster."
-        )
-    for row in comparison.runs:
-        if row.match is not None:
-            yield f"{row.label}: {list_facts(row.match)}."
+def compare_notes(comparison: Comparison) -> list[str]:
+    """Explain the table, its limits, and which facts differ."""
+    notes = [f"{row.label}: {list_facts(row.match)}." for row in comparison.runs if row.match is not None]
+    if all(row.ratio is None for row in comparison.runs):
+        return notes
+    limits = (
+        "Ratios against the first run rest on one run each and have no interval: `paceline study` repeats and "
+        "interleaves. Above 1 is faster."
+    )
+    return [limits, *notes]
 
 
 EXECUTION = ("precision", "memory_format", "compile", "loading")

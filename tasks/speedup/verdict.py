@@ -1,6 +1,6 @@
 """From a probe to one sentence: how much faster, how certain, and why.
 
-The cause is found from what was measured; a cause for which nothing was measured is not named.
+The cause follows from what was measured. "compute-bound" without a diagnosis is an inference, and the sentence says so.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ MAX_DATA_WAIT_FRACTION = 0.2
 """Above this share of the steps' time spent waiting for data a run is data-bound."""
 MIN_EFFICIENCY = 0.9
 """Below this parallel efficiency, with several devices, a run is communication-bound."""
+MIN_COARSE = 2.0
+"""From this ratio on one decimal is enough."""
 MIN_STEP_SECONDS = 0.005
 """Below this a step is launch-bound: calling some hundred operators one by one from Python takes 1 to 2 ms of it."""
 
@@ -200,11 +202,9 @@ def _amount(cause: Cause, facts: _Facts) -> str:
     against = facts.probe.baseline.label
     if cause == "identical arms":
         return f"{ratio.value:.3f} x between two identical arms, {against}"
-    if ratio.significant is None:
-        return f"{format_ratio(ratio.value)} x the throughput of {against}"
-    if not ratio.significant:
-        return f"No measurable difference to {against}: {format_ratio(ratio.value)} x"
-    return f"{format_ratio(ratio.value)} x {'faster than' if ratio.value > 1 else 'the throughput of'} {against}"
+    if ratio.significant is False:
+        return f"No measurable difference to {against}: {format_ratio(ratio.value)} times as fast"
+    return f"{format_ratio(ratio.value)} times as fast as {against}"
 
 
 def _evidence(facts: _Facts) -> str:
@@ -212,12 +212,20 @@ def _evidence(facts: _Facts) -> str:
     rounds = f"{num_rounds} paired round" + ("s" if num_rounds > 1 else "")
     if facts.ratio.low is None or facts.ratio.high is None:
         return f"({rounds}, no interval)"
-    return f"(95 % interval {format_ratio(facts.ratio.low)} to {format_ratio(facts.ratio.high)}, {rounds})"
+    low, high = (format_ratio(end, facts.ratio.value) for end in (facts.ratio.low, facts.ratio.high))
+    return f"(95 % interval {low} to {high}, {rounds})"
 
 
-def format_ratio(ratio: float) -> str:
-    """Two decimals, or three where two would hide on which side of 1 it lies."""
-    return f"{ratio:.3f}" if f"{ratio:.2f}" == "1.00" else f"{ratio:.2f}"
+def format_ratio(ratio: float, centre: float | None = None) -> str:
+    """Round a ratio for reading: one decimal from 2 on, else two, or three where two would hide its side of 1.
+
+    Args:
+        ratio: To format.
+        centre: Of the interval that it is an end of; both are rounded alike.
+    """
+    if f"{ratio:.2f}" == "1.00":
+        return f"{ratio:.3f}"
+    return f"{ratio:.1f}" if (centre or ratio) >= MIN_COARSE else f"{ratio:.2f}"
 
 
 def _explanation(cause: Cause, facts: _Facts) -> str:
@@ -228,7 +236,7 @@ def _explanation(cause: Cause, facts: _Facts) -> str:
     if cause == "contaminated machine":
         return f"{disturbed}, so repeat it on a quiet one and divide nothing by it"
     if cause == "too few rounds":
-        return "too few rounds to be certain; give the probe more time with speedup.max_seconds"
+        return "too few rounds for an interval; give the probe more time with speedup.max_seconds"
     return f"{_effect(facts)}{_limit_text(cause, facts)}"
 
 
@@ -257,7 +265,8 @@ def _enumerate(words: list[str]) -> str:
 def _gain(gain: Estimate) -> str:
     if gain.low is None or gain.high is None:
         return f"{format_ratio(gain.value)} x"
-    return f"{format_ratio(gain.value)} x [{format_ratio(gain.low)}, {format_ratio(gain.high)}]"
+    low, high = (format_ratio(end, gain.value) for end in (gain.low, gain.high))
+    return f"{format_ratio(gain.value)} x [{low}, {high}]"
 
 
 def _limit_text(cause: Cause, facts: _Facts) -> str:
@@ -292,7 +301,8 @@ _LIMIT_TEXT: dict[str, str] = {
     "communication-bound": "the ranks hold each other up (communication, or hardware that they share), "
     "efficiency {efficiency:.2f} on {num_devices} devices",
     "launch-bound": "the step is launch-bound, its {milliseconds:.1f} ms are mostly the framework's overhead",
-    "compute-bound": "the step is compute-bound",
+    "compute-bound": "the step is probably compute-bound, as no data, communication or launch bottleneck showed "
+    "(inferred; --diagnose measures it)",
 }
 _MEASURED_TEXT: dict[str, str] = {
     "data-bound": "the run is data-bound, waiting for input takes {share} of a step",

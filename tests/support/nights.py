@@ -25,23 +25,25 @@ QUIET_RATE = 4000.0
 """Samples per second; those of the real night, beside other tests, may be anything below."""
 
 
-def repeat(client, run_id, num_nights):
+def repeat(client, run_id, num_nights, rate=QUIET_RATE, first_number=2):
     """Nights with the figures of a real one, as a quiet machine would have made them.
 
     Args:
         client: of the MLflow store.
         run_id: of the real night.
         num_nights: to be made.
+        rate: samples per second that a night usually has.
+        first_number: of the nights, which are named by it.
     """
     found = client.get_run(run_id)
     rng = np.random.default_rng(1)
     tags = {name: value for name, value in found.data.tags.items() if name.startswith("paceline.")}
     tags["paceline.disturbed"] = "False"
     facts = client.download_artifacts(run_id, "facts.json")
-    for _ in range(num_nights):
-        copy = client.create_run(found.info.experiment_id, tags=tags)
+    for number in range(first_number, first_number + num_nights):
+        copy = client.create_run(found.info.experiment_id, tags=tags, run_name=f"night {number}")
         for name, value in found.data.metrics.items():
-            usual = QUIET_RATE if name.startswith("throughput/") else value
+            usual = rate if name.startswith("throughput/") else value
             client.log_metric(copy.info.run_id, name, usual * np.exp(rng.normal(0, 0.01)))
         client.log_artifact(copy.info.run_id, facts)
         client.set_terminated(copy.info.run_id)

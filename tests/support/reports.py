@@ -106,9 +106,7 @@ def make_evaluate(class_names: tuple[str, ...] = CLASSES) -> EvaluateResult:
     )
 
 
-def make_report(
-    probe: ProbeResult | None, class_names: tuple[str, ...] = CLASSES, svgs: dict[str, str] | None = None
-) -> ReportInput:
+def make_report(probe: ProbeResult | None, class_names: tuple[str, ...] = CLASSES) -> ReportInput:
     train, evaluate = make_train(probe), make_evaluate(class_names)
     speedup = speedup_result(probe, train, num_cores=2) if probe else SpeedupResult()
     prepared = PreparedSet(
@@ -185,7 +183,6 @@ def make_report(
         train=train,
         speedup=speedup,
         evaluate=evaluate,
-        quality_svgs=svgs or {},
         environment={"python": "3.11.7", "torch": "2.13.0", "commit": "abc123"},
     )
 

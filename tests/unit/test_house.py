@@ -74,6 +74,21 @@ def test_lock_satisfies_the_range(requirement):
     assert requirement.specifier.contains(version), f"infra/constraints.txt has {version}, pyproject.toml {requirement}"
 
 
+def test_the_wheel_contains_every_file_that_the_product_reads():
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    packaged = {
+        path
+        for package, patterns in setuptools["package-data"].items()
+        for pattern in patterns
+        for path in ROOT.joinpath(*package.split(".")[1:]).glob(pattern)
+    }
+    suffixes = {".yaml", ".j2", ".css"}
+    files = {
+        path for room in ("conf", "flows", "tasks") for path in (ROOT / room).rglob("*") if path.suffix in suffixes
+    }
+    assert files == packaged
+
+
 def test_scripts_are_where_users_look():
     wanted = {ROOT / "infra" / name for name in SCRIPTS} | {ROOT / ".ci" / "run"}
     assert wanted <= set(scripts())

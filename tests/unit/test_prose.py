@@ -12,9 +12,10 @@ from infra.docs import links, reference
 from infra.docs.links import FENCE, ROOT
 from paceline.conf.environment import QUIET_ENVIRONMENT
 from paceline.tasks.doctor.finding import Finding
-from paceline.tasks.records import EvaluateResult, SpeedupResult
+from paceline.tasks.records import EvaluateResult
 from paceline.tasks.speedup.compare import ComparedRow
 from paceline.tasks.speedup.forecast.records import Prediction
+from paceline.tasks.speedup.records import SpeedupResult
 
 PAGES = sorted(
     [

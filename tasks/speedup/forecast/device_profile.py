@@ -121,7 +121,7 @@ _WHY: dict[str, str] = {
 
 
 def rank_moves(measured: Mapping[str, Interval], oom_stage: Mapping[str, str]) -> tuple[Advice, ...]:
-    """Certain gains first, the largest at the top; then what was not measured; then what does not pay.
+    """Rank significant gains first, the largest at the top; then unmeasured settings; then those that do not pay.
 
     Args:
         measured: `key=value` -> throughput over that of the present execution.
@@ -138,11 +138,11 @@ def rank_moves(measured: Mapping[str, Interval], oom_stage: Mapping[str, str]) -
 def _advice(setting: str, ratio: Interval) -> Advice:
     why = _WHY.get(setting.partition("=")[0], "a single change of the present execution")
     if ratio.low is None or ratio.high is None:
-        verdict = "too few rounds to be certain"
+        verdict = "too few rounds for an interval"
     elif ratio.low > 1:
-        verdict = "certainly faster"
+        verdict = "faster (95 % CI above 1)"
     elif ratio.high < 1:
-        verdict = "certainly slower, leave it"
+        verdict = "slower (95 % CI below 1), leave it"
     else:
         verdict = "no measurable gain"
     return Advice(setting=setting, ratio=ratio.value, low=ratio.low, high=ratio.high, reason=f"{verdict}: {why}")

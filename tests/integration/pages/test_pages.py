@@ -14,7 +14,8 @@ from paceline.flows.deployment import deployment_of, schedule_of
 from paceline.tasks.track.ui_views import AS_CHARTS, REGRESSION, figures_of
 from tests.support.browser import RunsPage, chromium, new_page, take
 from tests.support.deployments import Deployments, Served
-from tests.support.nights import repeat
+from tests.support.jobs import PLANTED
+from tests.support.nights import NIGHT, repeat
 
 TINY = [
     "digits",
@@ -76,8 +77,8 @@ def trained(run):
 def run(paceline, mlflow_server):
     """Runs a command to its end: its JSON and what it told."""
 
-    def to_the_end(*arguments):
-        process = paceline(*arguments, "--json", MLFLOW_TRACKING_URI=mlflow_server.url)
+    def to_the_end(*arguments, **environment):
+        process = paceline(*arguments, "--json", MLFLOW_TRACKING_URI=mlflow_server.url, **environment)
         stdout, stderr = process.communicate(timeout=280)
         assert process.returncode == 0, stderr
         return json.loads(stdout.splitlines()[-1]), stderr
@@ -86,7 +87,7 @@ def run(paceline, mlflow_server):
 
 
 @pytest.fixture(scope="module")
-def watched(request, run, paceline, mlflow_server, prefect_url, tmp_path_factory):
+def watched(run, paceline, mlflow_server, prefect_url, tmp_path_factory):
     client = MlflowClient(mlflow_server.url)
     arguments = ["serve", *TINY, *TWO_DEVICES, "--name", "every-night", "--cron", "0 2 * * *"]
     process = paceline(
@@ -98,7 +99,7 @@ def watched(request, run, paceline, mlflow_server, prefect_url, tmp_path_factory
     try:
         served = Served(prefect_url, "every-night", process)
         deployment, nights = served.deployment, []
-        for _ in range(6 if request.config.getoption("--pictures") else 2):
+        for _ in range(2):
             flow_run = served.begin_with()
             state = served.end_of(flow_run, seconds=280)
             assert state["type"] == "COMPLETED", state["message"]
@@ -115,6 +116,12 @@ def summary_of(client, flow_run, folder):
     (found,) = client.search_runs([experiment.experiment_id], f"tags.`prefect.flow_run_id` = '{flow_run}'")
     with open(client.download_artifacts(found.info.run_id, "summary.json", str(folder))) as file:  # noqa: PTH123
         return json.load(file)
+
+
+@pytest.fixture
+def pictures(request, tmp_path):
+    """Folder of the pictures; with `-m slow --pictures infra/pictures` those of the documents."""
+    return request.config.getoption("--pictures") or tmp_path
 
 
 @pytest.fixture(scope="module")
@@ -278,31 +285,42 @@ def test_the_form_of_a_deployment_helps_and_refuses(deployment, prefect_url, pag
 
 
 @pytest.mark.slow
-def test_pictures_are_taken(watched, tag, run, browser, prefect_url, request):
-    """With `-m slow --pictures infra/pictures` those of the README."""
-    folder = request.config.getoption("--pictures") or request.getfixturevalue("tmp_path")
-    compared, _ = run("compare", *(summary["run_id"] for summary in (*watched.nights[-2:], watched.by_hand)))
-    pages, newest = prefect_url.removesuffix("/api") + "/v2", watched.nights[-1]
-    with new_page(browser, {"width": 1900, "height": 620}) as page:
-        RunsPage(page, compared["view"]).hide_banner()
-        take(page, folder / "compared.png")
-    with new_page(browser, {"width": 1900, "height": 1000}) as page:
-        nights = RunsPage(page, newest["view"] + AS_CHARTS)
-        nights.hide_banner()
-        for title in CHART_TITLES:
-            nights.bars(title)
-        page.get_by_text("Paceline", exact=True).last.scroll_into_view_if_needed()
-        take(page, folder / "nights.png")
+def test_pictures_of_prefect_are_taken(watched, tag, browser, prefect_url, pictures):
+    pages = prefect_url.removesuffix("/api") + "/v2"
     with new_page(browser, {"width": 1400, "height": 900}) as page:
         page.goto(f"{pages}/runs/flow-run/{tag(watched.nights[0], 'prefect.flow_run_id')}?tab=Artifacts")
         page.get_by_text("This run among those like it").first.wait_for()
-        take(page, folder / "flow_run.png")
+        take(page, pictures / "flow_run.png")
         page.goto(f"{pages}/deployments/deployment/{watched.deployment['id']}/run")
         share = page.get_by_label("Test Fraction (Optional)")
         share.fill("1.5")
         page.get_by_role("button", name="Submit").click()
         page.get_by_text("Validation failed for field 'config.data.test_fraction'").wait_for()
         share.scroll_into_view_if_needed()
-        take(page, folder / "form.png")
-    for name in ("compared", "nights", "flow_run", "form"):
-        assert 20_000 < (folder / f"{name}.png").stat().st_size < 300_000, name
+        take(page, pictures / "form.png")
+    check_sizes(pictures, "flow_run", "form")
+
+
+@pytest.mark.slow
+def test_a_picture_of_a_regression_is_taken(run, client, browser, pictures):
+    """Fourteen nights: real ones are the first and the eleventh, which is slow and learns nothing."""
+    night = [*NIGHT, "recipe.num_epochs=6", "model.width=8", "recipe.batch_size=64"]
+    first, _ = run("run", *night)
+    rate = first["train"]["samples_per_second"]
+    repeat(client, first["run_id"], 9, rate)
+    slow, _ = run("run", *night, PYTHONPATH=PLANTED, PLANT="input=0.005", BLIND="yes")
+    assert slow["regression"]["verdict"] == "regression", slow["regression"]
+    repeat(client, first["run_id"], 3, rate, first_number=12)
+    for number, summary in ((1, first), (11, slow)):
+        client.set_tag(summary["run_id"], "mlflow.runName", f"night {number}")
+    with new_page(browser, {"width": 1400, "height": 700}) as page:
+        nights = RunsPage(page, slow["view"] + AS_CHARTS)
+        nights.hide_banner()
+        assert nights.bars("throughput/samples_per_second") == 14
+        take(page, pictures / "regression.png")
+    check_sizes(pictures, "regression")
+
+
+def check_sizes(folder, *names):
+    for name in names:
+        assert 10_000 < (folder / f"{name}.png").stat().st_size < 300_000, name

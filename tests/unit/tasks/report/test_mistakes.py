@@ -7,13 +7,13 @@ import pytest
 
 from paceline.tasks.records import PreparedSet, TrainResult
 from paceline.tasks.report.plotting import png_bytes
-from paceline.tasks.report.quality_charts import draw_mistakes, worst
+from paceline.tasks.report.quality_charts import draw_mistakes, worst_mistakes
 
 NUM, PER_SHARD = 20, 7
 
 
 @pytest.fixture(params=[1, 3, 18])
-def told(request, tmp_path):
+def predicted(request, tmp_path):
     """Three classes; each image is as bright as its number; sample 13 is most wrong, then 4; two ranks."""
     (tmp_path / "test").mkdir()
     labels = np.arange(NUM) % 3
@@ -36,20 +36,20 @@ def told(request, tmp_path):
     return train, prepared
 
 
-def test_the_worst_come_first_whoever_predicted_them(told):
-    found = worst(*told, number=3)
+def test_the_worst_come_first_whoever_predicted_them(predicted):
+    found = worst_mistakes(*predicted, number=3)
     assert [int(mistake.image_HWC.max()) for mistake in found[:2]] == [13, 4]
-    assert [(mistake.told, mistake.there) for mistake in found[:2]] == [
+    assert [(mistake.predicted, mistake.truth) for mistake in found[:2]] == [
         ("zero", "one"),
         ("a long name of a class", "one"),
     ]
     assert found[0].probability == pytest.approx(np.exp(9) / (np.exp(9) + 2))
-    assert found[2].told == found[2].there
+    assert found[2].predicted == found[2].truth
 
 
 @pytest.mark.parametrize("spectrogram", [None, "1 s from left to right"])
-def test_they_are_drawn(told, spectrogram):
-    figure = draw_mistakes(*told, spectrogram)
+def test_they_are_drawn(predicted, spectrogram):
+    figure = draw_mistakes(*predicted, spectrogram)
     texts = [text.get_text() for text in figure.axes[0].texts]
     assert len(texts) == 8
     assert texts[:2] == ["zero 100%\nis one", "a long name… 99%\nis one"]
@@ -59,8 +59,8 @@ def test_they_are_drawn(told, spectrogram):
     assert png_bytes(figure, 50).startswith(b"\x89PNG")
 
 
-def test_few_samples_leave_room_empty(told):
-    train, prepared = told
+def test_few_samples_leave_room_empty(predicted):
+    train, prepared = predicted
     for path in sorted(Path(prepared.path).glob("test/0000[12]*")):
         path.unlink()
     np.savez(train.predictions[0], index=np.arange(PER_SHARD), kept=np.eye(3)[np.arange(PER_SHARD) % 3])
@@ -69,5 +69,5 @@ def test_few_samples_leave_room_empty(told):
     assert len(figure.axes[0].texts) == PER_SHARD
 
 
-def test_what_has_no_classes_of_images_has_no_mistakes(told):
-    assert draw_mistakes(told[0].model_copy(update={"score_name": "mean_iou"}), told[1]) is None
+def test_what_has_no_classes_of_images_has_no_mistakes(predicted):
+    assert draw_mistakes(predicted[0].model_copy(update={"score_name": "mean_iou"}), predicted[1]) is None

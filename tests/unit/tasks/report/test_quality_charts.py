@@ -2,14 +2,13 @@ import numpy as np
 import pytest
 
 from paceline.tasks.records import EvaluateResult
-from paceline.tasks.report.plotting import png_bytes
+from paceline.tasks.report.plotting import png_bytes, svg_text
 from paceline.tasks.report.quality_charts import (
     CLASS_COLOURS,
     draw_classes,
     draw_confusion,
     draw_examples,
     draw_quality,
-    quality_svgs,
 )
 from tests.support.reports import make_report, make_train
 
@@ -45,8 +44,10 @@ def test_pictures_by_name():
         seconds=0.1,
     )
     assert list(draw_quality(result)) == ["confusion", "class_accuracy"]
-    svgs = quality_svgs(draw_quality(result))
-    assert all("<b>" not in svg and svg.startswith("<svg ") for svg in svgs.values())
+    for name, figure in draw_quality(result).items():
+        svg = svg_text(figure, name)
+        assert svg.startswith("<svg ")
+        assert "<b>" not in svg
 
 
 @pytest.mark.parametrize(("num_classes", "expected"), [(2, ["no class", "class 0", "class 1"]), (20, None)])

@@ -5,7 +5,9 @@ from typing import get_args
 
 import pytest
 
-from paceline.tasks.records import BASELINE, AutotuneResult, CompileStats, SlowArm
+from paceline.tasks.measure.validity import judge
+from paceline.tasks.records import BASELINE, AutotuneResult, CompileStats, SlowArm, Validity
+from paceline.tasks.report.quality_charts import draw_quality
 from paceline.tasks.report.run_report import render_report
 from paceline.tasks.report.summary import summary_table
 from paceline.tasks.speedup.advice import next_steps
@@ -61,7 +63,7 @@ def _check(page):
 
 
 def test_report_answers_in_order_and_stands_alone(report):
-    page = render_report(replace(report, quality_svgs={"confusion": "<svg></svg>"}))
+    page = render_report(replace(report, figures=draw_quality(report.evaluate)))
     checker = _check(page)
     assert checker.titles == QUESTIONS
     assert "script" not in checker.tags
@@ -78,6 +80,20 @@ def test_text_is_escaped():
     assert evil not in page
     assert "&lt;script&gt;alert(1)" in page
     assert "script" not in _check(page).tags
+
+
+@pytest.mark.parametrize(
+    ("ratio", "fields", "badge"),
+    [
+        (1.5, {}, "faster (95 % CI above 1)"),
+        (0.8, {}, "slower (95 % CI below 1)"),
+        (1.001, {}, "no measurable difference"),
+        (1.5, {"num_rounds": 2}, "too few rounds for an interval"),
+        (1.5, {"validity": judge(Validity(foreign_load=0.9, num_cores=2))}, "measured on a busy machine"),
+    ],
+)
+def test_the_badge_says_how_certain_the_speedup_is(ratio, fields, badge):
+    assert f">{badge}</span>" in render_report(make_report(make_probe(ratio, **fields)))
 
 
 def test_credentials_are_not_shown(report):
@@ -115,7 +131,10 @@ def test_summary_table(report):
     assert list(rows) == ["data", "quality", "speedup", "efficiency", "throughput", "time"]
     assert rows["data"].startswith("45,000 / 5,000 / 10,000")
     assert rows["speedup"] == report.speedup.verdict
-    assert "training steps 1 min 50 s (77%)" in rows["time"]
+    assert rows["time"].startswith("2 min 23 s in all; training process 2 min 23 s: training steps 77 %, probe 7 %")
+    assert rows["quality"] == "accuracy 74.81%"
+    many = make_report(make_probe(), class_names=tuple(f"class {number}" for number in range(100)))
+    assert "top-5 accuracy 99.00%" in dict(summary_table(many.summary))["quality"]
     assert summary_table({}) == []
     choice = {"value": 1200, "reason": "a checkpoint takes 7.0 ms"}
     execution = {"execution": {"reasons": {"checkpoint_steps": choice}}}
@@ -149,25 +168,25 @@ def test_advice_fits_the_cause(report, cause, setting):
 def test_more_devices_are_advised_only_where_they_bring_cores_of_their_own(report):
     """On a CPU they divide those of the host: decision 0005."""
 
-    def told(cause, accelerator):
+    def advise(cause, accelerator):
         plan = report.plan.model_copy(update={"accelerator": accelerator})
         speedup = SpeedupResult(cause=cause)
         return " ".join(next_steps(report.config, plan, report.prepared, report.train, (speedup, report.evaluate)))
 
     for cause in get_args(Cause):
-        raised = re.findall(r"execution\.num_devices=(\d+)", told(cause, "cpu"))
+        raised = re.findall(r"execution\.num_devices=(\d+)", advise(cause, "cpu"))
         assert all(int(number) <= report.plan.world_size for number in raised), cause
-    assert "only divide its cores" in told("compute-bound", "cpu")
-    assert f"`execution.num_devices={report.config.execution.num_devices + 1}`" in told("compute-bound", "gpu")
-    assert "num_devices" not in told("identical arms", "cpu")
-    assert "num_devices" in told("identical arms", "gpu")
+    assert "only divide its cores" in advise("compute-bound", "cpu")
+    assert f"`execution.num_devices={report.config.execution.num_devices + 1}`" in advise("compute-bound", "gpu")
+    assert "num_devices" not in advise("identical arms", "cpu")
+    assert "num_devices" in advise("identical arms", "gpu")
 
 
 def test_candidate_label_is_known():
     assert CANDIDATE.label == "1 device, bf16-mixed, channels last, eager, resident"
 
 
-def test_the_report_says_what_the_search_and_compiling_took():
+def test_the_report_shows_what_the_search_and_compiling_took():
     report = make_report(make_probe())
     stats = CompileStats(num_calls=800, num_graphs=2, hit_rate=0.9975, seconds=31.0, recompile_reasons=("size 3",))
     search = AutotuneResult(
@@ -175,11 +194,12 @@ def test_the_report_says_what_the_search_and_compiling_took():
     )
     train = report.train.model_copy(update={"compile": stats, "search": search})
     page = render_report(replace(report, train=train))
-    for told in (
-        "Compiled to 2 graphs in 31.0 s; it is not known to save time. 99.75% of 800 calls",
-        "Made again: size 3.",
+    for words in (
+        "Compiled to 2 graphs in 31.0 s; whether it saves time is not known.",
+        "99.75% of 800 calls",
+        "Compiled again: size 3.",
         "for 12.0 s of the 40.0 s it might take",
         "1 device, 32-true, contiguous, eager, foreground: 2.4 x the time",
     ):
-        assert told in page, told
+        assert words in page, words
     assert "Compiled to" not in render_report(report)

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.report.plotting import png_bytes
-from paceline.tasks.report.sweep_charts import _rows, draw_sweep
+from paceline.tasks.report.sweep_charts import draw_sweep, timeline_rows
 from paceline.tasks.report.sweep_report import render_sweep, sweep_notes, sweep_table
 from paceline.tasks.sweep.colocation import Colocation
 from tests.support.sweeps import five_trials, result_of, trial
@@ -33,7 +33,7 @@ def test_the_best_is_the_highest_that_was_done_and_of_equals_the_first():
     assert result_of(()).best is None
 
 
-def test_the_best_is_told_as_a_command():
+def test_the_best_is_given_as_a_command():
     notes = sweep_notes(result_of(five_trials()))
     assert "`paceline run digits recipe.learning_rate=0.1 recipe.optimizer=adamw`" in notes[0]
     assert "90.00% on the validation split" in notes[1]
@@ -53,7 +53,7 @@ def test_places_that_were_taken_and_breaks_of_a_sweep_that_went_on():
     result = result_of((*early, *late))
     assert result.busy_seconds == pytest.approx(14)
     assert result.occupancy == pytest.approx(20 / 28)
-    assert _rows([*early, *late]) == [0, 1, 0]
+    assert timeline_rows([*early, *late]) == [0, 1, 0]
 
 
 def test_the_sweeps_speedup_is_that_of_its_steps_in_the_places_that_were_taken():

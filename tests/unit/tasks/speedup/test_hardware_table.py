@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from paceline.tasks.report.tables import draw_hardware, notes_of, render_hardware, rows_of
+from paceline.tasks.report.tables import draw_hardware, hardware_notes, hardware_rows, render_hardware
 from paceline.tasks.speedup.hardware_table import HardwareRun, ratio_interval, tabulate
 
 FACTS = {
@@ -97,9 +97,9 @@ def test_prices_are_those_given_before_those_recorded_and_may_turn_the_order_aro
     assert [row.price_per_million_samples for row in work.rows] == pytest.approx([1.0, 2.0])
     price = next(one for one in work.break_evens if one.by == "price")
     assert (price.large, price.num_samples) == ("1 x Xeon", 0), "cheaper to start and cheaper to run"
-    assert "2.000 per million" in rows_of(work)[1]
+    assert "2.000 per million" in hardware_rows(work)[1]
 
 
 def test_what_is_left_out_is_told():
     found = tabulate([run(1.0)], {"disturbed by other work": 2}, {})
-    assert "Left out: 2 disturbed by other work." in notes_of(found)
+    assert "Left out: 2 disturbed by other work." in hardware_notes(found)

@@ -6,7 +6,7 @@ from paceline.tasks.measure.validity import judge
 from paceline.tasks.records import Arm, AutotuneResult, CompileStats, Validity
 from paceline.tasks.speedup.advice import next_steps
 from paceline.tasks.speedup.records import SpeedupResult
-from paceline.tasks.speedup.verdict import break_even_steps, speedup_result
+from paceline.tasks.speedup.verdict import break_even_steps, format_ratio, speedup_result
 from tests.support.reports import BASELINE, CANDIDATE, make_probe, make_train
 
 TWO = CANDIDATE.model_copy(update={"num_devices": 2})
@@ -20,14 +20,22 @@ WINDOWS = ((0, 10, 21.0), (10, 10, 1.0), (20, 10, 1.1), (30, 10, 0.9))  # 20 s o
 def test_sentence_in_full():
     result = speedup_result(make_probe(candidate=BF16), make_train(None), num_cores=2)
     assert result.verdict == (
-        f"{result.ratio:.2f} x faster than 1 device, 32-true, contiguous, eager, foreground (95 % interval "
-        f"{result.low:.2f} to {result.high:.2f}, 12 paired rounds): bf16 arithmetic pays; the step is compute-bound."
+        f"{result.ratio:.2f} times as fast as 1 device, 32-true, contiguous, eager, foreground (95 % interval "
+        f"{result.low:.2f} to {result.high:.2f}, 12 paired rounds): bf16 arithmetic pays; the step is "
+        "probably compute-bound, as no data, communication or launch bottleneck showed "
+        "(inferred; --diagnose measures it)."
     )
     assert result.ratio == pytest.approx(1.5, rel=0.02)
     assert (result.significant, result.contaminated, result.num_blocks) == (True, False, 12)
     assert result.efficiency is None
     assert result.baseline_samples_per_second == pytest.approx(500, rel=0.02)
     assert result.candidate_samples_per_second == pytest.approx(750, rel=0.02)
+
+
+def test_ratios_are_rounded_for_reading():
+    rounded = {1.456: "1.46", 0.804: "0.80", 1.004: "1.004", 2.318: "2.3", 12.34: "12.3"}
+    assert {ratio: format_ratio(ratio) for ratio in rounded} == rounded
+    assert [format_ratio(end, 2.03) for end in (1.98, 2.08)] == ["2.0", "2.1"], "ends are rounded like the ratio"
 
 
 @pytest.mark.parametrize(
