@@ -20,7 +20,7 @@ class Vary(Section):
 
     crop_scale: tuple[Share, Share] | None = None
     """Random crops, scaled back to the whole size: least and largest share of an image's area. [0.08,1] is Szegedy et
-    al. (2015) and torchvision's RandomResizedCrop. None for no crops. Beside it, recipe.shift_pixels=0 has a use."""
+    al. (2015) and torchvision's RandomResizedCrop. null for no crops. Beside it, recipe.shift_pixels=0 has a use."""
     crop_ratio: tuple[Aspect, Aspect] = (3 / 4, 4 / 3)
     """Least and largest width over height of a crop; torchvision's."""
     brightness: Strength = 0.0

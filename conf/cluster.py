@@ -67,9 +67,9 @@ class Cluster(Section):
     hosts: tuple[Host, ...] = ()
     """`ssh`: hosts by the names under which `ssh` knows them; the scheduler runs on the first one too."""
     interface: Interface | None = None
-    """`ssh`, `slurm`: network interface that Dask listens on, such as eth0; None for the one that leads outwards."""
+    """`ssh`, `slurm`: network interface that Dask listens on, such as eth0; null for the one that leads outwards."""
     partition: SlurmName | None = None
-    """`slurm`: partition of the jobs; None for Slurm's default."""
+    """`slurm`: partition of the jobs; null for Slurm's default."""
     account: SlurmName | None = None
     """`slurm`: account that the jobs are charged to."""
     time_limit: TimeLimit | None = None
@@ -87,16 +87,19 @@ class Cluster(Section):
     wait_seconds: Annotated[float, Field(gt=0)] = 300.0
     """`ssh`, `slurm`: how long to wait for the workers, seconds; the time in Slurm's queue counts."""
     min_workers: Annotated[int, Field(ge=1)] | None = None
-    """Fewest workers with which a training goes on when it has lost others, until they are back; None for all.
+    """Fewest workers with which a training goes on when it has lost others, until they are back; null for all.
     Batch and learning rate follow `recipe.batch_scaling`: weak, and each device's batch stays, the learning rate falls
     with the number of devices; strong, and the workers that are left take larger shares of the same batches."""
 
     @model_validator(mode="after")
     def _address_where_needed(self) -> Self:
-        if (self.kind == "address") != (self.address is not None):
+        if self.kind == "address" and self.address is None:
             raise ValueError(
-                f"cluster.address={self.address} does not fit cluster.kind={self.kind}; "
-                "give an address exactly with kind=address"
+                "cluster.kind=address needs the address of a scheduler; for example cluster.address=tls://host:8786"
+            )
+        if self.kind != "address" and self.address is not None:
+            raise ValueError(
+                f"cluster.address={self.address} cannot be used with cluster.kind={self.kind}; add cluster.kind=address"
             )
         if self.address is not None and self.tls != "auto" and (self.tls == "on") != self.address.startswith("tls://"):
             raise ValueError(

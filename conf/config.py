@@ -74,9 +74,9 @@ with warnings.catch_warnings():
         register: Annotated[str, Field(pattern=r"^[\w.\- ]+$")] | None = None
         """Name in MLflow's model registry. A model that passes the gate becomes its newest version and gets the alias
         `champion`: at least `min_accuracy`, no worse than the champion nor than itself in 32-true without folding (by
-        more than `max_accuracy_loss`), and no regression. None: nothing is registered."""
+        more than `max_accuracy_loss`), and no regression. null: nothing is registered."""
         min_accuracy: Annotated[float, Field(ge=0, le=1)] | None = None
-        """Test score (accuracy, mean IoU or SSIM) that a model needs to be registered; None: whatever the champion
+        """Test score (accuracy, mean IoU or SSIM) that a model needs to be registered; null: whatever the champion
         has."""
         on_regression: Literal["mark", "fail", "off"] = "mark"
         """What happens when the run is worse than the runs of the same settings before it. `mark`: tags, a Prefect
@@ -101,7 +101,7 @@ class Limits(Section):
     """
 
     prepare_seconds: Seconds | None = None
-    """Time limit of listing and preparing the data, seconds, waits between tries left out; None for none."""
+    """Time limit of listing and preparing the data, seconds, waits between tries left out; null for none."""
     train_seconds: Seconds | None = None
     """Time limit of the training, seconds; the wait for its devices, the probe and restarts count. A study's hold for
     each of its trainings."""

@@ -66,7 +66,7 @@ class Data(Section):
     validation_fraction: Fraction = 0.1
     """Share of each class of the training split that is held out for validation after each epoch; 0 for none."""
     classes: tuple[Text, ...] | None = None
-    """Classes that are learned, by their names; the others' samples are left out. Quote numbers: ['0','1']. None for
+    """Classes that are learned, by their names; the others' samples are left out. Quote numbers: ['0','1']. null for
     all."""
     max_rejected_fraction: Fraction = 0.01
     """Largest tolerated share of samples that cannot be decoded; above it the run stops with their list."""
@@ -75,7 +75,7 @@ class Data(Section):
 
     @property
     def used_signal(self) -> Signal | None:
-        """How signals become pictures; None for a source of pictures."""
+        """How signals become pictures; null for a source of pictures."""
         return self.signal if self.source in SIGNAL_SOURCES else None
 
     @model_validator(mode="after")
@@ -120,7 +120,7 @@ class Data(Section):
 
     @property
     def plugin(self) -> Plugin | None:
-        """The user's package that offers the source; None for one of Paceline's."""
+        """The user's package that offers the source; null for one of Paceline's."""
         return None if self.source in plugins.EMBEDDED_SOURCES else plugins.find("source", self.source)
 
     @model_validator(mode="after")

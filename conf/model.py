@@ -39,7 +39,7 @@ class Model(Section):
     pretrained: Text | None = None
     """Weights to begin with: a file (`.safetensors`, or a state dict or checkpoint of torch, of which no code is
     executed), the id of a run, `runs:/RUN_ID/model`, `models:/NAME@ALIAS`, or a directory with a model. A head for
-    other classes begins anew; all else must fit. None: by the seed."""
+    other classes begins anew; all else must fit. null: by the seed."""
     freeze: Literal["none", "backbone"] | LayerName = "none"
     """What stays as `pretrained` has it, and works as in evaluation: batch norms keep their statistics, nothing is
     dropped. `backbone`: all but the head; the name of a layer: it and all that the network lists before it. What stays
@@ -52,5 +52,5 @@ class Model(Section):
 
     @property
     def plugin(self) -> Plugin | None:
-        """The user's package that offers the model; None for one of Paceline's."""
+        """The user's package that offers the model; null for one of Paceline's."""
         return None if self.name in plugins.EMBEDDED_MODELS else plugins.find("model", self.name)

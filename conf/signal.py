@@ -27,14 +27,14 @@ class Signal(Section):
     window_ms: Annotated[float, Field(gt=0)] = 32.0
     """Length of each Hann window, milliseconds; frequencies closer than twice its inverse are not told apart."""
     hop_ms: Annotated[float, Field(gt=0)] | None = None
-    """From one window to the next, milliseconds, at most a window; None: half a window, or less where a clip
+    """From one window to the next, milliseconds, at most a window; null: half a window, or less where a clip
     needs that for a window to each column of the picture. More windows than columns are averaged as power."""
     num_bands: Annotated[int, Field(ge=2, le=1024)] | None = None
-    """Bands from 0 to half of the sample rate; None for one to each row of the picture."""
+    """Bands from 0 to half of the sample rate; null for one to each row of the picture."""
     dynamic_range_db: Annotated[float, Field(gt=0, le=300)] = 80.0
     """From black to white, decibels. A picture has 256 greys: 80 are told to 0.16 decibels."""
     top_db: Annotated[float, Field(ge=-300, le=300)] | None = None
-    """What is white, decibels of a sine of amplitude 1; None for the loudest spot of each clip, however loud."""
+    """What is white, decibels of a sine of amplitude 1; null for the loudest spot of each clip, however loud."""
 
     @property
     def clip_samples(self) -> int:

@@ -8,6 +8,7 @@ from paceline.conf import plugins
 from paceline.conf.config import Config
 from paceline.conf.data import Data
 from paceline.conf.environment import Environment
+from paceline.conf.hints import fault_and_hint
 from paceline.flows.lifecycle import prefect_api
 from paceline.tasks.cluster.resources import demand_of
 from paceline.tasks.cluster.start import open_cluster
@@ -86,9 +87,8 @@ def _prefect(site: Environment) -> Finding:
 
 
 def _wrong(check: str, error: PacelineError) -> Finding:
-    """An error of ours: value and rule, and behind the last semicolon the fix."""
-    found, _, remedy = redact(str(error)).rpartition("; ")
-    return bad(check, found, remedy) if found else bad(check, remedy, SEE)
+    fault, hint = fault_and_hint(error)
+    return bad(check, redact(fault), redact(hint or SEE))
 
 
 def _versions(check: str, place: str, there: str, own: str | None) -> Finding:

@@ -87,7 +87,11 @@ def _check_asked(request: NoGpuRequest) -> None:
             "model.pretrained and model.freeze are what the ways differ in; name the weights after --pretrained"
         )
     if config.execution.accelerator == "gpu":
-        raise InputError("execution.accelerator=gpu, and this is the study of what to do without one; drop it")
+        raise InputError(
+            "execution.accelerator=gpu cannot be used with paceline no-gpu, which measures on CPUs",
+            hint="remove execution.accelerator=gpu",
+            setting="execution.accelerator",
+        )
     if config.execution.num_nodes > 1:
         raise InputError(
             f"execution.num_nodes={config.execution.num_nodes}: features are computed on one host, and all ways have "

@@ -124,11 +124,12 @@ class _Watch:
 
         task = get_worker().state.tasks.get(thread_state.key)
         if task is None or task.state != "executing":
-            raise LostError(f"the supervisor of rank {self.claim.rank} was {task.state if task else 'forgotten'}")
+            state = task.state if task else "removed"
+            raise LostError(f"the scheduler cancelled rank {self.claim.rank} (its task is {state})")
         silent = time.monotonic() - self.asked
         if silent > ORPHAN_SECONDS:
             raise LostError(
-                f"nobody has asked for rank {self.claim.rank} for {silent:.0f} s: its flow is gone or cut off"
+                f"the flow of rank {self.claim.rank} has not answered for {silent:.0f} s: it has ended or is cut off"
             )
 
 

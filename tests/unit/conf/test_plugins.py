@@ -95,7 +95,7 @@ def test_a_name_that_nobody_offers_is_told_with_those_that_there_are(offer):
     assert said.startswith("data.source=row is none of digits, rotated_digits, folder,")
     assert "motions, rows; install the package that offers it by an entry point row" in said
     assert "sequence, net; install the package" in refused("model.name=nets")
-    assert "data.source='a b': input should be 'digits'" in refused("data.source=a b")
+    assert "data.source=a b is not a name; choices: digits" in refused("data.source=a b")
 
 
 def test_two_packages_of_one_name_are_refused(offer):
