@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from paceline.conf.credentials import Text
+from paceline.conf.hints import typed
 from paceline.conf.section import Section, Shape
 
 # What ends in a job script, on a command line of another host or in its shell: no blank, quote or line break.
@@ -87,9 +88,9 @@ class Cluster(Section):
     wait_seconds: Annotated[float, Field(gt=0)] = 300.0
     """`ssh`, `slurm`: how long to wait for the workers, seconds; the time in Slurm's queue counts."""
     min_workers: Annotated[int, Field(ge=1)] | None = None
-    """Fewest workers with which a training goes on when it has lost others, until they are back; null for all.
-    Batch and learning rate follow `recipe.batch_scaling`: weak, and each device's batch stays, the learning rate falls
-    with the number of devices; strong, and the workers that are left take larger shares of the same batches."""
+    """Smallest number of workers with which a training continues after it has lost others; null: all. Batch and
+    learning rate follow `recipe.batch_scaling`. `weak`: each device keeps its batch, and the learning rate falls with
+    the number of devices; `strong`: the remaining workers take larger shares of the same batches."""
 
     @model_validator(mode="after")
     def _address_where_needed(self) -> Self:
@@ -103,8 +104,8 @@ class Cluster(Section):
             )
         if self.address is not None and self.tls != "auto" and (self.tls == "on") != self.address.startswith("tls://"):
             raise ValueError(
-                f"cluster.tls={self.tls} does not fit cluster.address={self.address}; "
-                "an address begins with tls:// where the scheduler wants certificates, with tcp:// where not"
+                f"cluster.tls={self.tls} cannot be used with cluster.address={self.address}; "
+                "write tls:// for a scheduler that requires certificates, and tcp:// for any other"
             )
         return self
 
@@ -113,14 +114,14 @@ class Cluster(Section):
         for name, kinds in _KINDS_OF_SETTING.items():
             if self.kind not in kinds and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(
-                    f"cluster.{name}={getattr(self, name)} has no use with cluster.kind={self.kind}; "
-                    f"drop it or choose kind={' or '.join(kinds)}"
+                    f"cluster.{name}={typed(getattr(self, name))} cannot be used with cluster.kind={self.kind}; "
+                    f"remove cluster.{name} or choose kind={' or '.join(kinds)}"
                 )
         if self.kind == "ssh" and not self.hosts:
-            raise ValueError("cluster.kind=ssh needs the hosts; name them, as in cluster.hosts=[node1,node2]")
+            raise ValueError("cluster.kind=ssh needs hosts; for example cluster.hosts=node1,node2")
         if self.kind == "slurm" and (self.cores_per_host is None or self.memory_per_host is None):
             raise ValueError(
-                "cluster.kind=slurm needs what each job asks for; "
+                "cluster.kind=slurm needs the resources of each job; "
                 "for example cluster.cores_per_host=16 cluster.memory_per_host=64G"
             )
         return self

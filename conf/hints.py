@@ -149,7 +149,7 @@ def describe_refusal(key: str, errors: list[Any]) -> tuple[str, str]:
         return f"{key}={value} {rule}", fix or listed
     others = list(dict.fromkeys(_rule(key, one) for one in errors if one["type"] != "literal_error"))
     if not others:
-        near = suggest(value, choices)
+        near = suggest(value, [*choices, *VALUE_ALIASES.get(key, ())])
         return f"{key}={value} is not valid", f"did you mean {near}? {listed.capitalize()}" if near else listed
     if errors[0]["type"] == "missing":
         return f"{key} is missing", "add it"

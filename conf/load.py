@@ -134,7 +134,7 @@ def _read_preset(preset: str) -> dict[str, Any]:
         near = suggest(preset, preset_names())
         raise ConfigError(
             f"no preset or file is called {preset}",
-            hint=(f"did you mean {near}? " if near else "") + "List the presets with: paceline presets",
+            hint=(f"did you mean {near}? Else " if near else "") + "list the presets with: paceline presets",
             setting="preset",
         )
     try:

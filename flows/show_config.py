@@ -17,6 +17,13 @@ from paceline.tasks.errors import InputError
 from paceline.tasks.records import Choice
 from paceline.tasks.train.plan import resolve
 
+OTHERS = {
+    "execution.strategy": Choice(value="none", reason="a single rank shares its work with no other"),
+    "cluster.num_workers": Choice(value="to be chosen", reason="one worker per core, and at least one per rank"),
+    "speedup.steps_per_block": Choice(value="to be chosen", reason="enough steps for a block of a quarter of a second"),
+}
+"""Of `auto` values that the plan of a run does not decide."""
+
 
 def show_yaml(config: Config) -> str:
     """The configuration as a preset; a comment gives the value and the reason of each `auto`."""
@@ -33,8 +40,11 @@ def show_yaml(config: Config) -> str:
 
 def show_json(config: Config) -> dict[str, Any]:
     """The configuration, and what each `auto` becomes with its reason."""
-    choices = {key: {"value": str(one.value), "reason": one.reason} for key, one in _choices(config).items()}
-    return {"config": config.model_dump(mode="json"), "choices": choices}
+    values, choices = flatten(config), _choices(config)
+    reasons = {
+        key: {"value": str(one.value), "reason": one.reason} for key, one in choices.items() if values[key] == "auto"
+    }
+    return {"config": config.model_dump(mode="json"), "choices": reasons}
 
 
 def _yaml_lines(section: BaseModel, choices: dict[str, Choice], prefix: str, indent: str) -> list[str]:
@@ -44,7 +54,7 @@ def _yaml_lines(section: BaseModel, choices: dict[str, Choice], prefix: str, ind
         if isinstance(value, BaseModel):
             lines += [f"{indent}{name}:", *_yaml_lines(value, choices, f"{key}.", f"{indent}  ")]
             continue
-        choice = choices.get(key)
+        choice = choices.get(key) if value == "auto" else None
         comment = f"  # -> {choice.value} ({' '.join(choice.reason.split())})" if choice else ""
         lines.append(f"{indent}{name}: {yaml_text(value)}{comment}")
     return lines
@@ -53,7 +63,7 @@ def _yaml_lines(section: BaseModel, choices: dict[str, Choice], prefix: str, ind
 def _choices(config: Config) -> dict[str, Choice]:
     """What each `auto` becomes here; without the data, as far as it can be told."""
     tls = {"cluster.tls": choose_tls(config.cluster)} if config.cluster.tls == "auto" else {}
-    return {f"execution.{name}": choice for name, choice in _execution_choices(config).items()} | tls
+    return OTHERS | {f"execution.{name}": choice for name, choice in _execution_choices(config).items()} | tls
 
 
 def _execution_choices(config: Config) -> dict[str, Choice]:

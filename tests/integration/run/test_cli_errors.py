@@ -69,7 +69,10 @@ def make_folder(root: Path, classes: dict[str, int], damaged: int = 0) -> Path:
         (["digits", "execution.num_devices=999"], "execution.num_devices=999 exceeds"),
         (["digits", "execution.num_nodes=2"], "num_nodes=2"),
         (["digits", "execution.accelerator=gpu", "execution.num_devices=99"], "execution."),
-        (["digits", "execution.precision=16-mixed", "execution.accelerator=cpu"], "16-mixed is for GPUs"),
+        (
+            ["digits", "execution.precision=16-mixed", "execution.accelerator=cpu"],
+            "16-mixed cannot be used with execution.accelerator=cpu",
+        ),
         (["digits", "cluster.num_workers=1", "execution.num_devices=2"], "cluster.num_workers=1"),
         (["digits", "data.classes=[cat,dog]"], "no class cat, dog; there are 0, 1, 2"),
         (["digits", "model.name=resnet18", "recipe.batch_size=76"], "leaves a last batch of 1 of the 1293"),

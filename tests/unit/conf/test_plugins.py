@@ -129,7 +129,7 @@ def test_an_embedded_name_cannot_be_taken(offer):
         ({"source": "False, 3, False, ('angle',)"}, ["model.name=net"], "it has no use for the angles there"),
         ({"model": "'segment', False"}, ["model.name=net"], "it needs masks, and the source has none"),
         ({"model": "'guess', False"}, ["model.name=net"], "has task='guess'; use classify, segment or denoise"),
-        ({}, ["data.root=/x"], "data.root=/x has no use with source rows"),
+        ({}, ["data.root=/x"], "data.root=/x cannot be used with data.source=rows"),
         ({}, ["model.name=unet"], "model.name=unet does not fit data.source=rows"),
     ],
 )

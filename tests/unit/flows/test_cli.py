@@ -122,7 +122,7 @@ def test_each_command_has_two_examples_that_it_understands(name):
     [
         (["rnu"], "command", "did you mean run?"),
         (["xyzzy"], "command", "paceline --help"),
-        (["run", "digts"], "preset", "did you mean digits? List the presets with: paceline presets"),
+        (["run", "digts"], "preset", "did you mean digits? Else list the presets with: paceline presets"),
         (["run", "digits", "--shw"], "--shw", "did you mean --show?"),
         (["run", "digits", "--epochs", "3"], "--epochs", "did you mean the setting recipe.num_epochs=VALUE?"),
         (["run", "digits", "execution.precision=bf15-mixed"], "execution.precision", "did you mean bf16-mixed?"),
@@ -161,6 +161,7 @@ def test_what_show_prints_is_a_preset(preset, overrides, capsys, tmp_path):
     assert cli.main(["run", preset, *overrides, "--show"]) == 0
     shown = capsys.readouterr().out
     assert "None" not in shown
+    assert [line for line in shown.splitlines() if line.endswith(": auto")] == [], "without a reason"
     assert "accelerator: auto  # -> cpu (" in shown or "accelerator: auto  # -> gpu (" in shown
     saved = tmp_path / "saved.yaml"
     saved.write_text(shown)

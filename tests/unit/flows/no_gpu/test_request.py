@@ -56,7 +56,7 @@ def test_what_is_asked_wrongly(weights, fields, told):
         (["execution.accelerator=gpu"], "execution.accelerator=gpu cannot be used with paceline no-gpu"),
         (["execution.num_nodes=2"], "features are computed on one host"),
         (["data.validation_fraction=0"], "leaves no validation samples"),
-        (["recipe.optimizer=muon"], "fine-tuned: recipe.backbone_rate=0.1 does not go with recipe.optimizer=muon"),
+        (["recipe.optimizer=muon"], "fine-tuned: recipe.backbone_rate=0.1 cannot be used with recipe.optimizer=muon"),
     ],
 )
 def test_what_the_ways_cannot_have_in_common(weights, overrides, told):

@@ -13,8 +13,8 @@ SSH = ["cluster.kind=ssh", "cluster.hosts=[node1,node2]"]
     [
         (["cluster.kind=ssh"], "cluster.hosts=[node1,node2]"),
         ([*SSH, "execution.num_nodes=3"], "num_nodes=3 exceeds the 2 hosts"),
-        ([*SSH, "cluster.num_workers=4"], "cluster.num_workers=4 has no use with cluster.kind=ssh"),
-        (["cluster.hosts=[a]"], "drop it or choose kind=ssh"),
+        ([*SSH, "cluster.num_workers=4"], "cluster.num_workers=4 cannot be used with cluster.kind=ssh"),
+        (["cluster.hosts=[a]"], "remove cluster.hosts or choose kind=ssh"),
         (["cluster.interface=eth0"], "choose kind=ssh or slurm"),
         (["cluster.kind=slurm"], "cluster.cores_per_host=16 cluster.memory_per_host=64G"),
         (SLURM[:3], "set execution.accelerator to cpu or gpu"),

@@ -322,7 +322,7 @@ def test_one_rate_is_one_group_of_all_that_is_trained():
         (["model.freeze=features.1"], "model.freeze=features.1 without model.pretrained would keep random weights"),
         (["model.freeze=1.features", "model.pretrained=x.pt"], "model.freeze"),
         (["model.freeze=backbone", "model.pretrained=x.pt", "recipe.backbone_rate=0.1"], "trains the head alone"),
-        (["recipe.backbone_rate=0.1", "recipe.optimizer=muon"], "does not go with recipe.optimizer=muon"),
+        (["recipe.backbone_rate=0.1", "recipe.optimizer=muon"], "cannot be used with recipe.optimizer=muon"),
         (["data.classes=[cat]"], "is not 2 or more different classes"),
         (["data.classes=[cat,cat]"], "is not 2 or more different classes"),
         (["model.pretrained=https://me:secret@host/w.pt"], "model.pretrained"),

@@ -82,7 +82,7 @@ def test_every_setting_makes_another_set(sounds, name):
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (["data.source=digits"], "data.signal has no use with source digits"),
+        (["data.source=digits"], "data.signal cannot be used with data.source=digits"),
         (["recipe.augment=flip_shift"], "have time from left to right; use shift or none"),
         (["recipe.augment=alternating_flip_shift"], "use shift or none"),
         (["model.test_views=2"], "use test_views=1"),
