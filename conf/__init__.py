@@ -1,1 +1,1 @@
-"""What a run can be told: frozen models, presets and one small loader. It knows nothing of how a run works."""
+"""The settings of a run: frozen models, presets and one small loader."""

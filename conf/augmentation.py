@@ -16,26 +16,28 @@ COLOURS = 3
 
 
 class Vary(Section):
-    """How each image is varied anew in each epoch, after flips and shifts."""
+    """How each image is varied in each epoch, after flips and shifts."""
 
     crop_scale: tuple[Share, Share] | None = None
-    """Random crops, scaled back to the whole size: least and largest share of an image's area. [0.08,1] is Szegedy et
-    al. (2015) and torchvision's RandomResizedCrop. None for no crops. Beside it, recipe.shift_pixels=0 has a use."""
+    """Random crops that are scaled back to the full size: smallest and largest share of an image's area. [0.08,1] is
+    that of Szegedy et al. (2015) and of torchvision's RandomResizedCrop. null: no crops. With crops, use
+    recipe.shift_pixels=0."""
     crop_ratio: tuple[Aspect, Aspect] = (3 / 4, 4 / 3)
-    """Least and largest width over height of a crop; torchvision's."""
+    """Smallest and largest ratio of width to height of a crop. The default is torchvision's."""
     brightness: Strength = 0.0
-    """Pixels are multiplied by 1 plus or minus up to this."""
+    """Random brightness: pixels are multiplied by a factor between 1 - brightness and 1 + brightness."""
     contrast: Strength = 0.0
-    """Distances from the image's mean grey are, likewise."""
+    """Random contrast: distances from the image's mean grey are multiplied by 1 - contrast to 1 + contrast."""
     saturation: Strength = 0.0
-    """Distances from each pixel's grey are, likewise; for colour images."""
+    """Random saturation of colour images: distances from each pixel's grey are multiplied by 1 - saturation to
+    1 + saturation."""
     mixup: Annotated[float, Field(ge=0, le=10)] = 0.0
     """Each image becomes a mean of itself and another of the rank's batch, weighted by a draw from Beta(mixup, mixup),
     and the loss that of both classes: Zhang et al. (2018), who use 0.2 on ImageNet. 0 for off."""
     cutmix: Annotated[float, Field(ge=0, le=10)] = 0.0
     """Each image gets a box of another of the rank's batch, whose share of the area is drawn from Beta(cutmix, cutmix),
-    and the loss is that of both classes by their areas: Yun et al. (2019), who use 1. 0 for off; with `mixup` too, a
-    coin tells for each image."""
+    and the loss is that of both classes by their areas: Yun et al. (2019), who use 1. 0 for off; with `mixup` too, one
+    of the two is drawn for each image."""
 
     @property
     def mixes(self) -> bool:
@@ -56,7 +58,7 @@ class Vary(Section):
     def _ranges_rise(self) -> Self:
         for name, pair in (("crop_scale", self.crop_scale), ("crop_ratio", self.crop_ratio)):
             if pair is not None and pair[0] > pair[1]:
-                raise ValueError(f"recipe.vary.{name}=[{pair[0]:g},{pair[1]:g}] falls; give the smaller one first")
+                raise ValueError(f"recipe.vary.{name}=[{pair[0]:g},{pair[1]:g}] falls; write [{pair[1]:g},{pair[0]:g}]")
         return self
 
     def check(self, task: str, *, has_targets: bool, channels: int, source: str) -> None:
@@ -75,15 +77,15 @@ class Vary(Section):
             return
         if task != "classify":
             raise ValueError(
-                f"recipe.vary is for classes of whole images, and this model is to {task}; drop recipe.vary"
+                f"recipe.vary cannot be used with a model that is to {task}; remove the settings recipe.vary.*"
             )
         if has_targets and (self.mixes or self.crop_scale is not None):
             raise ValueError(
-                f"recipe.vary crops or mixes images, and those of data.source={source} have angles, which would be "
-                "others; use only brightness and contrast"
+                f"recipe.vary crops or mixes images, which would change the angles of data.source={source}; "
+                "use only brightness and contrast"
             )
         if self.saturation and channels != COLOURS:
             raise ValueError(
-                f"recipe.vary.saturation={self.saturation:g} has no use with data.source={source}, whose images are "
-                "grey; drop it"
+                f"recipe.vary.saturation={self.saturation:g} cannot be used with data.source={source}, whose images "
+                "are grey; remove recipe.vary.saturation"
             )

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from paceline.conf.credentials import Text
 from paceline.conf.execution import Execution
+from paceline.conf.hints import typed
 from paceline.conf.section import Section, Shape
 
 # What ends in a job script, on a command line of another host or in its shell: no blank, quote or line break.
@@ -74,7 +75,7 @@ KINDS: dict[str, KindRules] = {
     "local_cuda": KindRules(
         is_this_host=True,
         accelerators=("auto", "gpu"),
-        accelerator_hint="its workers are for GPUs; use cluster.kind=local",
+        accelerator_hint="use cluster.kind=local",
     ),
     "ssh": KindRules(frozenset({"hosts", "interface"}), ("hosts",), "cluster.hosts=[node1,node2]"),
     "slurm": KindRules(
@@ -82,7 +83,7 @@ KINDS: dict[str, KindRules] = {
         ("cores_per_host", "memory_per_host"),
         "cluster.cores_per_host=16 cluster.memory_per_host=64G",
         accelerators=("cpu", "gpu"),
-        accelerator_hint="the job script needs it before the node is known; set execution.accelerator to cpu or gpu",
+        accelerator_hint="use execution.accelerator=gpu or execution.accelerator=cpu",
     ),
     "address": KindRules(frozenset({"address"}), ("address",), "cluster.address=tcp://host:8786"),
 }
@@ -103,9 +104,9 @@ class Cluster(Section):
     hosts: tuple[Host, ...] = ()
     """`ssh`: hosts by the names under which `ssh` knows them; the scheduler runs on the first one too."""
     interface: Interface | None = None
-    """`ssh`, `slurm`: network interface that Dask listens on, such as eth0; None for the one that leads outwards."""
+    """`ssh`, `slurm`: network interface that Dask listens on, such as eth0; null for the one that leads outwards."""
     partition: SlurmName | None = None
-    """`slurm`: partition of the jobs; None for Slurm's default."""
+    """`slurm`: partition of the jobs; null for Slurm's default."""
     account: SlurmName | None = None
     """`slurm`: account that the jobs are charged to."""
     time_limit: TimeLimit | None = None
@@ -123,9 +124,9 @@ class Cluster(Section):
     wait_seconds: Annotated[float, Field(gt=0)] = 300.0
     """`ssh`, `slurm`: how long to wait for the workers, seconds; the time in Slurm's queue counts."""
     min_workers: Annotated[int, Field(ge=1)] | None = None
-    """Fewest workers with which a training goes on when it has lost others, until they are back; None for all.
-    Batch and learning rate follow `recipe.batch_scaling`: weak, and each device's batch stays, the learning rate falls
-    with the number of devices; strong, and the workers that are left take larger shares of the same batches."""
+    """Smallest number of workers with which a training continues after it has lost others; null: all. Batch and
+    learning rate follow `recipe.batch_scaling`. `weak`: each device keeps its batch, and the learning rate falls with
+    the number of devices; `strong`: the remaining workers take larger shares of the same batches."""
 
     @property
     def is_this_host(self) -> bool:
@@ -136,8 +137,8 @@ class Cluster(Section):
     def _check_tls(self) -> Self:
         if self.address is not None and self.tls != "auto" and (self.tls == "on") != self.address.startswith("tls://"):
             raise ValueError(
-                f"cluster.tls={self.tls} does not fit cluster.address={self.address}; "
-                "an address begins with tls:// where the scheduler wants certificates, with tcp:// where not"
+                f"cluster.tls={self.tls} cannot be used with cluster.address={self.address}; "
+                "write tls:// for a scheduler that requires certificates, and tcp:// for any other"
             )
         return self
 
@@ -148,14 +149,14 @@ class Cluster(Section):
             if name not in rules.settings and getattr(self, name) != type(self).model_fields[name].default:
                 kinds = [kind for kind, others in KINDS.items() if name in others.settings]
                 raise ValueError(
-                    f"cluster.{name}={getattr(self, name)} has no use with cluster.kind={self.kind}; "
-                    f"remove it or choose kind={' or '.join(kinds)}"
+                    f"cluster.{name}={typed(getattr(self, name))} cannot be used with cluster.kind={self.kind}; "
+                    f"remove cluster.{name} or choose cluster.kind={' or '.join(kinds)}"
                 )
         missing = [name for name in rules.required if not getattr(self, name)]
         if missing:
             raise ValueError(
                 f"cluster.kind={self.kind} needs {', '.join(f'cluster.{name}' for name in missing)}; "
-                f"set, for example, {rules.example}"
+                f"for example {rules.example}"
             )
         return self
 
@@ -168,11 +169,11 @@ class Cluster(Section):
         rules = KINDS[self.kind]
         if execution.accelerator not in rules.accelerators:
             raise ValueError(
-                f"cluster.kind={self.kind} does not fit execution.accelerator={execution.accelerator}: "
+                f"cluster.kind={self.kind} cannot be used with execution.accelerator={execution.accelerator}; "
                 f"{rules.accelerator_hint}"
             )
         if self.hosts and len(self.hosts) < execution.num_nodes:
             raise ValueError(
                 f"execution.num_nodes={execution.num_nodes} exceeds the {len(self.hosts)} hosts of "
-                "cluster.hosts; name more hosts or train on fewer"
+                f"cluster.hosts; use execution.num_nodes={len(self.hosts)}, or name more hosts"
             )

@@ -20,22 +20,22 @@ def check_task(data: Data, model: Model, recipe: Recipe) -> None:
     told, there = plugins.model_facts(name), plugins.source_facts(source)
     wrong = f"model.name={name} does not fit data.source={source}"
     if told.takes_targets != bool(there.target_names):
-        lack = "needs angles, and the source has none" if told.takes_targets else "has no use for the angles there"
-        raise ValueError(f"{wrong}: it {lack}; twohead and rotated_digits go together")
+        lack = "needs angles" if told.takes_targets else "does not learn angles"
+        raise ValueError(f"{wrong}: the model {lack}; use model.name=twohead with data.source=rotated_digits")
     if told.takes_clips != there.has_clips:
-        lack = "takes clips, and the source has images" if told.takes_clips else "takes images, and there are clips"
-        raise ValueError(f"{wrong}: it {lack}; sequence goes with clips or motions")
+        lack = "takes clips" if told.takes_clips else "takes images"
+        raise ValueError(f"{wrong}: the model {lack}; use model.name=sequence with data.source=clips or motions")
     if (told.task == "segment") != there.has_masks:
-        lack = "has no use for the masks there" if there.has_masks else "needs masks, and the source has none"
-        raise ValueError(f"{wrong}: it {lack}; unet goes with pairs or shapes")
+        lack = "does not learn masks" if there.has_masks else "needs masks"
+        raise ValueError(f"{wrong}: the model {lack}; use model.name=unet with data.source=pairs or shapes")
     recipe.vary.check(told.task, has_targets=told.takes_targets, channels=there.channels, source=source)
     views, side = model.test_views, data.image_size
     if told.task != "classify" and views > 1:
-        raise ValueError(f"model.test_views={views} is for classes of whole images; use test_views=1 with {name}")
+        raise ValueError(f"model.test_views={views} cannot be used with model.name={name}; use model.test_views=1")
     if told.takes_targets and views > 1:
         raise ValueError(
-            f"model.test_views={views} does not go with model.name={name}: a mirror image has another angle; "
-            "use test_views=1"
+            f"model.test_views={views} cannot be used with model.name={name}: a mirror image has another angle; "
+            "use model.test_views=1"
         )
     if name == "unet" and side % 2**model.depth:
         raise ValueError(
@@ -56,7 +56,7 @@ def check_network(data: Data, model: Model, recipe: Recipe, execution: Execution
         )
     if recipe.optimizer == "muon" and execution.strategy == "fsdp":
         raise ValueError(
-            "recipe.optimizer=muon does not go with execution.strategy=fsdp: it takes whole filters, and each rank "
+            "recipe.optimizer=muon cannot be used with execution.strategy=fsdp: it takes whole filters, and each rank "
             "would have a part of them; use ddp, or another optimizer"
         )
 
@@ -73,25 +73,26 @@ def check_mirrors(data: Data, model: Model, recipe: Recipe) -> None:
     if recipe.augment in FLIPPING:
         raise ValueError(f"recipe.augment={recipe.augment} {mirrored}; use shift or none")
     if model.test_views > 1:
-        raise ValueError(f"model.test_views={model.test_views} {mirrored}; use test_views=1")
+        raise ValueError(f"model.test_views={model.test_views} {mirrored}; use model.test_views=1")
 
 
 def check_transfer(model: Model, recipe: Recipe) -> None:
     """What goes with weights that were trained before."""
     if model.freeze != "none" and model.pretrained is None:
         raise ValueError(
-            f"model.freeze={model.freeze} without model.pretrained would keep random weights; name weights, or drop it"
+            f"model.freeze={model.freeze} without model.pretrained would freeze random weights; "
+            "give weights, for example model.pretrained=RUN_ID"
         )
     rate = recipe.backbone_rate
     if rate == 1:
         return
     if model.freeze == "backbone":
         raise ValueError(
-            f"recipe.backbone_rate={rate:g} has no use with model.freeze=backbone, which trains the head alone; "
-            "drop one of them"
+            f"recipe.backbone_rate={rate:g} cannot be used with model.freeze=backbone, which trains the head alone; "
+            "use model.freeze=none or recipe.backbone_rate=1"
         )
     if recipe.optimizer == "muon":
         raise ValueError(
-            f"recipe.backbone_rate={rate:g} does not go with recipe.optimizer=muon, whose rates are for filters, "
+            f"recipe.backbone_rate={rate:g} cannot be used with recipe.optimizer=muon, whose rates are for filters, "
             "biases and dense layers; use another optimizer"
         )

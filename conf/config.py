@@ -74,20 +74,20 @@ with warnings.catch_warnings():
         register: Annotated[str, Field(pattern=r"^[\w.\- ]+$")] | None = None
         """Name in MLflow's model registry. A model that passes the gate becomes its newest version and gets the alias
         `champion`: at least `min_accuracy`, no worse than the champion nor than itself in 32-true without folding (by
-        more than `max_accuracy_loss`), and no regression. None: nothing is registered."""
+        more than `max_accuracy_loss`), and no regression. null: nothing is registered."""
         min_accuracy: Annotated[float, Field(ge=0, le=1)] | None = None
-        """Test score (accuracy, mean IoU or SSIM) that a model needs to be registered; None: whatever the champion
-        has."""
+        """Test score (accuracy, mean IoU or SSIM) that a model needs to be registered; null: the score of
+        the champion."""
         on_regression: Literal["mark", "fail", "off"] = "mark"
         """What happens when the run is worse than the runs of the same settings before it. `mark`: tags, a Prefect
-        artifact and an event tell it; `fail`: the flow and the command fail as well, with everything recorded; `off`:
-        nobody looks."""
+        artifact and an event report it; `fail`: the flow and the command fail as well, after everything is recorded;
+        `off`: runs are not compared."""
         max_throughput_loss: Annotated[float, Field(gt=0, lt=1)] = 0.05
-        """A loss of training throughput up to this share is no regression; of a single run up to twice as much."""
+        """Largest tolerated loss of training throughput, as a share; twice as much for a single run."""
         max_accuracy_loss: Annotated[float, Field(gt=0, lt=1)] = 0.01
-        """A loss of the test score up to this is no regression; of a single run up to twice as much."""
+        """Largest tolerated loss of the test score; twice as much for a single run."""
         max_data_wait_rise: Annotated[float, Field(gt=0, lt=1)] = 0.05
-        """The share of time spent waiting for data may rise by this; in a single run by twice as much."""
+        """Largest tolerated rise of the share of time spent waiting for data; twice as much for a single run."""
 
 
 Seconds = Annotated[float, Field(gt=0)]
@@ -97,11 +97,11 @@ class Limits(Section):
     """How long a stage may take, and how often one that was failed from outside is tried.
 
     Over its limit a stage ends all that it has started and the run is FAILED; what was finished is kept: shards of the
-    set, checkpoints, predicted parts. `paceline run --resume RUN_ID limits.train_seconds=...` goes on.
+    set, checkpoints, predicted parts. `paceline run --resume RUN_ID limits.train_seconds=...` resumes it.
     """
 
     prepare_seconds: Seconds | None = None
-    """Time limit of listing and preparing the data, seconds, waits between tries left out; None for none."""
+    """Time limit of listing and preparing the data, seconds, waits between tries left out; null for none."""
     train_seconds: Seconds | None = None
     """Time limit of the training, seconds; the wait for its devices, the probe and restarts count. A study's hold for
     each of its trainings."""
@@ -117,7 +117,7 @@ class Limits(Section):
 
 
 class Config(Section):
-    """Everything a run can be told."""
+    """All settings of a run."""
 
     name: Text = "run"
     """Name of the run; presets set it to their own."""
@@ -150,7 +150,8 @@ class Config(Section):
             )
         if self.execution.accelerator == "cpu" and self.execution.precision == "16-mixed":
             raise ValueError(
-                "execution.precision=16-mixed is for GPUs, and execution.accelerator=cpu; use bf16-mixed or 32-true"
+                "execution.precision=16-mixed cannot be used with execution.accelerator=cpu; "
+                "use execution.precision=bf16-mixed"
             )
         fit.check_network(self.data, self.model, self.recipe, self.execution)
         fit.check_mirrors(self.data, self.model, self.recipe)
@@ -165,7 +166,7 @@ class Config(Section):
         if self.recipe.shift_pixels >= self.data.image_size and self.recipe.augment != "none":
             raise ValueError(
                 f"recipe.shift_pixels={self.recipe.shift_pixels} is not below data.image_size={self.data.image_size}; "
-                "use smaller shifts"
+                f"use at most recipe.shift_pixels={self.data.image_size - 1}"
             )
         return self
 

@@ -35,22 +35,22 @@ class Data(Section):
         ),
     ] = "digits"
     root: Text | None = None
-    """Where the data lies: a path or any URL that fsspec reads. Not used by the embedded sources."""
+    """Location of the data: a path or any URL that fsspec reads. Not used by the embedded sources."""
     image_size: Annotated[int, Field(ge=8, le=1024)] = 28
     """Height and width of a prepared image, pixels."""
     fit: Literal["scale", "crop"] = "scale"
-    """How images of other sizes come to theirs. `scale`: the shorter side is scaled to it, and the middle taken;
-    `crop`: the middle is taken at the image's own scale, where the size of things or the grain of noise matters. Images
-    that are too small for that are rejected."""
+    """How images of other sizes get `image_size`. `scale`: the shorter side is scaled, and the middle is cropped;
+    `crop`: the middle is cropped without scaling, for images where the size of things or the grain of noise matters.
+    Images that are too small for that are rejected."""
     num_frames: Annotated[int, Field(ge=2, le=MAX_FRAMES)] = NUM_FRAMES
-    """Frames of a prepared clip, of `clips` and `motions`: the middle ones of so many equal parts of a clip, however
-    long. Clips with fewer frames are rejected."""
+    """Frames of a prepared clip, of `clips` and `motions`: the clip is divided into so many equal
+    parts, and the middle frame of each part is used. Clips with fewer frames are rejected."""
     test_fraction: Fraction = 0.2
     """Share of each class that is held out for the test split where the source has no test split of its own."""
     validation_fraction: Fraction = 0.1
     """Share of each class of the training split that is held out for validation after each epoch; 0 for none."""
     classes: tuple[Text, ...] | None = None
-    """Classes that are learned, by their names; the others' samples are left out. Quote numbers: ['0','1']. None for
+    """Classes that are learned, by their names; the others' samples are left out. Quote numbers: ['0','1']. null for
     all."""
     max_rejected_fraction: Fraction = 0.01
     """Largest tolerated share of samples that cannot be decoded; above it the run stops with their list."""
@@ -59,7 +59,7 @@ class Data(Section):
 
     @property
     def used_signal(self) -> Signal | None:
-        """How signals become pictures; None for a source of pictures."""
+        """How signals become pictures; null for a source of pictures."""
         return self.signal if self.source in SIGNAL_SOURCES else None
 
     @model_validator(mode="after")
@@ -68,8 +68,8 @@ class Data(Section):
             self.signal.check_size(self.image_size)
         elif self.signal != Signal():
             raise ValueError(
-                f"data.signal has no use with source {self.source}, whose samples are images; "
-                "drop its settings or choose data.source=signals"
+                f"data.signal cannot be used with data.source={self.source}, whose samples are images; "
+                "remove the settings data.signal.* or choose data.source=signals"
             )
         return self
 
@@ -88,8 +88,8 @@ class Data(Section):
     def _fit_fits(self) -> Self:
         if self.fit != "scale" and not self.has_sizes:
             raise ValueError(
-                f"data.fit={self.fit} has no use with source {self.source}, whose samples are not images of their own "
-                "sizes; drop it"
+                f"data.fit={self.fit} cannot be used with data.source={self.source}, whose images all have one size; "
+                "remove data.fit"
             )
         return self
 
@@ -97,14 +97,14 @@ class Data(Section):
     def _frames_fit(self) -> Self:
         if self.num_frames != NUM_FRAMES and self.source not in CLIP_SOURCES:
             raise ValueError(
-                f"data.num_frames={self.num_frames} has no use with source {self.source}, whose samples are no clips; "
-                "drop it or choose data.source=clips"
+                f"data.num_frames={self.num_frames} cannot be used with data.source={self.source}, whose samples "
+                "are not clips; remove data.num_frames or choose data.source=clips"
             )
         return self
 
     @property
     def plugin(self) -> Plugin | None:
-        """The user's package that offers the source; None for one of Paceline's."""
+        """The user's package that offers the source; null for one of Paceline's."""
         return None if self.source in EMBEDDED_SOURCES else plugins.find("source", self.source)
 
     @model_validator(mode="after")
@@ -112,10 +112,13 @@ class Data(Section):
         given = self.classes
         if given is not None and (len(set(given)) < len(given) or len(given) < MIN_CLASSES):
             raise ValueError(
-                f"data.classes=[{','.join(given)}] is not {MIN_CLASSES} or more different classes; name each once"
+                f"data.classes=[{','.join(given)}] must be {MIN_CLASSES} or more different classes; "
+                "name each class once"
             )
         if given is not None and self.source in EMBEDDED_SOURCES and plugins.source_facts(self.source).has_masks:
-            raise ValueError(f"data.classes is for classes of whole images, and data.source={self.source} has masks")
+            raise ValueError(
+                f"data.classes cannot be used with data.source={self.source}, which has masks; remove data.classes"
+            )
         return self
 
     @model_validator(mode="after")
@@ -132,6 +135,6 @@ class Data(Section):
         """
         if self.root is not None and not plugins.source_facts(self.source).needs_root:
             raise ValueError(
-                f"data.root={self.root} has no use with source {self.source}, which reads none; "
-                "drop it or choose data.source=folder"
+                f"data.root={self.root} cannot be used with data.source={self.source}, which reads no files; "
+                "remove data.root or choose data.source=folder"
             )

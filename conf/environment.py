@@ -114,7 +114,16 @@ def quieten() -> None:
     """Set the engines' switches against telemetry where the user has not set them. Call before importing them."""
     for name, value in QUIET_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    if os.environ.get("NO_COLOR"):
+        os.environ.setdefault("PREFECT_LOGGING_COLORS", "false")
     spare_loopback()
+
+
+def set_verbosity(*, quiet: bool, verbose: bool) -> None:
+    """Set how much the engines log. Call before importing them."""
+    if quiet or verbose:
+        level = "ERROR" if quiet else "DEBUG"
+        os.environ |= {"PREFECT_LOGGING_LEVEL": level, "MLFLOW_LOGGING_LEVEL": level}
 
 
 def spare_loopback() -> None:

@@ -46,8 +46,8 @@ class Execution(Section):
     micro_batch: Annotated[int, Field(ge=1)] | Literal["auto", "off"] = "auto"
     """Samples that a rank computes on at once. A larger share of a batch is taken in several passes, whose gradients
     add up to one step: recipe, samples and their order stay as they are. Batch norms take their statistics over a pass.
-    `auto`: the whole share, until a GPU's memory does not suffice: then the group goes on from its newest checkpoint
-    with half of it, and says so; `off`: the whole share."""
+    `auto`: the whole share; when a GPU's memory does not suffice, the training resumes from its newest checkpoint with
+    half of it and logs that; `off`: the whole share."""
     num_threads: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """CPU threads of each rank; `auto`: the host's cores divided by its ranks."""
     checkpoint_steps: Annotated[int, Field(ge=1)] | Literal["auto"] | None = "auto"
@@ -57,8 +57,8 @@ class Execution(Section):
     end has one in any case."""
 
     max_restarts: Annotated[int, Field(ge=0)] = 3
-    """Times that a training which lost a rank, a worker or a host is begun again from its newest checkpoint without
-    having made progress in between, before it is given up."""
+    """Number of times that a training which lost a rank, a worker or a host restarts from its newest checkpoint
+    without progress in between. After that the run fails."""
 
     @property
     def world_size(self) -> int:
@@ -78,8 +78,8 @@ class Execution(Section):
         for name, (value, possible) in settings.items():
             if value not in possible:
                 raise ValueError(
-                    f"execution.{name}={value} does not go with execution.strategy=fsdp; "
-                    f"use {name}={' or '.join(possible)}, or ddp"
+                    f"execution.{name}={value} cannot be used with execution.strategy=fsdp; "
+                    f"use {name}={' or '.join(possible)}, or execution.strategy=ddp"
                 )
         return self
 
@@ -90,7 +90,7 @@ class Execution(Section):
         if len(self.worker_load) != self.world_size or min(self.worker_load) <= 0:
             given = ",".join(f"{load:g}" for load in self.worker_load)
             raise ValueError(
-                f"execution.worker_load=[{given}] is not one positive number for each of {self.world_size} ranks "
-                f"({self.num_nodes} node x {self.num_devices} devices); give as many, or use equal or measured"
+                f"execution.worker_load=[{given}] must be one positive number for each of {self.world_size} ranks "
+                f"({self.num_nodes} node x {self.num_devices} devices); for example execution.worker_load=equal"
             )
         return self

@@ -1,8 +1,7 @@
-"""Reads a preset and its overrides into one `Config`, or says in one line what is wrong."""
+"""Read a preset and its overrides into one `Config`, or raise an error with a hint."""
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterator
 from functools import cache
@@ -14,6 +13,15 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from paceline.conf.config import Config
+from paceline.conf.hints import (
+    VALUE_ALIASES,
+    HintedError,
+    describe_refusal,
+    did_you_mean,
+    fault_and_hint,
+    suggest,
+    suggest_setting,
+)
 
 PRESETS = Path(__file__).parent / "presets"
 DASK_SETTINGS = Path(__file__).parent / "dask" / "dask.yaml"
@@ -33,8 +41,8 @@ _Loader.yaml_implicit_resolvers = {
 }
 
 
-class ConfigError(ValueError):
-    """The configuration is wrong; the message is one line: value, rule, fix."""
+class ConfigError(HintedError, ValueError):
+    """The configuration is wrong."""
 
 
 def preset_names() -> list[str]:
@@ -61,7 +69,7 @@ def validate(tree: dict[str, Any]) -> Config:
     Raises:
         ConfigError: with the first problem on one line.
     """
-    config = checked(Config, tree)
+    config = checked(Config, tree, options=False)
     check_own(config)
     return config
 
@@ -78,16 +86,21 @@ def check_own(config: Config) -> None:
         raise ConfigError(str(error)) from error
 
 
-def checked(kind: type[M], tree: dict[str, Any]) -> M:
-    """Turn a tree of plain values into a model of any kind, such as what a command is asked.
+def checked(kind: type[M], tree: dict[str, Any], *, options: bool = True) -> M:
+    """Turn a tree of plain values into a model of any kind, for example the request of a command.
+
+    Args:
+        kind: of the model.
+        tree: its values.
+        options: whether its fields are options of the command line.
 
     Raises:
-        ConfigError: with the first problem on one line.
+        ConfigError: with the first problem.
     """
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(_one_line(error)) from error
+        raise _refusal(error, options=options) from error
 
 
 def field_paths(model: type[BaseModel] = Config, prefix: str = "") -> list[str]:
@@ -118,33 +131,40 @@ def _read_preset(preset: str) -> dict[str, Any]:
     if not os.path.isfile(path):  # noqa: PTH113  which takes any text, however long
         path = Path(preset)
     if not os.path.isfile(path):  # noqa: PTH113
+        near = suggest(preset, preset_names())
         raise ConfigError(
-            f"preset {preset!r} is neither one of {', '.join(preset_names())} nor a file; "
-            "name one of them or a YAML file"
+            f"no preset or file is called {preset}",
+            hint=(f"did you mean {near}? Else " if near else "") + "list the presets with: paceline presets",
+            setting="preset",
         )
     try:
         tree = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         raise ConfigError(
-            f"preset {path} cannot be read as YAML ({' '.join(str(error).split())}); mend the file"
+            f"preset {path} cannot be read as YAML ({' '.join(str(error).split())})",
+            hint="fix the file",
+            setting="preset",
         ) from error
     if not isinstance(tree, dict):
         raise ConfigError(
-            f"preset {path} holds {type(tree).__name__}, not a mapping of sections; see conf/presets/digits.yaml"
+            f"preset {path} does not hold sections of settings",
+            hint="print a preset as an example with: paceline run digits --show",
+            setting="preset",
         )
     for key in field_paths():
-        _unset(tree, key)
+        _translate(tree, key)
     return tree
 
 
-def _unset(tree: dict[str, Any], key: str) -> None:
-    """Replace the word None, which is a text in YAML, where it leaves an optional setting unset."""
+def _translate(tree: dict[str, Any], key: str) -> None:
+    """Replace the word None, which is a text in YAML, and values that other tools write."""
     *sections, name = key.split(".")
     node: Any = tree
     for section in sections:
         node = node.get(section) if isinstance(node, dict) else None
-    if isinstance(node, dict) and isinstance(node.get(name), str) and _is_nothing(key, node[name]):
-        node[name] = None
+    if isinstance(node, dict) and isinstance(node.get(name), str):
+        text = node[name]
+        node[name] = None if _is_nothing(key, text) else VALUE_ALIASES.get(key, {}).get(text, text)
 
 
 def apply(tree: dict[str, Any], override: str) -> None:
@@ -155,35 +175,70 @@ def apply(tree: dict[str, Any], override: str) -> None:
     """
     key, equals, text = override.partition("=")
     if not equals or not key:
-        raise ConfigError(f"override {override!r} is not of the form key=value; for example recipe.num_epochs=2")
+        near = suggest_setting(key, field_paths())
+        raise ConfigError(
+            f"{override} is not of the form SETTING=VALUE",
+            hint=f"did you mean {near}=VALUE?" if near else "for example recipe.num_epochs=2",
+            setting=key,
+        )
     _check_known(key)
     *sections, name = key.split(".")
     node = tree
     for section in sections:
         node = node.setdefault(section, {})
         if not isinstance(node, dict):
-            raise ConfigError(f"override {override!r} goes into {section}, which is not a section of the preset")
+            raise ConfigError(
+                f"{override} changes {section}, which the preset gives as a single value",
+                hint=f"write {section} as a section in the preset",
+                setting=key,
+            )
     node[name] = _parse(key, text)
 
 
 def _parse(key: str, text: str) -> Any:
+    kinds = _kinds(key)
     if _is_nothing(key, text):
         return None
-    if str in _kinds(key):
+    if str in kinds:
         return text  # never let YAML turn a path such as 2024, a name such as "on" or 2:00:00 into another type
+    text = VALUE_ALIASES.get(key, {}).get(text, text)
+    if any(get_origin(kind) is tuple for kind in kinds):
+        text = _as_list(text, always=all(kind is NoneType or get_origin(kind) is tuple for kind in kinds))
     return plain_value(key, text)
+
+
+def _as_list(text: str, *, always: bool) -> str:
+    """`[a,b]` for `a,b` and `(a,b)`; also for a single value, where a setting takes nothing but lists."""
+    text = text.strip()
+    if text.startswith("(") and text.endswith(")"):
+        return f"[{text[1:-1]}]"
+    return f"[{text}]" if not text.startswith("[") and ("," in text or always) else text
+
+
+def split_values(text: str) -> list[str]:
+    """The values of `a,b` or `[a,b]`; a comma inside brackets belongs to a value, as in `[2,1],[1,1]`."""
+    values, depth = [""], 0
+    for sign in text.strip():
+        depth += (sign in "([") - (sign in ")]")
+        if sign == "," and depth == 0:
+            values.append("")
+        else:
+            values[-1] += sign
+    if len(values) == 1 and values[0].startswith("[") and values[0].endswith("]"):
+        return split_values(values[0][1:-1])
+    return [value.strip() for value in values if value.strip()]
 
 
 def plain_value(key: str, text: str) -> Any:
     """A number, word or list as YAML reads it, whatever the setting takes.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is none of these.
     """
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{key}={text} is not a plain value; quote it as YAML would") from error
+        raise ConfigError(f"{key}={text} is not a plain value", hint="quote it as in YAML", setting=key) from error
 
 
 def _is_nothing(key: str, text: str) -> bool:
@@ -214,48 +269,43 @@ def _members(kind: object) -> Iterator[object]:
 
 
 def _check_known(key: str) -> None:
-    known = field_paths()
-    if key in known:
-        return
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]}?" if close else "see paceline run --help"
-    raise ConfigError(f"{key} is not a setting; {hint}")
+    if key not in field_paths():
+        raise ConfigError(f"{key} is not a setting", hint=setting_hint(key), setting=key)
 
 
-def _one_line(error: ValidationError) -> str:
+def setting_hint(key: str) -> str:
+    """The hint for a setting that does not exist."""
+    return did_you_mean(suggest_setting(key, field_paths()), "list the settings with: paceline settings")
+
+
+def _refusal(error: ValidationError, *, options: bool) -> ConfigError:
     errors = error.errors()
-    first = next((one for one in errors if one["type"] == "credential"), errors[0])  # whose value is not to be told
+    first = next((one for one in errors if one["type"] == "credential"), errors[0])  # whose value must stay secret
     key = _key_of(first["loc"])
-    message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error":
-        return message
+        message = first["msg"].removeprefix("Value error, ")
+        fault, hint = fault_and_hint(ValueError(message))
+        return ConfigError(fault, hint=hint, setting=key or message.partition("=")[0])
     if first["type"] == "credential":
-        return f"{key} {message}"
+        fault, _, hint = first["msg"].partition("; ")
+        return ConfigError(f"{key} {fault}", hint=hint, setting=key)
     if first["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(key, field_paths(), n=1, cutoff=0.5)
-        return f"{key} is not a setting; " + (f"did you mean {close[0]}?" if close else "see paceline run --help")
-    kinds = dict.fromkeys(one["msg"] for one in errors if _key_of(one["loc"]) == key)  # each that a union allows
-    rules = ", or ".join(f"{message[0].lower()}{message[1:]}" for message in kinds)
-    return f"{key}={first['input']!r}: {rules}; see paceline run --help"
+        return ConfigError(f"{key} is not a setting", hint=setting_hint(key), setting=key)
+    if options and "." not in key:
+        key = _OPTIONS.get(key, f"--{key.replace('_', '-')}")
+    fault, hint = describe_refusal(key, [one for one in errors if _key_of(one["loc"]) == _key_of(first["loc"])])
+    return ConfigError(fault, hint=hint, setting=key)
+
+
+_OPTIONS = {"num_trials": "--trials", "tuned": "--fine-tune", "kinds": "--kind", "seed": "seed"}
+"""Fields of requests whose options have other names."""
 
 
 def _key_of(location: tuple[int | str, ...]) -> str:
-    """The setting that an error is about."""
-    parts = (str(part) for part in location)
-    return _trim_union(".".join(part for part in parts if "literal" not in part and "constrained" not in part))
-
-
-def _trim_union(key: str) -> str:
-    """Drop the names of union members that pydantic appends to a location, such as `.int`."""
-    known = set(field_paths())
-    while key and key not in known and "." in key:
-        shorter = key.rpartition(".")[0]
-        if not any(path == shorter or path.startswith(shorter + ".") for path in known):
-            break
-        if shorter not in known:
-            break
-        key = shorter
-    return key
+    """The setting that an error is about, without the members of unions and lists that pydantic appends."""
+    parts, known = [str(part) for part in location], set(field_paths())
+    prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((prefix for prefix in prefixes if prefix in known), ".".join(parts))
 
 
 def make_config(config: Config, overrides: list[str]) -> Config:

@@ -25,11 +25,11 @@ class Model(Section):
     `unet`: the class of each pixel, from data with masks; `dncnn`: the image without its noise, from any images;
     `resnet18`, `resnet50`: residual networks as published, with the parameters' common names; their stem halves images
     twice, small ones too; `sequence`: features of each frame of a clip, then a head over the frames; or the name of a
-    model that an installed package offers, which does with `width` and `depth` as it likes."""
+    model that an installed package offers, which may use `width` and `depth` in its own way."""
     width: Annotated[int, Field(ge=1, le=1024)] = 32
     """Filters of the first block; the following blocks have twice as many each. `twohead`: of its first
     convolution. `whitened`: the second and the third block have four times as many. `dncnn`: of all convolutions.
-    No use with `resnet18` and `resnet50`, nor has `depth`."""
+    `resnet18` and `resnet50` ignore `width` and `depth`."""
     depth: Annotated[int, Field(ge=1, le=32)] = 4
     """`convblocks`, `sequence`: convolutions per block; `unet`: times that it halves an image; `dncnn`: convolutions,
     2 or more."""
@@ -37,9 +37,9 @@ class Model(Section):
     """Views of an image over which evaluation and prediction take the mean. 1: the image itself; 2: with its mirror
     image; 6: both, also shifted by a pixel up and left, and down and right. They cost so many times the work."""
     pretrained: Text | None = None
-    """Weights to begin with: a file (`.safetensors`, or a state dict or checkpoint of torch, of which no code is
+    """Weights to start from: a file (`.safetensors`, or a state dict or checkpoint of torch, of which no code is
     executed), the id of a run, `runs:/RUN_ID/model`, `models:/NAME@ALIAS`, or a directory with a model. A head for
-    other classes begins anew; all else must fit. None: by the seed."""
+    other classes starts from random weights; all other parts must fit. null: random weights from the seed."""
     freeze: Literal["none", "backbone"] | LayerName = "none"
     """What stays as `pretrained` has it, and works as in evaluation: batch norms keep their statistics, nothing is
     dropped. `backbone`: all but the head; the name of a layer: it and all that the network lists before it. What stays
@@ -52,5 +52,5 @@ class Model(Section):
 
     @property
     def plugin(self) -> Plugin | None:
-        """The user's package that offers the model; None for one of Paceline's."""
+        """The user's package that offers the model; null for one of Paceline's."""
         return None if self.name in plugins.EMBEDDED_MODELS else plugins.find("model", self.name)

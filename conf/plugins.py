@@ -29,7 +29,7 @@ SETTINGS: dict[Kind, str] = {"source": "data.source", "model": "model.name"}
 
 
 class PluginError(ValueError):
-    """A name that nobody offers, or a package that offers something else; one line: value, rule, fix."""
+    """A source or model that no package offers, or that does not follow the protocol."""
 
 
 class SourceFacts(NamedTuple):
@@ -163,13 +163,15 @@ def source_facts(name: str) -> SourceFacts:
     plugin, offered = load("source", name)
     facts = SourceFacts(**_said_by(plugin, offered, SourceFacts._field_defaults))
     if facts.has_clips:
-        raise PluginError(f"{plugin} has has_clips={facts.has_clips!r}; own sources have images; leave it out")
+        raise PluginError(
+            f"{plugin} has has_clips={facts.has_clips!r}, and sources of packages have images; remove has_clips"
+        )
     if facts.channels not in (1, 3):
         raise PluginError(f"{plugin} has channels={facts.channels!r}; use 1 for grey or 3 for colours")
     if tuple(facts.target_names) not in ((), (ANGLE,)):
         raise PluginError(f'{plugin} has target_names={facts.target_names!r}; use ("{ANGLE}",), in radians, or none')
     if facts.has_masks and facts.target_names:
-        raise PluginError(f"{plugin} has masks and targets; nothing learns both; leave one out")
+        raise PluginError(f"{plugin} has masks and targets, and no model learns both; remove one of them")
     return facts._replace(target_names=tuple(facts.target_names))
 
 
@@ -218,7 +220,7 @@ def load(kind: Kind, name: str) -> tuple[Plugin, Any]:
         offered = entry.load()
     except Exception as error:  # whatever a module raises at its import
         raise PluginError(
-            f"{plugin} cannot be imported from {entry.value} ({_said(error)}); mend the package"
+            f"{plugin} cannot be imported from {entry.value} ({_said(error)}); fix the package"
         ) from error
     if not callable(offered):
         raise PluginError(f"{plugin}: {entry.value} is {type(offered).__name__}; name a class or a function there")
@@ -238,7 +240,7 @@ def find(kind: Kind, name: str) -> Plugin:
     if not offers:
         others = [one.name for one in installed(kind)]
         raise PluginError(
-            f"{SETTINGS[kind]}={name} is none of {', '.join([*embedded(kind), *others])}; "
+            f"{SETTINGS[kind]}={name} is not one of {', '.join([*embedded(kind), *others])}; "
             f"install the package that offers it by an entry point {name} in the group {GROUPS[kind]}, or use another"
         )
     if len(offers) > 1:

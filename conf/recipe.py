@@ -23,7 +23,7 @@ class Recipe(Section):
     learning_rate: Annotated[float, Field(gt=0)] = 0.1
     """Peak learning rate of one device; multiplied by the number of devices under weak batch scaling."""
     backbone_rate: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """What the learning rate is multiplied by for all but the head, as for weights that were trained before."""
+    """Factor of the learning rate for all parts but the head, for example for pretrained weights."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Momentum of `sgd`, and of `muon` for filters; unused by the others."""
     batch_size: Annotated[int, Field(ge=1)] = 256
@@ -47,12 +47,12 @@ class Recipe(Section):
     label_smoothing: Fraction = 0.0
     """Label smoothing of the cross-entropy."""
     angle_weight: Annotated[float, Field(ge=0)] = 0.1
-    """`twohead`: weight of the mean squared angle error (degrees squared) beside the cross-entropy."""
+    """`twohead`: weight of the mean squared angle error (degrees squared), added to the cross-entropy."""
     augment: Augment = "none"
     """`shift`: random translations by up to `shift_pixels`; `flip_shift`: with random left-right flips too;
     `alternating_flip_shift`: with each sample flipped in every second epoch, by a coin in odd or in even ones."""
     noise: Annotated[float, Field(gt=0, le=255)] = 25.0
-    """`dncnn`: standard deviation of the Gaussian noise that each image gets anew in each epoch, of 255."""
+    """`dncnn`: standard deviation of the Gaussian noise that each image gets in each epoch, in grey levels of 255."""
     shift_pixels: Annotated[int, Field(ge=0, le=64)] = 4
     """Largest random translation in each direction, pixels."""
     vary: Vary = Vary()

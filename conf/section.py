@@ -41,7 +41,7 @@ class Shape:
         return handler(schema) | {"pattern": rf"^(?:{self.pattern})$(?!\n)"}
 
 
-OwnName = Annotated[Text, Shape(r"[A-Za-z][\w.-]{0,63}", "no name")]
+OwnName = Annotated[Text, Shape(r"[A-Za-z][\w.-]{0,63}", "is not a name")]
 """Of a source or a model that an installed package offers, see `paceline.conf.plugins`."""
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 

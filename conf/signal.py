@@ -23,18 +23,20 @@ class Signal(Section):
     """Samples per second, hertz, to which files of another rate are resampled; half of it is the highest frequency.
     NumPy files say no rate and are taken to have this one, and so are Parquet files without a column `time`."""
     clip_seconds: Annotated[float, Field(gt=0)] = 1.0
-    """What of a file becomes a picture, seconds: the middle of longer ones; shorter ones with silence around them."""
+    """Part of a file that becomes a picture, seconds: the middle of longer files; shorter files get silence
+    around them."""
     window_ms: Annotated[float, Field(gt=0)] = 32.0
-    """Length of each Hann window, milliseconds; frequencies closer than twice its inverse are not told apart."""
+    """Length of each Hann window, milliseconds; frequencies closer than twice its inverse merge."""
     hop_ms: Annotated[float, Field(gt=0)] | None = None
-    """From one window to the next, milliseconds, at most a window; None: half a window, or less where a clip
+    """Distance from one window to the next, milliseconds, at most a window; null: half a window, or less where a clip
     needs that for a window to each column of the picture. More windows than columns are averaged as power."""
     num_bands: Annotated[int, Field(ge=2, le=1024)] | None = None
-    """Bands from 0 to half of the sample rate; None for one to each row of the picture."""
+    """Bands from 0 to half of the sample rate; null for one to each row of the picture."""
     dynamic_range_db: Annotated[float, Field(gt=0, le=300)] = 80.0
-    """From black to white, decibels. A picture has 256 greys: 80 are told to 0.16 decibels."""
+    """From black to white, decibels. A picture has 256 greys: with 80 decibels, a step is 0.31 decibels."""
     top_db: Annotated[float, Field(ge=-300, le=300)] | None = None
-    """What is white, decibels of a sine of amplitude 1; None for the loudest spot of each clip, however loud."""
+    """Level that becomes white, decibels of a sine of amplitude 1; null for the loudest spot of each
+    clip, however loud."""
 
     @property
     def clip_samples(self) -> int:
@@ -90,11 +92,11 @@ class Signal(Section):
         if not MIN_WINDOW_SAMPLES <= window <= clip:
             raise ValueError(
                 f"data.signal.window_ms={self.window_ms:g} is {window} samples at sample_rate={self.sample_rate}; "
-                f"a window has from {MIN_WINDOW_SAMPLES} samples to all {clip} of a clip"
+                f"use {MIN_WINDOW_SAMPLES} to {clip} samples"
             )
         if self.hop_ms is not None and not 1 <= self.hop_samples(2) <= window:
             raise ValueError(
                 f"data.signal.hop_ms={self.hop_ms:g} is {self.hop_samples(2)} samples; windows of {window} samples "
-                f"follow each other after 1 to {window}, or some samples would be in none"
+                f"cannot be so far apart; use a hop of 1 to {window} samples"
             )
         return self

@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from paceline.conf.load import ConfigError
+from paceline.conf.hints import did_you_mean, fault_and_hint, suggest
+from paceline.conf.load import ConfigError, checked
 
 PLANS = Path(__file__).parent / "plans"
 
@@ -55,10 +56,13 @@ def load_plan(name: str) -> StudyPlan:
     if not os.path.isfile(path):  # noqa: PTH113  which takes any text, however long
         path = Path(name)
     if not os.path.isfile(path):  # noqa: PTH113
-        raise ConfigError(f"--plan {name} is neither one of {', '.join(plan_names())} nor a file; name one of them")
+        near = did_you_mean(suggest(name, plan_names()), f"choices: {', '.join(plan_names())}, or a YAML file")
+        raise ConfigError(f"--plan {name} is not a plan or a file", hint=near, setting="--plan")
     try:
-        return StudyPlan.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError, ValidationError) as error:
+        return checked(StudyPlan, yaml.safe_load(path.read_text(encoding="utf-8")), options=False)
+    except (yaml.YAMLError, UnicodeDecodeError, OSError, ConfigError) as error:
         raise ConfigError(
-            f"--plan {path} is no plan ({' '.join(str(error).split())}); see conf/plans/scaling.yaml for the form"
+            f"--plan {path} is not a plan ({' '.join(fault_and_hint(error)[0].split())})",
+            hint="compare it with conf/plans/scaling.yaml",
+            setting="--plan",
         ) from error

@@ -8,6 +8,7 @@ from paceline.conf import plugins
 from paceline.conf.config import Config
 from paceline.conf.data import Data
 from paceline.conf.environment import Environment
+from paceline.conf.hints import fault_and_hint
 from paceline.flows.lifecycle import prefect_api
 from paceline.tasks.cluster.resources import demand_of
 from paceline.tasks.cluster.start import open_cluster
@@ -86,9 +87,8 @@ def _prefect(environment: Environment) -> Finding:
 
 
 def _wrong(check: str, error: PacelineError) -> Finding:
-    """Split an error of Paceline: the fix follows the last semicolon."""
-    fault, _, remedy = redact(str(error)).rpartition("; ")
-    return bad(check, fault, remedy) if fault else bad(check, remedy, SEE)
+    fault, hint = fault_and_hint(error)
+    return bad(check, redact(fault), redact(hint or SEE))
 
 
 def _versions(check: str, place: str, server: str, client: str | None) -> Finding:

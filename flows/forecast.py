@@ -85,8 +85,13 @@ def check_advise(request: AdviseRequest, environment: Environment) -> tuple[Conf
     Raises:
         InputError: one line with the value, the rule and the fix.
     """
-    if not request.devices or min(request.devices) < 2:  # noqa: PLR2004  one device is the reference
-        raise InputError(f"--devices {request.devices} must be numbers from 2 on, such as --devices 2,4,8")
+    if not request.devices or min(request.devices) < 2:  # noqa: PLR2004  one device is what all are compared with
+        given = ",".join(map(str, request.devices))
+        raise InputError(
+            f"--devices must be numbers of 2 or more, got {given}",
+            hint="for example --devices 2,4,8",
+            setting="--devices",
+        )
     if request.link not in ("measured", "given", *LINKS):
         raise InputError(f"--link {request.link} is not known; choose measured or one of {', '.join(LINKS)}")
     if request.link == "given":

@@ -1,13 +1,14 @@
-"""Prints a configuration: every setting, its value, the reason of each `auto`, and its help."""
+"""A configuration as YAML that can be saved as a preset, with what each `auto` becomes here and why."""
 
 from __future__ import annotations
 
-import textwrap
+from typing import Any
 
 from pydantic import BaseModel
 
 from paceline.conf.config import Config
 from paceline.conf.environment import Environment
+from paceline.conf.hints import yaml_text
 from paceline.conf.load import flatten
 from paceline.flows.checks.training_host import training_host
 from paceline.tasks.cluster.kinds import kind_of
@@ -17,29 +18,53 @@ from paceline.tasks.errors import InputError
 from paceline.tasks.records import Choice
 from paceline.tasks.train.plan import resolve
 
-HELP_WIDTH = 110
+OTHERS = {
+    "execution.strategy": Choice(value="none", reason="a single rank shares its work with no other"),
+    "cluster.num_workers": Choice(value="to be chosen", reason="one worker per core, and at least one per rank"),
+    "speedup.steps_per_block": Choice(value="to be chosen", reason="enough steps for a block of a quarter of a second"),
+}
+"""Of `auto` values that the plan of a run does not decide."""
 
 
-def describe(config: Config, key_width: int) -> str:
-    """Describe each setting in one paragraph, in the order of the schema."""
-    helps = _helps(type(config))
-    choices = _choices(config)
-    lines = []
-    for key, value in flatten(config).items():
-        choice = choices.get(key)
-        shown = f"{value} -> {choice.value}  ({choice.reason})" if choice else f"{value}"
-        lines.append(f"{key:<{key_width}} {shown}")
-        lines += textwrap.wrap(helps[key], HELP_WIDTH, initial_indent="    ", subsequent_indent="    ")
+def show_yaml(config: Config) -> str:
+    """The configuration as a preset; a comment gives the value and the reason of each `auto`."""
+    lines = [
+        "# Save this as FILE.yaml and start it with: paceline run FILE.yaml",
+        *_yaml_lines(config, _choices(config), "", ""),
+    ]
     script = kind_of(config.cluster).job_script(config, Environment())
     if script:
-        lines += ["", f"The job script, for each of {config.execution.num_nodes} hosts:", "", script]
+        lines += ["", f"# The job script, for each of {config.execution.num_nodes} hosts:", "#"]
+        lines += [f"# {line}".rstrip() for line in script.splitlines()]
     return "\n".join(lines)
+
+
+def show_json(config: Config) -> dict[str, Any]:
+    """The configuration, and what each `auto` becomes with its reason."""
+    values, choices = flatten(config), _choices(config)
+    reasons = {
+        key: {"value": str(one.value), "reason": one.reason} for key, one in choices.items() if values[key] == "auto"
+    }
+    return {"config": config.model_dump(mode="json"), "choices": reasons}
+
+
+def _yaml_lines(section: BaseModel, choices: dict[str, Choice], prefix: str, indent: str) -> list[str]:
+    lines = []
+    for name in type(section).model_fields:
+        value, key = getattr(section, name), prefix + name
+        if isinstance(value, BaseModel):
+            lines += [f"{indent}{name}:", *_yaml_lines(value, choices, f"{key}.", f"{indent}  ")]
+            continue
+        choice = choices.get(key) if value == "auto" else None
+        comment = f"  # -> {choice.value} ({' '.join(choice.reason.split())})" if choice else ""
+        lines.append(f"{indent}{name}: {yaml_text(value)}{comment}")
+    return lines
 
 
 def _choices(config: Config) -> dict[str, Choice]:
     """Resolve each `auto` here, as far as that is possible without the data."""
     tls = {"cluster.tls": choose_tls(config.cluster)} if config.cluster.tls == "auto" else {}
-    return {f"execution.{name}": choice for name, choice in _execution_choices(config).items()} | tls
+    return OTHERS | {f"execution.{name}": choice for name, choice in _execution_choices(config).items()} | tls
 
 
 def _execution_choices(config: Config) -> dict[str, Choice]:
@@ -54,13 +79,3 @@ def _execution_choices(config: Config) -> dict[str, Choice]:
     if num_train is None and "loading" in choices:
         choices["loading"] = Choice(value="to be chosen", reason="by the size of the data, once data.root is given")
     return choices
-
-
-def _helps(model: type[BaseModel], prefix: str = "") -> dict[str, str]:
-    helps: dict[str, str] = {}
-    for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            helps |= _helps(field.annotation, f"{prefix}{name}.")
-        else:
-            helps[prefix + name] = " ".join((field.description or "").split())
-    return helps

@@ -13,12 +13,15 @@
         ├── LostError        a rank, worker, host or the scheduler has gone; a restart may help
         └── RegressionError  it came to its end, worse than those before it, and was told to fail then
 
-A message is value + rule + fix, on one line.
+A message is one line: the fault with the value as typed. `hint` is one action that can be pasted; where it is not
+given, it is the part of the message behind the last semicolon. `paceline.flows.cli` prints them as two lines.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+from paceline.conf.hints import HintedError
 
 
 def is_transient(error: object) -> bool:
@@ -31,7 +34,7 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-class PacelineError(Exception):
+class PacelineError(HintedError):
     """Root of all errors that Paceline raises on purpose."""
 
 

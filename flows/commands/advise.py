@@ -5,25 +5,28 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 
 from paceline.conf.environment import Environment
-from paceline.conf.load import load
-from paceline.flows.commands.console import add_preset, json_stream, run_location, say_pairs, write_json
+from paceline.conf.load import load, split_values
+from paceline.flows.commands.console import Command, add_preset, json_stream, run_location, say_pairs, write_json
 from paceline.flows.commands.prefect_session import quiet_flow
 from paceline.tasks.errors import InputError
 
-HELP = "predict the speedup on N devices, and rank what to do next"
 DEVICES = "2,4,8"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Its options."""
     add_preset(parser)
-    parser.add_argument("--devices", default=DEVICES, metavar="N,N", help=f"numbers of devices (default: {DEVICES})")
     parser.add_argument(
-        "--link", default="measured", help="measured (default), or a kind: nvlink, pcie4, ethernet10, ..."
+        "--devices", default=DEVICES, metavar="N,N", help=f"numbers of devices to forecast (default: {DEVICES})"
     )
-    parser.add_argument("--latency", type=float, metavar="S", help="of a link of your own, seconds per message")
-    parser.add_argument("--bandwidth", type=float, metavar="GB/S", help="of a link of your own, gigabytes per second")
-    parser.add_argument("--deadline", type=float, metavar="S", help="seconds that the whole training may take")
+    parser.add_argument(
+        "--link", default="measured", help="link between devices: measured (default), or nvlink, pcie4, ethernet10, ..."
+    )
+    parser.add_argument("--latency", type=float, metavar="S", help="latency of your own link, seconds per message")
+    parser.add_argument(
+        "--bandwidth", type=float, metavar="GB/S", help="bandwidth of your own link, gigabytes per second"
+    )
+    parser.add_argument("--deadline", type=float, metavar="S", help="longest acceptable training time, seconds")
 
 
 def main(options: Namespace) -> None:
@@ -32,9 +35,17 @@ def main(options: Namespace) -> None:
 
     site = Environment()
     if (options.latency is None) != (options.bandwidth is None):
-        raise InputError("--latency and --bandwidth describe one link; give both or neither")
+        raise InputError(
+            "--latency and --bandwidth describe one link, and only one of them is given",
+            hint="give both, for example --latency 30e-6 --bandwidth 10",
+            setting="--latency" if options.latency is None else "--bandwidth",
+        )
     if options.deadline is not None and options.deadline <= 0:
-        raise InputError(f"--deadline {options.deadline} is not above 0; give seconds")
+        raise InputError(
+            f"--deadline must be above 0 seconds, got {options.deadline:g}",
+            hint="for example --deadline 3600",
+            setting="--deadline",
+        )
     request = AdviseRequest(
         preset=options.preset,
         config=load(options.preset, options.overrides),
@@ -56,6 +67,16 @@ def main(options: Namespace) -> None:
 
 def _numbers(text: str) -> list[int]:
     try:
-        return [int(part) for part in text.split(",")]
+        return [int(part) for part in split_values(text)]
     except ValueError as error:
-        raise InputError(f"--devices {text} is not a list of numbers; write them as in --devices 2,4,8") from error
+        raise InputError(
+            f"--devices must be whole numbers, got {text}", hint="for example --devices 2,4,8", setting="--devices"
+        ) from error
+
+
+COMMAND = Command(
+    "forecast the speedup on N devices, and rank what to do next",
+    ("paceline advise cifar10 data.root=DIR --devices 2,4,8", "paceline advise digits --link ethernet10"),
+    add_arguments,
+    main,
+)

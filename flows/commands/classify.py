@@ -6,10 +6,16 @@ from argparse import ArgumentParser, Namespace
 
 from paceline.conf.environment import Environment
 from paceline.conf.load import checked
-from paceline.flows.commands.console import add_json, json_stream, run_location, say_pairs, say_table, write_json
+from paceline.flows.commands.console import (
+    Command,
+    add_json,
+    json_stream,
+    run_location,
+    say_pairs,
+    say_table,
+    write_json,
+)
 from paceline.flows.commands.prefect_session import quiet_flow
-
-HELP = "fit linear classifiers on what paceline features has written, and score them"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -40,3 +46,11 @@ def main(options: Namespace) -> None:
         say_table(("classifier", "accuracy", "fitted in", "converged"), rows)
         say_pairs([("run", run_location(summary["run_id"], summary["experiment"]))])
         write_json(stream, summary)
+
+
+COMMAND = Command(
+    "fit linear classifiers on features, and score them",
+    ("paceline classify TRAIN_FEATURES TEST_FEATURES", "paceline classify TRAIN_FEATURES TEST_FEATURES --kind svm"),
+    add_arguments,
+    main,
+)

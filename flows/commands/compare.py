@@ -6,17 +6,15 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from paceline.conf.environment import Environment
-from paceline.flows.commands.console import add_json, json_stream, say, say_table, write_json, write_page
+from paceline.flows.commands.console import Command, add_json, json_stream, say, say_table, write_json, write_page
 from paceline.tasks.errors import InputError
-
-HELP = "compare runs of the store, the first one being the base"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Its options."""
     parser.add_argument("runs", nargs="*", metavar="RUN_ID", help="runs to compare; the first is the base")
     parser.add_argument("--experiment", help="take the newest runs of this experiment instead")
-    parser.add_argument("--last", type=int, metavar="N", help="so many of them (default: 5)")
+    parser.add_argument("--last", type=int, metavar="N", help="number of newest runs of the experiment (default: 5)")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the comparison as a page too")
     add_json(parser)
 
@@ -24,7 +22,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 def main(options: Namespace) -> None:
     """Carry it out."""
     if options.last is not None and options.last < 2:  # noqa: PLR2004  a comparison is of two
-        raise InputError(f"--last {options.last} is below 2; a comparison needs at least two runs")
+        raise InputError(
+            f"--last must be 2 or more, got {options.last}", hint="compare two runs with --last 2", setting="--last"
+        )
     from paceline.flows.compare import compare_runs, view_url
     from paceline.tasks.report.tables import render_compare
     from paceline.tasks.speedup.compare import compare_notes, compare_table
@@ -42,3 +42,11 @@ def main(options: Namespace) -> None:
         if view:
             say(f"in the MLflow UI: {view}")
         write_json(stream, comparison.model_dump(mode="json") | {"view": view})
+
+
+COMMAND = Command(
+    "compare finished runs; the first one is the base",
+    ("paceline compare RUN_ID RUN_ID", "paceline compare --experiment paceline --last 5"),
+    add_arguments,
+    main,
+)

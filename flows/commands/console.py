@@ -6,26 +6,56 @@ import json
 import os
 import shutil
 import sys
-from argparse import ArgumentParser
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from paceline.conf.environment import Environment
-from paceline.conf.load import preset_names
+from paceline.conf.hints import fault_and_hint
 from paceline.tasks.errors import InputError
 from paceline.tasks.redact import redact, redact_tree
 
 CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 
 
+class Command(NamedTuple):
+    """A command of the program."""
+
+    help: str
+    examples: tuple[str, str]
+    add_arguments: Callable[[ArgumentParser], None]
+    execute: Callable[[Namespace], None]
+    settings: bool = False
+    """Whether its help lists the most common settings."""
+
+
+class _Output:
+    """The state of the output of one call of the program."""
+
+    quiet = False
+    """Print results and errors only where a program reads them, and errors."""
+    answered = False
+    """Whether the line of JSON has been written."""
+
+
+def start_output(*, quiet: bool) -> None:
+    """Start the output of a call of the program."""
+    _Output.quiet, _Output.answered = quiet, False
+
+
 def add_preset(parser: ArgumentParser, *, optional: bool = False) -> None:
     """The preset and its overrides, and `--json`."""
     parser.add_argument(
-        "preset", nargs="?" if optional else None, help=f"one of {', '.join(preset_names())}, or a YAML file"
+        "preset", nargs="?" if optional else None, help="a preset (list them: paceline presets) or a YAML file"
     )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that differ from the preset's")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="key=value",
+        help="settings that differ from the preset's (list them: paceline settings)",
+    )
     add_json(parser)
 
 
@@ -35,8 +65,25 @@ def add_json(parser: ArgumentParser) -> None:
 
 
 def say(line: str) -> None:
-    """One line on stderr; names from outside, of classes and files, cannot steer the terminal."""
+    """Print a line on stderr, unless `--quiet` was given."""
+    if not _Output.quiet:
+        say_always(line)
+
+
+def say_always(line: str) -> None:
+    """Print a line on stderr; names from outside, of classes and files, cannot steer the terminal."""
     print(redact(line).translate(CONTROLS), file=sys.stderr, flush=True)
+
+
+def say_error(error: Exception, *, as_json: bool) -> None:
+    """Print an error as two lines: what is wrong, and one action; with `--json` also as JSON on stdout."""
+    fault, hint = fault_and_hint(error)
+    say_always(f"error: {fault}")
+    if hint:
+        say_always(f"hint: {hint}")
+    if as_json and not _Output.answered:
+        with suppress(BrokenPipeError):
+            write_json(sys.stdout, {"error": fault, "hint": hint})
 
 
 def say_pairs(rows: Sequence[tuple[str, str]]) -> None:
@@ -58,7 +105,7 @@ def say_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 def run_location(run_id: str, experiment: str) -> str:
     """Where a run of MLflow is, and how it is looked at."""
     uri = Environment().tracking_uri
-    way = f"it is on {uri}" if uri.startswith("http") else f"see it with: {program()} ui"
+    way = f"it is on {uri}" if uri.startswith("http") else f"see it with: {program()} ui {run_id}"
     return f"{run_id} in experiment {experiment}; {way}"
 
 
@@ -95,7 +142,9 @@ def write_page(path: Path, html: str) -> None:
         path.write_text(html, encoding="utf-8")
     except OSError as error:
         raise InputError(
-            f"--html {path} cannot be written ({error.strerror}); name a file in a directory of yours"
+            f"--html {path} cannot be written ({error.strerror})",
+            hint="name a file in a directory that you own",
+            setting="--html",
         ) from error
 
 
@@ -103,3 +152,4 @@ def write_json(stream: TextIO | None, outcome: dict[str, Any]) -> None:
     """The outcome on one line, where it is wanted."""
     if stream is not None:
         print(json.dumps(redact_tree(outcome)), file=stream, flush=True)
+        _Output.answered = True

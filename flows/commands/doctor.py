@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 from paceline.conf.environment import Environment
 from paceline.conf.load import load
-from paceline.flows.commands.console import add_json, json_stream, say, write_json
+from paceline.flows.commands.console import Command, add_json, json_stream, say, write_json
 from paceline.tasks.errors import RunError
 
 if TYPE_CHECKING:
     from paceline.tasks.doctor.finding import Finding
 
-HELP = "examine packages, devices, servers, certificates and the cluster's workers"
 MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
 WIDTH = 18
 
@@ -42,9 +41,17 @@ def main(options: Namespace) -> None:
         raise RunError(
             f"{counts['error']} of {len(found)} checks found something wrong, {counts['warning']} are doubtful"
         )
-    say(f"paceline: nothing wrong, {counts['warning']} of {len(found)} checks doubtful")
+    say(f"nothing is wrong, {counts['warning']} of {len(found)} checks doubtful")
 
 
 def _line(finding: Finding) -> str:
     remedy = f"\n{'':9}{'':{WIDTH}}-> {finding.remedy}" if finding.remedy else ""
     return f"{MARKS[finding.status]}  {finding.check:<{WIDTH}}{finding.found}{remedy}"
+
+
+COMMAND = Command(
+    "check packages, devices, servers, certificates and the cluster's workers",
+    ("paceline doctor", "paceline doctor cluster.kind=address cluster.address=tls://host:8786"),
+    add_arguments,
+    main,
+)

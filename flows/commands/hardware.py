@@ -6,21 +6,21 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from paceline.conf.environment import Environment
-from paceline.flows.commands.console import add_json, json_stream, say, say_table, write_json, write_page
+from paceline.flows.commands.console import Command, add_json, json_stream, say, say_table, write_json, write_page
 from paceline.tasks.errors import InputError
-
-HELP = "a table of all hardware that did the same work: throughput, memory, energy, price, break-even"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Its options."""
-    parser.add_argument("--experiment", default="paceline", help="whose runs are looked at (default: paceline)")
+    parser.add_argument(
+        "--experiment", default="paceline", help="experiment whose runs are compared (default: paceline)"
+    )
     parser.add_argument(
         "--price",
         action="append",
         default=[],
         metavar="DEVICE=PRICE",
-        help='of one device for an hour, by a part of its name, as in "H200=4.5"; may be given several times',
+        help="price of one device for an hour, with a part of the device's name, as in H200=4.5; repeat for more",
     )
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the table as a page too")
     add_json(parser)
@@ -54,5 +54,17 @@ def _price(text: str) -> tuple[str, float]:
     except ValueError:
         value = -1.0
     if not device or not 0 <= value < float("inf"):
-        raise InputError(f"--price {text} is no DEVICE=PRICE with a price of 0 or more; give such as H200=4.5")
+        raise InputError(
+            f"--price {text} is not DEVICE=PRICE with a price of 0 or more",
+            hint="for example --price H200=4.5",
+            setting="--price",
+        )
     return device, value
+
+
+COMMAND = Command(
+    "compare all hardware that did the same work: throughput, memory, energy, price",
+    ("paceline hardware", 'paceline hardware --price "H200=4.5" --html hardware.html'),
+    add_arguments,
+    main,
+)

@@ -7,15 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.conf.environment import Environment
 from paceline.conf.load import checked, load
-from paceline.flows.commands.console import add_preset, json_stream, run_location, say, say_pairs, say_table, write_json
+from paceline.flows.commands.console import (
+    Command,
+    add_preset,
+    json_stream,
+    run_location,
+    say,
+    say_pairs,
+    say_table,
+    write_json,
+)
 from paceline.flows.commands.prefect_session import quiet_flow
 from paceline.flows.commands.resumed import stored_request
 from paceline.tasks.errors import InputError
 
 if TYPE_CHECKING:
     from paceline.flows.no_gpu.request import NoGpuRequest
-
-HELP = "learn from scratch, by fine-tuning and by features on CPUs, and say what to do without a GPU"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -24,19 +31,19 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--pretrained",
         metavar="WEIGHTS",
-        help="to begin with: a file, RUN_ID, runs:/RUN_ID/model or models:/NAME@ALIAS",
+        help="weights to start from: a file, RUN_ID, runs:/RUN_ID/model or models:/NAME@ALIAS",
     )
     parser.add_argument(
         "--fine-tune",
         action="append",
         metavar="key=value",
-        help="a setting of the recipe, of fine-tuning alone; repeat",
+        help="setting of the recipe for fine-tuning only; repeat for more",
     )
-    parser.add_argument("--layer", metavar="NAME", help="whose output is the features (default: pool)")
-    parser.add_argument("--target", type=float, metavar="A", help="validation accuracy to which the time is taken")
-    parser.add_argument("--repeats", type=int, metavar="K", help="of each way (default: 3)")
-    parser.add_argument("--gpu", metavar="NAME", help="whose data sheet bounds what nobody measured (default: L4)")
-    parser.add_argument("--resume", metavar="RUN_ID", help="go on with a study that was cut short")
+    parser.add_argument("--layer", metavar="NAME", help="layer whose output is the features (default: pool)")
+    parser.add_argument("--target", type=float, metavar="A", help="validation accuracy at which the time is taken")
+    parser.add_argument("--repeats", type=int, metavar="K", help="number of repeats of each way (default: 3)")
+    parser.add_argument("--gpu", metavar="NAME", help="GPU whose data sheet bounds what was not measured (default: L4)")
+    parser.add_argument("--resume", metavar="RUN_ID", help="resume an interrupted study")
 
 
 def main(options: Namespace) -> None:
@@ -65,8 +72,9 @@ def _request(options: Namespace) -> NoGpuRequest:
 
     if options.preset is None or options.pretrained is None:
         raise InputError(
-            "paceline no-gpu needs a preset and weights to begin with, such as "
-            "paceline no-gpu folder data.root=DIR --pretrained RUN_ID"
+            "paceline no-gpu needs a preset and pretrained weights",
+            hint="for example: paceline no-gpu folder data.root=DIR --pretrained RUN_ID",
+            setting="preset" if options.preset is None else "--pretrained",
         )
     config = load(options.preset, options.overrides)
     asked = {"preset": options.preset, "config": config, "pretrained": options.pretrained}
@@ -92,3 +100,14 @@ def _show(summary: dict[str, Any]) -> None:
     for note in result.notes:
         say(note)
     say_pairs([("study", run_location(result.run_id, result.experiment)), ("view", summary["view"])])
+
+
+COMMAND = Command(
+    "measure on CPUs what pays without a GPU: from scratch, fine-tuning or features",
+    (
+        "paceline no-gpu folder data.root=DIR --pretrained RUN_ID",
+        "paceline no-gpu folder data.root=DIR --pretrained resnet18.pt --repeats 3",
+    ),
+    add_arguments,
+    main,
+)

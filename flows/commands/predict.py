@@ -1,6 +1,6 @@
-"""`paceline predict`: a trained model over many images, into Parquet.
+"""`paceline predict` and `paceline features`: a trained model, or a layer of it, over many images, into Parquet.
 
-Classes of images are columns of numbers; masks, and images without their noise, are columns of PNG files.
+Classes of images are columns of numbers. Masks, and images without their noise, are columns of PNG files.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ from typing import Any
 
 from paceline.conf.environment import Environment
 from paceline.conf.load import checked
-from paceline.flows.commands.console import add_json, json_stream, run_location, say_pairs, write_json
+from paceline.flows.commands.console import Command, add_json, json_stream, run_location, say_pairs, write_json
 from paceline.flows.commands.prefect_session import quiet_flow
-
-HELP = "predict a folder of images, or a preset's test split, with a trained model"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -44,9 +42,25 @@ def add_common(parser: ArgumentParser) -> None:
     add_json(parser)
 
 
+def add_features_arguments(parser: ArgumentParser) -> None:
+    """Add the options of `paceline features`."""
+    add_common(parser)
+    parser.add_argument(
+        "--layer",
+        required=True,
+        metavar="NAME",
+        help="layer whose output is written, flattened; a wrong name lists all layers",
+    )
+
+
 def main(options: Namespace) -> None:
-    """Carry it out."""
+    """Predict."""
     run_prediction(options, layer=None, own_size=options.own_size)
+
+
+def write_features(options: Namespace) -> None:
+    """Write the output of a layer."""
+    run_prediction(options, layer=options.layer)
 
 
 def run_prediction(options: Namespace, *, layer: str | None, own_size: bool = False) -> None:
@@ -89,3 +103,17 @@ def _quality(summary: dict[str, Any]) -> tuple[str, str]:
     if summary["task"] == "denoise":
         return "images", "taken as they are: no noise was added, so there is nothing to measure it by"
     return "accuracy", "the source tells no classes" if accuracy is None else f"{accuracy:.4f}"
+
+
+COMMAND = Command(
+    "predict a folder of images, or a preset's test split, with a trained model",
+    ("paceline predict RUN_ID DIR", "paceline predict models:/NAME@champion DIR --out predictions"),
+    add_arguments,
+    main,
+)
+FEATURES = Command(
+    "write a layer's output for a folder of images, or a preset's test split",
+    ("paceline features RUN_ID DIR --layer pool", "paceline features RUN_ID digits --layer pool --out features"),
+    add_features_arguments,
+    write_features,
+)

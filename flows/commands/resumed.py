@@ -19,7 +19,7 @@ def take_cluster(tree: dict[str, Any], options: Namespace) -> None:
     given = [override for override in options.overrides if override.startswith(SECTION)]
     left = replace_cluster(tree, given, options.resume)
     if left:
-        say(f"paceline: not taken from the run: {', '.join(SECTION + name for name in left)}; give again what you need")
+        say(f"warning: not taken from the run: {', '.join(SECTION + name for name in left)}; give again what you need")
 
 
 def stored_request(options: Namespace, role: Kind, site: Environment, changed: bool) -> dict[str, Any]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
 from paceline.conf.environment import Environment
-from paceline.conf.load import apply, load, preset_names, validate
-from paceline.flows.commands.console import add_preset, json_stream, run_location, say_pairs, write_json
+from paceline.conf.load import apply, load, validate
+from paceline.flows.commands.console import Command, add_preset, json_stream, run_location, say_pairs, write_json
+from paceline.flows.commands.lookup import print_common
 from paceline.flows.commands.prefect_session import quiet_flow
 from paceline.flows.commands.resumed import take_cluster
 from paceline.tasks.errors import InputError, RegressionError
@@ -16,37 +18,43 @@ from paceline.tasks.errors import InputError, RegressionError
 if TYPE_CHECKING:
     from paceline.conf.config import Config
 
-HELP = "prepare data, train, evaluate, and account for the speed of it"
 # What may change when an unfinished run goes on: how it is run, never what is learned.
 RESUMABLE_SECTIONS = ("execution.", "cluster.", "limits.")
-KEY_WIDTH = 30
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Its options."""
     add_preset(parser, optional=True)
-    parser.add_argument("--show", action="store_true", help="print the resolved configuration and stop")
+    parser.add_argument(
+        "--show", action="store_true", help="print the configuration as YAML that can be saved as a preset, and stop"
+    )
     parser.add_argument("--diagnose", action="store_true", help="measure what limits the step (speedup.diagnose=true)")
-    parser.add_argument("--resume", metavar="RUN_ID", help="go on with an unfinished run from its newest checkpoint")
-    parser.add_argument("-h", "--help", action="store_true", help="print this help and every setting")
+    parser.add_argument("--resume", metavar="RUN_ID", help="resume an unfinished run from its newest checkpoint")
+    parser.add_argument("-h", "--help", action="store_true", help="print this help and the most common settings")
 
 
 def main(options: Namespace) -> None:
     """Carry it out."""
     started = time.monotonic()
     if options.help:
-        _help(options)
+        options.parser.print_help()
+        print_common(options.preset or "digits", options.overrides)
         return
     if (options.preset is None) == (options.resume is None):
         if options.resume is None:
-            raise InputError("paceline run needs a preset; one of " + ", ".join(preset_names()) + ", or a YAML file")
+            raise InputError("paceline run needs a preset", hint="list the presets with: paceline presets")
         options.overrides.insert(0, options.preset)  # with --resume every positional argument is an override
     site = Environment()
     if options.diagnose and options.resume is None:
         options.overrides.append("speedup.diagnose=true")
     config = _resumed(site, options) if options.resume else load(options.preset, options.overrides)
     if options.show:
-        print(_describe(config))
+        from paceline.flows.show_config import show_json, show_yaml
+
+        if options.json:
+            write_json(sys.stdout, show_json(config))
+        else:
+            print(show_yaml(config))
         return
     with json_stream(options.json) as stream:
         try:
@@ -95,21 +103,17 @@ def _execute(config: Config, site: Environment, resume: str | None) -> dict[str,
             return run_pipeline(config, resume)
 
 
-def _help(options: Namespace) -> None:
-    options.parser.print_help()
-    preset = options.preset or "digits"
-    config = load(preset, options.overrides)
-    print(f"\nsettings, as paceline run {preset} would have them here:\n\n{_describe(config)}")
-
-
-def _describe(config: Config) -> str:
-    from paceline.flows.show_config import describe
-
-    return describe(config, KEY_WIDTH)
-
-
 def _show(summary: dict[str, Any]) -> None:
     from paceline.tasks.report.summary import summary_table
 
     where = run_location(summary["run_id"], summary["experiment"])
     say_pairs([*summary_table(summary), ("run", where), ("view", summary["view"])])
+
+
+COMMAND = Command(
+    "train, evaluate, and measure the speed",
+    ("paceline run digits", "paceline run folder data.root=DIR recipe.num_epochs=5"),
+    add_arguments,
+    main,
+    settings=True,
+)

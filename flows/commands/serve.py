@@ -12,31 +12,34 @@ from paceline.conf.environment import Environment
 from paceline.conf.load import load
 from paceline.conf.plugins import EMBEDDED_SOURCES
 from paceline.flows.checks.origin import allow
-from paceline.flows.commands.console import add_preset, say_pairs
+from paceline.flows.commands.console import Command, add_preset, say_pairs
 from paceline.flows.commands.prefect_session import collect_again
 from paceline.flows.lifecycle import prefect_api
 from paceline.tasks.errors import InputError
 
-HELP = "run by schedule: a deployment in Prefect, served by this process"
 OVERLAPS = get_args(Overlap)
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Its options."""
     add_preset(parser)
-    parser.add_argument("--cron", required=True, help='minute hour day month weekday, such as "0 2 * * *"')
-    parser.add_argument("--timezone", help="of the schedule, such as Europe/Zurich (default: this machine's)")
+    parser.add_argument(
+        "--cron", required=True, help='schedule as minute hour day month weekday, for example "0 2 * * *"'
+    )
+    parser.add_argument(
+        "--timezone", help="time zone of the schedule, for example Europe/Zurich (default: this machine's)"
+    )
     parser.add_argument(
         "--overlap",
         choices=OVERLAPS,
         default="queue",
-        help="what becomes of a run whose predecessor has not ended (default: queue)",
+        help="what happens to a run that is due while the previous one still runs (default: queue)",
     )
-    parser.add_argument("--name", help="of the deployment (default: the preset's)")
+    parser.add_argument("--name", help="name of the deployment (default: the preset's)")
     parser.add_argument(
         "--catch-up",
         action="store_true",
-        help="keep the schedule while this process is away, and start what was missed when it is back",
+        help="after a pause of this process, start the runs that were missed",
     )
 
 
@@ -64,8 +67,9 @@ def main(options: Namespace) -> None:
     url = prefect_api.prefect_server(site)
     if url is None:
         raise InputError(
-            "paceline serve needs a Prefect server, which keeps the schedule; start one (prefect server start) and set "
-            "PREFECT_API_URL to its address, such as http://127.0.0.1:4200/api"
+            "paceline serve needs a Prefect server, which stores the schedule",
+            hint="start prefect server start in a second terminal, then export PREFECT_API_URL=http://127.0.0.1:4200/api",
+            setting="PREFECT_API_URL",
         )
     preflight.check(config, site)
     from paceline.flows.deployment import deployment_of, local_timezone, schedule_of, serve
@@ -86,3 +90,14 @@ def main(options: Namespace) -> None:
     )
     collect_again()  # this process lives for months
     serve(deployment, catch_up=options.catch_up)
+
+
+COMMAND = Command(
+    "run on a schedule, as a deployment in Prefect that this process serves",
+    (
+        'paceline serve digits --cron "0 2 * * *"',
+        'paceline serve folder data.root=DIR --cron "0 2 * * *" --overlap skip --catch-up',
+    ),
+    add_arguments,
+    main,
+)

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 from paceline.conf.environment import Environment
 from paceline.conf.load import checked, load
 from paceline.conf.study_plan import StudyPlan, load_plan, plan_names
-from paceline.flows.commands.console import add_preset, json_stream, run_location, say, say_pairs, say_table, write_json
+from paceline.flows.commands.console import (
+    Command,
+    add_preset,
+    json_stream,
+    run_location,
+    say,
+    say_pairs,
+    say_table,
+    write_json,
+)
 from paceline.flows.commands.prefect_session import quiet_flow
 from paceline.flows.commands.resumed import stored_request
 from paceline.tasks.errors import InputError
@@ -16,7 +25,6 @@ from paceline.tasks.errors import InputError
 if TYPE_CHECKING:
     from paceline.flows.study.request import StudyRequest
 
-HELP = "train every combination of factors several times, and say what each is worth"
 REPEATS = 3
 
 
@@ -24,16 +32,18 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Its options."""
     add_preset(parser, optional=True)
     parser.add_argument(
-        "--axis", action="append", default=[], metavar="field=a,b", help="a factor, the baseline's value first; repeat"
+        "--axis",
+        action="append",
+        default=[],
+        metavar="field=a,b",
+        help="a setting and its values, the baseline's value first; repeat for more",
     )
-    parser.add_argument(
-        "--plan", metavar="NAME", help=f"a study that is worth repeating: {', '.join(plan_names())}, or a YAML file"
-    )
+    parser.add_argument("--plan", metavar="NAME", help=f"a prepared study: {', '.join(plan_names())}, or a YAML file")
     parser.add_argument("--ladder", action="store_true", help="add one factor at a time instead of the full grid")
     parser.add_argument("--repeats", type=int, metavar="K", help=f"trainings of each arm (default: {REPEATS})")
     parser.add_argument("--target", type=float, metavar="A", help="validation score to which the time is measured")
     parser.add_argument("--diagnose", action="store_true", help="measure what limits each arm's step, once")
-    parser.add_argument("--resume", metavar="RUN_ID", help="go on with a study that was cut short")
+    parser.add_argument("--resume", metavar="RUN_ID", help="resume an interrupted study")
 
 
 def main(options: Namespace) -> None:
@@ -60,10 +70,16 @@ def _request(options: Namespace) -> StudyRequest:
         axes = _merge_plan(options, load_plan(options.plan), axes)
     if options.preset is None:
         raise InputError(
-            "paceline study needs a preset, such as paceline study digits --axis execution.num_devices=1,2"
+            "paceline study needs a preset",
+            hint="for example: paceline study digits --axis execution.num_devices=1,2",
+            setting="preset",
         )
     if options.target is not None and not 0 < options.target <= 1:
-        raise InputError(f"--target {options.target} is no score; give a share between 0 and 1")
+        raise InputError(
+            f"--target must be above 0 and at most 1, got {options.target:g}",
+            hint="for example --target 0.9",
+            setting="--target",
+        )
     if options.diagnose:
         options.overrides.append("speedup.diagnose=true")
     asked = {
@@ -111,3 +127,14 @@ def _show(summary: dict[str, Any]) -> None:
         say(note)
     where = run_location(result.run_id, result.experiment)
     say_pairs([("study", where), ("view", summary["view"])])
+
+
+COMMAND = Command(
+    "benchmark every combination of settings, trained several times",
+    (
+        "paceline study digits --axis execution.precision=32-true,bf16-mixed",
+        "paceline study --plan scaling data.root=DIR",
+    ),
+    add_arguments,
+    main,
+)

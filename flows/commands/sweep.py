@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.conf.environment import Environment
 from paceline.conf.load import checked, load
-from paceline.flows.commands.console import add_preset, json_stream, run_location, say, say_pairs, say_table, write_json
+from paceline.flows.commands.console import (
+    Command,
+    add_preset,
+    json_stream,
+    run_location,
+    say,
+    say_pairs,
+    say_table,
+    write_json,
+)
 from paceline.flows.commands.prefect_session import quiet_flow
 from paceline.flows.commands.resumed import stored_request
 from paceline.tasks.errors import InputError
@@ -15,7 +24,6 @@ from paceline.tasks.errors import InputError
 if TYPE_CHECKING:
     from paceline.flows.sweep.request import SweepRequest
 
-HELP = "try other settings of a recipe, several trials at once, and say which are best"
 SAMPLERS = ("tpe", "random", "grid")
 PRUNERS = ("none", "median", "asha", "hyperband")
 
@@ -28,13 +36,15 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="field=VALUES",
-        help="what is tried: log(a,b), lin(a,b), int(a,b[,step]) or [x,y,z]; repeat",
+        help="a setting and the values to try: log(a,b), lin(a,b), int(a,b[,step]) or x,y,z; repeat for more",
     )
-    parser.add_argument("--trials", type=int, metavar="N", help="how many (default: 20; of a grid all)")
-    parser.add_argument("--sampler", choices=SAMPLERS, help="what chooses the values (default: tpe)")
-    parser.add_argument("--pruner", choices=PRUNERS, help="what ends poor trials early (default: none)")
-    parser.add_argument("--at-once", type=int, metavar="N", help="trials at the same time (default: all that fit)")
-    parser.add_argument("--resume", metavar="RUN_ID", help="go on with a sweep that was cut short")
+    parser.add_argument("--trials", type=int, metavar="N", help="number of trials (default: 20; for a grid all)")
+    parser.add_argument("--sampler", choices=SAMPLERS, help="method that chooses the values (default: tpe)")
+    parser.add_argument("--pruner", choices=PRUNERS, help="method that ends poor trials early (default: none)")
+    parser.add_argument(
+        "--at-once", type=int, metavar="N", help="number of trials at the same time (default: as many as fit)"
+    )
+    parser.add_argument("--resume", metavar="RUN_ID", help="resume an interrupted sweep")
 
 
 def main(options: Namespace) -> None:
@@ -58,7 +68,9 @@ def _request(options: Namespace) -> SweepRequest:
 
     if options.preset is None:
         raise InputError(
-            "paceline sweep needs a preset, such as paceline sweep digits --param 'recipe.learning_rate=log(1e-3,1)'"
+            "paceline sweep needs a preset",
+            hint="for example: paceline sweep digits --param 'recipe.learning_rate=log(1e-3,1)'",
+            setting="preset",
         )
     parse_parameters(options.param)
     asked = {
@@ -92,3 +104,14 @@ def _show(summary: dict[str, Any]) -> None:
         say(note)
     where = run_location(result.run_id, result.experiment)
     say_pairs([("sweep", where), ("view", summary["view"])])
+
+
+COMMAND = Command(
+    "search better settings of a recipe, several trials at a time",
+    (
+        "paceline sweep digits --param 'recipe.learning_rate=log(1e-3,1)'",
+        "paceline sweep digits --param recipe.optimizer=sgd,adamw --sampler grid",
+    ),
+    add_arguments,
+    main,
+)

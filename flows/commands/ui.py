@@ -8,31 +8,47 @@ import sys
 from argparse import ArgumentParser, Namespace
 
 from paceline.conf.environment import Environment
+from paceline.flows.commands.console import Command
 from paceline.tasks.errors import InputError
 from paceline.tasks.track.connectivity import check_tracking_uri
 from paceline.tasks.track.serve import STORE, TOKEN
 
-HELP = "open the MLflow UI on the runs of this machine"
-
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Its options."""
+    parser.add_argument("run", nargs="?", metavar="RUN_ID", help="print the address of this run's page")
     parser.add_argument("--port", type=int, default=5000, help="TCP port on loopback (default: 5000)")
 
 
 def main(options: Namespace) -> None:
-    """Become the server."""
+    """Print the address, and become the server."""
     site = Environment()
     check_tracking_uri(site.tracking_uri)
-    if site.tracking_uri.startswith("http"):
-        print(site.tracking_uri)
+    remote = site.tracking_uri.startswith("http")
+    if not remote and not site.tracking_uri_given and not (site.root / "mlflow.db").exists():
+        raise InputError(f"PACELINE_HOME={site.root} holds no runs yet", hint="paceline run digits")
+    page = "experiments"
+    if options.run:
+        from paceline.tasks.track.queries import run_page
+
+        page = run_page(site.tracking_uri, options.run)
+    if remote:
+        from paceline.tasks.track.ui_views import server_address
+
+        print(f"{server_address(site.tracking_uri)}/#/{page}" if options.run else site.tracking_uri)
         return
-    if not site.tracking_uri_given and not (site.root / "mlflow.db").exists():
-        raise InputError(f"PACELINE_HOME={site.root} holds no runs yet; run paceline run digits first")
     token = secrets.token_urlsafe(32)
     # Without the workflow type the UI opens on its pages for agents.
-    page = f"http://127.0.0.1:{options.port}/?token={token}#/experiments?workflowType=machine_learning"
-    print(f"MLflow UI on {page} (Ctrl-C ends it)", flush=True)
+    address = f"http://127.0.0.1:{options.port}/?token={token}#/{page}?workflowType=machine_learning"
+    print(f"MLflow UI on {address} (Ctrl-C ends it)", flush=True)
     environment = os.environ | {TOKEN: token, STORE: site.tracking_uri}
     arguments = ["--host", "127.0.0.1", "--port", str(options.port)]
     os.execve(sys.executable, [sys.executable, "-P", "-m", "paceline.tasks.track.serve", *arguments], environment)
+
+
+COMMAND = Command(
+    "serve the MLflow UI on the runs of this machine",
+    ("paceline ui", "paceline ui RUN_ID"),
+    add_arguments,
+    main,
+)

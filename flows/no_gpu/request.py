@@ -93,7 +93,11 @@ def _check_request(request: NoGpuRequest) -> None:
     if config.model.pretrained is not None or config.model.freeze != "none":
         raise InputError("the ways differ in model.pretrained and model.freeze; name the weights after --pretrained")
     if config.execution.accelerator == "gpu":
-        raise InputError("execution.accelerator=gpu contradicts a study for CPUs; remove it")
+        raise InputError(
+            "execution.accelerator=gpu cannot be used with paceline no-gpu, which measures on CPUs",
+            hint="remove execution.accelerator=gpu",
+            setting="execution.accelerator",
+        )
     if config.execution.num_nodes > 1:
         raise InputError(
             f"execution.num_nodes={config.execution.num_nodes}: all ways run on one host, which computes the features; "

@@ -90,7 +90,11 @@ def check_predict(request: PredictRequest, environment: Environment) -> Predicti
         num_values = check_layer(request.layer, facts.model, facts.image_shape, heads)
     if request.own_size:
         if request.layer is not None:
-            raise InputError("own_size is for predictions of pixels, not for the output of a layer; remove one")
+            raise InputError(
+                "--own-size cannot be used with --layer",
+                hint="--own-size applies to the output of segmentation and denoising models only",
+                setting="--own-size",
+            )
         check_own_size(facts.model, facts.image_shape, (len(facts.class_names), len(facts.target_names)))
     config, images = _source(request, facts)
     config, hardware = _workers(config, request, environment)

@@ -174,7 +174,9 @@ def check_slurm(settings: Cluster, script: str) -> None:
     """
     if shutil.which("sbatch") is None:
         raise InputError(
-            "cluster.kind=slurm, and sbatch is not on this host's PATH; run on a host that submits to Slurm"
+            "cluster.kind=slurm needs sbatch, and there is no sbatch on this host's PATH",
+            hint="run paceline on a host that submits jobs to Slurm",
+            setting="cluster.kind",
         )
     answer = _ask(["sbatch", "--test-only"], script)
     if answer.returncode != 0:

@@ -129,10 +129,18 @@ def check_fit(tensors: Tensors, network: nn.Module, *, same_classes: bool, where
     needed = {name: tensor for name, tensor in expected.items() if part_of(name) not in fresh}
     missing = [name for name in needed if name not in tensors and not name.endswith(COUNTER)]
     if missing:
-        raise InputError(f"{where}: has no {_some(missing)}, which the network has; it is another network's")
+        raise InputError(
+            f"{where}: these weights are of another network, without {_some(missing)}",
+            hint="set model.name, model.width and model.depth as they were for these weights",
+            setting="model.pretrained",
+        )
     unknown = [name for name in tensors if name not in expected and part_of(name) not in fresh]
     if unknown:
-        raise InputError(f"{where}: has {_some(unknown)}, which the network has not; it is another network's")
+        raise InputError(
+            f"{where}: these weights are of another network, with {_some(unknown)}",
+            hint="set model.name, model.width and model.depth as they were for these weights",
+            setting="model.pretrained",
+        )
     for name, tensor in needed.items():
         _check_shape(name, tensors.get(name, tensor), tensor, where)
     return tuple(name for name in expected if part_of(name) in fresh)
@@ -151,7 +159,11 @@ def _check_shape(name: str, found: torch.Tensor, wanted: torch.Tensor, where: st
                 f"{where}: {name} is for {theirs[1]} channels, and here are {ours[1]}; "
                 "take weights of such images, or images of as many channels"
             )
-        raise InputError(f"{where}: {name} has the shape {theirs}, the network's has {ours}; it is another network's")
+        raise InputError(
+            f"{where}: these weights are of another network: {name} has the shape {theirs}, not {ours}",
+            hint="set model.name, model.width and model.depth as they were for these weights",
+            setting="model.pretrained",
+        )
     if found.is_floating_point() and found.device.type != "meta" and not bool(torch.isfinite(found).all()):
         raise InputError(f"{where}: {name} holds numbers that are not finite; take weights of a training that did well")
 
@@ -176,7 +188,11 @@ def begin_with(network: nn.Module, weights: Pretrained) -> None:
             if bare in weights.reinitialized or (bare.endswith(COUNTER) and bare not in tensors):
                 continue
             if bare not in tensors:
-                raise InputError(f"{weights.path}: has no {bare}, which the network has; it is another network's")
+                raise InputError(
+                    f"{weights.path}: these weights are of another network, without {bare}",
+                    hint="set model.name, model.width and model.depth as they were for these weights",
+                    setting="model.pretrained",
+                )
             initial.copy_(tensors[bare])
 
 

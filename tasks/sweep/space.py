@@ -16,7 +16,7 @@ from paceline.tasks.records import Record
 Scalar = bool | int | float | str | None
 SWEPT = ("recipe.", "model.", "seed")
 """Beginnings of settings that trials on the same data, on the same devices, may differ in."""
-FORM = "write log(a,b), lin(a,b), int(a,b[,step]) or [x,y,z]"
+FORM = "write log(a,b), lin(a,b), int(a,b[,step]) or x,y,z"
 INSIDE = 1 / math.pi
 """Where between its ends a range is tried as well, so that a setting of whole numbers refuses one of real numbers."""
 MIN_CHOICES = 2
@@ -110,7 +110,7 @@ def num_proposals(num_trials: int | None, is_grid: bool, parameters: Iterable[Pa
 
 
 def parse_parameters(texts: Sequence[str]) -> tuple[Parameter, ...]:
-    """Read `setting=log(1e-3,1)` and the like, one text for each parameter.
+    """Read `setting=log(1e-3,1)`, `setting=a,b` or `setting=[a,b]`, one text for each parameter.
 
     Raises:
         InputError: no such setting, one that cannot be swept, or values that cannot be read.
@@ -148,6 +148,8 @@ def parse_parameter(setting: str, values: str) -> Parameter:
         return _range(setting, values, range_match)
     if values.startswith("[") and values.endswith("]"):
         return Parameter(setting=setting, kind="list", choices=_choices(setting, values))
+    if "," in values and "(" not in values:
+        return Parameter(setting=setting, kind="list", choices=_choices(setting, f"[{values}]"))
     raise InputError(f"--param {setting}={values} is not understood; {FORM}")
 
 

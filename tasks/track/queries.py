@@ -53,6 +53,21 @@ def get_runs(tracking_uri: str, run_ids: Sequence[str]) -> list[FoundRun]:
     return runs
 
 
+def run_page(tracking_uri: str, run_id: str) -> str:
+    """The page of a run, behind `#/` of the UI.
+
+    Raises:
+        InputError: the store does not answer, or has no such run.
+    """
+    try:
+        run = existing_client(tracking_uri).get_run(run_id)
+    except MlflowException as error:
+        raise InputError(
+            f"{redact(tracking_uri)} has no run {run_id}", hint="list the runs with: paceline ui"
+        ) from error
+    return f"experiments/{run.info.experiment_id}/runs/{run_id}"
+
+
 def find_runs(tracking_uri: str, experiment: str, condition: str = "", limit: int | None = MAX_RUNS) -> list[FoundRun]:
     """Runs of an experiment, the newest first; empty if the experiment does not exist.
 

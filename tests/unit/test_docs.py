@@ -115,7 +115,7 @@ def test_paceline_understands(line, examples):
         assert arguments[0] in cli.COMMANDS  # spoken of, not called
         return
     options = cli._parse(arguments)
-    assert options.command is cli.COMMANDS[arguments[0]].main
+    assert options.command is cli.COMMANDS[arguments[0]].execute
     overrides = list(getattr(options, "overrides", []))
     preset = getattr(options, "preset", None)
     if getattr(options, "plan", None):

@@ -57,10 +57,20 @@ def given_link(latency_seconds: float | None, gigabytes_per_second: float | None
     Raises:
         InputError: a value is missing or impossible.
     """
-    if latency_seconds is None or latency_seconds < 0 or not np.isfinite(latency_seconds):
-        raise InputError(f"--latency {latency_seconds} is not a time; give seconds per message, such as 30e-6")
-    if gigabytes_per_second is None or gigabytes_per_second <= 0 or not np.isfinite(gigabytes_per_second):
-        raise InputError(f"--bandwidth {gigabytes_per_second} is not above 0; give gigabytes per second, such as 10")
+    if latency_seconds is None or gigabytes_per_second is None:
+        raise InputError(
+            "--link given needs --latency and --bandwidth",
+            hint="for example --latency 30e-6 --bandwidth 10",
+            setting="--link",
+        )
+    if latency_seconds < 0 or not np.isfinite(latency_seconds):
+        raise InputError(
+            f"--latency must be 0 or more seconds, got {latency_seconds:g}",
+            hint="give seconds per message, for example --latency 30e-6",
+            setting="--latency",
+        )
+    if gigabytes_per_second <= 0 or not np.isfinite(gigabytes_per_second):
+        raise InputError(f"--bandwidth {gigabytes_per_second:g} is not above 0; give gigabytes per second, such as 10")
     return Link(
         name="given",
         latency_seconds=latency_seconds,

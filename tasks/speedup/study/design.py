@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from paceline.conf.config import Config
-from paceline.conf.load import ConfigError, field_paths
+from paceline.conf.load import ConfigError, field_paths, setting_hint, split_values
 from paceline.tasks.errors import InputError
 from paceline.tasks.speedup.study.records import StudyArm
 
@@ -28,11 +27,12 @@ def parse_axes(texts: Sequence[str]) -> dict[str, list[str]]:
     axes: dict[str, list[str]] = {}
     for text in texts:
         field, equals, values = text.partition("=")
-        chosen = [value.strip() for value in values.split(",") if value.strip()]
+        chosen = split_values(values)
         if not equals or len(chosen) < MIN_VALUES:
             raise InputError(
-                f"--axis {text} gives fewer than {MIN_VALUES} values; "
-                "write field=a,b with the baseline's first, for example execution.precision=32-true,bf16-mixed"
+                f"--axis {text} gives fewer than {MIN_VALUES} values",
+                hint="write the baseline's value first, for example --axis execution.precision=32-true,bf16-mixed",
+                setting="--axis",
             )
         _check_axis(field, chosen, axes)
         axes[field] = chosen
@@ -42,12 +42,8 @@ def parse_axes(texts: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _check_axis(field: str, values: list[str], axes: Axes) -> None:
-    settings = field_paths()
-    if field not in settings:
-        close = difflib.get_close_matches(field, settings, n=1, cutoff=0.5)
-        raise InputError(
-            f"--axis {field} is not a setting; " + (f"did you mean {close[0]}?" if close else "see paceline run --help")
-        )
+    if field not in field_paths():
+        raise InputError(f"--axis {field} is not a setting", hint=setting_hint(field), setting="--axis")
     if field.startswith(NOT_AXES):
         raise InputError(
             f"--axis {field} changes neither the work nor how it is run; choose among data, model, recipe and execution"

@@ -117,7 +117,10 @@ def check_agreement(spec: RankSpec, facts: dict[str, Any], same: tuple[str, ...]
     wrong += [name for name in unique if len({str(row[name]) for row in table}) < len(table)]
     if wrong:
         rows = "; ".join(f"rank {rank}: {row}" for rank, row in enumerate(table))
-        raise RunError(f"the ranks do not agree on {', '.join(wrong)}: {rows}")
+        raise RunError(
+            f"the ranks do not agree on {', '.join(wrong)}: {rows}",
+            hint="install the same code on all hosts, and check each host with paceline doctor",
+        )
 
 
 def broadcast(value: float) -> float:

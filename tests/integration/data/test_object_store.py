@@ -387,7 +387,7 @@ def test_the_program_refuses_a_wrong_store_before_any_work(s3, program):
     process = program("run", "folder", "data.root=s3://nowhere/x")
     out, said = process.communicate(timeout=60)
     assert (process.returncode, out) == (2, ""), said
-    assert said.startswith("paceline: data.root=s3://nowhere/x: the store has no bucket nowhere; ")
+    assert said.startswith("error: data.root=s3://nowhere/x: the store has no bucket nowhere\nhint: ")
     assert said.count("\n") == 1
 
 

@@ -204,7 +204,7 @@ def test_a_run_over_its_limits_tells_it_and_what_is_done_is_not_done_again(pacel
     status, _, stderr = night.run("digits", *SMALL, *settings)
     assert status == 1, stderr
     said = "limits.train_seconds=2: the stage has not ended within so many seconds"
-    assert stderr.splitlines()[-1].startswith(f"paceline: {said}")
+    assert f"\nerror: {said}" in f"\n{stderr}"
     run = night.only_run()
     assert run.info.status == "FAILED"
     assert run.data.tags["paceline.error"].startswith(said)

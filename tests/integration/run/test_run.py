@@ -321,7 +321,7 @@ def test_a_run_whose_rank_raises_ends_with_its_traceback(run, prefect_url):
     assert finished.stdout == ""
     lines = finished.stderr.strip().splitlines()
     assert "train/loss is nan at step" in lines[-1]
-    assert any(line.startswith("paceline: rank 0 failed: RunError: train/loss is nan") for line in lines)
+    assert any(line.startswith("error: rank 0 failed: RunError: train/loss is nan") for line in lines)
     assert unfinished_run().info.status == "FAILED"
     assert prefect_runs(prefect_url, "diverges")[0]["state"]["type"] == "FAILED"
 

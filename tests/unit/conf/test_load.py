@@ -5,6 +5,7 @@ import yaml
 from pydantic import BaseModel
 
 from paceline.conf.config import Config
+from paceline.conf.hints import ALIASES
 from paceline.conf.load import ConfigError, field_paths, flatten, load, preset_names
 
 
@@ -92,6 +93,41 @@ def test_overrides_win_and_keep_their_types():
     assert config.recipe.learning_rate == pytest.approx(0.01)
 
 
+@pytest.mark.parametrize("text", ["[node1,node2]", "node1,node2", "(node1,node2)"])
+def test_a_list_needs_no_brackets(text):
+    assert load("digits", ["cluster.kind=ssh", f"cluster.hosts={text}"]).cluster.hosts == ("node1", "node2")
+    assert load("digits", ["cluster.kind=ssh", "cluster.hosts=node1"]).cluster.hosts == ("node1",)
+    assert load("digits", ["recipe.vary.crop_scale=(0.08,1)"]).recipe.vary.crop_scale == (0.08, 1)
+
+
+@pytest.mark.parametrize(("word", "value"), [("bf16", "bf16-mixed"), ("fp32", "32-true"), ("fp16", "16-mixed")])
+def test_precisions_of_other_tools_are_taken(word, value, tmp_path):
+    assert load("digits", [f"execution.precision={word}"]).execution.precision == value
+    preset = tmp_path / "preset.yaml"
+    preset.write_text(f"execution: {{precision: {word}}}\n")
+    assert load(str(preset)).execution.precision == value
+
+
+@pytest.mark.parametrize(
+    ("word", "setting"),
+    [
+        *(("lr", "recipe.learning_rate"), ("recipe.lr", "recipe.learning_rate"), ("epochs", "recipe.num_epochs")),
+        *(("execution.gpus", "execution.num_devices"), ("devices", "execution.num_devices"), ("random_seed", "seed")),
+        *(("nodes", "execution.num_nodes"), ("workers", "cluster.num_workers"), ("amp", "execution.precision")),
+        *(("batch_size", "recipe.batch_size"), ("recipe.num_epoch", "recipe.num_epochs"), ("recipe.xyz", None)),
+    ],
+)
+def test_a_wrong_name_leads_to_the_setting_that_is_meant(word, setting):
+    with pytest.raises(ConfigError) as error:
+        load("digits", [f"{word}=1"])
+    assert error.value.setting == word
+    assert error.value.hint == (f"did you mean {setting}?" if setting else "list the settings with: paceline settings")
+
+
+def test_every_alias_leads_to_a_setting():
+    assert set(ALIASES.values()) <= set(field_paths())
+
+
 def test_a_root_stays_text():
     assert load("folder", ["data.root=2024"]).data.root == "2024"
 
@@ -106,36 +142,47 @@ def test_a_preset_may_be_a_file(tmp_path):
     ("overrides", "told"),
     [
         (["recipe.num_epoch=2"], "recipe.num_epoch is not a setting; did you mean recipe.num_epochs?"),
-        (["recipe.num_epochs=many"], "recipe.num_epochs='many': input should be a valid integer"),
-        (["recipe.num_epochs=0"], "recipe.num_epochs=0: input should be greater than or equal to 1"),
-        (["execution.precision=fp8"], "execution.precision='fp8': input should be 'auto', '32-true'"),
-        (["recipe.num_epochs"], "is not of the form key=value"),
-        (["data.root=/x"], "has no use with source digits"),
+        (["recipe.num_epochs=many"], "recipe.num_epochs must be a whole number, got many"),
+        (["recipe.num_epochs=0"], "recipe.num_epochs must be at least 1, got 0"),
+        (["execution.precision=fp8"], "execution.precision=fp8 is not valid; choices: auto, 32-true"),
+        (["recipe.num_epochs"], "is not of the form SETTING=VALUE; did you mean recipe.num_epochs=VALUE?"),
+        (["data.root=/x"], "cannot be used with data.source=digits"),
         (["data.source=folder", "data.root=s3://me:hunter2@bucket/x"], "data.root holds a credential"),
         (["model.name=twohead"], "does not fit data.source=digits"),
-        (["data.fit=crop"], "data.fit=crop has no use with source digits"),
+        (["data.fit=crop"], "data.fit=crop cannot be used with data.source=digits"),
         (["recipe.batch_scaling=strong", "recipe.batch_size=100", "execution.num_devices=3"], "use a multiple of 3"),
-        (["execution.accelerator=cpu", "execution.precision=16-mixed"], "16-mixed is for GPUs"),
+        (
+            ["execution.accelerator=cpu", "execution.precision=16-mixed"],
+            "16-mixed cannot be used with execution.accelerator=cpu",
+        ),
         (
             ["execution.worker_load=[1,2,3]", "execution.num_devices=2"],
-            "[1,2,3] is not one positive number for each of 2",
+            "[1,2,3] must be one positive number for each of 2",
         ),
-        (["execution.worker_load=[1,0]", "execution.num_devices=2"], "give as many, or use equal or measured"),
+        (["execution.worker_load=[1,0]", "execution.num_devices=2"], "for example execution.worker_load=equal"),
         (["execution.worker_load=[1,-.inf]", "execution.num_devices=2"], "execution.worker_load"),
-        (["execution.worker_load=fast"], "'equal' or 'measured'"),
-        (["execution.gradient_compression=fp16"], "execution.gradient_compression='fp16'"),
-        (["execution.strategy=fsdp", "execution.gradient_compression=bf16"], "use gradient_compression=off, or ddp"),
+        (["execution.worker_load=fast"], "must be a list such as [a,b], equal or measured, got fast"),
+        (["execution.gradient_compression=fp16"], "execution.gradient_compression=fp16 is not valid"),
+        (
+            ["execution.strategy=fsdp", "execution.gradient_compression=bf16"],
+            "use gradient_compression=off, or execution.strategy=ddp",
+        ),
         (["execution.strategy=fsdp", "execution.precision=64-true"], "use precision=auto or 32-true or bf16-mixed, or"),
-        (["execution.strategy=fsdp", "execution.precision=16-mixed"], "16-mixed does not go with"),
-        (["execution.strategy=fsdp", "execution.compile=step"], "does not go with execution.strategy=fsdp"),
-        (["execution.strategy=fsdp", "recipe.optimizer=muon"], "recipe.optimizer=muon does not go with"),
+        (["execution.strategy=fsdp", "execution.precision=16-mixed"], "16-mixed cannot be used with"),
+        (["execution.strategy=fsdp", "execution.compile=step"], "cannot be used with execution.strategy=fsdp"),
+        (["execution.strategy=fsdp", "recipe.optimizer=muon"], "recipe.optimizer=muon cannot be used with"),
         (["model.name=whitened", "data.image_size=8"], "use at least 9, or convblocks"),
         (
             ["model.name=twohead", "data.source=rotated_digits", "model.test_views=2"],
-            "model.test_views=2 does not go with model.name=twohead",
+            "model.test_views=2 cannot be used with model.name=twohead",
         ),
-        (["model.test_views=3"], "model.test_views=3: input should be 1, 2 or 6"),
-        (["cluster.kind=address"], "cluster.kind=address needs cluster.address"),
+        (["model.test_views=3"], "model.test_views=3 is not valid; choices: 1, 2, 6"),
+        (["cluster.kind=address"], "for example cluster.address=tcp://host:8786"),
+        (["cluster.address=tls://host:8786"], "or choose cluster.kind=address"),
+        (["recipe.num_epochs=2.5"], "recipe.num_epochs must be a whole number, got 2.5"),
+        (["limits.train_seconds=2h"], "must be a number of seconds, got 2h; 2h is limits.train_seconds=7200"),
+        (["recipe.optimizer=adm"], "did you mean adam? Choices: sgd, adam, adamw, muon"),
+        (["data.image_size=4000"], "data.image_size must be at most 1024, got 4000"),
         (["recipe.learning_rate=.nan"], "recipe.learning_rate"),
     ],
 )
@@ -143,6 +190,7 @@ def test_a_wrong_setting_is_told_in_one_line(overrides, told):
     with pytest.raises(ConfigError) as error:
         load("digits", overrides)
     assert told in str(error.value)
+    assert error.value.hint
     assert "\n" not in str(error.value)
 
 
@@ -157,7 +205,7 @@ def test_a_broken_preset_is_told_in_one_line(tmp_path, text):
 
 @pytest.mark.parametrize("name", ["nonsense", "n" * 300, "nonsense/digits.yaml"])
 def test_an_unknown_preset_names_the_known(name):
-    with pytest.raises(ConfigError, match=r"is neither one of arrays, .* nor a file; name one of them or a YAML file"):
+    with pytest.raises(ConfigError, match=r"no preset or file is called .*; list the presets with: paceline presets"):
         load(name)
 
 

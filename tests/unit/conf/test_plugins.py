@@ -91,10 +91,10 @@ def test_help_looks_no_package_up():
 def test_a_name_that_nobody_offers_is_told_with_those_that_there_are(offer):
     offer()
     said = refused("data.source=row")
-    assert said.startswith("data.source=row is none of digits, rotated_digits, folder,")
+    assert said.startswith("data.source=row is not one of digits, rotated_digits, folder,")
     assert "motions, rows; install the package that offers it by an entry point row" in said
     assert "sequence, net; install the package" in refused("model.name=nets")
-    assert "data.source='a b': input should be 'digits'" in refused("data.source=a b")
+    assert "data.source=a b is not a name; choices: digits" in refused("data.source=a b")
 
 
 def test_two_packages_of_one_name_are_refused(offer):
@@ -123,12 +123,12 @@ def test_an_embedded_name_cannot_be_taken(offer):
         (
             {"source": "False, 3, True, ()"},
             [],
-            "model.name=convblocks does not fit data.source=rows: it has no use for",
+            "model.name=convblocks does not fit data.source=rows: the model does not learn masks",
         ),
-        ({"source": "False, 3, False, ('angle',)"}, ["model.name=net"], "it has no use for the angles there"),
-        ({"model": "'segment', False"}, ["model.name=net"], "it needs masks, and the source has none"),
+        ({"source": "False, 3, False, ('angle',)"}, ["model.name=net"], "the model does not learn angles"),
+        ({"model": "'segment', False"}, ["model.name=net"], "the model needs masks"),
         ({"model": "'guess', False"}, ["model.name=net"], "has task='guess'; use classify, segment or denoise"),
-        ({}, ["data.root=/x"], "data.root=/x has no use with source rows"),
+        ({}, ["data.root=/x"], "data.root=/x cannot be used with data.source=rows"),
         ({}, ["model.name=unet"], "model.name=unet does not fit data.source=rows"),
     ],
 )

@@ -24,7 +24,7 @@ def test_a_plan_may_be_a_file_of_ones_own(tmp_path):
 def test_what_is_no_plan_is_refused(tmp_path, text):
     path = tmp_path / "wrong.yaml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match="is no plan"):
+    with pytest.raises(ConfigError, match="is not a plan"):
         load_plan(str(path))
 
 

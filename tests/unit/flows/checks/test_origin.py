@@ -141,10 +141,8 @@ def test_a_resume_says_which_settings_of_the_cluster_it_leaves(site, capsys):
     assert main(["run", "--resume", run_id, "cluster.num_workers=2", "--show"]) == 0
     shown = capsys.readouterr()
     assert "not taken from the run: cluster.tls; give again what you need" in shown.err
-    lines = dict(line.split(maxsplit=1) for line in shown.out.splitlines() if " " in line.strip())
-    assert lines["cluster.num_workers"].startswith("2")
-    assert lines["cluster.tls"].startswith("auto")
-    assert lines["limits.train_seconds"].startswith("60")
+    tree = yaml.safe_load(shown.out)
+    assert (tree["cluster"]["num_workers"], tree["cluster"]["tls"], tree["limits"]["train_seconds"]) == (2, "auto", 60)
 
 
 def test_the_store_plants_no_axes(site, hostile, capsys):

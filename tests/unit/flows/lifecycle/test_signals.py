@@ -51,25 +51,32 @@ def failed(number):
         raise RunError("something ended too soon") from error
 
 
+@pytest.fixture
+def execute(monkeypatch):
+    """Puts a function in the place of a command's."""
+    patched = cli.COMMANDS["compare"]
+    return lambda body: monkeypatch.setitem(cli.COMMANDS, "compare", patched._replace(execute=body))
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("body", [killed, wrapped, failed])
-def test_the_status_is_the_signals(body, number, monkeypatch, capsys):
-    monkeypatch.setattr(cli.compare, "main", lambda options: body(number))
+def test_the_status_is_the_signals(body, number, execute, capsys):
+    execute(lambda options: body(number))
     assert cli.main(["compare"]) == 128 + number
-    assert "paceline: interrupted" in capsys.readouterr().err
+    assert "error: interrupted" in capsys.readouterr().err
 
 
-def test_an_error_alone_is_a_failure(monkeypatch):
+def test_an_error_alone_is_a_failure(execute):
     def fail(options):
         raise RunError("broken")
 
-    monkeypatch.setattr(cli.compare, "main", fail)
+    execute(fail)
     assert cli.main(["compare"]) == 1
 
     def crash(options):
         raise ValueError("a defect")
 
-    monkeypatch.setattr(cli.compare, "main", crash)
+    execute(crash)
     with pytest.raises(ValueError, match="a defect"):
         cli.main(["compare"])
 

@@ -52,7 +52,7 @@ def test_a_trial_ends_when_others_were_better_at_that_epoch(work, tmp_path):
     poor = _Watch(work, number, tmp_path / "poor")
     tell(tmp_path / "poor", [0.4, 0.9])
     assert poor.stop_reason() == "pruned after epoch 1, at 0.4000: others were better by then"
-    assert work.proposer.num_reported(number) == 1
+    assert work.proposer.count_reported(number) == 1
 
 
 def test_scores_of_a_former_process_are_reported_once(work, tmp_path):
@@ -62,7 +62,7 @@ def test_scores_of_a_former_process_are_reported_once(work, tmp_path):
     again = _Watch(work, number, tmp_path)
     tell(tmp_path, [0.5, 0.6, 0.7], attempt=1)
     assert again.stop_reason() is None
-    assert work.proposer.num_reported(number) == 3
+    assert work.proposer.count_reported(number) == 3
 
 
 def test_a_sweep_that_ends_says_how_to_go_on(work, tmp_path):

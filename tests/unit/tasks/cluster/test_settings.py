@@ -13,16 +13,16 @@ SSH = ["cluster.kind=ssh", "cluster.hosts=[node1,node2]"]
     [
         (["cluster.kind=ssh"], "cluster.hosts=[node1,node2]"),
         ([*SSH, "execution.num_nodes=3"], "num_nodes=3 exceeds the 2 hosts"),
-        ([*SSH, "cluster.num_workers=4"], "cluster.num_workers=4 has no use with cluster.kind=ssh"),
-        (["cluster.hosts=[a]"], "remove it or choose kind=ssh"),
-        (["cluster.interface=eth0"], "choose kind=ssh or slurm"),
+        ([*SSH, "cluster.num_workers=4"], "cluster.num_workers=4 cannot be used with cluster.kind=ssh"),
+        (["cluster.hosts=[a]"], "remove cluster.hosts or choose cluster.kind=ssh"),
+        (["cluster.interface=eth0"], "choose cluster.kind=ssh or slurm"),
         (["cluster.kind=slurm"], "cluster.cores_per_host=16 cluster.memory_per_host=64G"),
-        (SLURM[:3], "set execution.accelerator to cpu or gpu"),
+        (SLURM[:3], "use execution.accelerator=gpu or execution.accelerator=cpu"),
         ([*SLURM, "cluster.memory_per_host=64 gigabytes"], "cluster.memory_per_host="),
         ([*SLURM, "cluster.time_limit=soon"], "cluster.time_limit="),
         (["cluster.kind=local_cuda", "execution.accelerator=cpu"], "cluster.kind=local"),
-        (["cluster.kind=address", "cluster.address=tcp://h:1", "cluster.tls=on"], "an address begins with tls://"),
-        (["cluster.kind=address", "cluster.address=tls://h:1", "cluster.tls=off"], "does not fit cluster.address"),
+        (["cluster.kind=address", "cluster.address=tcp://h:1", "cluster.tls=on"], "write tls:// for a scheduler"),
+        (["cluster.kind=address", "cluster.address=tls://h:1", "cluster.tls=off"], "cannot be used with cluster.address"),
     ],
 )
 def test_settings_that_do_not_fit(overrides, told):

@@ -145,9 +145,9 @@ def test_show_prints_the_job_and_starts_nothing(capsys, monkeypatch, tmp_path):
     asked = ["cluster.kind=slurm", "cluster.cores_per_host=8", "cluster.memory_per_host=16G", "cluster.time_limit=2:00"]
     assert main(["run", "digits", *asked, "execution.accelerator=gpu", "execution.num_nodes=2", "--show"]) == 0
     shown = capsys.readouterr().out
-    assert "auto -> on  (kind slurm reaches beyond this host)" in shown
-    assert "auto -> to be chosen  (by the hardware of the hosts that the cluster gives)" in shown
-    script = shown[shown.index("#!/") :]
+    assert "tls: auto  # -> on (kind slurm reaches beyond this host)" in shown
+    assert "auto  # -> to be chosen (by the hardware of the hosts that the cluster gives)" in shown
+    script = "\n".join(line.removeprefix("# ") for line in shown[shown.index("# #!/") :].splitlines())
     assert {"--gres=gpu:1", "--exclusive", "-t 2:00"} < directives(script)
     assert f"--tls-key {tmp_path}/home/tls/key.pem" in script
     assert not (tmp_path / "home").exists()

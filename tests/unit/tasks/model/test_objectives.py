@@ -128,11 +128,19 @@ def test_networks_of_pixels_keep_the_size_and_can_be_folded(name, outputs):
 @pytest.mark.parametrize(
     ("preset", "wrong", "said"),
     [
-        ("digits", "model.name=unet", "it needs masks, and the source has none; unet goes with pairs or shapes"),
-        ("shapes", "model.name=convblocks", "it has no use for the masks there; unet goes with pairs or shapes"),
-        ("shapes", "model.name=dncnn", "it has no use for the masks there; unet goes with pairs or shapes"),
+        ("digits", "model.name=unet", "the model needs masks; use model.name=unet with data.source=pairs or shapes"),
+        (
+            "shapes",
+            "model.name=convblocks",
+            "the model does not learn masks; use model.name=unet with data.source=pairs or shapes",
+        ),
+        (
+            "shapes",
+            "model.name=dncnn",
+            "the model does not learn masks; use model.name=unet with data.source=pairs or shapes",
+        ),
         ("shapes", "data.image_size=50", "use a multiple of 4"),
-        ("shapes", "model.test_views=2", "use test_views=1 with unet"),
+        ("shapes", "model.test_views=2", "use model.test_views=1"),
         ("textures", "model.depth=1", "use 2 or more"),
         ("textures", "recipe.noise=0", "recipe.noise"),
     ],

@@ -12,6 +12,7 @@ from paceline.tasks.sweep.space import grid_size, num_proposals, parse_parameter
     [
         ("recipe.batch_size=int(16,64,16)", (16, 64)),
         ("recipe.optimizer=[sgd,adamw]", ("sgd", "adamw")),
+        ("recipe.optimizer=sgd,adamw", ("sgd", "adamw")),
         ("recipe.num_epochs=[1,2]", (1, 2)),
         ("seed=int(1,9)", (1, 9)),
     ],
@@ -51,7 +52,7 @@ def test_a_value_comes_back_from_its_text(value):
         ("recipe.learning_rate=log(1,2,3)", "is not understood"),
         ("recipe.learning_rate=lin(nan,1)", "is not understood"),
         ("recipe.learning_rate=lin(2,1)", "2 is not below 1"),
-        ("recipe.learning_rate=norm(1,2)", "is not understood; write log(a,b), lin(a,b), int(a,b[,step]) or [x,y,z]"),
+        ("recipe.learning_rate=norm(1,2)", "is not understood; write log(a,b), lin(a,b), int(a,b[,step]) or x,y,z"),
         ("model.width=int(8,20,8)", "steps of 8 do not lead from 8 to 20; end at 16"),
         ("model.width=int(8,20,0)", "use a step of 1 or more"),
         ("model.width=int(8.5,20)", "takes whole numbers"),

@@ -193,10 +193,10 @@ def test_without_settings_a_batch_is_left_alone():
         (
             "shapes",
             ["recipe.vary.mixup=0.2"],
-            "recipe.vary is for classes of whole images, and this model is to segment",
+            "recipe.vary cannot be used with a model that is to segment",
         ),
-        ("textures", ["recipe.vary.crop_scale=[0.5,1]"], "this model is to denoise"),
-        ("twohead", ["recipe.vary.cutmix=1"], "have angles"),
+        ("textures", ["recipe.vary.crop_scale=[0.5,1]"], "a model that is to denoise"),
+        ("twohead", ["recipe.vary.cutmix=1"], "would change the angles of"),
         ("digits", ["recipe.vary.saturation=0.2"], "images are grey"),
         ("cifar10", ["recipe.vary.crop_scale=[1,0.5]", "data.root=x"], "recipe.vary.crop_scale=[1,0.5] falls"),
         ("digits", ["recipe.vary.mixup=-1"], "recipe.vary.mixup"),

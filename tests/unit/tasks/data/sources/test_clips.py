@@ -174,18 +174,18 @@ def test_all_frames_of_a_clip_are_shifted_and_mirrored_alike(loading):
 @pytest.mark.parametrize(
     ("preset", "overrides", "told"),
     [
-        ("motions", ["model.name=resnet18"], "resnet18 does not fit data.source=motions: it takes images"),
+        ("motions", ["model.name=resnet18"], "resnet18 does not fit data.source=motions: the model takes images"),
         (
             "clips",
             ["model.name=convblocks"],
-            "it takes images, and there are clips; sequence goes with clips or motions",
+            "the model takes images; use model.name=sequence with data.source=clips or motions",
         ),
-        ("digits", ["model.name=sequence"], "it takes clips, and the source has images; sequence goes with"),
-        ("digits", ["data.num_frames=4"], "data.num_frames=4 has no use with source digits"),
+        ("digits", ["model.name=sequence"], "the model takes clips; use model.name=sequence with"),
+        ("digits", ["data.num_frames=4"], "data.num_frames=4 cannot be used with data.source=digits"),
         ("motions", ["recipe.augment=flip_shift"], "has their directions as classes; use shift or none"),
-        ("motions", ["model.test_views=2"], "use test_views=1"),
-        ("motions", ["data.num_frames=1"], "data.num_frames=1"),
-        ("motions", ["data.root=DIR"], "data.root=DIR has no use with source motions"),
+        ("motions", ["model.test_views=2"], "use model.test_views=1"),
+        ("motions", ["data.num_frames=1"], "data.num_frames must be at least 2, got 1"),
+        ("motions", ["data.root=DIR"], "data.root=DIR cannot be used with data.source=motions"),
     ],
 )
 def test_what_does_not_fit_is_told_in_one_line(preset, overrides, told):

@@ -232,7 +232,7 @@ def test_links_that_cannot_be_are_refused():
         fit_link([one, one])
     with pytest.raises(InputError, match="took 0"):
         fit_link([one, one.model_copy(update={"num_bytes": 16, "seconds": 0.0})])
-    with pytest.raises(InputError, match="--latency None"):
+    with pytest.raises(InputError, match="--link given needs --latency"):
         given_link(None, 1.0)
     with pytest.raises(InputError, match="--bandwidth -1"):
         given_link(1e-6, -1.0)

@@ -27,6 +27,13 @@ def test_a_grid_has_every_combination_and_the_first_values_are_the_baseline():
     assert {arm.group for arm in arms} == {""}
 
 
+@pytest.mark.parametrize("values", ["8,16", "[8,16]", " [ 8, 16 ] "])
+def test_an_axis_has_the_grammar_of_a_list(values):
+    assert parse_axes([f"model.width={values}"]) == {"model.width": ["8", "16"]}
+    shares = parse_axes(["execution.worker_load=[1,1],[2,1]"])
+    assert shares == {"execution.worker_load": ["[1,1]", "[2,1]"]}
+
+
 def test_an_axis_that_changes_the_work_makes_groups_with_baselines_of_their_own():
     arms = expand(make, parse_axes(["model.width=8,16", PRECISION]))
     assert [(arm.group, arm.is_baseline) for arm in arms] == [

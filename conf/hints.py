@@ -1,0 +1,173 @@
+"""Error messages in two parts, the fault and one action, and suggestions for words that nobody knows."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import yaml
+
+CUTOFF = 0.7
+"""Of difflib. Words that are less alike lead to suggestions that are wrong."""
+ALIASES = {
+    **dict.fromkeys(("lr", "rate", "max_lr", "base_lr"), "recipe.learning_rate"),
+    **dict.fromkeys(("epochs", "epoch", "max_epochs", "num_train_epochs"), "recipe.num_epochs"),
+    **dict.fromkeys(("batch", "bs", "batch_size", "per_device_batch_size"), "recipe.batch_size"),
+    **dict.fromkeys(("wd", "decay"), "recipe.weight_decay"),
+    **dict.fromkeys(("opt", "optim"), "recipe.optimizer"),
+    **dict.fromkeys(("lr_scheduler", "lr_schedule"), "recipe.schedule"),
+    **dict.fromkeys(("warmup", "warmup_steps"), "recipe.warmup_epochs"),
+    **dict.fromkeys(("gpus", "gpu", "devices", "num_gpus", "ngpus", "nproc_per_node"), "execution.num_devices"),
+    **dict.fromkeys(("nodes", "nnodes"), "execution.num_nodes"),
+    **dict.fromkeys(("amp", "dtype", "mixed_precision", "bf16", "fp16", "fp32"), "execution.precision"),
+    **dict.fromkeys(("device", "cuda"), "execution.accelerator"),
+    **dict.fromkeys(("threads",), "execution.num_threads"),
+    **dict.fromkeys(("micro_batch_size", "accumulate_grad_batches", "grad_accum"), "execution.micro_batch"),
+    **dict.fromkeys(("workers", "num_workers", "nworkers"), "cluster.num_workers"),
+    **dict.fromkeys(("scheduler", "scheduler_address"), "cluster.address"),
+    **dict.fromkeys(("seed", "random_seed", "manual_seed"), "seed"),
+    **dict.fromkeys(("size", "img_size", "resolution", "input_size"), "data.image_size"),
+    **dict.fromkeys(("path", "dir", "data_dir", "data_path", "folder"), "data.root"),
+    **dict.fromkeys(("dataset",), "data.source"),
+    **dict.fromkeys(("arch", "architecture", "network", "backbone"), "model.name"),
+    **dict.fromkeys(("weights", "checkpoint", "finetune"), "model.pretrained"),
+    **dict.fromkeys(("tta", "tta_views"), "model.test_views"),
+}
+"""Words of other tools and the settings that they mean, looked up before difflib is asked."""
+VALUE_ALIASES = {
+    "execution.precision": {"bf16": "bf16-mixed", "fp16": "16-mixed", "fp32": "32-true", "fp64": "64-true"},
+}
+"""Values of other tools that mean the same."""
+_TIME = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>s|sec|m|min|h|d)")
+_SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_RULES = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float", "int_parsing_size"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    **dict.fromkeys(("tuple_type", "list_type"), "a list such as [a,b]"),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "a group of settings"),
+    "finite_number": "a finite number",
+    "string_type": "a text",
+    "none_required": "null",
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "above {gt}",
+    "less_than_equal": "at most {le}",
+    "less_than": "below {lt}",
+    "string_too_short": "a text of {min_length} characters or more",
+    "string_too_long": "a text of at most {max_length} characters",
+    "too_short": "a list of {min_length} or more values",
+    "too_long": "a list of at most {max_length} values",
+}
+"""pydantic's kinds of errors as what a value must be."""
+_FORMS = {
+    "speedup.baseline": "the id of a run",
+    "track.register": "a name of letters, digits, blanks, _, . and -",
+    "model.freeze": "the name of a layer",
+}
+"""Texts that must match a pattern."""
+
+
+class HintedError(Exception):
+    """An error with one action that can be pasted.
+
+    Args:
+        message: what is wrong, with the value as typed.
+        hint: what to do about it; without it, what stands behind the last semicolon of the message.
+        setting: the dotted name of the setting, or the option, that is wrong.
+    """
+
+    def __init__(self, message: str = "", *, hint: str | None = None, setting: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+        self.setting = setting
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return f"{message}; {self.hint}" if self.hint else message
+
+
+def fault_and_hint(error: Exception) -> tuple[str, str | None]:
+    """The two parts of an error."""
+    if isinstance(error, HintedError) and error.hint:
+        return str(error.args[0]), error.hint
+    message, semicolon, last = str(error).rpartition("; ")
+    return (message, last) if semicolon else (last, None)
+
+
+def suggest_setting(word: str, known: Iterable[str]) -> str | None:
+    """The setting that a wrong name means, if one is near."""
+    known, last = list(known), word.rpartition(".")[2].lower().replace("-", "_")
+    same_name = [path for path in known if path.rpartition(".")[2] == last]
+    if len(same_name) == 1:
+        return same_name[0]
+    alias = ALIASES.get(last)
+    return alias if alias in known else suggest(word, known)
+
+
+def suggest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that is nearest, if one is near."""
+    known = list(known)
+    swapped = [one for one in known if sorted(one) == sorted(word)]  # difflib finds rnu and run too different
+    return next(iter(swapped or difflib.get_close_matches(word, known, n=1, cutoff=CUTOFF)), None)
+
+
+def did_you_mean(suggestion: str | None, otherwise: str) -> str:
+    """A suggestion as a hint."""
+    return f"did you mean {suggestion}?" if suggestion else otherwise
+
+
+def yaml_text(value: object) -> str:
+    """A value as YAML has it on one line: null, true, [a, b]."""
+    dumped = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6)
+    return dumped.removesuffix("\n").removesuffix("\n...")
+
+
+def typed(value: object) -> str:
+    """A value as a user types it: a text without quotes, all else as in YAML."""
+    try:
+        return value if isinstance(value, str) else yaml_text(value)
+    except yaml.YAMLError:
+        return str(value)
+
+
+def describe_refusal(key: str, errors: list[Any]) -> tuple[str, str]:
+    """Fault and hint for a value that pydantic refused.
+
+    Args:
+        key: the setting, or the option.
+        errors: pydantic's, one for each kind of value that the setting takes.
+    """
+    value, key = typed(errors[0]["input"]), key or "it"
+    see = f"look it up with: paceline settings {key}" if "--" not in key else f"write a valid value behind {key}"
+    choices = [choice for one in errors if one["type"] == "literal_error" for choice in _choices(one)]
+    shape = next((one["ctx"]["rule"] for one in errors if one["type"] == "shape"), None)
+    listed = f"choices: {', '.join(choices)}" if choices else see
+    if shape is not None:
+        rule, _, fix = shape.partition("; ")
+        return f"{key}={value} {rule}", fix or listed
+    others = list(dict.fromkeys(_rule(key, one) for one in errors if one["type"] != "literal_error"))
+    if not others:
+        near = suggest(value, [*choices, *VALUE_ALIASES.get(key, ())])
+        return f"{key}={value} is not valid", f"did you mean {near}? {listed.capitalize()}" if near else listed
+    if errors[0]["type"] == "missing":
+        return f"{key} is missing", "add it"
+    seconds = " of seconds" if key.endswith("seconds") and others[0] == "a number" else ""
+    others[0] += seconds
+    rules = [*others, *choices]
+    rule = " or ".join([", ".join(rules[:-1]), rules[-1]] if len(rules) > 1 else rules)
+    time = _TIME.fullmatch(value) if seconds else None
+    if time is not None:
+        see = f"{value} is {key}={float(time['number']) * _SECONDS[time['unit']]:g}"
+    return f"{key} must be {rule}, got {value}", see
+
+
+def _choices(error: Any) -> list[str]:
+    return [choice.strip("'") for choice in re.split(r", | or ", error["ctx"]["expected"])]
+
+
+def _rule(key: str, error: Any) -> str:
+    if error["type"] == "string_pattern_mismatch":
+        return _FORMS.get(key, "a text of another form")
+    return _RULES.get(error["type"], "a value of another kind").format(**error.get("ctx", {}))

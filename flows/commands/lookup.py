@@ -1,0 +1,218 @@
+"""`paceline presets`, `paceline settings` and `paceline completion`: look up names without starting anything."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from paceline.conf import plugins
+from paceline.conf.config import Config
+from paceline.conf.hints import ALIASES, did_you_mean, suggest_setting, typed, yaml_text
+from paceline.conf.load import PRESETS as PRESET_DIRECTORY
+from paceline.conf.load import flatten, load, preset_names
+from paceline.flows.commands.console import Command, add_json, write_json
+from paceline.tasks.errors import InputError
+
+COMMON = (
+    *("data.root", "data.image_size", "data.classes", "data.validation_fraction"),
+    *("model.name", "model.width", "model.pretrained"),
+    *("recipe.optimizer", "recipe.learning_rate", "recipe.batch_size", "recipe.num_epochs", "recipe.augment"),
+    *("execution.accelerator", "execution.num_nodes", "execution.num_devices", "execution.precision"),
+    *("execution.compile", "cluster.kind", "track.experiment", "seed"),
+)
+"""The most common settings."""
+WIDTH = 110
+_WORDS: dict[object, str] = {int: "whole number", float: "number", str: "text", bool: "true or false", NoneType: "null"}
+
+
+class Setting(NamedTuple):
+    """A setting of a run."""
+
+    name: str
+    type: str
+    default: Any
+    help: str
+
+
+def all_settings() -> list[Setting]:
+    """All settings, in the order of the schema."""
+    return list(_settings_of(Config(), ""))
+
+
+def _settings_of(section: BaseModel, prefix: str) -> Iterator[Setting]:
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            yield from _settings_of(value, f"{prefix}{name}.")
+        else:
+            text = " ".join((field.description or "").split())
+            yield Setting(prefix + name, type_text(field.annotation), value, text)
+
+
+def type_text(kind: object) -> str:
+    """A type in words: choices with `|` between them, `list of texts` for a tuple."""
+    if get_origin(kind) is Annotated:
+        return type_text(get_args(kind)[0])
+    if get_origin(kind) in (Union, UnionType):
+        return " | ".join(dict.fromkeys(type_text(member) for member in get_args(kind)))
+    if get_origin(kind) is Literal:
+        return " | ".join(map(str, get_args(kind)))
+    if get_origin(kind) is tuple:
+        members = [member for member in get_args(kind) if member is not ...]
+        return f"list of {f'{len(members)} ' if len(members) > 1 else ''}{type_text(members[0])}s"
+    return _WORDS[kind]
+
+
+def add_presets_arguments(parser: ArgumentParser) -> None:
+    """Add the options of `paceline presets`."""
+    add_json(parser)
+
+
+def print_presets(options: Namespace) -> None:
+    """Print the shipped presets."""
+    rows = []
+    for name in preset_names():
+        config = load(name)
+        first = (PRESET_DIRECTORY / f"{name}.yaml").read_text(encoding="utf-8").partition("\n")[0]
+        what = first.removeprefix("# What:").strip()
+        needs_data = plugins.source_facts(config.data.source).needs_root
+        rows.append({"name": name, "task": config.model.task, "needs_data": needs_data, "what": what})
+    if options.json:
+        write_json(sys.stdout, {"presets": rows})
+        return
+    print(f"{'preset':<14}{'task':<10}{'data':<10}what")
+    for row in rows:
+        data = "yours" if row["needs_data"] else "built in"
+        what = textwrap.shorten(str(row["what"]).partition("; ")[0], WIDTH - 34, placeholder=" ...")
+        print(f"{row['name']:<14}{row['task']:<10}{data:<10}{what}")
+    print("\nStart one with: paceline run PRESET; presets that need your data take data.root=DIR")
+
+
+def add_settings_arguments(parser: ArgumentParser) -> None:
+    """Add the options of `paceline settings`."""
+    parser.add_argument(
+        "pattern",
+        nargs="?",
+        metavar="PATTERN",
+        help='part of a name, a word of the help, or a pattern such as "*.num_*"',
+    )
+    add_json(parser)
+
+
+def print_settings(options: Namespace) -> None:
+    """Print the settings that match, with type, default and help."""
+    found = matching(options.pattern) if options.pattern else all_settings()
+    if options.json:
+        write_json(sys.stdout, {"settings": [one._asdict() for one in found]})
+        return
+    for one in found:
+        print(f"{one.name}={yaml_text(one.default)}   ({one.type})")
+        print(textwrap.fill(one.help, WIDTH, initial_indent="    ", subsequent_indent="    "))
+
+
+def matching(pattern: str) -> list[Setting]:
+    """The settings whose names match, else those that a word of another tool means, else those whose help matches.
+
+    Raises:
+        InputError: nothing matches.
+    """
+    every = all_settings()
+    word = pattern.lower()
+    by_name = [one for one in every if word in one.name or fnmatch(one.name, word)]
+    alias = ALIASES.get(word.replace("-", "_"))
+    found = by_name or [one for one in every if one.name == alias] or [one for one in every if word in one.help.lower()]
+    if not found:
+        near = suggest_setting(pattern, [one.name for one in every])
+        hint = did_you_mean(near, "list all settings with: paceline settings")
+        raise InputError(f"no setting matches {pattern}", hint=hint, setting="PATTERN")
+    return found
+
+
+def print_common(preset: str, overrides: list[str]) -> None:
+    """Print the most common settings, as a preset has them."""
+    values = flatten(load(preset, overrides))
+    helps = {one.name: one.help for one in all_settings()}
+    print(f"\nCommon settings, with their values in the preset {preset}:")
+    for name in COMMON:
+        shown = f"  {name}={typed(values[name])}"
+        print(f"{shown:<36}{textwrap.shorten(helps[name], WIDTH - 36, placeholder=' ...')}")
+    print("\nAll settings: paceline settings. What `auto` becomes on this machine: paceline run PRESET --show.")
+
+
+def add_completion_arguments(parser: ArgumentParser) -> None:
+    """Add the options of `paceline completion`."""
+    parser.add_argument("shell", choices=("bash", "zsh"), help="shell that reads the script")
+
+
+def print_completion(options: Namespace) -> None:
+    """Print a script that completes commands, options, presets and settings."""
+    actions = options.root._subparsers._group_actions[0]
+    cases = []
+    takers = []
+    for name, parser in actions.choices.items():
+        words = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
+        words += [
+            str(choice) for action in parser._actions if not action.option_strings for choice in action.choices or ()
+        ]
+        cases.append(f'    {name}) words="{" ".join(words)}" ;;')
+        if any(action.dest == "overrides" for action in parser._actions):
+            takers.append(name)
+    print(
+        _COMPLETION.format(
+            shell=options.shell,
+            zsh="autoload -U +X bashcompinit && bashcompinit\n" if options.shell == "zsh" else "",
+            commands=" ".join(actions.choices),
+            cases="\n".join(cases),
+            presets=" ".join(preset_names()),
+            takers="|".join(takers),
+            settings=" ".join(f"{one.name}=" for one in all_settings()),
+        ),
+        end="",
+    )
+
+
+_COMPLETION = """# Completion of paceline; put into ~/.{shell}rc:  eval "$(paceline completion {shell})"
+{zsh}_paceline() {{
+  local word="${{COMP_WORDS[COMP_CWORD]}}" words=""
+  if [ "$COMP_CWORD" -eq 1 ]; then
+    COMPREPLY=($(compgen -W "{commands} --help --version" -- "$word"))
+    return
+  fi
+  case "${{COMP_WORDS[1]}}" in
+{cases}
+  esac
+  case "${{COMP_WORDS[1]}}" in
+    {takers})
+      words="$words {settings}"
+      [ "$COMP_CWORD" -eq 2 ] && words="$words {presets}" ;;
+  esac
+  COMPREPLY=($(compgen -W "$words" -- "$word"))
+  case "${{COMPREPLY[0]}}" in *=) compopt -o nospace 2>/dev/null ;; esac
+}}
+complete -o default -F _paceline paceline
+"""
+PRESETS = Command(
+    "list the presets: task, data, what they are",
+    ("paceline presets", "paceline presets --json"),
+    add_presets_arguments,
+    print_presets,
+)
+SETTINGS = Command(
+    "list the settings: type, default, help",
+    ("paceline settings learning_rate", "paceline settings execution."),
+    add_settings_arguments,
+    print_settings,
+)
+COMPLETION = Command(
+    "print a script that completes commands and settings in a shell",
+    ('eval "$(paceline completion bash)"', 'eval "$(paceline completion zsh)"'),
+    add_completion_arguments,
+    print_completion,
+)
