@@ -44,9 +44,9 @@ class Speedup(Section):
     """How the speedup of the run is measured."""
 
     baseline: Literal["probe", "matched", "none"] | Annotated[Text, Field(pattern=r"^[0-9a-f]{32}$")] = "probe"
-    """What the run is divided by. `probe`: one device, 32-true, contiguous, eager, foreground, in a paired measurement;
-    `matched`: the newest runs of the experiment that did the same work so, with an interval from three on; a run's id:
-    that run, if it did the same work; `none`: nothing."""
+    """Baseline of the speedup. `probe`: one device, 32-true, contiguous, eager, foreground, in a paired measurement.
+    `matched`: the newest runs of the experiment that did the same work in this way, with an interval from three runs
+    on. A run's id: that run, if it did the same work. `none`: no speedup."""
     num_blocks: Annotated[int, Field(ge=3, le=1000)] = 24
     """Largest number of paired blocks."""
     steps_per_block: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
@@ -72,9 +72,9 @@ with warnings.catch_warnings():
         experiment: Annotated[Text, Field(min_length=1)] = "paceline"
         """MLflow experiment."""
         register: Annotated[str, Field(pattern=r"^[\w.\- ]+$")] | None = None
-        """Name in MLflow's model registry. A model that passes the gate becomes its newest version and gets the alias
-        `champion`: at least `min_accuracy`, no worse than the champion nor than itself in 32-true without folding (by
-        more than `max_accuracy_loss`), and no regression. null: nothing is registered."""
+        """Name in MLflow's model registry. A model that passes the gate becomes its newest version, with the alias
+        `champion`. The gate asks for at least `min_accuracy` and no regression. The score may be worse than that of the
+        champion, and than the model's own in 32-true without folding, by `max_accuracy_loss`. null: no registration."""
         min_accuracy: Annotated[float, Field(ge=0, le=1)] | None = None
         """Test score (accuracy, mean IoU or SSIM) that a model needs to be registered; null: the score of
         the champion."""
@@ -97,7 +97,7 @@ class Limits(Section):
     """How long a stage may take, and how often one that was failed from outside is tried.
 
     Over its limit a stage ends all that it has started and the run is FAILED; what was finished is kept: shards of the
-    set, checkpoints, predicted parts. `paceline run --resume RUN_ID limits.train_seconds=...` resumes it.
+    set, checkpoints, predicted parts. `paceline run --resume RUN_ID limits.train_seconds=7200` resumes it.
     """
 
     prepare_seconds: Seconds | None = None

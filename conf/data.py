@@ -29,9 +29,9 @@ class Data(Section):
     source: Annotated[
         Source | OwnName,
         Field(
-            description="Kind of data: "
-            + ", ".join(f"`{name}` ({source.help})" for name, source in EMBEDDED_SOURCES.items())
-            + ", or the name of a source that an installed package offers."
+            description="Kind of data. "
+            + ". ".join(f"`{name}`: {source.help}" for name, source in EMBEDDED_SOURCES.items())
+            + ". Or the name of a source that an installed package offers."
         ),
     ] = "digits"
     root: Text | None = None

@@ -51,10 +51,9 @@ class Execution(Section):
     num_threads: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """CPU threads of each rank; `auto`: the host's cores divided by its ranks."""
     checkpoint_steps: Annotated[int, Field(ge=1)] | Literal["auto"] | None = "auto"
-    """Steps between checkpoints inside an epoch. `auto`: by the measured cost of a checkpoint, at least 30 s apart: at
-    most 2 % of the time, and at most five minutes of work lost unless checkpoints are so expensive that they would take
-    more than that; at epochs' ends where these are near, and at the last one. A number, or null for none: each epoch's
-    end has one in any case."""
+    """Steps between checkpoints inside an epoch. `auto` measures the cost of a checkpoint. It then spends at most 2 %
+    of the time on checkpoints, at least 30 s apart, and loses at most five minutes of work if the 2 % allow that. An
+    epoch's end that is near takes the place of a checkpoint. null: only each epoch's end has a checkpoint."""
 
     max_restarts: Annotated[int, Field(ge=0)] = 3
     """Number of times that a training which lost a rank, a worker or a host restarts from its newest checkpoint

@@ -20,12 +20,12 @@ class Model(Section):
     """The network."""
 
     name: ModelName | OwnName = "convblocks"
-    """`convblocks`: three blocks of convolutions; `twohead`: a small residual net with a class and an angle head;
-    `whitened`: three blocks of two convolutions behind a fixed layer that whitens patches, which learns fastest;
-    `unet`: the class of each pixel, from data with masks; `dncnn`: the image without its noise, from any images;
+    """Network. `convblocks`: three blocks of convolutions. `twohead`: a small residual net with a class and an angle
+    head. `whitened`: three blocks of two convolutions behind a fixed layer that whitens patches; it learns fastest.
+    `unet`: the class of each pixel, from data with masks. `dncnn`: the image without its noise, from any images.
     `resnet18`, `resnet50`: residual networks as published, with the parameters' common names; their stem halves images
-    twice, small ones too; `sequence`: features of each frame of a clip, then a head over the frames; or the name of a
-    model that an installed package offers, which may use `width` and `depth` in its own way."""
+    twice, small ones too. `sequence`: features of each frame of a clip, then a head over the frames. Or the name of a
+    model that an installed package offers; it may use `width` and `depth` in its own way."""
     width: Annotated[int, Field(ge=1, le=1024)] = 32
     """Filters of the first block; the following blocks have twice as many each. `twohead`: of its first
     convolution. `whitened`: the second and the third block have four times as many. `dncnn`: of all convolutions.

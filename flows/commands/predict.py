@@ -37,7 +37,7 @@ def add_common(parser: ArgumentParser) -> None:
         "--out",
         metavar="DIR",
         help="where the Parquet files go (default: by content, under PACELINE_HOME); "
-        "a call that was interrupted goes on there",
+        "an interrupted call resumes there",
     )
     add_json(parser)
 

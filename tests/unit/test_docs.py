@@ -25,7 +25,7 @@ from tests.support.own_package import EXTEND, install_example_package, on_path
 from tests.support.treatments import TREATMENTS, Checked, Story, Told, of_story
 
 PROGRAMS = ("paceline ", "prefect ", "dask ", "infra/", ".ci/", "python ", "pip ", "export ")
-SETTING = re.compile(r"(?<![\w.])(?<!--param \")(?P<key>[a-z_]+\.[a-z_]+)=(?P<value>[^\s`\"]+)")
+SETTING = re.compile(r"(?<![\w.])(?<!--param )(?<!--param [\"'])(?P<key>[a-z_]+\.[a-z_]+)=(?P<value>[^\s`\"]+)")
 SECTIONS = {path.partition(".")[0] for path in field_paths() if "." in path}
 README = ROOT / "README.md"
 TABLES = ROOT / "conf" / "README.md"
