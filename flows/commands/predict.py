@@ -36,8 +36,7 @@ def add_common(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--out",
         metavar="DIR",
-        help="where the Parquet files go (default: by content, under PACELINE_HOME); "
-        "an interrupted call resumes there",
+        help="where the Parquet files go (default: by content, under PACELINE_HOME); an interrupted call resumes there",
     )
     add_json(parser)
 

@@ -22,7 +22,7 @@ SSH = ["cluster.kind=ssh", "cluster.hosts=[node1,node2]"]
         ([*SLURM, "cluster.time_limit=soon"], "cluster.time_limit="),
         (["cluster.kind=local_cuda", "execution.accelerator=cpu"], "cluster.kind=local"),
         (["cluster.kind=address", "cluster.address=tcp://h:1", "cluster.tls=on"], "write tls:// for a scheduler"),
-        (["cluster.kind=address", "cluster.address=tls://h:1", "cluster.tls=off"], "cannot be used with cluster.address"),
+        (["cluster.kind=address", "cluster.address=tls://h:1", "cluster.tls=off"], "cluster.tls=off cannot be used"),
     ],
 )
 def test_settings_that_do_not_fit(overrides, told):
