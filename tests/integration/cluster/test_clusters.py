@@ -202,7 +202,7 @@ def test_workers_that_cannot_start_are_heard_and_leave_nothing(tls, ssh_home):
     settings = Cluster(kind="ssh", hosts=("paceline-host",), interface="lo")
     on_gpus = ONE.model_copy(update={"gpus": True})
     with (
-        pytest.raises(RunError, match=r"paceline-host: Dask could not be started there: .*dask_cuda"),
+        pytest.raises(RunError, match=r"cluster.hosts=paceline-host: cannot start Dask there: .*dask_cuda"),
         open_cluster(settings, on_gpus),
     ):
         pass
