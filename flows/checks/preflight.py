@@ -149,7 +149,7 @@ def _check_batch(config: Config, num_train: int) -> None:
     if config.global_batch_size > num_train:
         raise InputError(
             f"recipe.batch_size={config.recipe.batch_size} ({config.global_batch_size} over all ranks) exceeds the "
-            f"{num_train} training samples; use at most {num_train // ranks}"
+            f"{num_train} training samples; use recipe.batch_size={num_train // ranks} or less"
         )
 
 

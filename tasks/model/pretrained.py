@@ -61,9 +61,12 @@ def read_weights(path: Path) -> tuple[Tensors, str]:
             "save its state dict alone (model.state_dict()), or as .safetensors"
         ) from None
     except (RuntimeError, AttributeError, TypeError, EOFError, KeyError, ValueError) as error:
-        raise InputError(f"{path}: no file of weights ({one_line(error)[:200]})") from error
+        raise InputError(
+            f"{path}: not a file of weights ({one_line(error)[:200]}); "
+            "save the model's state dict, for example torch.save(model.state_dict(), FILE)"
+        ) from error
     if not tensors or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
-        raise InputError(f"{path}: no file of weights; it must hold tensors by their names, as a state dict does")
+        raise InputError(f"{path}: not a file of weights; it must hold tensors by their names, as a state dict does")
     return _without_wrapper(tensors), hashlib.sha256(content).hexdigest()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paceline.conf.hints import fault_and_hint
 from paceline.conf.model import Model
 from paceline.conf.plugins import EMBEDDED_MODELS, Plugin
 from paceline.tasks.errors import InputError
@@ -21,7 +22,10 @@ def check_package(model: Model, recorded: Plugin | None) -> str | None:
     except InputError as error:
         if recorded is None:
             raise
-        raise InputError(f"{error}; it was trained with {recorded.package} {recorded.version}") from error
+        fault, _ = fault_and_hint(error)
+        raise InputError(
+            f"{fault}; install {recorded.package} {recorded.version}, which it was trained with"
+        ) from error
     if recorded is None:
         return f"nobody has recorded which package model {model.name} was trained with; here is {plugin.identity}"
     if plugin.package != recorded.package:

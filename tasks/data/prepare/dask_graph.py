@@ -6,6 +6,7 @@ names and returns a small record.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
@@ -188,7 +189,7 @@ def _check_rejected(
         f"data.root={data.root}: {num_rejected} of {total} samples ({100 * num_rejected / total:.1f} %) cannot be "
         f"decoded, first {first.path} ({first.reason}); the limit is "
         f"data.max_rejected_fraction={data.max_rejected_fraction}; fix or remove them "
-        f"(list: {list_path}) or raise the limit"
+        f"(list: {list_path}) or set data.max_rejected_fraction={math.ceil(100 * num_rejected / total) / 100:g}"
     )
 
 

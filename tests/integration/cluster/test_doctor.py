@@ -41,7 +41,7 @@ def test_a_healthy_site(doctor, mlflow_server):
     assert found["mlflow"]["status"] == found["prefect"]["status"] == "ok", "client and server are of one version"
     assert found["workers"]["found"].startswith("2 on 1 hosts")
     assert found["shared state"]["status"] == found["clocks"]["status"] == found["code"]["status"] == "ok"
-    assert "nothing wrong" in stderr.splitlines()[-1]
+    assert "nothing is wrong" in stderr.splitlines()[-1]
 
 
 def test_what_is_wrong_is_named_with_its_remedy_and_the_rest_is_looked_at_all_the_same(doctor, tmp_path):
@@ -117,7 +117,7 @@ def test_the_doctor_and_a_run_end_where_nothing_answers(doctor, paceline):
         run = paceline("run", "digits", *there)
         _, stderr = run.communicate(timeout=60)
         assert run.returncode == 2, stderr
-        assert "accepts connections there and does not answer" in stderr.splitlines()[-1]
+        assert "accepts connections there and does not answer" in stderr
 
 
 def test_a_worker_with_other_code_is_found(doctor):

@@ -159,7 +159,7 @@ class Course:
             found = finished(self._client, *run_of(stdout))
             self.restarts += found
             return "restarted" if found else "went on"
-        last = stderr.splitlines()[-1] if stderr else ""
+        last = " ".join(stderr.splitlines()[-2:])  # error and hint
         if status in (1, 2):
             assert any(name in last for name in NAMED), stderr
             return last[:100]

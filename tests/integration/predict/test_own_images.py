@@ -102,9 +102,9 @@ def test_a_folder_of_mixed_images_trains_and_lists_exactly_the_damaged(learned, 
     assert learned["speedup"]["ratio"] is None
     assert learned["evaluate"]["accuracy"] > 0.8
 
-    status, _, said = call("run", "folder", f"data.root={root}", *SMALL, "data.max_rejected_fraction=0")
-    assert status == 2
-    assert re.search(rf"{len(damaged)} of 120 samples .* cannot be decoded", said.splitlines()[-1])
+    status, outcome, said = call("run", "folder", f"data.root={root}", *SMALL, "data.max_rejected_fraction=0")
+    assert status == 2, said
+    assert re.search(rf"{len(damaged)} of 120 samples .* cannot be decoded", outcome["error"])
 
 
 @pytest.fixture(scope="module")

@@ -83,7 +83,7 @@ def make_folder(root: Path, classes: dict[str, int], damaged: int = 0) -> Path:
             ["digits", "speedup.baseline=yesterday"],
             "speedup.baseline must be the id of a run, probe, matched or none, got yesterday",
         ),
-        (["digits", f"model.pretrained={__file__}"], "no file of weights"),
+        (["digits", f"model.pretrained={__file__}"], "not a file of weights"),
         (["textures", "recipe.backbone_rate=0.5"], "recipe.backbone_rate is for networks with a head, and dncnn has"),
         (["--resume", "0123456789abcdef"], "no such run"),
         ([], "needs a preset"),

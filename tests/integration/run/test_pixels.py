@@ -171,7 +171,7 @@ def test_what_a_model_of_pixels_cannot_predict_is_told_before_anything_starts(sm
     assert check_predict(asked, Environment()).num_values > 0, "what a layer gives is held against no masks"
     with pytest.raises(InputError, match=r"unet has no such layer; it has down\.0, .*, classify$"):
         check_predict(asked.model_copy(update={"layer": "down"}), Environment())
-    with pytest.raises(InputError, match=r"data\.source=shapes are not images of their own sizes"):
+    with pytest.raises(InputError, match=r"samples of data\.source=shapes do not have their own sizes"):
         check_predict(PredictRequest(model=summary["run_id"], source="shapes", own_size=True), Environment())
     fitted = PredictRequest(model=summary["run_id"], source=str(tmp_path), overrides=("data.fit=crop",))
     with pytest.raises(InputError, match=r"^data\.fit=crop: images come to their size as they did for"):

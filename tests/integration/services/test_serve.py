@@ -130,4 +130,4 @@ def test_what_cannot_be_served_is_refused(paceline, arguments, environment, said
     process = paceline(*NIGHTLY, *arguments, **environment)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 2, stderr
-    assert said in stderr.splitlines()[-1]
+    assert said in stderr

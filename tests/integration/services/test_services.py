@@ -90,7 +90,7 @@ def test_a_run_without_its_password_is_refused_before_any_work(known, program, l
     process = program("run", "digits", **known | {lost: "paceline:wrong"})
     _, stderr = process.communicate(timeout=SECONDS)
     assert process.returncode == 2, stderr
-    assert said in stderr.splitlines()[-1]
+    assert said in stderr
 
 
 def test_a_part_without_a_certificate_is_refused_by_dask(services, known):
@@ -196,7 +196,7 @@ def test_what_does_not_fit_a_running_set_is_refused(services, command, arguments
     before = pids(services)
     refused = services.command(command, *arguments)
     assert refused.returncode == 2, refused.stderr
-    assert said in refused.stderr.splitlines()[-1]
+    assert said in refused.stderr
     assert pids(services) == before
 
 

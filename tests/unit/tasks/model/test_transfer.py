@@ -181,14 +181,14 @@ def test_no_code_of_a_file_is_executed(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"no weights", b"\x00" * 64], ids=["empty", "text", "zeros"])
 def test_a_file_that_holds_no_weights(name, content, tmp_path):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(InputError, match="no file of weights"):
+    with pytest.raises(InputError, match="not a file of weights"):
         read_weights(tmp_path / name)
 
 
 def test_a_truncated_file(tmp_path):
     path = saved(tmp_path, "safetensors", network_of())
     path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(InputError, match="no file of weights"):
+    with pytest.raises(InputError, match="not a file of weights"):
         read_weights(path)
 
 

@@ -181,7 +181,10 @@ def test_without_its_package_it_is_told_which_one(kept, tmp_path):
     forget(["netpack"])
     (tmp_path / "site" / "netpack-1.0.dist-info").rename(tmp_path / "elsewhere")
     forget(["netpack"])
-    with pytest.raises(InputError, match=r"on host .*: model\.name=net is not one of .*trained with netpack 1\.0"):
+    with pytest.raises(
+        InputError,
+        match=r"on host .*: model\.name=net is not one of .*; install netpack 1\.0, which it was trained with",
+    ):
         check_package(kept[1].model, kept[1].package)
     with pytest.raises(InputError, match=r"on host .*: model\.name=net is not one of convblocks"):
         load_trained_model(kept[0], digest_of(kept[1]))
