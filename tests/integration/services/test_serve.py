@@ -123,7 +123,7 @@ def test_a_deployment_joins_the_scheduler_that_it_was_served_with_and_no_other(s
         (["--cron", "every night"], {}, "is not a schedule"),
         (["--cron", "0 2 * * *", "--timezone", "Zurich"], {}, "is not a time zone"),
         (["--cron", "0 2 * * *"], {"PREFECT_API_URL": ""}, "needs a Prefect server"),
-        (["--cron", "0 2 * * *", "--overlap", "never"], {}, "invalid choice"),
+        (["--cron", "0 2 * * *", "--overlap", "never"], {}, "--overlap never is not valid"),
     ],
 )
 def test_what_cannot_be_served_is_refused(paceline, arguments, environment, said):

@@ -82,7 +82,7 @@ def test_nobody_runs_a_command_through_mlflow(services, known, tmp_path, name):
 @pytest.mark.parametrize(
     ("lost", "said"),
     [
-        ("PREFECT_API_AUTH_STRING", "refuses this user; set PREFECT_API_AUTH_STRING to NAME:PASSWORD"),
+        ("PREFECT_API_AUTH_STRING", "refuses this user\nhint: set PREFECT_API_AUTH_STRING to NAME:PASSWORD"),
         ("MLFLOW_TRACKING_PASSWORD", "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"),
     ],
 )
@@ -186,7 +186,7 @@ def test_what_runs_is_left_alone_and_what_was_killed_comes_back(services, mlflow
     [
         ("up", ["--workers", "1"], "infra/down first"),
         ("up", ["--workers", "-1"], "--workers -1; give how many, or 0 for as many as fit"),
-        ("up", ["--host", "0.0.0.0"], "name the one by which they reach it"),
+        ("up", ["--host", "0.0.0.0"], "is not an address that clients can connect to"),
         ("up", ["--port", "nobody=1"], "names no service; use one of postgres"),
         ("restore", [__file__], "infra/down first"),
         ("backup", [__file__], "exists, and nothing is overwritten"),
