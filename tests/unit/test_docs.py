@@ -114,6 +114,9 @@ def test_paceline_understands(line, examples):
     if len(arguments) == 1 and not arguments[0].startswith("-"):
         assert arguments[0] in cli.COMMANDS  # spoken of, not called
         return
+    if arguments == ["--version"]:
+        assert cli.main(arguments) == 0
+        return
     options = cli._parse(arguments)
     assert options.command is cli.COMMANDS[arguments[0]].execute
     overrides = list(getattr(options, "overrides", []))
