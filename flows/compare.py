@@ -25,7 +25,11 @@ def compare_runs(environment: Environment, run_ids: list[str], experiment: str |
         InputError: there are fewer than two, or one of them is unknown.
     """
     if run_ids and (experiment or last):
-        raise InputError("give either run ids or --experiment with --last, not both", setting="--experiment")
+        raise InputError(
+            "give either run ids or --experiment with --last, not both",
+            hint="for example paceline compare --last 2",
+            setting="--experiment",
+        )
     if run_ids:
         runs = get_runs(environment.tracking_uri, run_ids)
     else:
