@@ -67,6 +67,11 @@ _FORMS = {
     "model.freeze": "the name of a layer",
 }
 """Texts that must match a pattern."""
+_SETTING = re.compile(
+    r"(?:^|: )(--[a-z][a-z-]*|(?:cluster|data|execution|limits|model|recipe|speedup|track)(?:\.[a-z_]+)+)(?=[=:, ]|$)"
+    r"|(?:^|: )([A-Z]+(?:_[A-Z]+)+)(?=[=:])|^([a-z_]+)(?==)"
+)
+"""The setting, the option or the variable that a message starts with, also behind where it was found."""
 
 
 class HintedError(Exception):
@@ -75,17 +80,24 @@ class HintedError(Exception):
     Args:
         message: what is wrong, with the value as typed.
         hint: what to do about it; without it, what stands behind the last semicolon of the message.
-        setting: the dotted name of the setting, or the option, that is wrong.
+        setting: the dotted name of the setting, or the option or variable, that is wrong; without it, the one that the
+            message starts with.
     """
 
     def __init__(self, message: str = "", *, hint: str | None = None, setting: str | None = None) -> None:
         super().__init__(message)
         self.hint = hint
-        self.setting = setting
+        self.setting = setting or setting_of(message)
 
     def __str__(self) -> str:
         message = super().__str__()
         return f"{message}; {self.hint}" if self.hint else message
+
+
+def setting_of(message: str) -> str | None:
+    """The setting, option or variable that a message is about."""
+    found = _SETTING.search(message)
+    return found[found.lastindex or 0] if found else None
 
 
 def fault_and_hint(error: Exception) -> tuple[str, str | None]:

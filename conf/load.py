@@ -19,6 +19,7 @@ from paceline.conf.hints import (
     describe_refusal,
     did_you_mean,
     fault_and_hint,
+    setting_of,
     suggest,
     suggest_setting,
 )
@@ -285,7 +286,7 @@ def _refusal(error: ValidationError, *, options: bool) -> ConfigError:
     if first["type"] == "value_error":
         message = first["msg"].removeprefix("Value error, ")
         fault, hint = fault_and_hint(ValueError(message))
-        return ConfigError(fault, hint=hint, setting=key or message.partition("=")[0])
+        return ConfigError(fault, hint=hint, setting=setting_of(fault) or key)
     if first["type"] == "credential":
         fault, _, hint = first["msg"].partition("; ")
         return ConfigError(f"{key} {fault}", hint=hint, setting=key)

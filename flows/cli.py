@@ -153,16 +153,17 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Refuse."""
-        hint = f"{self.prog} --help"
+        hint, setting = f"{self.prog} --help", None
         required = re.fullmatch(r"the following arguments are required: (.*)", message)
         wrong_type = re.fullmatch(r"argument (\S*?/?)([^/\s]+): invalid (\w+) value: '(.*)'", message)
         if required:
             names = [name for name in required[1].split(", ") if name != "key=value"]
             message, hint = f"{self.prog} needs {' and '.join(names)}", f"for example: {self.example}"
+            setting = names[0]
         elif wrong_type:
             kind = {"int": "a whole number", "float": "a number"}.get(wrong_type[3], f"a {wrong_type[3]}")
             message = f"{wrong_type[2]} must be {kind}, got {wrong_type[4]}"
-        raise InputError(message, hint=hint)
+        raise InputError(message, hint=hint, setting=setting)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         choices = [] if action.choices is None else list(action.choices)

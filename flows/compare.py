@@ -25,7 +25,11 @@ def compare_runs(environment: Environment, run_ids: list[str], experiment: str |
         InputError: there are fewer than two, or one of them is unknown.
     """
     if run_ids and (experiment or last):
-        raise InputError("give either run ids or --experiment with --last, not both")
+        raise InputError(
+            "give either run ids or --experiment with --last, not both",
+            hint="for example paceline compare --last 2",
+            setting="--experiment",
+        )
     if run_ids:
         runs = get_runs(environment.tracking_uri, run_ids)
     else:
@@ -35,10 +39,11 @@ def compare_runs(environment: Environment, run_ids: list[str], experiment: str |
     if len(runs) < MIN_RUNS:
         raise InputError(
             f"{len(runs)} runs to compare{f' in experiment {experiment}' if experiment else ''}; a comparison needs "
-            "at least two: give their ids (see paceline ui) or train another one"
+            "at least two: give their ids (see paceline ui) or train another one",
+            setting="RUN_ID",
         )
     if len({run.run_id for run in runs}) < len(runs):
-        raise InputError("a run is named twice; name each once")
+        raise InputError("a run is named twice; name each once", setting="RUN_ID")
     return compare([read_compared_run(environment.tracking_uri, run) for run in runs], match)
 
 

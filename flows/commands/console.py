@@ -83,7 +83,7 @@ def say_error(error: Exception, *, as_json: bool) -> None:
         say_always(f"hint: {hint}")
     if as_json and not _Output.answered:
         with suppress(BrokenPipeError):
-            write_json(sys.stdout, {"error": fault, "hint": hint})
+            write_json(sys.stdout, {"error": fault, "hint": hint, "setting": getattr(error, "setting", None)})
 
 
 def say_pairs(rows: Sequence[tuple[str, str]]) -> None:

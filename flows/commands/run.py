@@ -42,7 +42,9 @@ def main(options: Namespace) -> None:
         return
     if (options.preset is None) == (options.resume is None):
         if options.resume is None:
-            raise InputError("paceline run needs a preset", hint="list the presets with: paceline presets")
+            raise InputError(
+                "paceline run needs a preset", hint="list the presets with: paceline presets", setting="preset"
+            )
         options.overrides.insert(0, options.preset)  # with --resume every positional argument is an override
     site = Environment()
     if options.diagnose and options.resume is None:

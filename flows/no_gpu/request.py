@@ -91,7 +91,10 @@ def _check_request(request: NoGpuRequest) -> None:
             f"--fine-tune {wrong[0]} is not a setting of the recipe, and the ways share all other settings"
         )
     if config.model.pretrained is not None or config.model.freeze != "none":
-        raise InputError("the ways differ in model.pretrained and model.freeze; name the weights after --pretrained")
+        raise InputError(
+            "the ways differ in model.pretrained and model.freeze; name the weights after --pretrained",
+            setting="model.pretrained" if config.model.pretrained is not None else "model.freeze",
+        )
     if config.execution.accelerator == "gpu":
         raise InputError(
             "execution.accelerator=gpu cannot be used with paceline no-gpu, which measures on CPUs",

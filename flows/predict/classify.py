@@ -66,12 +66,14 @@ def check_classify(request: ClassifyRequest, environment: Environment) -> tuple[
     train, test = (_read_facts(Path(directory)) for directory in (request.train, request.test))
     if any(train[name] != test[name] for name in SAME):
         raise InputError(
-            f"{request.train} and {request.test} are features of other models or layers; write both with the same"
+            f"{request.train} and {request.test} are features of other models or layers; write both with the same",
+            setting="TEST",
         )
     if train["key"] == test["key"]:
         raise InputError(
             f"{request.train} and {request.test} are of the same images ({train['source']}); "
-            "a classifier is scored on images that it was not fitted on"
+            "a classifier is scored on images that it was not fitted on",
+            setting="TEST",
         )
     check_classes(Path(request.train), Path(request.test))
     config = load("folder", [*request.overrides, f"name={train['layer']}"])

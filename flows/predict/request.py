@@ -184,7 +184,8 @@ def _signal(request: PredictRequest, facts: ModelFacts) -> Signal:
     given = [override for override in request.overrides if override.startswith("data.signal.")]
     if facts.signal is None:
         raise InputError(
-            f"{request.source}: signals, and {request.model} was trained on images; give a folder of images"
+            f"{request.source}: signals, and {request.model} was trained on images; give a folder of images",
+            setting="SOURCE",
         )
     if given:
         raise InputError(f"{given[0]}: {request.model} fixes the spectrogram settings; remove it")
@@ -197,17 +198,20 @@ def _check_fits(request: PredictRequest, facts: ModelFacts, images: Images) -> N
     if facts.signal is not None and images.origin.signal is None:
         raise InputError(
             f"{request.source}: images, and {request.model} was trained on signals; give a folder of signals, or "
-            "the preset that it was trained with"
+            "the preset that it was trained with",
+            setting="SOURCE",
         )
     if facts.num_frames != images.origin.num_frames:
         theirs, ours = ("clips" if number else "images" for number in (images.origin.num_frames, facts.num_frames))
         raise InputError(
-            f"{request.source}: {theirs}, and {request.model} was trained on {ours}; predict what it was trained for"
+            f"{request.source}: {theirs}, and {request.model} was trained on {ours}; predict what it was trained for",
+            setting="SOURCE",
         )
     if channels != facts.image_shape[2]:
         raise InputError(
             f"{request.source}: images of {channels} channels, and the model {request.model} takes "
-            f"{facts.image_shape[2]}; predict what it was trained for"
+            f"{facts.image_shape[2]}; predict what it was trained for",
+            setting="SOURCE",
         )
     if request.layer is None:
         _check_output(request, facts, images)
@@ -218,17 +222,20 @@ def _check_output(request: PredictRequest, facts: ModelFacts, images: Images) ->
     if task == "denoise" and channels not in PNG_CHANNELS:
         raise InputError(
             f"{request.model}: takes images of {channels} channels, and its output is written as PNG, which "
-            "has 1 or 3; train on grey or colour images"
+            "has 1 or 3; train on grey or colour images",
+            setting="MODEL",
         )
     if images.num_planes and task == "classify":
         raise InputError(
             f"{request.source}: has classes of pixels, and the model {request.model} classifies images; "
-            "predict a folder of images"
+            "predict a folder of images",
+            setting="SOURCE",
         )
     if images.num_planes and task == "segment" and images.class_names != facts.class_names:
         raise InputError(
             f"{request.source}: its masks have the classes {', '.join(images.class_names)}, and the model "
-            f"{request.model} those of {', '.join(facts.class_names)}; give the folder of the images, without masks"
+            f"{request.model} those of {', '.join(facts.class_names)}; give the folder of the images, without masks",
+            setting="SOURCE",
         )
 
 

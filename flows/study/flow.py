@@ -35,7 +35,10 @@ def check_study(request: StudyRequest, environment: Environment) -> list[Planned
         InputError: naming the arm that cannot run.
     """
     if request.repeats < 1:
-        raise InputError(f"repeats={request.repeats}; every arm is trained at least once: use 3 or more for intervals")
+        raise InputError(
+            f"repeats={request.repeats}; every arm is trained at least once: use 3 or more for intervals",
+            setting="--repeats",
+        )
     arms = expand(lambda overrides: make_config(request.config, overrides), request.axes, ladder=request.ladder)
     base = request.config.model_copy(update={"speedup": request.config.speedup.model_copy(update={"baseline": "none"})})
     if request.config.speedup.diagnose:

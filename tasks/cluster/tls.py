@@ -196,5 +196,7 @@ def find_certificates(site: Environment) -> Certificates:
             + f" ca.pem, cert.pem and key.pem; make them with infra/certificates {place}, or set cluster.tls=off"
         ) from error
     if mode & OTHERS:
-        raise InputError(f"{files.key} can be read by others (mode {mode & 0o777:o}); chmod 600 it")
+        raise InputError(
+            f"{files.key} can be read by others (mode {mode & 0o777:o}); chmod 600 it", setting="PACELINE_TLS"
+        )
     return files

@@ -117,7 +117,10 @@ def parse_parameters(texts: Sequence[str]) -> tuple[Parameter, ...]:
     """
     parameters = tuple(parse_parameter(*split_parameter(text)) for text in texts)
     if not parameters:
-        raise InputError("a sweep varies nothing; give at least one, as in --param 'recipe.learning_rate=log(1e-3,1)'")
+        raise InputError(
+            "a sweep varies nothing; give at least one, as in --param 'recipe.learning_rate=log(1e-3,1)'",
+            setting="--param",
+        )
     for first, second in itertools.combinations(parameters, 2):
         if first.setting == second.setting:
             raise InputError(f"--param {first.setting} is given twice; put all its values into one")

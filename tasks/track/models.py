@@ -42,7 +42,8 @@ def fetch_model(tracking_uri: str, reference: str, home: Path) -> tuple[Path, Mo
             return directory, read_facts(directory)
         raise InputError(
             f"{reference} is not a model; give a run's id, runs:/RUN_ID/model, models:/NAME@ALIAS, "
-            f"models:/NAME/VERSION or a directory that holds {FACTS} and {WEIGHTS}"
+            f"models:/NAME/VERSION or a directory that holds {FACTS} and {WEIGHTS}",
+            setting="MODEL",
         )
     client, models = existing_client(tracking_uri), home / "models"
     models.mkdir(parents=True, exist_ok=True)
@@ -51,7 +52,7 @@ def fetch_model(tracking_uri: str, reference: str, home: Path) -> tuple[Path, Mo
         facts = _load_cached(models / recorded, recorded) or _fetch(tracking_uri, place, recorded, models)
     except (MlflowException, OSError) as error:
         reason = redact(one_line(error))[:200]
-        raise InputError(f"{reference}: no such model in {redact(tracking_uri)} ({reason})") from error
+        raise InputError(f"{reference}: no such model in {redact(tracking_uri)} ({reason})", setting="MODEL") from error
     return models / digest_of(facts), facts
 
 

@@ -63,7 +63,7 @@ def run_page(tracking_uri: str, run_id: str) -> str:
         run = existing_client(tracking_uri).get_run(run_id)
     except MlflowException as error:
         raise InputError(
-            f"{redact(tracking_uri)} has no run {run_id}", hint="list the runs with: paceline ui"
+            f"{redact(tracking_uri)} has no run {run_id}", hint="list the runs with: paceline ui", setting="RUN_ID"
         ) from error
     return f"experiments/{run.info.experiment_id}/runs/{run_id}"
 

@@ -73,7 +73,10 @@ def existing_client(tracking_uri: str) -> MlflowClient:
     check_reachable(tracking_uri)
     file = sqlite_path(tracking_uri)
     if file is not None and not file.exists():
-        raise InputError(f"{redact(tracking_uri)} does not exist: there are no runs yet; run paceline run digits first")
+        raise InputError(
+            f"{redact(tracking_uri)} does not exist: there are no runs yet; run paceline run digits first",
+            setting="MLFLOW_TRACKING_URI",
+        )
     return open_store(tracking_uri)
 
 

@@ -37,7 +37,9 @@ def parse_axes(texts: Sequence[str]) -> dict[str, list[str]]:
         _check_axis(field, chosen, axes)
         axes[field] = chosen
     if not axes:
-        raise InputError("a study has no axis; give at least one, for example --axis execution.num_devices=1,2")
+        raise InputError(
+            "a study has no axis; give at least one, for example --axis execution.num_devices=1,2", setting="--axis"
+        )
     return axes
 
 

@@ -78,7 +78,8 @@ def place_ranks(candidates: list[WorkerSlot], num_nodes: int, num_devices: int) 
         counts = ", ".join(f"{host}: {len(slots)}" for host, slots in by_host.items()) or "none"
         raise InputError(
             f"execution asks for {num_nodes} hosts with {num_devices} workers each, and the cluster has {counts}; "
-            "start more workers or ask for fewer devices"
+            "start more workers or ask for fewer devices",
+            setting="execution.num_devices",
         )
     hosts = sorted(usable.values(), key=lambda slots: sum(slot.busy for slot in slots))[:num_nodes]
     return [

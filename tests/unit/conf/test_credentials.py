@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 from paceline.conf.config import Config
 from paceline.conf.credentials import holds_credential
 from paceline.conf.load import ConfigError, load
+from tests.support.refusals import refused
 
 PLANTED = [
     "s3://AKIAKEY:hunter2@bucket/x",
@@ -55,16 +56,16 @@ def test_every_setting_that_takes_any_text_refuses_one():
     for name in set(names) - known_patterns:
         value = "https://me:hunter2@host"
         wrapped = f"[{value}]" if name in ("cluster.hosts", "cluster.sbatch", "data.classes") else value
-        with pytest.raises(ConfigError, match=f"{name}.* holds a credential") as refused:
+        with refused(name, "AWS_PROFILE", kind=ConfigError) as error:
             load("digits", [f"{name}={wrapped}"])
-        assert "hunter2" not in str(refused.value)
+        assert "hunter2" not in str(error.value)
 
 
 @pytest.mark.parametrize("root", PLANTED)
 def test_credentials_are_refused_by_the_program_and_by_the_form_without_being_told(root):
-    with pytest.raises(ConfigError, match=r"data\.root holds a credential, .*AWS_PROFILE") as refused:
+    with refused("data.root", "AWS_PROFILE", kind=ConfigError) as error:
         load("folder", [f"data.root={root}"])
-    assert "ter2" not in str(refused.value)
+    assert "ter2" not in str(error.value)
     assert not re.search(pattern_of_the_form(), root)
 
 
@@ -85,6 +86,6 @@ def pattern_of_the_form() -> str:
 
 
 def test_the_words_of_a_refusal_hold_no_value():
-    with pytest.raises(ValidationError) as refused:
+    with pytest.raises(ValidationError) as error:
         Config.model_validate({"name": "password=hunter2"})
-    assert "hunter2" not in refused.value.errors()[0]["msg"]
+    assert "hunter2" not in error.value.errors()[0]["msg"]

@@ -7,6 +7,7 @@ from pydantic import BaseModel
 from paceline.conf.config import Config
 from paceline.conf.hints import ALIASES
 from paceline.conf.load import ConfigError, field_paths, flatten, load, preset_names
+from tests.support.refusals import refused
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -139,74 +140,80 @@ def test_a_preset_may_be_a_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "wrong", "data"),
     [
-        (["recipe.num_epoch=2"], "recipe.num_epoch is not a setting; did you mean recipe.num_epochs?"),
-        (["recipe.num_epochs=many"], "recipe.num_epochs must be a whole number, got many"),
-        (["recipe.num_epochs=0"], "recipe.num_epochs must be at least 1, got 0"),
-        (["execution.precision=fp8"], "execution.precision=fp8 is not valid; choices: auto, 32-true"),
-        (["recipe.num_epochs"], "is not of the form SETTING=VALUE; did you mean recipe.num_epochs=VALUE?"),
-        (["data.root=/x"], "cannot be used with data.source=digits"),
-        (["data.source=folder", "data.root=s3://me:hunter2@bucket/x"], "data.root holds a credential"),
-        (["model.name=twohead"], "does not fit data.source=digits"),
-        (["data.fit=crop"], "data.fit=crop cannot be used with data.source=digits"),
-        (["recipe.batch_scaling=strong", "recipe.batch_size=100", "execution.num_devices=3"], "use a multiple of 3"),
+        (["recipe.num_epoch=2"], "recipe.num_epoch", ["recipe.num_epochs"]),
+        (["recipe.num_epochs=many"], "recipe.num_epochs", ["many"]),
+        (["recipe.num_epochs=0"], "recipe.num_epochs", [1, 0]),
+        (["execution.precision=fp8"], "execution.precision", ["fp8", "auto", "32-true"]),
+        (["recipe.num_epochs"], "recipe.num_epochs", ["SETTING=VALUE", "recipe.num_epochs=VALUE"]),
+        (["data.root=/x"], "data.root", ["/x", "data.source=digits", "data.source=folder"]),
+        (["data.source=folder", "data.root=s3://me:hunter2@bucket/x"], "data.root", ["AWS_PROFILE"]),
+        (["model.name=twohead"], "model.name", ["data.source=digits", "data.source=rotated_digits"]),
+        (["data.fit=crop"], "data.fit", ["data.fit=crop", "data.source=digits"]),
+        (["recipe.batch_scaling=strong", "recipe.batch_size=100", "execution.num_devices=3"], "recipe.batch_size", [3]),
         (
             ["execution.accelerator=cpu", "execution.precision=16-mixed"],
-            "16-mixed cannot be used with execution.accelerator=cpu",
+            "execution.precision",
+            ["execution.accelerator=cpu", "execution.precision=bf16-mixed"],
         ),
         (
             ["execution.worker_load=[1,2,3]", "execution.num_devices=2"],
-            "[1,2,3] must be one positive number for each of 2",
+            "execution.worker_load",
+            ["execution.worker_load=[1,2,3]", 2],
         ),
-        (["execution.worker_load=[1,0]", "execution.num_devices=2"], "for example execution.worker_load=equal"),
-        (["execution.worker_load=[1,-.inf]", "execution.num_devices=2"], "execution.worker_load"),
-        (["execution.worker_load=fast"], "must be a list such as [a,b], equal or measured, got fast"),
-        (["execution.gradient_compression=fp16"], "execution.gradient_compression=fp16 is not valid"),
+        (
+            ["execution.worker_load=[1,0]", "execution.num_devices=2"],
+            "execution.worker_load",
+            ["execution.worker_load=[1,0]", "execution.worker_load=equal"],
+        ),
+        (["execution.worker_load=[1,-.inf]", "execution.num_devices=2"], "execution.worker_load", ["-.inf"]),
+        (["execution.worker_load=fast"], "execution.worker_load", ["equal", "measured", "fast"]),
+        (["execution.gradient_compression=fp16"], "execution.gradient_compression", ["fp16", "off", "bf16"]),
         (
             ["execution.strategy=fsdp", "execution.gradient_compression=bf16"],
-            "use gradient_compression=off, or execution.strategy=ddp",
+            "execution.gradient_compression",
+            ["gradient_compression=off", "execution.strategy=ddp"],
         ),
-        (["execution.strategy=fsdp", "execution.precision=64-true"], "use precision=auto or 32-true or bf16-mixed, or"),
-        (["execution.strategy=fsdp", "execution.precision=16-mixed"], "16-mixed cannot be used with"),
-        (["execution.strategy=fsdp", "execution.compile=step"], "cannot be used with execution.strategy=fsdp"),
-        (["execution.strategy=fsdp", "recipe.optimizer=muon"], "recipe.optimizer=muon cannot be used with"),
-        (["model.name=whitened", "data.image_size=8"], "use at least 9, or convblocks"),
+        (["execution.strategy=fsdp", "execution.precision=64-true"], "execution.precision", ["execution.strategy=ddp"]),
+        (["execution.strategy=fsdp", "execution.precision=16-mixed"], "execution.precision", ["precision=auto"]),
+        (["execution.strategy=fsdp", "execution.compile=step"], "execution.compile", ["compile=auto"]),
+        (["execution.strategy=fsdp", "recipe.optimizer=muon"], "recipe.optimizer", ["execution.strategy=fsdp", "ddp"]),
+        (["model.name=whitened", "data.image_size=8"], "data.image_size", ["model.name=whitened", 9, "convblocks"]),
         (
             ["model.name=twohead", "data.source=rotated_digits", "model.test_views=2"],
-            "model.test_views=2 cannot be used with model.name=twohead",
+            "model.test_views",
+            ["model.name=twohead", "model.test_views=1"],
         ),
-        (["model.test_views=3"], "model.test_views=3 is not valid; choices: 1, 2, 6"),
-        (["cluster.kind=address"], "for example cluster.address=tcp://host:8786"),
-        (["cluster.address=tls://host:8786"], "or choose cluster.kind=address"),
-        (["recipe.num_epochs=2.5"], "recipe.num_epochs must be a whole number, got 2.5"),
-        (["limits.train_seconds=2h"], "must be a number of seconds, got 2h; 2h is limits.train_seconds=7200"),
-        (["recipe.optimizer=adm"], "did you mean adam? Choices: sgd, adam, adamw, muon"),
-        (["data.image_size=4000"], "data.image_size must be at most 1024, got 4000"),
-        (["recipe.learning_rate=.nan"], "recipe.learning_rate"),
+        (["model.test_views=3"], "model.test_views", ["model.test_views=3", 1, 2, 6]),
+        (["cluster.kind=address"], "cluster.kind", ["cluster.address=tcp://host:8786"]),
+        (["cluster.address=tls://host:8786"], "cluster.address", ["cluster.kind=local", "cluster.kind=address"]),
+        (["recipe.num_epochs=2.5"], "recipe.num_epochs", [2.5]),
+        (["limits.train_seconds=2h"], "limits.train_seconds", ["2h", "limits.train_seconds=7200"]),
+        (["recipe.optimizer=adm"], "recipe.optimizer", ["adm", "adam", "sgd"]),
+        (["data.image_size=4000"], "data.image_size", [1024, 4000]),
+        (["recipe.learning_rate=.nan"], "recipe.learning_rate", [".nan"]),
     ],
 )
-def test_a_wrong_setting_is_told_in_one_line(overrides, told):
-    with pytest.raises(ConfigError) as error:
+def test_a_wrong_setting_is_refused_with_a_hint(overrides, wrong, data):
+    with refused(wrong, *data, kind=ConfigError) as error:
         load("digits", overrides)
-    assert told in str(error.value)
     assert error.value.hint
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", "data: [", "\x00"])
-def test_a_broken_preset_is_told_in_one_line(tmp_path, text):
+def test_a_broken_preset_is_refused_on_one_line(tmp_path, text):
     path = tmp_path / "broken.yaml"
     path.write_text(text)
-    with pytest.raises(ConfigError) as error:
+    with refused("preset", path, kind=ConfigError):
         load(str(path))
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["nonsense", "n" * 300, "nonsense/digits.yaml"])
 def test_an_unknown_preset_names_the_known(name):
-    with pytest.raises(ConfigError, match=r"no preset or file is called .*; list the presets with: paceline presets"):
+    with refused("preset", name, kind=ConfigError) as error:
         load(name)
+    assert error.value.hint.endswith("paceline presets")
 
 
 def test_every_setting_has_a_help_text():

@@ -12,6 +12,7 @@ from paceline.conf.load import ConfigError, load
 from paceline.conf.model import ModelName
 from tests.support.documents import ROOT
 from tests.support.own_package import install, on_path
+from tests.support.refusals import refused
 
 SOURCE = """
 class Rows:
@@ -32,13 +33,6 @@ def offer(tmp_path):
 
     with on_path(tmp_path):
         yield make
-
-
-def refused(*overrides):
-    with pytest.raises(ConfigError) as error:
-        load("digits", list(overrides))
-    assert "\n" not in str(error.value)
-    return str(error.value)
 
 
 def test_every_embedded_name_has_its_facts():
@@ -90,19 +84,21 @@ def test_help_looks_no_package_up():
 
 def test_a_name_that_nobody_offers_is_told_with_those_that_there_are(offer):
     offer()
-    said = refused("data.source=row")
-    assert said.startswith("data.source=row is not one of digits, rotated_digits, folder,")
-    assert "motions, rows; install the package that offers it by an entry point row" in said
-    assert "sequence, net; install the package" in refused("model.name=nets")
-    assert "data.source=a b is not a name; choices: digits" in refused("data.source=a b")
+    for setting, name, known in (
+        ("data.source", "row", [*plugins.embedded("source"), "rows", "paceline.sources"]),
+        ("model.name", "nets", [*plugins.embedded("model"), "net", "paceline.models"]),
+        ("data.source", "a b", plugins.embedded("source")),
+    ):
+        with refused(setting, *known, kind=ConfigError) as error:
+            load("digits", [f"{setting}={name}"])
+        assert f"{setting}={name}" in error.value.args[0]
 
 
 def test_two_packages_of_one_name_are_refused(offer):
     offer()
     offer("optics")
-    assert "data.source=rows is offered by optics (optics.data:Rows) and vision (vision.data:Rows); uninstall one" in (
-        refused("data.source=rows")
-    )
+    with refused("data.source", "rows", "optics.data:Rows", "vision.data:Rows", kind=ConfigError):
+        load("digits", ["data.source=rows"])
 
 
 def test_an_embedded_name_cannot_be_taken(offer):
@@ -112,45 +108,41 @@ def test_an_embedded_name_cannot_be_taken(offer):
 
 
 @pytest.mark.parametrize(
-    ("facts", "overrides", "said"),
+    ("facts", "overrides", "wrong"),
     [
-        ({"source": "True, 2, False, ()"}, [], "has channels=2; use 1 for grey or 3 for colours"),
-        ({"source": "False, 3, False, ('weight',)"}, [], "has target_names=('weight',)"),
-        ({"source": "False, 3, False, None"}, [], "has target_names=None; give a tuple"),
-        ({"source": "False, '3', False, ()"}, [], "has channels='3'; give a int, such as 3, or none"),
-        ({"model": "None, False"}, ["model.name=net"], "has task=None; give a str, such as 'classify', or none"),
-        ({"source": "False, 3, True, ('angle',)"}, [], "has masks and targets"),
-        (
-            {"source": "False, 3, True, ()"},
-            [],
-            "model.name=convblocks does not fit data.source=rows: the model does not learn masks",
-        ),
-        ({"source": "False, 3, False, ('angle',)"}, ["model.name=net"], "the model does not learn angles"),
-        ({"model": "'segment', False"}, ["model.name=net"], "the model needs masks"),
-        ({"model": "'guess', False"}, ["model.name=net"], "has task='guess'; use classify, segment or denoise"),
-        ({}, ["data.root=/x"], "data.root=/x cannot be used with data.source=rows"),
-        ({}, ["model.name=unet"], "model.name=unet does not fit data.source=rows"),
+        ({"source": "True, 2, False, ()"}, [], ["data.source", "channels=2", 1, 3]),
+        ({"source": "False, 3, False, ('weight',)"}, [], ["data.source", "target_names=('weight',)"]),
+        ({"source": "False, 3, False, None"}, [], ["data.source", "target_names=None"]),
+        ({"source": "False, '3', False, ()"}, [], ["data.source", "channels='3'"]),
+        ({"model": "None, False"}, ["model.name=net"], ["model.name", "task=None"]),
+        ({"source": "False, 3, True, ('angle',)"}, [], ["data.source", "vision"]),
+        ({"source": "False, 3, True, ()"}, [], ["model.name", "model.name=convblocks", "model.name=unet"]),
+        ({"source": "False, 3, False, ('angle',)"}, ["model.name=net"], ["model.name", "model.name=twohead"]),
+        ({"model": "'segment', False"}, ["model.name=net"], ["model.name", "model.name=net", "model.name=unet"]),
+        ({"model": "'guess', False"}, ["model.name=net"], ["model.name", "task='guess'", "segment"]),
+        ({}, ["data.root=/x"], ["data.root", "/x", "data.source=rows"]),
+        ({}, ["model.name=unet"], ["model.name", "model.name=unet", "data.source=rows"]),
     ],
 )
-def test_what_does_not_fit_is_told(offer, facts, overrides, said):
+def test_what_does_not_fit_is_refused(offer, facts, overrides, wrong):
     offer(**facts)
-    assert said in refused("data.source=rows", *overrides)
+    with refused(*wrong, kind=ConfigError):
+        load("digits", ["data.source=rows", *overrides])
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "data"),
     [
-        ("raise RuntimeError('no licence')", "cannot be imported from vision.data:Rows (RuntimeError: no licence)"),
-        ("import nothing_of_that_name", "ModuleNotFoundError: No module named 'nothing_of_that_name'"),
-        ("Rows = 3", "vision.data:Rows is int; name a class or a function there"),
-        ("", "AttributeError: module 'vision.data' has no attribute 'Rows'"),
+        ("raise RuntimeError('no licence')", ["RuntimeError", "licence"]),
+        ("import nothing_of_that_name", ["ModuleNotFoundError", "nothing_of_that_name"]),
+        ("Rows = 3", ["int"]),
+        ("", ["AttributeError", "Rows"]),
     ],
 )
-def test_a_package_that_cannot_be_imported_is_named(tmp_path, offer, code, said):
+def test_a_package_that_cannot_be_imported_is_named(tmp_path, offer, code, data):
     install(tmp_path, "vision", {"data": code}, {"rows": "data:Rows"})
-    told = refused("data.source=rows")
-    assert told.startswith("data.source=rows (package vision 1.0)")
-    assert said in told
+    with refused("data.source", "data.source=rows", "vision", "1.0", "vision.data:Rows", *data, kind=ConfigError):
+        load("digits", ["data.source=rows"])
 
 
 def test_version_and_code_make_its_identity(tmp_path, offer):

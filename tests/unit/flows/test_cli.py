@@ -128,8 +128,8 @@ def test_each_command_has_two_examples_that_it_understands(name):
         (["run", "digits", "execution.precision=bf15-mixed"], "execution.precision", "did you mean bf16-mixed?"),
         (["sweep", "digits", "--sampler", "rndom"], "--sampler", "did you mean random?"),
         (["settings", "recipe.learnign_rate"], "PATTERN", "did you mean recipe.learning_rate?"),
-        (["predict"], None, "for example: paceline predict RUN_ID DIR"),
-        (["advise", "digits", "--deadline", "soon"], None, "paceline advise --help"),
+        (["predict"], "MODEL", "for example: paceline predict RUN_ID DIR"),
+        (["advise", "digits", "--deadline", "soon"], "--deadline", "paceline advise --help"),
         (["advise", "digits", "--latency", "1e-6"], "--bandwidth", "give both"),
     ],
 )
@@ -144,11 +144,11 @@ def test_an_error_has_two_lines_and_a_suggestion(arguments, setting, hint, capsy
     assert raised[0].setting == setting
 
 
-def test_json_has_the_error_and_the_hint(capsys):
+def test_json_has_the_error_the_hint_and_the_setting(capsys):
     assert cli.main(["run", "digits", "recipe.num_epochs=2.5", "--json"]) == 2
     streams = capsys.readouterr()
     outcome = json.loads(streams.out)
-    assert outcome["error"] == "recipe.num_epochs must be a whole number, got 2.5"
+    assert outcome["setting"] == "recipe.num_epochs"
     assert streams.err == f"error: {outcome['error']}\nhint: {outcome['hint']}\n"
 
 

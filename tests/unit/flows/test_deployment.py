@@ -9,8 +9,8 @@ from paceline.conf.config import Overlap
 from paceline.conf.load import load
 from paceline.flows.commands.serve import OVERLAPS, settled
 from paceline.flows.deployment import deployment_of, local_timezone, schedule_of
-from paceline.tasks.errors import InputError
 from tests.support.own_package import install, on_path
+from tests.support.refusals import refused
 
 
 def test_a_schedule_has_a_time_zone():
@@ -19,9 +19,16 @@ def test_a_schedule_has_a_time_zone():
     assert local_timezone() in zoneinfo.available_timezones()
 
 
-@pytest.mark.parametrize(("cron", "zone"), [("0 25 * * *", "UTC"), ("nightly", "UTC"), ("0 2 * * *", "Mars")])
-def test_what_is_no_schedule_is_refused(cron, zone):
-    with pytest.raises(InputError, match="is not a "):
+@pytest.mark.parametrize(
+    ("cron", "zone", "wrong"),
+    [
+        ("0 25 * * *", "UTC", ["--cron", 25]),
+        ("nightly", "UTC", ["--cron", "nightly"]),
+        ("0 2 * * *", "Mars", ["--timezone", "Mars", "Europe/Zurich"]),
+    ],
+)
+def test_what_is_no_schedule_is_refused(cron, zone, wrong):
+    with refused(*wrong):
         schedule_of(cron, zone)
 
 

@@ -1,8 +1,8 @@
 import pytest
 
 from paceline.tasks.cluster.hardware import describe, visible
-from paceline.tasks.errors import InputError
 from paceline.tasks.records import Gpu
+from tests.support.refusals import refused
 
 
 def gpus(count):
@@ -34,5 +34,5 @@ def test_this_host_is_described():
 def test_parts_of_gpus_are_refused_and_beginnings_of_names_are_names():
     (first, *_) = found = gpus(3)
     assert visible(found, first.uuid[:-1]) == tuple(gpu for gpu in found if gpu.uuid.startswith(first.uuid[:-1]))
-    with pytest.raises(InputError, match=r"CUDA_VISIBLE_DEVICES=MIG-1: instances of a divided GPU \(MIG\) are not"):
+    with refused("CUDA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES=MIG-1"):
         visible(found, "MIG-1")

@@ -9,8 +9,8 @@ from paceline.tasks.cluster.local import local_arguments, local_cuda_arguments, 
 from paceline.tasks.cluster.resources import ClusterResources
 from paceline.tasks.cluster.start import open_cluster
 from paceline.tasks.cluster.tls import local_security
-from paceline.tasks.errors import InputError
 from paceline.tasks.records import Gpu
+from tests.support.refusals import refused
 
 
 def gpus(count):
@@ -30,7 +30,7 @@ def test_dask_cuda_gets_one_worker_of_one_thread_per_gpu_and_no_pool(num_gpus):
         assert arguments["threads_per_worker"] == 1
         assert arguments["rmm_pool_size"] is None
         assert arguments["host"] == "127.0.0.1"
-    with pytest.raises(InputError, match=f"num_devices={num_gpus + 1} .* has {num_gpus} GPUs"):
+    with refused("execution.num_devices", f"execution.num_devices={num_gpus + 1}", num_gpus):
         local_cuda_arguments(gpus(num_gpus), demand(num_gpus + 1), None)
 
 
@@ -45,7 +45,7 @@ def test_a_cluster_of_this_host_is_joined_by_this_process_alone():
                     with pytest.raises((OSError, TypeError, ValueError)):
                         Client(scheme, security=strange, timeout=3, set_as_default=False).run(sum, [1])
         again = address
-    with pytest.raises(InputError, match="PACELINE_TLS"):
+    with refused("PACELINE_TLS", "infra/certificates"):
         connect(again).__enter__()
 
 

@@ -3,33 +3,32 @@ import pytest
 
 from paceline.conf.config import Config
 from paceline.conf.load import ConfigError, load
+from tests.support.refusals import refused
 
 SLURM = ["cluster.kind=slurm", "cluster.cores_per_host=8", "cluster.memory_per_host=32G", "execution.accelerator=cpu"]
 SSH = ["cluster.kind=ssh", "cluster.hosts=[node1,node2]"]
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "wrong"),
     [
-        (["cluster.kind=ssh"], "cluster.hosts=[node1,node2]"),
-        ([*SSH, "execution.num_nodes=3"], "num_nodes=3 exceeds the 2 hosts"),
-        ([*SSH, "cluster.num_workers=4"], "cluster.num_workers=4 cannot be used with cluster.kind=ssh"),
-        (["cluster.hosts=[a]"], "remove cluster.hosts or choose cluster.kind=ssh"),
-        (["cluster.interface=eth0"], "choose cluster.kind=ssh or slurm"),
-        (["cluster.kind=slurm"], "cluster.cores_per_host=16 cluster.memory_per_host=64G"),
-        (SLURM[:3], "use execution.accelerator=gpu or execution.accelerator=cpu"),
-        ([*SLURM, "cluster.memory_per_host=64 gigabytes"], "cluster.memory_per_host="),
-        ([*SLURM, "cluster.time_limit=soon"], "cluster.time_limit="),
-        (["cluster.kind=local_cuda", "execution.accelerator=cpu"], "cluster.kind=local"),
-        (["cluster.kind=address", "cluster.address=tcp://h:1", "cluster.tls=on"], "write tls:// for a scheduler"),
-        (["cluster.kind=address", "cluster.address=tls://h:1", "cluster.tls=off"], "cluster.tls=off cannot be used"),
+        (["cluster.kind=ssh"], ["cluster.kind", "cluster.hosts=[node1,node2]"]),
+        ([*SSH, "execution.num_nodes=3"], ["execution.num_nodes", "cluster.hosts", "execution.num_nodes=2"]),
+        ([*SSH, "cluster.num_workers=4"], ["cluster.num_workers", "cluster.kind=ssh", "cluster.kind=local"]),
+        (["cluster.hosts=[a]"], ["cluster.hosts", "cluster.kind=ssh"]),
+        (["cluster.interface=eth0"], ["cluster.interface", "cluster.kind=ssh", "slurm"]),
+        (["cluster.kind=slurm"], ["cluster.kind", "cluster.cores_per_host=16", "cluster.memory_per_host=64G"]),
+        (SLURM[:3], ["cluster.kind", "execution.accelerator=gpu", "execution.accelerator=cpu"]),
+        ([*SLURM, "cluster.memory_per_host=64 gigabytes"], ["cluster.memory_per_host", "64G"]),
+        ([*SLURM, "cluster.time_limit=soon"], ["cluster.time_limit", "soon", "2:00:00"]),
+        (["cluster.kind=local_cuda", "execution.accelerator=cpu"], ["cluster.kind", "cluster.kind=local"]),
+        (["cluster.kind=address", "cluster.address=tcp://h:1", "cluster.tls=on"], ["cluster.tls", "tls://"]),
+        (["cluster.kind=address", "cluster.address=tls://h:1", "cluster.tls=off"], ["cluster.tls", "tcp://"]),
     ],
 )
-def test_settings_that_do_not_fit(overrides, told):
-    with pytest.raises(ConfigError) as caught:
+def test_settings_that_do_not_fit(overrides, wrong):
+    with refused(*wrong, kind=ConfigError):
         load("digits", overrides)
-    assert told in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 SSH_KEYS = {"kind": "ssh", "hosts": ["node1"]}
@@ -83,9 +82,7 @@ def test_no_text_that_leaves_this_host_holds_code(given, name, value, pattern):
     "option", ["--export=ALL,BASH_ENV=/tmp/x", "--exp=LD_PRELOAD=x", "--output=/home/me/.bashrc", "--wrap=id", "-pgpu"]
 )
 def test_options_of_sbatch_that_bring_code_or_name_files_are_refused(option):
-    with pytest.raises(
-        ConfigError, match=r"cluster\.sbatch=.*set variables, files and commands in the site's jobqueue"
-    ):
+    with refused("cluster.sbatch", option, "jobqueue.yaml", kind=ConfigError):
         load("digits", [*SLURM, f"cluster.sbatch=['{option}']"])
 
 

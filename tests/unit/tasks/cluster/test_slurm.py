@@ -13,7 +13,7 @@ from paceline.tasks.cluster.dask_config import exports
 from paceline.tasks.cluster.resources import ClusterResources
 from paceline.tasks.cluster.slurm import job_script, requested_host, slurm_arguments
 from paceline.tasks.cluster.tls import Certificates
-from paceline.tasks.errors import InputError
+from tests.support.refusals import refused
 
 FILES = Certificates(authority="/tls/ca.pem", certificate="/tls/cert.pem", key="/tls/key.pem")
 LOGS = Path("/shared/paceline/slurm")
@@ -122,8 +122,9 @@ def test_an_interpreter_with_blanks_is_one_word(monkeypatch):
 def test_a_path_that_the_script_would_take_apart_is_refused(character):
     demand = ClusterResources(num_hosts=1, workers_per_host=1, gpus=False)
     files = FILES.model_copy(update={"authority": f"/t{character}ls/ca.pem"})
-    for certificates, logs in ((FILES, Path(f"/sh{character}ared/slurm")), (files, LOGS)):
-        with pytest.raises(InputError, match=r"PACELINE_(HOME|TLS): .* enters the job script"):
+    home = Path(f"/sh{character}ared/slurm")
+    for variable, certificates, logs in (("PACELINE_HOME", FILES, home), ("PACELINE_TLS", files, LOGS)):
+        with refused(variable):
             job_script(Cluster(kind="slurm", **ASKED), demand, certificates, logs)
 
 

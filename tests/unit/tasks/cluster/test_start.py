@@ -3,13 +3,12 @@
 import threading
 
 import psutil
-import pytest
 
 from paceline.conf.cluster import Cluster
 from paceline.conf.environment import Environment
 from paceline.tasks.cluster.resources import ClusterResources
 from paceline.tasks.cluster.start import Opening
-from paceline.tasks.errors import InputError
+from tests.support.refusals import refused
 
 ONE = ClusterResources(num_hosts=1, workers_per_host=1, gpus=False)
 
@@ -39,6 +38,6 @@ def test_it_ends_once_it_is_released_and_whatever_came_of_its_preparation():
 def test_what_refuses_it_is_told_to_who_needs_it(monkeypatch, tmp_path):
     monkeypatch.setenv("PACELINE_TLS", str(tmp_path))
     opening = Opening(Cluster(kind="ssh", hosts=("127.0.0.1",)), ONE, Environment(), print)
-    with pytest.raises(InputError, match="infra/certificates"):
+    with refused("PACELINE_TLS", "infra/certificates"):
         opening.address()
     opening.close()

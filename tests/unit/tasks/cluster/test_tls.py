@@ -7,7 +7,7 @@ import pytest
 from paceline.conf.cluster import Cluster
 from paceline.conf.environment import Environment
 from paceline.tasks.cluster.tls import choose_tls, find_certificates, is_loopback
-from paceline.tasks.errors import InputError
+from tests.support.refusals import refused
 
 SCRIPT = Path(__file__).parents[4] / "infra" / "certificates"
 SLURM = {"kind": "slurm", "cores_per_host": 1, "memory_per_host": "1G"}
@@ -52,7 +52,7 @@ def test_tls_is_on_beyond_this_host(settings, value):
 
 @pytest.mark.parametrize("address", ["tcp://10.0.0.1:8786", "scheduler:8786", "tcp://[2001:db8::1]:8786"])
 def test_joining_without_tls_beyond_this_host_must_be_asked_for(address):
-    with pytest.raises(InputError, match=r"accept it with cluster\.tls=off"):
+    with refused("cluster.address", address, "cluster.tls=off"):
         choose_tls(Cluster(kind="address", address=address))
 
 
@@ -97,18 +97,18 @@ def test_certificates_are_found(made):
 
 def test_missing_certificates_name_the_script(tmp_path, monkeypatch):
     monkeypatch.setenv("PACELINE_TLS", str(tmp_path / "none"))
-    with pytest.raises(InputError, match=r"PACELINE_TLS=.*none lacks .*make them with infra/certificates"):
+    with refused("PACELINE_TLS", tmp_path / "none", "infra/certificates"):
         find_certificates(Environment())
 
 
 def test_a_key_of_another_certificate_is_refused(made, tmp_path):
     assert make(tmp_path / "other").returncode == 0
     (made / "key.pem").write_bytes((tmp_path / "other" / "key.pem").read_bytes())
-    with pytest.raises(InputError, match="cannot be used"):
+    with refused("PACELINE_TLS", made, "KEY_VALUES_MISMATCH"):
         find_certificates(Environment())
 
 
 def test_a_key_that_others_can_read_is_refused(made):
     (made / "key.pem").chmod(0o644)
-    with pytest.raises(InputError, match=r"mode 644.*chmod 600"):
+    with refused("PACELINE_TLS", made / "key.pem", 644, 600):
         find_certificates(Environment())

@@ -5,7 +5,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from paceline.tasks.errors import InputError
 from paceline.tasks.evaluate.linear_classifier import (
     Features,
     check_classes,
@@ -14,6 +13,7 @@ from paceline.tasks.evaluate.linear_classifier import (
     of_classes,
     read_features,
 )
+from tests.support.refusals import refused
 
 
 def clouds(seed, num=60, distance=8.0):
@@ -67,15 +67,15 @@ def test_what_is_learned_must_have_classes_and_share_one_with_what_is_scored(tmp
         place.mkdir()
         write(place, 0, rows)
     check_classes(train, test)
-    with pytest.raises(InputError, match="images of 1 classes, and a classifier needs 2 or more"):
+    with refused(None, test, 1, 2):
         check_classes(test, train)
-    with pytest.raises(InputError, match=r"has none of the classes of .*train \(a, b\)"):
+    with refused(None, other, train, "(a"):
         check_classes(train, other)
     write(other, 0, [([1, 2], None)])
-    with pytest.raises(InputError, match="no image whose class is known"):
+    with refused(None, other):
         read_features(other)
     (other / "part-00001.parquet").write_bytes(b"nothing")
-    with pytest.raises(InputError, match=r"part-00001\.parquet: cannot be read"):
+    with refused(None, other / "part-00001.parquet"):
         check_classes(train, other)
 
 

@@ -13,7 +13,6 @@ from PIL import Image
 from paceline.conf.data import Data
 from paceline.conf.model import Model
 from paceline.flows.checks.pretrained import check_own_size
-from paceline.tasks.errors import InputError
 from paceline.tasks.model.networks.registry import build_network
 from paceline.tasks.model.transfer import reach_and_stride
 from paceline.tasks.predict.images import in_folder, of_test_split
@@ -21,6 +20,7 @@ from paceline.tasks.predict.job import cut, key_of
 from paceline.tasks.predict.part import check_parity, predict_part
 from paceline.tasks.predict.predictor import Predictor
 from paceline.tasks.predict.tiles import Grid, bands_of, grid_for, put
+from tests.support.refusals import refused
 from tests.support.saved_models import save_model
 
 CLASSES = ("dark", "light", "other")
@@ -217,8 +217,8 @@ def test_it_is_another_prediction_than_at_one_size(tmp_path):
 
 
 def test_a_model_of_whole_images_is_refused():
-    with pytest.raises(InputError, match="--own-size is for models that tell something of each pixel"):
+    with refused("--own-size"):
         check_own_size(Model(), (16, 16, 3), (3, 0))
     check_own_size(Model(name="unet", width=2, depth=1), (16, 16, 3), (3, 0))
-    with pytest.raises(InputError, match="looks 1024 pixels far, which takes tiles of more than 2048"):
+    with refused("--own-size", "unet", 1024, 2048):
         check_own_size(Model(name="unet", width=1, depth=7), (128, 128, 3), (3, 0))

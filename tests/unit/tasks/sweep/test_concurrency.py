@@ -1,11 +1,9 @@
 """How many trials run at once, and what each of them has."""
 
-import pytest
-
 from paceline.conf.load import load
-from paceline.tasks.errors import InputError
 from paceline.tasks.records import Gpu
 from paceline.tasks.sweep.concurrency import plan_concurrency
+from tests.support.refusals import refused
 from tests.support.studies import HARDWARE
 
 GIB = 2**30
@@ -64,5 +62,5 @@ def test_hosts_and_workers_that_are_there_count():
 
 
 def test_more_than_fit_are_refused():
-    with pytest.raises(InputError, match=r"--at-once 9 exceeds the 8 trials .* \(8 cores over 1 of each trial\)"):
+    with refused("--at-once", 9, 8, 1):
         room(asked=9)

@@ -3,8 +3,10 @@
 import pytest
 
 from paceline.conf.load import load
-from paceline.tasks.errors import InputError
 from paceline.tasks.sweep.space import grid_size, num_proposals, parse_parameters, text_of
+from tests.support.refusals import refused
+
+FORMS = ["log(a,b)", "lin(a,b)", "int(a,b[,step])", "x,y,z"]
 
 
 @pytest.mark.parametrize(
@@ -42,39 +44,37 @@ def test_a_value_comes_back_from_its_text(value):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "data"),
     [
-        ("recipe.learning_rat=log(1,2)", "did you mean recipe.learning_rate?"),
-        ("recipe.learning_rate", "names no values; write log(a,b)"),
-        ("recipe.learning_rate=log(0,1)", "no 0; start above 0 or use lin"),
-        ("recipe.learning_rate=log(1,a)", "'1,a' is not a list of numbers"),
-        ("recipe.learning_rate=log(1)", "is not understood"),
-        ("recipe.learning_rate=log(1,2,3)", "is not understood"),
-        ("recipe.learning_rate=lin(nan,1)", "is not understood"),
-        ("recipe.learning_rate=lin(2,1)", "2 is not below 1"),
-        ("recipe.learning_rate=norm(1,2)", "is not understood; write log(a,b), lin(a,b), int(a,b[,step]) or x,y,z"),
-        ("model.width=int(8,20,8)", "steps of 8 do not lead from 8 to 20; end at 16"),
-        ("model.width=int(8,20,0)", "use a step of 1 or more"),
-        ("model.width=int(8.5,20)", "takes whole numbers"),
-        ("data.image_size=[8,16]", "share their data and are executed alike"),
-        ("execution.precision=[32-true,bf16-mixed]", "compare executions with paceline study"),
-        ("recipe.optimizer=[sgd]", "2 or more values"),
-        ("recipe.optimizer=[sgd,sgd]", "each named once"),
-        ("recipe.optimizer=[sgd,{a: 1}]", "is not a list of plain values"),
-        ("recipe.optimizer=[sgd,[a]", "is not a plain value"),
+        ("recipe.learning_rat=log(1,2)", ["recipe.learning_rate"]),
+        ("recipe.learning_rate", FORMS),
+        ("recipe.learning_rate=log(0,1)", [0, "lin(...)"]),
+        ("recipe.learning_rate=log(1,a)", FORMS),
+        ("recipe.learning_rate=log(1)", FORMS),
+        ("recipe.learning_rate=log(1,2,3)", FORMS),
+        ("recipe.learning_rate=lin(nan,1)", FORMS),
+        ("recipe.learning_rate=lin(2,1)", [2, 1]),
+        ("recipe.learning_rate=norm(1,2)", FORMS),
+        ("model.width=int(8,20,8)", [8, 20, 16]),
+        ("model.width=int(8,20,0)", [0, 1]),
+        ("model.width=int(8.5,20)", ["int(...)", "lin(...)"]),
+        ("data.image_size=[8,16]", ["recipe.*", "model.*", "seed"]),
+        ("execution.precision=[32-true,bf16-mixed]", ["recipe.*", "study"]),
+        ("recipe.optimizer=[sgd]", ["recipe.optimizer=[sgd]", 2]),
+        ("recipe.optimizer=[sgd,sgd]", ["recipe.optimizer=[sgd,sgd]", 2]),
+        ("recipe.optimizer=[sgd,{a: 1}]", FORMS),
+        ("recipe.optimizer=[sgd,[a]", ["recipe.optimizer=[sgd,[a]", "YAML"]),
     ],
 )
-def test_what_cannot_be_swept_is_refused_with_a_reason(text, told):
-    with pytest.raises(InputError, match=r"^--param") as refused:
+def test_what_cannot_be_swept_is_refused_with_a_reason(text, data):
+    with refused("--param", text.partition("=")[0], *data):
         parse_parameters([text])
-    assert told in str(refused.value)
-    assert "\n" not in str(refused.value)
 
 
 def test_a_sweep_varies_something_and_nothing_twice():
-    with pytest.raises(InputError, match="varies nothing"):
+    with refused("--param", "recipe.learning_rate=log(1e-3,1)"):
         parse_parameters([])
-    with pytest.raises(InputError, match=r"recipe\.noise is given twice"):
+    with refused("--param", "recipe.noise"):
         parse_parameters(["recipe.noise=[1,2]", "recipe.noise=lin(1,9)"])
 
 
@@ -86,7 +86,7 @@ def test_a_grid_has_a_number_and_a_range_has_none():
     assert num_proposals(50, True, parameters) == 8
     assert num_proposals(50, False, parameters) == 50
     assert num_proposals(None, False, parameters) == 20
-    with pytest.raises(InputError, match="--sampler grid tries them all"):
+    with refused("--param", "--sampler", "grid", "tpe"):
         grid_size(parse_parameters(["recipe.learning_rate=log(1e-3,1)"]))
 
 

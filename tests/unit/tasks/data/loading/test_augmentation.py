@@ -13,6 +13,7 @@ from paceline.tasks.data.loading.batch import Batch
 from paceline.tasks.fingerprint import workload_fingerprint
 from paceline.tasks.model.noise import uniform
 from paceline.tasks.model.objectives import Classification
+from tests.support.refusals import refused
 from tests.unit.tasks.data.loading.test_loader import KINDS, assert_equal, loader_of, make_split
 
 SHAPE = (24, 20)
@@ -188,24 +189,23 @@ def test_without_settings_a_batch_is_left_alone():
 
 
 @pytest.mark.parametrize(
-    ("preset", "overrides", "said"),
+    ("preset", "overrides", "wrong"),
     [
+        ("shapes", ["recipe.vary.mixup=0.2"], ["recipe.vary", "segment", "recipe.vary.*"]),
+        ("textures", ["recipe.vary.crop_scale=[0.5,1]"], ["recipe.vary", "denoise", "recipe.vary.*"]),
+        ("twohead", ["recipe.vary.cutmix=1"], ["recipe.vary", "data.source=rotated_digits"]),
+        ("digits", ["recipe.vary.saturation=0.2"], ["recipe.vary.saturation", "data.source=digits"]),
         (
-            "shapes",
-            ["recipe.vary.mixup=0.2"],
-            "recipe.vary cannot be used with a model that is to segment",
+            "cifar10",
+            ["recipe.vary.crop_scale=[1,0.5]", "data.root=x"],
+            ["recipe.vary.crop_scale", "recipe.vary.crop_scale=[1,0.5]", "[0.5,1]"],
         ),
-        ("textures", ["recipe.vary.crop_scale=[0.5,1]"], "a model that is to denoise"),
-        ("twohead", ["recipe.vary.cutmix=1"], "would change the angles of"),
-        ("digits", ["recipe.vary.saturation=0.2"], "images are grey"),
-        ("cifar10", ["recipe.vary.crop_scale=[1,0.5]", "data.root=x"], "recipe.vary.crop_scale=[1,0.5] falls"),
-        ("digits", ["recipe.vary.mixup=-1"], "recipe.vary.mixup"),
+        ("digits", ["recipe.vary.mixup=-1"], ["recipe.vary.mixup", -1]),
     ],
 )
-def test_what_cannot_be_varied_so_is_refused_before_any_work(preset, overrides, said):
-    with pytest.raises(ConfigError) as found:
+def test_what_cannot_be_varied_so_is_refused_before_any_work(preset, overrides, wrong):
+    with refused(*wrong, kind=ConfigError):
         load(preset, overrides)
-    assert said in str(found.value)
 
 
 def test_variations_are_part_of_the_workload():

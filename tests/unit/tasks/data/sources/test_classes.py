@@ -1,12 +1,10 @@
 """Some of the classes of a source."""
 
-import pytest
-
 from paceline.conf.data import Data
 from paceline.tasks.data import key
 from paceline.tasks.data.sources import digits
 from paceline.tasks.data.sources import registry as source
-from paceline.tasks.errors import InputError
+from tests.support.refusals import refused
 
 
 def listing(*classes):
@@ -36,5 +34,5 @@ def test_other_classes_are_another_set():
 
 
 def test_a_class_that_is_not_there():
-    with pytest.raises(InputError, match=r"data\.classes: no class cat; use some of 0, 1, 2"):
+    with refused("data.classes", "cat", *range(10)):
         listing("3", "cat")

@@ -10,9 +10,9 @@ from paceline.tasks.data.decode.pixels import read_pixels
 from paceline.tasks.data.key import describe
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.data.sources import tones
-from paceline.tasks.errors import InputError
 from paceline.tasks.model_bundle import digest_of
 from paceline.tasks.records import ModelFacts
+from tests.support.refusals import refused
 from tests.support.shards import shards_of
 from tests.support.signals import make_sounds, sine, wav
 
@@ -42,7 +42,7 @@ def test_a_class_without_a_signal_is_told(tmp_path):
     (tmp_path / "low" / "a.wav").write_bytes(wav(sine(440)))
     (tmp_path / "high").mkdir()
     (tmp_path / "high" / "a.png").write_bytes(b"")
-    with pytest.raises(InputError, match=r"folder high/ holds no signal; .*recognised: \.npy \.parquet \.wav"):
+    with refused("data.root", "high/", ".npy", ".parquet", ".wav"):
         source.list_samples(data_of(tmp_path))
 
 
@@ -80,28 +80,26 @@ def test_every_setting_makes_another_set(sounds, name):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "wrong"),
     [
-        (["data.source=digits"], "data.signal cannot be used with data.source=digits"),
-        (["recipe.augment=flip_shift"], "have time from left to right; use shift or none"),
-        (["recipe.augment=alternating_flip_shift"], "use shift or none"),
-        (["model.test_views=2"], "use model.test_views=1"),
-        (["data.signal.window_ms=0.1"], "is 2 samples at sample_rate=16000; use 4 to 8000 samples"),
-        (["data.signal.clip_seconds=0.01"], "use 4 to 160 samples"),
-        (["data.signal.hop_ms=40"], "use a hop of 1 to 512 samples"),
-        (["data.signal.window_ms=499", "data.image_size=64"], "has only 17 of 7984"),
-        (["data.signal.num_bands=33"], "exceeds the 32 rows of data.image_size"),
-        (["data.signal.clip_seconds=2000"], "use at most 16777216"),
-        (["data.signal.kind=wavelet"], "data.signal.kind=wavelet is not valid; choices: log_mel, stft"),
-        (["data.signal.hop=10"], "data.signal.hop is not a setting; did you mean data.signal.hop_ms?"),
-        (["data.signal.dynamic_range_db=0"], "data.signal.dynamic_range_db"),
+        (["data.source=digits"], ["data.signal", "data.source=digits", "data.signal.*"]),
+        (["recipe.augment=flip_shift"], ["recipe.augment", "recipe.augment=flip_shift", "shift"]),
+        (["recipe.augment=alternating_flip_shift"], ["recipe.augment", "shift", "none"]),
+        (["model.test_views=2"], ["model.test_views", "model.test_views=1"]),
+        (["data.signal.window_ms=0.1"], ["data.signal.window_ms", 2, "sample_rate=16000", 4, 8000]),
+        (["data.signal.clip_seconds=0.01"], ["data.signal.window_ms", 4, 160]),
+        (["data.signal.hop_ms=40"], ["data.signal.hop_ms", 1, 512]),
+        (["data.signal.window_ms=499", "data.image_size=64"], ["data.image_size", 64, 17, 7984]),
+        (["data.signal.num_bands=33"], ["data.signal.num_bands", 33, 32, "data.image_size"]),
+        (["data.signal.clip_seconds=2000"], ["data.signal.clip_seconds", 16777216]),
+        (["data.signal.kind=wavelet"], ["data.signal.kind", "wavelet", "log_mel", "stft"]),
+        (["data.signal.hop=10"], ["data.signal.hop", "data.signal.hop_ms"]),
+        (["data.signal.dynamic_range_db=0"], ["data.signal.dynamic_range_db", 0]),
     ],
 )
-def test_a_wrong_setting_is_told_in_one_line(overrides, told):
-    with pytest.raises(ConfigError) as error:
+def test_a_wrong_setting_is_refused_on_one_line(overrides, wrong):
+    with refused(*wrong, kind=ConfigError):
         load("tones", ["data.signal.clip_seconds=0.5", *overrides])
-    assert told in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 def test_tones_are_always_the_same_and_as_loud_as_is_said():

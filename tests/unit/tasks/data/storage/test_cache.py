@@ -11,7 +11,8 @@ import pytest
 
 from paceline.tasks.data.storage import cache
 from paceline.tasks.data.storage.cache import Cache, DamagedError, key_of
-from paceline.tasks.errors import InputError, RunError
+from paceline.tasks.errors import RunError
+from tests.support.refusals import refused
 
 ENTRY = 1_000
 NUM_PROCESSES, NUM_PUTS = 3, 60
@@ -125,7 +126,7 @@ def test_several_processes_stay_under_one_limit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("given", ["much", "-1", "nan", "inf", "1e9"])
 def test_what_is_no_size_is_refused(given: str) -> None:
-    with pytest.raises(InputError, match=f"PACELINE_CACHE_GIB={given} is not a size in GiB; give a number from 0"):
+    with refused("PACELINE_CACHE_GIB", f"PACELINE_CACHE_GIB={given}"):
         cache.limit_of(given)
 
 

@@ -1,8 +1,8 @@
 import pytest
 
-from paceline.tasks.errors import InputError
 from paceline.tasks.speedup.study.ledger import Ledger
 from paceline.tasks.speedup.study.records import ArmRun
+from tests.support.refusals import refused
 
 
 def noted(arm, repeat, position, **figures):
@@ -39,5 +39,5 @@ def test_what_another_version_noted_is_told(tmp_path):
     path = tmp_path / "arms.jsonl"
     Ledger(path).add(noted("a", 0, 0))
     path.write_text(path.read_text().replace('"repeat"', '"round"'))
-    with pytest.raises(InputError, match="trainings of another version"):
+    with refused(None, path):
         Ledger(path)
