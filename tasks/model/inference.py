@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from paceline.tasks.model.batch import LabelledBatch
+from paceline.tasks.model.batch import Batch
 from paceline.tasks.model.objectives import Outputs, Task
 
 Int64s = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -24,7 +24,7 @@ class Prediction(NamedTuple):
 
     indices_N: Int64s
     """Of its samples in the split."""
-    batch: LabelledBatch
+    batch: Batch
     inputs_NCHW: torch.Tensor
     """What the network saw."""
     outputs: Outputs
@@ -33,7 +33,7 @@ class Prediction(NamedTuple):
 @torch.no_grad()
 def predictions(
     network: nn.Module,
-    batches: Iterable[tuple[Int64s, LabelledBatch]],
+    batches: Iterable[tuple[Int64s, Batch]],
     context: AbstractContextManager[object],
     task: Task,
 ) -> Iterator[Prediction]:

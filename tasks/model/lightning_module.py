@@ -12,7 +12,7 @@ from lightning.pytorch import LightningModule
 from torch import nn
 
 from paceline.conf.recipe import Recipe
-from paceline.tasks.model.batch import LabelledBatch, StepScheduleLike
+from paceline.tasks.model.batch import Batch, StepScheduleLike
 from paceline.tasks.model.muon import RATE_FACTOR
 from paceline.tasks.model.objectives import Task
 from paceline.tasks.model.optimization import batch_loss, build_optimizer, learning_rate_factor
@@ -63,11 +63,11 @@ class Learner(LightningModule):
             else:
                 group["lr"] = group_rate
 
-    def forward(self, batch: LabelledBatch) -> torch.Tensor:
+    def forward(self, batch: Batch) -> torch.Tensor:
         """Loss of one batch of this rank."""
         return batch_loss(self.network, batch, self.recipe, self.task)
 
-    def training_step(self, batch: LabelledBatch, batch_idx: int) -> torch.Tensor:
+    def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         """What Lightning asks a module to have; the loop that trains calls `forward`, by way of the strategy's wrap."""
         return self(batch)  # type: ignore[no-any-return]
 

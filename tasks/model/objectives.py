@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from paceline.conf.config import Config
 from paceline.conf.recipe import Recipe
-from paceline.tasks.model.batch import LabelledBatch
+from paceline.tasks.model.batch import Batch
 from paceline.tasks.model.noise import gaussian
 from paceline.tasks.plugins import require_plugin
 from paceline.tasks.records import PreparedSet, ScoreName
@@ -49,19 +49,19 @@ class Task(Protocol):
     def num_kept(self) -> int:
         """Number of stored values per sample."""
 
-    def inputs(self, batch: LabelledBatch) -> torch.Tensor:
+    def inputs(self, batch: Batch) -> torch.Tensor:
         """Input of the network from a batch (N, C, H, W)."""
 
-    def loss(self, outputs: Outputs, batch: LabelledBatch, recipe: Recipe) -> torch.Tensor:
+    def loss(self, outputs: Outputs, batch: Batch, recipe: Recipe) -> torch.Tensor:
         """Scalar: the mean over the samples."""
 
-    def statistics(self, outputs: Outputs, batch: LabelledBatch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
+    def statistics(self, outputs: Outputs, batch: Batch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
         """For each sample, float64 (N, S): first its loss, then what the score is made of."""
 
     def score(self, totals_S: Sequence[float], num_samples: float) -> float:
         """Score from the statistics' sums over samples."""
 
-    def select_outputs(self, outputs: Outputs, batch: LabelledBatch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
+    def select_outputs(self, outputs: Outputs, batch: Batch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
         """Outputs that the evaluation of a test split needs: logits (N, K), or the statistics."""
 
 
@@ -75,12 +75,12 @@ class _StatisticsKept(ABC):
         """The statistics'."""
         return self.num_statistics
 
-    def select_outputs(self, outputs: Outputs, batch: LabelledBatch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
+    def select_outputs(self, outputs: Outputs, batch: Batch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
         """Statistics."""
         return self.statistics(outputs, batch, inputs_NCHW)
 
     @abstractmethod
-    def statistics(self, outputs: Outputs, batch: LabelledBatch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
+    def statistics(self, outputs: Outputs, batch: Batch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
         """As `Task` has it."""
 
 
@@ -94,11 +94,11 @@ class Classification:
     def __init__(self, num_classes: int) -> None:
         self.num_kept = num_classes
 
-    def inputs(self, batch: LabelledBatch) -> torch.Tensor:
+    def inputs(self, batch: Batch) -> torch.Tensor:
         """All of it."""
         return batch.images_NCHW
 
-    def loss(self, outputs: Outputs, batch: LabelledBatch, recipe: Recipe) -> torch.Tensor:
+    def loss(self, outputs: Outputs, batch: Batch, recipe: Recipe) -> torch.Tensor:
         """Cross-entropy, of a mixture that with both classes by their shares; the targets' weighted squared error."""
         logits_NK, targets_NT = outputs
         smoothing, own_N = recipe.label_smoothing, batch.mix_weights_N
@@ -115,7 +115,7 @@ class Classification:
             loss = loss + recipe.angle_weight * DEGREES_PER_RADIAN**2 * squared
         return loss
 
-    def statistics(self, outputs: Outputs, batch: LabelledBatch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
+    def statistics(self, outputs: Outputs, batch: Batch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
         """Cross-entropy, and whether the class is right."""
         logits_NK, _ = outputs
         loss_N = functional.cross_entropy(logits_NK, batch.labels_N, reduction="none")
@@ -125,7 +125,7 @@ class Classification:
         """The share of right ones."""
         return totals_S[1] / num_samples
 
-    def select_outputs(self, outputs: Outputs, batch: LabelledBatch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
+    def select_outputs(self, outputs: Outputs, batch: Batch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
         """Logits."""
         return outputs[0]
 
@@ -140,11 +140,11 @@ class Segmentation(_StatisticsKept):
         self._num_classes = num_classes
         self.num_statistics = 1 + 3 * num_classes
 
-    def inputs(self, batch: LabelledBatch) -> torch.Tensor:
+    def inputs(self, batch: Batch) -> torch.Tensor:
         """The picture."""
         return batch.images_NCHW[:, :-1]
 
-    def loss(self, outputs: Outputs, batch: LabelledBatch, recipe: Recipe) -> torch.Tensor:
+    def loss(self, outputs: Outputs, batch: Batch, recipe: Recipe) -> torch.Tensor:
         """Cross-entropy: over the pixels of each sample that have a class, then over the samples."""
         return self._losses(outputs[0], self._classes(batch), recipe.label_smoothing).mean()
 
@@ -155,10 +155,10 @@ class Segmentation(_StatisticsKept):
         num_N = (classes_NHW != NO_CLASS).sum(dim=(1, 2)).clamp(min=1)
         return losses_NHW.sum(dim=(1, 2)) / num_N
 
-    def _classes(self, batch: LabelledBatch) -> torch.Tensor:
+    def _classes(self, batch: Batch) -> torch.Tensor:
         return batch.images_NCHW[:, -1].round().long() - 1
 
-    def statistics(self, outputs: Outputs, batch: LabelledBatch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
+    def statistics(self, outputs: Outputs, batch: Batch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
         """Cross-entropy; then the correct, predicted and actual pixels of each class."""
         logits_NKHW, classes_NHW = outputs[0], self._classes(batch)
         known_NHW = classes_NHW != NO_CLASS
@@ -175,7 +175,7 @@ class Segmentation(_StatisticsKept):
         """Mean intersection over union of the classes that are predicted or present."""
         return mean_iou(totals_S[1:])
 
-    def select_example(self, outputs: Outputs, batch: LabelledBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def select_example(self, outputs: Outputs, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Predicted and actual classes (N, H, W), from 1; 0 for none."""
         return outputs[0].argmax(1) + 1, batch.images_NCHW[:, -1]
 
@@ -198,7 +198,7 @@ class Denoising(_StatisticsKept):
         self._std_C = [std or 1.0 for std in std_C]
         self._seed = seed
 
-    def inputs(self, batch: LabelledBatch) -> torch.Tensor:
+    def inputs(self, batch: Batch) -> torch.Tensor:
         """With noise."""
         images_NCHW, noise_seeds_N = batch.images_NCHW, batch.noise_seeds_N
         assert noise_seeds_N is not None
@@ -210,11 +210,11 @@ class Denoising(_StatisticsKept):
         channels = [images_NCHW.new_full((1, 1, 1, 1), std) for std in self._std_C]
         return torch.cat(channels, dim=1)
 
-    def loss(self, outputs: Outputs, batch: LabelledBatch, recipe: Recipe) -> torch.Tensor:
+    def loss(self, outputs: Outputs, batch: Batch, recipe: Recipe) -> torch.Tensor:
         """Mean squared error of the pixels, where images are divided by their channels' deviation."""
         return functional.mse_loss(outputs[0], batch.images_NCHW.to(outputs[0].dtype))
 
-    def statistics(self, outputs: Outputs, batch: LabelledBatch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
+    def statistics(self, outputs: Outputs, batch: Batch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
         """Mean squared error as in the loss; structural similarity; PSNR with and without the network, in dB."""
         from torchmetrics.functional.image import structural_similarity_index_measure  # half a second
 
@@ -236,7 +236,7 @@ class Denoising(_StatisticsKept):
         """Mean structural similarity."""
         return totals_S[1] / num_samples
 
-    def select_example(self, outputs: Outputs, batch: LabelledBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def select_example(self, outputs: Outputs, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Predicted and clean images (N, C, H, W), normalised."""
         return outputs[0], batch.images_NCHW
 

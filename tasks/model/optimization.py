@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from paceline.tasks.model.objectives import Task
 import math
 
-from paceline.tasks.model.batch import LabelledBatch
+from paceline.tasks.model.batch import Batch
 
 _MARK = "_dynamo_weak_dynamic_indices"
 """What `maybe_mark_dynamic` leaves at a tensor of a compiled step; what is made of it needs its own."""
 
 
-def batch_loss(network: nn.Module, batch: LabelledBatch, recipe: Recipe, task: Task) -> torch.Tensor:
+def batch_loss(network: nn.Module, batch: Batch, recipe: Recipe, task: Task) -> torch.Tensor:
     """Scalar loss of a batch in a task, times its weight.
 
     With the weight, the mean over ranks that DistributedDataParallel takes is the exact mean over the

@@ -12,7 +12,6 @@ from contextlib import closing
 from typing import IO, Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -44,11 +43,14 @@ def table(stream: IO[bytes]) -> Table:
     ):
         raise InputError(f"{LABEL} holds {column.type}; give one whole number or word for each image")
     labels = np.array(column.to_pylist(), dtype=np.int64 if pa.types.is_integer(column.type) else np.str_)
-    return Table(labels, _channels(schema.field(IMAGE).type), _names_in(schema.metadata or {}))
+    try:  # as Hugging Face's `datasets` writes them
+        names = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][LABEL]["names"]
+    except (KeyError, TypeError, ValueError):
+        names = ()
+    return Table(labels, _channels(schema.field(IMAGE).type), tuple(names))
 
 
 def _channels(kind: pa.DataType) -> int:
-    """3 of what is decoded or has three levels of lists, 1 of two."""
     if is_encoded(kind):
         return COLOURS
     depth = 0
@@ -63,18 +65,10 @@ def _channels(kind: pa.DataType) -> int:
 
 
 def is_encoded(kind: pa.DataType) -> bool:
-    """Bytes, or a structure that has them as `bytes`, as the Hub's data sets do."""
+    """Whether a type is bytes, or a structure that has them as `bytes`, as the Hub's data sets do."""
     if pa.types.is_struct(kind):
         return kind.get_field_index("bytes") >= 0 and is_encoded(kind.field("bytes").type)
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
-
-
-def _names_in(metadata: dict[bytes, bytes]) -> tuple[str, ...]:
-    """Names of the classes, as Hugging Face's `datasets` writes them."""
-    try:
-        return tuple(json.loads(metadata[b"huggingface"])["info"]["features"][LABEL]["names"])
-    except (KeyError, TypeError, ValueError):
-        return ()
 
 
 def rows(stream: IO[bytes], chosen: Sequence[int]) -> Iterator[Row | DecodeError]:
@@ -84,19 +78,14 @@ def rows(stream: IO[bytes], chosen: Sequence[int]) -> Iterator[Row | DecodeError
         row_numbers = np.asarray(chosen)
         groups = np.searchsorted(ends, row_numbers, side="right")
         for group in np.unique(groups):
-            first = int(ends[group - 1]) if group else 0
-            yield from _group_rows(file, int(group), row_numbers[groups == group] - first)
-
-
-def _group_rows(file: pq.ParquetFile, group: int, wanted: npt.NDArray[np.int64]) -> Iterator[Row | DecodeError]:
-    at = 0
-    for batch in file.iter_batches(BATCH_ROWS, row_groups=[group], columns=[IMAGE]):
-        inside = wanted[(wanted >= at) & (wanted < at + len(batch))] - at
-        for value in batch.column(0).take(pa.array(inside)).to_pylist():
-            yield _row(value)
-        at += len(batch)
-        if at > wanted[-1]:
-            return
+            requested = row_numbers[groups == group] - (int(ends[group - 1]) if group else 0)
+            first = 0
+            for batch in file.iter_batches(BATCH_ROWS, row_groups=[int(group)], columns=[IMAGE]):
+                inside = requested[(requested >= first) & (requested < first + len(batch))] - first
+                yield from map(_row, batch.column(0).take(pa.array(inside)).to_pylist())
+                first += len(batch)
+                if first > requested[-1]:
+                    break
 
 
 def _row(value: Any) -> Row | DecodeError:
@@ -106,10 +95,6 @@ def _row(value: Any) -> Row | DecodeError:
         return DecodeError("no image in this row")
     if isinstance(value, bytes):
         return value
-    return _of_lists(value)
-
-
-def _of_lists(value: Any) -> Row | DecodeError:
     try:
         pixels = np.array(value)
     except ValueError:

@@ -15,6 +15,7 @@ from paceline.tasks.data.decode.pixels import read_pixels
 from paceline.tasks.data.decode.transform import DecodeError, decode_mask
 from paceline.tasks.data.loading.loader import make_loader
 from paceline.tasks.data.loading.sampling import BatchPlan
+from paceline.tasks.data.loading.train_loader import LoaderConfig
 from paceline.tasks.data.prepare import manifest, store
 from paceline.tasks.data.prepare.chunks import ChunkPlanner
 from paceline.tasks.data.prepare.shard import write_shard
@@ -186,19 +187,21 @@ def test_a_mask_moves_with_its_picture_and_keeps_its_values(tmp_path: Path, load
     prepared = prepare(data, tmp_path)
     split = open_split(prepared, "train")
     loader = make_loader(
-        split,
-        prepared.mean,
-        prepared.std,
-        loading=loading,
-        plan=BatchPlan(split.num_samples, 4),
-        rank=0,
-        seed=1,
-        augment="flip_shift",
-        shift_pixels=3,
-        shuffle_mib=1,
-        device=torch.device("cpu"),
-        channels_last=channels_last,
-        draws=True,
+        loading,
+        LoaderConfig(
+            split,
+            prepared.mean,
+            prepared.std,
+            plan=BatchPlan(split.num_samples, 4),
+            rank=0,
+            seed=1,
+            augment="flip_shift",
+            shift_pixels=3,
+            shuffle_mib=1,
+            device=torch.device("cpu"),
+            channels_last=channels_last,
+            draws=True,
+        ),
     )
     draws = []
     for batch in loader:
