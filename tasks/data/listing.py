@@ -121,7 +121,9 @@ def hold_out(
         count = int(fraction * len(members) + 0.5)
         if count:
             part = samples.take(members)
-            digests = b"".join(_sha256(text).digest() for text in (part.names() if name is None else map(name, part)))
+            digests = bytearray()
+            for text in part.names() if name is None else map(name, part):
+                digests += _sha256(text).digest()
             held[members[np.argsort(np.frombuffer(digests, dtype="S32"), kind="stable")[:count]]] = True
     return samples.take(np.flatnonzero(~held)), samples.take(np.flatnonzero(held))
 

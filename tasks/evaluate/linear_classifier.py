@@ -60,6 +60,8 @@ def read_features(directory: Path) -> Features:
     Raises:
         InputError: there is nothing to be used.
     """
+    import pyarrow.parquet as pq
+
     values_ND: npt.NDArray[np.float32] | None = None
     labels: list[str] = []
     num_samples = 0
@@ -70,7 +72,8 @@ def read_features(directory: Path) -> Features:
             continue
         flat = rows["features"].combine_chunks().flatten().to_numpy()
         if values_ND is None:  # of all, so that no part is in memory twice
-            values_ND = np.empty((_num_rows(directory), len(flat) // rows.num_rows), np.float32)
+            num_rows = sum(metadata.num_rows for metadata in _of_parts(directory, pq.read_metadata))
+            values_ND = np.empty((num_rows, len(flat) // rows.num_rows), np.float32)
         values_ND[len(labels) : len(labels) + rows.num_rows] = flat.reshape(rows.num_rows, -1)
         labels += rows["true_label"].to_pylist()
     if values_ND is None:
@@ -100,12 +103,6 @@ def _tables(directory: Path, columns: list[str]) -> Iterator[Any]:
     import pyarrow.parquet as pq
 
     return _of_parts(directory, lambda part: pq.read_table(part, columns=columns))
-
-
-def _num_rows(directory: Path) -> int:
-    import pyarrow.parquet as pq
-
-    return sum(metadata.num_rows for metadata in _of_parts(directory, pq.read_metadata))
 
 
 def _of_parts(directory: Path, read: Callable[[Path], Any]) -> Iterator[Any]:
@@ -166,19 +163,22 @@ class Fit(NamedTuple):
 def fit(kind: Kind, values_ND: npt.NDArray[np.float32], labels_N: npt.ArrayLike, seed: int) -> Fit:
     """Fit a classifier.
 
-    Values are brought to mean 0 and variance 1 over the samples that it is fitted on.
-
-    Args:
-        kind: `logistic` regression, or a linear support vector machine (`svm`).
-        values_ND: features.
-        labels_N: names or numbers of classes.
-        seed: of the order in which the machine goes through the samples.
+    Values are brought to mean 0 and variance 1 over the samples that it is fitted on. The seed is that of the order in
+    which a support vector machine goes through the samples.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    pipeline = make_pipeline(StandardScaler(), _classifier(kind, seed))
+    if kind == "svm":
+        from sklearn.svm import LinearSVC
+
+        classifier = LinearSVC(C=0.01, max_iter=MAX_ITERATIONS, random_state=seed)  # of values that are all of size 1
+    else:
+        from sklearn.linear_model import LogisticRegression
+
+        classifier = LogisticRegression(C=0.01, max_iter=MAX_ITERATIONS)
+    pipeline = make_pipeline(StandardScaler(), classifier)
     started = time.perf_counter()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
@@ -203,13 +203,3 @@ def fit_and_score(kind: Kind, train: Features, test: Features, seed: int) -> Fit
         score_seconds=time.perf_counter() - started,
         converged=fitted.converged,
     )
-
-
-def _classifier(kind: Kind, seed: int) -> Any:
-    if kind == "svm":
-        from sklearn.svm import LinearSVC
-
-        return LinearSVC(C=0.01, max_iter=MAX_ITERATIONS, random_state=seed)  # of values that are all of size 1
-    from sklearn.linear_model import LogisticRegression
-
-    return LogisticRegression(C=0.01, max_iter=MAX_ITERATIONS)

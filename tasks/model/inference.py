@@ -37,13 +37,9 @@ def predictions(
     context: AbstractContextManager[object],
     task: Task,
 ) -> Iterator[Prediction]:
-    """Predict each batch, in float32.
+    """Predict each batch, in float32, in evaluation mode, within `context` (autocast), which must be re-enterable.
 
-    Args:
-        network: is put into evaluation mode, and back as it was when the iteration ends.
-        batches: of a split, with the indices of their samples.
-        context: autocast region; must be re-enterable.
-        task: selects the network's input from a batch.
+    The network's mode is restored when the iteration ends. Batches come with the indices of their samples.
     """
     was_training = network.training
     network.eval()

@@ -1,7 +1,4 @@
-"""The one LightningModule: it ties a network, its objective and its schedule together.
-
-It does not know where batches come from, how many ranks there are, or where metrics go.
-"""
+"""The one LightningModule: it ties a network, its objective and its schedule together."""
 
 from __future__ import annotations
 
@@ -21,15 +18,7 @@ STATE_KEY = "paceline"
 
 
 class Learner(LightningModule):
-    """Trains `network` by `recipe`.
-
-    Args:
-        network: maps what the task shows it to a pair, see `paceline.tasks.model.networks.registry`.
-        task: objective of the network.
-        recipe: optimizer, schedule and loss.
-        peak_learning_rate: after batch scaling.
-        course: of the training loader.
-    """
+    """Trains `network` by `recipe`, with the loader's schedule `course`; the peak rate is that after batch scaling."""
 
     def __init__(
         self, network: nn.Module, task: Task, recipe: Recipe, peak_learning_rate: float, course: StepScheduleLike

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch.nn import functional
@@ -30,73 +29,47 @@ NO_CLASS = -1
 FULL_SCALE = 255.0
 
 
-class Task(Protocol):
+class Task(ABC):
     """Interface of all objectives."""
 
-    @property
-    def score_name(self) -> ScoreName:
-        """Of the score, which is from 0 to 1, as metrics have it."""
-
-    @property
-    def draws(self) -> bool:
-        """Whether the objective adds random noise to the images."""
-
-    @property
-    def num_statistics(self) -> int:
-        """S."""
-
-    @property
-    def num_kept(self) -> int:
-        """Number of stored values per sample."""
+    score_name: ScoreName
+    """Name of the score, which is from 0 to 1, as metrics have it."""
+    draws = False
+    """Whether the objective adds random noise to the images."""
+    num_statistics: int
+    """S."""
+    num_kept: int
+    """Number of stored values per sample."""
 
     def inputs(self, batch: Batch) -> torch.Tensor:
         """Input of the network from a batch (N, C, H, W)."""
+        return batch.images_NCHW
 
+    @abstractmethod
     def loss(self, outputs: Outputs, batch: Batch, recipe: Recipe) -> torch.Tensor:
         """Scalar: the mean over the samples."""
 
+    @abstractmethod
     def statistics(self, outputs: Outputs, batch: Batch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
         """For each sample, float64 (N, S): first its loss, then what the score is made of."""
 
     def score(self, totals_S: Sequence[float], num_samples: float) -> float:
-        """Score from the statistics' sums over samples."""
+        """Score from the statistics' sums over samples; by default the mean of the first one after the loss."""
+        return totals_S[1] / num_samples
 
     def select_outputs(self, outputs: Outputs, batch: Batch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
-        """Outputs that the evaluation of a test split needs: logits (N, K), or the statistics."""
-
-
-class _StatisticsKept(ABC):
-    """Objectives per pixel: their outputs are too large to store, so they store statistics."""
-
-    num_statistics: int
-
-    @property
-    def num_kept(self) -> int:
-        """The statistics'."""
-        return self.num_statistics
-
-    def select_outputs(self, outputs: Outputs, batch: Batch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
-        """Statistics."""
+        """Outputs that the evaluation of a test split needs; statistics where the outputs are too large to store."""
         return self.statistics(outputs, batch, inputs_NCHW)
 
-    @abstractmethod
-    def statistics(self, outputs: Outputs, batch: Batch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
-        """As `Task` has it."""
 
-
-class Classification:
-    """The class of an image, and regression targets where the network has them."""
+class Classification(Task):
+    """The class of an image, and regression targets where the network has them. The score is the accuracy."""
 
     score_name: ScoreName = "accuracy"
-    draws = False
     num_statistics = 2
 
     def __init__(self, num_classes: int) -> None:
         self.num_kept = num_classes
-
-    def inputs(self, batch: Batch) -> torch.Tensor:
-        """All of it."""
-        return batch.images_NCHW
 
     def loss(self, outputs: Outputs, batch: Batch, recipe: Recipe) -> torch.Tensor:
         """Cross-entropy, of a mixture that with both classes by their shares; the targets' weighted squared error."""
@@ -121,24 +94,19 @@ class Classification:
         loss_N = functional.cross_entropy(logits_NK, batch.labels_N, reduction="none")
         return torch.stack([loss_N.double(), (logits_NK.argmax(1) == batch.labels_N).double()], dim=1)
 
-    def score(self, totals_S: Sequence[float], num_samples: float) -> float:
-        """The share of right ones."""
-        return totals_S[1] / num_samples
-
     def select_outputs(self, outputs: Outputs, batch: Batch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
         """Logits."""
         return outputs[0]
 
 
-class Segmentation(_StatisticsKept):
+class Segmentation(Task):
     """The class of each pixel. The mask is the batch's last channel, as prepared sets have it."""
 
     score_name: ScoreName = "mean_iou"
-    draws = False
 
     def __init__(self, num_classes: int) -> None:
         self._num_classes = num_classes
-        self.num_statistics = 1 + 3 * num_classes
+        self.num_statistics = self.num_kept = 1 + 3 * num_classes
 
     def inputs(self, batch: Batch) -> torch.Tensor:
         """The picture."""
@@ -162,11 +130,11 @@ class Segmentation(_StatisticsKept):
         """Cross-entropy; then the correct, predicted and actual pixels of each class."""
         logits_NKHW, classes_NHW = outputs[0], self._classes(batch)
         known_NHW = classes_NHW != NO_CLASS
-        told_NHW = logits_NKHW.argmax(1)
-        masks = (known_NHW & (told_NHW == classes_NHW), known_NHW, known_NHW)
+        predicted_NHW = logits_NKHW.argmax(1)
+        masks = (known_NHW & (predicted_NHW == classes_NHW), known_NHW, known_NHW)
         counts = [
             functional.one_hot(kinds.clamp(min=0), self._num_classes).mul(mask[..., None]).sum(dim=(1, 2))
-            for kinds, mask in zip((classes_NHW, told_NHW, classes_NHW), masks, strict=True)
+            for kinds, mask in zip((classes_NHW, predicted_NHW, classes_NHW), masks, strict=True)
         ]
         loss_N = self._losses(logits_NKHW, classes_NHW)
         return torch.cat([loss_N.double()[:, None], *(count.double() for count in counts)], dim=1)
@@ -180,18 +148,18 @@ class Segmentation(_StatisticsKept):
         return outputs[0].argmax(1) + 1, batch.images_NCHW[:, -1]
 
 
-class Denoising(_StatisticsKept):
-    """The image without the noise that is added to it.
+class Denoising(Task):
+    """The image without the noise that is added to it. The score is the mean structural similarity.
 
     Args:
         noise: Standard deviation, of 255.
-        std_C: Of the channels, by which images are divided, in units of full scale.
-        seed: Of the noise.
+        std_C: Deviations of the channels, by which images are divided, in units of full scale.
+        seed: Seed of the noise.
     """
 
     score_name: ScoreName = "ssim"
     draws = True
-    num_statistics = 4
+    num_statistics = num_kept = 4
 
     def __init__(self, noise: float, std_C: Sequence[float], seed: int) -> None:
         self._noise = noise / FULL_SCALE
@@ -207,8 +175,7 @@ class Denoising(_StatisticsKept):
 
     def _scale(self, images_NCHW: torch.Tensor) -> torch.Tensor:
         """Made where the images are: a copy from the host is not allowed while a CUDA graph is recorded."""
-        channels = [images_NCHW.new_full((1, 1, 1, 1), std) for std in self._std_C]
-        return torch.cat(channels, dim=1)
+        return torch.cat([images_NCHW.new_full((1, 1, 1, 1), std) for std in self._std_C], dim=1)
 
     def loss(self, outputs: Outputs, batch: Batch, recipe: Recipe) -> torch.Tensor:
         """Mean squared error of the pixels, where images are divided by their channels' deviation."""
@@ -231,10 +198,6 @@ class Denoising(_StatisticsKept):
         )
         assert isinstance(similar_N, torch.Tensor)
         return torch.stack([loss_N, similar_N.reshape(-1), psnr, noisy_psnr], dim=1).double()
-
-    def score(self, totals_S: Sequence[float], num_samples: float) -> float:
-        """Mean structural similarity."""
-        return totals_S[1] / num_samples
 
     def select_example(self, outputs: Outputs, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Predicted and clean images (N, C, H, W), normalised."""

@@ -60,15 +60,14 @@ def predict(parts: list[Part], settings: Settings, address: str, seconds: float 
     """Predict the missing parts, after comparing the executed model with the plain one.
 
     Args:
-        parts: All of them.
-        settings: How to execute the model.
-        address: Of the Dask scheduler.
+        parts: All parts.
+        settings: Execution of the model.
+        address: Address of the Dask scheduler.
         seconds: Time limit; None for none.
 
     Raises:
         RunError: The executed model predicts other classes than the plain one, or the disk is full.
-        OutsideError: The cluster or a file system failed, or of some part nothing could be read from where its worker
-            sits; finished parts stay.
+        OutsideError: The cluster or a file system failed, or a worker can read nothing of a part; finished parts stay.
         TimeLimitError: It took longer than its limit.
     """
     with deadline.time_limit("limits.predict_seconds", seconds), _disk_told(Path(parts[0].path).parent):
@@ -105,12 +104,21 @@ def _predict(parts: list[Part], settings: Settings, address: str) -> Predicted:
     num_reused = sum(record.num_samples + record.num_rejected for record in finished_parts.values())
     if finished_parts:
         logger.info("%d samples in %d parts are predicted already", num_reused, len(finished_parts))
-    checked, reads = _check_parity(missing, settings, address) if missing else (None, Reads())
+    checked, reads = None, Reads()
+    if missing:
+        few = replace(missing[0], samples=missing[0].samples[:NUM_PARITY])
+        checked, reads = parity_on_worker(address, few, settings)
     if checked is not None:
+        what = SAME[checked.unit].format(checked.num_samples)
+        if not _agrees(checked):
+            raise RunError(
+                f"in {settings.precision}, {100 * checked.agreement:.1f} % of {what} as in float32, "
+                f"and {100 * MIN_AGREEMENT:.0f} % must; use execution.precision=32-true"
+            )
         logger.info(
             "Against float32, eager: %.2f %% of %s; the largest difference is %.4g",
             100 * checked.agreement,
-            SAME[checked.unit].format(checked.num_samples),
+            what,
             checked.max_difference,
         )
     started = time.perf_counter()
@@ -126,18 +134,6 @@ def _predict(parts: list[Part], settings: Settings, address: str) -> Predicted:
         parity=checked,
         seconds=time.perf_counter() - started if missing else 0.0,
     )
-
-
-def _check_parity(missing: list[Part], settings: Settings, address: str) -> tuple[Parity | None, Reads]:
-    first = missing[0]
-    result, reads = parity_on_worker(address, replace(first, samples=first.samples[:NUM_PARITY]), settings)
-    if result is not None and not _agrees(result):
-        raise RunError(
-            f"in {settings.precision}, {100 * result.agreement:.1f} % of "
-            f"{SAME[result.unit].format(result.num_samples)} as in float32, "
-            f"and {100 * MIN_AGREEMENT:.0f} % must; use execution.precision=32-true"
-        )
-    return result, reads
 
 
 def _agrees(result: Parity) -> bool:

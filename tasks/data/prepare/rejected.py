@@ -38,11 +38,7 @@ class RejectedSpool:
         self._stream.close()
 
     def add(self, record: ShardRecord) -> None:
-        """Keep what a shard rejects.
-
-        Raises:
-            OSError: The disk is full.
-        """
+        """Store the rejected samples of a shard."""
         if not record.rejected:
             return
         lines = "".join(f"{entry.model_dump_json()}\n" for entry in record.rejected).encode()
@@ -59,18 +55,13 @@ class RejectedSpool:
 
     def restore(self, record: ShardRecord) -> ShardRecord:
         """A record with what its shard rejects."""
-        rejected: list[Rejected] = []
+        lines: list[bytes] = []
         for piece in self._pieces:
             if (SPLITS[piece.split], piece.number) == (record.split, record.number):
                 self._stream.seek(piece.start)
                 lines = self._stream.read(piece.num_bytes).splitlines()
-                rejected = [Rejected.model_validate_json(line) for line in lines]
-        return record.model_copy(update={"rejected": tuple(rejected)})
+        return record.model_copy(update={"rejected": tuple(map(Rejected.model_validate_json, lines))})
 
     def first(self) -> Rejected:
-        """The first one.
-
-        Raises:
-            StopIteration: There is none.
-        """
+        """The first rejected sample of the first shard that has one."""
         return Rejected.model_validate_json(next(self.pieces()).split(b"\n", 1)[0])

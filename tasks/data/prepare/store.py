@@ -44,14 +44,7 @@ def directory_of(home: Path, key: str) -> Path:
 
 
 def find(home: Path, key: str) -> PreparedSet | None:
-    """The set with a key, if it exists and its files have their recorded sizes.
-
-    A damaged set is set aside under another name and not returned.
-
-    Args:
-        home: State directory.
-        key: sha256 of the preparation's inputs.
-    """
+    """The set with a key, if it exists and its files have their recorded sizes; a damaged set is set aside."""
     started = time.perf_counter()
     path = directory_of(home, key)
     if not path.exists():
@@ -61,7 +54,10 @@ def find(home: Path, key: str) -> PreparedSet | None:
         if facts.key != key:
             raise DamagedError(f"{MANIFEST} has key {facts.key[:24]}..., expected is {key[:24]}...")
     except DamagedError as error:
-        _set_aside(path, str(error))
+        aside = path.with_name(f".damaged-{path.name}-{uuid4().hex[:8]}")
+        with suppress(FileNotFoundError):  # another process was faster
+            path.rename(aside)
+            logger.warning("Prepared set %s is damaged (%s); moved it to %s, preparing again", path, error, aside.name)
         return None
     return facts.to_prepared_set(path, reused=True, seconds=time.perf_counter() - started)
 
@@ -78,15 +74,6 @@ def verify(path: Path) -> tuple[str, ...]:
         if digest != file.sha256:
             problems.append(f"{file.name} has sha256 {digest[:16]}..., recorded is {file.sha256[:16]}...")
     return tuple(problems)
-
-
-def _set_aside(path: Path, reason: str) -> None:
-    aside = path.with_name(f".damaged-{path.name}-{uuid4().hex[:8]}")
-    try:
-        path.rename(aside)
-    except FileNotFoundError:  # another process was faster
-        return
-    logger.warning("Prepared set %s is damaged (%s); moved it to %s, preparing again", path, reason, aside.name)
 
 
 @contextmanager
@@ -115,14 +102,7 @@ def _unfinished_path(home: Path, key: str) -> Path:
 
 
 def keep_unfinished(home: Path, key: str, directory: Path, finished: Iterable[str]) -> None:
-    """Leave a temporary set to the next preparation of the same key.
-
-    Args:
-        home: State directory.
-        key: Of the set.
-        directory: The temporary set.
-        finished: What is to be known of each finished shard; lines without their ends.
-    """
+    """Leave a temporary set to the next preparation of the same key, with a line for each finished shard."""
     with suppress(OSError):  # only an optimisation; the caller raises the error that ended the preparation
         write_pieces_durably(directory / FINISHED, (f"{line}\n".encode() for line in finished))
         _remove(_unfinished_path(home, key))
@@ -188,17 +168,8 @@ def _remove(path: Path) -> None:
 def publish(home: Path, directory: Path, facts: Manifest, rejected: Iterable[bytes]) -> Path:
     """Give a complete temporary set its name, or use the set of a process that was faster.
 
-    Args:
-        home: State directory.
-        directory: The temporary set.
-        facts: Its manifest.
-        rejected: Lines of JSON.
-
     Returns:
-        Where the set lies now.
-
-    Raises:
-        OSError: The disk is full or cannot be written.
+        The path of the set.
     """
     for leftover in directory.glob(f"*/*{TEMPORARY_SUFFIX}"):  # of a worker that was killed and its task retried
         leftover.unlink()

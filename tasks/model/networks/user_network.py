@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from paceline.conf.model import Model
-from paceline.conf.plugins import NetworkFacts, Plugin, model_facts
+from paceline.conf.plugins import Plugin, model_facts
 from paceline.tasks.errors import RunError
 from paceline.tasks.plugins import attribute_errors_to, load_plugin
 
@@ -78,7 +78,8 @@ def _try(
     with attribute_errors_to(plugin, "two images", RunError, RunError), torch.no_grad():
         outputs = network(torch.zeros(2, channels, height, width))
     network.train()
-    expected: list[tuple[int, ...]] = [_outputs(model_facts(plugin.name), image_shape, num_classes)]
+    shapes: dict[str, tuple[int, ...]] = {"segment": (num_classes, height, width), "denoise": (channels, height, width)}
+    expected = [(2, *shapes.get(model_facts(plugin.name).task, (num_classes,)))]
     expected += [(2, num_targets)] if num_targets else []
     given = [tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__ for output in outputs]
     if given != (expected if num_targets else [*expected, "NoneType"]):
@@ -86,10 +87,3 @@ def _try(
             f"{plugin} maps images (2, {channels}, {height}, {width}) to {' and '.join(map(str, given))}; "
             f"its task needs {' and '.join(map(str, expected))}"
         )
-
-
-def _outputs(facts: NetworkFacts, image_shape: tuple[int, int, int], num_classes: int) -> tuple[int, ...]:
-    height, width, channels = image_shape
-    if facts.task == "segment":
-        return 2, num_classes, height, width
-    return (2, channels, height, width) if facts.task == "denoise" else (2, num_classes)

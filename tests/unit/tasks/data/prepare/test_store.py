@@ -15,7 +15,7 @@ import pytest
 from paceline.conf.data import Data
 from paceline.tasks.data.prepare import manifest, store
 from paceline.tasks.data.prepare.chunks import ChunkPlanner
-from paceline.tasks.data.prepare.shard import write_shard
+from paceline.tasks.data.prepare.shard import write_shards
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.data.split import open_split
 from paceline.tasks.errors import RunError
@@ -31,7 +31,7 @@ def prepared(tmp_path: Path) -> PreparedSet:
     data = Data(source="digits", image_size=8)
     listing = source.list_samples(data)
     with store.temporary(tmp_path, KEY) as directory:
-        records = [write_shard(chunk) for chunk in ChunkPlanner(listing, data, directory).chunks()]
+        records = write_shards(list(ChunkPlanner(listing, data, directory).chunks()))
         facts = manifest.build(listing, data, KEY, records, 0)
         path = store.publish(tmp_path, directory, facts, [])
     return facts.to_prepared_set(path, reused=False, seconds=0.0)
