@@ -13,8 +13,7 @@ from pydantic import Field
 
 from paceline.conf.data import MIN_CLASSES, Data
 from paceline.conf.signal import Signal
-from paceline.tasks.data.item import Fit
-from paceline.tasks.data.samples import Sample, Samples
+from paceline.tasks.data.samples import Fit, Sample, Samples
 from paceline.tasks.errors import InputError
 from paceline.tasks.records import Record
 

@@ -112,11 +112,7 @@ def first_reader(split: SplitName, shard: int, num_shards: int, world_size: int)
 
 
 def open_split(prepared: PreparedSet, split: SplitName) -> Split:
-    """Open one split of a prepared set.
-
-    Raises:
-        RunError: The set does not match its manifest.
-    """
+    """Open one split of a prepared set; RunError if the set does not match its manifest."""
     path = Path(prepared.path)
     try:
         facts = manifest.read(path)

@@ -6,6 +6,7 @@ Reads files that `paceline.tasks.predict` has written. Shapes: N samples, D valu
 from __future__ import annotations
 
 import hashlib
+import itertools
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator
@@ -85,17 +86,9 @@ def read_features(directory: Path) -> Features:
 
 
 def read_classes(directory: Path) -> frozenset[str]:
-    """Names of the classes in such files.
-
-    Raises:
-        InputError: they cannot be read.
-    """
-    return frozenset(
-        label
-        for table in _tables(directory, ["true_label"])
-        for label in table["true_label"].unique().to_pylist()
-        if label is not None
-    )
+    """Names of the classes in such files."""
+    labels = (table["true_label"].unique().to_pylist() for table in _tables(directory, ["true_label"]))
+    return frozenset(itertools.chain.from_iterable(labels)) - {None}
 
 
 def _tables(directory: Path, columns: list[str]) -> Iterator[Any]:
@@ -114,11 +107,7 @@ def _of_parts(directory: Path, read: Callable[[Path], Any]) -> Iterator[Any]:
 
 
 def check_classes(train: Path, test: Path) -> None:
-    """Check that a classifier fitted on one set can be scored on the other.
-
-    Raises:
-        InputError: it cannot.
-    """
+    """Raise an InputError unless a classifier fitted on one set can be scored on the other."""
     train_classes, test_classes = read_classes(train), read_classes(test)
     if len(train_classes) < MIN_CLASSES:
         raise InputError(
@@ -132,13 +121,13 @@ def check_classes(train: Path, test: Path) -> None:
         )
 
 
-def of_classes(found: Features, names: Collection[str]) -> Features:
+def of_classes(features: Features, names: Collection[str]) -> Features:
     """Without the images of other classes, which count as left out."""
-    places = [place for place, label in enumerate(found.labels) if label in names]
-    if len(places) == len(found.labels):
-        return found
-    labels = tuple(found.labels[place] for place in places)
-    return Features(found.values_ND[places], labels, found.num_left_out + len(found.labels) - len(places))
+    places = [place for place, label in enumerate(features.labels) if label in names]
+    if len(places) == len(features.labels):
+        return features
+    labels = tuple(features.labels[place] for place in places)
+    return Features(features.values_ND[places], labels, features.num_left_out + len(features.labels) - len(places))
 
 
 def count_shared(train: Features, test: Features) -> int:

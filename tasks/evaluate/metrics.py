@@ -167,16 +167,7 @@ def _as_columns(targets: npt.NDArray[np.generic]) -> Floats:
 
 
 def discordant(first: Sequence[str], second: Sequence[str], prepared: PreparedSet) -> tuple[int, int]:
-    """Test samples right in the second set of predictions alone, and in the first alone.
-
-    Args:
-        first: Prediction files of one run, see `read_predictions`.
-        second: Prediction files of another run on the same prepared set.
-        prepared: The set.
-
-    Raises:
-        RunError: The predictions do not fit the split.
-    """
+    """Test samples right in the second set of files alone, and in the first alone; see `read_predictions`."""
     truth = read_test_split(Path(prepared.path), prepared.class_names)
     right = [
         read_predictions(files, len(truth.labels_N)).kept.argmax(axis=1) == truth.labels_N for files in (first, second)

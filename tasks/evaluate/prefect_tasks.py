@@ -24,10 +24,10 @@ def evaluate(
     """Measure the quality of the ranks' predictions on the test split.
 
     Args:
-        train: Names the prediction files.
-        prepared: Holds the labels.
+        train: Result with the names of the prediction files.
+        prepared: Set with the labels.
         seconds: Time limit; None for none.
-        directory: Of the run; caches the result for the same predictions.
+        directory: Directory of the run; caches the result for the same predictions.
 
     Raises:
         TimeLimitError: It took longer than its limit.

@@ -32,10 +32,7 @@ class Prediction(NamedTuple):
 
 @torch.no_grad()
 def predictions(
-    network: nn.Module,
-    batches: Iterable[tuple[Int64s, Batch]],
-    context: AbstractContextManager[object],
-    task: Task,
+    network: nn.Module, batches: Iterable[tuple[Int64s, Batch]], context: AbstractContextManager[object], task: Task
 ) -> Iterator[Prediction]:
     """Predict each batch, in float32, in evaluation mode, within `context` (autocast), which must be re-enterable.
 

@@ -209,11 +209,7 @@ PixelTask = Segmentation | Denoising
 
 
 def task_of(config: Config, prepared: PreparedSet) -> Task:
-    """The task of a configuration on a set.
-
-    Raises:
-        InputError: the package of the user's model is not installed here.
-    """
+    """The task of a configuration on a set; InputError if the package of the user's model is not installed here."""
     with require_plugin():
         kind = config.model.task
     if kind == "segment":

@@ -54,11 +54,7 @@ def _on_worker(address: str, purpose: str, function: Callable[..., T], *argument
 def predict_parts(
     address: str, parts: Sequence[Part], settings: Settings, on_progress: Progress | None = None
 ) -> list[PartRecord]:
-    """Have every part predicted by some worker; their records in order of completion.
-
-    Raises:
-        RunError: the cluster has no workers, or a part failed for good; parts that are done stay.
-    """
+    """Have every part predicted by some worker; their records in order of completion. Finished parts stay on errors."""
     records: list[PartRecord] = []
     total = sum(len(part.samples) for part in parts)
     done = 0

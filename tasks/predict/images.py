@@ -8,9 +8,8 @@ import numpy as np
 
 from paceline.conf.data import Data
 from paceline.conf.signal import Signal
-from paceline.tasks.data.item import Fit
 from paceline.tasks.data.listing import Origin
-from paceline.tasks.data.samples import Samples
+from paceline.tasks.data.samples import Fit, Samples
 from paceline.tasks.data.sources import clips, folder, pairs, signals
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.errors import InputError
@@ -78,11 +77,7 @@ def in_folder(
 
 
 def of_test_split(data: Data) -> Images:
-    """The samples that a run with this configuration is evaluated on.
-
-    Raises:
-        InputError: the source is missing or wrong, or has none.
-    """
+    """The samples that a run with this configuration is evaluated on; InputError without any."""
     listing = source.list_samples(data)
     if not listing.test:
         raise InputError(f"data.source={data.source}: no test split; give the folder of the images instead")

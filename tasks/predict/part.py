@@ -33,12 +33,7 @@ METADATA = b"paceline"
 
 
 def predict_part(part: Part, settings: Settings) -> PartRecord:
-    """Predict a part and write its file.
-
-    Raises:
-        InputError: the model or the source cannot be opened from here.
-        OSError: the disk is full or cannot be written.
-    """
+    """Predict a part and write its file; InputError if the model or the source cannot be opened from here."""
     model = predictor(settings)
     progress = _Seen()
     with count_reads() as tally:

@@ -62,11 +62,7 @@ class Predictor:
         return self._answers(pixels_NHWC, self._batch_size)
 
     def whole(self, image_HWC: npt.NDArray[np.uint8]) -> Arrays:
-        """Predict each pixel of an image of any size.
-
-        Returns:
-            Classes and their probabilities (H, W), or pixels (H, W, C).
-        """
+        """Predict each pixel of an image of any size: classes and their probabilities (H, W), or pixels (H, W, C)."""
         assert self._grid is not None, "the settings say whether images are predicted at their own sizes"
         answers: Arrays = ()
         for band in bands_of(image_HWC, self._grid):

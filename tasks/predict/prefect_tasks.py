@@ -146,16 +146,12 @@ def _agrees(result: Parity) -> bool:
 @task(name="classify features", cache_policy=NO_CACHE)
 @redact_errors
 def classify_features(job: LinearEvalJob, address: str, seconds: float | None = None) -> LinearEvalResult:
-    """Fit a classifier on what a layer of a frozen backbone gives, in a fresh process on a worker.
+    """Fit a classifier on the features of a frozen backbone, in a fresh process on a worker.
 
     Args:
-        job: What is to be fitted.
-        address: Of the Dask scheduler.
+        job: Specification of the linear evaluation.
+        address: Address of the Dask scheduler.
         seconds: Time limit; None for none.
-
-    Raises:
-        RunError: It failed.
-        TimeLimitError: It took longer than its limit.
     """
     process = SubprocessJob(
         module=FROZEN, spec=job.model_dump_json(), directory=job.directory, num_threads=job.num_threads
@@ -182,13 +178,9 @@ def time_prediction(job: ThroughputJob, address: str, seconds: float | None = No
     """Time trained networks' predictions, plain and as they are executed, in a fresh process on a worker.
 
     Args:
-        job: What is to be timed.
-        address: Of the Dask scheduler.
+        job: Networks to time.
+        address: Address of the Dask scheduler.
         seconds: Time limit; None for none.
-
-    Raises:
-        RunError: It failed.
-        TimeLimitError: It took longer than its limit.
     """
     process = SubprocessJob(
         module=PACE,

@@ -1,7 +1,6 @@
 """A fresh process for one measurement, in the environment of a rank, so that its times are comparable.
 
-A worker starts it and waits for it. It is given its work as a file, `spec.json`, and leaves `result.json`; what it
-prints is in `log.txt` next to them.
+A worker starts it and waits for it. It reads `spec.json`, writes `result.json`, and prints to `log.txt`.
 """
 
 from __future__ import annotations

@@ -84,10 +84,7 @@ class _Way:
         rates = {name: len(self.block) / median(times) for name, times in seconds.items()}
         logs = np.log(seconds[EAGER]) - np.log(seconds[EXECUTED])
         return PredictionThroughput(
-            eager=rates[EAGER],
-            executed=rates[EXECUTED],
-            ratio=as_interval(estimate_ratio(logs)),
-            gpu=rates.get(ON_GPU),
+            eager=rates[EAGER], executed=rates[EXECUTED], ratio=as_interval(estimate_ratio(logs)), gpu=rates.get(ON_GPU)
         )
 
 

@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.tasks.data.decode import transform
-from paceline.tasks.data.item import Extent, Item, Picture
 from paceline.tasks.data.listing import Origin
-from paceline.tasks.data.samples import Samples
+from paceline.tasks.data.samples import Extent, Item, Picture, Samples
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.errors import one_line
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import simplejpeg
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from paceline.tasks.data.item import Extent
+from paceline.tasks.data.samples import Extent
 from paceline.tasks.errors import one_line
 
 TRANSFORM_VERSION = 1

@@ -81,10 +81,7 @@ def windows(padded_NHWC: Tensor, height: int, width: int) -> Tensor:
 
 
 def window_numbers(
-    image_N: npt.NDArray[np.int64],
-    dy_N: npt.NDArray[np.int64],
-    dx_N: npt.NDArray[np.int64],
-    padded_NHWC: Tensor,
+    image_N: npt.NDArray[np.int64], dy_N: npt.NDArray[np.int64], dx_N: npt.NDArray[np.int64], padded_NHWC: Tensor
 ) -> npt.NDArray[np.int64]:
     """Numbers (N,) of the windows that begin at row dy and column dx of images."""
     _, tall, wide, _ = padded_NHWC.shape

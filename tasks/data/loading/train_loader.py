@@ -136,11 +136,7 @@ class TrainLoader(ABC):
             )
 
     def answer(
-        self,
-        request: BatchRequest,
-        images_NCHW: torch.Tensor,
-        labels_N: torch.Tensor,
-        targets_NT: torch.Tensor | None,
+        self, request: BatchRequest, images_NCHW: torch.Tensor, labels_N: torch.Tensor, targets_NT: torch.Tensor | None
     ) -> Batch:
         """Make a batch of tensors on the device: normalised images in their memory format, labels and targets."""
         feed = self.feed

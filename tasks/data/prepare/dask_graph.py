@@ -38,11 +38,7 @@ Progress = Callable[[int, int], None]
 
 
 def prepare(
-    listing: SampleListing,
-    data: Data,
-    root_directory: Path,
-    address: str,
-    on_progress: Progress | None = None,
+    listing: SampleListing, data: Data, root_directory: Path, address: str, on_progress: Progress | None = None
 ) -> PreparedSet:
     """Return the prepared set of a listing: the one on disk, or a new one made by the workers at an address.
 
@@ -85,7 +81,7 @@ def _make(
     listing: SampleListing, data: Data, key: str, home: Path, address: str, on_progress: Progress | None
 ) -> tuple[Path, manifest.Manifest, Reads]:
     store.remove_stale(home)
-    with store.temporary(home, key) as directory, RejectedSpool(directory) as spool:
+    with store.temporary(home, key) as directory, closing(RejectedSpool(directory)) as spool:
         records: list[ShardRecord] = []
         for line in store.load_finished(directory):
             with suppress(ValidationError, OSError):  # of another version, or gone: that shard is written again

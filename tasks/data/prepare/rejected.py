@@ -6,8 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryFile
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from paceline.tasks.data.listing import SPLITS
 from paceline.tasks.data.prepare.shard import Rejected, ShardRecord
@@ -25,16 +24,12 @@ class RejectedSpool:
     """Takes what shards reject and gives it back in the order of the shards, as lines of JSON."""
 
     def __init__(self, directory: Path) -> None:
-        self._stream = TemporaryFile(dir=directory)  # noqa: SIM115 - closed in __exit__
+        self._stream = TemporaryFile(dir=directory)  # noqa: SIM115 - closed in close
         self._pieces: list[_Piece] = []
         self.num_rejected = 0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Remove the file."""
         self._stream.close()
 
     def add(self, record: ShardRecord) -> None:

@@ -91,11 +91,8 @@ class ShardRecord(Shard):
 def write_shards(chunks: Sequence[Chunk]) -> list[ShardRecord]:
     """Decode chunks and write their files, each through a temporary name.
 
-    While one shard is on its way to the disk the next one is decoded, so that at most two are in memory.
-
-    Raises:
-        RunError: The directory is not visible from this worker.
-        OSError: The disk is full or cannot be written.
+    While one shard is written the next one is decoded, so that at most two are in memory. A RunError is raised where
+    the directory is not visible from this worker.
     """
     records = []
     with ThreadPoolExecutor(1, thread_name_prefix="paceline-shard") as disk:

@@ -21,12 +21,9 @@ import psutil
 from paceline.tasks.data.listing import SPLITS
 from paceline.tasks.data.prepare import manifest
 from paceline.tasks.data.prepare.manifest import MANIFEST, REJECTED, DamagedError, Manifest
-from paceline.tasks.data.split import Split, open_split
 from paceline.tasks.files import TEMPORARY_SUFFIX, sha256_of, write_durably, write_pieces_durably
 from paceline.tasks.host import host_identity
 from paceline.tasks.records import PreparedSet
-
-__all__ = ["Split", "find", "open_split", "publish", "remove_stale", "temporary", "touch", "verify", "write_rejected"]
 
 OWNER = "owner.json"
 FINISHED = "finished.jsonl"

@@ -19,8 +19,7 @@ from paceline.conf.data import Data
 from paceline.tasks.data.listing import SPLITS, Origin, SampleListing, SplitName, check_classes, complete_splits
 from paceline.tasks.data.samples import SamplesBuilder
 from paceline.tasks.data.sources import folder
-from paceline.tasks.data.sources.array_rows import open_table, stored_groups
-from paceline.tasks.data.sources.row_table import NPZ, PARQUET, ZARR, Table
+from paceline.tasks.data.sources.array_rows import NPZ, PARQUET, ZARR, Table, open_table, stored_groups
 from paceline.tasks.data.storage import s3
 from paceline.tasks.errors import InputError, one_line
 
@@ -38,11 +37,7 @@ class _File(NamedTuple):
 
 
 def list_samples(data: Data) -> SampleListing:
-    """List the rows of all files.
-
-    Raises:
-        InputError: The root or a file is wrong.
-    """
+    """List the rows of all files."""
     root = str(data.root)
     base, entries, ignored = _find_files(root)
     files = [_open(root, base, *entry) for entry in entries]

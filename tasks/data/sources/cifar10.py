@@ -20,9 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.conf.data import Data
-from paceline.tasks.data.item import Item
 from paceline.tasks.data.listing import Origin, SampleListing, check_classes, complete_splits
-from paceline.tasks.data.samples import Sample, Samples
+from paceline.tasks.data.samples import Item, Sample, Samples
 from paceline.tasks.data.sources import folder
 from paceline.tasks.errors import InputError, one_line
 
@@ -56,11 +55,7 @@ Batch = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 
 
 def list_samples(data: Data) -> SampleListing:
-    """List the official archives, or class-named folders where the root holds none.
-
-    Raises:
-        InputError: The root is missing, or an archive is damaged.
-    """
+    """List the official archives, or class-named folders where the root holds none."""
     root = folder.absolute(str(data.root))
     place = find_archive(root)
     if place is None:
@@ -81,11 +76,7 @@ def list_samples(data: Data) -> SampleListing:
 
 
 def find_archive(root: str) -> str | None:
-    """The URL of the official archive (packed or unpacked) that a root is or contains.
-
-    Raises:
-        InputError: The root does not exist, or is a file but not an archive.
-    """
+    """The URL of the official archive (packed or unpacked) that a root is or contains."""
     filesystem, path = folder.reach_root(root)
     if not filesystem.exists(path):
         raise InputError(f"data.root={root}: does not exist; give the CIFAR-10 archive or the folder that holds it")
@@ -101,11 +92,7 @@ def find_archive(root: str) -> str | None:
 
 
 def check_archive(root: str, place: str) -> None:
-    """Compare an archive with the official checksums.
-
-    Raises:
-        InputError: A file is missing or differs.
-    """
+    """Compare an archive with the official checksums."""
     filesystem, path = folder.open_root(place)
     if filesystem.isfile(path):
         with filesystem.open(path, "rb") as stream:
@@ -144,11 +131,7 @@ def read_samples(origin: Origin, samples: Samples, image_size: int) -> Iterator[
 
 
 def read_batch(place: str, name: str) -> Batch:
-    """Images (N, 32, 32, 3) and classes of one batch.
-
-    Raises:
-        InputError: The batch does not have the format.
-    """
+    """Images (N, 32, 32, 3) and classes of one batch."""
     filesystem, path = folder.open_root(place)
     if filesystem.isfile(path):
         return _unpack(place)[name]

@@ -17,9 +17,8 @@ import numpy.typing as npt
 from paceline.conf.data import NUM_COLOURS, Data
 from paceline.tasks.data.decode import video
 from paceline.tasks.data.decode.transform import DecodeError, decode
-from paceline.tasks.data.item import Item
 from paceline.tasks.data.listing import Origin, SampleListing
-from paceline.tasks.data.samples import Sample, Samples
+from paceline.tasks.data.samples import Item, Sample, Samples
 from paceline.tasks.data.sources import folder
 from paceline.tasks.data.storage.read_files import File, files_of, read_files
 from paceline.tasks.errors import InputError
@@ -34,11 +33,7 @@ CLIP_VERSION = 1
 
 
 def list_samples(data: Data) -> SampleListing:
-    """List class-named folders.
-
-    Raises:
-        InputError: The root or its layout is wrong.
-    """
+    """List class-named folders."""
     tree = read_tree(str(data.root))
     # Frames in a class's own folder would all be one clip.
     is_split = "train" in tree.folders

@@ -12,9 +12,8 @@ import numpy.typing as npt
 from PIL import Image
 
 from paceline.conf.data import Data
-from paceline.tasks.data.item import Item
 from paceline.tasks.data.listing import Origin, SampleListing, complete_splits, hash_name, hold_out
-from paceline.tasks.data.samples import Sample, Samples
+from paceline.tasks.data.samples import Item, Sample, Samples
 
 CLASS_NAMES = tuple("0123456789")
 NUM_ROTATED = 5_000

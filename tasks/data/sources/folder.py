@@ -142,7 +142,7 @@ def _place(folder: str, splits: dict[str, SplitName]) -> Place | None:
 
 
 def suffix_of(path: str) -> str:
-    """The last suffix of a file's name in lower case, with its dot; empty without one."""
+    """Suffix of a file's name in lower case, with its dot; empty without one."""
     _, dot, extension = path.rpartition("/")[2].rpartition(".")
     return (dot + extension).lower() if dot else ""
 
@@ -217,11 +217,7 @@ def open_root(root: str) -> tuple[Any, str]:
 
 
 def reach_root(root: str) -> tuple[Any, str]:
-    """Open a root and check the access to an object store.
-
-    Raises:
-        InputError: fsspec cannot read such a URL here, or the store refuses.
-    """
+    """Open a root and check the access to an object store; InputError if the store refuses."""
     filesystem, path = open_root(root)
     if s3.is_s3(root):
         cache.limit_of(Environment().cache_gib_given)
@@ -252,18 +248,18 @@ def _walk_local(root: str, base: str, tree: _TreeBuilder) -> None:
 
     def visit(folder: str) -> None:
         number = tree.number(folder)
-        path = here = f"{base}/{folder}" if folder else base
+        path = directory = f"{base}/{folder}" if folder else base
         real = os.path.realpath(path)
         if real in visited:  # a link back up the tree
             return
         visited.add(real)
         descriptor = None
         try:
-            descriptor = os.open(here, os.O_RDONLY | os.O_DIRECTORY)
+            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
             with os.scandir(descriptor) as entries:  # a slash after the names of folders; nothing hidden is a sample
                 names = [f"{item.name}/" if item.is_dir() else item.name for item in entries if item.name[0] != "."]
             for name in sorted(names):
-                inside, path = f"{folder}/{name}" if folder else name, f"{here}/{name}"
+                inside, path = f"{folder}/{name}" if folder else name, f"{directory}/{name}"
                 if name.endswith("/"):
                     visit(inside[:-1])
                     continue

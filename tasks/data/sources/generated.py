@@ -8,9 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.conf.data import Data
-from paceline.tasks.data.item import Item
 from paceline.tasks.data.listing import Origin, SampleListing, complete_splits
-from paceline.tasks.data.samples import Sample, Samples
+from paceline.tasks.data.samples import Item, Sample, Samples
 
 NUM_SCENES, NUM_TEXTURES = 2_000, 1_200
 SCENE_CLASSES = ("background", "disc", "square", "triangle")

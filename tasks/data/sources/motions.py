@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.conf.data import NUM_COLOURS, Data
-from paceline.tasks.data.item import Item
 from paceline.tasks.data.listing import Origin, SampleListing, complete_splits
-from paceline.tasks.data.samples import Sample, Samples
+from paceline.tasks.data.samples import Item, Sample, Samples
 
 NUM_MOTIONS = 1_600
 CLASS_NAMES = ("east", "north", "west", "south")

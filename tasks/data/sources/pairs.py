@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from paceline.conf.data import Data
-from paceline.tasks.data.item import Item
 from paceline.tasks.data.listing import Origin, SampleListing, SplitName, complete_splits
-from paceline.tasks.data.samples import Sample, Samples
+from paceline.tasks.data.samples import Item, Sample, Samples
 from paceline.tasks.data.sources import folder
 from paceline.tasks.data.storage.read_files import File, files_of, read_files
 from paceline.tasks.errors import InputError
@@ -25,11 +24,7 @@ MASK_SUFFIXES = (".png", ".tif", ".tiff", ".bmp", ".gif")
 
 
 def list_samples(data: Data) -> SampleListing:
-    """List images that have a mask.
-
-    Raises:
-        InputError: The root or its layout is wrong.
-    """
+    """List images that have a mask."""
     root = str(data.root)
     tree = folder.read_tree(root)
     class_names = _class_names(root)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from paceline.tasks.data.decode.transform import DecodeError
-from paceline.tasks.data.sources.row_table import BLOCK_BYTES, COLOURS, Row, Table
+from paceline.tasks.data.sources.array_rows import BLOCK_BYTES, COLOURS, Row, Table
 from paceline.tasks.errors import InputError
 
 IMAGE, LABEL = "image", "label"
@@ -24,11 +24,7 @@ BATCH_ROWS = 64
 
 
 def table(stream: IO[bytes]) -> Table:
-    """The table without its pixels.
-
-    Raises:
-        InputError: A column is missing.
-    """
+    """The table without its pixels."""
     file = pq.ParquetFile(stream)
     schema = file.schema_arrow
     if not {IMAGE, LABEL} <= set(schema.names):

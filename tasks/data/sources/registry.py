@@ -8,9 +8,8 @@ from typing import Any, TypedDict
 
 from paceline.conf.data import Data
 from paceline.conf.plugins import source_facts
-from paceline.tasks.data.item import Item
 from paceline.tasks.data.listing import Origin, SampleListing, check_classes, keep_classes
-from paceline.tasks.data.samples import Samples
+from paceline.tasks.data.samples import Item, Samples
 from paceline.tasks.data.sources import (
     array_rows,
     arrays,

@@ -14,9 +14,8 @@ import numpy.typing as npt
 from paceline.conf.data import Data
 from paceline.conf.signal import Signal
 from paceline.tasks.data.decode.transform import DecodeError
-from paceline.tasks.data.item import Item
 from paceline.tasks.data.listing import Origin, SampleListing
-from paceline.tasks.data.samples import Samples
+from paceline.tasks.data.samples import Item, Samples
 from paceline.tasks.data.sources import folder
 from paceline.tasks.data.storage.read_files import files_of, read_files
 
@@ -26,11 +25,7 @@ SPECTROGRAM_VERSION = 2
 
 
 def list_samples(data: Data) -> SampleListing:
-    """List class-named folders.
-
-    Raises:
-        InputError: The root or its layout is wrong.
-    """
+    """List class-named folders."""
     listing = folder.list_samples(data, SIGNALS)
     return dataclasses.replace(listing, origin=dataclasses.replace(listing.origin, signal=data.signal))
 

@@ -12,9 +12,8 @@ import numpy.typing as npt
 
 from paceline.conf.data import Data
 from paceline.conf.signal import Signal
-from paceline.tasks.data.item import Item
 from paceline.tasks.data.listing import Origin, SampleListing, complete_splits
-from paceline.tasks.data.samples import Sample, Samples
+from paceline.tasks.data.samples import Item, Sample, Samples
 
 NUM_TONES = 1_800
 CLASS_NAMES = ("falling", "rising", "steady", "wavering")

@@ -17,9 +17,8 @@ import numpy as np
 
 from paceline.conf.data import Data
 from paceline.conf.plugins import Plugin, SourceFacts, source_facts
-from paceline.tasks.data.item import Item, Picture
 from paceline.tasks.data.listing import SPLITS, Origin, SampleListing, complete_splits
-from paceline.tasks.data.samples import Samples, SamplesBuilder
+from paceline.tasks.data.samples import Item, Picture, Samples, SamplesBuilder
 from paceline.tasks.errors import InputError, OutsideError, RunError, SourceError
 from paceline.tasks.plugins import attribute_errors_to, load_plugin
 

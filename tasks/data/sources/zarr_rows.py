@@ -18,7 +18,7 @@ from zarr.storage import FsspecStore
 
 from paceline.tasks.data.decode.transform import DecodeError
 from paceline.tasks.data.sources import folder
-from paceline.tasks.data.sources.row_table import (
+from paceline.tasks.data.sources.array_rows import (
     CLASS_NAMES,
     IMAGES,
     LABELS,
@@ -37,11 +37,7 @@ MAX_CHUNK_BYTES = 2**28
 
 
 def groups(url: str) -> list[str]:
-    """Paths of the groups below a store that hold images: the store itself (empty), or those named after splits.
-
-    Raises:
-        InputError: it is not a group, or no group holds images.
-    """
+    """Paths of the groups below a store that hold images: the store itself (empty), or those named after splits."""
     group = _group(url)
     if IMAGES in group:
         return [""]
@@ -53,11 +49,7 @@ def groups(url: str) -> list[str]:
 
 
 def table(url: str) -> Table:
-    """The table without its pixels.
-
-    Raises:
-        InputError: It does not have the required form.
-    """
+    """The table without its pixels."""
     group = _group(url)
     images = _array(group, IMAGES)
     with warnings.catch_warnings():  # not where rows are read: it holds for all threads of a process
@@ -87,11 +79,7 @@ def table(url: str) -> Table:
 
 
 def rows(url: str, chosen: Sequence[int]) -> Iterator[Row | DecodeError]:
-    """Images of rows, in their order.
-
-    Raises:
-        InputError: a chunk cannot be decoded.
-    """
+    """Images of rows, in their order."""
     images = _array(_group(url), IMAGES)
     channels = channels_of(images.shape, images.dtype)
     per_chunk = images.chunks[0]

@@ -1,7 +1,4 @@
-"""The contents of files below a root, in order: from a disk, from S3, or from any file system of fsspec.
-
-Remote files are fetched many at a time, ahead of decoding. Objects of S3 come from the host's cache where possible.
-"""
+"""The contents of files below a root, in order: from a disk, S3 or its cache, or any file system of fsspec."""
 
 from __future__ import annotations
 
@@ -68,7 +65,7 @@ def files_of(samples: Samples) -> Iterator[File]:
 
 
 def read_files(root: str, files: Iterable[File]) -> Iterator[bytes | OSError]:
-    """The content of each file, or why it has none of its own.
+    """The content of each file, or the error of this file alone.
 
     Raises:
         InputError: The root cannot be opened from this process, or a file is not the one that was listed.

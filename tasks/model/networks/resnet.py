@@ -27,12 +27,6 @@ class ResNet(nn.Module):
     Source: He, Zhang, Ren and Sun, "Deep Residual Learning for Image Recognition" (2016); bottlenecks halve in their
     3x3 convolution, as torchvision has them ("ResNet v1.5"). Initial weights: He et al., "Delving Deep into Rectifiers"
     (2015).
-
-    Args:
-        channels: C.
-        num_classes: K.
-        block: Makes a residual block of (channels, filters, stride).
-        depths: Blocks of each layer.
     """
 
     norm_pairs = (("conv1", "bn1"),)

@@ -16,14 +16,11 @@ _NUM_MIRRORED = 2
 class ViewMean(nn.Module):
     """In training the network itself; in evaluation the mean of its logits over views of each image.
 
-    The shifted views count as much, all together, as those that are not.
+    The shifted views count as much, all together, as those that are not. The network has no regression targets, which a
+    mirror image may change.
 
     Source: Krizhevsky et al., "ImageNet Classification with Deep Convolutional Neural Networks" (2012), section 4.1;
     these views and their weights: Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU" (2024).
-
-    Args:
-        network: without regression targets, which a mirror image may change.
-        num_views: 2 or 6, as `paceline.conf.model.Model.test_views` says.
     """
 
     def __init__(self, network: nn.Module, num_views: int) -> None:

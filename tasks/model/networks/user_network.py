@@ -21,16 +21,15 @@ Outputs = tuple[torch.Tensor, torch.Tensor | None]
 class Builder(Protocol):
     """What the entry point of a model leads to: a subclass of `nn.Module`, or a function that gives a module.
 
-    Two things are read from the class or function itself, where it has them: `task` ("classify", "segment" or
-    "denoise"; the first by default) and `takes_targets` (False); see `paceline.conf.plugins.NetworkFacts`. Two more
-    from the module of a model of pixels, for `paceline predict` with `--own-size`: `reach`, its receptive field, and
-    `stride`, what it takes height and width to be multiples of (1), both in pixels.
+    Two attributes of the class or function are read, where it has them: `task` ("classify", "segment" or "denoise"; the
+    first by default) and `takes_targets` (False); see `paceline.conf.plugins.NetworkFacts`. Two attributes of the
+    module of a model of pixels are read for `paceline predict` with `--own-size`: `reach`, its receptive field, and
+    `stride`, the factor of height and width (1), both in pixels.
 
     The module maps normalised images_NCHW to logits_NK, to logits_NKHW of each pixel's class, or to images_NCHW without
-    noise. If it takes targets, to a pair: that, and targets_NT. It must follow from the arguments alone, for it is
-    built again to be trained on, and to predict with, and then gets the stored weights. What it draws in
-    training, as dropout does, is by seed, rank and step where it draws from torch's own generators, so that a resume
-    draws on.
+    noise. If it takes targets, it returns a pair: that, and targets_NT. It must follow from the arguments alone,
+    because it is built again for every training and prediction, and then gets the stored weights. Random numbers in
+    training, such as those of dropout, follow from seed, rank and step if they come from torch's own generators.
     """
 
     def __call__(self, *, image_shape: tuple[int, int, int], num_classes: int, width: int, depth: int) -> nn.Module:
