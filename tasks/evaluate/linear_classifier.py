@@ -130,7 +130,7 @@ def of_classes(features: Features, names: Collection[str]) -> Features:
     return Features(features.values_ND[places], labels, features.num_left_out + len(features.labels) - len(places))
 
 
-def count_shared(train: Features, test: Features) -> int:
+def count_common_images(train: Features, test: Features) -> int:
     """Test images of which a layer gave, to the bit, what it gave of one to fit on: most likely the same image."""
     digests = {_digest(row_D) for row_D in train.values_ND}
     return sum(_digest(row_D) in digests for row_D in test.values_ND)

@@ -28,7 +28,7 @@ Floats = npt.NDArray[np.float64]
 class TestSplit:
     """The truth. `targets_NT` in radians, None where the set has no regression targets."""
 
-    __test__ = False  # not a test class, whatever its name tells pytest
+    __test__ = False  # pytest would collect it by its name
 
     labels_N: Ints
     targets_NT: Floats | None
@@ -39,7 +39,7 @@ class TestSplit:
 class Predictions:
     """Predictions of all ranks, in the order of the split."""
 
-    kept: Floats
+    outputs: Floats
     """Logits (N, K), or statistics (N, S)."""
     targets_NT: Floats | None
 
@@ -123,7 +123,7 @@ def evaluate_predictions(files: Sequence[str], truth: TestSplit, samples_per_sec
     if num_samples == 0:
         raise RunError("num_test=0; quality needs test samples; raise data.test_fraction")
     predictions = read_predictions(files, num_samples)
-    logits_NK = predictions.kept
+    logits_NK = predictions.outputs
     if logits_NK.shape[1] != num_classes:
         raise RunError(
             f"the predictions have {logits_NK.shape[1]} classes and the set {num_classes}; "
@@ -170,6 +170,7 @@ def discordant(first: Sequence[str], second: Sequence[str], prepared: PreparedSe
     """Test samples right in the second set of files alone, and in the first alone; see `read_predictions`."""
     truth = read_test_split(Path(prepared.path), prepared.class_names)
     right = [
-        read_predictions(files, len(truth.labels_N)).kept.argmax(axis=1) == truth.labels_N for files in (first, second)
+        read_predictions(files, len(truth.labels_N)).outputs.argmax(axis=1) == truth.labels_N
+        for files in (first, second)
     ]
     return int((~right[0] & right[1]).sum()), int((right[0] & ~right[1]).sum())

@@ -27,7 +27,7 @@ def evaluate_statistics(train: TrainResult, prepared: PreparedSet) -> EvaluateRe
     num_samples = prepared.num_test
     if num_samples == 0:
         raise RunError("num_test=0; quality needs test samples; raise data.test_fraction")
-    statistics_NS = read_predictions(train.predictions, num_samples).kept
+    statistics_NS = read_predictions(train.predictions, num_samples).outputs
     totals = statistics_NS.sum(axis=0).tolist()
     facts: dict[str, Any]
     if train.score_name == "mean_iou":
@@ -65,7 +65,7 @@ def score_difference(
         RunError: The statistics do not fit the split.
     """
     num = prepared.num_test
-    before_NS, after_NS = (read_predictions(files, num).kept for files in (first, second))
+    before_NS, after_NS = (read_predictions(files, num).outputs for files in (first, second))
     before, after = before_NS.sum(axis=0), after_NS.sum(axis=0)
     (difference,) = _scores(after[None], num, score_name) - _scores(before[None], num, score_name)
     without_N = _scores(after - after_NS, num - 1, score_name) - _scores(before - before_NS, num - 1, score_name)

@@ -38,7 +38,7 @@ class StepScheduleLike(Protocol):
         """Steps of a complete epoch."""
 
     @property
-    def num_passed(self) -> int:
+    def num_past_steps(self) -> int:
         """Of `steps_per_epoch`, those that are behind this group where it takes up; all of them at an epoch's end."""
 
     def position(self, step: int) -> tuple[int, int]:

@@ -84,5 +84,5 @@ class Learner(LightningModule):
         self.validation_scores = state.get("validation_scores", state.get("validation_accuracy")).tolist()
         # Its loop ends an epoch by this count, which the group before had in batches of its own size.
         counts = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]
-        shift = self.course.num_passed - counts["ready"]
+        shift = self.course.num_past_steps - counts["ready"]
         counts.update({name: count + shift for name, count in counts.items()})

@@ -78,15 +78,15 @@ def _at_one_size(part: Part, model: Predictor, progress: _Seen) -> Answers:
     started = time.perf_counter()
     pixels = _read(part, model.facts)
     read = time.perf_counter()
-    arrays = model(_pictures(pixels, model.facts)) if pixels.kept else None
+    arrays = model(_pictures(pixels, model.facts)) if pixels.positions else None
     progress.reasons, progress.num_unread = pixels.reasons, pixels.num_unread
     progress.read_seconds, progress.predict_seconds = read - started, time.perf_counter() - read
     if model.asked not in PIXEL_TASKS:
-        return answers_of(model.asked, model.facts, part, pixels.kept, arrays)
+        return answers_of(model.asked, model.facts, part, pixels.positions, arrays)
     channels = model.facts.image_shape[2]
     rows = [
         Row(position, image_HWC[..., :channels], image_HWC[..., -1] if part.num_planes else None, outputs)
-        for position, image_HWC, *outputs in zip(pixels.kept, pixels.images_NHWC, *(arrays or ()), strict=True)
+        for position, image_HWC, *outputs in zip(pixels.positions, pixels.images_NHWC, *(arrays or ()), strict=True)
     ]
     return pixel_answers_of(model.asked, model.facts, part, rows)
 
@@ -137,7 +137,7 @@ def _parity(part: Part, settings: Settings) -> Parity | None:
     facts = predictor(settings).facts
     if not settings.own_size:
         pixels = _read(part, facts)
-        return parity(settings, _pictures(pixels, facts)) if pixels.kept else None
+        return parity(settings, _pictures(pixels, facts)) if pixels.positions else None
     pictures: list[npt.NDArray[np.uint8]] = []
     num_pixels = 0
     for image in read_whole(part.origin, part.samples, facts.image_shape[0]):

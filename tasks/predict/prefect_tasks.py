@@ -70,7 +70,7 @@ def predict(parts: list[Part], settings: Settings, address: str, seconds: float 
         OutsideError: The cluster or a file system failed, or a worker can read nothing of a part; finished parts stay.
         TimeLimitError: It took longer than its limit.
     """
-    with deadline.time_limit("limits.predict_seconds", seconds), _disk_told(Path(parts[0].path).parent):
+    with deadline.time_limit("limits.predict_seconds", seconds), _explain_disk_errors(Path(parts[0].path).parent):
         predicted = _predict(parts, settings, address)
     unread = [record for record in predicted.records if record.num_unread]
     if unread:
@@ -85,7 +85,7 @@ def predict(parts: list[Part], settings: Settings, address: str, seconds: float 
 
 
 @contextmanager
-def _disk_told(place: Path) -> Iterator[None]:
+def _explain_disk_errors(place: Path) -> Iterator[None]:
     """Report errors of the file system as one line."""
     try:
         yield
@@ -156,7 +156,7 @@ def classify_features(job: LinearEvalJob, address: str, seconds: float | None = 
     process = SubprocessJob(
         module=FROZEN, spec=job.model_dump_json(), directory=job.directory, num_threads=job.num_threads
     )
-    with deadline.time_limit("limits.train_seconds", seconds), _disk_told(Path(job.directory)):
+    with deadline.time_limit("limits.train_seconds", seconds), _explain_disk_errors(Path(job.directory)):
         result = LinearEvalResult.model_validate_json(alone_on_worker(address, process))
     log = get_run_logger()
     log.info(
@@ -189,7 +189,7 @@ def time_prediction(job: ThroughputJob, address: str, seconds: float | None = No
         num_threads=job.num_threads,
         devices=tuple(gpu.uuid for gpu in job.gpus[:1]),
     )
-    with deadline.time_limit("limits.predict_seconds", seconds), _disk_told(Path(job.directory)):
+    with deadline.time_limit("limits.predict_seconds", seconds), _explain_disk_errors(Path(job.directory)):
         result = PredictionThroughputs.model_validate_json(alone_on_worker(address, process))
     for name, pace in result.paces.items():
         get_run_logger().info(

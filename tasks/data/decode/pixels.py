@@ -22,7 +22,7 @@ class Pixels(NamedTuple):
 
     images_NHWC: npt.NDArray[np.uint8]
     targets_NT: npt.NDArray[np.float32] | None
-    kept: list[int]
+    positions: list[int]
     """Positions of the images among the requested samples."""
     reasons: dict[int, str]
     """Positions of the samples that cannot be read, and why, on one line."""

@@ -77,6 +77,6 @@ class StepSchedule:
         return epoch * self.steps_per_epoch + local
 
     @property
-    def num_passed(self) -> int:
+    def num_past_steps(self) -> int:
         """Steps of the current epoch that were done when this group started; all of them at the end of an epoch."""
         return self.steps_per_epoch - (self._rest.steps_per_epoch if self.first_sample else 0)

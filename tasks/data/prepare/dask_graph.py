@@ -83,7 +83,7 @@ def _make(
     store.remove_stale(home)
     with store.temporary(home, key) as directory, closing(RejectedSpool(directory)) as spool:
         records: list[ShardRecord] = []
-        for line in store.load_finished(directory):
+        for line in store.read_finished_lines(directory):
             with suppress(ValidationError, OSError):  # of another version, or gone: that shard is written again
                 record = ShardRecord.model_validate_json(line)
                 if all((directory / file.name).stat().st_size == file.num_bytes for file in record.files):
@@ -96,10 +96,10 @@ def _make(
         except BaseException as error:
             if records and not is_full(error):
                 lines = (spool.restore(record).model_dump_json() for record in records)
-                store.keep_unfinished(home, key, directory, lines)
+                store.leave_to_next(home, key, directory, lines)
             raise
         if _exceeds_limit(data, listing, spool.num_rejected):
-            list_path = store.write_rejected(home, key, spool.pieces())
+            list_path = store.write_rejected_list(home, key, spool.pieces())
             raise _rejection_error(data, listing, spool.num_rejected, spool.first(), list_path)
         if not listing.num_planes:  # masks need not hold every class
             _check_training(data, listing, records)

@@ -132,11 +132,11 @@ def _decode(chunk: Chunk) -> tuple[Pixels, Reads]:
     largest_N = decoded.images_NHWC[..., -1].max(axis=(1, 2), initial=0)
     valid = np.flatnonzero(largest_N <= num_classes)
     reasons = {
-        decoded.kept[place]: f"its mask holds {largest_N[place] - 1}, and the set has {num_classes} classes from 0"
+        decoded.positions[place]: f"its mask holds {largest_N[place] - 1}, and the set has {num_classes} classes from 0"
         for place in np.flatnonzero(largest_N > num_classes)
     }
     if reasons:
-        positions = [decoded.kept[place] for place in valid]
+        positions = [decoded.positions[place] for place in valid]
         decoded = Pixels(decoded.images_NHWC[valid], None, positions, decoded.reasons | reasons)
     return decoded, tally.reads
 

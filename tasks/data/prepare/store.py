@@ -98,7 +98,7 @@ def _unfinished_path(home: Path, key: str) -> Path:
     return home / "prepared" / f".unfinished-{key[:16]}"
 
 
-def keep_unfinished(home: Path, key: str, directory: Path, finished: Iterable[str]) -> None:
+def leave_to_next(home: Path, key: str, directory: Path, finished: Iterable[str]) -> None:
     """Leave a temporary set to the next preparation of the same key, with a line for each finished shard."""
     with suppress(OSError):  # only an optimisation; the caller raises the error that ended the preparation
         write_pieces_durably(directory / FINISHED, (f"{line}\n".encode() for line in finished))
@@ -109,7 +109,7 @@ def keep_unfinished(home: Path, key: str, directory: Path, finished: Iterable[st
             part.unlink(missing_ok=True)
 
 
-def load_finished(directory: Path) -> list[str]:
+def read_finished_lines(directory: Path) -> list[str]:
     """Records of finished shards that an earlier preparation left in a temporary set."""
     try:
         return (directory / FINISHED).read_text(encoding="utf-8").splitlines()
@@ -187,7 +187,7 @@ def publish(home: Path, directory: Path, facts: Manifest, rejected: Iterable[byt
     return final
 
 
-def write_rejected(home: Path, key: str, rejected: Iterable[bytes]) -> Path:
+def write_rejected_list(home: Path, key: str, rejected: Iterable[bytes]) -> Path:
     """Write the list (lines of JSON) of a preparation that stopped because of too many rejected samples."""
     path = home / "rejected" / f"{key[:16]}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -47,7 +47,7 @@ def table(stream: IO[bytes]) -> Table:
 
 
 def _channels(kind: pa.DataType) -> int:
-    if is_encoded(kind):
+    if holds_files(kind):
         return COLOURS
     depth = 0
     while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
@@ -60,10 +60,10 @@ def _channels(kind: pa.DataType) -> int:
     return 1 if depth == 2 else COLOURS  # noqa: PLR2004
 
 
-def is_encoded(kind: pa.DataType) -> bool:
+def holds_files(kind: pa.DataType) -> bool:
     """Whether a type is bytes, or a structure that has them as `bytes`, as the Hub's data sets do."""
     if pa.types.is_struct(kind):
-        return kind.get_field_index("bytes") >= 0 and is_encoded(kind.field("bytes").type)
+        return kind.get_field_index("bytes") >= 0 and holds_files(kind.field("bytes").type)
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 

@@ -139,7 +139,7 @@ class _S3Reader:
         """Request a wave; returns a function that waits for it."""
         objects = [s3.Wanted(folder.below(self._base, file.path), file.size, file.stamp) for file in wave]
         keys = [self._key(item) for item in objects]
-        cached = [self._load_cached(key) for key in keys]
+        cached = [self._from_cache(key) for key in keys]
         missing = [place for place, content in enumerate(cached) if content is None]
         fetching = asyncio.run_coroutine_threadsafe(
             s3.fetch(self._root, self._filesystem, [objects[place] for place in missing]), self._filesystem.loop
@@ -168,7 +168,7 @@ class _S3Reader:
         """Key in the cache; empty where no ETag identifies the content."""
         return cache.key_of(self._endpoint, *one) if self._cache is not None and one.etag else ""
 
-    def _load_cached(self, key: str) -> bytes | None:
+    def _from_cache(self, key: str) -> bytes | None:
         if self._cache is None or not key:
             return None
         try:

@@ -154,10 +154,10 @@ def replayed(learned, tmp_path, environment, other=None):
 
 def test_a_worker_without_the_package_is_named_before_anything_starts(call, own, bare_cluster):
     there = ["cluster.kind=address", f"cluster.address={bare_cluster}"]
-    status, summary, said = call("run", *own, *there)
-    assert (status, summary) == (2, None)
-    assert "worker tcp://127.0.0.1:" in said.splitlines()[-1]
-    assert "lacks a package: data.source=table needs acme 1.0 (acme.table:Table, code" in said.splitlines()[-1]
+    status, summary, _ = call("run", *own, *there)
+    assert (status, summary["hint"]) == (2, "install the same on every host and restart its workers")
+    assert "worker tcp://127.0.0.1:" in summary["error"]
+    assert "lacks a package: data.source=table needs acme 1.0 (acme.table:Table, code" in summary["error"]
 
 
 @pytest.mark.slow

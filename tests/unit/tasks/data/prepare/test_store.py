@@ -180,7 +180,7 @@ def test_what_is_left_of_a_set_holds_no_part_of_a_file(tmp_path: Path) -> None:
         part = directory / "train" / f"00000.images.npy.0{TEMPORARY_SUFFIX}"
         part.write_bytes(b"half")
         (directory / "train" / "00001.images.npy").write_bytes(b"whole")
-        store.keep_unfinished(tmp_path, KEY, directory, ["{}"])
+        store.leave_to_next(tmp_path, KEY, directory, ["{}"])
     with store.temporary(tmp_path, KEY) as directory:
-        assert store.load_finished(directory) == ["{}"]
+        assert store.read_finished_lines(directory) == ["{}"]
         assert [path.name for path in (directory / "train").iterdir()] == ["00001.images.npy"]

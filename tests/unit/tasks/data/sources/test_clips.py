@@ -94,7 +94,7 @@ def test_what_is_wrong_in_a_folder_of_frames_is_told(tmp_path):
     found = read_pixels(listing.origin, listing.train, 8, 15)
     assert found.reasons[0] == "4 frames, and data.num_frames=5"
     assert found.reasons[1].startswith("2.png: ")
-    assert len(found.kept) == 6
+    assert len(found.positions) == 6
     clips.write_frames(tmp_path / "c", clips.grey_levels(5))
     with pytest.raises(InputError, match=r"images lie in c/, .*: CLASS/CLIP/0001\.png"):
         source.list_samples(data_of(tmp_path))
