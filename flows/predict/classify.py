@@ -26,7 +26,7 @@ from paceline.tasks.evaluate.linear_classifier import (
     Fitted,
     Kind,
     check_classes,
-    count_shared,
+    count_common_images,
     fit_and_score,
     of_classes,
     read_features,
@@ -107,7 +107,7 @@ def run_classify(request: ClassifyRequest) -> dict[str, Any]:
     config, experiment_id, facts = result_of(check_classify, request, environment)
     train, test = (read_features(Path(directory)) for directory in (request.train, request.test))
     num_test, test = len(test.labels), of_classes(test, set(train.labels))
-    shared = count_shared(train, test)
+    shared = count_common_images(train, test)
     with new_run(config, environment, experiment_id, "classify") as handle:
         if len(test.labels) < num_test:
             get_run_logger().warning(

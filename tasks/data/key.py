@@ -40,11 +40,7 @@ def preparation_key(listing: SampleListing, data: Data) -> str:
 
 
 def describe(data: Data) -> Listing:
-    """List a source and summarise it.
-
-    Raises:
-        InputError: The source is missing, empty, or cannot be learned from.
-    """
+    """List a source and summarise it; errors as in `registry.list_samples`."""
     listing = registry.list_samples(data)
     return Listing(
         key=preparation_key(listing, data),

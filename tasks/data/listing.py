@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import Field
 
 from paceline.conf.data import MIN_CLASSES, Data
 from paceline.conf.signal import Signal
-from paceline.tasks.data.item import Fit
-from paceline.tasks.data.samples import Indices, Sample, Samples
+from paceline.tasks.data.samples import Fit, Sample, Samples
 from paceline.tasks.errors import InputError
 from paceline.tasks.records import Record
 
 
 class Listing(Record):
-    """What a source offers, found before any work starts. `num_*` are counts of listed samples."""
+    """Summary of a source. `num_*` are counts of listed samples."""
 
     key: str
     """sha256 (hex) of the preparation's inputs: listing, transform, library versions. Names the prepared set."""
@@ -86,7 +84,8 @@ class SampleListing:
 
     def split(self, name: SplitName) -> Samples:
         """The samples of one split."""
-        return {"train": self.train, "validation": self.validation, "test": self.test}[name]
+        samples: Samples = getattr(self, name)
+        return samples
 
     @property
     def num_samples(self) -> int:
@@ -95,10 +94,7 @@ class SampleListing:
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of names, sizes, stamps, labels and splits: it changes when any file is added, removed or changed.
-
-        Of a source of the user's also when its package changes.
-        """
+        """Hash of names, sizes, stamps, labels and splits, and of the package of a user's source."""
         digest = hashlib.sha256(repr((self.origin.kind, self.class_names, self.target_names)).encode())
         digest.update(self.origin.identity.encode())
         for split in SPLITS:
@@ -113,42 +109,33 @@ def hold_out(
 ) -> tuple[Samples, Samples]:
     """Split samples into (remaining, held out), stratified by class and nearly stable when samples are added.
 
-    Within a class the samples are ordered by the sha256 of their names and the first `fraction` are held out. A new
-    sample moves at most one other sample across the border, so no test image drifts into training by the dozen.
-
-    Args:
-        samples: The samples in their fixed order, which both results keep.
-        fraction: Share of each class to hold out, rounded half up.
-        name: What is hashed; by default the sample's name.
+    Within a class the samples are ordered by the sha256 of their names and the first `fraction` (rounded half up) are
+    held out. A new sample moves at most one other sample across the border. Both results keep the order of `samples`.
+    `name` replaces the sample's name in the hash.
     """
     samples = Samples.of(samples)
     held = np.zeros(len(samples), dtype=np.bool_)
-    for members in by_label(samples.labels):
+    order = np.argsort(samples.labels, kind="stable")
+    for members in np.split(order, np.flatnonzero(np.diff(samples.labels[order])) + 1):
         count = int(fraction * len(members) + 0.5)
         if count:
-            digests = _digests(samples.take(members), name)
-            held[members[np.argsort(digests, kind="stable")[:count]]] = True
+            part = samples.take(members)
+            digests = bytearray()
+            for text in part.names() if name is None else map(name, part):
+                digests += _sha256(text).digest()
+            held[members[np.argsort(np.frombuffer(digests, dtype="S32"), kind="stable")[:count]]] = True
     return samples.take(np.flatnonzero(~held)), samples.take(np.flatnonzero(held))
 
 
-def split_in_three(samples: Iterable[Sample], data: Data) -> tuple[Samples, Samples, Samples]:
-    """Training, validation and test split of samples that come without any."""
-    train, test = hold_out(samples, data.test_fraction)
-    train, validation = hold_out(train, data.validation_fraction)
+def complete_splits(splits: Mapping[SplitName, Samples], data: Data) -> tuple[Samples, Samples, Samples]:
+    """Training, validation and test split; those that are missing are held out of the training split."""
+    train, validation, test = (splits.get(name) for name in SPLITS)
+    assert train is not None
+    if test is None:
+        train, test = hold_out(train, data.test_fraction)
+    if validation is None:
+        train, validation = hold_out(train, data.validation_fraction)
     return train, validation, test
-
-
-def by_label(labels_N: npt.NDArray[np.int32]) -> list[Indices]:
-    """The positions of each label that occurs, in order."""
-    order = np.argsort(labels_N, kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(labels_N[order])) + 1)
-
-
-def _digests(samples: Samples, name: Callable[[Sample], str] | None) -> npt.NDArray[np.bytes_]:
-    digests = bytearray()
-    for hashed in samples.names() if name is None else map(name, samples):
-        digests += _sha256(hashed).digest()
-    return np.frombuffer(digests, dtype="S32")
 
 
 def hash_name(name: str) -> str:
@@ -157,11 +144,7 @@ def hash_name(name: str) -> str:
 
 
 def check_classes(samples: Samples, class_names: Sequence[str], where: str) -> None:
-    """Refuse a training split that cannot be learned from.
-
-    Raises:
-        InputError: There are fewer than two classes, or one of them has no training sample.
-    """
+    """Raise an InputError if there are fewer than two classes, or one of them has no training sample."""
     if len(class_names) < MIN_CLASSES:
         raise InputError(
             f"{where}: found {len(class_names)} class{'' if len(class_names) == 1 else 'es'}"
@@ -181,9 +164,6 @@ def _sha256(name: str) -> hashlib._Hash:
     return hashlib.sha256(name.encode(errors="surrogateescape"))
 
 
-_LEFT_OUT = -1
-
-
 def keep_classes(listing: SampleListing, wanted: Sequence[str]) -> SampleListing:
     """The listing with some of its classes, in its own order. What was held out of a class stays held out.
 
@@ -195,18 +175,14 @@ def keep_classes(listing: SampleListing, wanted: Sequence[str]) -> SampleListing
     if unknown:
         raise InputError(f"data.classes: no class {', '.join(unknown)}; use some of {', '.join(names)}")
     chosen_labels = [label for label, name in enumerate(names) if name in wanted]
-    label_of = np.full(len(names), _LEFT_OUT, dtype=np.int32)
+    label_of = np.full(len(names), -1, dtype=np.int32)
     label_of[chosen_labels] = np.arange(len(chosen_labels), dtype=np.int32)
 
-    def of(samples: Samples) -> Samples:
+    def select(samples: Samples) -> Samples:
         labels = label_of[samples.labels]
-        chosen = np.flatnonzero(labels != _LEFT_OUT)
+        chosen = np.flatnonzero(labels >= 0)
         return samples.take(chosen).with_labels(labels[chosen])
 
-    return replace(
-        listing,
-        class_names=tuple(names[label] for label in chosen_labels),
-        train=of(listing.train),
-        validation=of(listing.validation),
-        test=of(listing.test),
-    )
+    train, validation, test = (select(listing.split(name)) for name in SPLITS)
+    class_names = tuple(names[label] for label in chosen_labels)
+    return replace(listing, class_names=class_names, train=train, validation=validation, test=test)

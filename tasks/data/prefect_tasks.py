@@ -1,4 +1,4 @@
-"""The data stage as a Prefect task. Knows when, not how."""
+"""The data stage as a Prefect task."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def prepare(data: Data, home: str, address: str, seconds: float | None = None) -
     """Prepare the data on Dask, or find it prepared.
 
     Args:
-        data: What is learned from.
+        data: Settings of the data.
         home: State directory, seen by all workers under the same path.
-        address: Of the Dask scheduler.
+        address: Address of the Dask scheduler.
         seconds: Time limit; None for none.
 
     Raises:

@@ -1,14 +1,11 @@
-"""Samples as columns: a million of them in 100 MB and not in 450, and a thousand of them sent in one piece.
-
-A sample is a name, a size, a stamp and a class. Knows neither sources nor splits.
-"""
+"""Samples as columns: a million of them in 100 MB and not in 450, and a thousand of them sent in one piece."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +23,8 @@ class Sample(NamedTuple):
     size: int = 0
     """Encoded size, bytes; 0 for rows of arrays."""
     stamp: str = ""
-    """Changes when the content does: modification time, etag or checksum. Without any, the root
-    takes its place, or a file of this name and size in another place would be taken for this one."""
+    """Changes when the content does: modification time, etag or checksum. The root takes its place where there is none,
+    or a file of this name and size in another place would be taken for this one."""
     row: int = -1
     """Row of the array; -1 for files."""
 
@@ -45,6 +42,28 @@ class Sample(NamedTuple):
 _sample = partial(tuple.__new__, Sample)  # Sample._make without a frame for each
 
 
+# Shape suffixes: H height, W width, C channels, T targets.
+
+Picture = bytes | npt.NDArray[np.uint8]
+"""The content of a file, or pixels (H, W, C), or (H, W) for one channel or a mask."""
+
+
+Fit = Literal["scale", "crop"]
+"""`scale`: scale the shorter side to the size and crop the middle. `crop`: crop the middle without scaling."""
+Extent = Fit | Literal["whole"]
+"""`whole`: the complete image at its own size."""
+
+
+class Item(NamedTuple):
+    """One sample."""
+
+    picture: Picture | Exception
+    """Image of any size; an exception where it cannot be read, which Paceline counts and lists."""
+    mask: Picture | Exception | None = None
+    """The class of each pixel, from 0; 255 for none."""
+    targets_T: npt.NDArray[np.float32] | None = None
+
+
 class StringColumn:
     """Strings end to end in one block of bytes; 16 bytes of overhead for each."""
 
@@ -54,9 +73,10 @@ class StringColumn:
         self._ends = ends
 
     @classmethod
-    def from_block(cls, block: bytes | bytearray, borders: Indices) -> StringColumn:
-        """Strings end to end in a block; the borders start with 0."""
-        return cls(block, borders[:-1], borders[1:])
+    def from_bytes(cls, block: bytes | bytearray, borders: bytes | array[int]) -> StringColumn:
+        """Strings end to end in a block; the borders (int64) start with 0."""
+        borders_N = np.frombuffer(borders, dtype=np.int64)
+        return cls(block, borders_N[:-1], borders_N[1:])
 
     def __getitem__(self, index: int) -> str:
         return self._block[self._starts[index] : self._ends[index]].decode(errors="surrogateescape")
@@ -85,11 +105,11 @@ class StringColumn:
             places = np.repeat(self._starts - borders[:-1], lengths)
             places += np.arange(borders[-1])
             block = np.frombuffer(block, dtype=np.uint8).take(places).tobytes()
-        return _sent_texts, (bytes(block), borders.tobytes())
+        return StringColumn.from_bytes, (bytes(block), borders.tobytes())
 
 
 class Samples(Sequence[Sample]):
-    """A sequence of samples, held as columns; parts of it share what the whole holds."""
+    """A sequence of samples, held as columns. Parts of it share the columns of the whole."""
 
     def __init__(
         self,
@@ -108,7 +128,7 @@ class Samples(Sequence[Sample]):
 
     @classmethod
     def of(cls, samples: Iterable[Sample]) -> Samples:
-        """The same samples as columns."""
+        """Convert samples to columns."""
         if isinstance(samples, Samples):
             return samples
         builder = SamplesBuilder()
@@ -136,18 +156,18 @@ class Samples(Sequence[Sample]):
             yield from map(_sample, zip(*columns, strict=True))
 
     def blocks(self) -> Iterator[Samples]:
-        """The samples in pieces, for what needs an object of each for a moment."""
+        """Yield the samples in pieces, to limit how many exist as objects."""
         for start in range(0, len(self), _AT_ONCE):
             yield self.take(slice(start, start + _AT_ONCE))
 
     def names(self) -> Iterator[str]:
-        """The samples' names, as `Sample.name` has them."""
+        """`Sample.name` of each sample."""
         if self.rows is None:
             return iter(self.paths)
         return (f"{path}#{row}" for path, row in zip(self.paths, self.rows, strict=True))
 
     def lines(self) -> Iterator[bytes]:
-        """All that is known of each sample, a line for each, many at once; for a hash."""
+        """A line for each sample, many at once, for a hash."""
         for part in self.blocks():
             columns = part.names(), part.labels.tolist(), part.sizes.tolist(), part.stamps
             lines = [f"{name}\0{label}\0{size}\0{stamp}\n" for name, label, size, stamp in zip(*columns, strict=True)]
@@ -172,7 +192,16 @@ class Samples(Sequence[Sample]):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle few pieces: each array that is sent on its own costs Dask more than its bytes."""
         rows = None if self.rows is None else self.rows.tobytes()
-        return _sent_samples, (self.paths, self.labels.tobytes(), self.sizes.tobytes(), self.stamps, rows)
+        return Samples.from_bytes, (self.paths, self.labels.tobytes(), self.sizes.tobytes(), self.stamps, rows)
+
+    @classmethod
+    def from_bytes(
+        cls, paths: StringColumn, labels: bytes, sizes: bytes, stamps: StringColumn, rows: bytes | None
+    ) -> Samples:
+        """Restore pickled samples."""
+        sizes_N, rows_N = (None if given is None else np.frombuffer(given, dtype=np.int64) for given in (sizes, rows))
+        assert sizes_N is not None
+        return cls(paths, np.frombuffer(labels, dtype=np.int32), sizes_N, stamps, rows_N)
 
 
 class SamplesBuilder:
@@ -191,7 +220,7 @@ class SamplesBuilder:
         return len(self._labels)
 
     def add(self, path: str, label: int, size: int = 0, stamp: str = "", row: int = -1) -> None:
-        """One more sample; the arguments are those of `Sample`."""
+        """Add a sample; the arguments are those of `Sample`."""
         self._paths += path.encode(errors="surrogateescape")
         self._stamps += stamp.encode()
         self._path_borders.append(len(self._paths))
@@ -202,37 +231,13 @@ class SamplesBuilder:
             self._rows.append(row)
 
     def build(self) -> Samples:
-        """The added samples as columns.
-
-        Raises:
-            ValueError: Files and rows of arrays were mixed.
-        """
+        """Return the samples as columns; raise a ValueError if files and rows of arrays were mixed."""
         if len(self._rows) not in (0, len(self)):
             raise ValueError(f"{len(self._rows)} of {len(self)} samples are rows of arrays; use all or none")
         return Samples(
-            paths=StringColumn.from_block(self._paths, _numbers(self._path_borders)),
+            paths=StringColumn.from_bytes(self._paths, self._path_borders),
             labels=np.frombuffer(self._labels, dtype=np.int32),
-            sizes=_numbers(self._sizes),
-            stamps=StringColumn.from_block(self._stamps, _numbers(self._stamp_borders)),
-            rows=_numbers(self._rows) if self._rows else None,
+            sizes=np.frombuffer(self._sizes, dtype=np.int64),
+            stamps=StringColumn.from_bytes(self._stamps, self._stamp_borders),
+            rows=np.frombuffer(self._rows, dtype=np.int64) if self._rows else None,
         )
-
-
-def _numbers(values: array[int]) -> Indices:
-    return np.frombuffer(values, dtype=np.int64)
-
-
-def _sent_texts(block: bytes, borders: bytes) -> StringColumn:
-    return StringColumn.from_block(block, np.frombuffer(borders, dtype=np.int64))
-
-
-def _sent_samples(
-    paths: StringColumn, labels: bytes, sizes: bytes, stamps: StringColumn, rows: bytes | None
-) -> Samples:
-    return Samples(
-        paths=paths,
-        labels=np.frombuffer(labels, dtype=np.int32),
-        sizes=np.frombuffer(sizes, dtype=np.int64),
-        stamps=stamps,
-        rows=None if rows is None else np.frombuffer(rows, dtype=np.int64),
-    )

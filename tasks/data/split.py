@@ -56,15 +56,7 @@ class Split:
         return np.searchsorted(self._starts, indices, side="right") - 1
 
     def gather(self, indices: npt.NDArray[np.int64], out: npt.NDArray[np.uint8] | None = None) -> npt.NDArray[np.uint8]:
-        """Copy samples (n, H, W, C) in the given order.
-
-        Args:
-            indices: Sample numbers within the split.
-            out: Where to put them; a new array by default.
-
-        Raises:
-            IndexError: An index is outside of the split.
-        """
+        """Copy samples (n, H, W, C) in the given order, to `out` or a new array; IndexError for an index outside."""
         if out is None:
             out = np.empty((len(indices), *self.image_shape), dtype=np.uint8)
         if len(indices) == 0:
@@ -78,15 +70,7 @@ class Split:
         return out
 
     def gather_by_shard(self, indices: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-        """Copy samples (n, H, W, C) in the order of their shards, one copy for each shard.
-
-        Args:
-            indices: Sample numbers within the split, all of them inside.
-            out: Where to put them.
-
-        Returns:
-            Which (n,) of the indices each is.
-        """
+        """Copy samples (n, H, W, C) to `out` in the order of their shards; returns their places in `indices` (n,)."""
         shard_of = self.shards_of(indices)
         order = np.argsort(shard_of, kind="stable")
         shards, firsts = np.unique(shard_of[order], return_index=True)
@@ -128,11 +112,7 @@ def first_reader(split: SplitName, shard: int, num_shards: int, world_size: int)
 
 
 def open_split(prepared: PreparedSet, split: SplitName) -> Split:
-    """Open one split of a prepared set.
-
-    Raises:
-        RunError: The set does not match its manifest.
-    """
+    """Open one split of a prepared set; RunError if the set does not match its manifest."""
     path = Path(prepared.path)
     try:
         facts = manifest.read(path)
@@ -148,21 +128,15 @@ def open_split(prepared: PreparedSet, split: SplitName) -> Split:
         labels_N = np.concatenate([np.empty(0, dtype=np.int64), *load("labels", np.int64, ())])
         if labels_N.size and not 0 <= labels_N.min() <= labels_N.max() < len(facts.class_names):
             raise manifest.DamagedError(f"a label of {split} is outside of its {len(facts.class_names)} classes")
-        return Split(
-            name=split,
-            images=load("images", np.uint8, facts.image_shape),
-            labels_N=labels_N,
-            targets_NT=np.concatenate([no_targets, *load("targets", np.float32, (num_targets,))])
-            if num_targets
-            else None,
-            image_shape=facts.image_shape,
-        )
+        images = load("images", np.uint8, facts.image_shape)
+        targets = [no_targets, *load("targets", np.float32, (num_targets,))] if num_targets else []
+        return Split(split, images, labels_N, np.concatenate(targets) if targets else None, facts.image_shape)
     except manifest.DamagedError as error:
         raise RunError(f"prepared set {path}: {error}; remove the set and run again to prepare it") from error
 
 
 def _load(path: Path, shard: Shard, kind: str, dtype: type[np.generic], shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """An array of a shard, as a memory map, checked against the manifest."""
+    """Map an array of a shard into memory and check it against the manifest."""
     file = shard.file(kind)
     if file is None:
         raise manifest.DamagedError(f"shard {shard.number} of {shard.split} has no {kind}")

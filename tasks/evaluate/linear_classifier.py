@@ -6,6 +6,7 @@ Reads files that `paceline.tasks.predict` has written. Shapes: N samples, D valu
 from __future__ import annotations
 
 import hashlib
+import itertools
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator
@@ -60,6 +61,8 @@ def read_features(directory: Path) -> Features:
     Raises:
         InputError: there is nothing to be used.
     """
+    import pyarrow.parquet as pq
+
     values_ND: npt.NDArray[np.float32] | None = None
     labels: list[str] = []
     num_samples = 0
@@ -70,7 +73,8 @@ def read_features(directory: Path) -> Features:
             continue
         flat = rows["features"].combine_chunks().flatten().to_numpy()
         if values_ND is None:  # of all, so that no part is in memory twice
-            values_ND = np.empty((_num_rows(directory), len(flat) // rows.num_rows), np.float32)
+            num_rows = sum(metadata.num_rows for metadata in _of_parts(directory, pq.read_metadata))
+            values_ND = np.empty((num_rows, len(flat) // rows.num_rows), np.float32)
         values_ND[len(labels) : len(labels) + rows.num_rows] = flat.reshape(rows.num_rows, -1)
         labels += rows["true_label"].to_pylist()
     if values_ND is None:
@@ -82,17 +86,9 @@ def read_features(directory: Path) -> Features:
 
 
 def read_classes(directory: Path) -> frozenset[str]:
-    """Names of the classes in such files.
-
-    Raises:
-        InputError: they cannot be read.
-    """
-    return frozenset(
-        label
-        for table in _tables(directory, ["true_label"])
-        for label in table["true_label"].unique().to_pylist()
-        if label is not None
-    )
+    """Names of the classes in such files."""
+    labels = (table["true_label"].unique().to_pylist() for table in _tables(directory, ["true_label"]))
+    return frozenset(itertools.chain.from_iterable(labels)) - {None}
 
 
 def _tables(directory: Path, columns: list[str]) -> Iterator[Any]:
@@ -100,12 +96,6 @@ def _tables(directory: Path, columns: list[str]) -> Iterator[Any]:
     import pyarrow.parquet as pq
 
     return _of_parts(directory, lambda part: pq.read_table(part, columns=columns))
-
-
-def _num_rows(directory: Path) -> int:
-    import pyarrow.parquet as pq
-
-    return sum(metadata.num_rows for metadata in _of_parts(directory, pq.read_metadata))
 
 
 def _of_parts(directory: Path, read: Callable[[Path], Any]) -> Iterator[Any]:
@@ -117,11 +107,7 @@ def _of_parts(directory: Path, read: Callable[[Path], Any]) -> Iterator[Any]:
 
 
 def check_classes(train: Path, test: Path) -> None:
-    """Check that a classifier fitted on one set can be scored on the other.
-
-    Raises:
-        InputError: it cannot.
-    """
+    """Raise an InputError unless a classifier fitted on one set can be scored on the other."""
     train_classes, test_classes = read_classes(train), read_classes(test)
     if len(train_classes) < MIN_CLASSES:
         raise InputError(
@@ -135,16 +121,16 @@ def check_classes(train: Path, test: Path) -> None:
         )
 
 
-def of_classes(found: Features, names: Collection[str]) -> Features:
+def of_classes(features: Features, names: Collection[str]) -> Features:
     """Without the images of other classes, which count as left out."""
-    places = [place for place, label in enumerate(found.labels) if label in names]
-    if len(places) == len(found.labels):
-        return found
-    labels = tuple(found.labels[place] for place in places)
-    return Features(found.values_ND[places], labels, found.num_left_out + len(found.labels) - len(places))
+    places = [place for place, label in enumerate(features.labels) if label in names]
+    if len(places) == len(features.labels):
+        return features
+    labels = tuple(features.labels[place] for place in places)
+    return Features(features.values_ND[places], labels, features.num_left_out + len(features.labels) - len(places))
 
 
-def count_shared(train: Features, test: Features) -> int:
+def count_common_images(train: Features, test: Features) -> int:
     """Test images of which a layer gave, to the bit, what it gave of one to fit on: most likely the same image."""
     digests = {_digest(row_D) for row_D in train.values_ND}
     return sum(_digest(row_D) in digests for row_D in test.values_ND)
@@ -166,19 +152,22 @@ class Fit(NamedTuple):
 def fit(kind: Kind, values_ND: npt.NDArray[np.float32], labels_N: npt.ArrayLike, seed: int) -> Fit:
     """Fit a classifier.
 
-    Values are brought to mean 0 and variance 1 over the samples that it is fitted on.
-
-    Args:
-        kind: `logistic` regression, or a linear support vector machine (`svm`).
-        values_ND: features.
-        labels_N: names or numbers of classes.
-        seed: of the order in which the machine goes through the samples.
+    Values are brought to mean 0 and variance 1 over the samples that it is fitted on. The seed is that of the order in
+    which a support vector machine goes through the samples.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    pipeline = make_pipeline(StandardScaler(), _classifier(kind, seed))
+    if kind == "svm":
+        from sklearn.svm import LinearSVC
+
+        classifier = LinearSVC(C=0.01, max_iter=MAX_ITERATIONS, random_state=seed)  # of values that are all of size 1
+    else:
+        from sklearn.linear_model import LogisticRegression
+
+        classifier = LogisticRegression(C=0.01, max_iter=MAX_ITERATIONS)
+    pipeline = make_pipeline(StandardScaler(), classifier)
     started = time.perf_counter()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
@@ -203,13 +192,3 @@ def fit_and_score(kind: Kind, train: Features, test: Features, seed: int) -> Fit
         score_seconds=time.perf_counter() - started,
         converged=fitted.converged,
     )
-
-
-def _classifier(kind: Kind, seed: int) -> Any:
-    if kind == "svm":
-        from sklearn.svm import LinearSVC
-
-        return LinearSVC(C=0.01, max_iter=MAX_ITERATIONS, random_state=seed)  # of values that are all of size 1
-    from sklearn.linear_model import LogisticRegression
-
-    return LogisticRegression(C=0.01, max_iter=MAX_ITERATIONS)

@@ -1,7 +1,6 @@
-"""From the ranks' prediction files to the quality on the test split.
+"""The quality on the test split from the ranks' prediction files, where each sample must occur exactly once.
 
-Checks that every test sample was predicted exactly once: a mean with samples dropped or repeated is wrong and looks
-right. Knows nothing of models and devices. Shapes: N samples, K classes, T targets.
+Shapes: N samples, K classes, T targets.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ Floats = npt.NDArray[np.float64]
 class TestSplit:
     """The truth. `targets_NT` in radians, None where the set has no regression targets."""
 
-    __test__ = False  # not a test class, whatever its name tells pytest
+    __test__ = False  # pytest would collect it by its name
 
     labels_N: Ints
     targets_NT: Floats | None
@@ -40,7 +39,7 @@ class TestSplit:
 class Predictions:
     """Predictions of all ranks, in the order of the split."""
 
-    kept: Floats
+    outputs: Floats
     """Logits (N, K), or statistics (N, S)."""
     targets_NT: Floats | None
 
@@ -51,17 +50,14 @@ def read_test_split(path: Path, class_names: Sequence[str]) -> TestSplit:
     Raises:
         RunError: There are no label shards.
     """
-    labels = sorted((path / "test").glob("*.labels.npy"))
+    labels, targets = (
+        [np.load(shard, allow_pickle=False) for shard in sorted((path / "test").glob(f"*.{kind}.npy"))]
+        for kind in ("labels", "targets")
+    )
     if not labels:
         raise RunError(f"{path / 'test'} holds no *.labels.npy; a prepared set has a test split; prepare it again")
-    targets = sorted((path / "test").glob("*.targets.npy"))
-    return TestSplit(
-        labels_N=np.concatenate([np.load(shard, allow_pickle=False) for shard in labels]).astype(np.int64),
-        targets_NT=_as_columns(np.concatenate([np.load(shard, allow_pickle=False) for shard in targets]))
-        if targets
-        else None,
-        class_names=tuple(class_names),
-    )
+    targets_NT = _as_columns(np.concatenate(targets)) if targets else None
+    return TestSplit(np.concatenate(labels).astype(np.int64), targets_NT, tuple(class_names))
 
 
 def read_predictions(files: Sequence[str], num_samples: int) -> Predictions:
@@ -107,8 +103,7 @@ def _read_file(path: Path) -> dict[str, npt.NDArray[np.generic]]:
 def _check_once(index_N: Ints, num_samples: int) -> None:
     known_N = index_N[(index_N >= 0) & (index_N < num_samples)]
     times_N = np.bincount(known_N, minlength=num_samples)
-    num_missing = int((times_N == 0).sum())
-    num_repeated = int((times_N > 1).sum())
+    num_missing, num_repeated = int((times_N == 0).sum()), int((times_N > 1).sum())
     num_unknown = len(index_N) - len(known_N)
     if num_missing or num_repeated or num_unknown:
         raise RunError(
@@ -128,42 +123,32 @@ def evaluate_predictions(files: Sequence[str], truth: TestSplit, samples_per_sec
     if num_samples == 0:
         raise RunError("num_test=0; quality needs test samples; raise data.test_fraction")
     predictions = read_predictions(files, num_samples)
-    if predictions.kept.shape[1] != num_classes:
+    logits_NK = predictions.outputs
+    if logits_NK.shape[1] != num_classes:
         raise RunError(
-            f"the predictions have {predictions.kept.shape[1]} classes and the set {num_classes}; "
+            f"the predictions have {logits_NK.shape[1]} classes and the set {num_classes}; "
             "they must be equal; train on this set"
         )
-    predicted_N = predictions.kept.argmax(axis=1)
-    confusion_KK = metrics.confusion_matrix(truth.labels_N, predicted_N, labels=np.arange(num_classes))
+    predicted_N, classes = logits_NK.argmax(axis=1), np.arange(num_classes)
+    confusion_KK = metrics.confusion_matrix(truth.labels_N, predicted_N, labels=classes)
+    confusion = tuple(map(tuple, confusion_KK.tolist()))
     return EvaluateResult(
         num_samples=num_samples,
         accuracy=float(metrics.accuracy_score(truth.labels_N, predicted_N)),
-        top_k=_top_k(truth.labels_N, predictions.kept),
-        per_class_accuracy=_per_class(confusion_KK, truth.class_names),
-        confusion=tuple(tuple(int(count) for count in row) for row in confusion_KK),
+        top_k={
+            str(k): float(metrics.top_k_accuracy_score(truth.labels_N, logits_NK, k=k, labels=classes))
+            for k in TOP_K
+            if k < num_classes
+        },
+        per_class_accuracy={
+            name: row[number] / sum(row) if sum(row) else None
+            for number, (name, row) in enumerate(zip(truth.class_names, confusion, strict=True))
+        },
+        confusion=confusion,
         angle_rmse_degrees=_angle_rmse(truth.targets_NT, predictions.targets_NT),
         samples_per_second=samples_per_second,
         seconds=time.perf_counter() - started,
     )
-
-
-def _top_k(labels_N: Ints, logits_NK: Floats) -> dict[str, float]:
-    num_classes = logits_NK.shape[1]
-    classes = np.arange(num_classes)
-    return {
-        str(k): float(metrics.top_k_accuracy_score(labels_N, logits_NK, k=k, labels=classes))
-        for k in TOP_K
-        if k < num_classes
-    }
-
-
-def _per_class(confusion_KK: Ints, class_names: Sequence[str]) -> dict[str, float | None]:
-    """Recall of each class; None without samples."""
-    totals = confusion_KK.sum(axis=1)
-    return {
-        name: float(confusion_KK[number, number] / totals[number]) if totals[number] else None
-        for number, name in enumerate(class_names)
-    }
 
 
 def _angle_rmse(true_NT: Floats | None, predicted_NT: Floats | None) -> float | None:
@@ -182,18 +167,10 @@ def _as_columns(targets: npt.NDArray[np.generic]) -> Floats:
 
 
 def discordant(first: Sequence[str], second: Sequence[str], prepared: PreparedSet) -> tuple[int, int]:
-    """Test samples right in the second set of predictions alone, and in the first alone.
-
-    Args:
-        first: Prediction files of one run, see `read_predictions`.
-        second: Prediction files of another run on the same prepared set.
-        prepared: The set.
-
-    Raises:
-        RunError: The predictions do not fit the split.
-    """
+    """Test samples right in the second set of files alone, and in the first alone; see `read_predictions`."""
     truth = read_test_split(Path(prepared.path), prepared.class_names)
     right = [
-        read_predictions(files, len(truth.labels_N)).kept.argmax(axis=1) == truth.labels_N for files in (first, second)
+        read_predictions(files, len(truth.labels_N)).outputs.argmax(axis=1) == truth.labels_N
+        for files in (first, second)
     ]
     return int((~right[0] & right[1]).sum()), int((right[0] & ~right[1]).sum())

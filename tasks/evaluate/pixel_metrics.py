@@ -27,10 +27,19 @@ def evaluate_statistics(train: TrainResult, prepared: PreparedSet) -> EvaluateRe
     num_samples = prepared.num_test
     if num_samples == 0:
         raise RunError("num_test=0; quality needs test samples; raise data.test_fraction")
-    statistics_NS = read_predictions(train.predictions, num_samples).kept
+    statistics_NS = read_predictions(train.predictions, num_samples).outputs
     totals = statistics_NS.sum(axis=0).tolist()
+    facts: dict[str, Any]
     if train.score_name == "mean_iou":
-        facts = _of_classes(totals[1:], prepared.class_names)
+        counts, names, num_classes = totals[1:], prepared.class_names, len(prepared.class_names)
+        right, actual = counts[:num_classes], counts[2 * num_classes :]
+        recalls = (both / pixels if pixels else None for both, pixels in zip(right, actual, strict=True))
+        facts = {
+            "accuracy": sum(right) / max(1.0, sum(actual)),
+            "per_class_accuracy": dict(zip(names, recalls, strict=True)),
+            "mean_iou": mean_iou(counts),
+            "per_class_iou": dict(zip(names, ious(counts), strict=True)),
+        }
     else:
         _, similar, psnr, noisy_psnr = (total / num_samples for total in totals)
         facts = {"ssim": similar, "psnr_db": psnr, "noisy_psnr_db": noisy_psnr}
@@ -43,40 +52,20 @@ def evaluate_statistics(train: TrainResult, prepared: PreparedSet) -> EvaluateRe
     return result.model_copy(update=facts)
 
 
-def _of_classes(counts: Sequence[float], class_names: Sequence[str]) -> dict[str, Any]:
-    num_classes = len(class_names)
-    right, actual = counts[:num_classes], counts[2 * num_classes :]
-    return {
-        "accuracy": sum(right) / max(1.0, sum(actual)),
-        "per_class_accuracy": {
-            name: both / pixels if pixels else None
-            for name, both, pixels in zip(class_names, right, actual, strict=True)
-        },
-        "mean_iou": mean_iou(counts),
-        "per_class_iou": dict(zip(class_names, ious(counts), strict=True)),
-    }
-
-
 def score_difference(
     first: Sequence[str], second: Sequence[str], prepared: PreparedSet, score_name: ScoreName
 ) -> tuple[float, float]:
     """The score of the second set of predictions less that of the first, and its standard error.
 
     The samples are the same in both, so they are left out one by one in both: the jackknife (Tukey 1958; Efron and
-    Stein, "The Jackknife Estimate of Variance", 1981), which needs no more of a score than that it is smooth. Of a mean
-    it is the standard error of the mean.
-
-    Args:
-        first: Files of one run's statistics, see `paceline.tasks.evaluate.metrics.read_predictions`.
-        second: Those of another run on the same prepared set.
-        prepared: The set.
-        score_name: Measure of quality.
+    Stein, "The Jackknife Estimate of Variance", 1981), which only requires a smooth score. Of a mean it is the standard
+    error of the mean. The files are those of `paceline.tasks.evaluate.metrics.read_predictions`.
 
     Raises:
         RunError: The statistics do not fit the split.
     """
     num = prepared.num_test
-    before_NS, after_NS = (read_predictions(files, num).kept for files in (first, second))
+    before_NS, after_NS = (read_predictions(files, num).outputs for files in (first, second))
     before, after = before_NS.sum(axis=0), after_NS.sum(axis=0)
     (difference,) = _scores(after[None], num, score_name) - _scores(before[None], num, score_name)
     without_N = _scores(after - after_NS, num - 1, score_name) - _scores(before - before_NS, num - 1, score_name)

@@ -24,10 +24,10 @@ def evaluate(
     """Measure the quality of the ranks' predictions on the test split.
 
     Args:
-        train: Names the prediction files.
-        prepared: Holds the labels.
+        train: Result with the names of the prediction files.
+        prepared: Set with the labels.
         seconds: Time limit; None for none.
-        directory: Of the run; caches the result for the same predictions.
+        directory: Directory of the run; caches the result for the same predictions.
 
     Raises:
         TimeLimitError: It took longer than its limit.
@@ -38,26 +38,21 @@ def evaluate(
     if done is not None:
         log.info("The evaluation is finished already (%s)", cache)
         return done
+
+    def measure() -> EvaluateResult:
+        if train.score_name != "accuracy":
+            return evaluate_statistics(train, prepared)
+        truth = read_test_split(Path(prepared.path), prepared.class_names)
+        return evaluate_predictions(train.predictions, truth, train.prediction_samples_per_second)
+
     with deadline.time_limit("limits.evaluate_seconds", seconds):
-        result = deadline.within(lambda: _evaluate(train, prepared))
+        result = deadline.within(measure)
     if cache:
         save_result(cache, result, train.predictions)
-    _tell(result)
-    return result
-
-
-def _evaluate(train: TrainResult, prepared: PreparedSet) -> EvaluateResult:
-    if train.score_name != "accuracy":
-        return evaluate_statistics(train, prepared)
-    truth = read_test_split(Path(prepared.path), prepared.class_names)
-    return evaluate_predictions(train.predictions, truth, train.prediction_samples_per_second)
-
-
-def _tell(result: EvaluateResult) -> None:
-    log = get_run_logger()
     log.info("On %d test samples: %s", result.num_samples, ", ".join(map(" ".join, quality_facts(result))))
     word, scores = class_scores(result)
     measured = [(value, name) for name, value in scores.items() if value is not None]
     if measured:
         worst, name = min(measured)
         log.info("Class of the least %s: %s, %.2f %%", word, name, 100 * worst)
+    return result

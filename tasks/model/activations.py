@@ -16,8 +16,8 @@ from paceline.tasks.model.transfer import core_of
 def layer_sizes(network: nn.Module, image_shape: tuple[int, int, int]) -> dict[str, int]:
     """Number of values of each layer for an image of `image_shape` (height, width, channels), by name.
 
-    In the order of the network's parts; without those that give no tensor with a row for each image, such as lists of
-    layers, which are not called themselves. Tried on two black images, in evaluation, which changes no statistics.
+    Layers that give no tensor with a row for each image are left out, such as lists of layers. Tried on two black
+    images, in evaluation, which changes no statistics.
     """
     core, sizes = core_of(network).eval(), dict[nn.Module, int]()
     height, width, channels = image_shape
@@ -38,14 +38,10 @@ def layer_sizes(network: nn.Module, image_shape: tuple[int, int, int]) -> dict[s
 
 
 class Activations(nn.Module):
-    """Images to the output of a layer, flattened (N, D), float32 whatever it computes in.
+    """Images to the output of a layer (a name of `layer_sizes`), flattened (N, D), float32.
 
-    Of the image itself, also where the network takes a mean over views; of a layer that is used more than once the last
-    time.
-
-    Args:
-        network: whose layer it is; not one whose batch norm is folded, or a convolution would give that of its norm.
-        layer: its name, one of `layer_sizes`.
+    A mean over views is left out; of a layer that is used more than once the last output counts. Batch norm must not be
+    folded, or a convolution would give the output of its norm.
     """
 
     def __init__(self, network: nn.Module, layer: str) -> None:

@@ -1,46 +1,33 @@
-"""The interfaces of batches and their sources, as training steps use them."""
+"""A batch, and the interfaces of its sources, as training steps use them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
-if TYPE_CHECKING:
-    pass
+# Shape suffixes: N samples, C channels, H height, W width, T targets.
 
 
-class LabelledBatch(Protocol):
-    """A batch of a loader."""
+class Batch(NamedTuple):
+    """The input of a training step, on the device of a rank."""
 
-    @property
-    def images_NCHW(self) -> torch.Tensor:
-        """Normalised float32 images on the device."""
-
-    @property
-    def labels_N(self) -> torch.Tensor:
-        """Class indices, int64."""
-
-    @property
-    def targets_NT(self) -> torch.Tensor | None:
-        """Regression targets, float32, or None."""
-
-    @property
-    def noise_seeds_N(self) -> torch.Tensor | None:
-        """int64: what is added at random follows from them; None where nothing is."""
-
-    @property
-    def weight(self) -> float:
-        """n_local * world_size / n_global."""
-
-    @property
-    def mixed_labels_N(self) -> torch.Tensor | None:
-        """Classes of images that are mixed in, int64, or None."""
-
-    @property
-    def mix_weights_N(self) -> torch.Tensor | None:
-        """Share of each image's own class, float32, or None for all."""
+    images_NCHW: torch.Tensor
+    """float32, normalised, in the requested memory format."""
+    labels_N: torch.Tensor
+    """int64."""
+    targets_NT: torch.Tensor | None
+    """float32 regression targets, where the data has them."""
+    noise_seeds_N: torch.Tensor | None
+    """int64, another for each sample and epoch: what is added at random follows from them. None where nothing is."""
+    weight: float
+    """local samples x ranks / global samples: a rank's mean loss times this, averaged over the ranks as DDP does with
+    gradients, is the exact mean over the global batch even when the ranks' parts differ in size."""
+    mixed_labels_N: torch.Tensor | None = None
+    """int64 classes of the images that are mixed in; None where none are."""
+    mix_weights_N: torch.Tensor | None = None
+    """float32: how much of each image is of its own class; the rest is of the other."""
 
 
 class StepScheduleLike(Protocol):
@@ -51,7 +38,7 @@ class StepScheduleLike(Protocol):
         """Steps of a complete epoch."""
 
     @property
-    def num_passed(self) -> int:
+    def num_past_steps(self) -> int:
         """Of `steps_per_epoch`, those that are behind this group where it takes up; all of them at an epoch's end."""
 
     def position(self, step: int) -> tuple[int, int]:
@@ -79,7 +66,7 @@ class BatchSource(Protocol):
     def __len__(self) -> int:
         """Steps per epoch."""
 
-    def __iter__(self) -> Iterator[LabelledBatch]:
+    def __iter__(self) -> Iterator[Batch]:
         """Batches from the position to the end of its epoch."""
 
     def seek(self, step: int) -> None:

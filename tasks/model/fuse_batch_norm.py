@@ -14,48 +14,37 @@ def fold_batch_norm(network: nn.Module) -> nn.Module:
 
     In evaluation batch norm is y = (x - mean) / sqrt(var + eps) * weight + bias with fixed numbers, which the
     convolution's weights and bias can take over (Jacob et al., "Quantization and Training of Neural Networks for
-    Efficient Integer-Arithmetic-Only Inference", 2018, section 3.2). Only rounding differs. Not to be trained.
+    Efficient Integer-Arithmetic-Only Inference", 2018, section 3.2). Only rounding differs. The copy cannot be trained.
 
-    A max-pool between them may stay where it is while no weight of the norm is negative: growing functions and the
-    choice of the largest commute.
-
-    Args:
-        network: whose `nn.Sequential` parts are looked through, and those that name the convolutions and the norms
-            behind them as pairs in `norm_pairs`; is not changed.
+    The pairs are found in `nn.Sequential` parts, and in the attribute `norm_pairs` of other parts.
     """
     folded = copy.deepcopy(network).eval()
     for part in folded.modules():
-        if isinstance(part, nn.Sequential):
-            _fold(part)
-        for name, norm_name in getattr(part, "norm_pairs", ()):
+        pairs = list(getattr(part, "norm_pairs", ()))
+        # Not its `named_children`, which has a layer that is used twice once.
+        layers = list(part._modules.items()) if isinstance(part, nn.Sequential) else []
+        for index, (name, layer) in enumerate(layers):
+            norm_name = _norm_behind(layers[index + 1 : index + 3])
+            if isinstance(layer, nn.Conv2d) and norm_name is not None:
+                pairs.append((name, norm_name))
+        for name, norm_name in pairs:
             part.add_module(name, fuse_conv_bn_eval(getattr(part, name), getattr(part, norm_name)))
             part.add_module(norm_name, nn.Identity())
     return folded
 
 
-def _fold(part: nn.Sequential) -> None:
-    # Not its `named_children`, which has a layer that is used twice once.
-    layers = list(part._modules.items())
-    for index, (name, convolution) in enumerate(layers):
-        norm_name, norm = _norm_behind(layers[index + 1 : index + 3])
-        if isinstance(convolution, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
-            part.add_module(name, fuse_conv_bn_eval(convolution, norm))
-            part.add_module(norm_name, nn.Identity())
+def _norm_behind(layers: list[tuple[str, nn.Module]]) -> str | None:
+    """The name of a batch norm that can be folded: the first of two layers, or the second one after a max-pool.
 
-
-def _norm_behind(layers: list[tuple[str, nn.Module]]) -> tuple[str, nn.BatchNorm2d | None]:
-    """The batch norm that comes first of two layers, or second after a max-pool, with its name."""
+    A max-pool may stay where it is while no weight of the norm is negative: growing functions and the choice of the
+    largest commute.
+    """
     for position, (name, layer) in enumerate(layers):
         if isinstance(layer, nn.BatchNorm2d):
-            return name, layer if _folds(layer, behind_pool=position > 0) else None
+            weight: torch.Tensor | None = layer.weight  # None without weights of its own, which its type does not say
+            is_fixed = layer.running_mean is not None and layer.running_var is not None
+            commutes = position == 0 or weight is None or bool((weight >= 0).all())
+            return name if is_fixed and commutes else None
         if not isinstance(layer, nn.MaxPool2d):
             break
-    return "", None
-
-
-def _folds(norm: nn.BatchNorm2d, *, behind_pool: bool) -> bool:
-    """Whether its numbers are fixed in evaluation, and let a max-pool stay before it."""
-    if norm.running_mean is None or norm.running_var is None:
-        return False
-    weight: torch.Tensor | None = norm.weight  # None without weights of its own, which its type does not say
-    return not behind_pool or weight is None or bool((weight >= 0).all())
+    return None

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from paceline.tasks.model.batch import LabelledBatch
+from paceline.tasks.model.batch import Batch
 from paceline.tasks.model.objectives import Outputs, Task
 
 Int64s = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -24,7 +24,7 @@ class Prediction(NamedTuple):
 
     indices_N: Int64s
     """Of its samples in the split."""
-    batch: LabelledBatch
+    batch: Batch
     inputs_NCHW: torch.Tensor
     """What the network saw."""
     outputs: Outputs
@@ -32,18 +32,11 @@ class Prediction(NamedTuple):
 
 @torch.no_grad()
 def predictions(
-    network: nn.Module,
-    batches: Iterable[tuple[Int64s, LabelledBatch]],
-    context: AbstractContextManager[object],
-    task: Task,
+    network: nn.Module, batches: Iterable[tuple[Int64s, Batch]], context: AbstractContextManager[object], task: Task
 ) -> Iterator[Prediction]:
-    """Predict each batch, in float32.
+    """Predict each batch, in float32, in evaluation mode, within `context` (autocast), which must be re-enterable.
 
-    Args:
-        network: is put into evaluation mode, and back as it was when the iteration ends.
-        batches: of a split, with the indices of their samples.
-        context: autocast region; must be re-enterable.
-        task: selects the network's input from a batch.
+    The network's mode is restored when the iteration ends. Batches come with the indices of their samples.
     """
     was_training = network.training
     network.eval()

@@ -1,7 +1,4 @@
-"""The one LightningModule: it ties a network, its objective and its schedule together.
-
-It does not know where batches come from, how many ranks there are, or where metrics go.
-"""
+"""The one LightningModule: it ties a network, its objective and its schedule together."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from lightning.pytorch import LightningModule
 from torch import nn
 
 from paceline.conf.recipe import Recipe
-from paceline.tasks.model.batch import LabelledBatch, StepScheduleLike
+from paceline.tasks.model.batch import Batch, StepScheduleLike
 from paceline.tasks.model.muon import RATE_FACTOR
 from paceline.tasks.model.objectives import Task
 from paceline.tasks.model.optimization import batch_loss, build_optimizer, learning_rate_factor
@@ -21,15 +18,7 @@ STATE_KEY = "paceline"
 
 
 class Learner(LightningModule):
-    """Trains `network` by `recipe`.
-
-    Args:
-        network: maps what the task shows it to a pair, see `paceline.tasks.model.networks.registry`.
-        task: objective of the network.
-        recipe: optimizer, schedule and loss.
-        peak_learning_rate: after batch scaling.
-        course: of the training loader.
-    """
+    """Trains `network` by `recipe`, with the loader's schedule `course`; the peak rate is that after batch scaling."""
 
     def __init__(
         self, network: nn.Module, task: Task, recipe: Recipe, peak_learning_rate: float, course: StepScheduleLike
@@ -63,11 +52,11 @@ class Learner(LightningModule):
             else:
                 group["lr"] = group_rate
 
-    def forward(self, batch: LabelledBatch) -> torch.Tensor:
+    def forward(self, batch: Batch) -> torch.Tensor:
         """Loss of one batch of this rank."""
         return batch_loss(self.network, batch, self.recipe, self.task)
 
-    def training_step(self, batch: LabelledBatch, batch_idx: int) -> torch.Tensor:
+    def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         """What Lightning asks a module to have; the loop that trains calls `forward`, by way of the strategy's wrap."""
         return self(batch)  # type: ignore[no-any-return]
 
@@ -95,5 +84,5 @@ class Learner(LightningModule):
         self.validation_scores = state.get("validation_scores", state.get("validation_accuracy")).tolist()
         # Its loop ends an epoch by this count, which the group before had in batches of its own size.
         counts = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]
-        shift = self.course.num_passed - counts["ready"]
+        shift = self.course.num_past_steps - counts["ready"]
         counts.update({name: count + shift for name, count in counts.items()})

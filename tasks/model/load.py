@@ -16,14 +16,12 @@ from paceline.tasks.records import ModelFacts
 
 
 def load_trained_model(directory: Path, digest: str) -> tuple[nn.Module, ModelFacts]:
-    """The network with its weights, on the CPU in float32 and in evaluation mode, and what it is.
+    """Load the network with its weights, on the CPU in float32 and in evaluation mode, and its description.
 
-    Args:
-        directory: of the model.
-        digest: that it must have, see `paceline.tasks.model_bundle.digest_of`.
+    The digest is that of `paceline.tasks.model_bundle.digest_of`.
 
     Raises:
-        InputError: as `paceline.tasks.model_bundle.read_model`, or the weights do not fit the description.
+        InputError: As `paceline.tasks.model_bundle.read_model`, or the weights do not fit the description.
     """
     facts, weights = read_model(directory, digest)
     network = build_network(facts.model, facts.image_shape, len(facts.class_names), len(facts.target_names))

@@ -8,7 +8,6 @@ Shapes: B matrices of one shape, R rows, C columns.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -38,11 +37,11 @@ class Muon(torch.optim.Optimizer):
     iterations and SGD for the rest: airbench94_muon (github.com/KellerJordan/cifar10-airbench).
 
     Args:
-        network: its trained parameters of four dimensions are filters.
-        learning_rate: of the filters; others have multiples of it, as `_rate_factors` says.
-        momentum: of the filters.
-        weight_decay: what a step takes off the rest: so many times the filters' rate; nothing off filters.
-        fused: whether the rest is updated in one pass.
+        network: Its trained parameters of four dimensions are filters.
+        learning_rate: Rate of the filters; other parameters have multiples of it.
+        momentum: Momentum of the filters.
+        weight_decay: Decay of all but filters, times the filters' rate.
+        fused: Whether all but filters are updated in one pass.
     """
 
     def __init__(
@@ -52,7 +51,8 @@ class Muon(torch.optim.Optimizer):
         filters = [weight for weight in trained if weight.dim() == _FILTER_DIMENSIONS]
         dense = [weight for weight in trained if weight.dim() == _MATRIX_DIMENSIONS]
         vectors = [weight for weight in trained if weight.dim() not in (_FILTER_DIMENSIONS, _MATRIX_DIMENSIONS)]
-        bias_factor, dense_factor = _rate_factors(network)
+        factors = (part.rate_factors for part in network.modules() if isinstance(part, Whitened))
+        bias_factor, dense_factor = next(factors, (1.0, 1.0))
         groups: list[dict[str, Any]] = [
             {"params": filters, RATE_FACTOR: 1.0, "momentum": momentum, "weight_decay": 0.0, "is_orthogonal": True},
             {"params": vectors, RATE_FACTOR: bias_factor, "weight_decay": weight_decay / bias_factor},
@@ -68,7 +68,11 @@ class Muon(torch.optim.Optimizer):
             weights = [weight for weight in group["params"] if weight.grad is not None]
             if not weights:
                 continue
-            momenta = [self._momentum(weight) for weight in weights]
+            states = [self.state[weight] for weight in weights]
+            for weight, state in zip(weights, states, strict=True):
+                if "momentum_buffer" not in state:
+                    state["momentum_buffer"] = torch.zeros_like(weight)
+            momenta = [state["momentum_buffer"] for state in states]
             gradients = [gradient for weight in weights if (gradient := weight.grad) is not None]
             if group["is_orthogonal"]:
                 _step_filters(weights, gradients, momenta, group["momentum"], group["lr"])
@@ -76,7 +80,7 @@ class Muon(torch.optim.Optimizer):
                 sgd(
                     weights,
                     gradients,
-                    list(momenta),
+                    momenta,
                     fused=group["fused"],
                     foreach=False,
                     weight_decay=group["weight_decay"],
@@ -86,13 +90,6 @@ class Muon(torch.optim.Optimizer):
                     nesterov=True,
                     maximize=False,
                 )
-
-    def _momentum(self, weight: torch.Tensor) -> torch.Tensor:
-        state = self.state[weight]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(weight)
-        momentum: torch.Tensor = state["momentum_buffer"]
-        return momentum
 
 
 def orthogonalise(matrices_BRC: torch.Tensor) -> torch.Tensor:
@@ -121,28 +118,14 @@ def _step_filters(
     torch._foreach_mul_(momenta, momentum)
     torch._foreach_add_(momenta, gradients)
     directions = torch._foreach_add(gradients, momenta, alpha=momentum)
-    for alike in _by_shape(filters):
+    indices: dict[torch.Size, list[int]] = defaultdict(list)
+    for index, weight in enumerate(filters):
+        indices[weight.shape].append(index)
+    for alike in indices.values():  # one launch does for all filters of one shape
         stacked = torch.stack([directions[index] for index in alike])
         # Tensor cores where there are any; the iteration is as good in 16 bits.
         exact = stacked.dtype
         dtype = torch.bfloat16 if stacked.is_cuda and exact == torch.float32 else exact
         steps = orthogonalise(stacked.flatten(2).to(dtype)).to(exact).mul_(learning_rate).view_as(stacked)
-        for index, step in zip(alike, steps, strict=True):
-            weight = filters[index]
+        for weight, step in zip((filters[index] for index in alike), steps, strict=True):
             weight.mul_(len(weight) ** 0.5 / weight.norm()).sub_(step)
-
-
-def _by_shape(tensors: Iterable[torch.Tensor]) -> list[list[int]]:
-    """Indices of tensors of one shape together: one launch does for all of them."""
-    indices: dict[torch.Size, list[int]] = defaultdict(list)
-    for index, tensor in enumerate(tensors):
-        indices[tensor.shape].append(index)
-    return list(indices.values())
-
-
-def _rate_factors(network: nn.Module) -> tuple[float, float]:
-    """Rate factors of biases and of dense layers."""
-    for part in network.modules():
-        if isinstance(part, Whitened):
-            return part.rate_factors
-    return 1.0, 1.0

@@ -30,13 +30,7 @@ def gaussian(noise_seeds_N: torch.Tensor, shape: tuple[int, ...], seed: int) -> 
 
 
 def uniform(noise_seeds_N: torch.Tensor, num: int, seed: int) -> torch.Tensor:
-    """Values (N, num) in [0, 1), float64, others than those that `gaussian` is made of.
-
-    Args:
-        noise_seeds_N: int64, one number for each sample.
-        num: Values of a sample; the first ones do not depend on it.
-        seed: Of all of them.
-    """
+    """Values (N, num) in [0, 1), float64, other than those of `gaussian`; the first ones do not depend on `num`."""
     keys_N = _mix(_mix(noise_seeds_N) ^ ~_mix(torch.full_like(noise_seeds_N, seed)))
     places_M = torch.arange(num, device=noise_seeds_N.device, dtype=torch.int64)
     bits_NM = _mix(keys_N[:, None] + places_M * _GAMMA)

@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch.nn import functional
 
 from paceline.conf.config import Config
 from paceline.conf.recipe import Recipe
-from paceline.tasks.model.batch import LabelledBatch
+from paceline.tasks.model.batch import Batch
 from paceline.tasks.model.noise import gaussian
 from paceline.tasks.plugins import require_plugin
 from paceline.tasks.records import PreparedSet, ScoreName
@@ -30,75 +29,49 @@ NO_CLASS = -1
 FULL_SCALE = 255.0
 
 
-class Task(Protocol):
+class Task(ABC):
     """Interface of all objectives."""
 
-    @property
-    def score_name(self) -> ScoreName:
-        """Of the score, which is from 0 to 1, as metrics have it."""
+    score_name: ScoreName
+    """Name of the score, which is from 0 to 1, as metrics have it."""
+    draws = False
+    """Whether the objective adds random noise to the images."""
+    num_statistics: int
+    """S."""
+    num_kept: int
+    """Number of stored values per sample."""
 
-    @property
-    def draws(self) -> bool:
-        """Whether the objective adds random noise to the images."""
-
-    @property
-    def num_statistics(self) -> int:
-        """S."""
-
-    @property
-    def num_kept(self) -> int:
-        """Number of stored values per sample."""
-
-    def inputs(self, batch: LabelledBatch) -> torch.Tensor:
+    def inputs(self, batch: Batch) -> torch.Tensor:
         """Input of the network from a batch (N, C, H, W)."""
+        return batch.images_NCHW
 
-    def loss(self, outputs: Outputs, batch: LabelledBatch, recipe: Recipe) -> torch.Tensor:
+    @abstractmethod
+    def loss(self, outputs: Outputs, batch: Batch, recipe: Recipe) -> torch.Tensor:
         """Scalar: the mean over the samples."""
 
-    def statistics(self, outputs: Outputs, batch: LabelledBatch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
+    @abstractmethod
+    def statistics(self, outputs: Outputs, batch: Batch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
         """For each sample, float64 (N, S): first its loss, then what the score is made of."""
 
     def score(self, totals_S: Sequence[float], num_samples: float) -> float:
-        """Score from the statistics' sums over samples."""
+        """Score from the statistics' sums over samples; by default the mean of the first one after the loss."""
+        return totals_S[1] / num_samples
 
-    def select_outputs(self, outputs: Outputs, batch: LabelledBatch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
-        """Outputs that the evaluation of a test split needs: logits (N, K), or the statistics."""
-
-
-class _StatisticsKept(ABC):
-    """Objectives per pixel: their outputs are too large to store, so they store statistics."""
-
-    num_statistics: int
-
-    @property
-    def num_kept(self) -> int:
-        """The statistics'."""
-        return self.num_statistics
-
-    def select_outputs(self, outputs: Outputs, batch: LabelledBatch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
-        """Statistics."""
+    def select_outputs(self, outputs: Outputs, batch: Batch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
+        """Outputs that the evaluation of a test split needs; statistics where the outputs are too large to store."""
         return self.statistics(outputs, batch, inputs_NCHW)
 
-    @abstractmethod
-    def statistics(self, outputs: Outputs, batch: LabelledBatch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
-        """As `Task` has it."""
 
-
-class Classification:
-    """The class of an image, and regression targets where the network has them."""
+class Classification(Task):
+    """The class of an image, and regression targets where the network has them. The score is the accuracy."""
 
     score_name: ScoreName = "accuracy"
-    draws = False
     num_statistics = 2
 
     def __init__(self, num_classes: int) -> None:
         self.num_kept = num_classes
 
-    def inputs(self, batch: LabelledBatch) -> torch.Tensor:
-        """All of it."""
-        return batch.images_NCHW
-
-    def loss(self, outputs: Outputs, batch: LabelledBatch, recipe: Recipe) -> torch.Tensor:
+    def loss(self, outputs: Outputs, batch: Batch, recipe: Recipe) -> torch.Tensor:
         """Cross-entropy, of a mixture that with both classes by their shares; the targets' weighted squared error."""
         logits_NK, targets_NT = outputs
         smoothing, own_N = recipe.label_smoothing, batch.mix_weights_N
@@ -115,36 +88,31 @@ class Classification:
             loss = loss + recipe.angle_weight * DEGREES_PER_RADIAN**2 * squared
         return loss
 
-    def statistics(self, outputs: Outputs, batch: LabelledBatch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
+    def statistics(self, outputs: Outputs, batch: Batch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
         """Cross-entropy, and whether the class is right."""
         logits_NK, _ = outputs
         loss_N = functional.cross_entropy(logits_NK, batch.labels_N, reduction="none")
         return torch.stack([loss_N.double(), (logits_NK.argmax(1) == batch.labels_N).double()], dim=1)
 
-    def score(self, totals_S: Sequence[float], num_samples: float) -> float:
-        """The share of right ones."""
-        return totals_S[1] / num_samples
-
-    def select_outputs(self, outputs: Outputs, batch: LabelledBatch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
+    def select_outputs(self, outputs: Outputs, batch: Batch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
         """Logits."""
         return outputs[0]
 
 
-class Segmentation(_StatisticsKept):
+class Segmentation(Task):
     """The class of each pixel. The mask is the batch's last channel, as prepared sets have it."""
 
     score_name: ScoreName = "mean_iou"
-    draws = False
 
     def __init__(self, num_classes: int) -> None:
         self._num_classes = num_classes
-        self.num_statistics = 1 + 3 * num_classes
+        self.num_statistics = self.num_kept = 1 + 3 * num_classes
 
-    def inputs(self, batch: LabelledBatch) -> torch.Tensor:
+    def inputs(self, batch: Batch) -> torch.Tensor:
         """The picture."""
         return batch.images_NCHW[:, :-1]
 
-    def loss(self, outputs: Outputs, batch: LabelledBatch, recipe: Recipe) -> torch.Tensor:
+    def loss(self, outputs: Outputs, batch: Batch, recipe: Recipe) -> torch.Tensor:
         """Cross-entropy: over the pixels of each sample that have a class, then over the samples."""
         return self._losses(outputs[0], self._classes(batch), recipe.label_smoothing).mean()
 
@@ -155,18 +123,18 @@ class Segmentation(_StatisticsKept):
         num_N = (classes_NHW != NO_CLASS).sum(dim=(1, 2)).clamp(min=1)
         return losses_NHW.sum(dim=(1, 2)) / num_N
 
-    def _classes(self, batch: LabelledBatch) -> torch.Tensor:
+    def _classes(self, batch: Batch) -> torch.Tensor:
         return batch.images_NCHW[:, -1].round().long() - 1
 
-    def statistics(self, outputs: Outputs, batch: LabelledBatch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
+    def statistics(self, outputs: Outputs, batch: Batch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
         """Cross-entropy; then the correct, predicted and actual pixels of each class."""
         logits_NKHW, classes_NHW = outputs[0], self._classes(batch)
         known_NHW = classes_NHW != NO_CLASS
-        told_NHW = logits_NKHW.argmax(1)
-        masks = (known_NHW & (told_NHW == classes_NHW), known_NHW, known_NHW)
+        predicted_NHW = logits_NKHW.argmax(1)
+        masks = (known_NHW & (predicted_NHW == classes_NHW), known_NHW, known_NHW)
         counts = [
             functional.one_hot(kinds.clamp(min=0), self._num_classes).mul(mask[..., None]).sum(dim=(1, 2))
-            for kinds, mask in zip((classes_NHW, told_NHW, classes_NHW), masks, strict=True)
+            for kinds, mask in zip((classes_NHW, predicted_NHW, classes_NHW), masks, strict=True)
         ]
         loss_N = self._losses(logits_NKHW, classes_NHW)
         return torch.cat([loss_N.double()[:, None], *(count.double() for count in counts)], dim=1)
@@ -175,30 +143,30 @@ class Segmentation(_StatisticsKept):
         """Mean intersection over union of the classes that are predicted or present."""
         return mean_iou(totals_S[1:])
 
-    def select_example(self, outputs: Outputs, batch: LabelledBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def select_example(self, outputs: Outputs, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Predicted and actual classes (N, H, W), from 1; 0 for none."""
         return outputs[0].argmax(1) + 1, batch.images_NCHW[:, -1]
 
 
-class Denoising(_StatisticsKept):
-    """The image without the noise that is added to it.
+class Denoising(Task):
+    """The image without the noise that is added to it. The score is the mean structural similarity.
 
     Args:
         noise: Standard deviation, of 255.
-        std_C: Of the channels, by which images are divided, in units of full scale.
-        seed: Of the noise.
+        std_C: Deviations of the channels, by which images are divided, in units of full scale.
+        seed: Seed of the noise.
     """
 
     score_name: ScoreName = "ssim"
     draws = True
-    num_statistics = 4
+    num_statistics = num_kept = 4
 
     def __init__(self, noise: float, std_C: Sequence[float], seed: int) -> None:
         self._noise = noise / FULL_SCALE
         self._std_C = [std or 1.0 for std in std_C]
         self._seed = seed
 
-    def inputs(self, batch: LabelledBatch) -> torch.Tensor:
+    def inputs(self, batch: Batch) -> torch.Tensor:
         """With noise."""
         images_NCHW, noise_seeds_N = batch.images_NCHW, batch.noise_seeds_N
         assert noise_seeds_N is not None
@@ -207,14 +175,13 @@ class Denoising(_StatisticsKept):
 
     def _scale(self, images_NCHW: torch.Tensor) -> torch.Tensor:
         """Made where the images are: a copy from the host is not allowed while a CUDA graph is recorded."""
-        channels = [images_NCHW.new_full((1, 1, 1, 1), std) for std in self._std_C]
-        return torch.cat(channels, dim=1)
+        return torch.cat([images_NCHW.new_full((1, 1, 1, 1), std) for std in self._std_C], dim=1)
 
-    def loss(self, outputs: Outputs, batch: LabelledBatch, recipe: Recipe) -> torch.Tensor:
+    def loss(self, outputs: Outputs, batch: Batch, recipe: Recipe) -> torch.Tensor:
         """Mean squared error of the pixels, where images are divided by their channels' deviation."""
         return functional.mse_loss(outputs[0], batch.images_NCHW.to(outputs[0].dtype))
 
-    def statistics(self, outputs: Outputs, batch: LabelledBatch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
+    def statistics(self, outputs: Outputs, batch: Batch, inputs_NCHW: torch.Tensor) -> torch.Tensor:
         """Mean squared error as in the loss; structural similarity; PSNR with and without the network, in dB."""
         from torchmetrics.functional.image import structural_similarity_index_measure  # half a second
 
@@ -232,11 +199,7 @@ class Denoising(_StatisticsKept):
         assert isinstance(similar_N, torch.Tensor)
         return torch.stack([loss_N, similar_N.reshape(-1), psnr, noisy_psnr], dim=1).double()
 
-    def score(self, totals_S: Sequence[float], num_samples: float) -> float:
-        """Mean structural similarity."""
-        return totals_S[1] / num_samples
-
-    def select_example(self, outputs: Outputs, batch: LabelledBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def select_example(self, outputs: Outputs, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Predicted and clean images (N, C, H, W), normalised."""
         return outputs[0], batch.images_NCHW
 
@@ -246,11 +209,7 @@ PixelTask = Segmentation | Denoising
 
 
 def task_of(config: Config, prepared: PreparedSet) -> Task:
-    """The task of a configuration on a set.
-
-    Raises:
-        InputError: the package of the user's model is not installed here.
-    """
+    """The task of a configuration on a set; InputError if the package of the user's model is not installed here."""
     with require_plugin():
         kind = config.model.task
     if kind == "segment":

@@ -5,6 +5,7 @@ Shapes: N samples, T regression targets.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,16 +17,14 @@ from paceline.tasks.model.muon import Muon
 from paceline.tasks.model.transfer import parameter_groups
 
 if TYPE_CHECKING:
+    from paceline.tasks.model.batch import Batch
     from paceline.tasks.model.objectives import Task
-import math
-
-from paceline.tasks.model.batch import LabelledBatch
 
 _MARK = "_dynamo_weak_dynamic_indices"
 """What `maybe_mark_dynamic` leaves at a tensor of a compiled step; what is made of it needs its own."""
 
 
-def batch_loss(network: nn.Module, batch: LabelledBatch, recipe: Recipe, task: Task) -> torch.Tensor:
+def batch_loss(network: nn.Module, batch: Batch, recipe: Recipe, task: Task) -> torch.Tensor:
     """Scalar loss of a batch in a task, times its weight.
 
     With the weight, the mean over ranks that DistributedDataParallel takes is the exact mean over the
@@ -53,12 +52,8 @@ def prepare_optimizer_state(optimizer: torch.optim.Optimizer, network: nn.Module
     """Fit an optimizer, with the state that was restored if any, to the network as it is executed now.
 
     A checkpoint brings the flags and the memory layout of the execution that wrote it, and fused kernels on CPUs go
-    through weights, gradients and momenta by address, whatever their strides say (torch 2.13).
-
-    Args:
-        optimizer: of the network.
-        network: on its device, in its layout.
-        is_captured: in a CUDA graph, which reads the learning rate on the device, for it is another in each step.
+    through weights, gradients and momenta by address, whatever their strides say (torch 2.13). A CUDA graph
+    (`is_captured`) reads the learning rate on the device, because it changes in each step.
     """
     for group in optimizer.param_groups:
         group["fused"] = _can_fuse(network)
@@ -82,12 +77,8 @@ def _can_fuse(network: nn.Module) -> bool:
 def learning_rate_factor(recipe: Recipe, step: float, steps_per_epoch: int) -> float:
     """Factor on the peak learning rate at a step (0-based), between 0 and 1.
 
-    Args:
-        recipe: schedule, warm-up and number of epochs.
-        step: global step; between two steps where steps before it were of another size.
-        steps_per_epoch: steps of one epoch.
-
-    Linear warm-up as in Goyal et al. (2017); one-cycle as in Smith (2018): linear up, linear down to zero.
+    The step is between two steps where steps before it were of another size. Linear warm-up as in Goyal et al. (2017);
+    one-cycle as in Smith (2018): linear up, linear down to zero.
     """
     total = recipe.num_epochs * steps_per_epoch
     warmup = min(recipe.warmup_epochs, recipe.num_epochs / 2) * steps_per_epoch  # a short trial of a long recipe

@@ -54,13 +54,18 @@ def read_weights(path: Path) -> tuple[Tensors, str]:
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); give a file of weights") from error
     try:
-        tensors = _safetensors(content) if path.suffix == SAFETENSORS else _state(content)
+        if path.suffix == SAFETENSORS:
+            import safetensors.torch as safetensors  # on use: most ranks begin by the seed
+
+            tensors: dict[str, Any] = safetensors.load(content)
+        else:
+            tensors = _state(content)
     except pickle.UnpicklingError:  # whose words advise to load it all the same
         raise InputError(
             f"{path}: holds more than tensors and plain types; nothing of it was executed; "
             "save its state dict alone (model.state_dict()), or as .safetensors"
         ) from None
-    except (RuntimeError, AttributeError, TypeError, EOFError, KeyError, ValueError) as error:
+    except Exception as error:  # readers raise anything on hostile bytes
         raise InputError(
             f"{path}: not a file of weights ({one_line(error)[:200]}); "
             "save the model's state dict, for example torch.save(model.state_dict(), FILE)"
@@ -68,15 +73,6 @@ def read_weights(path: Path) -> tuple[Tensors, str]:
     if not tensors or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
         raise InputError(f"{path}: not a file of weights; it must hold tensors by their names, as a state dict does")
     return _without_wrapper(tensors), hashlib.sha256(content).hexdigest()
-
-
-def _safetensors(content: bytes) -> Tensors:
-    from safetensors import SafetensorError, torch  # on use: most ranks begin by the seed
-
-    try:
-        return torch.load(content)
-    except SafetensorError as error:
-        raise ValueError(str(error)) from error
 
 
 def _state(content: bytes) -> dict[str, Any]:
@@ -111,13 +107,13 @@ def check_fit(tensors: Tensors, network: nn.Module, *, same_classes: bool, where
     """Names of the parameters to reinitialise: those of heads for other classes.
 
     Args:
-        tensors: by names without wrappers'.
-        network: that is to begin with them.
-        same_classes: whether the heads may be for the same classes; if not, all are reinitialised.
-        where: the weights come from, for messages.
+        tensors: Weights, by names without wrappers'.
+        network: Network that is to begin with them.
+        same_classes: Whether the heads may be for the same classes; if not, all are reinitialised.
+        where: Source of the weights, for messages.
 
     Raises:
-        InputError: they are another network's, or of images with other channels.
+        InputError: They are another network's, or of images with other channels.
     """
     expected, heads = _without_wrapper(network.state_dict()), heads_of(network)
     fresh = {
@@ -131,27 +127,22 @@ def check_fit(tensors: Tensors, network: nn.Module, *, same_classes: bool, where
     }
     needed = {name: tensor for name, tensor in expected.items() if part_of(name) not in fresh}
     missing = [name for name in needed if name not in tensors and not name.endswith(COUNTER)]
-    if missing:
-        raise InputError(
-            f"{where}: these weights are of another network, without {_some(missing)}",
-            hint="set model.name, model.width and model.depth as they were for these weights",
-            setting="model.pretrained",
-        )
     unknown = [name for name in tensors if name not in expected and part_of(name) not in fresh]
-    if unknown:
-        raise InputError(
-            f"{where}: these weights are of another network, with {_some(unknown)}",
-            hint="set model.name, model.width and model.depth as they were for these weights",
-            setting="model.pretrained",
-        )
+    for word, names in (("without", missing), ("with", unknown)):
+        if names:
+            more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+            raise _other_network(where, f", {word} {', '.join(names[:MAX_NAMES])}{more}")
     for name, tensor in needed.items():
         _check_shape(name, tensors.get(name, tensor), tensor, where)
     return tuple(name for name in expected if part_of(name) in fresh)
 
 
-def _some(names: list[str]) -> str:
-    more = len(names) - MAX_NAMES
-    return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
+def _other_network(where: str, difference: str) -> InputError:
+    return InputError(
+        f"{where}: these weights are of another network{difference}",
+        hint="set model.name, model.width and model.depth as they were for these weights",
+        setting="model.pretrained",
+    )
 
 
 def _check_shape(name: str, found: torch.Tensor, wanted: torch.Tensor, where: str) -> None:
@@ -162,21 +153,13 @@ def _check_shape(name: str, found: torch.Tensor, wanted: torch.Tensor, where: st
                 f"{where}: {name} is for {theirs[1]} channels, and here are {ours[1]}; "
                 "take weights of such images, or images of as many channels"
             )
-        raise InputError(
-            f"{where}: these weights are of another network: {name} has the shape {theirs}, not {ours}",
-            hint="set model.name, model.width and model.depth as they were for these weights",
-            setting="model.pretrained",
-        )
+        raise _other_network(where, f": {name} has the shape {theirs}, not {ours}")
     if found.is_floating_point() and found.device.type != "meta" and not bool(torch.isfinite(found).all()):
         raise InputError(f"{where}: {name} holds numbers that are not finite; take weights of a training that did well")
 
 
 def begin_with(network: nn.Module, weights: Pretrained) -> None:
-    """Load weights into a network, except those that are reinitialised.
-
-    Raises:
-        InputError: the file is not what it was when it was checked.
-    """
+    """Load weights into a network, except those that are reinitialised; InputError if the file was changed."""
     tensors, digest = read_weights(Path(weights.path))
     if digest != weights.sha256:
         raise InputError(
@@ -191,20 +174,12 @@ def begin_with(network: nn.Module, weights: Pretrained) -> None:
             if bare in weights.reinitialized or (bare.endswith(COUNTER) and bare not in tensors):
                 continue
             if bare not in tensors:
-                raise InputError(
-                    f"{weights.path}: these weights are of another network, without {bare}",
-                    hint="set model.name, model.width and model.depth as they were for these weights",
-                    setting="model.pretrained",
-                )
+                raise _other_network(weights.path, f", without {bare}")
             initial.copy_(tensors[bare])
 
 
-def begun_state(model: Model, like: PreparedSet, weights: Pretrained, seed: int) -> bytes:
-    """Initial state of a network as torch saves it: given weights, and the rest initialised by a seed.
-
-    Raises:
-        InputError: as `begin_with`.
-    """
+def initial_state(model: Model, like: PreparedSet, weights: Pretrained, seed: int) -> bytes:
+    """Initial state of a network as torch saves it: given weights (see `begin_with`), the rest by a seed."""
     torch.manual_seed(seed)
     network = build_network(model, like.picture_shape, len(like.class_names), len(like.target_names))
     begin_with(network, weights)

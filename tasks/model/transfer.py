@@ -36,10 +36,7 @@ def heads_of(network: nn.Module) -> tuple[str, ...]:
 
 
 def reach_and_stride(network: nn.Module) -> tuple[int, int] | None:
-    """How far from a pixel it looks (`reach`), and what it takes height and width to be multiples of (`stride`).
-
-    Both in pixels, as the network says; None for one that does not say how far it looks.
-    """
+    """Receptive field (`reach`) and the factor of height and width (`stride`), in pixels; None without them."""
     core = core_of(network)
     reach, stride = getattr(core, "reach", None), getattr(core, "stride", 1)
     return (reach, stride) if isinstance(reach, int) and isinstance(stride, int) else None
@@ -53,17 +50,16 @@ def part_of(name: str) -> str:
 def freeze(network: nn.Module, what: str) -> None:
     """Keep a part as it is: no gradients, and as in evaluation, so that batch norms keep their statistics.
 
-    Copies of the network are frozen as well. Whoever calls `train()` of the whole network undoes the latter; nobody
-    does in a training (Lightning keeps the modes that it finds).
+    Calling `train()` of the whole network undoes the latter; Lightning keeps the modes that it finds.
 
     Args:
-        network: all that is to be trained is still to be so.
+        network: Network whose parameters are all trained.
         what: `backbone`, all but the heads; or the name of a part of its core, which is frozen with all that is
             registered before it.
 
     Raises:
-        KeyError: it has no such part.
-        ValueError: the part has a head in it, or stands behind one.
+        KeyError: It has no such part.
+        ValueError: The part has a head in it, or stands behind one.
     """
     core, heads = core_of(network), heads_of(network)
     parts = dict(core.named_modules())
@@ -85,10 +81,10 @@ def freeze(network: nn.Module, what: str) -> None:
 
 
 def check_parts(config: Config, network: nn.Module) -> None:
-    """Hold what is to stay, or to learn more slowly, against a network; it is frozen by that.
+    """Check `model.freeze` and `recipe.backbone_rate`; this freezes the network.
 
     Raises:
-        InputError: it has no such part, or nothing would be trained.
+        InputError: It has no such part, or nothing would be trained.
     """
     name, layer, heads = config.model.name, config.model.freeze, heads_of(network)
     if not heads and (layer == "backbone" or config.recipe.backbone_rate != 1):
@@ -102,8 +98,7 @@ def check_parts(config: Config, network: nn.Module) -> None:
         weights = [weight.split(".") for weight, _ in core_of(network).named_parameters()]
         parts = {".".join(names[:length]) for names in weights for length in (1, 2)}
         names = [part for part, _ in core_of(network).named_modules() if part in parts and part not in heads]
-        message = f"{name} has no such layer; it has {', '.join(names)}"
-        raise InputError(f"model.freeze={layer}: {message}") from None
+        raise InputError(f"model.freeze={layer}: {name} has no such layer; it has {', '.join(names)}") from None
     except ValueError:
         raise InputError(
             f"model.freeze={layer}: the head would stay as well, which is to be trained; name a layer before "
@@ -133,9 +128,4 @@ def parameter_groups(network: nn.Module, recipe: Recipe, learning_rate: float) -
         {"params": [weight for part, weight in trained if (part in heads) == is_head], RATE_FACTOR: factor}
         for is_head, factor in ((True, 1.0), (False, recipe.backbone_rate))
     ]
-    return [group | {"lr": learning_rate * factor_of(group)} for group in groups if group["params"]]
-
-
-def factor_of(group: dict[str, Any]) -> float:
-    """Factor of a group's learning rate."""
-    return float(group.get(RATE_FACTOR, 1.0))
+    return [group | {"lr": learning_rate * group[RATE_FACTOR]} for group in groups if group["params"]]

@@ -1,14 +1,11 @@
-"""Prediction on Dask. The only module of this stage that imports it.
-
-Neither pixels nor predictions pass through the scheduler.
-"""
+"""Prediction on Dask. Neither pixels nor predictions pass through the scheduler."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from uuid import uuid4
 
 from paceline.tasks import deadline
@@ -23,41 +20,33 @@ if TYPE_CHECKING:
 
 RETRIES = 2
 Progress = Callable[[int, int], None]
+T = TypeVar("T")
 
 
 def parity_on_worker(address: str, part: Part, settings: Settings) -> tuple[Parity | None, Reads]:
-    """The model as it is executed against the plain one, on a part's images; None if none can be read.
-
-    Also what was read from afar for it.
-
-    Raises:
-        RunError: the cluster has no workers, or the worker cannot do it.
-        TimeLimitError: the stage's time is over.
-    """
-    with connect_to_workers(address, "prediction") as client:
-        checking = client.submit(check_parity, part, settings, key=_key("parity"), pure=False)
-        try:
-            return checking.result(timeout=deadline.seconds_left())
-        except TimeoutError:
-            checking.cancel()
-            deadline.check()  # or it was the worker's own
-            raise
+    """Compare the executed model with the plain one on a part's images, on some worker; see `check_parity`."""
+    return _on_worker(address, "prediction", check_parity, part, settings)
 
 
-def alone_on_worker(address: str, asked: SubprocessJob) -> str:
-    """Run a job in a fresh process on some worker; return its result as JSON.
+def alone_on_worker(address: str, job: SubprocessJob) -> str:
+    """Run a job in a fresh process on some worker; return its result as JSON."""
+    return _on_worker(address, "a measurement", run_in_subprocess, job, deadline.seconds_left())
+
+
+def _on_worker(address: str, purpose: str, function: Callable[..., T], *arguments: object) -> T:
+    """Call a function on some worker.
 
     Raises:
-        RunError: the cluster has no workers, or the process failed.
-        TimeLimitError: the stage's time is over.
+        RunError: The cluster has no workers, or the function failed.
+        TimeLimitError: The stage's time is over.
     """
-    with connect_to_workers(address, "a measurement") as client:
-        future = client.submit(run_in_subprocess, asked, deadline.seconds_left(), key=_key("alone"), pure=False)
+    with connect_to_workers(address, purpose) as client:
+        future = client.submit(function, *arguments, key=_key(function.__name__), pure=False)
         try:
-            result: str = future.result(timeout=deadline.seconds_left())
+            result: T = future.result(timeout=deadline.seconds_left())
         except TimeoutError:
             future.cancel()
-            deadline.check()
+            deadline.check()  # or it was the worker's own
             raise
         return result
 
@@ -65,11 +54,7 @@ def alone_on_worker(address: str, asked: SubprocessJob) -> str:
 def predict_parts(
     address: str, parts: Sequence[Part], settings: Settings, on_progress: Progress | None = None
 ) -> list[PartRecord]:
-    """Have every part predicted by some worker; their records in order of completion.
-
-    Raises:
-        RunError: the cluster has no workers, or a part failed for good; parts that are done stay.
-    """
+    """Have every part predicted by some worker; their records in order of completion. Finished parts stay on errors."""
     records: list[PartRecord] = []
     total = sum(len(part.samples) for part in parts)
     done = 0

@@ -8,9 +8,8 @@ import numpy as np
 
 from paceline.conf.data import Data
 from paceline.conf.signal import Signal
-from paceline.tasks.data.item import Fit
 from paceline.tasks.data.listing import Origin
-from paceline.tasks.data.samples import Samples
+from paceline.tasks.data.samples import Fit, Samples
 from paceline.tasks.data.sources import clips, folder, pairs, signals
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.errors import InputError
@@ -44,15 +43,15 @@ def in_folder(
     """All images below a root, in order of their names. One that lies in a folder named like a class is of that class.
 
     Args:
-        root: a path, or any URL that fsspec reads.
-        class_names: of images; empty for models without image classes; None if each folder's name is one.
-        signal: how signals became the pictures that the model knows; None for a model of images.
-        num_frames: of the clips that the model knows; 0 for a model of images.
-        leave_masks: leave out folders `masks` next to `images`, the layout of `data.source=pairs`.
-        fit: how images come to the size that the model knows.
+        root: A path, or any URL that fsspec reads.
+        class_names: Classes; empty for models without image classes; None if each folder's name is one.
+        signal: Settings of spectrograms; None for a model of images.
+        num_frames: Frames of a clip; 0 for a model of images.
+        leave_masks: Leave out folders `masks` next to `images`, the layout of `data.source=pairs`.
+        fit: How images are brought to the size of the model's.
 
     Raises:
-        InputError: the root is missing or holds no image, signal or clip.
+        InputError: The root is missing or holds no image, signal or clip.
     """
     kind = clips.CLIPS if num_frames else folder.IMAGES if signal is None else signals.SIGNALS
     tree = clips.read_tree(root) if num_frames else folder.read_tree(root, kind.suffixes)
@@ -63,7 +62,13 @@ def in_folder(
     samples = tree.files.with_labels(label_of[tree.files.labels])
     if leave_masks:
         folders = set(tree.folders)
-        is_image = np.array([not _holds_masks(name, folders) for name in tree.folders])
+
+        def holds_masks(folder: str) -> bool:
+            parts = folder.split("/")
+            siblings = ("/".join([*parts[:at], pairs.IMAGES]) for at, part in enumerate(parts) if part == pairs.MASKS)
+            return not folders.isdisjoint(siblings)
+
+        is_image = np.array([not holds_masks(name) for name in tree.folders])
         samples = samples.take(np.flatnonzero(is_image[tree.files.labels]))
     if not samples:
         raise InputError(f"{root}: holds no {kind.noun}; recognised are files named {' '.join(sorted(kind.suffixes))}")
@@ -72,11 +77,7 @@ def in_folder(
 
 
 def of_test_split(data: Data) -> Images:
-    """The samples that a run with this configuration is evaluated on.
-
-    Raises:
-        InputError: the source is missing or wrong, or has none.
-    """
+    """The samples that a run with this configuration is evaluated on; InputError without any."""
     listing = source.list_samples(data)
     if not listing.test:
         raise InputError(f"data.source={data.source}: no test split; give the folder of the images instead")
@@ -85,10 +86,3 @@ def of_test_split(data: Data) -> Images:
 
 def _label(folder: str, labels: dict[str, int]) -> int:
     return next((labels[name] for name in reversed(folder.split("/")) if name in labels), UNKNOWN)
-
-
-def _holds_masks(folder: str, folders: set[str]) -> bool:
-    parts = folder.split("/")
-    return any(
-        part == pairs.MASKS and "/".join([*parts[:place], pairs.IMAGES]) in folders for place, part in enumerate(parts)
-    )

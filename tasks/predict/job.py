@@ -17,8 +17,6 @@ from paceline.tasks.records import Reads, Record
 
 VERSION = 2
 """Grows when a file of predictions gets another content."""
-
-
 BATCH_PIXELS = 256 * 32 * 32
 MAX_BATCH = 256
 
@@ -90,11 +88,14 @@ class PartRecord(Record):
     """What it had to read from afar."""
 
 
+Unit = Literal["samples", "pixels", "values", "features"]
+
+
 class Parity(Record):
     """The model as it is executed against the same one in float32, eager, contiguous, unfolded."""
 
     num_samples: int
-    unit: Literal["samples", "pixels", "values", "features"] = "samples"
+    unit: Unit = "samples"
     """What the agreement is a share of; values are those of denoised images, features those of a sample."""
     agreement: float
     """Share of the samples, or of their pixels, that get the same class; of the values that are the same but for what
@@ -121,7 +122,7 @@ def key_of(settings: Settings, images: Images) -> str:
 
 
 def cut(images: Images, out: Path, key: str, num_parts: int) -> Iterator[Part]:
-    """The samples in order, in so many parts of nearly equal size."""
+    """Cut the samples in order into so many parts of nearly equal size."""
     samples = images.samples
     for number in range(num_parts):
         bounds = slice(len(samples) * number // num_parts, len(samples) * (number + 1) // num_parts)

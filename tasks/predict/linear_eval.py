@@ -1,7 +1,7 @@
 """A classifier on a frozen backbone: features of a prepared set's splits, and a logistic regression on them.
 
-A program for `alone`. Fitted on the training split alone; what it tells of the test split is written as ranks write
-theirs. Shapes: N samples, D values of the layer, K classes.
+A program for a fresh process. It is fitted on the training split; the predictions of the test split are written as by
+ranks. Shapes: N samples, D values of the layer, K classes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from paceline.tasks.data.split import Split, open_split
 from paceline.tasks.evaluate.linear_classifier import Fit, fit
 from paceline.tasks.measure.energy import EnergyMeter
 from paceline.tasks.measure.validity import ValidityWatch
-from paceline.tasks.model.pretrained import begun_state
+from paceline.tasks.model.pretrained import initial_state
 from paceline.tasks.model_bundle import digest_of, write_model
 from paceline.tasks.predict.job import Settings, batch_size_for
 from paceline.tasks.predict.predictor import Predictor
@@ -113,7 +113,7 @@ def fit_linear_head(job: LinearEvalJob) -> LinearEvalResult:
 def _settings(job: LinearEvalJob) -> Settings:
     """Write the backbone as a model; the settings of its execution."""
     config, directory = job.config, Path(job.directory) / MODEL
-    state = begun_state(config.model, job.prepared, job.pretrained, config.seed)
+    state = initial_state(config.model, job.prepared, job.pretrained, config.seed)
     facts = write_model(directory, config, job.prepared, state)
     return Settings(
         model_directory=str(directory),
@@ -143,8 +143,8 @@ def _logits(fitted: Fit, values_ND: npt.NDArray[np.float32], num_classes: int) -
     """Log-probabilities (N, K), by the numbers of the classes."""
     logits_NK = np.full((len(values_ND), num_classes), UNKNOWN_LOGIT, dtype=np.float32)
     with np.errstate(divide="ignore"):  # a probability may be too small for a number
-        found_NK = fitted.pipeline.predict_log_proba(values_ND)
-    logits_NK[:, fitted.pipeline.classes_] = np.maximum(found_NK, UNKNOWN_LOGIT)
+        log_probabilities_NK = fitted.pipeline.predict_log_proba(values_ND)
+    logits_NK[:, fitted.pipeline.classes_] = np.maximum(log_probabilities_NK, UNKNOWN_LOGIT)
     return logits_NK
 
 

@@ -16,13 +16,12 @@ from torch import nn
 
 from paceline.conf.plugins import Task
 from paceline.tasks.model.activations import Activations
-from paceline.tasks.predict.job import Parity
+from paceline.tasks.predict.job import Parity, Unit
 from paceline.tasks.records import ModelFacts
 
 Arrays = tuple[npt.NDArray[Any], ...]
 """Of a classifier: probabilities (N, K), and targets (N, T) where it has any, float32. Of a segmentation: classes
-(N, H, W), uint8, and the confidence in them, float32: the mean over the pixels of the probability of what is told, or
-that of each pixel.
+(N, H, W), uint8, and the confidence in them, float32: the probability of each pixel's class, or its mean over an image.
 Of a denoiser: pixels (N, H, W, C), uint8. Of a layer: features (N, D), float32."""
 Asked = Task | Literal["features"]
 """The output of a task, or the features of a layer."""
@@ -86,13 +85,9 @@ def asked_of(facts: ModelFacts, layer: str | None) -> Asked:
 def with_head(
     network: nn.Module, facts: ModelFacts, layer: str | None = None, *, each_pixel: bool = False
 ) -> nn.Module:
-    """A network as its answers are asked of it, on its device and in evaluation mode.
+    """The outputs of a network for predictions, or the features of a layer, on its device and in evaluation mode.
 
-    Args:
-        network: what was trained.
-        facts: of it.
-        layer: whose features to compute; None for predictions.
-        each_pixel: with the confidence in each pixel's class, in place of that of an image.
+    With `each_pixel` the confidence is that in each pixel's class, in place of that of an image.
     """
     if layer is not None:
         return Activations(network, layer).eval()
@@ -107,34 +102,25 @@ def with_head(
 def compare_outputs(asked: Asked, ours: Arrays, plain: Arrays) -> Parity:
     """Compare the outputs of two executions of a model."""
     first, other = ours[0], plain[0]
+    unit: Unit = "samples"
+    target_difference = None
     if asked == "features":
-        return Parity(
-            num_samples=len(first),
-            unit="features",
-            agreement=float((_cosines(first, other) >= MIN_COSINE).mean()),
-            max_difference=float(np.abs(first - other).max()),
-        )
-    if asked == "denoise":
-        levels = np.abs(first.astype(np.int16) - other.astype(np.int16))
-        return Parity(
-            num_samples=len(first),
-            unit="values",
-            agreement=float((levels <= MAX_LEVELS).mean()),
-            max_difference=float(levels.max()),
-        )
-    if asked == "segment":
-        return Parity(
-            num_samples=len(first),
-            unit="pixels",
-            agreement=float((first == other).mean()),
-            max_difference=float(np.abs(ours[1] - plain[1]).max()),
-        )
-    targets = float(np.abs(ours[1] - plain[1]).max()) if len(ours) > 1 else None
+        unit, agrees, differences = "features", _cosines(first, other) >= MIN_COSINE, first - other
+    elif asked == "denoise":
+        differences = first.astype(np.int16) - other.astype(np.int16)
+        unit, agrees = "values", np.abs(differences) <= MAX_LEVELS
+    elif asked == "segment":
+        unit, agrees, differences = "pixels", first == other, ours[1] - plain[1]
+    else:
+        agrees, differences = first.argmax(1) == other.argmax(1), first - other
+        if len(ours) > 1:
+            target_difference = float(np.abs(ours[1] - plain[1]).max())
     return Parity(
         num_samples=len(first),
-        agreement=float((first.argmax(1) == other.argmax(1)).mean()),
-        max_difference=float(np.abs(first - other).max()),
-        max_target_difference=targets,
+        unit=unit,
+        agreement=float(agrees.mean()),
+        max_difference=float(np.abs(differences).max()),
+        max_target_difference=target_difference,
     )
 
 
@@ -142,8 +128,5 @@ def _cosines(ours_ND: npt.NDArray[np.float32], plain_ND: npt.NDArray[np.float32]
     """Cosines of the angles between rows; 1 where both are zero, and 0 where one is."""
     ours, plain = ours_ND.astype(np.float64), plain_ND.astype(np.float64)
     norms_N = np.linalg.norm(ours, axis=1) * np.linalg.norm(plain, axis=1)
-    nothing_N = ~(ours.any(axis=1) | plain.any(axis=1))
-    cosines_N: npt.NDArray[np.float64] = np.where(
-        nothing_N, 1.0, (ours * plain).sum(1) / np.where(norms_N > 0, norms_N, 1)
-    )
-    return cosines_N
+    are_zero_N = ~(ours.any(axis=1) | plain.any(axis=1))
+    return np.where(are_zero_N, 1.0, (ours * plain).sum(1) / np.where(norms_N > 0, norms_N, 1))

@@ -1,8 +1,7 @@
-"""What a model's answers become in a file of predictions: columns, and what is counted where the source knows better.
+"""Columns of a file of predictions, and counts where labels are known.
 
-A row for each sample of a part, in its order; null where a sample could not be read. Pictures and masks are PNG files,
-whole and without loss, as values of a column: a file for each would be as many files as there are images, and a part
-would no longer be there at once or not at all. Shapes: N samples that could be read, H height, W width, C channels.
+A row for each sample of a part, in its order; null where a sample could not be read. Pictures and masks are PNG files
+as values of a column, so that a part is one file. Shapes: N samples that could be read, H height, W width, C channels.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ from paceline.tasks.records import ModelFacts
 
 PIXEL_TASKS = ("segment", "denoise")
 """Tasks with outputs per pixel."""
-
-
 _ROWS = 256
 
 
@@ -62,18 +59,20 @@ def answers_of(asked: Asked, facts: ModelFacts, part: Part, positions: list[int]
     """The columns of a part besides `path` and `error`, where they are of whole samples.
 
     Args:
-        asked: kind of output.
-        facts: of the model.
-        part: whose samples they are.
-        positions: positions of those that could be read.
-        arrays: outputs of the model; None for a part of which nothing could be read.
+        asked: Kind of output.
+        facts: Description of the model.
+        part: Part of the prediction.
+        positions: Positions of the samples that could be read.
+        arrays: Outputs of the model; None for a part of which nothing could be read.
     """
-    return _features(part, positions, arrays) if asked == "features" else _classes(facts, part, positions, arrays)
-
-
-def pixel_answers_of(asked: Asked, facts: ModelFacts, part: Part, rows: Iterable[Row]) -> Answers:
-    """The same where they are of pixels; of the rows no more than one need be there at a time."""
-    return _masks(facts, part, rows) if asked == "segment" else _pictures(part, rows)
+    if asked != "features":
+        return _classes(facts, part, positions, arrays)
+    values_ND = arrays[0] if arrays is not None else np.zeros((0, 0), np.float32)
+    rows = np.zeros((len(part.samples), values_ND.shape[1]), dtype=np.float32)
+    missing = np.ones(len(rows), dtype=np.bool_)
+    rows[positions], missing[positions] = values_ND, False
+    # Classifiers of the features are fitted to `true_label`.
+    return Answers({"features": _lists(rows, missing), "true_label": pa.array(_truth(part), pa.string())})
 
 
 def png(pixels: npt.NDArray[np.uint8]) -> bytes:
@@ -109,15 +108,6 @@ def _classes(facts: ModelFacts, part: Part, positions: list[int], arrays: Arrays
     return Answers(columns, Counts(len(pairs), sum(true == label for true, label in pairs)))
 
 
-def _features(part: Part, positions: list[int], arrays: Arrays | None) -> Answers:
-    """`features`, and `true_label`, which classifiers of them are fitted to."""
-    values_ND = arrays[0] if arrays is not None else np.zeros((0, 0), np.float32)
-    rows = np.zeros((len(part.samples), values_ND.shape[1]), dtype=np.float32)
-    missing = np.ones(len(rows), dtype=np.bool_)
-    rows[positions], missing[positions] = values_ND, False
-    return Answers({"features": _lists(rows, missing), "true_label": pa.array(_truth(part), pa.string())})
-
-
 def _truth(part: Part) -> list[str | None]:
     """The samples' classes, where they are known; classes of pixels are none of the whole image."""
     if part.num_planes:
@@ -125,57 +115,42 @@ def _truth(part: Part) -> list[str | None]:
     return [part.class_names[label] if label >= 0 else None for label in part.samples.labels.tolist()]
 
 
-def _masks(facts: ModelFacts, part: Part, rows: Iterable[Row]) -> Answers:
-    """`mask` (its pixels are classes, from 0), `shares` (of the pixels, in the order of the classes), `confidence`."""
+def pixel_answers_of(asked: Asked, facts: ModelFacts, part: Part, rows: Iterable[Row]) -> Answers:
+    """The same where they are of pixels; no more than one row need exist at a time.
+
+    `mask` (its pixels are classes, from 0), `shares` (of the pixels, in the order of the classes) and `confidence`; or
+    `image` and `change`: root mean square of the noise that was removed, of 255.
+    """
     number, num_classes = len(part.samples), len(facts.class_names)
-    masks: list[bytes | None] = [None] * number
-    confidences: list[float | None] = [None] * number
+    images: list[bytes | None] = [None] * number
+    values: list[float | None] = [None] * number
+    if asked != "segment":
+        for position, picture_HWC, _, (pixels_HWC,) in rows:
+            images[position] = png(pixels_HWC)
+            bands = (slice(top, top + _ROWS) for top in range(0, len(pixels_HWC), _ROWS))  # the picture may be large
+            squares = (np.square(pixels_HWC[band].astype(np.float32) - picture_HWC[band]) for band in bands)
+            total = sum(float(square.sum(dtype=np.float64)) for square in squares)
+            values[position] = math.sqrt(total / pixels_HWC.size)
+        return Answers({"image": pa.array(images, pa.binary()), "change": pa.array(values, pa.float32())})
     shares, counts_3K = np.zeros((number, num_classes), dtype=np.float32), np.zeros((3, num_classes), dtype=np.int64)
     for position, _, mask_HW, (classes_HW, confidence) in rows:
-        masks[position] = png(classes_HW)
-        confidences[position] = float(np.mean(confidence))
+        images[position] = png(classes_HW)
+        values[position] = float(np.mean(confidence))
         shares[position] = np.bincount(classes_HW.ravel(), minlength=num_classes) / classes_HW.size
-        if mask_HW is not None:
-            counts_3K += _count_pixels(classes_HW, mask_HW, num_classes)
+        if mask_HW is not None:  # 0 for no class, and 1 and up; preparation rejects images with other values
+            is_known_HW = (mask_HW > 0) & (mask_HW <= num_classes)
+            predicted, actual = classes_HW[is_known_HW], mask_HW[is_known_HW] - 1
+            kinds = predicted[predicted == actual], predicted, actual
+            counts_3K += np.stack([np.bincount(kind, minlength=num_classes) for kind in kinds])
     columns = {
-        "mask": pa.array(masks, pa.binary()),
-        "shares": _lists(shares, np.array([mask is None for mask in masks])),
-        "confidence": pa.array(confidences, pa.float32()),
+        "mask": pa.array(images, pa.binary()),
+        "shares": _lists(shares, np.array([image is None for image in images])),
+        "confidence": pa.array(values, pa.float32()),
     }
     if not counts_3K.any():
         return Answers(columns)
-    right, _, actual = counts_3K.sum(1).tolist()
-    return Answers(columns, Counts(actual, right, tuple(counts_3K.ravel().tolist())))
-
-
-def _count_pixels(
-    predicted_HW: npt.NDArray[np.uint8], mask_HW: npt.NDArray[np.uint8], num_classes: int
-) -> npt.NDArray[np.int64]:
-    """Correct, predicted and actual pixels of each class; the mask is 0 for no class, and 1 and up."""
-    is_known_HW = (mask_HW > 0) & (mask_HW <= num_classes)  # preparation rejects images with other values
-    predicted, actual = predicted_HW[is_known_HW], mask_HW[is_known_HW] - 1
-    return np.stack(
-        [np.bincount(kinds, minlength=num_classes) for kinds in (predicted[predicted == actual], predicted, actual)]
-    )
-
-
-def _pictures(part: Part, rows: Iterable[Row]) -> Answers:
-    """`image`, and `change`: root mean square of what was taken off, of 255."""
-    images: list[bytes | None] = [None] * len(part.samples)
-    changes: list[float | None] = [None] * len(part.samples)
-    for position, picture_HWC, _, (pixels_HWC,) in rows:
-        images[position] = png(pixels_HWC)
-        changes[position] = _change(pixels_HWC, picture_HWC)
-    return Answers({"image": pa.array(images, pa.binary()), "change": pa.array(changes, pa.float32())})
-
-
-def _change(pixels_HWC: npt.NDArray[np.uint8], picture_HWC: npt.NDArray[np.uint8]) -> float:
-    """Root mean square of the difference; by rows, for the picture may be large."""
-    squares = 0.0
-    for top in range(0, len(pixels_HWC), _ROWS):
-        rows = slice(top, top + _ROWS)
-        squares += float(np.square(pixels_HWC[rows].astype(np.float32) - picture_HWC[rows]).sum(dtype=np.float64))
-    return math.sqrt(squares / pixels_HWC.size)
+    num_correct, _, num_known = counts_3K.sum(1).tolist()
+    return Answers(columns, Counts(num_known, num_correct, tuple(counts_3K.ravel().tolist())))
 
 
 def _lists(rows_NK: npt.NDArray[np.float32], missing_N: npt.NDArray[np.bool_]) -> pa.ListArray:

@@ -1,6 +1,6 @@
 """One part of a prediction, as a worker does it: read images, predict, write one Parquet file.
 
-Knows nothing of Dask or of other parts. A file has a row for every sample, also for those that could not be read.
+A file has a row for every sample, also for those that could not be read.
 """
 
 from __future__ import annotations
@@ -33,12 +33,7 @@ METADATA = b"paceline"
 
 
 def predict_part(part: Part, settings: Settings) -> PartRecord:
-    """Predict a part and write its file.
-
-    Raises:
-        InputError: the model or the source cannot be opened from here.
-        OSError: the disk is full or cannot be written.
-    """
+    """Predict a part and write its file; InputError if the model or the source cannot be opened from here."""
     model = predictor(settings)
     progress = _Seen()
     with count_reads() as tally:
@@ -61,7 +56,10 @@ def predict_part(part: Part, settings: Settings) -> PartRecord:
         **answers.columns,
         "error": pa.array(reasons, pa.string()),
     }
-    _write(part, pa.table(columns), record)
+    metadata = {METADATA: json.dumps({"key": part.key, "record": record.model_dump(mode="json")})}
+    buffer = io.BytesIO()
+    pq.write_table(pa.table(columns).replace_schema_metadata(metadata), buffer, compression="zstd")
+    write_durably(Path(part.path), buffer.getbuffer())
     return record
 
 
@@ -80,15 +78,15 @@ def _at_one_size(part: Part, model: Predictor, progress: _Seen) -> Answers:
     started = time.perf_counter()
     pixels = _read(part, model.facts)
     read = time.perf_counter()
-    arrays = model(_pictures(pixels, model.facts)) if pixels.kept else None
+    arrays = model(_pictures(pixels, model.facts)) if pixels.positions else None
     progress.reasons, progress.num_unread = pixels.reasons, pixels.num_unread
     progress.read_seconds, progress.predict_seconds = read - started, time.perf_counter() - read
     if model.asked not in PIXEL_TASKS:
-        return answers_of(model.asked, model.facts, part, pixels.kept, arrays)
+        return answers_of(model.asked, model.facts, part, pixels.positions, arrays)
     channels = model.facts.image_shape[2]
     rows = [
         Row(position, image_HWC[..., :channels], image_HWC[..., -1] if part.num_planes else None, outputs)
-        for position, image_HWC, *outputs in zip(pixels.kept, pixels.images_NHWC, *(arrays or ()), strict=True)
+        for position, image_HWC, *outputs in zip(pixels.positions, pixels.images_NHWC, *(arrays or ()), strict=True)
     ]
     return pixel_answers_of(model.asked, model.facts, part, rows)
 
@@ -117,10 +115,7 @@ def _at_own_sizes(part: Part, model: Predictor, progress: _Seen) -> Answers:
 
 
 def finished_record(part: Part) -> PartRecord | None:
-    """The record of a part that an earlier call wrote.
-
-    None if there is none, or of another prediction, or where some samples' bytes could not be had.
-    """
+    """The record of a part that an earlier call wrote for this prediction, with the bytes of all samples; or None."""
     try:
         metadata = json.loads(pq.read_schema(part.path).metadata[METADATA])
         record = PartRecord.model_validate(metadata["record"])
@@ -130,9 +125,9 @@ def finished_record(part: Part) -> PartRecord | None:
 
 
 def check_parity(part: Part, settings: Settings) -> tuple[Parity | None, Reads]:
-    """The model as it is executed against the plain one, on a part's first images; None if none can be read.
+    """Compare the executed model with the plain one on a part's first images; None if none can be read.
 
-    Also what was read from afar for it.
+    Also returns the remote reads.
     """
     with count_reads() as tally:
         return _parity(part, settings), tally.reads
@@ -140,26 +135,22 @@ def check_parity(part: Part, settings: Settings) -> tuple[Parity | None, Reads]:
 
 def _parity(part: Part, settings: Settings) -> Parity | None:
     facts = predictor(settings).facts
-    if settings.own_size:
-        pictures = list(_few(part, facts))
-        return parity_of_whole(settings, pictures) if pictures else None
-    pixels = _read(part, facts)
-    return parity(settings, _pictures(pixels, facts)) if pixels.kept else None
-
-
-def _few(part: Part, facts: ModelFacts) -> Iterator[npt.NDArray[np.uint8]]:
-    """Images at their own sizes, as many as make a large one."""
+    if not settings.own_size:
+        pixels = _read(part, facts)
+        return parity(settings, _pictures(pixels, facts)) if pixels.positions else None
+    pictures: list[npt.NDArray[np.uint8]] = []
     num_pixels = 0
     for image in read_whole(part.origin, part.samples, facts.image_shape[0]):
         if not isinstance(image, DecodeError):
-            yield _as_channels(image[0], facts)
+            pictures.append(_as_channels(image[0], facts))
             num_pixels += image[0].shape[0] * image[0].shape[1]
             if num_pixels >= PARITY_PIXELS:
-                return
+                break
+    return parity_of_whole(settings, pictures) if pictures else None
 
 
 def _as_channels(picture_HWC: npt.NDArray[np.uint8], facts: ModelFacts) -> npt.NDArray[np.uint8]:
-    """With the channels that the model takes; grey is the same in all of them."""
+    """Repeat grey in the channels that the model takes."""
     return np.broadcast_to(picture_HWC, (*picture_HWC.shape[:2], facts.image_shape[2]))
 
 
@@ -171,10 +162,3 @@ def _read(part: Part, facts: ModelFacts) -> Pixels:
 def _pictures(pixels: Pixels, facts: ModelFacts) -> npt.NDArray[np.uint8]:
     """Images without their mask channels."""
     return np.ascontiguousarray(pixels.images_NHWC[..., : facts.image_shape[2]])
-
-
-def _write(part: Part, table: pa.Table, record: PartRecord) -> None:
-    metadata = {"key": part.key, "record": record.model_dump(mode="json")}
-    buffer = io.BytesIO()
-    pq.write_table(table.replace_schema_metadata({METADATA: json.dumps(metadata)}), buffer, compression="zstd")
-    write_durably(Path(part.path), buffer.getbuffer())

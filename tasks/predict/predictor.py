@@ -1,6 +1,6 @@
 """A model as prediction executes it: batch norm folded, reduced precision, channels last, perhaps compiled ahead.
 
-Shapes: N samples, H height, W width, C channels.
+Shapes: N samples, H height, W width, C channels, M tiles.
 """
 
 from __future__ import annotations
@@ -32,15 +32,7 @@ NUM_SHAPES = 8
 
 
 class Predictor:
-    """Predicts uint8 images.
-
-    Args:
-        settings: how to execute the model.
-        plain: the model as it was trained instead: float32, eager, contiguous, nothing folded.
-
-    Raises:
-        InputError: the model cannot be opened.
-    """
+    """Predicts uint8 images; with `plain` as the model was trained: float32, eager, contiguous, nothing folded."""
 
     def __init__(self, settings: Settings, *, plain: bool = False) -> None:
         torch.set_num_threads(settings.num_threads)
@@ -48,7 +40,7 @@ class Predictor:
         self.asked = asked_of(self.facts, settings.layer)
         self._device = torch.device("cuda", 0) if settings.gpu else torch.device("cpu")
         self._channels_last = not plain
-        self._dtype = torch.float32 if plain else _dtype(settings)
+        self._dtype = torch.float32 if plain else DTYPES.get(settings.precision, torch.float32)
         self._normalise = lru_cache(maxsize=NUM_SHAPES)(
             lambda shape: Normalise(self.facts.mean, self.facts.std, shape).to(self._device)
         )
@@ -70,11 +62,7 @@ class Predictor:
         return self._answers(pixels_NHWC, self._batch_size)
 
     def whole(self, image_HWC: npt.NDArray[np.uint8]) -> Arrays:
-        """Predict each pixel of an image of any size.
-
-        Returns:
-            Classes and their probabilities (H, W), or pixels (H, W, C).
-        """
+        """Predict each pixel of an image of any size: classes and their probabilities (H, W), or pixels (H, W, C)."""
         assert self._grid is not None, "the settings say whether images are predicted at their own sizes"
         answers: Arrays = ()
         for band in bands_of(image_HWC, self._grid):
@@ -82,8 +70,8 @@ class Predictor:
             answers = answers or tuple(
                 np.empty((*image_HWC.shape[:2], *part.shape[3:]), part.dtype) for part in outputs
             )
-            for whole_HW, told_MHW in zip(answers, outputs, strict=True):
-                put(band, told_MHW, whole_HW, self._grid)
+            for whole_HW, tiles_MHW in zip(answers, outputs, strict=True):
+                put(band, tiles_MHW, whole_HW, self._grid)
         return answers
 
     @torch.no_grad()
@@ -124,37 +112,29 @@ def parity_of_whole(settings: Settings, pictures: Sequence[npt.NDArray[np.uint8]
 
 
 def _package(settings: Settings, directory: Path) -> Path:
-    """The compiled model for this kind of CPU; made by the first who asks, while others wait.
+    """The compiled model for this kind of CPU; the first process compiles it, while others wait.
 
-    A package is a library that is loaded, so it lies where this user alone can write; so does what torch keeps while it
-    compiles, for which it would take a directory in /tmp of a name that anybody can guess.
+    A package is a library that is loaded, so only this user can write to its directory. The same holds for the cache of
+    torch's compiler, which would otherwise lie in /tmp under a name that anybody can guess.
     """
     directory = private_directory(directory)
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(directory / "compiler"))
     path = directory / f"{cpu_kind()}.pt2"
     with (directory / f"{cpu_kind()}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.exists():
-            _compile_ahead(settings.model_copy(update={"compiled": None}), path)
+        if path.exists():
+            return path
+        eager = Predictor(settings.model_copy(update={"compiled": None}))
+        height, width, channels = eager.facts.image_shape
+        blank = torch.zeros((settings.batch_size, channels, height, width), dtype=eager._dtype, device=eager._device)
+        temporary = path.with_name(f".{uuid4().hex}.pt2")
+        with torch.no_grad():
+            exported = torch.export.export(eager.module, (set_layout(blank, channels_last=True),))
+            torch._inductor.aoti_compile_and_package(
+                exported, package_path=str(temporary), inductor_configs={"freezing": not settings.gpu}
+            )
+        temporary.replace(path)
     return path
 
 
-def _compile_ahead(settings: Settings, path: Path) -> None:
-    """Export the model for its batch size and compile it into a package at `path`, which is whole or absent."""
-    eager = Predictor(settings)
-    height, width, channels = eager.facts.image_shape
-    blank = torch.zeros((settings.batch_size, channels, height, width), dtype=eager._dtype, device=eager._device)
-    images = set_layout(blank, channels_last=True)
-    temporary = path.with_name(f".{uuid4().hex}.pt2")
-    with torch.no_grad():
-        exported = torch.export.export(eager.module, (images,))
-        torch._inductor.aoti_compile_and_package(
-            exported, package_path=str(temporary), inductor_configs={"freezing": not settings.gpu}
-        )
-    temporary.replace(path)
-
-
-def _dtype(settings: Settings) -> torch.dtype:
-    if settings.precision == "64-true":
-        return torch.float64
-    return AUTOCAST_DTYPES.get(settings.precision, torch.float32)
+DTYPES = AUTOCAST_DTYPES | {"64-true": torch.float64}

@@ -60,18 +60,17 @@ def predict(parts: list[Part], settings: Settings, address: str, seconds: float 
     """Predict the missing parts, after comparing the executed model with the plain one.
 
     Args:
-        parts: All of them.
-        settings: How to execute the model.
-        address: Of the Dask scheduler.
+        parts: All parts.
+        settings: Execution of the model.
+        address: Address of the Dask scheduler.
         seconds: Time limit; None for none.
 
     Raises:
         RunError: The executed model predicts other classes than the plain one, or the disk is full.
-        OutsideError: The cluster or a file system failed, or of some part nothing could be read from where its worker
-            sits; finished parts stay.
+        OutsideError: The cluster or a file system failed, or a worker can read nothing of a part; finished parts stay.
         TimeLimitError: It took longer than its limit.
     """
-    with deadline.time_limit("limits.predict_seconds", seconds), _disk_told(Path(parts[0].path).parent):
+    with deadline.time_limit("limits.predict_seconds", seconds), _explain_disk_errors(Path(parts[0].path).parent):
         predicted = _predict(parts, settings, address)
     unread = [record for record in predicted.records if record.num_unread]
     if unread:
@@ -86,7 +85,7 @@ def predict(parts: list[Part], settings: Settings, address: str, seconds: float 
 
 
 @contextmanager
-def _disk_told(place: Path) -> Iterator[None]:
+def _explain_disk_errors(place: Path) -> Iterator[None]:
     """Report errors of the file system as one line."""
     try:
         yield
@@ -105,12 +104,21 @@ def _predict(parts: list[Part], settings: Settings, address: str) -> Predicted:
     num_reused = sum(record.num_samples + record.num_rejected for record in finished_parts.values())
     if finished_parts:
         logger.info("%d samples in %d parts are predicted already", num_reused, len(finished_parts))
-    checked, reads = _check_parity(missing, settings, address) if missing else (None, Reads())
+    checked, reads = None, Reads()
+    if missing:
+        few = replace(missing[0], samples=missing[0].samples[:NUM_PARITY])
+        checked, reads = parity_on_worker(address, few, settings)
     if checked is not None:
+        what = SAME[checked.unit].format(checked.num_samples)
+        if not _agrees(checked):
+            raise RunError(
+                f"in {settings.precision}, {100 * checked.agreement:.1f} % of {what} as in float32, "
+                f"and {100 * MIN_AGREEMENT:.0f} % must; use execution.precision=32-true"
+            )
         logger.info(
             "Against float32, eager: %.2f %% of %s; the largest difference is %.4g",
             100 * checked.agreement,
-            SAME[checked.unit].format(checked.num_samples),
+            what,
             checked.max_difference,
         )
     started = time.perf_counter()
@@ -128,18 +136,6 @@ def _predict(parts: list[Part], settings: Settings, address: str) -> Predicted:
     )
 
 
-def _check_parity(missing: list[Part], settings: Settings, address: str) -> tuple[Parity | None, Reads]:
-    first = missing[0]
-    result, reads = parity_on_worker(address, replace(first, samples=first.samples[:NUM_PARITY]), settings)
-    if result is not None and not _agrees(result):
-        raise RunError(
-            f"in {settings.precision}, {100 * result.agreement:.1f} % of "
-            f"{SAME[result.unit].format(result.num_samples)} as in float32, "
-            f"and {100 * MIN_AGREEMENT:.0f} % must; use execution.precision=32-true"
-        )
-    return result, reads
-
-
 def _agrees(result: Parity) -> bool:
     """Whether it is near enough. Of few samples one is many per cent, and may differ; pixels are always many."""
     if result.unit in FEW and 1 < result.num_samples < 1 / (1 - MIN_AGREEMENT):
@@ -150,21 +146,17 @@ def _agrees(result: Parity) -> bool:
 @task(name="classify features", cache_policy=NO_CACHE)
 @redact_errors
 def classify_features(job: LinearEvalJob, address: str, seconds: float | None = None) -> LinearEvalResult:
-    """Fit a classifier on what a layer of a frozen backbone gives, in a fresh process on a worker.
+    """Fit a classifier on the features of a frozen backbone, in a fresh process on a worker.
 
     Args:
-        job: What is to be fitted.
-        address: Of the Dask scheduler.
+        job: Specification of the linear evaluation.
+        address: Address of the Dask scheduler.
         seconds: Time limit; None for none.
-
-    Raises:
-        RunError: It failed.
-        TimeLimitError: It took longer than its limit.
     """
     process = SubprocessJob(
         module=FROZEN, spec=job.model_dump_json(), directory=job.directory, num_threads=job.num_threads
     )
-    with deadline.time_limit("limits.train_seconds", seconds), _disk_told(Path(job.directory)):
+    with deadline.time_limit("limits.train_seconds", seconds), _explain_disk_errors(Path(job.directory)):
         result = LinearEvalResult.model_validate_json(alone_on_worker(address, process))
     log = get_run_logger()
     log.info(
@@ -186,13 +178,9 @@ def time_prediction(job: ThroughputJob, address: str, seconds: float | None = No
     """Time trained networks' predictions, plain and as they are executed, in a fresh process on a worker.
 
     Args:
-        job: What is to be timed.
-        address: Of the Dask scheduler.
+        job: Networks to time.
+        address: Address of the Dask scheduler.
         seconds: Time limit; None for none.
-
-    Raises:
-        RunError: It failed.
-        TimeLimitError: It took longer than its limit.
     """
     process = SubprocessJob(
         module=PACE,
@@ -201,7 +189,7 @@ def time_prediction(job: ThroughputJob, address: str, seconds: float | None = No
         num_threads=job.num_threads,
         devices=tuple(gpu.uuid for gpu in job.gpus[:1]),
     )
-    with deadline.time_limit("limits.predict_seconds", seconds), _disk_told(Path(job.directory)):
+    with deadline.time_limit("limits.predict_seconds", seconds), _explain_disk_errors(Path(job.directory)):
         result = PredictionThroughputs.model_validate_json(alone_on_worker(address, process))
     for name, pace in result.paces.items():
         get_run_logger().info(

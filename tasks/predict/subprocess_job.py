@@ -1,7 +1,6 @@
 """A fresh process for one measurement, in the environment of a rank, so that its times are comparable.
 
-A worker starts it and waits for it. It is given its work as a file, `spec.json`, and leaves `result.json`; what it
-prints is in `log.txt` next to them.
+A worker starts it and waits for it. It reads `spec.json`, writes `result.json`, and prints to `log.txt`.
 """
 
 from __future__ import annotations
@@ -43,15 +42,11 @@ class SubprocessJob(Record):
 
 
 def run_in_subprocess(job: SubprocessJob, seconds: float | None = None) -> str:
-    """Run a job on this worker and return its result as JSON. The process ends with the worker.
-
-    Args:
-        job: what to run.
-        seconds: after which it is ended; None for none.
+    """Run a job on this worker for at most `seconds`, and return its result as JSON. The process ends with the worker.
 
     Raises:
-        RunError: it failed; the message has its last line.
-        TimeoutError: it took longer.
+        RunError: It failed; the message has its last line.
+        TimeoutError: It took longer.
     """
     place = Path(job.directory)
     place.mkdir(parents=True, exist_ok=True)
@@ -76,7 +71,7 @@ def run_in_subprocess(job: SubprocessJob, seconds: float | None = None) -> str:
         end_group(process)
     if status != 0:
         lines = (place / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        raise RunError(f"{job.module} ended with status {status}: {lines[-1] if lines else 'it lines nothing'}")
+        raise RunError(f"{job.module} ended with status {status}: {lines[-1] if lines else 'it printed nothing'}")
     return (place / RESULT).read_text(encoding="utf-8")
 
 

@@ -1,6 +1,6 @@
 """Prediction throughput of trained networks: plain and as executed, in turn, and on a GPU if present.
 
-A program for `alone`. Images come from a prepared test split and are in memory, as in the evaluation of a run.
+A program for a fresh process. Images come from a prepared test split and are in memory, as in the evaluation of a run.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -83,21 +84,24 @@ class _Way:
         rates = {name: len(self.block) / median(times) for name, times in seconds.items()}
         logs = np.log(seconds[EAGER]) - np.log(seconds[EXECUTED])
         return PredictionThroughput(
-            eager=rates[EAGER],
-            executed=rates[EXECUTED],
-            ratio=as_interval(estimate_ratio(logs)),
-            gpu=rates.get(ON_GPU),
+            eager=rates[EAGER], executed=rates[EXECUTED], ratio=as_interval(estimate_ratio(logs)), gpu=rates.get(ON_GPU)
         )
 
 
 def time_networks(job: ThroughputJob) -> PredictionThroughputs:
-    """Time all of them in turn, so that they may be compared; once more where other work disturbed it."""
+    """Time all networks in turn, so that they may be compared; once more where other work disturbed it."""
     ways = {name: _ready(settings, job) for name, settings in job.ways.items()}
-    blocks = {(name, kind): _timer(arm, way.block) for name, way in ways.items() for kind, arm in way.arms.items()}
-    seconds, validity = _time_rounds(blocks, job)
-    for _ in range(MAX_ATTEMPTS - 1):
-        if validity.contaminated:
-            seconds, validity = _time_rounds(blocks, job)
+    blocks = {
+        (name, kind): partial(_seconds, arm, way.block) for name, way in ways.items() for kind, arm in way.arms.items()
+    }
+    num_attempts = 0
+    while True:
+        num_attempts += 1
+        watch = ValidityWatch((os.getpid(), os.getppid(), *job.own_pids), gpu_uuids=[gpu.uuid for gpu in job.gpus[:1]])
+        seconds = _rounds(blocks, job.seconds * len(job.ways))
+        validity = watch.stop()
+        if not validity.contaminated or num_attempts == MAX_ATTEMPTS:
+            break
     first = next(iter(job.ways.values()))
     network, facts = load_trained_model(Path(first.model_directory), first.model_digest)
     return PredictionThroughputs(
@@ -106,15 +110,6 @@ def time_networks(job: ThroughputJob) -> PredictionThroughputs:
         cost=cost_of(network, facts.image_shape),
         validity=validity,
     )
-
-
-def _time_rounds(
-    blocks: Mapping[Arm, Callable[[], float]], job: ThroughputJob
-) -> tuple[dict[Arm, list[float]], Validity]:
-    """Time the rounds, and judge their validity."""
-    watch = ValidityWatch((os.getpid(), os.getppid(), *job.own_pids), gpu_uuids=[gpu.uuid for gpu in job.gpus[:1]])
-    seconds = _rounds(blocks, job.seconds * len(job.ways))
-    return seconds, watch.stop()
 
 
 def _ready(settings: Settings, job: ThroughputJob) -> _Way:
@@ -129,10 +124,6 @@ def _ready(settings: Settings, job: ThroughputJob) -> _Way:
         arm(images[: settings.batch_size])
     batch = _seconds(arms[EAGER], images[: settings.batch_size])
     return _Way(arms, images[: max(1, round(BLOCK_SECONDS / batch)) * settings.batch_size])
-
-
-def _timer(arm: Predictor, block: Images) -> Callable[[], float]:
-    return lambda: _seconds(arm, block)
 
 
 def _seconds(arm: Predictor, images: Images) -> float:

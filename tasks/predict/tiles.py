@@ -1,8 +1,7 @@
 """Cut images of any size into tiles that a network can take, and join its outputs.
 
-A tile is what is wanted of it and a margin around that, as wide as a network looks: so a pixel's answer is the same
-whichever tile it lies in, but for rounding, and the network needs memory for a few tiles. Beyond its borders an image
-continues as its mirror image. Shapes: M tiles, H height, W width, C channels.
+A tile has a margin as wide as the receptive field, so that the output for a pixel does not depend on the tile, but for
+rounding. Beyond its borders an image continues as its mirror image. Shapes: M tiles, H height, W width, C channels.
 """
 
 from __future__ import annotations
@@ -22,17 +21,13 @@ STEP = 32
 
 
 class Grid(NamedTuple):
-    """Sizes of tiles and margins for a network.
-
-    Args:
-        side: largest height and width of a tile with its margins, pixels.
-        margin: its width, pixels.
-        step: sides of tiles are multiples of it, as is the margin, so that all tiles are halved where the image is.
-    """
+    """Sizes of tiles and margins for a network, pixels."""
 
     side: int
+    """Largest height and width of a tile with its margins."""
     margin: int
     step: int
+    """Sides of tiles are multiples of it, as is the margin, so that all tiles are halved where the image is."""
 
 
 class Band(NamedTuple):
@@ -46,12 +41,7 @@ class Band(NamedTuple):
 
 
 def grid_for(reach: int, stride: int) -> Grid:
-    """The grid of a network.
-
-    Args:
-        reach: how far from a pixel a network looks, pixels.
-        stride: what it takes height and width to be multiples of.
-    """
+    """The grid for a receptive field (`reach`) and a number that divides height and width (`stride`), in pixels."""
     step = int(np.lcm(stride, STEP))
     margin = _multiple(reach, step)
     return Grid(max(_multiple(SIDE, step), 4 * margin), margin, step)
@@ -66,12 +56,12 @@ def bands_of(image_HWC: npt.NDArray[np.uint8], grid: Grid) -> Iterator[Band]:
         yield Band(np.stack([image_HWC[np.ix_(rows, column)] for column in columns]), top, width)
 
 
-def put(band: Band, told_MHW: npt.NDArray[Any], whole_HW: npt.NDArray[Any], grid: Grid) -> None:
+def put(band: Band, tiles_MHW: npt.NDArray[Any], whole_HW: npt.NDArray[Any], grid: Grid) -> None:
     """Copy the outputs of a row of tiles into the output of the image; both may have channels."""
     inner = slice(grid.margin, -grid.margin or None)
-    for number, told_HW in enumerate(told_MHW):
+    for number, tile_HW in enumerate(tiles_MHW):
         place = whole_HW[band.top :, number * band.width :]
-        tile = told_HW[inner, inner][: place.shape[0], : place.shape[1]]
+        tile = tile_HW[inner, inner][: place.shape[0], : place.shape[1]]
         place[: tile.shape[0], : tile.shape[1]] = tile
 
 

@@ -218,7 +218,7 @@ def worst_mistakes(train: TrainResult, prepared: PreparedSet, number: int = NUM_
     """
     path = Path(prepared.path)
     labels_N = read_test_split(path, prepared.class_names).labels_N
-    log_NK = log_softmax(read_predictions(train.predictions, len(labels_N)).kept, axis=1)
+    log_NK = log_softmax(read_predictions(train.predictions, len(labels_N)).outputs, axis=1)
     chosen = np.argsort(log_NK[np.arange(len(labels_N)), labels_N], kind="stable")[:number]
     predicted_N = log_NK.argmax(axis=1)
     try:  # memory maps: only the chosen images are read

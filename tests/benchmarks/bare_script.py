@@ -17,7 +17,7 @@ from paceline.tasks.cluster import hardware
 from paceline.tasks.data.key import preparation_key
 from paceline.tasks.data.prepare import manifest, store
 from paceline.tasks.data.prepare.chunks import ChunkPlanner
-from paceline.tasks.data.prepare.shard import write_shard
+from paceline.tasks.data.prepare.shard import write_shards
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.evaluate.metrics import evaluate_predictions, read_test_split
 from paceline.tasks.fingerprint import code_fingerprint
@@ -36,7 +36,7 @@ def prepare(data, home):
     if (found := store.find(home, key)) is not None:
         return found
     with store.temporary(home, key) as directory:
-        records = [write_shard(chunk) for chunk in ChunkPlanner(listing, data, directory).chunks()]
+        records = write_shards(list(ChunkPlanner(listing, data, directory).chunks()))
         facts = manifest.build(listing, data, key, records, num_rejected=0)
         path = store.publish(home, directory, facts, [])
     return facts.to_prepared_set(path, reused=False, seconds=0.0)

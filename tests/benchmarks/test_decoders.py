@@ -25,7 +25,7 @@ from paceline.conf.data import Data
 from paceline.tasks.data.decode import transform
 from paceline.tasks.data.listing import SPLITS
 from paceline.tasks.data.prepare.chunks import ChunkPlanner
-from paceline.tasks.data.prepare.shard import write_shard
+from paceline.tasks.data.prepare.shard import write_shards
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.measure.paired_ratio import estimate_ratio
 from tests.benchmarks.conftest import at_most, tell
@@ -230,7 +230,7 @@ def test_a_whole_chunk_of_cifar10(cifar10_jpeg_root, tmp_path):
             transform._decode_small_jpeg = lambda content, size: None
         started = time.perf_counter()
         try:
-            record = write_shard(replace(chunk, number=len(written)))
+            record = write_shards([replace(chunk, number=len(written))])[0]
         finally:
             transform._decode_small_jpeg = usual
         elapsed = time.perf_counter() - started

@@ -16,7 +16,7 @@ from paceline.conf.data import Data
 from paceline.tasks.data.listing import SPLITS
 from paceline.tasks.data.prepare import dask_graph as graph
 from paceline.tasks.data.prepare.chunks import ChunkPlanner
-from paceline.tasks.data.prepare.shard import write_shard
+from paceline.tasks.data.prepare.shard import write_shards
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.measure.paired_ratio import estimate_ratio
 from tests.benchmarks.conftest import at_most, tell
@@ -74,7 +74,10 @@ def test_goal_12_against_a_pool(cifar10_jpeg_root, tmp_path, cluster_address):
         directory = tmp_path / f"pool-{time.monotonic_ns()}"
         for split in SPLITS:
             (directory / split).mkdir(parents=True)
-        assert len(list(pool.map(write_shard, ChunkPlanner(listing, data, directory).chunks()))) > 50
+        assert (
+            len(list(pool.map(write_shards, ([chunk] for chunk in ChunkPlanner(listing, data, directory).chunks()))))
+            > 50
+        )
 
     def seconds(prepare):
         started = time.monotonic()

@@ -7,7 +7,7 @@ import torch
 
 from paceline.conf.model import Model
 from paceline.conf.recipe import Recipe
-from paceline.tasks.data.loading.batch import Batch
+from paceline.tasks.model.batch import Batch
 from paceline.tasks.model.networks.registry import build_network
 from paceline.tasks.model.objectives import Classification
 from paceline.tasks.model.optimization import batch_loss, build_optimizer, prepare_optimizer_state
@@ -73,6 +73,7 @@ def test_batches_on_the_gpu_equal_those_on_the_cpu():
 
     from paceline.tasks.data.loading.loader import make_loader
     from paceline.tasks.data.loading.sampling import BatchPlan
+    from paceline.tasks.data.loading.train_loader import LoaderConfig
     from paceline.tasks.data.split import Split
 
     images = np.random.default_rng(0).integers(0, 256, (100, 16, 16, 3), dtype=np.uint8)
@@ -80,18 +81,20 @@ def test_batches_on_the_gpu_equal_those_on_the_cpu():
     batches = []
     for device in ("cpu", "cuda"):
         loader = make_loader(
-            split,
-            (0.5,) * 3,
-            (0.2,) * 3,
-            loading="resident",
-            plan=BatchPlan(100, 32, 1),
-            rank=0,
-            seed=1,
-            augment="flip_shift",
-            shift_pixels=2,
-            shuffle_mib=1,
-            device=torch.device(device),
-            channels_last=True,
+            "resident",
+            LoaderConfig(
+                split,
+                (0.5,) * 3,
+                (0.2,) * 3,
+                plan=BatchPlan(100, 32, 1),
+                rank=0,
+                seed=1,
+                augment="flip_shift",
+                shift_pixels=2,
+                shuffle_mib=1,
+                device=torch.device(device),
+                channels_last=True,
+            ),
         )
         batches.append([batch.images_NCHW.cpu() for batch in loader])
         loader.close()

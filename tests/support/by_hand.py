@@ -14,6 +14,7 @@ from torch import distributed, nn
 from paceline.conf.recipe import Recipe
 from paceline.tasks.data.loading.loader import make_loader
 from paceline.tasks.data.loading.sampling import BatchPlan
+from paceline.tasks.data.loading.train_loader import LoaderConfig
 from paceline.tasks.data.split import Split
 from paceline.tasks.model.objectives import Classification
 from paceline.tasks.records import Arm
@@ -53,18 +54,20 @@ def main(directory, rank, arm_json):
     split = make_split()
     plan = BatchPlan(split.num_samples, 64, arm.num_devices, arm.loads)
     loader = make_loader(
-        split,
-        (0.5,),
-        (0.3,),
-        loading=arm.loading,
-        plan=plan,
-        rank=rank,
-        seed=3,
-        augment="shift",
-        shift_pixels=1,
-        shuffle_mib=1,
-        device=torch.device("cpu"),
-        channels_last=False,
+        arm.loading,
+        LoaderConfig(
+            split,
+            (0.5,),
+            (0.3,),
+            plan=plan,
+            rank=rank,
+            seed=3,
+            augment="shift",
+            shift_pixels=1,
+            shuffle_mib=1,
+            device=torch.device("cpu"),
+            channels_last=False,
+        ),
     )
     network = Classifier()
     step = BareStep(

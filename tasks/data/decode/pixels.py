@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.tasks.data.decode import transform
-from paceline.tasks.data.item import Extent, Item, Picture
 from paceline.tasks.data.listing import Origin
-from paceline.tasks.data.samples import Samples
+from paceline.tasks.data.samples import Extent, Item, Picture, Samples
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.errors import one_line
 
@@ -19,11 +18,11 @@ from paceline.tasks.errors import one_line
 
 
 class Pixels(NamedTuple):
-    """Samples that have been read."""
+    """Samples that were read."""
 
     images_NHWC: npt.NDArray[np.uint8]
     targets_NT: npt.NDArray[np.float32] | None
-    kept: list[int]
+    positions: list[int]
     """Positions of the images among the requested samples."""
     reasons: dict[int, str]
     """Positions of the samples that cannot be read, and why, on one line."""
@@ -34,14 +33,14 @@ class Pixels(NamedTuple):
 def read_pixels(
     origin: Origin, samples: Samples, image_size: int, channels: int, between: Callable[[], None] = lambda: None
 ) -> Pixels:
-    """Read and scale samples.
+    """Read and scale samples to `image_size`.
 
     Args:
-        origin: Where they lie.
-        samples: Which.
+        origin: Place of the samples.
+        samples: Samples of it.
         image_size: Height and width of the result, pixels.
-        channels: Of the images, their mask included; files of images give 3.
-        between: Called before each is decoded; what it raises ends the reading.
+        channels: Channels of the images, their mask included; files of images give 3.
+        between: Called before each sample is decoded; what it raises ends the reading.
 
     Raises:
         InputError: The source cannot be opened from here.
@@ -55,7 +54,12 @@ def read_pixels(
     for position, item in enumerate(source.read_items(origin, samples, image_size)):
         between()
         try:
-            _place(item, images_NHWC[len(positions)], image_size, origin.fit)
+            image_HWC = images_NHWC[len(positions)]
+            colours_HWC, mask_HW = _pixels_of(item, image_size, origin.fit)
+            if mask_HW is None:
+                image_HWC[:] = colours_HWC
+            else:
+                image_HWC[..., :-1], image_HWC[..., -1] = colours_HWC, mask_HW
         except transform.DecodeError as error:
             reasons[position] = str(error)
             num_unread += isinstance(error, transform.UnreadError)
@@ -71,31 +75,15 @@ def read_whole(
 ) -> Iterator[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8] | None] | transform.DecodeError]:
     """Read samples at their own sizes, one after the other: pixels and mask, or why one cannot be read.
 
-    Args:
-        origin: Where they lie.
-        samples: Which.
-        image_size: Of those that the source draws, pixels.
-
-    Raises:
-        InputError: The source cannot be opened from here.
-        RunError: The user's source fails, or yields something else.
+    A source that draws its images draws them in `image_size`. Errors are as in `read_pixels`.
     """
     for item in source.read_items(origin, samples, image_size):
         try:
+            pixels: tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8] | None] | transform.DecodeError
             pixels = _pixels_of(item, image_size, "whole")
         except transform.DecodeError as error:
-            yield error
-        else:
-            yield pixels
-
-
-def _place(item: Item, image_HWC: npt.NDArray[np.uint8], image_size: int, fit: Extent) -> None:
-    """Put a sample where it belongs; its mask into the last channel, if it has one."""
-    colours_HWC, mask_HW = _pixels_of(item, image_size, fit)
-    if mask_HW is None:
-        image_HWC[:] = colours_HWC
-    else:
-        image_HWC[..., :-1], image_HWC[..., -1] = colours_HWC, mask_HW
+            pixels = error
+        yield pixels
 
 
 def _pixels_of(item: Item, image_size: int, fit: Extent) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8] | None]:

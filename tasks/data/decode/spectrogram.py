@@ -1,13 +1,11 @@
 """Draws a signal as a time-frequency image: bands from low (the last row) to high, time from left to right.
 
-Knows arrays and settings; not where signals come from. With a change of a pixel `SPECTROGRAM_VERSION` must grow
-(`sources/signals.py`): it is part of the key by which prepared sets are reused.
+With a change of a pixel `SPECTROGRAM_VERSION` must grow (`sources/signals.py`): it is part of the key of prepared sets.
 
 Each row is the power in a band. Windows of Hann give the power density (Welch 1967) at the frequencies of the discrete
 Fourier transform; a band takes of each of these cells the share that lies in it. The shares of all bands add up to 1
 (but below the middle of the first mel band and above that of the last), so that their powers add up to the signal's
-(Parseval), however many there are. The mel scale is O'Shaughnessy's
-("Speech Communication", 1987), which HTK uses: 2595 log10(1 + f / 700 Hz).
+(Parseval). The mel scale is O'Shaughnessy's ("Speech Communication", 1987), which HTK uses: 2595 log10(1 + f / 700 Hz).
 
 Shapes: T samples in time, F frequencies, W windows, B bands, H height, W width.
 """
@@ -38,13 +36,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def draw(samples_T: Floats, rate: int | Fraction, signal: Signal, image_size: int) -> npt.NDArray[np.uint8]:
-    """The picture of a clip.
-
-    Args:
-        samples_T: The whole signal.
-        rate: Samples per second.
-        signal: The settings.
-        image_size: Height and width, pixels.
+    """Draw a clip of a whole signal of `rate` samples per second.
 
     Returns:
         Grey (image_size, image_size, 1), in steps of 1/255 of the dynamic range.
@@ -70,9 +62,14 @@ def cut(samples_T: Floats, rate: int | Fraction, signal: Signal) -> Floats:
             f"{float(rate):.10g} samples per second, and data.signal.sample_rate={signal.sample_rate} is {ratio} times "
             f"that; numbers up to {_MAX_RATIO} are understood; use a lower sample_rate"
         )
+    number = signal.clip_samples
     if ratio != 1:
-        samples_T = _resample_middle(samples_T, ratio.numerator, ratio.denominator, signal.clip_samples)
-    return _middle(samples_T, signal.clip_samples)
+        samples_T = _resample_middle(samples_T, ratio.numerator, ratio.denominator, number)
+    if len(samples_T) >= number:
+        start = (len(samples_T) - number) // 2
+        return samples_T[start : start + number]
+    before = (number - len(samples_T)) // 2
+    return np.pad(samples_T, (before, number - len(samples_T) - before))
 
 
 def _resample_middle(samples_T: Floats, up: int, down: int, number: int) -> Floats:
@@ -85,14 +82,6 @@ def _resample_middle(samples_T: Floats, up: int, down: int, number: int) -> Floa
     resampled: Floats = scipy_signal.resample_poly(samples_T[start:stop], up, down)
     skipped = first - start // down * up
     return resampled[skipped : skipped + min(number, total)]
-
-
-def _middle(samples_T: Floats, number: int) -> Floats:
-    if len(samples_T) >= number:
-        start = (len(samples_T) - number) // 2
-        return samples_T[start : start + number]
-    before = (number - len(samples_T)) // 2
-    return np.pad(samples_T, (before, number - len(samples_T) - before))
 
 
 def band_powers(clip_T: Floats, signal: Signal, num_columns: int) -> Floats:

@@ -1,7 +1,6 @@
 """Decodes image files and masks to uint8 pixels, and scales or crops them.
 
-`TRANSFORM_VERSION` must grow with every change of a pixel: it is part of the
-key by which prepared sets are reused.
+`TRANSFORM_VERSION` must grow with every change of a pixel: it is part of the key of prepared sets.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import numpy.typing as npt
 import simplejpeg
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from paceline.tasks.data.item import Extent
+from paceline.tasks.data.samples import Extent
 from paceline.tasks.errors import one_line
 
 TRANSFORM_VERSION = 1
@@ -38,14 +37,9 @@ class UnreadError(DecodeError):
 
 
 def decode(content: bytes, image_size: int, fit: Extent = "scale") -> npt.NDArray[np.uint8]:
-    """Decode an image file: upright, on white, RGB, and of its size.
+    """Decode an image file: upright, on white, RGB, and brought to `image_size` by `fit`.
 
     Of an animation the first frame is taken. A grey image becomes three equal channels.
-
-    Args:
-        content: The whole file.
-        image_size: Height and width of the result, pixels.
-        fit: How it comes to it.
 
     Returns:
         Pixels (image_size, image_size, 3), or (H, W, 3) of the whole.
@@ -63,7 +57,15 @@ def decode(content: bytes, image_size: int, fit: Extent = "scale") -> npt.NDArra
         # Pillow warns about faults that it corrects (odd EXIF, palettes), and raises the others.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return _decode(content, image_size, fit)
+            with Image.open(io.BytesIO(content)) as image:
+                if image.width * image.height > MAX_PIXELS:
+                    raise DecodeError(f"{image.width} x {image.height} pixels; more than {MAX_PIXELS} look like a bomb")
+                if image.format == "JPEG" and fit == "scale":
+                    # At a fraction of the size where twice the requested size remains: faster, and still antialiased.
+                    image.draft(None, (2 * image_size, 2 * image_size))
+                ImageOps.exif_transpose(image, in_place=True)  # else what is upright already is copied
+                picture = to_rgb(image)
+            return _fit(picture, image_size, fit)
     except DecodeError:
         raise
     except UnidentifiedImageError:
@@ -73,10 +75,10 @@ def decode(content: bytes, image_size: int, fit: Extent = "scale") -> npt.NDArra
 
 
 def _decode_small_jpeg(content: bytes, image_size: int, fit: Extent = "scale") -> npt.NDArray[np.uint8] | None:
-    """The same as Pillow makes of a small, sound, upright JPEG; None for all else, which Pillow judges.
+    """Decode a small, sound, upright JPEG; None for all other files, which Pillow decodes.
 
-    Both decode by libjpeg-turbo with the same settings, so the pixels are the same; but around the decoder Pillow
-    spends 50 to 80 microseconds, five sixths of a CIFAR image's time (infra/LOG.md, 2026-11-21).
+    Both use libjpeg-turbo with the same settings, so the pixels are the same. Around the decoder Pillow spends 50 to 80
+    microseconds, five sixths of a CIFAR image's time (infra/LOG.md, 2026-11-21).
     """
     if not content.startswith(_JPEG) or _APP1 in content:
         return None
@@ -95,18 +97,6 @@ def _decode_small_jpeg(content: bytes, image_size: int, fit: Extent = "scale") -
     if pixels_HWC.shape[:2] == (image_size, image_size):
         return pixels_HWC
     return _fit(Image.fromarray(pixels_HWC), image_size, fit)
-
-
-def _decode(content: bytes, image_size: int, fit: Extent = "scale") -> npt.NDArray[np.uint8]:
-    with Image.open(io.BytesIO(content)) as image:
-        if image.width * image.height > MAX_PIXELS:
-            raise DecodeError(f"{image.width} x {image.height} pixels; more than {MAX_PIXELS} look like a bomb")
-        if image.format == "JPEG" and fit == "scale":
-            # Decode at a fraction of the size where twice the requested size remains: faster, and still antialiased.
-            image.draft(None, (2 * image_size, 2 * image_size))
-        ImageOps.exif_transpose(image, in_place=True)  # else what is upright already is copied
-        picture = to_rgb(image)
-    return _fit(picture, image_size, fit)
 
 
 def _fit(
@@ -135,7 +125,13 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode in _SIXTEEN_BIT:
-        return _from_sixteen_bit(image)
+        # Image.convert("L") would clip at 255, which turns nearly every 16-bit picture white.
+        values = np.asarray(image).astype(np.int64)
+        if values.min() < 0 or values.max() > _SIXTEEN_BIT_MAX:
+            raise DecodeError(
+                f"32-bit values from {values.min()} to {values.max()}; only 0 to {_SIXTEEN_BIT_MAX} is understood"
+            )
+        return Image.fromarray(((values + 128) // 257).astype(np.uint8)).convert("RGB")
     if image.mode == "F":
         raise DecodeError("floating-point pixels have no defined range; store the image with 8 or 16 bits")
     if image.has_transparency_data:
@@ -145,24 +141,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _from_sixteen_bit(image: Image.Image) -> Image.Image:
-    # Image.convert("L") would clip at 255, which turns nearly every 16-bit picture white.
-    values = np.asarray(image).astype(np.int64)
-    if values.min() < 0 or values.max() > _SIXTEEN_BIT_MAX:
-        raise DecodeError(
-            f"32-bit values from {values.min()} to {values.max()}; only 0 to {_SIXTEEN_BIT_MAX} is understood"
-        )
-    return Image.fromarray(((values + 128) // 257).astype(np.uint8)).convert("RGB")
-
-
 def decode_mask(content: bytes, image: bytes, image_size: int, fit: Extent = "scale") -> npt.NDArray[np.uint8]:
-    """Decode the mask of an image: brought to its size as the image is, by nearest pixels, with 1 added.
-
-    Args:
-        content: The mask's whole file.
-        image: The image's.
-        image_size: Height and width of the result, pixels.
-        fit: How it comes to it.
+    """Decode the mask (a file) of an image (a file), bring it to `image_size` by nearest pixels, and add 1.
 
     Returns:
         Pixels (image_size, image_size), or of the complete image: 1 for the first class, 0 for 255 (no class).

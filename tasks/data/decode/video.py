@@ -1,12 +1,9 @@
-"""Decodes some frames of a video file.
-
-PyAV decodes in one thread, because many workers decode at the same time.
-"""
+"""Decodes some frames of a video file, in one thread, because many workers decode at the same time."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,11 +40,6 @@ def decode(content: bytes, num_frames: int, image_size: int) -> npt.NDArray[np.u
     Frames are counted, not timed. How many there are is known for certain only when all have been decoded; mostly it is
     the number of packets, which is quick to count.
 
-    Args:
-        content: The whole file.
-        num_frames: T.
-        image_size: Height and width of the result, pixels.
-
     Returns:
         Pixels (image_size, image_size, T * 3), one frame after the other.
 
@@ -59,7 +51,9 @@ def decode(content: bytes, num_frames: int, image_size: int) -> npt.NDArray[np.u
     if not content:
         raise DecodeError("empty file")
     try:
-        expected = _count_packets(content)
+        container, stream = _open(content)
+        with container:
+            expected = sum(packet.size > 0 for packet in container.demux(stream))
         frames, num_there = _take_frames(content, places(max(expected, num_frames), num_frames), image_size)
         if num_there != expected or num_there < num_frames:
             frames, _ = _take_frames(content, places(num_there, num_frames), image_size)
@@ -87,29 +81,20 @@ def _open(content: bytes) -> tuple[InputContainer, VideoStream]:
     return container, stream
 
 
-def _count_packets(content: bytes) -> int:
-    container, stream = _open(content)
-    with container:
-        return sum(packet.size > 0 for packet in container.demux(stream))
-
-
 def _take_frames(content: bytes, chosen: Sequence[int], image_size: int) -> tuple[list[npt.NDArray[np.uint8]], int]:
     """The frames at some places, and how many there are."""
     container, stream = _open(content)
     frames, number, last = [], 0, None
     with container:
-        for number, last in enumerate(_frames(container, stream), start=1):
+        for number, last in enumerate(container.decode(stream), start=1):
+            if last.is_corrupt:
+                raise DecodeError("a damaged frame")
             if number - 1 in chosen:
-                frames.append(_upright(last, image_size))
+                turns = round(last.rotation / _QUARTER_TURN) % 4
+                pixels_HWC = np.rot90(last.to_ndarray(format="rgb24"), turns)
+                frames.append(resize(np.ascontiguousarray(pixels_HWC), image_size))
         _check_whole(container, stream, number, last)
     return frames, number
-
-
-def _frames(container: InputContainer, stream: VideoStream) -> Iterator[Any]:
-    for frame in container.decode(stream):
-        if frame.is_corrupt:
-            raise DecodeError("a damaged frame")
-        yield frame
 
 
 def _check_whole(container: InputContainer, stream: VideoStream, number: int, last: Any) -> None:
@@ -125,9 +110,3 @@ def _check_whole(container: InputContainer, stream: VideoStream, number: int, la
     ends = last.time - started + (1 / float(rate) if rate else 0.0)
     if ends < WHOLE * seconds:
         raise DecodeError(f"ends after {ends:.2f} of {seconds:.2f} seconds")
-
-
-def _upright(frame: Any, image_size: int) -> npt.NDArray[np.uint8]:
-    pixels_HWC: npt.NDArray[np.uint8] = frame.to_ndarray(format="rgb24")
-    turns = round(frame.rotation / _QUARTER_TURN) % 4
-    return resize(np.ascontiguousarray(np.rot90(pixels_HWC, turns)), image_size)

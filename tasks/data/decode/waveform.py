@@ -1,7 +1,4 @@
-"""Decodes a WAV, NumPy or Parquet file to one signal in time.
-
-The first bytes decide on the format, not the name.
-"""
+"""Decodes a WAV, NumPy or Parquet file to one signal in time. The first bytes decide on the format, not the name."""
 
 from __future__ import annotations
 
@@ -37,9 +34,7 @@ Rate = int | Fraction
 def decode(content: bytes, default_rate: int) -> tuple[Floats, Rate]:
     """Decode a file: the mean of its channels, where integers have an amplitude of 1 at their full scale.
 
-    Args:
-        content: The whole file.
-        default_rate: Samples per second of files that do not say it.
+    Files without a rate have `default_rate` samples per second.
 
     Returns:
         Samples (T) and how many there are in a second, which need not be a whole number.
@@ -55,7 +50,18 @@ def decode(content: bytes, default_rate: int) -> tuple[Floats, Rate]:
         raise
     except Exception as error:  # what readers raise on hostile bytes is anything, struct.error and MemoryError included
         raise DecodeError(one_line(error)) from error
-    samples_T = _one_channel(values)
+    if values.ndim not in (1, 2) or values.dtype.kind not in "iuf":
+        raise DecodeError(
+            f"an array {values.shape} of {values.dtype}; numbers (samples) or (samples, channels) are needed"
+        )
+    if not 0 < values.size <= MAX_SAMPLES:
+        raise DecodeError(f"{values.size} samples; from 1 to {MAX_SAMPLES} are understood")
+    samples_T = values.astype(np.float64)
+    if values.dtype.kind != "f":
+        half = 2.0 ** (8 * values.dtype.itemsize - 1)
+        samples_T = (samples_T - (half if values.dtype.kind == "u" else 0.0)) / half
+    if samples_T.ndim > 1:
+        samples_T = samples_T.mean(axis=1)
     if not 1 <= rate <= MAX_RATE:
         raise DecodeError(f"{float(rate):.10g} samples per second; from 1 to {MAX_RATE} is understood")
     if not np.isfinite(samples_T).all():
@@ -65,42 +71,17 @@ def decode(content: bytes, default_rate: int) -> tuple[Floats, Rate]:
 
 def _read(content: bytes, default_rate: int) -> tuple[npt.NDArray[np.generic], Rate]:
     if content.startswith(_WAV):
-        return _read_wav(content)
+        with warnings.catch_warnings():
+            # Chunks that are not sound do not matter; a sound that ends too early does.
+            warnings.simplefilter("ignore", wavfile.WavFileWarning)
+            warnings.filterwarnings("error", message="Reached EOF prematurely", category=wavfile.WavFileWarning)
+            rate, samples = wavfile.read(io.BytesIO(content))
+        return samples, rate
     if content.startswith(_NUMPY):
         return np.load(io.BytesIO(content), allow_pickle=False), default_rate
-    if content.startswith(_PARQUET):
-        return _read_parquet(content, default_rate)
-    raise DecodeError("neither a WAV nor a NumPy nor a Parquet file")
-
-
-def _read_wav(content: bytes) -> tuple[npt.NDArray[np.generic], int]:
-    with warnings.catch_warnings():
-        # Chunks that are not sound are none of our business; that the sound ends before its time is.
-        warnings.simplefilter("ignore", wavfile.WavFileWarning)
-        warnings.filterwarnings("error", message="Reached EOF prematurely", category=wavfile.WavFileWarning)
-        rate, samples = wavfile.read(io.BytesIO(content))
-    return samples, rate
-
-
-def _one_channel(found: npt.NDArray[np.generic]) -> Floats:
-    """Convert samples (T) or (T, channels) to the mean of the channels."""
-    if found.ndim not in (1, 2) or found.dtype.kind not in "iuf":
-        raise DecodeError(
-            f"an array {found.shape} of {found.dtype}; numbers (samples) or (samples, channels) are needed"
-        )
-    if not 0 < found.size <= MAX_SAMPLES:
-        raise DecodeError(f"{found.size} samples; from 1 to {MAX_SAMPLES} are understood")
-    if found.dtype.kind == "f":
-        scaled = found.astype(np.float64)
-    else:
-        bits = 8 * found.dtype.itemsize
-        middle = 2.0 ** (bits - 1) if found.dtype.kind == "u" else 0.0
-        scaled = (found.astype(np.float64) - middle) / 2.0 ** (bits - 1)
-    return scaled if scaled.ndim == 1 else scaled.mean(axis=1)
-
-
-def _read_parquet(content: bytes, default_rate: int) -> tuple[npt.NDArray[np.generic], Rate]:
-    """A row for each sample, a column for each channel, and perhaps one with their times."""
+    if not content.startswith(_PARQUET):
+        raise DecodeError("neither a WAV nor a NumPy nor a Parquet file")
+    # A row for each sample, a column for each channel, and perhaps one with their times.
     file = pq.ParquetFile(io.BytesIO(content))
     if file.metadata.num_rows * file.metadata.num_columns > MAX_SAMPLES:
         raise DecodeError(f"{file.metadata.num_rows} rows; up to {MAX_SAMPLES} samples are understood")
@@ -135,11 +116,7 @@ def _rate(column: pa.ChunkedArray) -> Fraction:
     step = seconds[-1] / (len(seconds) - 1)
     if not step > 0 or np.abs(seconds - step * np.arange(len(seconds))).max() > JITTER * step:
         raise DecodeError(f"{TIME} does not have equal steps; give one sample after each {step:.6g} s")
-    return _simple(1 / float(step))
-
-
-def _simple(rate: float) -> Fraction:
-    """A whole number where that is as good as a rate, or a fraction of small numbers: by these it is resampled."""
-    exact = Fraction(rate)
+    # A whole number where that is as good as a rate, or a fraction of small numbers: by these it is resampled.
+    exact = Fraction(1 / float(step))
     near = (exact.limit_denominator(10**digits) for digits in range(4))
     return next((fraction for fraction in near if abs(fraction - exact) <= RATE_ERROR * exact), exact)

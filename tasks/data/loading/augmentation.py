@@ -1,7 +1,7 @@
 """Batched augmentation on the device: random crops, colour jitter, mixup and CutMix.
 
 Every number is a function of the seed, the epoch and the sample's place in its order, so all loaders, any number of
-passes and a resumed run have the same. Knows nothing of where images come from.
+passes and a resumed run have the same.
 
 Shapes: N samples, C channels, H height, W width, U random numbers of a sample.
 """
@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.conf.augmentation import COLOURS, Vary
-from paceline.tasks.data.loading.batch import Batch, set_layout
+from paceline.tasks.data.loading.batch import set_layout
+from paceline.tasks.model.batch import Batch
 from paceline.tasks.model.noise import uniform
 
 Floats = npt.NDArray[np.float64]
@@ -32,14 +33,7 @@ _NUM_UNIFORM = 29
 
 
 class Variation:
-    """Augments batches.
-
-    Args:
-        settings: what is done.
-        mean: per channel, in units of full scale, as images were normalised by.
-        std: per channel, in units of full scale; 0 for a channel without variance.
-        seed: of the run.
-    """
+    """Augments batches whose images were normalised by `mean` and `std` (0 for a channel without variance)."""
 
     def __init__(self, settings: Vary, mean: Sequence[float], std: Sequence[float], seed: int) -> None:
         self._settings = settings
@@ -48,13 +42,7 @@ class Variation:
         self._seed = seed
 
     def __call__(self, batch: Batch, draw_N: npt.NDArray[np.int64], *, channels_last: bool) -> Batch:
-        """Augment a batch.
-
-        Args:
-            batch: normalised.
-            draw_N: another number for each sample and epoch.
-            channels_last: memory format of its images.
-        """
+        """Augment a normalised batch, where `draw_N` is another number for each sample and epoch."""
         settings, images_NCHW = self._settings, batch.images_NCHW
         if not settings.is_on or not len(draw_N):
             return batch
@@ -100,11 +88,7 @@ def boxes(settings: Vary, uniform_NU: Floats, shape: Sequence[int]) -> npt.NDArr
     """Crops (N, 4): top, left, height and width, whole pixels.
 
     As torchvision's RandomResizedCrop: areas are uniform, ratios in their logarithm, places uniform among those inside.
-
-    Args:
-        settings: with `crop_scale`.
-        uniform_NU: in [0, 1).
-        shape: height and width of the images.
+    `uniform_NU` is in [0, 1), `shape` the height and width of the images.
     """
     assert settings.crop_scale is not None
     tall, wide = shape
@@ -149,10 +133,7 @@ def _places(start_N: Tensor, length_N: Tensor, size: int) -> Tensor:
 def mix(batch: Batch, settings: Vary, uniform_N4: Floats) -> Batch:
     """Mix each sample with its mirror position in the batch; the order of a batch is random already.
 
-    Args:
-        batch: whose samples have no targets.
-        settings: which mixtures.
-        uniform_N4: for the choice between them, the share, and a box's row and column.
+    `uniform_N4` decides on the kind of mixture, the share, and a box's row and column. The samples have no targets.
     """
     images_NCHW = batch.images_NCHW
     others_NCHW = images_NCHW.flip(0)
@@ -196,9 +177,8 @@ def _cut(cut_N: npt.NDArray[np.bool_], share_N: Floats, place_N2: Floats, images
 
 def _between(start_N: Floats, stop_N: Floats, size: int, device: torch.device) -> Tensor:
     places = torch.arange(size, device=device)[None]
-    return (places >= torch.from_numpy(start_N).to(device)[:, None]) & (
-        places < torch.from_numpy(stop_N).to(device)[:, None]
-    )
+    start, stop = (torch.from_numpy(edge_N).to(device)[:, None] for edge_N in (start_N, stop_N))
+    return (places >= start) & (places < stop)
 
 
 def _column(values_N: Floats, device: torch.device) -> Tensor:

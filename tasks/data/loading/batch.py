@@ -1,12 +1,8 @@
-"""A batch, and the arithmetic on pixels that all loaders share, so that their batches are equal bit for bit.
-
-Knows tensors only: no order, no files, no threads.
-"""
+"""The arithmetic on pixels that all loaders share, so that their batches are equal bit for bit."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,26 +10,6 @@ import torch
 from torch import Tensor
 
 # Shape suffixes: N samples, C channels, H height, W width, T targets, F = H * W * C, M windows.
-
-
-class Batch(NamedTuple):
-    """The input of a training step, on the device of a rank."""
-
-    images_NCHW: Tensor
-    """float32, normalised, in the requested memory format."""
-    labels_N: Tensor
-    """int64."""
-    targets_NT: Tensor | None
-    """float32 regression targets, where the data has them."""
-    noise_seeds_N: Tensor | None
-    """int64, another for each sample and epoch: what is added at random follows from them. None where nothing is."""
-    weight: float
-    """local samples x ranks / global samples: a rank's mean loss times this, averaged over the ranks as DDP does with
-    gradients, is the exact mean over the global batch even when the ranks' parts differ in size."""
-    mixed_labels_N: Tensor | None = None
-    """int64 classes of the images that are mixed in; None where none are."""
-    mix_weights_N: Tensor | None = None
-    """float32: how much of each image is of its own class; the rest is of the other."""
 
 
 class Normalise:
@@ -44,10 +20,9 @@ class Normalise:
         self.scale_C = [1.0 / (255.0 * (deviation or 1.0)) for deviation in std]
         self.bias_C = [-average / (deviation or 1.0) for average, deviation in zip(mean, std, strict=True)]
         height, width, _ = image_shape
-        self._rows_NHWC = tuple(torch.tensor(row).repeat(height * width) for row in (self.scale_C, self.bias_C))
-        self._rows_NCHW = tuple(
-            torch.tensor(row).repeat_interleave(height * width) for row in (self.scale_C, self.bias_C)
-        )
+        rows = torch.tensor(self.scale_C), torch.tensor(self.bias_C)
+        self._rows_NHWC = tuple(row.repeat(height * width) for row in rows)
+        self._rows_NCHW = tuple(row.repeat_interleave(height * width) for row in rows)
 
     def to(self, device: torch.device) -> Normalise:
         """Move the constants to a device; returns self."""
@@ -62,17 +37,12 @@ class Normalise:
         Not `addcmul`: its fused multiply-add rounds otherwise at the ends of vectors, and loaders could differ.
         """
         num, height, width, channels = images_NHWC.shape
-        flat = (num, height * width * channels)
-        if channels_last or channels == 1:
-            scale_F, bias_F = self._rows_NHWC
-            values_NF = images_NHWC.reshape(flat).to(torch.float32).mul_(scale_F).add_(bias_F)
-            if channels_last:
-                return values_NF.view(num, height, width, channels).permute(0, 3, 1, 2)
-            # Of one channel both layouts are the same memory, and convolutions go by the strides.
-            return values_NF.view(num, channels, height, width)
-        scale_F, bias_F = self._rows_NCHW
-        pixels_NF = images_NHWC.permute(0, 3, 1, 2).reshape(flat)
-        return pixels_NF.to(torch.float32).mul_(scale_F).add_(bias_F).view(num, channels, height, width)
+        scale_F, bias_F = self._rows_NHWC if channels_last else self._rows_NCHW
+        pixels = images_NHWC if channels_last else images_NHWC.permute(0, 3, 1, 2)
+        values_NF = pixels.reshape(num, height * width * channels).to(torch.float32).mul_(scale_F).add_(bias_F)
+        if channels_last:
+            return values_NF.view(num, height, width, channels).permute(0, 3, 1, 2)
+        return values_NF.view(num, channels, height, width)
 
 
 def set_layout(images_NCHW: Tensor, *, channels_last: bool) -> Tensor:
@@ -88,11 +58,6 @@ def set_layout(images_NCHW: Tensor, *, channels_last: bool) -> Tensor:
     return images_NCHW.contiguous(memory_format=torch.channels_last)
 
 
-def fill_of(mean: Sequence[float]) -> npt.NDArray[np.uint8]:
-    """The pixel (C,) that padding consists of: the rounded mean, which normalises to about 0."""
-    return np.round(np.asarray(mean) * 255.0).clip(0, 255).astype(np.uint8)
-
-
 def pad(images: npt.NDArray[np.uint8], width: int, fill_C: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """Surround images (..., H, W, C) with `width` pixels of a colour on each side."""
     if width == 0:
@@ -105,10 +70,9 @@ def pad(images: npt.NDArray[np.uint8], width: int, fill_C: npt.NDArray[np.uint8]
 
 
 def windows(padded_NHWC: Tensor, height: int, width: int) -> Tensor:
-    """All windows of padded images as one view (M, height, width * C); `window_numbers` says finds one.
+    """All windows of padded images as one view (M, height, width * C), by the numbers of `window_numbers`.
 
-    Each row of a window is `width * C` bytes side by side. Between images lie windows that straddle two of them; they
-    are never used.
+    Windows that straddle two images are never used.
     """
     num, tall, wide, channels = padded_NHWC.shape
     last = (height - 1) * wide + width
@@ -117,10 +81,7 @@ def windows(padded_NHWC: Tensor, height: int, width: int) -> Tensor:
 
 
 def window_numbers(
-    image_N: npt.NDArray[np.int64],
-    dy_N: npt.NDArray[np.int64],
-    dx_N: npt.NDArray[np.int64],
-    padded_NHWC: Tensor,
+    image_N: npt.NDArray[np.int64], dy_N: npt.NDArray[np.int64], dx_N: npt.NDArray[np.int64], padded_NHWC: Tensor
 ) -> npt.NDArray[np.int64]:
     """Numbers (N,) of the windows that begin at row dy and column dx of images."""
     _, tall, wide, _ = padded_NHWC.shape

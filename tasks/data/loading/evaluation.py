@@ -1,7 +1,4 @@
-"""Batches for evaluation: in order, not augmented, each sample exactly once over all ranks.
-
-Yields the sample numbers of each batch, so that predictions can be put in their places.
-"""
+"""Batches for evaluation: in order, not augmented, each sample exactly once over all ranks."""
 
 from __future__ import annotations
 
@@ -11,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from paceline.tasks.data.loading.batch import Batch, Normalise, on_device
+from paceline.tasks.data.loading.batch import Normalise, on_device
 from paceline.tasks.data.loading.sampling import share
 from paceline.tasks.data.split import Split
+from paceline.tasks.model.batch import Batch
 
 
 def evaluation_batches(  # noqa: PLR0913, PLR0917 - the feed of a rank, flat because it is called from one place
@@ -30,17 +28,7 @@ def evaluation_batches(  # noqa: PLR0913, PLR0917 - the feed of a rank, flat bec
     """Yield (sample numbers (N,), batch) over a rank's contiguous share of a split.
 
     Nothing is dropped or repeated, whatever the number of ranks; a rank may have no batch at all. Every batch weighs 1.
-
-    Args:
-        split: The split; may be empty.
-        mean: Per channel, in units of full scale.
-        std: Per channel, in units of full scale.
-        batch_size: Samples per batch; the last may be smaller.
-        rank: Whose share.
-        world_size: Number of shares.
-        device: Where batches are delivered.
-        channels_last: Memory format of the images.
-        draws: Whether something is added to the images at random; the same whenever a split is evaluated.
+    Random numbers (`draws`) are the same whenever a split is evaluated. `mean` and `std` are in units of full scale.
     """
     normalise = Normalise(mean, std, split.image_shape).to(device)
     first, last = share(0, split.num_samples, rank, world_size)
@@ -57,7 +45,7 @@ def evaluation_batch(
     channels_last: bool,
     draws: bool,
 ) -> Batch:
-    """Some samples of a split as they are evaluated; the arguments as those of `evaluation_batches`."""
+    """Some samples of a split as they are evaluated; the arguments as in `evaluation_batches`."""
     pixels = torch.from_numpy(split.gather(indices_N))
     if device.type == "cuda":
         pixels = pixels.pin_memory().to(device, non_blocking=True)

@@ -1,10 +1,8 @@
-"""The whole split on the device as uint8; a batch is one indexed gather of augmented windows.
-
-Knows nothing of disks after its start: it pays memory for speed.
-"""
+"""The whole split on the device as uint8; a batch is one indexed gather of augmented windows."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -15,9 +13,10 @@ import torch
 from torch import Tensor
 
 from paceline.conf.recipe import FLIPPING
-from paceline.tasks.data.loading.batch import Batch, columns_before_flip, gather_windows, pad, window_numbers, windows
+from paceline.tasks.data.loading.batch import columns_before_flip, gather_windows, pad, window_numbers, windows
 from paceline.tasks.data.loading.train_loader import BatchRequest, LoaderConfig, TrainLoader
 from paceline.tasks.data.split import Split
+from paceline.tasks.model.batch import Batch
 
 _PAD_AT_ONCE = 4_096
 _MIRROR_SHARE = 0.25
@@ -29,8 +28,8 @@ _SHARED: WeakKeyDictionary[Split, WeakValueDictionary[tuple[object, ...], Tensor
 class ResidentLoader(TrainLoader):
     """Augments on the device from a padded copy, and from a flipped one where memory permits."""
 
-    def __init__(self, feed: LoaderConfig, first_step: int) -> None:
-        super().__init__(feed, first_step)
+    def __init__(self, feed: LoaderConfig) -> None:
+        super().__init__(feed)
         shared = _SHARED.setdefault(feed.split, WeakValueDictionary())
         key = (feed.device, feed.padding, feed.augment, feed.fill_C.tobytes())
         padded_NHWC = shared.get(key)
@@ -46,7 +45,7 @@ class ResidentLoader(TrainLoader):
     def _batches(self, requests: Iterator[BatchRequest]) -> Iterator[Batch]:
         channels_last = self.feed.channels_last
         for request in requests:
-            index = self._device(request.index_N)
+            index = torch.from_numpy(request.index_N).to(self.feed.device, non_blocking=True)
             images_NHWC = self._gather(request)
             targets = None if self._targets_NT is None else self._targets_NT[index]
             images_NCHW = self.normalise(images_NHWC, channels_last=channels_last)
@@ -65,18 +64,16 @@ class ResidentLoader(TrainLoader):
     def _copy(self, image_N: npt.NDArray[np.int64], request: BatchRequest, dx_N: npt.NDArray[np.int64]) -> Tensor:
         return gather_windows(self._windows, window_numbers(image_N, request.dy_N, dx_N, self._padded_NHWC))
 
-    def _device(self, values_N: npt.NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(values_N).to(self.feed.device, non_blocking=True)
-
 
 def _load(feed: LoaderConfig) -> Tensor:
     """The padded split on the device, followed by its mirror images where they are used and fit."""
     split, width = feed.split, feed.padding
     height, breadth, channels = split.image_shape
-    mirrored = feed.augment in FLIPPING and padded_bytes(feed) < _MIRROR_SHARE * free_bytes(feed.device)
-    copies = 2 if mirrored else 1
-    shape = (copies * split.num_samples, height + 2 * width, breadth + 2 * width, channels)
-    padded_NHWC = torch.empty(shape, dtype=torch.uint8, device=feed.device)
+    shape = (height + 2 * width, breadth + 2 * width, channels)
+    num_bytes = split.num_samples * math.prod(shape)
+    mirrored = feed.augment in FLIPPING and num_bytes < _MIRROR_SHARE * free_bytes(feed.device)
+    num_images = (2 if mirrored else 1) * split.num_samples
+    padded_NHWC = torch.empty((num_images, *shape), dtype=torch.uint8, device=feed.device)
     for start in range(0, split.num_samples, _PAD_AT_ONCE):
         stop = min(start + _PAD_AT_ONCE, split.num_samples)
         part = torch.from_numpy(pad(split.gather(np.arange(start, stop)), width, feed.fill_C)).to(feed.device)
@@ -84,12 +81,6 @@ def _load(feed: LoaderConfig) -> Tensor:
         if mirrored:
             padded_NHWC[split.num_samples + start : split.num_samples + stop] = part.flip(2)
     return padded_NHWC
-
-
-def padded_bytes(feed: LoaderConfig) -> int:
-    """Bytes of one padded copy of the split."""
-    height, width, channels = feed.split.image_shape
-    return feed.split.num_samples * (height + 2 * feed.padding) * (width + 2 * feed.padding) * channels
 
 
 def free_bytes(device: torch.device) -> int:

@@ -1,7 +1,4 @@
-"""In which order samples are seen and how each is augmented: pure functions of (seed, epoch, position).
-
-Nothing here knows ranks' state, devices or images, so a resumed run and a run on other ranks see the same batches.
-"""
+"""The order of samples and their augmentation: pure functions of (seed, epoch, position), whatever the ranks."""
 
 from __future__ import annotations
 
@@ -50,13 +47,9 @@ def epoch_order(num_samples: int, seed: int, epoch: int, shuffle: Shuffle) -> np
     """The order of an epoch: a permutation of the samples.
 
     Up to a window of samples it is uniform over all permutations. Above, blocks of contiguous samples are permuted,
-    then every window of them is permuted within. A batch then mixes as many random blocks as a window has: any two
-    samples can meet in a batch, but two of one block do so more often than two of different blocks. Shards are made so
-    that a block is a cross-section of the classes (`paceline.tasks.data.prepare.chunks`). In return at most one
-    window is read from disk at a time.
-
-    Returns:
-        Sample numbers (num_samples,).
+    then every window of them is permuted within, so that at most one window is read from disk at a time. Two samples of
+    one block meet in a batch more often than two of different blocks; shards are made so that a block is a
+    cross-section of the classes (`paceline.tasks.data.prepare.chunks`).
     """
     rng = _generator(seed, epoch, _ORDER)
     if num_samples <= shuffle.window:
@@ -73,13 +66,6 @@ def epoch_augmentation(
     order_N: npt.NDArray[np.int64], seed: int, epoch: int, augment: Augment, shift_pixels: int
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """The augmentation of every position of an epoch: first the flip, then a window of the padded image.
-
-    Args:
-        order_N: Of the epoch.
-        seed: Of the augmentation.
-        epoch: Its number.
-        augment: Kind of augmentation.
-        shift_pixels: Largest shift in each direction, pixels.
 
     Returns:
         Whether to flip left-right (N,), and the top row and left column (N,) of the window in the image padded by
@@ -122,14 +108,9 @@ def share(start: int, stop: int, rank: int, world_size: int) -> tuple[int, int]:
 
 
 def deal(owner_N: npt.NDArray[np.int64], sizes: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Give each rank what it owns of a batch first, as far as its part reaches; the rest fills the parts up in order.
+    """The rank (N,) of each position of a batch: its owner as far as that rank's part reaches, then by turns.
 
-    Args:
-        owner_N: The rank that each position of the batch belongs to.
-        sizes: Of the ranks' parts; together N.
-
-    Returns:
-        The rank of each position (N,).
+    `sizes` are those of the ranks' parts, together N.
     """
     ranks_N = np.full(len(owner_N), -1, dtype=np.int64)
     missing = list(sizes)
@@ -145,10 +126,6 @@ def apportion(num_samples: int, loads: Sequence[float]) -> tuple[int, ...]:
     """Cut a number of samples into shares proportional to loads, by largest remainder; the first of equal ones wins.
 
     No share is empty while there are as many samples as shares. In exact arithmetic: all ranks cut alike.
-
-    Args:
-        num_samples: To be shared.
-        loads: One positive number per share.
     """
     total = sum(Fraction(load) for load in loads)
     exact = [num_samples * Fraction(load) / total for load in loads]
@@ -180,9 +157,8 @@ class BatchPlan:
     step sees the same samples.
 
     A last batch smaller than `max(world_size, global_batch_size // 8)` is folded into the one before: a handful of
-    samples makes a noisy step and may leave ranks without any. While `world_size` stays at or below an eighth of the
-    global batch, the batches do not depend on it. Where fewer samples than ranks are left all the same, because a
-    smaller group has taken an epoch so far, every rank takes all of them: the mean over ranks is that over samples.
+    samples makes a noisy step and may leave ranks without any. Where fewer samples than ranks remain all the same,
+    because a smaller group has taken an epoch so far, every rank takes all of them.
     """
 
     num_samples: int
@@ -233,12 +209,9 @@ class BatchPlan:
     def sizes(self, step: int) -> tuple[int, ...]:
         """Samples of each rank's part of a global batch."""
         start, stop = self.bounds(step)
-        if self._is_shared_whole(stop - start):
+        if stop - start < self.world_size:
             return (stop - start,) * self.world_size
         return _sizes(stop - start, self.world_size, self.loads)
-
-    def _is_shared_whole(self, num_samples: int) -> bool:
-        return num_samples < self.world_size
 
     def weight(self, step: int, rank: int) -> float:
         """Factor that makes the mean of the ranks' gradients the mean over the samples of the global batch."""
@@ -249,16 +222,11 @@ class BatchPlan:
         """Positions of a rank's part of a global batch: samples of its own shards first.
 
         A shard's owner is on the host that wrote it, where preparation had the same workers, and no other host needs
-        the shard in its memory but for the few samples by which a batch is unevenly owned.
-
-        Args:
-            step: Of the epoch.
-            rank: Whose part.
-            order: Of the epoch (num_samples,).
-            shards: Number of the shard that holds each of the given samples.
+        the shard in its memory but for the few samples by which a batch is unevenly owned. `order` is that of the
+        epoch (num_samples,).
         """
         start, stop = self.bounds(step)
-        if self.world_size == 1 or self._is_shared_whole(stop - start):
+        if self.world_size == 1 or stop - start < self.world_size:
             return np.arange(start, stop)
         owner_N = owner(shards(order[start:stop]), self.world_size)
         return start + np.flatnonzero(deal(owner_N, self.sizes(step)) == rank)

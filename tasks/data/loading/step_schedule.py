@@ -10,17 +10,12 @@ from paceline.tasks.data.loading.sampling import BatchPlan
 
 @dataclass(frozen=True)
 class StepSchedule:
-    """The samples of each step; steps are counted over all epochs.
-
-    Args:
-        plan: Of whole epochs.
-        first_step: Where this group takes the training up; steps before it were another's.
-        epoch: In which it does.
-        first_sample: Of that epoch; those before it in its order have been seen.
-    """
+    """The samples of each step; steps are counted over all epochs."""
 
     plan: BatchPlan
+    """Plan of whole epochs."""
     first_step: int = 0
+    """First step of this group, in `epoch`, at position `first_sample` of its order."""
     epoch: int = 0
     first_sample: int = 0
 
@@ -82,6 +77,6 @@ class StepSchedule:
         return epoch * self.steps_per_epoch + local
 
     @property
-    def num_passed(self) -> int:
+    def num_past_steps(self) -> int:
         """Steps of the current epoch that were done when this group started; all of them at the end of an epoch."""
         return self.steps_per_epoch - (self._rest.steps_per_epoch if self.first_sample else 0)

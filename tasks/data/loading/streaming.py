@@ -1,21 +1,22 @@
 """Batches gathered from memory-mapped shards, for splits that do not fit the device.
 
-The kernel reads ahead of both ways. For a GPU a background thread gathers: it touches numpy and preallocated buffers
-only; every call to the device is the consumer's, so that a CUDA graph being captured there is never disturbed from a
-second thread. On CPUs a thread would take a core away from the steps and wait for it, so batches are gathered on
-demand: 6.4 x the rate of a per-sample loader on two cores, 3.2 x with a thread (infra/LOG.md, 2026-11-22).
+For a GPU a background thread gathers into preallocated buffers. Every call to the device is the consumer's, so that no
+second thread disturbs the capture of a CUDA graph. On CPUs a thread would take a core away from the steps, so batches
+are gathered on demand: 6.4 x the rate of a per-sample loader on two cores, 3.2 x with a thread (infra/LOG.md,
+2026-11-22).
 """
 
 from __future__ import annotations
 
 import math
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import lru_cache
 from queue import Empty, Full, Queue
+from timeit import repeat
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,6 @@ import torch
 from torch import Tensor
 
 from paceline.tasks.data.loading.batch import (
-    Batch,
     columns_before_flip,
     gather_windows,
     on_device,
@@ -34,7 +34,9 @@ from paceline.tasks.data.loading.batch import (
 from paceline.tasks.data.loading.sampling import Shuffle
 from paceline.tasks.data.loading.train_loader import BatchRequest, LoaderConfig, TrainLoader
 from paceline.tasks.data.split import Split
+from paceline.tasks.model.batch import Batch
 
+T = TypeVar("T")
 QUEUE_SIZE = 3
 _COPIES_UNDER_WAY = 2
 _NUM_BUFFERS = QUEUE_SIZE + 1 + _COPIES_UNDER_WAY
@@ -42,16 +44,14 @@ _NUM_BUFFERS = QUEUE_SIZE + 1 + _COPIES_UNDER_WAY
 _POLL_SECONDS = 0.1
 
 
-@dataclass(frozen=True)
-class _Filled:
+class _Filled(NamedTuple):
     """A request with its pixels in a buffer."""
 
     request: BatchRequest
     buffer: Tensor
 
 
-@dataclass(frozen=True)
-class _Copy:
+class _Copy(NamedTuple):
     """Pixels on their way to the device."""
 
     filled: _Filled
@@ -63,14 +63,14 @@ class _Producer:
     """The background thread of one iteration, with its queue and its ring of buffers."""
 
     def __init__(self, feed: LoaderConfig, requests: Iterator[BatchRequest], largest: int) -> None:
-        self._feed = feed
         self._requests = requests
         self._filled: Queue[_Filled | BaseException | None] = Queue(QUEUE_SIZE)
-        self._free: Queue[Tensor] = Queue()
+        self.free: Queue[Tensor] = Queue()
+        """Buffers that the thread may fill."""
         self._stop = threading.Event()
         pinned = feed.device.type == "cuda"
         for _ in range(_NUM_BUFFERS):
-            self._free.put(torch.empty((largest, *feed.split.image_shape), dtype=torch.uint8, pin_memory=pinned))
+            self.free.put(torch.empty((largest, *feed.split.image_shape), dtype=torch.uint8, pin_memory=pinned))
         self._canvas = Canvas(feed, largest)
         # A daemon: an interpreter that ends without closing the loader must not wait for it.
         self._thread = threading.Thread(target=self._run, name="paceline-streaming", daemon=True)
@@ -96,10 +96,6 @@ class _Producer:
             return item
         return None
 
-    def give_back(self, buffer: Tensor) -> None:
-        """Let the thread fill a buffer again."""
-        self._free.put(buffer)
-
     def close(self) -> None:
         """End the thread and wait for it."""
         self._stop.set()
@@ -108,39 +104,31 @@ class _Producer:
     def _run(self) -> None:
         try:
             for request in self._requests:
-                buffer = self._wait_for_buffer()
+                buffer = self._retry(lambda: self.free.get(timeout=_POLL_SECONDS))
                 if buffer is None:
                     return
                 self._canvas.batch(request, out=buffer.numpy()[: len(request.index_N)])
-                if not self._put(_Filled(request, buffer)):
-                    return
+                self._put(_Filled(request, buffer))
             self._put(None)
         except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to the consumer
             self._put(error)
 
-    def _wait_for_buffer(self) -> Tensor | None:
-        while not self._stop.is_set():
-            try:
-                return self._free.get(timeout=_POLL_SECONDS)
-            except Empty:
-                continue
-        return None
+    def _put(self, item: _Filled | BaseException | None) -> None:
+        self._retry(lambda: self._filled.put(item, timeout=_POLL_SECONDS))
 
-    def _put(self, item: _Filled | BaseException | None) -> bool:
+    def _retry(self, use_queue: Callable[[], T]) -> T | None:
+        """Use a queue until that succeeds or the thread is to end."""
         while not self._stop.is_set():
-            try:
-                self._filled.put(item, timeout=_POLL_SECONDS)
-            except Full:
-                continue
-            return True
-        return False
+            with suppress(Empty, Full):
+                return use_queue()
+        return None
 
 
 class StreamingLoader(TrainLoader):
     """Overlaps reading, copying and computing; holds a few batches and two windows of the shuffle, never the split."""
 
-    def __init__(self, feed: LoaderConfig, first_step: int) -> None:
-        super().__init__(feed, first_step)
+    def __init__(self, feed: LoaderConfig) -> None:
+        super().__init__(feed)
         self.in_background = feed.device.type == "cuda"
         """Whether a thread gathers."""
         self._producers: list[_Producer] = []
@@ -155,18 +143,18 @@ class StreamingLoader(TrainLoader):
 
     def _batches(self, requests: Iterator[BatchRequest]) -> Iterator[Batch]:
         ahead = ReadAhead(self.feed.split, self.feed.shuffle).through(requests)
-        return self._from_thread(ahead) if self.in_background else self._in_foreground(ahead)
-
-    def _in_foreground(self, requests: Iterator[BatchRequest]) -> Iterator[Batch]:
         largest = self._course.largest_part(self.feed.rank)
+        if self.in_background:
+            yield from self._from_thread(ahead, largest)
+            return
         if self._canvas is None or self._canvas.largest < largest:
             self._canvas = Canvas(self.feed, largest)
-        for request in requests:
+        for request in ahead:
             yield self._batch(request, torch.from_numpy(self._canvas.batch(request)).to(self.feed.device))
 
-    def _from_thread(self, requests: Iterator[BatchRequest]) -> Iterator[Batch]:
+    def _from_thread(self, requests: Iterator[BatchRequest], largest: int) -> Iterator[Batch]:
         self.close()
-        producer = _Producer(self.feed, requests, self._course.largest_part(self.feed.rank))
+        producer = _Producer(self.feed, requests, largest)
         self._producers.append(producer)
         copies: deque[_Copy] = deque()
         try:
@@ -206,7 +194,7 @@ class StreamingLoader(TrainLoader):
         batch = self._batch(copy.filled.request, copy.images_NHWC)
         if copy.event is not None:
             copy.event.synchronize()  # waits for a copy that started a step ago; then the buffer may be overwritten
-        producer.give_back(copy.filled.buffer)
+        producer.free.put(copy.filled.buffer)
         return batch
 
     def _batch(self, request: BatchRequest, images_NHWC: Tensor) -> Batch:
@@ -224,12 +212,7 @@ _BYTES_OF_A_TRIAL = 2**18
 
 
 class Canvas:
-    """Room for one padded batch.
-
-    Args:
-        feed: what is delivered.
-        largest: samples of the largest batch.
-    """
+    """Room for one padded batch of at most `largest` samples."""
 
     def __init__(self, feed: LoaderConfig, largest: int) -> None:
         self._feed = feed
@@ -245,7 +228,7 @@ class Canvas:
         self._mirror = fastest_mirror(feed.split.image_shape)
 
     def batch(self, request: BatchRequest, out: npt.NDArray[np.uint8] | None = None) -> npt.NDArray[np.uint8]:
-        """The images (N, H, W, C) of a request, in an array of the caller's: the one given, or a new one."""
+        """The images (N, H, W, C) of a request, in `out` or in a new array."""
         feed, num = self._feed, len(request.index_N)
         if feed.augment == "none":
             return feed.split.gather(request.index_N, out=out)
@@ -268,7 +251,7 @@ class Canvas:
 def fastest_mirror(image_shape: tuple[int, int, int]) -> Mirror:
     """The one of `mirrors` that is faster on this processor."""
     blank = np.zeros((max(1, _BYTES_OF_A_TRIAL // math.prod(image_shape)), *image_shape), dtype=np.uint8)
-    return min(mirrors(image_shape), key=lambda mirror: min(_seconds(mirror, blank) for _ in range(_TRIALS)))
+    return min(mirrors(image_shape), key=lambda mirror: min(repeat(lambda: mirror(blank), number=1, repeat=_TRIALS)))
 
 
 def mirrors(image_shape: tuple[int, int, int]) -> tuple[Mirror, Mirror]:
@@ -291,19 +274,8 @@ def mirrors(image_shape: tuple[int, int, int]) -> tuple[Mirror, Mirror]:
     return by_take, by_flip
 
 
-def _seconds(mirror: Mirror, images_NHWC: npt.NDArray[np.uint8]) -> float:
-    started = time.perf_counter()
-    mirror(images_NHWC)
-    return time.perf_counter() - started
-
-
 class ReadAhead:
-    """Advises the kernel to read one shuffle window ahead.
-
-    Args:
-        split: on disk.
-        shuffle: by which its samples are ordered.
-    """
+    """Advises the kernel to read one shuffle window ahead."""
 
     def __init__(self, split: Split, shuffle: Shuffle) -> None:
         self._split = split
@@ -313,7 +285,7 @@ class ReadAhead:
         """By block, samples within the window."""
 
     def through(self, requests: Iterator[BatchRequest]) -> Iterator[BatchRequest]:
-        """The same requests, each a window later, or at once where a window holds them all."""
+        """Delay each request by a window; none if a window holds the split."""
         if self._keeps_all:
             self._split.will_need(0, self._split.num_samples)
             yield from requests
@@ -321,8 +293,11 @@ class ReadAhead:
         ahead: deque[tuple[BatchRequest, Counter[int]]] = deque()
         num_ahead = 0
         for request in requests:
-            blocks = self._blocks(request.index_N)
-            self._enter(blocks)
+            numbers, counts = np.unique(request.index_N // self._shuffle.block, return_counts=True)
+            blocks = Counter(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
+            for block in blocks.keys() - self._uses.keys():
+                self._split.will_need(*self._range(block))
+            self._uses.update(blocks)
             ahead.append((request, blocks))
             num_ahead += len(request.index_N)
             while num_ahead > self._shuffle.window:
@@ -333,15 +308,6 @@ class ReadAhead:
         for first, its_blocks in ahead:
             yield first
             self._leave(its_blocks)
-
-    def _blocks(self, index_N: npt.NDArray[np.int64]) -> Counter[int]:
-        blocks, counts = np.unique(index_N // self._shuffle.block, return_counts=True)
-        return Counter(dict(zip(blocks.tolist(), counts.tolist(), strict=True)))
-
-    def _enter(self, blocks: Counter[int]) -> None:
-        for block in blocks.keys() - self._uses.keys():
-            self._split.will_need(*self._range(block))
-        self._uses.update(blocks)
 
     def _leave(self, blocks: Counter[int]) -> None:
         self._uses.subtract(blocks)

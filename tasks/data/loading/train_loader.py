@@ -1,12 +1,10 @@
-"""Base class of the training loaders: the cursor, the order of samples and the plan of batches.
-
-Knows which samples a step needs and how they are augmented; how pixels reach the device is each loader's own.
-"""
+"""Base class of the training loaders: the cursor, the order of samples, the plan of batches, the augmentation."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,11 +13,13 @@ import torch
 
 from paceline.conf.augmentation import Vary
 from paceline.conf.recipe import Augment
+from paceline.tasks.data.loading import sampling
 from paceline.tasks.data.loading.augmentation import Variation
-from paceline.tasks.data.loading.batch import Batch, Normalise, fill_of
-from paceline.tasks.data.loading.sampling import BatchPlan, Shuffle, epoch_augmentation, epoch_order, padding
+from paceline.tasks.data.loading.batch import Normalise
+from paceline.tasks.data.loading.sampling import BatchPlan, epoch_augmentation, epoch_order
 from paceline.tasks.data.loading.step_schedule import StepSchedule
 from paceline.tasks.data.split import Split
+from paceline.tasks.model.batch import Batch
 
 
 @dataclass(frozen=True)
@@ -27,29 +27,43 @@ class LoaderConfig:
     """Settings of a loader."""
 
     split: Split
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: Sequence[float]
+    """Of each channel, in units of full scale, as is `std`."""
+    std: Sequence[float]
     plan: BatchPlan
     rank: int
     seed: int
+    """Seed of order and augmentation."""
     augment: Augment
     shift_pixels: int
-    shuffle: Shuffle
+    """Largest shift in each direction."""
+    shuffle_mib: int
+    """Size of the windows that are shuffled as one."""
     device: torch.device
     channels_last: bool
     draws: bool = False
     """Whether batches have `noise_seeds_N`."""
     vary: Vary = field(default_factory=Vary)
 
+    def __post_init__(self) -> None:
+        """Refuse a plan of another number of samples."""
+        if self.plan.num_samples != self.split.num_samples:
+            raise ValueError(f"plan of {self.plan.num_samples} samples for a split of {self.split.num_samples}")
+
     @property
     def padding(self) -> int:
         """Pixels of padding on each side."""
-        return padding(self.augment, self.shift_pixels)
+        return sampling.padding(self.augment, self.shift_pixels)
 
     @property
     def fill_C(self) -> npt.NDArray[np.uint8]:
-        """The colour of the padding."""
-        return fill_of(self.mean)
+        """The colour of the padding: the rounded mean, which normalises to about 0."""
+        return np.round(np.asarray(self.mean) * 255.0).clip(0, 255).astype(np.uint8)
+
+    @property
+    def shuffle(self) -> sampling.Shuffle:
+        """Sizes of the shuffle."""
+        return sampling.Shuffle.of(math.prod(self.split.image_shape), self.shuffle_mib)
 
 
 @dataclass(frozen=True)
@@ -71,10 +85,10 @@ class TrainLoader(ABC):
     batch, so that iterators which are never used cost and change nothing.
     """
 
-    def __init__(self, feed: LoaderConfig, first_step: int) -> None:
+    def __init__(self, feed: LoaderConfig) -> None:
         self.feed = feed
         self._course = StepSchedule(feed.plan)
-        self.next_step = first_step
+        self.next_step = 0
         self.normalise = Normalise(feed.mean, feed.std, feed.split.image_shape).to(feed.device)
         self._variation = Variation(feed.vary, feed.mean, feed.std, feed.seed)
 
@@ -122,16 +136,11 @@ class TrainLoader(ABC):
             )
 
     def answer(
-        self,
-        request: BatchRequest,
-        images_NCHW: torch.Tensor,
-        labels_N: torch.Tensor,
-        targets_NT: torch.Tensor | None,
+        self, request: BatchRequest, images_NCHW: torch.Tensor, labels_N: torch.Tensor, targets_NT: torch.Tensor | None
     ) -> Batch:
-        """A request's batch, of what the loader has brought to the device: normalised, in its memory format."""
-        feed, noise_seeds_N = self.feed, None
-        if feed.draws:
-            noise_seeds_N = torch.from_numpy(request.draw_N).to(feed.device, non_blocking=True)
+        """Make a batch of tensors on the device: normalised images in their memory format, labels and targets."""
+        feed = self.feed
+        noise_seeds_N = torch.from_numpy(request.draw_N).to(feed.device, non_blocking=True) if feed.draws else None
         batch = Batch(images_NCHW, labels_N, targets_NT, noise_seeds_N, request.weight)
         return self._variation(batch, request.draw_N, channels_last=feed.channels_last)
 

@@ -1,11 +1,11 @@
 """Divides a listing into chunks, one for each shard, and these into portions, one for each task.
 
-The borders of chunks are part of the fingerprint of a set, so they depend on the listing alone. The number of chunks of
-a task changes the speed only.
+The borders of chunks are part of the fingerprint of a set, so they depend on the listing alone.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -74,49 +74,34 @@ class ChunkPlanner:
             yield from (self._chunk(split, number) for number in range(self.num_chunks[split]))
 
     def portions(self, num_readers: int, num_threads: int) -> Iterator[TaskChunks]:
-        """Every chunk without a shard, in portions for the readers of their shards, by turns.
+        """Every chunk without a shard, in portions for the readers (workers) of their shards, by turns.
 
         The last portions of a reader get smaller and smaller, so that all end at about the same time.
-
-        Args:
-            num_readers: Workers.
-            num_threads: Of each worker.
         """
-        most = self._chunks_per_portion()
-        waiting = [list(reversed(queue)) for queue in self._queues(num_readers)]
+        listing = self.listing
+        total_chunks = max(1, sum(self.num_chunks.values()))
+        encoded = sum(int(listing.split(split).sizes.sum()) for split in SPLITS)
+        bytes_of_chunk = max(1, (listing.num_samples * self._decoded_bytes + encoded) // total_chunks)
+        files_of_chunk = max(1, listing.num_samples // total_chunks)
+        most = max(1, min(PORTION_FILES // files_of_chunk, PORTION_BYTES // bytes_of_chunk))
+        waiting: list[deque[tuple[SplitName, int]]] = [deque() for _ in range(num_readers)]
+        for split, num_chunks in self.num_chunks.items():
+            for number in range(num_chunks):
+                if (split, number) not in self.finished:
+                    waiting[first_reader(split, number, num_chunks, num_readers)].append((split, number))
         while any(waiting):
             for reader, queue in enumerate(waiting):
                 if queue:
                     size = max(1, min(most, len(queue) // (2 * num_threads)))
-                    yield TaskChunks(reader, tuple(self._chunk(*queue.pop()) for _ in range(size)))
-
-    def _queues(self, num_readers: int) -> list[list[tuple[SplitName, int]]]:
-        queues: list[list[tuple[SplitName, int]]] = [[] for _ in range(num_readers)]
-        for split in SPLITS:
-            num_chunks = self.num_chunks[split]
-            for number in range(num_chunks):
-                if (split, number) in self.finished:
-                    continue
-                queues[first_reader(split, number, num_chunks, num_readers)].append((split, number))
-        return queues
-
-    def _chunks_per_portion(self) -> int:
-        listing = self.listing
-        num_chunks = max(1, sum(self.num_chunks.values()))
-        encoded = sum(int(listing.split(split).sizes.sum()) for split in SPLITS)
-        bytes_of_chunk = max(1, (listing.num_samples * self._decoded_bytes + encoded) // num_chunks)
-        files_of_chunk = max(1, listing.num_samples // num_chunks)
-        return max(1, min(PORTION_FILES // files_of_chunk, PORTION_BYTES // bytes_of_chunk))
+                    yield TaskChunks(reader, tuple(self._chunk(*queue.popleft()) for _ in range(size)))
 
     @property
     def _decoded_bytes(self) -> int:
         return self.data.image_size**2 * (self.listing.channels + self.listing.num_planes)
 
     def _chunk(self, split: SplitName, number: int) -> Chunk:
-        """Training samples are dealt out like cards, or in short runs, so that each shard has a share of every class.
-
-        The block shuffle of large sets draws whole blocks and relies on it.
-        """
+        # Training samples are dealt out like cards, or in short runs, so that each shard has a share of every class.
+        # The block shuffle of large sets draws whole blocks and relies on it.
         samples, num_chunks = self.listing.split(split), self.num_chunks[split]
         bounds = slice(len(samples) * number // num_chunks, len(samples) * (number + 1) // num_chunks)
         return Chunk(

@@ -1,7 +1,6 @@
 """Preparation on Dask: cut a listing into chunks, let the workers write shards, publish the set.
 
-The only module of the data stage that imports dask. Pixels never pass through the scheduler or the caller: a task gets
-names and returns a small record.
+Pixels never pass through the scheduler or the caller: a task gets names and returns a small record.
 """
 
 from __future__ import annotations
@@ -40,19 +39,15 @@ Progress = Callable[[int, int], None]
 
 
 def prepare(
-    listing: SampleListing,
-    data: Data,
-    root_directory: Path,
-    address: str,
-    on_progress: Progress | None = None,
+    listing: SampleListing, data: Data, root_directory: Path, address: str, on_progress: Progress | None = None
 ) -> PreparedSet:
     """Return the prepared set of a listing: the one on disk, or a new one made by the workers at an address.
 
     Args:
-        listing: What the source offers.
+        listing: Samples of the source.
         data: The configuration that the listing was made from.
         root_directory: State directory (PACELINE_HOME), seen by all workers under the same path.
-        address: Of the Dask scheduler.
+        address: Address of the Dask scheduler.
         on_progress: Called with (samples done, samples in all) after each chunk.
 
     Raises:
@@ -64,8 +59,11 @@ def prepare(
     key = preparation_key(listing, data)
     existing = store.find(home, key)
     if existing is not None:
-        listed = Path(existing.path) / manifest.REJECTED
-        _check_rejected(data, listing, existing.num_rejected, lambda: (_first_line(listed), listed))
+        if _exceeds_limit(data, listing, existing.num_rejected):
+            list_path = Path(existing.path) / manifest.REJECTED
+            with list_path.open(encoding="utf-8") as lines:
+                first = Rejected.model_validate_json(next(lines))
+            raise _rejection_error(data, listing, existing.num_rejected, first, list_path)
         return existing
     try:
         path, facts, reads = _make(listing, data, key, home, address, on_progress)
@@ -84,40 +82,37 @@ def _make(
     listing: SampleListing, data: Data, key: str, home: Path, address: str, on_progress: Progress | None
 ) -> tuple[Path, manifest.Manifest, Reads]:
     store.remove_stale(home)
-    with store.temporary(home, key) as directory, RejectedSpool(directory) as spool:
-        resumed = _load_finished(directory, spool)
-        records = [*resumed]
+    with store.temporary(home, key) as directory, closing(RejectedSpool(directory)) as spool:
+        records: list[ShardRecord] = []
+        for line in store.read_finished_lines(directory):
+            with suppress(ValidationError, OSError):  # of another version, or gone: that shard is written again
+                record = ShardRecord.model_validate_json(line)
+                if all((directory / file.name).stat().st_size == file.num_bytes for file in record.files):
+                    spool.add(record)
+                    records.append(record.model_copy(update={"rejected": ()}))
+        num_resumed = len(records)
         cutter = ChunkPlanner(listing, data, directory, frozenset((record.split, record.number) for record in records))
         try:
             run_chunks(cutter, address, spool, on_progress, records)
         except BaseException as error:
             if records and not is_full(error):
                 lines = (spool.restore(record).model_dump_json() for record in records)
-                store.keep_unfinished(home, key, directory, lines)
+                store.leave_to_next(home, key, directory, lines)
             raise
-        _check_rejected(
-            data,
-            listing,
-            spool.num_rejected,
-            lambda: (spool.first(), store.write_rejected(home, key, spool.pieces())),
-        )
-        _check_training(data, listing, records)
-        _check_visible(directory, records)
+        if _exceeds_limit(data, listing, spool.num_rejected):
+            list_path = store.write_rejected_list(home, key, spool.pieces())
+            raise _rejection_error(data, listing, spool.num_rejected, spool.first(), list_path)
+        if not listing.num_planes:  # masks need not hold every class
+            _check_training(data, listing, records)
+        for name in (file.name for record in records for file in record.files):
+            if not (directory / name).is_file():
+                raise RunError(
+                    f"{directory / name} was written by a worker but cannot be seen here; all hosts need one "
+                    "PACELINE_HOME; put it on a file system that every host mounts under the same path"
+                )
         facts = manifest.build(listing, data, key, records, spool.num_rejected)
         path = store.publish(home, directory, facts, spool.pieces())
-    return path, facts, Reads.total(record.reads for record in records[len(resumed) :])
-
-
-def _load_finished(directory: Path, spool: RejectedSpool) -> list[ShardRecord]:
-    """Records of the shards that an earlier preparation of the same key has finished; what they reject is spooled."""
-    records = []
-    for line in store.load_finished(directory):
-        with suppress(ValidationError, OSError):  # of another version, or gone: that shard is written again
-            record = ShardRecord.model_validate_json(line)
-            if all((directory / file.name).stat().st_size == file.num_bytes for file in record.files):
-                spool.add(record)
-                records.append(record.model_copy(update={"rejected": ()}))
-    return records
+    return path, facts, Reads.total(record.reads for record in records[num_resumed:])
 
 
 def run_chunks(
@@ -129,15 +124,8 @@ def run_chunks(
 ) -> list[ShardRecord]:
     """Have every chunk written by some worker; returns their records in order of completion.
 
-    What is rejected goes to the spool, and is in no record. A portion of the work exists as an object while it is at
-    the scheduler, and not before or after.
-
-    Args:
-        cutter: Cuts the chunks.
-        address: Of the Dask scheduler.
-        spool: Takes what is rejected.
-        on_progress: Called with (samples done, samples in all) after each chunk.
-        records: Of the shards that are there already; those of the others are added as they come.
+    Rejected samples go to the spool, and are in no record. `records` are those of finished shards; the others are
+    added. A portion of the work exists as an object only while it is at the scheduler.
 
     Raises:
         RunError: The cluster cannot be reached, has no workers, or lost a task for good.
@@ -173,19 +161,15 @@ def _submit(client: Client, readers: list[str], portion: TaskChunks) -> Future[l
     )
 
 
-def _first_line(path: Path) -> Rejected:
-    with path.open(encoding="utf-8") as lines:
-        return Rejected.model_validate_json(next(lines))
+def _exceeds_limit(data: Data, listing: SampleListing, num_rejected: int) -> bool:
+    return num_rejected > data.max_rejected_fraction * listing.num_samples
 
 
-def _check_rejected(
-    data: Data, listing: SampleListing, num_rejected: int, look: Callable[[], tuple[Rejected, Path]]
-) -> None:
+def _rejection_error(
+    data: Data, listing: SampleListing, num_rejected: int, first: Rejected, list_path: Path
+) -> InputError:
     total = listing.num_samples
-    if num_rejected <= data.max_rejected_fraction * total:
-        return
-    first, list_path = look()
-    raise InputError(
+    return InputError(
         f"data.root={data.root}: {num_rejected} of {total} samples ({100 * num_rejected / total:.1f} %) cannot be "
         f"decoded, first {first.path} ({first.reason}); the limit is "
         f"data.max_rejected_fraction={data.max_rejected_fraction}; fix or remove them "
@@ -194,8 +178,6 @@ def _check_rejected(
 
 
 def _check_training(data: Data, listing: SampleListing, records: Sequence[ShardRecord]) -> None:
-    if listing.num_planes:  # masks need not hold every class
-        return
     counts = manifest.class_counts(records, "train", len(listing.class_names))
     empty = [name for name, count in zip(listing.class_names, counts, strict=True) if count == 0]
     if empty:
@@ -203,13 +185,3 @@ def _check_training(data: Data, listing: SampleListing, records: Sequence[ShardR
             f"data.root={data.root}: no training sample of class {', '.join(empty)} can be decoded; "
             "every class needs at least one; fix its images or remove the class"
         )
-
-
-def _check_visible(directory: Path, records: Sequence[ShardRecord]) -> None:
-    for record in records:
-        for file in record.files:
-            if not (directory / file.name).is_file():
-                raise RunError(
-                    f"{directory / file.name} was written by a worker but cannot be seen here; all hosts need one "
-                    "PACELINE_HOME; put it on a file system that every host mounts under the same path"
-                )

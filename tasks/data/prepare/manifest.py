@@ -26,8 +26,6 @@ from paceline.tasks.records import PreparedSet, Record
 
 MANIFEST = "manifest.json"
 REJECTED = "rejected.jsonl"
-
-
 MAX_SIDE, MAX_CHANNELS = 1024, NUM_COLOURS * MAX_FRAMES
 Side = Annotated[int, Field(ge=1, le=MAX_SIDE)]
 
@@ -83,22 +81,14 @@ class Manifest(Record):
 
     def to_prepared_set(self, path: Path, *, reused: bool, seconds: float) -> PreparedSet:
         """The record that other stages get."""
+        shared = PreparedSet.model_fields.keys() & Manifest.model_fields.keys()
         return PreparedSet(
+            **{name: getattr(self, name) for name in shared - {"class_counts"}},
             path=str(path),
-            key=self.key,
-            fingerprint=self.fingerprint,
-            image_shape=self.image_shape,
-            class_names=self.class_names,
-            target_names=self.target_names,
-            num_planes=self.num_planes,
             num_train=self.num_samples("train"),
             num_validation=self.num_samples("validation"),
             num_test=self.num_samples("test"),
-            num_rejected=self.num_rejected,
-            ignored=self.ignored,
             class_counts={split: self.class_counts[split] for split in SPLITS},
-            mean=self.mean,
-            std=self.std,
             num_bytes=sum(file.num_bytes for file in self.files),
             reused=reused,
             seconds=seconds,
@@ -111,10 +101,7 @@ def build(listing: SampleListing, data: Data, key: str, records: Sequence[ShardR
     training = moments.merge(record.moments for record in ordered if record.split == "train")
     if listing.origin.num_frames:
         training = moments.over_frames(training, listing.origin.num_frames)
-    shards = tuple(
-        Shard(split=record.split, number=record.number, num_samples=record.num_samples, files=record.files)
-        for record in ordered
-    )
+    shards = tuple(Shard(**{name: getattr(record, name) for name in Shard.model_fields}) for record in ordered)
     return Manifest(
         format_version=FORMAT_VERSION,
         key=key,
@@ -184,9 +171,8 @@ def read(path: Path) -> Manifest:
 
 
 def _check_size(path: Path, file: ShardFile) -> None:
-    shard = path / file.name
     try:
-        status = shard.lstat()
+        status = (path / file.name).lstat()
     except OSError as error:
         raise DamagedError(f"{file.name} is missing") from error
     if not stat.S_ISREG(status.st_mode):

@@ -1,11 +1,12 @@
 """Mean and variance of channels, computed in parts and merged without loss.
 
-Knows arrays only. Parts are exact (integer sums); the merge is that of Chan, Golub and LeVeque, "Updating formulae and
+Parts are exact (integer sums); the merge is that of Chan, Golub and LeVeque, "Updating formulae and
 a pairwise algorithm for computing sample variances" (Stanford STAN-CS-79-773, 1979), equations 2.1.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable
 
@@ -51,12 +52,9 @@ def of_images(images_NHWC: npt.NDArray[np.uint8]) -> Moments:
     count = images_NHWC.size // channels
     if count == 0:
         return Moments(count=0, mean=(0.0,) * channels, sum_of_squares=(0.0,) * channels)
-    totals = [(int(total), int(square)) for total, square in zip(sums, squares, strict=True)]
-    return Moments(
-        count=count,
-        mean=tuple(total / count for total, _ in totals),
-        sum_of_squares=tuple((count * square - total * total) / count for total, square in totals),
-    )
+    totals = list(zip(sums.tolist(), squares.tolist(), strict=True))
+    deviations = tuple((count * square - total * total) / count for total, square in totals)
+    return Moments(count=count, mean=tuple(total / count for total, _ in totals), sum_of_squares=deviations)
 
 
 def merge(parts: Iterable[Moments]) -> Moments:
@@ -65,13 +63,10 @@ def merge(parts: Iterable[Moments]) -> Moments:
     Raises:
         ValueError: No part has a pixel.
     """
-    merged: Moments | None = None
-    for part in parts:
-        if part.count:
-            merged = part if merged is None else _merge_two(merged, part)
-    if merged is None:
+    filled = [part for part in parts if part.count]
+    if not filled:
         raise ValueError("no pixel to take moments of")
-    return merged
+    return functools.reduce(_merge_two, filled)
 
 
 def over_frames(clips: Moments, num_frames: int) -> Moments:

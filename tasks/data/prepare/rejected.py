@@ -6,8 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryFile
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from paceline.tasks.data.listing import SPLITS
 from paceline.tasks.data.prepare.shard import Rejected, ShardRecord
@@ -25,24 +24,16 @@ class RejectedSpool:
     """Takes what shards reject and gives it back in the order of the shards, as lines of JSON."""
 
     def __init__(self, directory: Path) -> None:
-        self._stream = TemporaryFile(dir=directory)  # noqa: SIM115 - closed in __exit__
+        self._stream = TemporaryFile(dir=directory)  # noqa: SIM115 - closed in close
         self._pieces: list[_Piece] = []
         self.num_rejected = 0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Remove the file."""
         self._stream.close()
 
     def add(self, record: ShardRecord) -> None:
-        """Keep what a shard rejects.
-
-        Raises:
-            OSError: The disk is full.
-        """
+        """Store the rejected samples of a shard."""
         if not record.rejected:
             return
         lines = "".join(f"{entry.model_dump_json()}\n" for entry in record.rejected).encode()
@@ -59,18 +50,13 @@ class RejectedSpool:
 
     def restore(self, record: ShardRecord) -> ShardRecord:
         """A record with what its shard rejects."""
-        rejected: list[Rejected] = []
+        lines: list[bytes] = []
         for piece in self._pieces:
             if (SPLITS[piece.split], piece.number) == (record.split, record.number):
                 self._stream.seek(piece.start)
                 lines = self._stream.read(piece.num_bytes).splitlines()
-                rejected = [Rejected.model_validate_json(line) for line in lines]
-        return record.model_copy(update={"rejected": tuple(rejected)})
+        return record.model_copy(update={"rejected": tuple(map(Rejected.model_validate_json, lines))})
 
     def first(self) -> Rejected:
-        """The first one.
-
-        Raises:
-            StopIteration: There is none.
-        """
+        """The first rejected sample of the first shard that has one."""
         return Rejected.model_validate_json(next(self.pieces()).split(b"\n", 1)[0])

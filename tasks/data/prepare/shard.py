@@ -91,11 +91,8 @@ class ShardRecord(Shard):
 def write_shards(chunks: Sequence[Chunk]) -> list[ShardRecord]:
     """Decode chunks and write their files, each through a temporary name.
 
-    While one shard is on its way to the disk the next one is decoded, so that at most two are in memory.
-
-    Raises:
-        RunError: The directory is not visible from this worker.
-        OSError: The disk is full or cannot be written.
+    While one shard is written the next one is decoded, so that at most two are in memory. A RunError is raised where
+    the directory is not visible from this worker.
     """
     records = []
     with ThreadPoolExecutor(1, thread_name_prefix="paceline-shard") as disk:
@@ -111,52 +108,37 @@ def write_shards(chunks: Sequence[Chunk]) -> list[ShardRecord]:
     return records
 
 
-def write_shard(chunk: Chunk) -> ShardRecord:
-    """Decode one chunk and write its files; see `write_shards`."""
-    return _write(chunk, *_decode(chunk))
-
-
 def _decode(chunk: Chunk) -> tuple[Pixels, Reads]:
-    check_directory = _DirectoryCheck(Path(chunk.directory))
+    directory, next_look, num_classes = Path(chunk.directory), 0.0, len(chunk.class_names)
+
+    def check_directory() -> None:
+        """Stop a task whose preparation has ended: its temporary set is gone then."""
+        nonlocal next_look
+        if time.monotonic() < next_look:
+            return
+        next_look = time.monotonic() + LOOK_SECONDS
+        if not directory.is_dir():
+            raise RunError(
+                f"{directory} does not exist on worker host {socket.gethostname()}; all workers write into one "
+                "directory; put PACELINE_HOME on a file system that every host mounts under the same path"
+            )
+
     check_directory()
     num_channels = chunk.channels + chunk.num_planes
     with reading.count_reads() as tally:
         decoded = read_pixels(chunk.origin, chunk.samples, chunk.image_size, num_channels, check_directory)
-    if chunk.num_planes:
-        decoded = _with_known_classes(decoded, len(chunk.class_names))
-    return decoded, tally.reads
-
-
-def _with_known_classes(decoded: Pixels, num_classes: int) -> Pixels:
-    """Without the images whose mask holds a value that has no name."""
+    if not chunk.num_planes:
+        return decoded, tally.reads
     largest_N = decoded.images_NHWC[..., -1].max(axis=(1, 2), initial=0)
     valid = np.flatnonzero(largest_N <= num_classes)
-    if len(valid) == len(largest_N):
-        return decoded
     reasons = {
-        decoded.kept[place]: f"its mask holds {largest_N[place] - 1}, and the set has {num_classes} classes from 0"
+        decoded.positions[place]: f"its mask holds {largest_N[place] - 1}, and the set has {num_classes} classes from 0"
         for place in np.flatnonzero(largest_N > num_classes)
     }
-    positions = [decoded.kept[place] for place in valid]
-    return Pixels(decoded.images_NHWC[valid], None, positions, decoded.reasons | reasons)
-
-
-class _DirectoryCheck:
-    """Stops a task whose preparation has ended: its temporary set is gone then."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._next_look = 0.0
-
-    def __call__(self) -> None:
-        if time.monotonic() < self._next_look:
-            return
-        self._next_look = time.monotonic() + LOOK_SECONDS
-        if not self._directory.is_dir():
-            raise RunError(
-                f"{self._directory} does not exist on worker host {socket.gethostname()}; all workers write into one "
-                "directory; put PACELINE_HOME on a file system that every host mounts under the same path"
-            )
+    if reasons:
+        positions = [decoded.positions[place] for place in valid]
+        decoded = Pixels(decoded.images_NHWC[valid], None, positions, decoded.reasons | reasons)
+    return decoded, tally.reads
 
 
 def _write(chunk: Chunk, decoded: Pixels, reads: Reads) -> ShardRecord:
@@ -170,27 +152,25 @@ def _write(chunk: Chunk, decoded: Pixels, reads: Reads) -> ShardRecord:
         for kind, array in arrays.items()
         if len(labels_N)
     )
-    counts = _class_counts(images_NHWC, labels_N, chunk)
+    if chunk.num_planes:  # pixels of each class, where these have one
+        counts = np.bincount(images_NHWC[..., -1].ravel(), minlength=1 + len(chunk.class_names))[1:]
+    else:
+        counts = np.bincount(labels_N, minlength=len(chunk.class_names))
     return ShardRecord(
         split=chunk.split,
         number=chunk.number,
         num_samples=len(labels_N),
         files=files,
-        class_counts=tuple(int(count) for count in counts),
+        class_counts=tuple(counts.tolist()),
         moments=moments.of_images(images_NHWC),
         rejected=tuple(
             Rejected(path=sample.text, split=chunk.split, class_name=chunk.class_names[sample.label], reason=reason)
-            for sample, reason in ((chunk.samples[position], reason) for position, reason in reasons.items())
+            for sample, reason in zip(
+                chunk.samples.take(np.array([*reasons], dtype=int)), reasons.values(), strict=True
+            )
         ),
         reads=reads,
     )
-
-
-def _class_counts(images_NHWC: npt.NDArray[np.uint8], labels_N: npt.NDArray[np.int64], chunk: Chunk) -> Any:
-    """Samples of each class; pixels, where these have one."""
-    if not chunk.num_planes:
-        return np.bincount(labels_N, minlength=len(chunk.class_names))
-    return np.bincount(images_NHWC[..., -1].ravel(), minlength=1 + len(chunk.class_names))[1:]
 
 
 def _write_array(directory: Path, name: str, array: npt.NDArray[Any]) -> ShardFile:

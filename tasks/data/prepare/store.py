@@ -21,12 +21,9 @@ import psutil
 from paceline.tasks.data.listing import SPLITS
 from paceline.tasks.data.prepare import manifest
 from paceline.tasks.data.prepare.manifest import MANIFEST, REJECTED, DamagedError, Manifest
-from paceline.tasks.data.split import Split, open_split
 from paceline.tasks.files import TEMPORARY_SUFFIX, sha256_of, write_durably, write_pieces_durably
 from paceline.tasks.host import host_identity
 from paceline.tasks.records import PreparedSet
-
-__all__ = ["Split", "find", "open_split", "publish", "remove_stale", "temporary", "touch", "verify", "write_rejected"]
 
 OWNER = "owner.json"
 FINISHED = "finished.jsonl"
@@ -44,14 +41,7 @@ def directory_of(home: Path, key: str) -> Path:
 
 
 def find(home: Path, key: str) -> PreparedSet | None:
-    """The set with a key, if it exists and its files have their recorded sizes.
-
-    A damaged set is set aside under another name and not returned.
-
-    Args:
-        home: State directory.
-        key: sha256 of the preparation's inputs.
-    """
+    """The set with a key, if it exists and its files have their recorded sizes; a damaged set is set aside."""
     started = time.perf_counter()
     path = directory_of(home, key)
     if not path.exists():
@@ -61,7 +51,10 @@ def find(home: Path, key: str) -> PreparedSet | None:
         if facts.key != key:
             raise DamagedError(f"{MANIFEST} has key {facts.key[:24]}..., expected is {key[:24]}...")
     except DamagedError as error:
-        _set_aside(path, str(error))
+        aside = path.with_name(f".damaged-{path.name}-{uuid4().hex[:8]}")
+        with suppress(FileNotFoundError):  # another process was faster
+            path.rename(aside)
+            logger.warning("Prepared set %s is damaged (%s); moved it to %s, preparing again", path, error, aside.name)
         return None
     return facts.to_prepared_set(path, reused=True, seconds=time.perf_counter() - started)
 
@@ -78,15 +71,6 @@ def verify(path: Path) -> tuple[str, ...]:
         if digest != file.sha256:
             problems.append(f"{file.name} has sha256 {digest[:16]}..., recorded is {file.sha256[:16]}...")
     return tuple(problems)
-
-
-def _set_aside(path: Path, reason: str) -> None:
-    aside = path.with_name(f".damaged-{path.name}-{uuid4().hex[:8]}")
-    try:
-        path.rename(aside)
-    except FileNotFoundError:  # another process was faster
-        return
-    logger.warning("Prepared set %s is damaged (%s); moved it to %s, preparing again", path, reason, aside.name)
 
 
 @contextmanager
@@ -114,15 +98,8 @@ def _unfinished_path(home: Path, key: str) -> Path:
     return home / "prepared" / f".unfinished-{key[:16]}"
 
 
-def keep_unfinished(home: Path, key: str, directory: Path, finished: Iterable[str]) -> None:
-    """Leave a temporary set to the next preparation of the same key.
-
-    Args:
-        home: State directory.
-        key: Of the set.
-        directory: The temporary set.
-        finished: What is to be known of each finished shard; lines without their ends.
-    """
+def leave_to_next(home: Path, key: str, directory: Path, finished: Iterable[str]) -> None:
+    """Leave a temporary set to the next preparation of the same key, with a line for each finished shard."""
     with suppress(OSError):  # only an optimisation; the caller raises the error that ended the preparation
         write_pieces_durably(directory / FINISHED, (f"{line}\n".encode() for line in finished))
         _remove(_unfinished_path(home, key))
@@ -132,7 +109,7 @@ def keep_unfinished(home: Path, key: str, directory: Path, finished: Iterable[st
             part.unlink(missing_ok=True)
 
 
-def load_finished(directory: Path) -> list[str]:
+def read_finished_lines(directory: Path) -> list[str]:
     """Records of finished shards that an earlier preparation left in a temporary set."""
     try:
         return (directory / FINISHED).read_text(encoding="utf-8").splitlines()
@@ -188,17 +165,8 @@ def _remove(path: Path) -> None:
 def publish(home: Path, directory: Path, facts: Manifest, rejected: Iterable[bytes]) -> Path:
     """Give a complete temporary set its name, or use the set of a process that was faster.
 
-    Args:
-        home: State directory.
-        directory: The temporary set.
-        facts: Its manifest.
-        rejected: Lines of JSON.
-
     Returns:
-        Where the set lies now.
-
-    Raises:
-        OSError: The disk is full or cannot be written.
+        The path of the set.
     """
     for leftover in directory.glob(f"*/*{TEMPORARY_SUFFIX}"):  # of a worker that was killed and its task retried
         leftover.unlink()
@@ -219,7 +187,7 @@ def publish(home: Path, directory: Path, facts: Manifest, rejected: Iterable[byt
     return final
 
 
-def write_rejected(home: Path, key: str, rejected: Iterable[bytes]) -> Path:
+def write_rejected_list(home: Path, key: str, rejected: Iterable[bytes]) -> Path:
     """Write the list (lines of JSON) of a preparation that stopped because of too many rejected samples."""
     path = home / "rejected" / f"{key[:16]}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Rows of one table of images: what a file holds, from its headers and labels, and the pixels of some of its rows.
+"""Rows of one table of images: its headers and labels, and the pixels of some of its rows.
 
-Of .npz the rows themselves are read, or, where it is compressed, all before them, as a stream; nothing is unpickled. Of
-Parquet and of Zarr: `parquet_rows` and `zarr_rows`, imported where there is such a table. Knows nothing of splits.
+Of a compressed .npz everything before a row is read too, as a stream. Nothing is unpickled. `parquet_rows` and
+`zarr_rows` read the other formats; they are imported on use, because their libraries take up to half a second.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from itertools import groupby
 from types import ModuleType
 from typing import IO, Any, NamedTuple
@@ -16,24 +17,54 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paceline.tasks.data.decode.transform import DecodeError
+from paceline.tasks.data.decode.transform import MAX_PIXELS, DecodeError
 from paceline.tasks.data.samples import Samples
 from paceline.tasks.data.sources import folder
-from paceline.tasks.data.sources.row_table import (
-    BLOCK_BYTES,
-    CLASS_NAMES,
-    IMAGES,
-    LABELS,
-    MAX_LABEL_BYTES,
-    NPZ,
-    PARQUET,
-    ZARR,
-    Row,
-    Table,
-    channels_of,
-    in_eight_bits,
-)
 from paceline.tasks.errors import InputError, one_line
+
+NPZ, PARQUET, ZARR = ".npz", ".parquet", ".zarr"
+IMAGES, LABELS, CLASS_NAMES = "images", "labels", "class_names"
+BLOCK_BYTES = 2**20
+MAX_LABEL_BYTES = 2**30
+COLOURS = 3
+Row = bytes | npt.NDArray[np.uint8]
+"""An encoded image, or its pixels (H, W, C)."""
+
+
+class Table(NamedTuple):
+    """The content of a file without its pixels."""
+
+    labels: npt.NDArray[Any]
+    """Whole numbers, or words."""
+    channels: int
+    class_names: tuple[str, ...]
+    """Names of the labels from 0; empty where the file lacks them."""
+
+
+def channels_of(shape: tuple[int, ...], dtype: np.dtype[Any], *, is_fortran: bool = False) -> int:
+    """Number of channels of the images of an array.
+
+    Raises:
+        InputError: the array does not hold images.
+    """
+    (channels,) = shape[3:4] or (1,)
+    if len(shape) not in (3, 4) or channels not in (1, COLOURS) or 0 in shape or is_fortran:
+        order = " in Fortran's order" if is_fortran else ""
+        raise InputError(
+            f"{IMAGES} has the shape {shape}{order}; give (images, height, width) or (images, height, width, 1 or 3)"
+        )
+    if shape[1] * shape[2] > MAX_PIXELS:
+        raise InputError(f"images of {shape[1]} x {shape[2]} pixels; up to {MAX_PIXELS} are understood")
+    if dtype not in (np.uint8, np.uint16, np.bool_):
+        raise InputError(f"{IMAGES} holds {dtype}, whose range is not defined; give 8 or 16 bits without a sign")
+    return channels
+
+
+def in_eight_bits(values_HWC: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Convert pixels of 8 or 16 bits or truth values to 8 bits; 16 bits by value, as for image files."""
+    if values_HWC.dtype == np.uint16:
+        return ((values_HWC.astype(np.uint32) + 128) // 257).astype(np.uint8)
+    return values_HWC.astype(np.uint8) * np.uint8(255) if values_HWC.dtype == np.bool_ else values_HWC
 
 
 def open_table(root: str, path: str) -> Table:
@@ -44,10 +75,10 @@ def open_table(root: str, path: str) -> Table:
     """
     kind = kind_of(path)
     if kind == ZARR:
-        table: Table = _zarr().table(_url(root, path))
+        table: Table = _module("zarr").table(_url(root, path))
     else:
         with _open(root, path) as stream:
-            table = _npz_table(stream) if kind == NPZ else _parquet().table(stream)
+            table = _npz_table(stream) if kind == NPZ else _module("parquet").table(stream)
     labels = table.labels
     if labels.ndim != 1 or labels.dtype.kind not in "iubU":
         raise InputError(f"labels are {labels.dtype} {labels.shape}; give one whole number or word for each image")
@@ -66,30 +97,21 @@ def read_rows(root: str, samples: Samples) -> Iterator[Row | DecodeError]:
         rows = [row for _, row in members]
         try:
             if kind_of(path) == ZARR:
-                yield from _zarr().rows(_url(root, path), rows)
+                yield from _module("zarr").rows(_url(root, path), rows)
                 continue
             with _open(root, path) as stream:
-                yield from _npz_rows(stream, rows) if kind_of(path) == NPZ else _parquet().rows(stream, rows)
+                yield from _npz_rows(stream, rows) if kind_of(path) == NPZ else _module("parquet").rows(stream, rows)
         except OSError as error:
             if error.errno is not None:
                 raise
             raise OSError(f"{root}: {path}: {one_line(error)}") from error  # Arrow's, of a damaged page or of a network
         except (InputError, ValueError, zipfile.BadZipFile, zlib.error) as error:  # Arrow's damage is a ValueError
-            raise InputError(
-                f"{root}: {path}: rows cannot be read ({one_line(error)}); write the file again"
-            ) from error
+            message = f"{root}: {path}: rows cannot be read ({one_line(error)}); write the file again"
+            raise InputError(message) from error
 
 
-def _parquet() -> ModuleType:
-    from paceline.tasks.data.sources import parquet_rows  # Arrow: a tenth of a second
-
-    return parquet_rows
-
-
-def _zarr() -> ModuleType:
-    from paceline.tasks.data.sources import zarr_rows  # half a second
-
-    return zarr_rows
+def _module(library: str) -> ModuleType:
+    return import_module(f"paceline.tasks.data.sources.{library}_rows")
 
 
 def kind_of(path: str) -> str:
@@ -99,12 +121,8 @@ def kind_of(path: str) -> str:
 
 
 def stored_groups(root: str, path: str) -> list[str]:
-    """Paths of the tables in a Zarr store.
-
-    Raises:
-        InputError: there is none.
-    """
-    return [f"{path}/{group}".rstrip("/") for group in _zarr().groups(_url(root, path))]
+    """Paths of the tables in a Zarr store; InputError without any."""
+    return [f"{path}/{group}".rstrip("/") for group in _module("zarr").groups(_url(root, path))]
 
 
 def library_of(path: str) -> str:
@@ -172,26 +190,22 @@ def _npz_rows(stream: IO[bytes], rows: Sequence[int]) -> Iterator[Row]:
         info = archive.getinfo(f"{IMAGES}.npy")
         with archive.open(info) as member:
             header = _image_header(member)
-            if info.compress_type != zipfile.ZIP_STORED:
-                yield from _stream_rows(member, header, rows)
-                return
             header_bytes = member.tell()
+            if info.compress_type != zipfile.ZIP_STORED:
+                following = 0
+                for row in rows:
+                    num_skipped = (row - following) * header.row_bytes
+                    while num_skipped:
+                        num_skipped -= len(_exactly(member, min(num_skipped, BLOCK_BYTES)))
+                    yield _pixels(_exactly(member, header.row_bytes), header)
+                    following = row + 1
+                return
     stream.seek(info.header_offset)
     lengths = np.frombuffer(_exactly(stream, 30)[26:], dtype="<u2")  # of name and extra field, in the local header
     start = info.header_offset + 30 + int(lengths.sum()) + header_bytes
     for row in rows:
         stream.seek(start + row * header.row_bytes)
         yield _pixels(_exactly(stream, header.row_bytes), header)
-
-
-def _stream_rows(member: IO[bytes], header: _Header, rows: Sequence[int]) -> Iterator[Row]:
-    at = 0
-    for row in rows:
-        num_skipped = (row - at) * header.row_bytes
-        while num_skipped:
-            num_skipped -= len(_exactly(member, min(num_skipped, BLOCK_BYTES)))
-        yield _pixels(_exactly(member, header.row_bytes), header)
-        at = row + 1
 
 
 def _exactly(stream: IO[bytes], number: int) -> bytes:

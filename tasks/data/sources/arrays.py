@@ -1,10 +1,8 @@
 """Images in tables: of NumPy (.npz with `images` and `labels`), Zarr (groups of those) and Parquet (`image`, `label`).
 
 A root is one such file or Zarr store, or a folder of them, all of one kind. Their names, or the folders or groups that
-they lie in, begin with the split (`train.npz`, `test-00000-of-00002.parquet`, `validation/0.npz`, `all.zarr/train`);
-without any, a share is held out. Listing reads labels and headers, never pixels, and a worker no more than a few rows
-or one chunk at a time, nothing of it by pickle.
-`array_rows` reads the pixels.
+they lie in, begin with the split (`train.npz`, `test-00000-of-00002.parquet`, `validation/0.npz`, `all.zarr/train`).
+Listing reads labels and headers; `array_rows` reads the pixels. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -18,11 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.conf.data import Data
-from paceline.tasks.data.listing import SPLITS, Origin, SampleListing, SplitName, check_classes, hold_out
-from paceline.tasks.data.samples import Samples, SamplesBuilder
+from paceline.tasks.data.listing import SPLITS, Origin, SampleListing, SplitName, check_classes, complete_splits
+from paceline.tasks.data.samples import SamplesBuilder
 from paceline.tasks.data.sources import folder
-from paceline.tasks.data.sources.array_rows import open_table, stored_groups
-from paceline.tasks.data.sources.row_table import NPZ, PARQUET, ZARR, Table
+from paceline.tasks.data.sources.array_rows import NPZ, PARQUET, ZARR, Table, open_table, stored_groups
 from paceline.tasks.data.storage import s3
 from paceline.tasks.errors import InputError, one_line
 
@@ -40,11 +37,7 @@ class _File(NamedTuple):
 
 
 def list_samples(data: Data) -> SampleListing:
-    """List the rows of all files.
-
-    Raises:
-        InputError: The root or a file is wrong.
-    """
+    """List the rows of all files."""
     root = str(data.root)
     base, entries, ignored = _find_files(root)
     files = [_open(root, base, *entry) for entry in entries]
@@ -52,23 +45,21 @@ def list_samples(data: Data) -> SampleListing:
     if len(channels) > 1:
         raise InputError(f"data.root={root}: some files hold grey images and others coloured ones; give all the same")
     class_names, labels_of = _classes(root, files)
-    splits = _by_split(root, files, labels_of)
-    train, validation, test = (splits[split] for split in SPLITS)
-    if not len(test):
-        train, test = hold_out(train, data.test_fraction)
-    if not len(validation):
-        train, validation = hold_out(train, data.validation_fraction)
-    check_classes(train, class_names, f"data.root={root}")
-    return SampleListing(
-        origin=Origin("arrays", folder.absolute(base)),
-        class_names=class_names,
-        train=train,
-        validation=validation,
-        test=test,
-        channels=channels.pop(),
-        run=RUN,
-        ignored=ignored,
-    )
+    unnamed = [file.path for file in files if file.split is None]
+    if 0 < len(unnamed) < len(files):
+        lost = f"{unnamed[0]} is named after no split, and other files are"
+        raise InputError(f"data.root={root}: {lost}; name or remove it")
+    builders = {split: SamplesBuilder() for split in SPLITS}
+    for file in files:
+        builder, size = builders[file.split or "train"], file.size // max(1, len(file.table.labels))
+        for row, value in enumerate(file.table.labels.tolist()):
+            builder.add(file.path, labels_of[value], size, file.stamp, row)
+    if not len(builders["train"]):
+        raise InputError(f"data.root={root}: no file of the training split holds an image; name one train{NPZ}")
+    splits = complete_splits({split: builder.build() for split, builder in builders.items() if len(builder)}, data)
+    check_classes(splits[0], class_names, f"data.root={root}")
+    origin = Origin("arrays", folder.absolute(base))
+    return SampleListing(origin, class_names, *splits, channels=channels.pop(), run=RUN, ignored=ignored)
 
 
 def _find_files(root: str) -> tuple[str, list[tuple[str, int, str]], dict[str, int]]:
@@ -149,10 +140,11 @@ def _open(root: str, base: str, path: str, size: int, stamp: str) -> _File:
 
 
 def _classes(root: str, files: Sequence[_File]) -> tuple[tuple[str, ...], dict[Any, int]]:
-    """Names in the order of their values, and the number of each value."""
-    values = sorted({value for file in files for value in np.unique(file.table.labels).tolist()}, key=_in_order)
-    if len({isinstance(value, str) for value in values}) > 1:
+    """Class names in the order of their values, and the number of each value."""
+    unordered = {value for file in files for value in np.unique(file.table.labels).tolist()}
+    if len({isinstance(value, str) for value in unordered}) > 1:
         raise InputError(f"data.root={root}: some labels are numbers and others words; give all the same")
+    values = sorted(unordered)
     named = {file.table.class_names for file in files if file.table.class_names}
     if len(named) > 1:
         raise InputError(
@@ -168,23 +160,3 @@ def _classes(root: str, files: Sequence[_File]) -> tuple[tuple[str, ...], dict[A
             "correct its labels or names"
         )
     return names, {number: number for number in range(len(names))}
-
-
-def _in_order(value: Any) -> tuple[bool, Any]:
-    return isinstance(value, str), value
-
-
-def _by_split(root: str, files: Sequence[_File], labels_of: dict[Any, int]) -> dict[SplitName, Samples]:
-    """Rows of named splits; of files that name none, all rows are for training."""
-    named = {file.split for file in files}
-    if None in named and len(named) > 1:
-        lost = next(file.path for file in files if file.split is None)
-        raise InputError(f"data.root={root}: {lost} is named after no split, and other files are; name or remove it")
-    builders = {split: SamplesBuilder() for split in SPLITS}
-    for file in files:
-        builder, count = builders[file.split or "train"], len(file.table.labels)
-        for row, value in enumerate(file.table.labels.tolist()):
-            builder.add(file.path, labels_of[value], file.size // count, file.stamp, row)
-    if not len(builders["train"]):
-        raise InputError(f"data.root={root}: no file of the training split holds an image; name one train{NPZ}")
-    return {split: builder.build() for split, builder in builders.items()}

@@ -1,8 +1,8 @@
 """The official CIFAR-10 archives (Krizhevsky 2009), python or binary, packed or unpacked; or class-named folders.
 
-Source of the formats and checksums: https://www.cs.toronto.edu/~kriz/cifar.html. The python batches are pickles: the
-very bytes that are read are checked against the official checksum, and then read by an unpickler that can build nothing
-but plain types and arrays. Neither alone would do: numpy's own pickles can be made to crash it, or worse.
+Source of the formats and checksums: https://www.cs.toronto.edu/~kriz/cifar.html. The python batches are pickles: their
+bytes are checked against the official checksum, and then read by an unpickler that builds only plain types and arrays.
+Both are needed: numpy's own pickles can be made to crash it, or worse.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hashlib
 import io
 import pickle
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.conf.data import Data
-from paceline.tasks.data.listing import Origin, SampleListing, check_classes, hold_out
-from paceline.tasks.data.samples import Sample, Samples
+from paceline.tasks.data.listing import Origin, SampleListing, check_classes, complete_splits
+from paceline.tasks.data.samples import Item, Sample, Samples
 from paceline.tasks.data.sources import folder
-from paceline.tasks.errors import InputError
+from paceline.tasks.errors import InputError, one_line
 
 MD5: dict[str, str] = {
     "cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a",
@@ -55,43 +55,28 @@ Batch = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 
 
 def list_samples(data: Data) -> SampleListing:
-    """List the official archives, or class-named folders where the root holds none.
-
-    Raises:
-        InputError: The root is missing, or an archive is damaged.
-    """
+    """List the official archives, or class-named folders where the root holds none."""
     root = folder.absolute(str(data.root))
     place = find_archive(root)
     if place is None:
         return folder.list_samples(data)
     check_archive(root, place)
-    labels, stamps = {name: read_batch(place, name)[1] for name in BATCHES}, _stamps(place)
-    train, validation = hold_out(_samples(labels, stamps, TRAIN_BATCHES), data.validation_fraction)
-    check_classes(train, CLASS_NAMES, f"data.root={root}")
-    test = _samples(labels, stamps, ("test_batch",))
-    return SampleListing(Origin("cifar10", place), CLASS_NAMES, train, validation, test, channels=3)
-
-
-def _stamps(place: str) -> dict[str, str]:
-    """Stamp of each batch; empty where a checksum proves that it is the official one."""
     filesystem, path = folder.open_root(place)
-    if filesystem.isfile(path) or not filesystem.exists(f"{path}/test_batch.bin"):
-        return dict.fromkeys(BATCHES, "")
-    return {name: folder.stamp_of(filesystem.info(f"{path}/{name}.bin")) or place for name in BATCHES}
+    stamps = dict.fromkeys(BATCHES, "")  # a checksum proves that a batch is the official one
+    if not filesystem.isfile(path) and filesystem.exists(f"{path}/test_batch.bin"):
+        stamps = {name: folder.stamp_of(filesystem.info(f"{path}/{name}.bin")) or place for name in BATCHES}
 
+    def samples(*names: str) -> Samples:
+        labels = ((name, row, int(label)) for name in names for row, label in enumerate(read_batch(place, name)[1]))
+        return Samples.of(Sample(name, label, 0, stamps[name], row) for name, row, label in labels)
 
-def _samples(labels: dict[str, npt.NDArray[np.int64]], stamps: dict[str, str], names: Sequence[str]) -> Samples:
-    return Samples.of(
-        Sample(name, int(label), 0, stamps[name], row) for name in names for row, label in enumerate(labels[name])
-    )
+    splits = complete_splits({"train": samples(*TRAIN_BATCHES), "test": samples("test_batch")}, data)
+    check_classes(splits[0], CLASS_NAMES, f"data.root={root}")
+    return SampleListing(Origin("cifar10", place), CLASS_NAMES, *splits, channels=3)
 
 
 def find_archive(root: str) -> str | None:
-    """The URL of the official archive (packed or unpacked) that a root is or contains.
-
-    Raises:
-        InputError: The root does not exist, or is a file but not an archive.
-    """
+    """The URL of the official archive (packed or unpacked) that a root is or contains."""
     filesystem, path = folder.reach_root(root)
     if not filesystem.exists(path):
         raise InputError(f"data.root={root}: does not exist; give the CIFAR-10 archive or the folder that holds it")
@@ -107,27 +92,23 @@ def find_archive(root: str) -> str | None:
 
 
 def check_archive(root: str, place: str) -> None:
-    """Compare an archive with the official checksums.
-
-    Raises:
-        InputError: A file is missing or differs.
-    """
+    """Compare an archive with the official checksums."""
     filesystem, path = folder.open_root(place)
     if filesystem.isfile(path):
-        _check_md5(root, PurePosixPath(path).name, filesystem, path)
+        with filesystem.open(path, "rb") as stream:
+            digest = hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False))
+        _compare(root, PurePosixPath(path).name, digest.hexdigest())
         return
     binary = filesystem.exists(f"{path}/test_batch.bin")
     for name in BATCHES if binary else (*BATCHES, "batches.meta"):
         file = f"{path}/{name}.bin" if binary else f"{path}/{name}"
         if not filesystem.exists(file):
             raise InputError(f"data.root={root}: {name} is missing; unpack the archive again")
-        if binary:
-            _check_binary(root, name, filesystem.size(file), BINARY_BATCH_BYTES)
-
-
-def _check_md5(root: str, name: str, filesystem: Any, path: str) -> None:
-    with filesystem.open(path, "rb") as stream:
-        _compare(root, name, hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest())
+        if binary and filesystem.size(file) != BINARY_BATCH_BYTES:
+            raise InputError(
+                f"data.root={root}: {name}.bin has {filesystem.size(file)} bytes, the official file "
+                f"{BINARY_BATCH_BYTES}; unpack the archive again"
+            )
 
 
 def _compare(root: str, name: str, found: str) -> None:
@@ -138,39 +119,24 @@ def _compare(root: str, name: str, found: str) -> None:
         )
 
 
-def _check_binary(root: str, name: str, found: int, expected: int) -> None:
-    if found != expected:
-        raise InputError(
-            f"data.root={root}: {name}.bin has {found} bytes, the official file {expected}; unpack the archive again"
-        )
-
-
-def read_samples(place: str, samples: Samples) -> npt.NDArray[np.uint8]:
-    """Images (N, 32, 32, 3) of rows of batches, in the given order."""
+def read_samples(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
+    """Images (32, 32, 3) of rows of batches."""
     images_NHWC = np.empty((len(samples), 32, 32, 3), dtype=np.uint8)
     names = np.array(list(samples.paths))
     assert samples.rows is not None
-    rows = samples.rows
     for name in np.unique(names):
         chosen = names == name
-        images_NHWC[chosen] = read_batch(place, str(name))[0][rows[chosen]]
-    return images_NHWC
+        images_NHWC[chosen] = read_batch(origin.root, str(name))[0][samples.rows[chosen]]
+    return map(Item, images_NHWC)
 
 
 def read_batch(place: str, name: str) -> Batch:
-    """Images (N, 32, 32, 3) and classes of one batch.
-
-    Raises:
-        InputError: The batch does not have the format.
-    """
+    """Images (N, 32, 32, 3) and classes of one batch."""
     filesystem, path = folder.open_root(place)
     if filesystem.isfile(path):
         return _unpack(place)[name]
-    binary = filesystem.exists(f"{path}/{name}.bin")
-    parse = _parse_records if binary else _parse_pickle
-    return _check_batch(
-        place, name, parse(place, name, filesystem.cat_file(f"{path}/{name}{'.bin' if binary else ''}"))
-    )
+    suffix = ".bin" if filesystem.exists(f"{path}/{name}.bin") else ""
+    return _parse(place, name, suffix, filesystem.cat_file(f"{path}/{name}{suffix}"))
 
 
 @functools.lru_cache(maxsize=1)
@@ -185,8 +151,7 @@ def _unpack(place: str) -> dict[str, Batch]:
                 name, _, suffix = PurePosixPath(member.name).name.partition(".")
                 content = archive.extractfile(member) if name in BATCHES and member.isfile() else None
                 if content is not None:
-                    parse = _parse_records if suffix == "bin" else _parse_pickle
-                    batches[name] = _check_batch(place, name, parse(place, name, content.read()))
+                    batches[name] = _parse(place, name, f".{suffix}", content.read())
     except (tarfile.TarError, EOFError, OSError) as error:
         raise InputError(f"data.root={place}: cannot be unpacked ({error}); download it again") from error
     missing = [name for name in BATCHES if name not in batches]
@@ -195,22 +160,21 @@ def _unpack(place: str) -> dict[str, Batch]:
     return batches
 
 
-def _parse_records(place: str, name: str, content: bytes) -> Batch:
-    records = np.frombuffer(content, dtype=np.uint8)
-    if records.size % 3_073:
-        raise InputError(f"data.root={place}: {name} is not a whole number of 3,073-byte records; unpack it again")
-    records = records.reshape(-1, 3_073)
-    return records[:, 1:], records[:, 0].astype(np.int64)
-
-
-def _check_batch(place: str, name: str, batch: Batch) -> Batch:
-    pixels, labels = batch
+def _parse(place: str, name: str, suffix: str, content: bytes) -> Batch:
+    if suffix == ".bin":
+        records = np.frombuffer(content, dtype=np.uint8)
+        if records.size % 3_073:
+            raise InputError(f"data.root={place}: {name} is not a whole number of 3,073-byte records; unpack it again")
+        records = records.reshape(-1, 3_073)
+        pixels, labels = records[:, 1:], records[:, 0].astype(np.int64)
+    else:
+        pixels, labels = _unpickle(place, name, content)
     if labels.size and not 0 <= int(labels.min()) <= int(labels.max()) < len(CLASS_NAMES):
         raise InputError(f"data.root={place}: {name} has a class outside 0 to 9; download it again")
     return pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels
 
 
-def _parse_pickle(place: str, name: str, content: bytes) -> Batch:
+def _unpickle(place: str, name: str, content: bytes) -> Batch:
     _compare(place, name, hashlib.md5(content, usedforsecurity=False).hexdigest())
     try:
         batch = RestrictedUnpickler(io.BytesIO(content), encoding="bytes").load()
@@ -218,7 +182,7 @@ def _parse_pickle(place: str, name: str, content: bytes) -> Batch:
         labels = np.asarray(batch[b"labels"], dtype=np.int64)
     except (pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise InputError(
-            f"data.root={place}: {name} is not a CIFAR-10 batch ({' '.join(str(error).split())}); "
+            f"data.root={place}: {name} is not a CIFAR-10 batch ({one_line(error)}); "
             "download it again from the official site"
         ) from error
     if pixels.shape != (labels.size, 3_072):

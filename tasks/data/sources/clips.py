@@ -1,7 +1,6 @@
 """Class-named folders of clips: video files, and folders with the frames of one clip as images, numbered.
 
-A video file is one sample, and so is a folder with images in it, called by its path with a slash at the end. How videos
-are decoded is `paceline.tasks.data.decode.video`'s business.
+A video file is one sample, and so is a folder with images in it, called by its path with a slash at the end.
 """
 
 from __future__ import annotations
@@ -18,18 +17,14 @@ import numpy.typing as npt
 from paceline.conf.data import NUM_COLOURS, Data
 from paceline.tasks.data.decode import video
 from paceline.tasks.data.decode.transform import DecodeError, decode
-from paceline.tasks.data.item import Item
 from paceline.tasks.data.listing import Origin, SampleListing
-from paceline.tasks.data.samples import Sample, Samples
+from paceline.tasks.data.samples import Item, Sample, Samples
 from paceline.tasks.data.sources import folder
 from paceline.tasks.data.storage.read_files import File, files_of, read_files
 from paceline.tasks.errors import InputError
 
-VIDEO_SUFFIXES: frozenset[str] = frozenset(
-    {
-        *(".mp4", ".m4v", ".mov", ".3gp", ".avi", ".webm", ".mkv", ".mpg", ".mpeg", ".ts", ".flv", ".wmv"),
-        *(".ogv", ".gif"),
-    }
+VIDEO_SUFFIXES = frozenset(
+    (".mp4", ".m4v", ".mov", ".3gp", ".avi", ".webm", ".mkv", ".mpg", ".mpeg", ".ts", ".flv", ".wmv", ".ogv", ".gif")
 )
 FRAME_SUFFIXES = folder.IMAGE_SUFFIXES - VIDEO_SUFFIXES
 CLIPS = folder.Kind("clip", VIDEO_SUFFIXES | FRAME_SUFFIXES, "clips", NUM_COLOURS)
@@ -38,24 +33,24 @@ CLIP_VERSION = 1
 
 
 def list_samples(data: Data) -> SampleListing:
-    """List class-named folders.
-
-    Raises:
-        InputError: The root or its layout is wrong.
-    """
+    """List class-named folders."""
     tree = read_tree(str(data.root))
-    _check_folders(str(data.root), tree)
+    # Frames in a class's own folder would all be one clip.
+    is_split = "train" in tree.folders
+    for path in tree.files.paths:
+        depth = path.count("/") - (is_split and path.partition("/")[0] in folder.SPLIT_FOLDERS)
+        if path.endswith("/") and depth < 2:  # noqa: PLR2004 - the class and the clip
+            raise InputError(
+                f"data.root={data.root}: images lie in {path}, which is not the folder of one clip; "
+                "give each clip's frames a folder in that of its class: CLASS/CLIP/0001.png"
+            )
     listing = folder.list_samples(data, CLIPS, tree)
     origin = dataclasses.replace(listing.origin, num_frames=data.num_frames)
     return dataclasses.replace(listing, origin=origin, channels=NUM_COLOURS * data.num_frames)
 
 
 def read_tree(root: str) -> folder.Tree:
-    """All clips below a root; that of a folder belongs to the folder in which it lies.
-
-    Raises:
-        InputError: As `folder.read_tree`.
-    """
+    """Read all clips below a root; the clip of a folder belongs to the parent of that folder."""
     tree = folder.read_tree(root, CLIPS.suffixes)
     numbers = {name: number for number, name in enumerate(tree.folders)}
     clips: list[Sample] = []
@@ -72,18 +67,6 @@ def read_tree(root: str) -> folder.Tree:
         stamp = hashlib.sha256(lines.encode(errors="surrogateescape")).hexdigest()
         clips.append(Sample(f"{name}/", parent, sum(frame.size for frame in members), stamp))
     return dataclasses.replace(tree, files=Samples.of(sorted(clips)))
-
-
-def _check_folders(root: str, tree: folder.Tree) -> None:
-    """Frames in a class's own folder would all be one clip."""
-    is_split = "train" in tree.folders
-    for path in tree.files.paths:
-        depth = path.count("/") - (is_split and path.partition("/")[0] in folder.SPLIT_FOLDERS)
-        if path.endswith("/") and depth < 2:  # noqa: PLR2004 - the class and the clip
-            raise InputError(
-                f"data.root={root}: images lie in {path}, which is not the folder of one clip; "
-                "give each clip's frames a folder in that of its class: CLASS/CLIP/0001.png"
-            )
 
 
 def read(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
@@ -104,7 +87,8 @@ def _of_folder(origin: Origin, path: str, image_size: int) -> npt.NDArray[np.uin
     # Refresh: workers are long-lived, and some file systems cache listings.
     entries = filesystem.ls(folder.below(base, path).rstrip("/"), detail=True, refresh=True)
     infos = {info["name"].rstrip("/").rpartition("/")[2]: info for info in entries}
-    names = sorted(infos, key=_in_order)
+    # Frame 10 comes after frame 9, whether or not there are zeros before it.
+    names = sorted(infos, key=lambda name: ([int(digits) for digits in re.findall(r"\d+", name)], name))
     frames = [name for name in names if not name.startswith(".") and folder.suffix_of(name) in FRAME_SUFFIXES]
     chosen = [frames[place] for place in video.places(len(frames), origin.num_frames)]
     files = (File(f"{path}{name}", int(infos[name]["size"] or 0), folder.stamp_of(infos[name])) for name in chosen)
@@ -121,8 +105,3 @@ def _content(content: bytes | OSError) -> bytes:
     if isinstance(content, OSError):
         raise content
     return content
-
-
-def _in_order(name: str) -> tuple[list[int], str]:
-    """Frame 10 comes after frame 9, whether or not there are zeros before it."""
-    return [int(digits) for digits in re.findall(r"\d+", name)], name

@@ -1,7 +1,6 @@
-"""Class-named folders of files on anything that fsspec reads: of images, and whatever else lies in such folders.
+"""Class-named folders of files on anything that fsspec reads: `root/{train,val,test}/<class>/*`, or `root/<class>/*`.
 
-`root/{train,test}/<class>/*`, also with `val`, or `root/<class>/*`. Looks at names and sizes only: the transform
-finds out whether a file has the format of its name.
+Only names and sizes are read. Decoding finds out whether a file has the format of its name.
 """
 
 from __future__ import annotations
@@ -10,25 +9,24 @@ import os
 import re
 import stat
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import fsspec
 import numpy as np
-import numpy.typing as npt
 
 from paceline.conf.data import Data
 from paceline.conf.environment import Environment
-from paceline.tasks.data.listing import SPLITS, Origin, SampleListing, SplitName, check_classes, hold_out
-from paceline.tasks.data.samples import Indices, Samples, SamplesBuilder
+from paceline.tasks.data.listing import SPLITS, Origin, SampleListing, SplitName, check_classes, complete_splits
+from paceline.tasks.data.samples import Samples, SamplesBuilder
 from paceline.tasks.data.storage import cache, s3
 from paceline.tasks.errors import InputError, one_line
 
-IMAGE_SUFFIXES: frozenset[str] = frozenset(
-    {
+IMAGE_SUFFIXES = frozenset(
+    (
         *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".bmp", ".dib", ".gif", ".tif", ".tiff", ".webp"),
         *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif", ".tga"),
-    }
+    )
 )
 _THROUGH_DASK = re.compile(r"(?:^|::)dask(?:::|://)")
 """fsspec's protocol, alone or in a chain, that unpickles what the scheduler in the URL sends."""
@@ -37,19 +35,13 @@ _STAMPS = (
     *("ETag", "etag", "md5Hash", "mtime", "LastModified", "updated", "created"),
     *("CRC", "date_time", "modify", "modificationTime", "sha", "hex"),
 )
-"""Keys of fsspec's file systems for a value that changes with the content; the first one counts. One that
-is 0 or empty does not count, such as a missing time in an archive."""
+"""Keys of fsspec's file systems for a value that changes with the content, most specific first. A value that is 0 or
+empty does not count, such as a missing time in an archive."""
 SPLIT_FOLDERS: dict[str, SplitName] = {
+    **dict.fromkeys(("val", "valid", "validation"), "validation"),
     "train": "train",
-    "val": "validation",
-    "valid": "validation",
-    "validation": "validation",
     "test": "test",
 }
-
-
-_NOWHERE = -1
-
 Place = tuple[SplitName, str]
 """The split and the class that a folder belongs to."""
 
@@ -72,7 +64,7 @@ class Tree:
     """Everything below a root that is not hidden."""
 
     files: Samples
-    """Files that are called like what is looked for, in order of their paths; as label the number of the folder."""
+    """Files with a recognised suffix, in order of their paths. The label is the number of the folder."""
     folders: tuple[str, ...]
     ignored: Counter[str]
     """The other files, by suffix."""
@@ -85,11 +77,10 @@ class _TreeBuilder:
     suffixes: frozenset[str]
     files: SamplesBuilder = field(default_factory=SamplesBuilder)
     folders: dict[str, int] = field(default_factory=dict)
-    """Their numbers."""
     ignored: Counter[str] = field(default_factory=Counter)
 
     def add(self, folder: int, path: str, size: int, stamp: str) -> None:
-        """One more file."""
+        """Add a file."""
         suffix = suffix_of(path)
         if suffix in self.suffixes:
             self.files.add(path, folder, size, stamp)
@@ -107,12 +98,7 @@ class _TreeBuilder:
 
 
 def list_samples(data: Data, kind: Kind = IMAGES, tree: Tree | None = None) -> SampleListing:
-    """List class-named folders.
-
-    Args:
-        data: The configuration.
-        kind: What their files hold.
-        tree: What is below the root, where samples are more than files; None to read it.
+    """List class-named folders of files of a kind. `tree` replaces the tree below the root.
 
     Raises:
         InputError: The root or its layout is wrong.
@@ -122,62 +108,41 @@ def list_samples(data: Data, kind: Kind = IMAGES, tree: Tree | None = None) -> S
     top = {folder for folder in tree.folders if "/" not in folder}
     if "test" in top and "train" not in top:
         raise InputError(f"data.root={root}: has test/ but no train/; name the training folder train/")
-    splits = {name: split for name, split in SPLIT_FOLDERS.items() if "train" in top and name in top}
-    validation = sorted(name for name, split in splits.items() if split == "validation")
+    split_folders = {name: split for name, split in SPLIT_FOLDERS.items() if "train" in top and name in top}
+    validation = sorted(name for name, split in split_folders.items() if split == "validation")
     if len(validation) > 1:
         raise InputError(
             f"data.root={root}: has {' and '.join(validation)}, which mean the same split; keep one of them"
         )
-    places = [_place(folder, splits) for folder in tree.folders]
-    class_names = _class_names(root, tree, places, splits, kind)
-    return _build(data, kind, tree, places, class_names)
+    places = [_place(folder, split_folders) for folder in tree.folders]
+    class_names = _class_names(root, tree, places, split_folders, kind)
+    files, labels = tree.files, {name: label for label, name in enumerate(class_names)}
+    split_of = np.array([SPLITS.index(place[0]) if place else -1 for place in places])[files.labels]
+    label_of = np.array([labels[place[1]] if place else -1 for place in places], dtype=np.int32)[files.labels]
+    splits: dict[SplitName, Samples] = {}
+    for number, split in enumerate(SPLITS):
+        chosen = np.flatnonzero(split_of == number)
+        chosen = chosen[np.argsort(label_of[chosen], kind="stable")]
+        if len(chosen) or split == "train":
+            splits[split] = files.take(chosen).with_labels(label_of[chosen])
+    listing = SampleListing(
+        Origin(kind.origin, absolute(root)), class_names, *complete_splits(splits, data), channels=kind.channels
+    )
+    check_classes(listing.train, class_names, f"data.root={root}")
+    outside = Counter(suffix_of(path) for path in files.paths.take(np.flatnonzero(split_of < 0)))
+    return replace(listing, ignored=dict(sorted((tree.ignored + outside).items())))
 
 
 def _place(folder: str, splits: dict[str, SplitName]) -> Place | None:
-    """Where the files of a folder belong, however deep in a class's folder it lies; None for nowhere."""
+    """Split and class of a folder, however deep it lies in the folder of its class."""
     parts = folder.split("/") if folder else []
     if not splits:
         return ("train", parts[0]) if parts else None
     return (splits[parts[0]], parts[1]) if len(parts) > 1 and parts[0] in splits else None
 
 
-def _build(
-    data: Data, kind: Kind, tree: Tree, places: list[Place | None], class_names: tuple[str, ...]
-) -> SampleListing:
-    labels = {name: label for label, name in enumerate(class_names)}
-    split_of = np.array([SPLITS.index(place[0]) if place else _NOWHERE for place in places])[tree.files.labels]
-    label_of = np.array([labels[place[1]] if place else _NOWHERE for place in places], dtype=np.int32)
-    by_split = {
-        split: _by_class(tree.files, np.flatnonzero(split_of == number), label_of)
-        for number, split in enumerate(SPLITS)
-    }
-    train, test, validation = by_split["train"], by_split["test"], by_split["validation"]
-    split_names = {place[0] for place in places if place}
-    if "test" not in split_names:
-        train, test = hold_out(train, data.test_fraction)
-    if "validation" not in split_names:
-        train, validation = hold_out(train, data.validation_fraction)
-    check_classes(train, class_names, f"data.root={data.root}")
-    homeless = Counter(suffix_of(path) for path in tree.files.paths.take(np.flatnonzero(split_of == _NOWHERE)))
-    return SampleListing(
-        origin=Origin(kind.origin, absolute(str(data.root))),
-        class_names=class_names,
-        train=train,
-        validation=validation,
-        test=test,
-        channels=kind.channels,
-        ignored=dict(sorted((tree.ignored + homeless).items())),
-    )
-
-
-def _by_class(files: Samples, chosen: Indices, label_of: npt.NDArray[np.int32]) -> Samples:
-    labels = label_of[files.labels[chosen]]
-    order = np.argsort(labels, kind="stable")
-    return files.take(chosen[order]).with_labels(labels[order])
-
-
 def suffix_of(path: str) -> str:
-    """The last suffix of a file's name in lower case, with its dot; empty without one."""
+    """Suffix of a file's name in lower case, with its dot; empty without one."""
     _, dot, extension = path.rpartition("/")[2].rpartition(".")
     return (dot + extension).lower() if dot else ""
 
@@ -187,6 +152,11 @@ def _class_names(
 ) -> tuple[str, ...]:
     """The sorted classes, after checking that no class folder is empty and that all splits agree."""
     filled = {places[number] for number in np.unique(tree.files.labels)}
+
+    def some(names: set[str]) -> str:
+        listed, num_more = sorted(names), len(names) - _NAMES_SHOWN
+        return (", ".join(listed[:_NAMES_SHOWN]) + (f" and {num_more} more" if num_more > 0 else "")) or "none"
+
     for folder, place in sorted(zip(tree.folders, places, strict=True)):
         if place and folder.count("/") == (1 if splits else 0) and place not in filled:
             raise InputError(
@@ -199,23 +169,14 @@ def _class_names(
         if classes[split] != train:
             raise InputError(
                 f"data.root={root}: the classes of {name}/ and train/ differ: only in {name}/: "
-                f"{_some(classes[split] - train)}; only in train/: {_some(train - classes[split])}; "
+                f"{some(classes[split] - train)}; only in train/: {some(train - classes[split])}; "
                 "give both the same class folders"
             )
     return tuple(sorted(train))
 
 
-def _some(names: set[str]) -> str:
-    listed = sorted(names)
-    return (
-        ", ".join(listed[:_NAMES_SHOWN])
-        + (f" and {len(listed) - _NAMES_SHOWN} more" if len(listed) > _NAMES_SHOWN else "")
-        or "none"
-    )
-
-
 def read_tree(root: str, suffixes: frozenset[str] = IMAGE_SUFFIXES) -> Tree:
-    """Everything below a root; files with one of the suffixes are samples.
+    """Read everything below a root; files with one of the suffixes are samples.
 
     Raises:
         InputError: The root is missing, a file, empty, or holds something unreadable.
@@ -227,7 +188,7 @@ def read_tree(root: str, suffixes: frozenset[str] = IMAGE_SUFFIXES) -> Tree:
         raise InputError(f"data.root={root}: is a file; give the folder that holds the class folders")
     tree = _TreeBuilder(suffixes)
     if is_local(filesystem):
-        _LocalWalk(root, path, tree).visit("")
+        _walk_local(root, path, tree)
     else:
         _walk_remote(root, filesystem, path, tree)
     if not tree.files and not tree.ignored:
@@ -250,18 +211,13 @@ def open_root(root: str) -> tuple[Any, str]:
         filesystem, path = fsspec.core.url_to_fs(root, **(s3.options() if s3.is_s3(root) else {}))
     except (ValueError, ImportError, OSError) as error:
         package = "pip install 'paceline[s3]'" if s3.is_s3(root) else "install what fsspec needs for this protocol"
-        raise InputError(
-            f"data.root={root}: cannot be opened ({one_line(error)}); give a path, or {package}"
-        ) from error
+        message = f"data.root={root}: cannot be opened ({one_line(error)}); give a path, or {package}"
+        raise InputError(message) from error
     return filesystem, str(path)
 
 
 def reach_root(root: str) -> tuple[Any, str]:
-    """Open a root and check the access to an object store.
-
-    Raises:
-        InputError: fsspec cannot read such a URL here, or the store refuses.
-    """
+    """Open a root and check the access to an object store; InputError if the store refuses."""
     filesystem, path = open_root(root)
     if s3.is_s3(root):
         cache.limit_of(Environment().cache_gib_given)
@@ -286,66 +242,43 @@ def is_local(filesystem: Any) -> bool:
     return "file" in ((protocol,) if isinstance(protocol, str) else protocol)
 
 
-@dataclass
-class _LocalWalk:
-    """Reads a local tree in order of the whole paths; unlike fsspec's own walk, it follows linked folders."""
+def _walk_local(root: str, base: str, tree: _TreeBuilder) -> None:
+    """Read a local tree in order of the whole paths; unlike fsspec's own walk, it follows linked folders."""
+    visited: set[str] = set()
 
-    root: str
-    """The root in messages."""
-    base: str
-    tree: _TreeBuilder
-    seen: set[str] = field(default_factory=set)
-
-    def visit(self, folder: str) -> None:
-        """Add a folder and all that lies in it.
-
-        Raises:
-            InputError: Something cannot be read.
-        """
-        number = self.tree.number(folder)
-        path = f"{self.base}/{folder}" if folder else self.base
+    def visit(folder: str) -> None:
+        number = tree.number(folder)
+        path = directory = f"{base}/{folder}" if folder else base
         real = os.path.realpath(path)
-        if real in self.seen:  # a link back up the tree
+        if real in visited:  # a link back up the tree
             return
-        self.seen.add(real)
+        visited.add(real)
+        descriptor = None
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+            with os.scandir(descriptor) as entries:  # a slash after the names of folders; nothing hidden is a sample
+                names = [f"{item.name}/" if item.is_dir() else item.name for item in entries if item.name[0] != "."]
+            for name in sorted(names):
+                inside, path = f"{folder}/{name}" if folder else name, f"{directory}/{name}"
+                if name.endswith("/"):
+                    visit(inside[:-1])
+                    continue
+                # Relative to the open folder: the kernel need not walk the whole path for each of a million files.
+                status = os.stat(name, dir_fd=descriptor)
+                # Reading a pipe would wait for ever.
+                if not stat.S_ISREG(status.st_mode) or not os.access(name, os.R_OK, dir_fd=descriptor):
+                    raise PermissionError(path)
+                tree.add(number, inside, status.st_size, str(status.st_mtime_ns))
         except OSError as error:
-            raise self._unreadable(path) from error
-        try:
-            for name in _scan(descriptor):
-                inside = f"{folder}/{name}" if folder else name
-                if inside.endswith("/"):
-                    self.visit(inside[:-1])
-                else:
-                    self._add(number, inside, name, descriptor)
+            raise InputError(
+                f"data.root={root}: {path} cannot be read by this user; all samples must be readable; "
+                "change its permissions or remove it"
+            ) from error
         finally:
-            os.close(descriptor)
+            if descriptor is not None:
+                os.close(descriptor)
 
-    def _add(self, number: int, path: str, name: str, descriptor: int) -> None:
-        # Relative to the open folder: the kernel need not walk the whole path again for each of a million files.
-        try:
-            status = os.stat(name, dir_fd=descriptor)
-        except OSError as error:
-            raise self._unreadable(f"{self.base}/{path}") from error
-        # Reading a pipe would wait for ever.
-        if not stat.S_ISREG(status.st_mode) or not os.access(name, os.R_OK, dir_fd=descriptor):
-            raise self._unreadable(f"{self.base}/{path}")
-        self.tree.add(number, path, status.st_size, str(status.st_mtime_ns))
-
-    def _unreadable(self, path: str) -> InputError:
-        return InputError(
-            f"data.root={self.root}: {path} cannot be read by this user; all samples must be readable; "
-            "change its permissions or remove it"
-        )
-
-
-def _scan(descriptor: int) -> list[str]:
-    """The names in an open folder, those of folders with a slash. Nothing hidden is a sample, nor what lies in it."""
-    with os.scandir(descriptor) as entries:
-        return sorted(
-            f"{entry.name}/" if entry.is_dir() else entry.name for entry in entries if not entry.name.startswith(".")
-        )
+    visit("")
 
 
 def _walk_remote(root: str, filesystem: Any, base: str, tree: _TreeBuilder) -> None:

@@ -1,16 +1,15 @@
-"""Generated sets, whose right answer is known: scenes of shapes with their masks, and textures.
-
-Need no root and no network. Each image is a pure function of its row and its size.
-"""
+"""Generated sets: scenes of shapes with masks, and textures. An image is a pure function of its row and its size."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.conf.data import Data
-from paceline.tasks.data.listing import Origin, SampleListing, split_in_three
-from paceline.tasks.data.samples import Sample, Samples
+from paceline.tasks.data.listing import Origin, SampleListing, complete_splits
+from paceline.tasks.data.samples import Item, Sample, Samples
 
 NUM_SCENES, NUM_TEXTURES = 2_000, 1_200
 SCENE_CLASSES = ("background", "disc", "square", "triangle")
@@ -23,33 +22,25 @@ Plane = npt.NDArray[np.float64]
 
 def list_shapes(data: Data) -> SampleListing:
     """Scenes, split by `test_fraction` and `validation_fraction`; the last channel of an image is its mask."""
-    return _listing(data, Samples.of(Sample("shapes", 0, row=row) for row in range(NUM_SCENES)), SCENE_CLASSES, 3, 1)
+    samples = Samples.of(Sample("shapes", 0, row=row) for row in range(NUM_SCENES))
+    return SampleListing(Origin("shapes"), SCENE_CLASSES, *complete_splits({"train": samples}, data), 3, num_planes=1)
 
 
 def list_textures(data: Data) -> SampleListing:
     """Grey textures of three classes, split in the same way."""
     kinds = len(TEXTURE_CLASSES)
     samples = Samples.of(Sample("textures", row % kinds, row=row) for row in range(NUM_TEXTURES))
-    return _listing(data, samples, TEXTURE_CLASSES, 1, 0)
+    return SampleListing(Origin("textures"), TEXTURE_CLASSES, *complete_splits({"train": samples}, data), channels=1)
 
 
-def _listing(
-    data: Data, samples: Samples, class_names: tuple[str, ...], channels: int, num_planes: int
-) -> SampleListing:
-    train, validation, test = split_in_three(samples, data)
-    origin = Origin("shapes" if num_planes else "textures")
-    return SampleListing(origin, class_names, train, validation, test, channels, num_planes=num_planes)
+def read_shapes(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
+    """Draw scenes (S, S, 3) with the class of each pixel (S, S)."""
+    return (Item(*_scene(sample.row, image_size)) for sample in samples)
 
 
-def read_shapes(samples: Samples, image_size: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    """Scenes (N, S, S, 3), and the class of each of their pixels (N, S, S)."""
-    scenes, masks = zip(*(_scene(sample.row, image_size) for sample in samples), strict=True)
-    return np.stack(scenes), np.stack(masks)
-
-
-def read_textures(samples: Samples, image_size: int) -> npt.NDArray[np.uint8]:
-    """Grey textures (N, S, S, 1)."""
-    return np.stack([_texture(sample.row, sample.label, image_size) for sample in samples])
+def read_textures(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
+    """Draw grey textures (S, S, 1)."""
+    return (Item(_texture(sample.row, sample.label, image_size)) for sample in samples)
 
 
 def _grid(size: int) -> tuple[Plane, Plane]:
@@ -81,11 +72,8 @@ def _inside(kind: int, y: Plane, x: Plane, radius: float, angle: float) -> npt.N
         return y * y + x * x < radius * radius
     corners = 4 if kind == 2 else 3  # noqa: PLR2004  as in SCENE_CLASSES
     inner = radius * np.cos(np.pi / corners)  # from the middle to a side
-    turned = [angle + 2 * np.pi * side / corners for side in range(corners)]
-    inside: npt.NDArray[np.bool_] = np.logical_and.reduce(
-        [y * np.sin(side) + x * np.cos(side) < inner for side in turned]
-    )
-    return inside
+    sides = [angle + 2 * np.pi * side / corners for side in range(corners)]
+    return np.asarray(np.logical_and.reduce([y * np.sin(side) + x * np.cos(side) < inner for side in sides]))
 
 
 def _texture(row: int, label: int, size: int) -> npt.NDArray[np.uint8]:

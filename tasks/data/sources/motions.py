@@ -1,18 +1,19 @@
-"""Generated clips whose right answer is known: a textured patch that drifts in one of four directions over noise.
+"""Generated clips: a textured patch that drifts in one of four directions over noise.
 
-Needs no root and no network. What leaves the picture on one side comes back on the other, and a patch begins anywhere:
-at each frame its place, like its texture, is independent of the direction, so that no single frame shows the class.
-Each clip is a pure function of its row, its size and its length. Shapes: N clips, T frames, S pixels, C colours.
+What leaves the picture on one side comes back on the other, and a patch begins anywhere, so that no single frame shows
+the class. Each clip is a pure function of its row, its size and its length. Shapes: T frames, S pixels, C colours.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.conf.data import NUM_COLOURS, Data
-from paceline.tasks.data.listing import Origin, SampleListing, split_in_three
-from paceline.tasks.data.samples import Sample, Samples
+from paceline.tasks.data.listing import Origin, SampleListing, complete_splits
+from paceline.tasks.data.samples import Item, Sample, Samples
 
 NUM_MOTIONS = 1_600
 CLASS_NAMES = ("east", "north", "west", "south")
@@ -32,14 +33,13 @@ def list_samples(data: Data) -> SampleListing:
     """All clips, split by `test_fraction` and `validation_fraction`."""
     kinds = len(CLASS_NAMES)
     samples = Samples.of(Sample("motions", row % kinds, row=row) for row in range(NUM_MOTIONS))
-    train, validation, test = split_in_three(samples, data)
-    origin = Origin("motions", num_frames=data.num_frames)
-    return SampleListing(origin, CLASS_NAMES, train, validation, test, channels=NUM_COLOURS * data.num_frames)
+    origin, splits = Origin("motions", num_frames=data.num_frames), complete_splits({"train": samples}, data)
+    return SampleListing(origin, CLASS_NAMES, *splits, channels=NUM_COLOURS * data.num_frames)
 
 
-def read_motions(origin: Origin, samples: Samples, image_size: int) -> list[npt.NDArray[np.uint8]]:
-    """Clips (S, S, T * C)."""
-    return [_motion(sample.row, sample.label, origin.num_frames, image_size) for sample in samples]
+def read_motions(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
+    """Draw clips (S, S, T * C)."""
+    return (Item(_motion(sample.row, sample.label, origin.num_frames, image_size)) for sample in samples)
 
 
 def step_of(label: int) -> tuple[float, float]:

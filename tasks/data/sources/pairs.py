@@ -6,15 +6,15 @@ values are the lines of `classes.txt`, from 0; 255 marks what belongs to no clas
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from paceline.conf.data import Data
-from paceline.tasks.data.listing import SPLITS, Origin, SampleListing, SplitName, hold_out
-from paceline.tasks.data.samples import Sample, Samples
+from paceline.tasks.data.listing import Origin, SampleListing, SplitName, complete_splits
+from paceline.tasks.data.samples import Item, Sample, Samples
 from paceline.tasks.data.sources import folder
-from paceline.tasks.data.storage import read_files as reading
-from paceline.tasks.data.storage.read_files import File
+from paceline.tasks.data.storage.read_files import File, files_of, read_files
 from paceline.tasks.errors import InputError
 
 IMAGES, MASKS, CLASSES = "images", "masks", "classes.txt"
@@ -24,47 +24,46 @@ MASK_SUFFIXES = (".png", ".tif", ".tiff", ".bmp", ".gif")
 
 
 def list_samples(data: Data) -> SampleListing:
-    """List images that have a mask.
-
-    Raises:
-        InputError: The root or its layout is wrong.
-    """
+    """List images that have a mask."""
     root = str(data.root)
     tree = folder.read_tree(root)
     class_names = _class_names(root)
     images, masks = _by_place(tree.files, IMAGES), _by_place(tree.files, MASKS)
-    suffix = _mask_suffix(root, masks)
-    _check_complete(root, images, masks)
-    by_split = {
-        split: Samples.of(
-            _with_mask(sample, masks[place]) for place, sample in sorted(images.items()) if place[0] == split
+    suffixes = sorted({folder.suffix_of(sample.path) for sample in masks.values()})
+    if len(suffixes) != 1 or suffixes[0] not in MASK_SUFFIXES:
+        raise InputError(
+            f"data.root={root}: masks end in {', '.join(suffixes) or 'nothing: there are none'}; they are pictures "
+            f"without loss, all with one of the suffixes {' '.join(MASK_SUFFIXES)} in lower case"
         )
-        for split in SPLITS
-    }
-    train, validation, test = (by_split[split] for split in SPLITS)
-    if not train:
+    for kind, other_kind, files, counterparts in ((IMAGES, MASKS, images, masks), (MASKS, IMAGES, masks, images)):
+        alone = sorted(sample.path for place, sample in files.items() if place not in counterparts)
+        if alone:
+            raise InputError(
+                f"data.root={root}: {len(alone)} of {len(files)} files in {kind}/ have no counterpart in "
+                f"{other_kind}/, such as {alone[0]}; add what is missing or remove them"
+            )
+    splits: dict[SplitName, list[Sample]] = defaultdict(list)
+    for place, image in sorted(images.items()):
+        mask = masks[place]  # a pair changes when either of its files does
+        stamp = f"{image.stamp} {mask.size} {mask.stamp}"
+        splits[place[0]].append(Sample(image.path, 0, image.size + mask.size, stamp))
+    if "train" not in splits:
         raise InputError(f"data.root={root}: no image of the training split has a mask; fill {IMAGES}/ and {MASKS}/")
-    if not test:
-        train, test = hold_out(train, data.test_fraction)
-    if not validation:
-        train, validation = hold_out(train, data.validation_fraction)
     return SampleListing(
-        origin=Origin("pairs", folder.absolute(root), suffix),
-        class_names=class_names,
-        train=train,
-        validation=validation,
-        test=test,
+        Origin("pairs", folder.absolute(root), suffixes[0]),
+        class_names,
+        *complete_splits({split: Samples.of(samples) for split, samples in splits.items()}, data),
         channels=3,
         num_planes=1,
         ignored=dict(sorted(tree.ignored.items())),
     )
 
 
-def files_of(samples: Samples, suffix: str) -> tuple[Iterator[File], Iterator[File]]:
-    """The images and the masks of samples."""
-    images = (File(file.path, *_of_stamp(file)[0]) for file in reading.files_of(samples))
-    masks = (File(mask_path(file.path, suffix), *_of_stamp(file)[1]) for file in reading.files_of(samples))
-    return images, masks
+def read(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
+    """Read images with their masks."""
+    images = (File(file.path, *_of_stamp(file)[0]) for file in files_of(samples))
+    masks = (File(_mask_path(file.path, origin.mask_suffix), *_of_stamp(file)[1]) for file in files_of(samples))
+    return map(Item, read_files(origin.root, images), read_files(origin.root, masks))
 
 
 def _of_stamp(pair: File) -> tuple[tuple[int, str], tuple[int, str]]:
@@ -75,8 +74,7 @@ def _of_stamp(pair: File) -> tuple[tuple[int, str], tuple[int, str]]:
     return (pair.size - int(parts[1]), parts[0]), (int(parts[1]), parts[2])
 
 
-def mask_path(path: str, suffix: str) -> str:
-    """Path of the mask of an image, relative to the root."""
+def _mask_path(path: str, suffix: str) -> str:
     parts = list(PurePosixPath(path).with_suffix(suffix).parts)
     parts[parts.index(IMAGES)] = MASKS
     return "/".join(parts)
@@ -97,11 +95,6 @@ def _by_place(samples: Samples, kind: str) -> dict[Place, Sample]:
     return by_place
 
 
-def _with_mask(image: Sample, mask: Sample) -> Sample:
-    """A pair changes when either of its files does."""
-    return Sample(image.path, 0, image.size + mask.size, f"{image.stamp} {mask.size} {mask.stamp}")
-
-
 def _class_names(root: str) -> tuple[str, ...]:
     filesystem, base = folder.open_root(root)
     path = folder.below(base, CLASSES)
@@ -118,23 +111,3 @@ def _class_names(root: str) -> tuple[str, ...]:
             f"data.root={root}: {CLASSES} has {len(names)} lines; it needs from 2 to {MAX_CLASSES} names, each once"
         )
     return names
-
-
-def _mask_suffix(root: str, masks: dict[Place, Sample]) -> str:
-    suffixes = sorted({folder.suffix_of(sample.path) for sample in masks.values()})
-    if len(suffixes) != 1 or suffixes[0] not in MASK_SUFFIXES:
-        raise InputError(
-            f"data.root={root}: masks end in {', '.join(suffixes) or 'nothing: there are none'}; they are pictures "
-            f"without loss, all with one of the suffixes {' '.join(MASK_SUFFIXES)} in lower case"
-        )
-    return suffixes[0]
-
-
-def _check_complete(root: str, images: dict[Place, Sample], masks: dict[Place, Sample]) -> None:
-    for kind, other_kind, files, counterparts in ((IMAGES, MASKS, images, masks), (MASKS, IMAGES, masks, images)):
-        alone = sorted(sample.path for place, sample in files.items() if place not in counterparts)
-        if alone:
-            raise InputError(
-                f"data.root={root}: {len(alone)} of {len(files)} files in {kind}/ have no counterpart in "
-                f"{other_kind}/, such as {alone[0]}; add what is missing or remove them"
-            )

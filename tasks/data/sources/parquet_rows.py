@@ -12,12 +12,11 @@ from contextlib import closing
 from typing import IO, Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from paceline.tasks.data.decode.transform import DecodeError
-from paceline.tasks.data.sources.row_table import BLOCK_BYTES, COLOURS, Row, Table
+from paceline.tasks.data.sources.array_rows import BLOCK_BYTES, COLOURS, Row, Table
 from paceline.tasks.errors import InputError
 
 IMAGE, LABEL = "image", "label"
@@ -25,11 +24,7 @@ BATCH_ROWS = 64
 
 
 def table(stream: IO[bytes]) -> Table:
-    """The table without its pixels.
-
-    Raises:
-        InputError: A column is missing.
-    """
+    """The table without its pixels."""
     file = pq.ParquetFile(stream)
     schema = file.schema_arrow
     if not {IMAGE, LABEL} <= set(schema.names):
@@ -44,12 +39,15 @@ def table(stream: IO[bytes]) -> Table:
     ):
         raise InputError(f"{LABEL} holds {column.type}; give one whole number or word for each image")
     labels = np.array(column.to_pylist(), dtype=np.int64 if pa.types.is_integer(column.type) else np.str_)
-    return Table(labels, _channels(schema.field(IMAGE).type), _names_in(schema.metadata or {}))
+    try:  # as Hugging Face's `datasets` writes them
+        names = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][LABEL]["names"]
+    except (KeyError, TypeError, ValueError):
+        names = ()
+    return Table(labels, _channels(schema.field(IMAGE).type), tuple(names))
 
 
 def _channels(kind: pa.DataType) -> int:
-    """3 of what is decoded or has three levels of lists, 1 of two."""
-    if is_encoded(kind):
+    if holds_files(kind):
         return COLOURS
     depth = 0
     while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
@@ -62,19 +60,11 @@ def _channels(kind: pa.DataType) -> int:
     return 1 if depth == 2 else COLOURS  # noqa: PLR2004
 
 
-def is_encoded(kind: pa.DataType) -> bool:
-    """Bytes, or a structure that has them as `bytes`, as the Hub's data sets do."""
+def holds_files(kind: pa.DataType) -> bool:
+    """Whether a type is bytes, or a structure that has them as `bytes`, as the Hub's data sets do."""
     if pa.types.is_struct(kind):
-        return kind.get_field_index("bytes") >= 0 and is_encoded(kind.field("bytes").type)
+        return kind.get_field_index("bytes") >= 0 and holds_files(kind.field("bytes").type)
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
-
-
-def _names_in(metadata: dict[bytes, bytes]) -> tuple[str, ...]:
-    """Names of the classes, as Hugging Face's `datasets` writes them."""
-    try:
-        return tuple(json.loads(metadata[b"huggingface"])["info"]["features"][LABEL]["names"])
-    except (KeyError, TypeError, ValueError):
-        return ()
 
 
 def rows(stream: IO[bytes], chosen: Sequence[int]) -> Iterator[Row | DecodeError]:
@@ -84,19 +74,14 @@ def rows(stream: IO[bytes], chosen: Sequence[int]) -> Iterator[Row | DecodeError
         row_numbers = np.asarray(chosen)
         groups = np.searchsorted(ends, row_numbers, side="right")
         for group in np.unique(groups):
-            first = int(ends[group - 1]) if group else 0
-            yield from _group_rows(file, int(group), row_numbers[groups == group] - first)
-
-
-def _group_rows(file: pq.ParquetFile, group: int, wanted: npt.NDArray[np.int64]) -> Iterator[Row | DecodeError]:
-    at = 0
-    for batch in file.iter_batches(BATCH_ROWS, row_groups=[group], columns=[IMAGE]):
-        inside = wanted[(wanted >= at) & (wanted < at + len(batch))] - at
-        for value in batch.column(0).take(pa.array(inside)).to_pylist():
-            yield _row(value)
-        at += len(batch)
-        if at > wanted[-1]:
-            return
+            requested = row_numbers[groups == group] - (int(ends[group - 1]) if group else 0)
+            first = 0
+            for batch in file.iter_batches(BATCH_ROWS, row_groups=[int(group)], columns=[IMAGE]):
+                inside = requested[(requested >= first) & (requested < first + len(batch))] - first
+                yield from map(_row, batch.column(0).take(pa.array(inside)).to_pylist())
+                first += len(batch)
+                if first > requested[-1]:
+                    break
 
 
 def _row(value: Any) -> Row | DecodeError:
@@ -106,10 +91,6 @@ def _row(value: Any) -> Row | DecodeError:
         return DecodeError("no image in this row")
     if isinstance(value, bytes):
         return value
-    return _of_lists(value)
-
-
-def _of_lists(value: Any) -> Row | DecodeError:
     try:
         pixels = np.array(value)
     except ValueError:

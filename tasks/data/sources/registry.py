@@ -1,19 +1,15 @@
-"""The table of data sources, and functions that list and read the source that a configuration names.
-
-Sources are listed in the caller's process and read on the workers. User plug-ins go the same way.
-"""
+"""The table of data sources. They are listed in the caller's process and read on the workers, as are user plug-ins."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypedDict
 
 from paceline.conf.data import Data
 from paceline.conf.plugins import source_facts
-from paceline.tasks.data.item import Item
 from paceline.tasks.data.listing import Origin, SampleListing, check_classes, keep_classes
-from paceline.tasks.data.samples import Samples
+from paceline.tasks.data.samples import Item, Samples
 from paceline.tasks.data.sources import (
     array_rows,
     arrays,
@@ -32,6 +28,12 @@ from paceline.tasks.data.storage import s3
 from paceline.tasks.data.storage.read_files import files_of, read_files
 from paceline.tasks.errors import InputError, SourceError, one_line
 from paceline.tasks.plugins import require_plugin
+
+
+class _Facts(TypedDict, total=False):
+    libraries: Callable[[SampleListing], tuple[str, ...]]
+    key: Callable[[Origin], dict[str, Any]]
+    has_rows: bool
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ def spec_of(origin: Origin) -> SourceSpec:
 
 
 def list_samples(data: Data) -> SampleListing:
-    """Every sample that the source offers, by split.
+    """List every sample that the source offers, by split.
 
     Raises:
         InputError: The source is missing, empty, or cannot be learned from; as `SourceError` if it cannot be reached.
@@ -73,10 +75,8 @@ def list_samples(data: Data) -> SampleListing:
     except Exception as error:  # each remote file system raises its own: no credentials, no route, forbidden
         if s3.is_s3(str(data.root)):
             raise s3.refusal(str(data.root), error) from error
-        reason = one_line(error)
-        raise SourceError(
-            f"data.root={data.root}: cannot be listed ({reason}); correct the address or the access"
-        ) from error
+        message = f"data.root={data.root}: cannot be listed ({one_line(error)}); correct the address or the access"
+        raise SourceError(message) from error
     listing = replace(listing, origin=replace(listing.origin, fit=data.fit))
     if data.classes is not None:
         if listing.num_planes:
@@ -88,37 +88,13 @@ def list_samples(data: Data) -> SampleListing:
 
 
 def read_items(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
-    """Read samples, in their order.
-
-    Args:
-        origin: Where they lie.
-        samples: Which.
-        image_size: What the pictures will be brought to; a source that draws them can draw that size.
+    """Read samples, in their order. A source that draws its pictures draws them in `image_size`.
 
     Raises:
         InputError: The root cannot be opened from this process, or what lies there is damaged.
         RunError: The user's source fails, or yields something else.
     """
     return iter(spec_of(origin).read(origin, samples, image_size))
-
-
-def _read_files(origin: Origin, samples: Samples, image_size: int) -> Iterable[Item]:
-    return map(Item, read_files(origin.root, files_of(samples)))
-
-
-def _read_pairs(origin: Origin, samples: Samples, image_size: int) -> Iterable[Item]:
-    images, masks = pairs.files_of(samples, origin.mask_suffix)
-    return map(Item, read_files(origin.root, images), read_files(origin.root, masks))
-
-
-def _read_signals(origin: Origin, samples: Samples, image_size: int) -> Iterable[Item]:
-    assert origin.signal is not None
-    return signals.read(read_files(origin.root, files_of(samples)), origin.signal, image_size)
-
-
-def _read_rotated_digits(origin: Origin, samples: Samples, image_size: int) -> Iterable[Item]:
-    images_NHWC, angles_NT = digits.read_rotated_digits(samples, image_size)
-    return (Item(image, None, angles) for image, angles in zip(images_NHWC, angles_NT, strict=True))
 
 
 def _signal_key(origin: Origin) -> dict[str, Any]:
@@ -130,55 +106,23 @@ def _clip_key(origin: Origin) -> dict[str, Any]:
     return {"clip": [origin.num_frames, clips.CLIP_VERSION]}
 
 
-def _libraries(*names: str) -> Callable[[SampleListing], tuple[str, ...]]:
-    return lambda _: names
-
-
+_DIGITS: _Facts = {"libraries": lambda _: ("scikit-learn",), "has_rows": True}
+_SIGNALS: _Facts = {"libraries": lambda _: ("scipy", "pyarrow"), "key": _signal_key}
 SOURCES: dict[str, SourceSpec] = {
-    "digits": SourceSpec(
-        "digits",
-        digits.list_digits,
-        lambda origin, samples, image_size: map(Item, digits.read_digits(samples, image_size)),
-        libraries=_libraries("scikit-learn"),
-        has_rows=True,
+    "digits": SourceSpec("digits", digits.list_digits, digits.read_digits, **_DIGITS),
+    "rotated_digits": SourceSpec("rotated_digits", digits.list_rotated_digits, digits.read_rotated_digits, **_DIGITS),
+    "folder": SourceSpec(
+        "files",
+        folder.list_samples,
+        lambda origin, samples, image_size: map(Item, read_files(origin.root, files_of(samples))),
     ),
-    "rotated_digits": SourceSpec(
-        "rotated_digits",
-        digits.list_rotated_digits,
-        _read_rotated_digits,
-        libraries=_libraries("scikit-learn"),
-        has_rows=True,
-    ),
-    "folder": SourceSpec("files", folder.list_samples, _read_files),
-    "cifar10": SourceSpec(  # its listings of class-named folders are of kind `files`
-        "cifar10",
-        cifar10.list_samples,
-        lambda origin, samples, image_size: map(Item, cifar10.read_samples(origin.root, samples)),
-        has_rows=True,
-    ),
-    "pairs": SourceSpec("pairs", pairs.list_samples, _read_pairs),
-    "shapes": SourceSpec(
-        "shapes",
-        generated.list_shapes,
-        lambda origin, samples, image_size: map(Item, *generated.read_shapes(samples, image_size)),
-        has_rows=True,
-    ),
-    "textures": SourceSpec(
-        "textures",
-        generated.list_textures,
-        lambda origin, samples, image_size: map(Item, generated.read_textures(samples, image_size)),
-        has_rows=True,
-    ),
-    "signals": SourceSpec(
-        "signals", signals.list_samples, _read_signals, libraries=_libraries("scipy", "pyarrow"), key=_signal_key
-    ),
-    "tones": SourceSpec(
-        "tones",
-        tones.list_samples,
-        lambda origin, samples, image_size: map(Item, tones.read_tones(origin, samples, image_size)),
-        libraries=_libraries("scipy", "pyarrow"),
-        key=_signal_key,
-    ),
+    # Its listings of class-named folders are of kind `files`.
+    "cifar10": SourceSpec("cifar10", cifar10.list_samples, cifar10.read_samples, has_rows=True),
+    "pairs": SourceSpec("pairs", pairs.list_samples, pairs.read),
+    "shapes": SourceSpec("shapes", generated.list_shapes, generated.read_shapes, has_rows=True),
+    "textures": SourceSpec("textures", generated.list_textures, generated.read_textures, has_rows=True),
+    "signals": SourceSpec("signals", signals.list_samples, signals.read, **_SIGNALS),
+    "tones": SourceSpec("tones", tones.list_samples, tones.read_tones, **_SIGNALS),
     "arrays": SourceSpec(
         "arrays",
         arrays.list_samples,
@@ -186,13 +130,8 @@ SOURCES: dict[str, SourceSpec] = {
         libraries=lambda listing: (array_rows.library_of(listing.train.paths[0]),),
         has_rows=True,
     ),
-    "clips": SourceSpec("clips", clips.list_samples, clips.read, libraries=_libraries("av"), key=_clip_key),
-    "motions": SourceSpec(
-        "motions",
-        motions.list_samples,
-        lambda origin, samples, image_size: map(Item, motions.read_motions(origin, samples, image_size)),
-        key=_clip_key,
-    ),
+    "clips": SourceSpec("clips", clips.list_samples, clips.read, libraries=lambda _: ("av",), key=_clip_key),
+    "motions": SourceSpec("motions", motions.list_samples, motions.read_motions, key=_clip_key),
 }
 """Specs by the name in `data.source`."""
 USER_SOURCE = SourceSpec("own", user_source.list_samples, user_source.read)

@@ -1,13 +1,12 @@
 """Class-named folders of signals in time: WAV, NumPy and Parquet files, laid out as `folder` lays out images.
 
-A file is one sample. `paceline.tasks.data.decode.spectrogram` decodes it. Its import takes a second or two (SciPy's
-signals) and happens on workers, at the first sample.
+A file is one sample. The decoder is imported at the first sample, because SciPy's signals take a second or two.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +14,10 @@ import numpy.typing as npt
 from paceline.conf.data import Data
 from paceline.conf.signal import Signal
 from paceline.tasks.data.decode.transform import DecodeError
-from paceline.tasks.data.item import Item
-from paceline.tasks.data.listing import SampleListing
+from paceline.tasks.data.listing import Origin, SampleListing
+from paceline.tasks.data.samples import Item, Samples
 from paceline.tasks.data.sources import folder
+from paceline.tasks.data.storage.read_files import files_of, read_files
 
 SIGNALS = folder.Kind("signal", frozenset({".wav", ".wave", ".npy", ".parquet"}), "signals", 1)
 SPECTROGRAM_VERSION = 2
@@ -25,20 +25,17 @@ SPECTROGRAM_VERSION = 2
 
 
 def list_samples(data: Data) -> SampleListing:
-    """List class-named folders.
-
-    Raises:
-        InputError: The root or its layout is wrong.
-    """
+    """List class-named folders."""
     listing = folder.list_samples(data, SIGNALS)
     return dataclasses.replace(listing, origin=dataclasses.replace(listing.origin, signal=data.signal))
 
 
-def read(contents: Iterable[bytes | OSError], signal: Signal, image_size: int) -> Iterator[Item]:
-    """The picture of each file, or why there is none."""
-    for content in contents:
+def read(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
+    """Draw the picture of each file."""
+    assert origin.signal is not None
+    for content in read_files(origin.root, files_of(samples)):
         try:
-            yield Item(content if isinstance(content, OSError) else decode(content, signal, image_size))
+            yield Item(content if isinstance(content, OSError) else decode(content, origin.signal, image_size))
         except DecodeError as error:
             yield Item(error)
 

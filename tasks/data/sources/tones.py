@@ -1,17 +1,19 @@
-"""Generated sounds whose right answer is known: tones that rise, fall, stay or waver, in noise louder than they.
+"""Generated sounds: tones that rise, fall, stay or waver, in noise louder than they.
 
-Needs no root and no network. Each sound is a pure function of its row and of `data.signal`.
+Each sound is a pure function of its row and of `data.signal`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.conf.data import Data
 from paceline.conf.signal import Signal
-from paceline.tasks.data.listing import Origin, SampleListing, split_in_three
-from paceline.tasks.data.samples import Sample, Samples
+from paceline.tasks.data.listing import Origin, SampleListing, complete_splits
+from paceline.tasks.data.samples import Item, Sample, Samples
 
 NUM_TONES = 1_800
 CLASS_NAMES = ("falling", "rising", "steady", "wavering")
@@ -29,18 +31,18 @@ def list_samples(data: Data) -> SampleListing:
     """All sounds, split by `test_fraction` and `validation_fraction`."""
     kinds = len(CLASS_NAMES)
     samples = Samples.of(Sample("tones", row % kinds, row=row) for row in range(NUM_TONES))
-    train, validation, test = split_in_three(samples, data)
-    return SampleListing(Origin("tones", signal=data.signal), CLASS_NAMES, train, validation, test, channels=1)
+    splits = complete_splits({"train": samples}, data)
+    return SampleListing(Origin("tones", signal=data.signal), CLASS_NAMES, *splits, channels=1)
 
 
-def read_tones(origin: Origin, samples: Samples, image_size: int) -> npt.NDArray[np.uint8]:
-    """Grey pictures (N, S, S, 1)."""
+def read_tones(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
+    """Draw grey pictures (S, S, 1)."""
     from paceline.tasks.data.decode import spectrogram
 
     signal = origin.signal
     assert signal is not None
-    sounds = (tone(sample.row, signal) for sample in samples)
-    return np.stack([spectrogram.draw(sound_T, signal.sample_rate, signal, image_size) for sound_T in sounds])
+    for sample in samples:
+        yield Item(spectrogram.draw(tone(sample.row, signal), signal.sample_rate, signal, image_size))
 
 
 def tone(row: int, signal: Signal) -> Floats:

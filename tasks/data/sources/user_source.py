@@ -17,9 +17,8 @@ import numpy as np
 
 from paceline.conf.data import Data
 from paceline.conf.plugins import Plugin, SourceFacts, source_facts
-from paceline.tasks.data.item import Item, Picture
-from paceline.tasks.data.listing import SPLITS, Origin, SampleListing, hold_out
-from paceline.tasks.data.samples import Samples, SamplesBuilder
+from paceline.tasks.data.listing import SPLITS, Origin, SampleListing, complete_splits
+from paceline.tasks.data.samples import Item, Picture, Samples, SamplesBuilder
 from paceline.tasks.errors import InputError, OutsideError, RunError, SourceError
 from paceline.tasks.plugins import attribute_errors_to, load_plugin
 
@@ -51,11 +50,11 @@ class Source(Protocol):
     def read(self, names: Sequence[str], image_size: int) -> Iterable[Any]:
         """Samples by their names, one after the other, in the given order.
 
-        An image is the content of an image file (bytes) or an array of uint8 (H, W, C), of any size; it is
-        brought to `image_size` by `data.fit`. With masks each is a pair: the image, and its mask of uint8 (H, W)
-        in the same form, with 255 for no class; with targets a pair as well: the image, and its numbers. An exception
-        in place of an image is the reason why it cannot be read: Paceline lists it, and continues. One that
-        is raised ends the preparation; an OSError may be tried again (`limits.retries`).
+        An image is the content of an image file (bytes) or an array of uint8 (H, W, C), of any size. `data.fit` brings
+        it to `image_size`. With masks each sample is a pair of the image and its mask of uint8 (H, W) in the same form,
+        with 255 for no class. With targets it is a pair of the image and its numbers. An exception in place of an image
+        is the reason why it cannot be read: Paceline lists it and continues. An exception that is raised ends the
+        preparation; an OSError may be tried again (`limits.retries`).
         """
 
 
@@ -66,58 +65,38 @@ def list_samples(data: Data) -> SampleListing:
         InputError: It is not installed, fails, or lists what cannot be; as `SourceError` if it raises an OSError.
     """
     plugin, facts = load_plugin("source", data.source)[0], source_facts(data.source)
-    root = _root(data)
+    root = data.root or ""
+    if os.path.exists(root):  # noqa: PTH110  which takes any text
+        root = str(Path(root).absolute())  # workers may have been started in another directory
     source = _open(data.source, root)
     with attribute_errors_to(plugin, "its listing", InputError, SourceError):
-        class_names = tuple(source.class_names)
-        _check_names(plugin, class_names)
+        class_names: tuple[Any, ...] = tuple(source.class_names)
+        if not all(isinstance(name, str) and name for name in class_names) or len(set(class_names)) < len(class_names):
+            raise InputError(f"{plugin}: class_names={class_names!r:.100}; give texts, each once")
         offered = source.samples()
         by_split = offered if isinstance(offered, Mapping) else {"train": offered}
-        _check_splits(plugin, by_split)
+        if "train" not in by_split or not set(by_split) <= set(SPLITS):
+            raise InputError(
+                f"{plugin}: samples() gives the splits {', '.join(map(str, by_split)) or 'none'}; "
+                f"give train, and if there are any also {' and '.join(SPLITS[1:])}"
+            )
         names: set[str] = set()
-        splits = {name: _gather(plugin, by_split.get(name, ()), len(class_names), names) for name in SPLITS}
+        splits = {name: _gather(plugin, by_split[name], len(class_names), names) for name in SPLITS if name in by_split}
         content = str(getattr(source, "content", ""))
         # Without stamps, samples of one name in two places differ by the place alone.
         place = root if any(split.stamps.any_empty() for split in splits.values()) else ""
-    train, validation, test = (splits[name] for name in SPLITS)
-    if "test" not in by_split:
-        train, test = hold_out(train, data.test_fraction)
-    if "validation" not in by_split:
-        train, validation = hold_out(train, data.validation_fraction)
     return SampleListing(
-        origin=Origin("own", root, "", data.source, f"{plugin.identity} {facts} {place} {content}", uuid4().hex),
-        class_names=class_names,
-        train=train,
-        validation=validation,
-        test=test,
+        Origin("own", root, "", data.source, f"{plugin.identity} {facts} {place} {content}", uuid4().hex),
+        class_names,
+        *complete_splits(splits, data),
         channels=facts.channels,
         target_names=facts.target_names,
         num_planes=int(facts.has_masks),
     )
 
 
-def _root(data: Data) -> str:
-    """A path as an absolute one, for workers may have been started in another directory; all else as it is."""
-    root = data.root or ""
-    return str(Path(root).absolute()) if os.path.exists(root) else root  # noqa: PTH110  which takes any text
-
-
-def _check_names(plugin: Plugin, class_names: tuple[Any, ...]) -> None:
-    if not all(isinstance(name, str) and name for name in class_names) or len(set(class_names)) < len(class_names):
-        raise InputError(f"{plugin}: class_names={class_names!r:.100}; give texts, each once")
-
-
-def _check_splits(plugin: Plugin, by_split: Mapping[str, Any]) -> None:
-    unknown = [name for name in by_split if name not in SPLITS]
-    if unknown or "train" not in by_split:
-        raise InputError(
-            f"{plugin}: samples() gives the splits {', '.join(map(str, by_split)) or 'none'}; "
-            f"give train, and if there are any also {' and '.join(SPLITS[1:])}"
-        )
-
-
 def _gather(plugin: Plugin, listed: Iterable[Any], num_classes: int, seen: set[str]) -> Samples:
-    """Samples as columns, once each of them has been found to be one."""
+    """Check samples and convert them to columns."""
     builder = SamplesBuilder()
     for sample in listed:
         if not isinstance(sample, tuple) or len(sample) not in (2, 3):
@@ -162,25 +141,21 @@ def read(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
 def _item(what: str, one: Any, facts: SourceFacts) -> Item:
     if isinstance(one, Exception):
         return Item(one)
-    if not facts.has_masks and not facts.target_names:
-        return Item(_image(what, one, facts.channels))
-    if not isinstance(one, tuple) or len(one) != 2:  # noqa: PLR2004
+    is_pair = facts.has_masks or bool(facts.target_names)
+    if is_pair and (not isinstance(one, tuple) or len(one) != 2):  # noqa: PLR2004
         raise RunError(f"{what} is {_describe(one)}; give a pair of an image and its mask or targets")
-    picture, extra = one
+    picture, extra = one if is_pair else (one, None)
+    if isinstance(picture, bytes) and facts.channels == 1:
+        raise RunError(f"{what} is a file, which is decoded to 3 channels, and the source has 1; give an array")
+    image = _picture(what, picture, facts.channels)
     if facts.has_masks:
-        image = _image(what, picture, facts.channels)
-        mask = extra if isinstance(extra, Exception) else _mask(what, image, extra)
-        return Item(image, mask)
+        return Item(image, extra if isinstance(extra, Exception) else _mask(what, image, extra))
+    if not facts.target_names:
+        return Item(image)
     targets_T = np.asarray(extra, dtype=np.float32)
     if targets_T.shape != (len(facts.target_names),) or not np.isfinite(targets_T).all():
         raise RunError(f"{what} has the targets {extra!r:.100}; give {len(facts.target_names)} finite number")
-    return Item(_image(what, picture, facts.channels), None, targets_T)
-
-
-def _image(what: str, one: Any, channels: int) -> Picture:
-    if isinstance(one, bytes) and channels == 1:
-        raise RunError(f"{what} is a file, which is decoded to 3 channels, and the source has 1; give an array")
-    return _picture(what, one, channels)
+    return Item(image, None, targets_T)
 
 
 def _picture(what: str, one: Any, channels: int) -> Picture:
@@ -200,15 +175,12 @@ def _mask(what: str, image: Picture, one: Any) -> Picture:
     mask = _picture(f"{what}, its mask,", one, 1)
     if isinstance(image, bytes) or isinstance(mask, bytes):
         if type(image) is not type(mask):
-            raise RunError(f"{what} is {_form(image)}, and its mask {_form(mask)}; give both in one form")
+            forms = ("a file" if isinstance(picture, bytes) else _describe(picture) for picture in (image, mask))
+            raise RunError(f"{what} is {', and its mask '.join(forms)}; give both in one form")
         return mask
     if mask.shape[:2] != image.shape[:2]:
         raise RunError(f"{what} is {_describe(image)}, and its mask {_describe(mask)}; give both one size")
     return mask.reshape(mask.shape[:2])
-
-
-def _form(one: Picture) -> str:
-    return "a file" if isinstance(one, bytes) else _describe(one)
 
 
 def _describe(one: Any) -> str:
@@ -217,22 +189,16 @@ def _describe(one: Any) -> str:
     return f"{type(one).__name__} {one!r:.60}"
 
 
-class _PerThread(threading.local):
-    """Sources that were opened by this thread, each with the listing that it was opened for."""
-
-    def __init__(self) -> None:
-        self.opened: dict[tuple[str, str], tuple[str, Source]] = {}
-
-
-_here = _PerThread()
+_opened = threading.local()
+"""Sources that this thread has opened, by name and root, each with the id of its listing."""
 
 
 def _open_once(origin: Origin) -> Source:
-    """The source of a listing, opened once."""
     place = origin.name, origin.root
-    if place not in _here.opened or _here.opened[place][0] != origin.listed:
-        _here.opened[place] = origin.listed, _open(*place)
-    return _here.opened[place][1]
+    sources: dict[Any, tuple[str, Source]] = _opened.__dict__
+    if place not in sources or sources[place][0] != origin.listed:
+        sources[place] = origin.listed, _open(*place)
+    return sources[place][1]
 
 
 def _open(name: str, root: str) -> Source:

@@ -1,25 +1,24 @@
 """Rows of a Zarr group of images (format 2 or 3, sharded or not): the chunks that hold them are decoded, one at a time.
 
-An array `images` and an array `labels`, as of .npz, and `class_names` as an attribute of the group or of the one around
-it. numcodecs, from the required release on, refuses codecs that run code from the data (pickle).
+The group has the arrays `images` and `labels`, and `class_names` as an attribute, or as one of the group around it.
+numcodecs, from the required release on, refuses codecs that run code from the data (pickle).
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import zarr
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from zarr.storage import FsspecStore
 
 from paceline.tasks.data.decode.transform import DecodeError
 from paceline.tasks.data.sources import folder
-from paceline.tasks.data.sources.row_table import (
+from paceline.tasks.data.sources.array_rows import (
     CLASS_NAMES,
     IMAGES,
     LABELS,
@@ -38,27 +37,19 @@ MAX_CHUNK_BYTES = 2**28
 
 
 def groups(url: str) -> list[str]:
-    """Paths of the groups below a store that hold images: the store itself (empty), or those named after splits.
-
-    Raises:
-        InputError: it is not a group, or no group holds images.
-    """
+    """Paths of the groups below a store that hold images: the store itself (empty), or those named after splits."""
     group = _group(url)
     if IMAGES in group:
         return [""]
     split_names = [name for name, inner in sorted(group.groups()) if name in folder.SPLIT_FOLDERS and IMAGES in inner]
     if not split_names:
-        held = ", ".join(sorted(group.keys())) or "nothing"
-        raise InputError(f"holds {held}; it needs the arrays {IMAGES} and {LABELS}, or groups train, test with them")
+        names = ", ".join(sorted(group.keys())) or "nothing"
+        raise InputError(f"holds {names}; it needs the arrays {IMAGES} and {LABELS}, or groups train, test with them")
     return split_names
 
 
 def table(url: str) -> Table:
-    """The table without its pixels.
-
-    Raises:
-        InputError: It does not have the required form.
-    """
+    """The table without its pixels."""
     group = _group(url)
     images = _array(group, IMAGES)
     with warnings.catch_warnings():  # not where rows are read: it holds for all threads of a process
@@ -75,18 +66,20 @@ def table(url: str) -> Table:
         raise InputError(f"has {images.shape[0]} images and labels {labels.shape}; give one label for each image")
     if labels.nbytes > MAX_LABEL_BYTES:
         raise InputError(f"{LABELS} has {labels.nbytes} bytes; up to {MAX_LABEL_BYTES} are understood")
-    names = group.attrs.get(CLASS_NAMES) or _around(url).get(CLASS_NAMES, ())
+    outer = url.rpartition("/")[0]
+    names = group.attrs.get(CLASS_NAMES)
+    if not names:  # of the store that the group lies in
+        names = _group(outer).attrs.get(CLASS_NAMES, ()) if outer.lower().endswith(ZARR) else ()
     if not isinstance(names, (list, tuple)):
         raise InputError(f"{CLASS_NAMES} is {names!r}; give a list of words")
-    return Table(_values(labels), channels, tuple(map(str, names)))
+    values = np.asarray(labels[:])
+    if values.dtype.kind == "T":  # words of any length
+        values = np.array(values.tolist(), dtype=np.str_)
+    return Table(values, channels, tuple(map(str, names)))
 
 
 def rows(url: str, chosen: Sequence[int]) -> Iterator[Row | DecodeError]:
-    """Images of rows, in their order.
-
-    Raises:
-        InputError: a chunk cannot be decoded.
-    """
+    """Images of rows, in their order."""
     images = _array(_group(url), IMAGES)
     channels = channels_of(images.shape, images.dtype)
     per_chunk = images.chunks[0]
@@ -108,14 +101,10 @@ def rows(url: str, chosen: Sequence[int]) -> Iterator[Row | DecodeError]:
             raise InputError(f"{IMAGES} ends before its image {inside[-1]}")
         for row in inside:
             image = block[row - first]
-            yield _image(image.reshape(*image.shape[:2], channels), images.fill_value)
-
-
-def _image(values_HWC: npt.NDArray[Any], fill_value: Any) -> Row | DecodeError:
-    """Refuse an image of nothing but the fill value, as which Zarr reads missing chunks."""
-    if (values_HWC == fill_value).all():
-        return DecodeError(f"every pixel is the fill value {fill_value}, as where nothing was written")
-    return in_eight_bits(values_HWC)
+            if (image == images.fill_value).all():  # as which Zarr reads missing chunks
+                yield DecodeError(f"every pixel is the fill value {images.fill_value}, as where nothing was written")
+            else:
+                yield in_eight_bits(image.reshape(*image.shape[:2], channels))
 
 
 def _group(url: str) -> zarr.Group:
@@ -129,21 +118,9 @@ def _group(url: str) -> zarr.Group:
         raise InputError("is not a Zarr group; write one, of format 2 or 3") from error
 
 
-def _around(url: str) -> Mapping[str, Any]:
-    """Attributes of the store that a group lies in; none of a store itself."""
-    outer, _, _ = url.rpartition("/")
-    return _group(outer).attrs if outer.lower().endswith(ZARR) else {}
-
-
 def _array(group: zarr.Group, name: str) -> zarr.Array[Any]:
     array = group.get(name)
     if not isinstance(array, zarr.Array):
         held = ", ".join(sorted(group.keys())) or "nothing"
         raise InputError(f"holds {held}; it needs the arrays {IMAGES} and {LABELS}")
     return array
-
-
-def _values(labels: zarr.Array[Any]) -> npt.NDArray[Any]:
-    """Whole numbers or words; words of any length as those of one."""
-    values = np.asarray(labels[:])
-    return np.array(values.tolist(), dtype=np.str_) if values.dtype.kind == "T" else values

@@ -11,7 +11,7 @@ import hashlib
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from uuid import uuid4
@@ -38,11 +38,7 @@ class Cache:
     """Contents by their keys.
 
     The bytes in use are recorded in a file, and changes happen under a lock. So several processes
-    together stay under the limit, and the directory is looked through only when it is full.
-
-    Args:
-        directory: Of this cache alone.
-        limit: Bytes.
+    together stay under the limit (bytes), and the directory is looked through only when it is full.
     """
 
     def __init__(self, directory: Path, limit: int) -> None:
@@ -50,11 +46,7 @@ class Cache:
         self._limit = limit
 
     def get(self, key: str) -> bytes | None:
-        """A content; None where it is not there.
-
-        Raises:
-            DamagedError: It was there, and is not what was put there; it is removed.
-        """
+        """Return a content, or None. A damaged entry is removed and raises a DamagedError."""
         path = self._path(key)
         try:
             entry = path.read_bytes()
@@ -69,39 +61,25 @@ class Cache:
         return content
 
     def put(self, contents: Mapping[str, bytes]) -> None:
-        """Store contents, and evict the least recently used where room is missing; skip contents that are too large.
-
-        Raises:
-            OSError: The disk is full or cannot be written.
-        """
+        """Store contents, and evict the least recently used where room is missing; skip contents that are too large."""
         needed = sum(DIGEST_BYTES + len(content) for content in contents.values())
         if not contents or needed > self._limit * KEPT_FRACTION:
             return
-        with self._lock():
-            used = self._bytes_in_use()
-            if used is None or used + needed > self._limit:
+        with (self._directory / LOCK).open("ab") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            try:  # bytes in use, or more where two processes have put the same
+                used = int((self._directory / USED).read_text())
+            except (FileNotFoundError, ValueError):
+                used = -1
+            if used < 0 or used + needed > self._limit:
                 used = self._make_room(int(self._limit * KEPT_FRACTION) - needed)
             (self._directory / USED).write_text(str(used + needed))
-            # Still under the lock: who makes room meanwhile would not see what is not written yet.
+            # Still under the lock: a process that makes room must see every entry.
             for key, content in contents.items():
                 self._write(self._path(key), content)
 
     def _path(self, key: str) -> Path:
         return self._directory / key[:2] / key[2:]
-
-    @contextmanager
-    def _lock(self) -> Iterator[None]:
-        with (self._directory / LOCK).open("ab") as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX)
-            yield
-
-    def _bytes_in_use(self) -> int | None:
-        """Bytes in use, or more where two processes have put the same; None where that is not known."""
-        try:
-            used = int((self._directory / USED).read_text())
-        except (FileNotFoundError, ValueError):
-            return None
-        return used if used >= 0 else None
 
     def _make_room(self, most: int) -> int:
         """Remove entries until the others have so many bytes at most; how many they have."""
@@ -145,7 +123,7 @@ class DamagedError(Exception):
 
 
 def of_this_host() -> Cache | None:
-    """The cache that the environment of this process names; None where it wants none.
+    """The cache that the environment of this process names; None where its size is 0.
 
     Raises:
         InputError: Its size is not a number.
@@ -156,12 +134,13 @@ def of_this_host() -> Cache | None:
     return _open_cache(site.cache_directory, limit) if limit else None
 
 
-def limit_of(given: str | None) -> int:
-    """Size limit of the cache, bytes; 0 for no cache.
+@cache
+def _open_cache(directory: Path, limit: int) -> Cache:
+    return Cache(private_directory(directory, "what was fetched"), limit)
 
-    Raises:
-        InputError: It is not a number of GiB.
-    """
+
+def limit_of(given: str | None) -> int:
+    """Size limit of the cache, bytes; 0 for no cache; an InputError if it is not a number of GiB."""
     try:
         gib = float(given or DEFAULT_GIB)
         if not 0 <= gib < MAX_GIB:
@@ -171,8 +150,3 @@ def limit_of(given: str | None) -> int:
             f"PACELINE_CACHE_GIB={given} is not a size in GiB; give a number from 0 (no cache) to {MAX_GIB:,}"
         ) from error
     return int(gib * 2**30)
-
-
-@cache
-def _open_cache(directory: Path, limit: int) -> Cache:
-    return Cache(private_directory(directory, "what was fetched"), limit)

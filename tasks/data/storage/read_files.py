@@ -1,7 +1,4 @@
-"""The contents of files below a root, in order: from a disk, from S3, or from any file system of fsspec.
-
-Remote files are fetched many at a time, ahead of decoding. Objects of S3 come from the host's cache where possible.
-"""
+"""The contents of files below a root, in order: from a disk, S3 or its cache, or any file system of fsspec."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from paceline.tasks.data.samples import Samples
@@ -40,11 +38,11 @@ class File(NamedTuple):
     """`Sample.stamp`; empty where it is not known."""
 
 
+@dataclass
 class ReadCounter:
     """Counts of remote reads."""
 
-    def __init__(self) -> None:
-        self.reads = Reads()
+    reads: Reads = field(default_factory=Reads)
 
 
 _TALLY: ContextVar[ReadCounter | None] = ContextVar("_TALLY", default=None)
@@ -67,7 +65,7 @@ def files_of(samples: Samples) -> Iterator[File]:
 
 
 def read_files(root: str, files: Iterable[File]) -> Iterator[bytes | OSError]:
-    """The content of each file, or why it has none of its own.
+    """The content of each file, or the error of this file alone.
 
     Raises:
         InputError: The root cannot be opened from this process, or a file is not the one that was listed.
@@ -76,8 +74,9 @@ def read_files(root: str, files: Iterable[File]) -> Iterator[bytes | OSError]:
     filesystem, base = folder.open_root(root)
     if folder.is_local(filesystem):
         return (_read_local(f"{base}/{file.path}") for file in files)
-    begin = _S3Reader(root, filesystem, base) if s3.is_s3(root) else _FsspecReader(filesystem, base)
-    return _in_turn(begin, _waves(files))
+    if s3.is_s3(root):
+        return _read_s3(_S3Reader(root, filesystem, base), _waves(files))
+    return (content for wave in _waves(files) for content in _read_fsspec(filesystem, base, wave))
 
 
 Wave = list[File]
@@ -98,42 +97,31 @@ def _waves(files: Iterable[File]) -> Iterator[Wave]:
         yield wave
 
 
-def _in_turn(begin: _S3Reader | _FsspecReader, waves: Iterator[Wave]) -> Iterator[bytes | OSError]:
-    """One wave on its way while the one before is in use."""
+def _read_fsspec(filesystem: Any, base: str, wave: Wave) -> list[bytes | OSError]:
+    """Read from any file system of fsspec; those that are asynchronous get a wave at once."""
+    # Unlike `cat` it takes a path as it is: names may hold * and ?.
+    contents: list[bytes | OSError] = filesystem.cat_ranges(
+        [folder.below(base, file.path) for file in wave], None, None, on_error="return"
+    )
+    for content in contents:
+        # A file that is gone is a fact about the data; any other error is the network's, and worth a retry.
+        if isinstance(content, Exception) and not isinstance(content, FileNotFoundError):
+            raise content
+    return contents
+
+
+def _read_s3(reader: _S3Reader, waves: Iterator[Wave]) -> Iterator[bytes | OSError]:
+    """Read one wave while the one before is in use."""
     first = next(waves, None)
-    ahead = begin(first) if first else None
+    ahead = reader.request(first) if first else None
     try:
         while ahead is not None:
             contents = ahead()
             following = next(waves, None)
-            ahead = begin(following) if following else None
+            ahead = reader.request(following) if following else None
             yield from contents
     finally:
-        begin.close()
-
-
-class _FsspecReader:
-    """Any file system of fsspec: those that are asynchronous get a wave at once, and no wave is requested ahead."""
-
-    def __init__(self, filesystem: Any, base: str) -> None:
-        self._filesystem = filesystem
-        self._base = base
-
-    def __call__(self, wave: Wave) -> Contents:
-        return lambda: self._contents(wave)
-
-    def close(self) -> None:
-        """Nothing is on its way."""
-
-    def _contents(self, wave: Wave) -> list[bytes | OSError]:
-        paths = [folder.below(self._base, file.path) for file in wave]
-        # Unlike `cat` it takes a path as it is: names may hold * and ?.
-        contents: list[bytes | OSError] = self._filesystem.cat_ranges(paths, None, None, on_error="return")
-        for content in contents:
-            # A file that is gone is a fact about the data; any other error is the network's, and worth a retry.
-            if isinstance(content, Exception) and not isinstance(content, FileNotFoundError):
-                raise content
-        return contents
+        reader.close()
 
 
 class _S3Reader:
@@ -147,10 +135,11 @@ class _S3Reader:
         self._cache = cache.of_this_host()
         self._on_its_way: Future[list[s3.Fetched]] | None = None
 
-    def __call__(self, wave: Wave) -> Contents:
+    def request(self, wave: Wave) -> Contents:
+        """Request a wave; returns a function that waits for it."""
         objects = [s3.Wanted(folder.below(self._base, file.path), file.size, file.stamp) for file in wave]
         keys = [self._key(item) for item in objects]
-        cached = [self._load_cached(key) for key in keys]
+        cached = [self._from_cache(key) for key in keys]
         missing = [place for place, content in enumerate(cached) if content is None]
         fetching = asyncio.run_coroutine_threadsafe(
             s3.fetch(self._root, self._filesystem, [objects[place] for place in missing]), self._filesystem.loop
@@ -159,8 +148,13 @@ class _S3Reader:
 
         def contents() -> list[bytes | OSError]:
             fetched = dict(zip(missing, _name_host(fetching.result), strict=True))
-            self._keep({keys[place]: result.content for place, result in fetched.items()})
-            _count(Reads(num_cached=len(cached) - len(missing)), *map(_reads_of, fetched.values()))
+            self._store({keys[place]: result.content for place, result in fetched.items()})
+            sizes = [len(result.content) for result in fetched.values() if isinstance(result.content, bytes)]
+            num_sent = sum(result.num_sent for result in fetched.values())
+            num_fetched, num_cached = len(fetched), len(cached) - len(missing)
+            _count(
+                num_cached=num_cached, num_fetched=num_fetched, num_bytes=sum(sizes), num_retries=num_sent - num_fetched
+            )
             return [fetched[place].content if content is None else content for place, content in enumerate(cached)]
 
         return contents
@@ -174,19 +168,19 @@ class _S3Reader:
         """Key in the cache; empty where no ETag identifies the content."""
         return cache.key_of(self._endpoint, *one) if self._cache is not None and one.etag else ""
 
-    def _load_cached(self, key: str) -> bytes | None:
+    def _from_cache(self, key: str) -> bytes | None:
         if self._cache is None or not key:
             return None
         try:
             return self._cache.get(key)
         except cache.DamagedError as error:
             _LOGGER.warning("%s in the cache is damaged; fetching again", error)
-            _count(Reads(num_damaged=1))
+            _count(num_damaged=1)
         except OSError as error:
             _LOGGER.warning("cannot read the cache (%s); fetching again", error)
         return None
 
-    def _keep(self, contents: dict[str, bytes | OSError]) -> None:
+    def _store(self, contents: dict[str, bytes | OSError]) -> None:
         if self._cache is None:
             return
         try:
@@ -204,15 +198,10 @@ def _name_host(ask: Callable[[], T]) -> T:
         raise type(error)(f"{error} (seen from host {socket.gethostname()})") from error
 
 
-def _reads_of(fetched: s3.Fetched) -> Reads:
-    num_bytes = len(fetched.content) if isinstance(fetched.content, bytes) else 0
-    return Reads(num_fetched=1, num_bytes=num_bytes, num_retries=fetched.num_sent - 1)
-
-
-def _count(*reads: Reads) -> None:
+def _count(**counts: int) -> None:
     tally = _TALLY.get()
     if tally is not None:
-        tally.reads = Reads.total([tally.reads, *reads])
+        tally.reads = Reads.total([tally.reads, Reads(**counts)])
 
 
 def _read_local(path: str) -> bytes | OSError:

@@ -1,14 +1,13 @@
 """Objects of an S3-compatible store, through s3fs: the settings of its client, what its errors mean, and many at once.
 
-Where the store is and who asks it is known to botocore alone, from the environment and its profiles (AWS_ENDPOINT_URL,
-AWS_PROFILE and so on), of each process for itself. Knows nothing of samples, and nothing of the cache.
+botocore reads address and credentials from the environment of each process (AWS_ENDPOINT_URL, AWS_PROFILE and so on).
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -28,58 +27,50 @@ DENIED = frozenset({"AccessDenied", "AllAccessDisabled", "InvalidObjectState", "
 CHANGED = frozenset({"PreconditionFailed", "412"})
 
 
-class _Meaning(NamedTuple):
-    """The message for a kind of error."""
-
-    names: frozenset[str]
-    """Codes of the store, or classes of botocore."""
-    text: str
-    """What is wrong, and how to fix it."""
-    error: type[InputError] = InputError
-
-
-_MEANINGS = (
-    _Meaning(
-        frozenset({"NoSuchBucket"}),
+_MEANINGS: tuple[tuple[Set[str], type[InputError], str], ...] = (
+    (
+        {"NoSuchBucket"},
+        InputError,
         "the store has no bucket {bucket}; name an existing one, or correct AWS_ENDPOINT_URL",
     ),
-    _Meaning(
+    (
         DENIED,
+        InputError,
         "the store denies this user access ({code}); allow s3:ListBucket and s3:GetObject there, or name another "
         "AWS_PROFILE",
     ),
-    _Meaning(
-        frozenset(
-            {
-                *("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"),
-                *("TokenRefreshRequired", "RequestTimeTooSkewed", "RequestExpired"),
-            }
-        ),
+    (
+        {"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"}
+        | {"TokenRefreshRequired", "RequestTimeTooSkewed", "RequestExpired"},
+        InputError,
         "the store does not accept the credentials ({code}); renew those of AWS_PROFILE or of the environment, and "
         "look at the clock",
     ),
-    _Meaning(
-        frozenset({"PermanentRedirect", "301", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}),
+    (
+        {"PermanentRedirect", "301", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"},
+        InputError,
         "the bucket is not in this region ({code}); set AWS_REGION to the one where it lies",
     ),
-    _Meaning(
-        frozenset({"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"}),
+    (
+        {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"},
+        InputError,
         "there are no credentials ({reason}); set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; for a "
         "public bucket FSSPEC_S3_ANON=true",
     ),
-    _Meaning(
-        frozenset({"ProfileNotFound", "ConfigParseError", "ConfigNotFound"}),
+    (
+        {"ProfileNotFound", "ConfigParseError", "ConfigNotFound"},
+        InputError,
         "{reason}; correct AWS_PROFILE or ~/.aws/config",
     ),
-    _Meaning(frozenset({"ValueError", "ParamValidationError"}), "{reason}; correct the root or AWS_ENDPOINT_URL"),
-    _Meaning(
-        frozenset({"ConnectionError", "HTTPClientError"}),
-        "the store cannot be reached ({reason}); start it, or correct AWS_ENDPOINT_URL",
+    ({"ValueError", "ParamValidationError"}, InputError, "{reason}; correct the root or AWS_ENDPOINT_URL"),
+    (
+        {"ConnectionError", "HTTPClientError"},
         SourceError,
+        "the store cannot be reached ({reason}); start it, or correct AWS_ENDPOINT_URL",
     ),
-    _Meaning(frozenset(), "the store does not answer ({reason}); correct the address or the access", SourceError),
 )
-"""The first that fits; the last one fits all."""
+"""Codes of the store or classes of botocore, the error of Paceline, and its message; the first that fits."""
+_OTHERWISE = frozenset[str](), SourceError, "the store does not answer ({reason}); correct the address or the access"
 
 
 class Wanted(NamedTuple):
@@ -121,12 +112,7 @@ def options() -> dict[str, Any]:
 
 
 def check_access(root: str, filesystem: Any, path: str) -> None:
-    """Ask the store for one name below a root.
-
-    Raises:
-        InputError: The bucket is not there, or the store does not let this user list it.
-        SourceError: The store does not answer.
-    """
+    """Ask the store for one name below a root, and raise its refusal."""
     bucket, key, _ = filesystem.split_path(path)
     try:
         filesystem.call_s3("list_objects_v2", Bucket=bucket, Prefix=key, MaxKeys=1)
@@ -135,11 +121,7 @@ def check_access(root: str, filesystem: Any, path: str) -> None:
 
 
 def endpoint_of(root: str, filesystem: Any) -> str:
-    """The address of the store, once it is known who asks.
-
-    Raises:
-        InputError: There are no such settings, or they lead nowhere.
-    """
+    """Connect, and return the address of the store; raise the refusal of the settings."""
     try:
         filesystem.connect()
         return str(filesystem.s3.meta.endpoint_url)
@@ -150,11 +132,10 @@ def endpoint_of(root: str, filesystem: Any) -> str:
 def refusal(root: str, error: Exception) -> InputError:
     """The error of a store as an `InputError` with a fix."""
     code = code_of(error)
-    names = {code} if code else {kind.__name__ for kind in type(error).__mro__}
-    meaning = next((entry for entry in _MEANINGS if entry.names & names), _MEANINGS[-1])
+    names = {code} if code else {parent.__name__ for parent in type(error).__mro__}
+    _, kind, text = next((meaning for meaning in _MEANINGS if meaning[0] & names), _OTHERWISE)
     bucket = root.partition("://")[2].partition("/")[0]
-    text = meaning.text.format(bucket=bucket, code=code, reason=one_line(error).rstrip("."))
-    return meaning.error(f"data.root={root}: {text}")
+    return kind(f"data.root={root}: {text.format(bucket=bucket, code=code, reason=one_line(error).rstrip('.'))}")
 
 
 def is_of_store(error: Exception) -> bool:
@@ -213,10 +194,17 @@ async def _fetch_one(root: str, filesystem: Any, client: Any, one: Wanted) -> Fe
     request = {"Bucket": bucket, "Key": key, **filesystem.req_kw}
     if one.etag and not filesystem.local_expiry_check:  # what s3fs calls stores that do not know If-Match
         request["IfMatch"] = one.etag
+    content: bytes | OSError
     try:
-        content: bytes | OSError = await _whole(root, client, request, one)
+        content = await _whole(root, client, request, one)
     except ClientError as error:
-        content = _missing(root, one, error)
+        code = code_of(error)
+        if code in GONE:
+            content = FileNotFoundError(errno.ENOENT, "the store has it no more")
+        elif code in DENIED:
+            content = PermissionError(errno.EACCES, f"the store denies access ({code})")
+        else:
+            raise _change_error(root, one) if code in CHANGED else refusal(root, error) from error
     return Fetched(content, len(sent))
 
 
@@ -244,23 +232,6 @@ async def _whole(root: str, client: Any, asked: dict[str, Any], one: Wanted) -> 
                     "the way to it, and run again"
                 ) from error
         await asyncio.sleep(waits.pop(0))
-
-
-def _missing(root: str, one: Wanted, error: Exception) -> OSError:
-    """The error of one object as an error of a local file system.
-
-    Raises:
-        SourceError: It has changed since it was listed.
-        InputError: It is the whole store that cannot be read.
-    """
-    code = code_of(error)
-    if code in GONE:
-        return FileNotFoundError(errno.ENOENT, "the store has it no more")
-    if code in DENIED:
-        return PermissionError(errno.EACCES, f"the store denies access ({code})")
-    if code in CHANGED:
-        raise _change_error(root, one) from error
-    raise refusal(root, error) from error
 
 
 def _change_error(root: str, one: Wanted) -> SourceError:

@@ -33,16 +33,12 @@ def every_nth(features_NCHW: torch.Tensor, stride: int) -> torch.Tensor:
 
 
 def keep_format(features_NCHW: torch.Tensor) -> torch.Tensor:
-    """The features themselves; where they are channels last, their gradient comes back so too.
+    """Return the features, whose gradient will be channels last where they are.
 
-    Whatever flattens or averages them hands back a contiguous gradient, and all the operations before it would go
-    through memory in two orders at once: a ReLU then takes up to nine times as long (infra/LOG.md, 2026-11-23).
-    A compiled network orders its memory itself.
+    Flattening or averaging gives a contiguous gradient, and all the operations before it would go through memory in two
+    orders at once: a ReLU then takes up to nine times as long (infra/LOG.md, 2026-11-23). A compiled network orders its
+    memory itself.
     """
     if features_NCHW.requires_grad and not torch.compiler.is_compiling() and not features_NCHW.is_contiguous():
-        features_NCHW.register_hook(_channels_last)
+        features_NCHW.register_hook(lambda gradient_NCHW: gradient_NCHW.contiguous(memory_format=torch.channels_last))
     return features_NCHW
-
-
-def _channels_last(gradient_NCHW: torch.Tensor) -> torch.Tensor:
-    return gradient_NCHW.contiguous(memory_format=torch.channels_last)

@@ -1,7 +1,7 @@
 """Networks with an output for every pixel.
 
-They take images whose height and width are multiples of their `stride`, and what they tell of a pixel depends on no
-other that is farther away than their `reach`, both in pixels: so images of any size can be cut into tiles for them.
+Height and width of their images are multiples of `stride`, and `reach` is their receptive field, both in pixels: so
+images of any size can be cut into tiles for them.
 
 Shapes: N samples, C channels, H height, W width, K classes.
 """

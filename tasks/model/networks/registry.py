@@ -1,8 +1,7 @@
-"""The networks. Plain torch modules that know nothing of training.
+"""The table of networks, and two of them.
 
-Shapes: N samples, C channels, H height, W width, K classes, T regression targets.
 Networks that classify map images_NCHW to `(logits_NK, targets_NT)`; the second is None without regression targets.
-Those of `paceline.tasks.model.networks.pixel_networks` give something for each pixel, and None.
+Shapes: N samples, C channels, H height, W width, K classes, T regression targets.
 """
 
 from __future__ import annotations
@@ -25,20 +24,13 @@ Outputs = tuple[torch.Tensor, torch.Tensor | None]
 
 
 def build_network(model: Model, image_shape: tuple[int, int, int], num_classes: int, num_targets: int) -> nn.Module:
-    """Build the network for images of `image_shape` (height, width, channels).
-
-    Raises:
-        InputError: it is the user's, and its package is not installed here.
-        RunError: the user's cannot be built, or gives something else than its task has.
-    """
+    """Build the network for images of `image_shape` (height, width, channels); errors as in `user_network.build`."""
     network = BUILDERS.get(model.name, own.build)(model, image_shape, num_classes, num_targets)
     return network if model.test_views == 1 else ViewMean(network, model.test_views)
 
 
 class ConvBlocks(nn.Module):
     """Three blocks of `depth` 3x3 convolutions with batch norm and ReLU, average pool, one dense layer.
-
-    A max-pool between the blocks halves height and width.
 
     Source: the network of MathWorks' "Train Network Using Automatic Multi-GPU Support" (width 32, depth 4).
     """

@@ -27,42 +27,33 @@ class ResNet(nn.Module):
     Source: He, Zhang, Ren and Sun, "Deep Residual Learning for Image Recognition" (2016); bottlenecks halve in their
     3x3 convolution, as torchvision has them ("ResNet v1.5"). Initial weights: He et al., "Delving Deep into Rectifiers"
     (2015).
-
-    Args:
-        channels: C.
-        num_classes: K.
-        block: makes a residual block of (channels, filters, stride) with an attribute `num_outputs`.
-        depths: blocks of each layer.
     """
 
     norm_pairs = (("conv1", "bn1"),)
     heads = ("fc",)
 
     def __init__(
-        self, channels: int, num_classes: int, block: Callable[..., Basic | Bottleneck], depths: Sequence[int]
+        self, channels: int, num_classes: int, block: Callable[[int, int, int], Block], depths: Sequence[int]
     ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(channels, WIDTHS[0], 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(WIDTHS[0])
         self.relu = nn.ReLU()
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
-        self.num_features = WIDTHS[0]
-        self.layer1, self.layer2, self.layer3, self.layer4 = (
-            self._layer(block, filters, depth, stride=1 if index == 0 else 2)
-            for index, (filters, depth) in enumerate(zip(WIDTHS, depths, strict=True))
-        )
+        num_features = WIDTHS[0]
+        layers: list[nn.Sequential] = []
+        for filters, depth in zip(WIDTHS, depths, strict=True):
+            blocks = []
+            for index in range(depth):
+                blocks.append(block(num_features, filters, 2 if layers and index == 0 else 1))
+                num_features = blocks[-1].num_outputs
+            layers.append(nn.Sequential(*blocks))
+        self.layer1, self.layer2, self.layer3, self.layer4 = layers
         self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(self.num_features, num_classes)
+        self.fc = nn.Linear(num_features, num_classes)
         for part in self.modules():
             if isinstance(part, nn.Conv2d):
                 nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
-
-    def _layer(self, block: Callable[..., Basic | Bottleneck], filters: int, depth: int, stride: int) -> nn.Sequential:
-        blocks = []
-        for index in range(depth):
-            blocks.append(block(self.num_features, filters, stride if index == 0 else 1))
-            self.num_features = blocks[-1].num_outputs
-        return nn.Sequential(*blocks)
 
     def forward(self, images_NCHW: torch.Tensor) -> Outputs:
         """Return `(logits_NK, None)`."""
@@ -85,7 +76,25 @@ class Shortcut(nn.Sequential):
         return projected
 
 
-class Basic(nn.Module):
+class Block(nn.Module):
+    """Convolutions with batch norms, and a shortcut."""
+
+    norm_pairs: tuple[tuple[str, str], ...]
+    num_outputs: int
+    relu: nn.ReLU
+    downsample: Shortcut | None
+
+    def forward(self, features_NCHW: torch.Tensor) -> torch.Tensor:
+        """Features of the block."""
+        inside = features_NCHW
+        for index, (convolution, norm) in enumerate(self.norm_pairs):
+            inside = getattr(self, norm)(getattr(self, convolution)(self.relu(inside) if index else inside))
+        shortcut = features_NCHW if self.downsample is None else self.downsample(features_NCHW)
+        output: torch.Tensor = self.relu(inside + shortcut)
+        return output
+
+
+class Basic(Block):
     """Two 3x3 convolutions and a shortcut."""
 
     norm_pairs = (("conv1", "bn1"), ("conv2", "bn2"))
@@ -100,16 +109,8 @@ class Basic(nn.Module):
         self.bn2 = nn.BatchNorm2d(filters)
         self.downsample = _shortcut(channels, filters, stride)
 
-    def forward(self, features_NCHW: torch.Tensor) -> torch.Tensor:
-        """Features of the block."""
-        inside = self.relu(self.bn1(self.conv1(features_NCHW)))
-        inside = self.bn2(self.conv2(inside))
-        shortcut = features_NCHW if self.downsample is None else self.downsample(features_NCHW)
-        output: torch.Tensor = self.relu(inside + shortcut)
-        return output
 
-
-class Bottleneck(nn.Module):
+class Bottleneck(Block):
     """A 1x1, a 3x3 and a 1x1 convolution and a shortcut."""
 
     norm_pairs = (("conv1", "bn1"), ("conv2", "bn2"), ("conv3", "bn3"))
@@ -125,15 +126,6 @@ class Bottleneck(nn.Module):
         self.bn3 = nn.BatchNorm2d(self.num_outputs)
         self.relu = nn.ReLU()
         self.downsample = _shortcut(channels, self.num_outputs, stride)
-
-    def forward(self, features_NCHW: torch.Tensor) -> torch.Tensor:
-        """Features of the block."""
-        inside = self.relu(self.bn1(self.conv1(features_NCHW)))
-        inside = self.relu(self.bn2(self.conv2(inside)))
-        inside = self.bn3(self.conv3(inside))
-        shortcut = features_NCHW if self.downsample is None else self.downsample(features_NCHW)
-        output: torch.Tensor = self.relu(inside + shortcut)
-        return output
 
 
 def _shortcut(channels: int, filters: int, stride: int) -> Shortcut | None:

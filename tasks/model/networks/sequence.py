@@ -18,13 +18,7 @@ GRID = 4
 
 
 class SequenceNet(nn.Module):
-    """Tells the class of a clip.
-
-    Args:
-        image_shape: Height, width and channels, as many as all frames have colours.
-        num_classes: K.
-        model: Width and depth.
-    """
+    """Classifies clips whose channels are the colours of all frames."""
 
     def __init__(self, image_shape: tuple[int, int, int], num_classes: int, model: Model) -> None:
         super().__init__()

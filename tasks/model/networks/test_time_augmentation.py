@@ -16,14 +16,11 @@ _NUM_MIRRORED = 2
 class ViewMean(nn.Module):
     """In training the network itself; in evaluation the mean of its logits over views of each image.
 
-    The shifted views count as much, all together, as those that are not.
+    The shifted views count as much, all together, as those that are not. The network has no regression targets, which a
+    mirror image may change.
 
     Source: Krizhevsky et al., "ImageNet Classification with Deep Convolutional Neural Networks" (2012), section 4.1;
     these views and their weights: Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU" (2024).
-
-    Args:
-        network: without regression targets, which a mirror image may change.
-        num_views: 2 or 6, as `paceline.conf.model.Model.test_views` says.
     """
 
     def __init__(self, network: nn.Module, num_views: int) -> None:
@@ -37,19 +34,15 @@ class ViewMean(nn.Module):
             outputs: tuple[torch.Tensor, torch.Tensor | None] = self.network(images_NCHW)
             return outputs
         # One pass over all views: one launch of each kernel, and one copy of the network where it is exported.
-        logits, _ = self.network(torch.cat(self._views(images_NCHW)))
+        height, width = images_NCHW.shape[2:]
+        views = [images_NCHW]  # those that are not shifted first, each followed by its mirror image
+        if self.num_views > _NUM_MIRRORED:
+            padded = functional.pad(images_NCHW, (1, 1, 1, 1), mode="reflect")
+            views += [padded[:, :, :height, :width], padded[:, :, 2:, 2:]]
+        logits, _ = self.network(torch.cat([view for image in views for view in (image, image.flip(3))]))
         exact = torch.promote_types(logits.dtype, torch.float32)
         logits_VNK = logits.to(exact).unflatten(0, (self.num_views, -1))
         means = [
             part.mean(0) for part in logits_VNK.split((_NUM_MIRRORED, self.num_views - _NUM_MIRRORED)) if len(part)
         ]
         return torch.stack(means).mean(0), None
-
-    def _views(self, images_NCHW: torch.Tensor) -> list[torch.Tensor]:
-        """Each followed by its mirror image; those that are not shifted first."""
-        height, width = images_NCHW.shape[2:]
-        views = [images_NCHW]
-        if self.num_views > _NUM_MIRRORED:
-            padded = functional.pad(images_NCHW, (1, 1, 1, 1), mode="reflect")
-            views += [padded[:, :, :height, :width], padded[:, :, 2:, 2:]]
-        return [view for image in views for view in (image, image.flip(3))]

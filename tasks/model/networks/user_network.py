@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from paceline.conf.model import Model
-from paceline.conf.plugins import NetworkFacts, Plugin, model_facts
+from paceline.conf.plugins import Plugin, model_facts
 from paceline.tasks.errors import RunError
 from paceline.tasks.plugins import attribute_errors_to, load_plugin
 
@@ -21,16 +21,15 @@ Outputs = tuple[torch.Tensor, torch.Tensor | None]
 class Builder(Protocol):
     """What the entry point of a model leads to: a subclass of `nn.Module`, or a function that gives a module.
 
-    Two things are read from the class or function itself, where it has them: `task` ("classify", "segment" or
-    "denoise"; the first by default) and `takes_targets` (False); see `paceline.conf.plugins.NetworkFacts`. Two more
-    from the module of a model of pixels, for `paceline predict` with `--own-size`: `reach`, its receptive field, and
-    `stride`, what it takes height and width to be multiples of (1), both in pixels.
+    Two attributes of the class or function are read, where it has them: `task` ("classify", "segment" or "denoise"; the
+    first by default) and `takes_targets` (False); see `paceline.conf.plugins.NetworkFacts`. Two attributes of the
+    module of a model of pixels are read for `paceline predict` with `--own-size`: `reach`, its receptive field, and
+    `stride`, the factor of height and width (1), both in pixels.
 
     The module maps normalised images_NCHW to logits_NK, to logits_NKHW of each pixel's class, or to images_NCHW without
-    noise. If it takes targets, to a pair: that, and targets_NT. It must follow from the arguments alone, for it is
-    built again to be trained on, and to predict with, and then gets the stored weights. What it draws in
-    training, as dropout does, is by seed, rank and step where it draws from torch's own generators, so that a resume
-    draws on.
+    noise. If it takes targets, it returns a pair: that, and targets_NT. It must follow from the arguments alone,
+    because it is built again for every training and prediction, and then gets the stored weights. Random numbers in
+    training, such as those of dropout, follow from seed, rank and step if they come from torch's own generators.
     """
 
     def __call__(self, *, image_shape: tuple[int, int, int], num_classes: int, width: int, depth: int) -> nn.Module:
@@ -78,7 +77,8 @@ def _try(
     with attribute_errors_to(plugin, "two images", RunError, RunError), torch.no_grad():
         outputs = network(torch.zeros(2, channels, height, width))
     network.train()
-    expected: list[tuple[int, ...]] = [_outputs(model_facts(plugin.name), image_shape, num_classes)]
+    shapes: dict[str, tuple[int, ...]] = {"segment": (num_classes, height, width), "denoise": (channels, height, width)}
+    expected = [(2, *shapes.get(model_facts(plugin.name).task, (num_classes,)))]
     expected += [(2, num_targets)] if num_targets else []
     given = [tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__ for output in outputs]
     if given != (expected if num_targets else [*expected, "NoneType"]):
@@ -86,10 +86,3 @@ def _try(
             f"{plugin} maps images (2, {channels}, {height}, {width}) to {' and '.join(map(str, given))}; "
             f"its task needs {' and '.join(map(str, expected))}"
         )
-
-
-def _outputs(facts: NetworkFacts, image_shape: tuple[int, int, int], num_classes: int) -> tuple[int, ...]:
-    height, width, channels = image_shape
-    if facts.task == "segment":
-        return 2, num_classes, height, width
-    return (2, channels, height, width) if facts.task == "denoise" else (2, num_classes)

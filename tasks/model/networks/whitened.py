@@ -41,7 +41,13 @@ class Whitening(nn.Conv2d):
     @torch.no_grad()
     def fit(self, images_NCHW: torch.Tensor) -> None:
         """Set the filters by the patches of images; the same images give the same filters."""
-        eigenvalues_D, eigenvectors_DD = torch.linalg.eigh(_covariance(images_NCHW))
+        num, channels, height, width = images_NCHW.shape
+        num_values, num_patches = channels * PATCH**2, (height - PATCH + 1) * (width - PATCH + 1)
+        sum_DD = torch.zeros(num_values, num_values, dtype=torch.float64)  # of outer products
+        for images in images_NCHW.split(max(1, _PATCHES_AT_ONCE // num_patches)):
+            patches_NDP = functional.unfold(images.double(), PATCH)
+            sum_DD += (patches_NDP @ patches_NDP.mT).sum(0)
+        eigenvalues_D, eigenvectors_DD = torch.linalg.eigh(sum_DD / (num * num_patches))
         # An eigenvector may as well be its negative: the largest of its values is made positive.
         largest_1D = eigenvectors_DD.abs().argmax(0, keepdim=True)
         eigenvectors_DD = eigenvectors_DD * eigenvectors_DD.gather(0, largest_1D).sign()
@@ -109,14 +115,3 @@ def _batch_norm(filters: int) -> nn.BatchNorm2d:
     norm = nn.BatchNorm2d(filters, momentum=STATISTICS_MOMENTUM)
     norm.weight.requires_grad = False
     return norm
-
-
-def _covariance(images_NCHW: torch.Tensor) -> torch.Tensor:
-    """Mean outer product (D, D) of all patches, float64."""
-    num, channels, height, width = images_NCHW.shape
-    num_values, num_patches = channels * PATCH**2, (height - PATCH + 1) * (width - PATCH + 1)
-    sum_DD = torch.zeros(num_values, num_values, dtype=torch.float64)
-    for images in images_NCHW.split(max(1, _PATCHES_AT_ONCE // num_patches)):
-        patches_NDP = functional.unfold(images.double(), PATCH)
-        sum_DD += (patches_NDP @ patches_NDP.mT).sum(0)
-    return sum_DD / (num * num_patches)

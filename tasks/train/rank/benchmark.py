@@ -11,12 +11,12 @@ import torch
 from torch import distributed
 
 from paceline.conf.execution import Compression
-from paceline.tasks.data.loading.loader import TrainLoader
 from paceline.tasks.data.loading.sampling import BatchPlan
+from paceline.tasks.data.loading.train_loader import TrainLoader
 from paceline.tasks.measure.probe import ArmRunner, StepRunner, Watch, run_probe
 from paceline.tasks.measure.records import AllReduceTime, MeasureResult
 from paceline.tasks.measure.validity import ValidityWatch
-from paceline.tasks.model.batch import BatchSource, LabelledBatch
+from paceline.tasks.model.batch import Batch, BatchSource
 from paceline.tasks.records import BASELINE, Arm, ProbeResult
 from paceline.tasks.train.autotune.choice import faster_plan, plan_of_probe
 from paceline.tasks.train.launch.layout import PROBE_FILE
@@ -57,7 +57,7 @@ class OneBatch:
         """Steps per epoch."""
         return self._num_steps
 
-    def __iter__(self) -> Iterator[LabelledBatch]:
+    def __iter__(self) -> Iterator[Batch]:
         """The one batch for an epoch."""
         for _ in range(self._num_steps):
             yield self._batch

@@ -18,7 +18,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 
 from paceline.tasks.errors import RunError
-from paceline.tasks.model.batch import BatchSource, LabelledBatch
+from paceline.tasks.model.batch import Batch, BatchSource
 from paceline.tasks.model.lightning_module import Learner
 from paceline.tasks.model.objectives import Task
 from paceline.tasks.names import Metric
@@ -50,7 +50,7 @@ class StepLoader:
         """Steps per epoch."""
         return len(self._loader)
 
-    def __iter__(self) -> Iterator[LabelledBatch]:
+    def __iter__(self) -> Iterator[Batch]:
         """Batches from the position to the end of its epoch; reads nothing before the first is requested."""
         self._loader.seek(self.next_step)
         batches = iter(self._loader)

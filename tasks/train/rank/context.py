@@ -11,14 +11,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from paceline.tasks.data.loading.batch import Batch, Normalise
+from paceline.tasks.data.loading.batch import Normalise
 from paceline.tasks.data.loading.evaluation import evaluation_batch, evaluation_batches
-from paceline.tasks.data.loading.loader import TrainLoader, make_loader
+from paceline.tasks.data.loading.loader import make_loader
 from paceline.tasks.data.loading.sampling import BatchPlan
+from paceline.tasks.data.loading.train_loader import LoaderConfig, TrainLoader
 from paceline.tasks.data.split import Split, open_split
 from paceline.tasks.errors import RunError
 from paceline.tasks.fingerprint import code_fingerprint
 from paceline.tasks.host import host_identity
+from paceline.tasks.model.batch import Batch
 from paceline.tasks.model.inference import Int64s
 from paceline.tasks.model.networks.registry import build_network
 from paceline.tasks.model.networks.whitened import Whitening
@@ -141,20 +143,22 @@ class RankContext:
         """A training loader of the kind that an arm names."""
         recipe = self.config.recipe
         return make_loader(
-            self.train_split,
-            self.spec.prepared.mean,
-            self.spec.prepared.std,
-            loading=arm.loading,
-            plan=plan,
-            rank=rank,
-            seed=self.config.seed,
-            augment=recipe.augment,
-            shift_pixels=recipe.shift_pixels,
-            shuffle_mib=recipe.shuffle_mib,
-            device=self.device,
-            channels_last=arm.memory_format == "channels_last",
-            draws=self.task.draws,
-            vary=recipe.vary,
+            arm.loading,
+            LoaderConfig(
+                self.train_split,
+                self.spec.prepared.mean,
+                self.spec.prepared.std,
+                plan=plan,
+                rank=rank,
+                seed=self.config.seed,
+                augment=recipe.augment,
+                shift_pixels=recipe.shift_pixels,
+                shuffle_mib=recipe.shuffle_mib,
+                device=self.device,
+                channels_last=arm.memory_format == "channels_last",
+                draws=self.task.draws,
+                vary=recipe.vary,
+            ),
         )
 
     def evaluation(self, split: Split) -> Iterator[tuple[Int64s, Batch]]:

@@ -14,8 +14,8 @@ import torch
 from lightning.pytorch import Trainer
 from torch import nn
 
-from paceline.tasks.data.loading.loader import TrainLoader
 from paceline.tasks.data.loading.step_schedule import StepSchedule
+from paceline.tasks.data.loading.train_loader import TrainLoader
 from paceline.tasks.errors import RunError
 from paceline.tasks.measure.energy import EnergyMeter
 from paceline.tasks.measure.validity import ValidityWatch

@@ -16,7 +16,7 @@ from torch import nn
 
 from paceline.conf.execution import Precision
 from paceline.tasks.data.split import open_split
-from paceline.tasks.model.batch import LabelledBatch
+from paceline.tasks.model.batch import Batch
 from paceline.tasks.model.fuse_batch_norm import fold_batch_norm
 from paceline.tasks.model.inference import Int64s, predictions
 from paceline.tasks.model.objectives import PixelTask, Task
@@ -105,7 +105,7 @@ def save_weights(context: RankContext, network: nn.Module) -> str | None:
 
 
 def _predict(
-    network: nn.Module, batches: Iterable[tuple[Int64s, LabelledBatch]], autocast: Autocast, task: Task
+    network: nn.Module, batches: Iterable[tuple[Int64s, Batch]], autocast: Autocast, task: Task
 ) -> list[BatchPredictions]:
     results: list[BatchPredictions] = []
     for prediction in predictions(network, batches, autocast, task):
@@ -116,9 +116,7 @@ def _predict(
     return results
 
 
-def _warm_up(
-    network: nn.Module, batches: Iterable[tuple[Int64s, LabelledBatch]], autocast: Autocast, task: Task
-) -> None:
+def _warm_up(network: nn.Module, batches: Iterable[tuple[Int64s, Batch]], autocast: Autocast, task: Task) -> None:
     """Predict the first batch and a shorter one, as the last of a split mostly is: libraries tune themselves here."""
     for indices_N, batch in islice(batches, 1):
         for number in {len(indices_N), max(1, len(indices_N) - 1)}:
@@ -134,7 +132,7 @@ def _choose_examples(batches: list[BatchPredictions]) -> Int64s:
     return np.concatenate([worst, index_N[~np.isin(index_N, worst)][:NUM_FIRST_EXAMPLES]])
 
 
-def _save_examples(path: Path, network: nn.Module, batch: LabelledBatch, autocast: Autocast, task: PixelTask) -> None:
+def _save_examples(path: Path, network: nn.Module, batch: Batch, autocast: Autocast, task: PixelTask) -> None:
     """Write the network's inputs (n, C, H, W), its outputs and the labels, as the task shows them."""
     (prediction,) = predictions(network, [(np.arange(len(batch.labels_N)), batch)], autocast, task)
     shown = (prediction.inputs_NCHW, *task.select_example(prediction.outputs, batch))

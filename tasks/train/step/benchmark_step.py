@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.conf.recipe import Recipe
-from paceline.tasks.model.batch import BatchSource, LabelledBatch
+from paceline.tasks.model.batch import Batch, BatchSource
 from paceline.tasks.model.objectives import Task
 from paceline.tasks.model.optimization import batch_loss, build_optimizer, prepare_optimizer_state
 from paceline.tasks.records import Arm
@@ -50,7 +50,7 @@ class _Objective:
         self._inputs = inputs
         self.no_sync = getattr(network, "no_sync", nullcontext)
 
-    def __call__(self, batch: LabelledBatch) -> torch.Tensor:
+    def __call__(self, batch: Batch) -> torch.Tensor:
         return batch_loss(self._network, batch, self._inputs.recipe, self._inputs.task)
 
 
@@ -124,7 +124,7 @@ class BareStep:
         self._synchronize()
         return time.perf_counter() - started
 
-    def _endless(self) -> Generator[LabelledBatch, None, None]:
+    def _endless(self) -> Generator[Batch, None, None]:
         epoch = 0
         while True:
             self._loader.seek(epoch * len(self._loader))

@@ -11,7 +11,7 @@ import time
 
 import torch
 
-from paceline.tasks.model.batch import LabelledBatch
+from paceline.tasks.model.batch import Batch
 from paceline.tasks.records import Arm, CompileStats, Plan
 from paceline.tasks.train.step.train_step import Enter, TrainStep
 
@@ -27,7 +27,7 @@ class CapturedStep:
         self._enter = enter
         self._stream = torch.cuda.Stream(device)
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._input: LabelledBatch | None = None
+        self._input: Batch | None = None
         self._loss: torch.Tensor | None = None
         self._largest = 0
         self._num_alike = 0
@@ -36,7 +36,7 @@ class CapturedStep:
         self._num_replays = 0
         self._seconds = 0.0
 
-    def __call__(self, batch: LabelledBatch) -> torch.Tensor:
+    def __call__(self, batch: Batch) -> torch.Tensor:
         """Take the step; return its loss on the device."""
         self._num_calls += 1
         size = len(batch.labels_N)
@@ -62,7 +62,7 @@ class CapturedStep:
             seconds=self._seconds,
         )
 
-    def _eager(self, batch: LabelledBatch) -> torch.Tensor:
+    def _eager(self, batch: Batch) -> torch.Tensor:
         """Run the step on the recording's stream, to which its gradients and optimizer state belong."""
         current = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(current)
@@ -74,12 +74,12 @@ class CapturedStep:
         loss.record_stream(current)
         return loss
 
-    def _capture(self, batch: LabelledBatch) -> None:
+    def _capture(self, batch: Batch) -> None:
         """Record the step without taking it."""
         torch.cuda.synchronize(self._stream.device)
         started = time.perf_counter()
         copies = {name: tensor.clone() for name, tensor in _tensors(batch).items()}
-        self._input = batch._replace(**copies)  # type: ignore[attr-defined]
+        self._input = batch._replace(**copies)  # type: ignore[arg-type]
         assert self._input is not None
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self._stream):
@@ -88,7 +88,7 @@ class CapturedStep:
         torch.cuda.synchronize(self._stream.device)
         self._seconds = time.perf_counter() - started
 
-    def _replay(self, batch: LabelledBatch) -> torch.Tensor:
+    def _replay(self, batch: Batch) -> torch.Tensor:
         assert self._graph is not None
         assert self._input is not None
         assert self._loss is not None
@@ -102,9 +102,9 @@ class CapturedStep:
         return self._loss.clone()
 
 
-def _tensors(batch: LabelledBatch) -> dict[str, torch.Tensor]:
+def _tensors(batch: Batch) -> dict[str, torch.Tensor]:
     """The tensors of a batch."""
-    fields = batch._asdict()  # type: ignore[attr-defined]
+    fields = batch._asdict()
     return {name: value for name, value in fields.items() if isinstance(value, torch.Tensor)}
 
 

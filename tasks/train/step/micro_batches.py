@@ -11,10 +11,10 @@ from itertools import pairwise
 import torch
 
 from paceline.tasks.errors import MeasureMemoryError, MemoryLimitError
-from paceline.tasks.model.batch import LabelledBatch
+from paceline.tasks.model.batch import Batch
 
 
-def split_into_micro_batches(batch: LabelledBatch, largest: int | None) -> list[LabelledBatch]:
+def split_into_micro_batches(batch: Batch, largest: int | None) -> list[Batch]:
     """Split a batch into the fewest parts of at most `largest` samples; sizes differ by one at most.
 
     Even parts, because batch norms take their statistics over each: those of a small last part would be poor.
@@ -27,15 +27,15 @@ def split_into_micro_batches(batch: LabelledBatch, largest: int | None) -> list[
     return [take_samples(batch, start, stop) for start, stop in pairwise(bounds)]
 
 
-def take_samples(batch: LabelledBatch, start: int, stop: int) -> LabelledBatch:
+def take_samples(batch: Batch, start: int, stop: int) -> Batch:
     """A slice of a batch, weighted by its part of the samples."""
-    fields = batch._asdict()  # type: ignore[attr-defined]
+    fields = batch._asdict()
     parts = {name: value[start:stop] for name, value in fields.items() if isinstance(value, torch.Tensor)}
     weight = batch.weight * (stop - start) / max(1, len(batch.labels_N))
-    return batch._replace(**parts, weight=weight)  # type: ignore[attr-defined, no-any-return]
+    return batch._replace(**parts, weight=weight)
 
 
-def out_of_memory(batch: LabelledBatch, error: torch.OutOfMemoryError) -> MemoryLimitError:
+def out_of_memory(batch: Batch, error: torch.OutOfMemoryError) -> MemoryLimitError:
     """The error to raise for a pass that did not fit into memory."""
     num = len(batch.labels_N)
     return MemoryLimitError(

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from paceline.tasks.model.batch import LabelledBatch
+from paceline.tasks.model.batch import Batch
 from paceline.tasks.records import Arm, Plan
 from paceline.tasks.train.step.compile import any_batch_size
 from paceline.tasks.train.step.micro_batches import out_of_memory, split_into_micro_batches
@@ -32,7 +32,7 @@ class TrainStep:
 
     def __init__(
         self,
-        loss_of: Callable[[LabelledBatch], torch.Tensor],
+        loss_of: Callable[[Batch], torch.Tensor],
         optimizer: torch.optim.Optimizer,
         scaler: torch.amp.GradScaler,
         execution: Arm | Plan,
@@ -52,7 +52,7 @@ class TrainStep:
         """Number of passes through the network."""
         self.num_steps = 0
 
-    def __call__(self, batch: LabelledBatch) -> torch.Tensor:
+    def __call__(self, batch: Batch) -> torch.Tensor:
         """Take the step; return its loss on the device.
 
         Raises:
@@ -72,11 +72,11 @@ class TrainStep:
         self._enter("loop")
         return torch.stack(losses).sum() if first_parts else losses[0]
 
-    def _pass(self, batch: LabelledBatch) -> torch.Tensor:
+    def _pass(self, batch: Batch) -> torch.Tensor:
         self.num_passes += 1
         self._enter("forward")
         if self._is_double:
-            batch = batch._replace(images_NCHW=batch.images_NCHW.double())  # type: ignore[attr-defined]
+            batch = batch._replace(images_NCHW=batch.images_NCHW.double())
         if self._is_compiled:
             any_batch_size(batch.images_NCHW)
         try:

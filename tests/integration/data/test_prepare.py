@@ -25,6 +25,7 @@ from paceline.tasks.data.prepare import dask_graph as graph
 from paceline.tasks.data.prepare.chunks import ChunkPlanner
 from paceline.tasks.data.prepare.shard import Chunk
 from paceline.tasks.data.sources import registry as source
+from paceline.tasks.data.split import open_split
 from paceline.tasks.errors import InputError, RunError
 from paceline.tasks.records import PreparedSet
 from tests.support.jobs import two_workers
@@ -88,7 +89,7 @@ def test_embedded_digits(tmp_path: Path, address: str, name: Any) -> None:
     prepared = prepare(data, tmp_path, address, on_progress=lambda done, total: progress.append((done, total)))
     total = prepared.num_train + prepared.num_validation + prepared.num_test
     assert progress[-1] == (total, total)
-    train = store.open_split(prepared, "train")
+    train = open_split(prepared, "train")
     pixels = train.gather(np.arange(train.num_samples)) / 255
     assert prepared.mean == pytest.approx((pixels.mean(),))
     assert prepared.std == pytest.approx((pixels.std(),))
@@ -152,7 +153,7 @@ def test_the_fingerprint_is_of_the_content(tmp_path: Path, address: str, monkeyp
         one = prepare(folder(root), tmp_path / "one", cluster.scheduler_address)
     assert one.fingerprint == two.fingerprint
     assert (one.mean, one.std) == (two.mean, two.std)
-    assert len(store.open_split(two, "train").images) > 5
+    assert len(open_split(two, "train").images) > 5
     (root / "dog" / "0.png").touch()
     touched = prepare(folder(root), tmp_path / "two", address)
     assert touched.key != two.key

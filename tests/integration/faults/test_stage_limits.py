@@ -101,7 +101,7 @@ def test_a_preparation_over_its_limit_ends_and_the_next_one_does_only_the_rest(w
     wait_until_idle(client)
     assert list((home / "prepared").glob(".tmp-*")) == []
     (left,) = unfinished(home)
-    num_finished = sum(json.loads(line)["num_samples"] for line in store.load_finished(left))
+    num_finished = sum(json.loads(line)["num_samples"] for line in store.read_finished_lines(left))
     assert 0 < num_finished < NUM_FILES
 
     client.run(set_reader)

@@ -48,7 +48,8 @@ def refused(capsys, monkeypatch, tmp_path):
 def children():
     """What this process has started, but for Python's own watch over shared memory, which stays."""
     found = psutil.Process().children(recursive=True)
-    return {process for process in found if not any("resource_tracker" in part for part in process.cmdline())}
+    living = [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+    return {process for process in living if not any("resource_tracker" in part for part in process.cmdline())}
 
 
 def make_folder(root: Path, classes: dict[str, int], damaged: int = 0) -> Path:

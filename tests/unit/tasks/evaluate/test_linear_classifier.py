@@ -8,7 +8,7 @@ import pytest
 from paceline.tasks.evaluate.linear_classifier import (
     Features,
     check_classes,
-    count_shared,
+    count_common_images,
     fit_and_score,
     of_classes,
     read_features,
@@ -39,7 +39,7 @@ def test_classes_that_lie_apart_are_told_and_others_not(kind):
 def test_images_that_are_on_both_sides_are_counted():
     train, test = clouds(1), clouds(2)
     both = Features(np.concatenate([test.values_ND, train.values_ND[:7]]), test.labels + train.labels[:7], 0)
-    assert (count_shared(train, test), count_shared(train, both)) == (0, 7)
+    assert (count_common_images(train, test), count_common_images(train, both)) == (0, 7)
 
 
 def write(directory, number, rows):

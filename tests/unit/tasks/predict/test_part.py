@@ -93,7 +93,7 @@ def test_masks_of_the_source_are_counted_as_evaluation_counts_them(tmp_path):
     ]
     from paceline.tasks.data.sources.generated import read_shapes
 
-    there = read_shapes(images.samples, SIZE)[1] + 1
+    there = np.stack([item.mask for item in read_shapes(images.origin, images.samples, SIZE)]) + 1
     logits = torch.nn.functional.one_hot(torch.tensor(np.stack(told)).long(), 4).permute(0, 3, 1, 2).float()
 
     class Batch:

@@ -9,8 +9,8 @@ from paceline.conf.augmentation import Vary
 from paceline.conf.load import ConfigError, load
 from paceline.conf.recipe import Recipe
 from paceline.tasks.data.loading.augmentation import Variation, beta, boxes, mix, resize_boxes
-from paceline.tasks.data.loading.batch import Batch
 from paceline.tasks.fingerprint import workload_fingerprint
+from paceline.tasks.model.batch import Batch
 from paceline.tasks.model.noise import uniform
 from paceline.tasks.model.objectives import Classification
 from tests.support.refusals import refused

@@ -15,18 +15,20 @@ import torch
 from paceline.conf.execution import Loading
 from paceline.conf.recipe import FLIPPING, Augment
 from paceline.tasks.data.loading import resident
-from paceline.tasks.data.loading.batch import Batch, Normalise, fill_of, gather_windows, pad, window_numbers, windows
+from paceline.tasks.data.loading.batch import Normalise, gather_windows, pad, window_numbers, windows
 from paceline.tasks.data.loading.evaluation import evaluation_batches
 from paceline.tasks.data.loading.loader import make_loader
 from paceline.tasks.data.loading.sampling import BatchPlan, Shuffle, epoch_augmentation, epoch_order
 from paceline.tasks.data.loading.step_schedule import StepSchedule
 from paceline.tasks.data.loading.streaming import mirrors
-from paceline.tasks.data.loading.train_loader import TrainLoader
+from paceline.tasks.data.loading.train_loader import LoaderConfig, TrainLoader
 from paceline.tasks.data.split import Split
+from paceline.tasks.model.batch import Batch
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 KINDS: tuple[Loading, ...] = ("resident", "streaming", "foreground")
 FLIPS = sorted(FLIPPING)
+FILL = np.round(np.array(MEAN) * 255).astype(np.uint8)
 CPU = torch.device("cpu")
 SHUFFLE = Shuffle.of(11 * 9 * 3, 1)
 
@@ -68,7 +70,9 @@ def loader_of(split: Split, loading: Loading, **changes: Any) -> TrainLoader:
         **changes,
     }
     in_background = settings.pop("in_background", None)
-    loader = make_loader(split, MEAN[:channels], STD[:channels], loading=loading, **settings)
+    first_step = settings.pop("first_step", 0)
+    loader = make_loader(loading, LoaderConfig(split, MEAN[:channels], STD[:channels], **settings))
+    loader.seek(first_step)
     if in_background is not None:
         loader.in_background = in_background
     return loader
@@ -131,7 +135,7 @@ def test_batches_are_what_the_order_says(split: Split, augment: Augment) -> None
     for position in range(32):
         image = everything[order[position]]
         image = image[:, ::-1] if flip[position] else image
-        padded = pad(image, 2, fill_of(MEAN))
+        padded = pad(image, 2, FILL)
         window = padded[dy[position] : dy[position] + 11, dx[position] : dx[position] + 9]
         expected = (window / 255 - np.array(MEAN)) / np.array(STD)
         assert np.allclose(batch.images_NCHW[position].permute(1, 2, 0).numpy(), expected, atol=1e-5)
@@ -342,13 +346,13 @@ def test_gather_across_shards(split: Split) -> None:
 
 
 def test_padding_normalises_to_about_nothing() -> None:
-    padded = pad(np.zeros((2, 4, 5, 3), dtype=np.uint8), 3, fill_of(MEAN))
+    padded = pad(np.zeros((2, 4, 5, 3), dtype=np.uint8), 3, FILL)
     assert padded.shape == (2, 10, 11, 3)
     assert (padded[:, 3:-3, 3:-3] == 0).all()
     border = torch.from_numpy(np.ascontiguousarray(padded[:, :3, :5]))
     assert Normalise(MEAN, STD, (3, 5, 3))(border, channels_last=True).abs().max() < 0.02
     image = np.zeros((4, 5, 3), dtype=np.uint8)
-    assert pad(image, 0, fill_of(MEAN)) is image
+    assert pad(image, 0, FILL) is image
 
 
 def test_windows_are_views_of_every_shift() -> None:

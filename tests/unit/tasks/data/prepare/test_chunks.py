@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -83,7 +84,7 @@ def test_rejected_samples_are_listed_in_the_order_of_the_shards(tmp_path: Path) 
             rejected=rejected,
         )
 
-    with RejectedSpool(tmp_path) as spool:
+    with closing(RejectedSpool(tmp_path)) as spool:
         for split, number, count in (("test", 0, 1), ("train", 10, 2), ("validation", 0, 1), ("train", 9, 3)):
             spool.add(record(split, number, count))
         spool.add(record("train", 0, 0))
@@ -98,5 +99,5 @@ def test_rejected_samples_are_listed_in_the_order_of_the_shards(tmp_path: Path) 
 
 
 def test_nothing_rejected_has_no_first(tmp_path: Path) -> None:
-    with RejectedSpool(tmp_path) as spool, pytest.raises(StopIteration):
+    with closing(RejectedSpool(tmp_path)) as spool, pytest.raises(StopIteration):
         spool.first()

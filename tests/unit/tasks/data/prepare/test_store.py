@@ -15,7 +15,7 @@ import pytest
 from paceline.conf.data import Data
 from paceline.tasks.data.prepare import manifest, store
 from paceline.tasks.data.prepare.chunks import ChunkPlanner
-from paceline.tasks.data.prepare.shard import write_shard
+from paceline.tasks.data.prepare.shard import write_shards
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.data.split import open_split
 from paceline.tasks.errors import RunError
@@ -31,7 +31,7 @@ def prepared(tmp_path: Path) -> PreparedSet:
     data = Data(source="digits", image_size=8)
     listing = source.list_samples(data)
     with store.temporary(tmp_path, KEY) as directory:
-        records = [write_shard(chunk) for chunk in ChunkPlanner(listing, data, directory).chunks()]
+        records = write_shards(list(ChunkPlanner(listing, data, directory).chunks()))
         facts = manifest.build(listing, data, KEY, records, 0)
         path = store.publish(tmp_path, directory, facts, [])
     return facts.to_prepared_set(path, reused=False, seconds=0.0)
@@ -180,7 +180,7 @@ def test_what_is_left_of_a_set_holds_no_part_of_a_file(tmp_path: Path) -> None:
         part = directory / "train" / f"00000.images.npy.0{TEMPORARY_SUFFIX}"
         part.write_bytes(b"half")
         (directory / "train" / "00001.images.npy").write_bytes(b"whole")
-        store.keep_unfinished(tmp_path, KEY, directory, ["{}"])
+        store.leave_to_next(tmp_path, KEY, directory, ["{}"])
     with store.temporary(tmp_path, KEY) as directory:
-        assert store.load_finished(directory) == ["{}"]
+        assert store.read_finished_lines(directory) == ["{}"]
         assert [path.name for path in (directory / "train").iterdir()] == ["00001.images.npy"]

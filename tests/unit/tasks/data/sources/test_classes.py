@@ -1,5 +1,7 @@
 """Some of the classes of a source."""
 
+import numpy as np
+
 from paceline.conf.data import Data
 from paceline.tasks.data import key
 from paceline.tasks.data.sources import digits
@@ -22,7 +24,7 @@ def test_the_samples_of_some_classes_are_those_that_they_are_among_all():
 
 def test_their_images_are_theirs():
     some = listing("3", "7")
-    images_NHWC = digits.read_digits(some.test, 8)
+    images_NHWC = np.stack([item.picture for item in digits.read_digits(some.origin, some.test, 8)])
     assert images_NHWC.shape == (len(some.test), 8, 8, 1)
     row = next(sample.row for sample in some.test if sample.label == 1)
     assert digits._digits()[1][row] == 7

@@ -14,6 +14,7 @@ from paceline.tasks.data.decode.pixels import read_pixels
 from paceline.tasks.data.key import describe
 from paceline.tasks.data.loading.loader import make_loader
 from paceline.tasks.data.loading.sampling import BatchPlan
+from paceline.tasks.data.loading.train_loader import LoaderConfig
 from paceline.tasks.data.prepare import moments
 from paceline.tasks.data.sources import motions
 from paceline.tasks.data.sources import registry as source
@@ -93,7 +94,7 @@ def test_what_is_wrong_in_a_folder_of_frames_is_told(tmp_path):
     found = read_pixels(listing.origin, listing.train, 8, 15)
     assert found.reasons[0] == "4 frames, and data.num_frames=5"
     assert found.reasons[1].startswith("2.png: ")
-    assert len(found.kept) == 6
+    assert len(found.positions) == 6
     clips.write_frames(tmp_path / "c", clips.grey_levels(5))
     with refused("data.root", "c/", "CLASS/CLIP/0001.png"):
         source.list_samples(data_of(tmp_path))
@@ -150,18 +151,20 @@ def test_all_frames_of_a_clip_are_shifted_and_mirrored_alike(loading):
     split = Split("train", [images], np.zeros(20, np.int64), None, (9, 9, 6))
     mean, std = (0.0,) * 6, (1 / 255,) * 6
     loader = make_loader(
-        split,
-        mean,
-        std,
-        loading=loading,
-        plan=BatchPlan(20, 5, 1),
-        rank=0,
-        seed=3,
-        augment="flip_shift",
-        shift_pixels=3,
-        shuffle_mib=1,
-        device=torch.device("cpu"),
-        channels_last=True,
+        loading,
+        LoaderConfig(
+            split,
+            mean,
+            std,
+            plan=BatchPlan(20, 5, 1),
+            rank=0,
+            seed=3,
+            augment="flip_shift",
+            shift_pixels=3,
+            shuffle_mib=1,
+            device=torch.device("cpu"),
+            channels_last=True,
+        ),
     )
     for batch in loader:
         one, two = batch.images_NCHW.split(3, dim=1)

@@ -15,9 +15,10 @@ from paceline.tasks.data.decode.pixels import read_pixels
 from paceline.tasks.data.decode.transform import DecodeError, decode_mask
 from paceline.tasks.data.loading.loader import make_loader
 from paceline.tasks.data.loading.sampling import BatchPlan
+from paceline.tasks.data.loading.train_loader import LoaderConfig
 from paceline.tasks.data.prepare import manifest, store
 from paceline.tasks.data.prepare.chunks import ChunkPlanner
-from paceline.tasks.data.prepare.shard import write_shard
+from paceline.tasks.data.prepare.shard import write_shards
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.data.split import open_split
 from paceline.tasks.errors import InputError
@@ -54,7 +55,7 @@ def root(tmp_path: Path) -> Path:
 def prepare(data: Data, home: Path) -> PreparedSet:
     listing = source.list_samples(data)
     with store.temporary(home, "0" * 64) as directory:
-        records = [write_shard(chunk) for chunk in ChunkPlanner(listing, data, directory).chunks()]
+        records = write_shards(list(ChunkPlanner(listing, data, directory).chunks()))
         facts = manifest.build(listing, data, "0" * 64, records, sum(len(record.rejected) for record in records))
         path = store.publish(home, directory, facts, [])
     return facts.to_prepared_set(path, reused=False, seconds=0.0)
@@ -103,7 +104,7 @@ def test_what_cannot_be_used_is_listed_with_its_reason(root: Path, tmp_path: Pat
     listing = source.list_samples(Data(source="pairs", root=str(root), test_fraction=0, validation_fraction=0))
     data = Data(source="pairs", root=str(root), image_size=12, test_fraction=0, validation_fraction=0)
     with store.temporary(tmp_path, "1" * 64) as directory:
-        records = [write_shard(chunk) for chunk in ChunkPlanner(listing, data, directory).chunks()]
+        records = write_shards(list(ChunkPlanner(listing, data, directory).chunks()))
     reasons = {Path(it.path).stem: it.reason for record in records for it in record.rejected}
     assert sorted(reasons) == ["00", "01", "02", "03"]
     assert reasons["00"] == "its mask holds 7, and the set has 3 classes from 0"
@@ -186,19 +187,21 @@ def test_a_mask_moves_with_its_picture_and_keeps_its_values(tmp_path: Path, load
     prepared = prepare(data, tmp_path)
     split = open_split(prepared, "train")
     loader = make_loader(
-        split,
-        prepared.mean,
-        prepared.std,
-        loading=loading,
-        plan=BatchPlan(split.num_samples, 4),
-        rank=0,
-        seed=1,
-        augment="flip_shift",
-        shift_pixels=3,
-        shuffle_mib=1,
-        device=torch.device("cpu"),
-        channels_last=channels_last,
-        draws=True,
+        loading,
+        LoaderConfig(
+            split,
+            prepared.mean,
+            prepared.std,
+            plan=BatchPlan(split.num_samples, 4),
+            rank=0,
+            seed=1,
+            augment="flip_shift",
+            shift_pixels=3,
+            shuffle_mib=1,
+            device=torch.device("cpu"),
+            channels_last=channels_last,
+            draws=True,
+        ),
     )
     draws = []
     for batch in loader:

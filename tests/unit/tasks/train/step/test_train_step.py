@@ -5,9 +5,9 @@ import torch
 
 from paceline.conf.model import Model
 from paceline.conf.recipe import Recipe
-from paceline.tasks.data.loading import batch as loading
 from paceline.tasks.data.loading.sampling import BatchPlan
 from paceline.tasks.errors import MemoryLimitError
+from paceline.tasks.model import batch as batches
 from paceline.tasks.model.networks.registry import build_network
 from paceline.tasks.model.objectives import Classification
 from paceline.tasks.model.transfer import freeze
@@ -89,7 +89,7 @@ def test_each_arm_of_a_probe_trains_the_head_alone_where_the_backbone_is_frozen(
 
 def numbered(size, weight=1.0):
     numbers = torch.arange(size)
-    return loading.Batch(numbers.float().view(size, 1, 1, 1), numbers, None, numbers + 100, weight)
+    return batches.Batch(numbers.float().view(size, 1, 1, 1), numbers, None, numbers + 100, weight)
 
 
 @pytest.mark.parametrize(
