@@ -69,7 +69,7 @@ def validate(tree: dict[str, Any]) -> Config:
     Raises:
         ConfigError: with the first problem on one line.
     """
-    config = checked(Config, tree, options=False)
+    config = validate_as(Config, tree, options=False)
     check_own(config)
     return config
 
@@ -86,7 +86,7 @@ def check_own(config: Config) -> None:
         raise ConfigError(str(error)) from error
 
 
-def checked(kind: type[M], tree: dict[str, Any], *, options: bool = True) -> M:
+def validate_as(kind: type[M], tree: dict[str, Any], *, options: bool = True) -> M:
     """Turn a tree of plain values into a model of any kind, for example the request of a command.
 
     Args:

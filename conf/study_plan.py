@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from paceline.conf.hints import did_you_mean, fault_and_hint, suggest
-from paceline.conf.load import ConfigError, checked
+from paceline.conf.load import ConfigError, validate_as
 
 PLANS = Path(__file__).parent / "plans"
 
@@ -59,7 +59,7 @@ def load_plan(name: str) -> StudyPlan:
         near = did_you_mean(suggest(name, plan_names()), f"choices: {', '.join(plan_names())}, or a YAML file")
         raise ConfigError(f"--plan {name} is not a plan or a file", hint=near, setting="--plan")
     try:
-        return checked(StudyPlan, yaml.safe_load(path.read_text(encoding="utf-8")), options=False)
+        return validate_as(StudyPlan, yaml.safe_load(path.read_text(encoding="utf-8")), options=False)
     except (yaml.YAMLError, UnicodeDecodeError, OSError, ConfigError) as error:
         raise ConfigError(
             f"--plan {path} is not a plan ({' '.join(fault_and_hint(error)[0].split())})",

@@ -15,7 +15,7 @@ from paceline.conf.config import Config
 from paceline.conf.credentials import Text
 from paceline.conf.data import CLIP_SOURCES, SIGNAL_SOURCES, Data
 from paceline.conf.environment import Environment
-from paceline.conf.load import checked, load, preset_names
+from paceline.conf.load import load, preset_names, validate_as
 from paceline.conf.signal import Signal
 from paceline.flows.checks import preflight
 from paceline.flows.checks.pretrained import check_layer, check_own_size
@@ -136,7 +136,7 @@ def _source(request: PredictRequest, facts: ModelFacts) -> tuple[Config, Images]
         changes["signal"] = _signal(request, facts).model_dump(mode="json")
     if facts.num_frames and config.data.source in CLIP_SOURCES:
         changes["num_frames"] = _num_frames(request, facts, config)
-    data = checked(Data, config.data.model_dump(mode="json") | changes)
+    data = validate_as(Data, config.data.model_dump(mode="json") | changes)
     if is_preset:
         images = of_test_split(data)
     else:

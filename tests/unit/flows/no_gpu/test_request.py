@@ -81,7 +81,7 @@ def test_the_program_prints_the_fault_and_a_hint(weights, capsys, monkeypatch, t
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 4
     assert "--target 2 is not an accuracy" in lines[0]
-    assert "needs a preset and pretrained weights" in lines[2]
+    assert "no-gpu needs --pretrained" in lines[2]
     assert list(tmp_path.iterdir()) == []
 
 
