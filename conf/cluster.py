@@ -147,7 +147,7 @@ class Cluster(Section):
         rules = KINDS[self.kind]
         for name in dict.fromkeys(name for kind in KINDS.values() for name in sorted(kind.settings)):
             if name not in rules.settings and getattr(self, name) != type(self).model_fields[name].default:
-                kinds = [kind for kind, others in KINDS.items() if name in others.settings]
+                kinds = [kind for kind, other in KINDS.items() if name in other.settings]
                 raise ValueError(
                     f"cluster.{name}={typed(getattr(self, name))} cannot be used with cluster.kind={self.kind}; "
                     f"remove cluster.{name} or choose cluster.kind={' or '.join(kinds)}"

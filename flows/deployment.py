@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import zoneinfo
-from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
@@ -29,11 +28,7 @@ SET_RIGHT_SECONDS = 60.0
 
 
 def schedule_of(cron: str, timezone: str) -> Schedule:
-    """Make a schedule in a time zone, with its summer time.
-
-    Args:
-        cron: five fields, such as "0 2 * * *".
-        timezone: name in the IANA data base, such as "Europe/Zurich".
+    """Make a schedule from five fields, such as "0 2 * * *", in an IANA time zone, with its summer time.
 
     Raises:
         InputError: one of them is invalid.
@@ -62,12 +57,8 @@ def local_timezone() -> str:
 def deployment_of(config: Config, name: str, schedule: Schedule, overlap: Overlap) -> RunnerDeployment:
     """Make the deployment of a run; the form in Prefect shows its settings.
 
-    Args:
-        config: of its runs.
-        name: of the deployment.
-        schedule: when they start.
-        overlap: policy for a run whose predecessor has not ended. `queue`: it waits; `skip`: it is cancelled with a
-            reason; `cancel-oldest`: its predecessor is cancelled.
+    With the policy `queue`, a run waits for its predecessor; with `skip` it is cancelled with a reason; with
+    `cancel-oldest` its predecessor is cancelled.
     """
     limit = None
     if overlap != "cancel-oldest":
@@ -93,19 +84,25 @@ def serve(deployment: RunnerDeployment, *, catch_up: bool) -> None:
         deployment: whose runs this process starts.
         catch_up: leave the schedule on at the end, so that the next server starts missed runs.
     """
-    asyncio.run(_serve(deployment, pause_at_end=not catch_up))
 
+    async def start() -> None:
+        runner = PatientRunner(pause_on_shutdown=not catch_up)
+        stopping = _stop_on_signals(runner)
+        deployment_id = await runner.aadd_deployment(deployment)
+        clean_up = partial(asyncio.to_thread, set_right, Environment(), str(deployment_id))
+        await clean_up()  # first: with `skip`, the slot of a lost run would cancel a new one
 
-async def _serve(deployment: RunnerDeployment, *, pause_at_end: bool) -> None:
-    runner = PatientRunner(pause_on_shutdown=pause_at_end)
-    stopping = _stop_on_signals(runner)
-    deployment_id = await runner.aadd_deployment(deployment)
-    clean_up = partial(asyncio.to_thread, set_right, Environment(), str(deployment_id))
-    await clean_up()  # first: with `skip`, the slot of a lost run would cancel a new one
-    cleaning = asyncio.create_task(_repeat(clean_up))
-    await runner.start()
-    cleaning.cancel()
-    await asyncio.gather(*stopping)
+        async def repeat() -> None:
+            while True:
+                await asyncio.sleep(SET_RIGHT_SECONDS)
+                await clean_up()
+
+        cleaning = asyncio.create_task(repeat())
+        await runner.start()
+        cleaning.cancel()
+        await asyncio.gather(*stopping)
+
+    asyncio.run(start())
 
 
 def _stop_on_signals(runner: Runner) -> set[asyncio.Task[None]]:
@@ -125,15 +122,9 @@ def _stop_on_signals(runner: Runner) -> set[asyncio.Task[None]]:
     def stop(*_: object) -> None:
         loop.call_soon_threadsafe(start_end)
 
-    # Prefect's own handler leaves the event loop at once, and what runs to itself, RUNNING for ever (3.8.8).
+    # Prefect's own handler leaves the event loop at once, and its runs stay RUNNING for ever (3.8.8).
     runner.handle_sigterm = stop  # type: ignore[method-assign]
     signal.signal(signal.SIGTERM, stop)  # Prefect sets its own only after the deployment is visible
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, stop)
     return stopping
-
-
-async def _repeat(clean_up: Callable[[], Awaitable[None]]) -> None:
-    while True:
-        await asyncio.sleep(SET_RIGHT_SECONDS)
-        await clean_up()

@@ -12,11 +12,7 @@ ROLES = ("run", "arm", "trial")
 
 
 def check_baseline(config: Config, environment: Environment) -> None:
-    """Check that the run which is named is there and can be divided by.
-
-    Raises:
-        InputError: it is unknown, has not finished, or has trained nothing.
-    """
+    """Raise InputError if the named run is unknown, has not finished, or is not a training."""
     run_id = config.speedup.baseline
     if run_id in (*SELF_CONTAINED_BASELINES, "matched"):
         return

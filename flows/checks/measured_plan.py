@@ -28,13 +28,13 @@ def train_job(
     environment: Environment,
     **options: Any,
 ) -> TrainJob:
-    """The job of a checked configuration on a prepared set.
+    """The job of a checked configuration on a prepared set; checkpoints go to the directory of the MLflow run.
 
     Args:
         config: of the training.
         checked: its plan and its initial weights.
         prepared: the data.
-        run_id: MLflow run, whose directory gets the checkpoints.
+        run_id: id of the MLflow run.
         environment: this machine's facts.
         options: further fields of the job.
     """
@@ -60,13 +60,13 @@ def measure_plan(
 ) -> PreflightResult:
     """Replace the layers' settings of a plan by measured ones, from an earlier measurement or a new one.
 
-    The run keeps its measurement, so that a resume executes the same plan.
+    The run stores its measurement, so that a resume executes the same plan.
 
     Args:
         config: of the trainings.
         checked: a plan by the rules, and the hardware of the first training host.
         prepared: the data.
-        run_id: MLflow run that keeps the measurement.
+        run_id: id of the MLflow run.
         environment: this machine's facts.
         address: of the Dask scheduler.
     """

@@ -33,7 +33,7 @@ RESNET_HALVED = 32
 
 @dataclass(frozen=True)
 class PreflightResult:
-    """Facts that the checks of a run collect."""
+    """Facts from the checks of a run."""
 
     plan: Plan
     hardware: Hardware
@@ -63,7 +63,7 @@ def check(
         config: of the run.
         environment: this machine's facts.
         list_data: lists a source; several checks can share the listings of equal settings.
-        prestart: starts what the run needs as soon as its part of the input is checked.
+        prestart: starts parts of the run as soon as their input is checked.
 
     Raises:
         ConfigError: the package of a source or a model is not installed here, or they do not fit.
@@ -80,7 +80,7 @@ def check(
     if prestart is not None:
         prestart.start_api()
     listing = list_data(config.data)
-    plan = _plan(config, hardware, listing.num_train)
+    plan = plan_on(config, hardware, listing.num_train)
     if listing.num_test == 0:
         raise InputError(
             f"data.test_fraction={config.data.test_fraction} leaves no test samples, and a run is evaluated on them; "
@@ -128,41 +128,29 @@ def confirm_on_cluster(config: Config, checked: PreflightResult, address: str) -
     return replace(checked, plan=resolve(config, hardware, checked.num_train), hardware=hardware)
 
 
-def plan_like(config: Config, checked: PreflightResult, hardware: Hardware) -> Plan:
-    """Plan a configuration with another recipe or model than the checked one, on the same data.
+def plan_on(config: Config, hardware: Hardware, num_train: int) -> Plan:
+    """Plan a configuration on hardware and a number of training samples.
 
     Raises:
-        InputError: the hardware or the data cannot do what is asked.
+        InputError: the hardware or the data do not allow it.
     """
-    return _plan(config, hardware, checked.num_train)
-
-
-def _plan(config: Config, hardware: Hardware, num_train: int) -> Plan:
     plan = resolve(config, hardware, num_train)
-    _check_batch(config, num_train)
-    _check_last_batch(config, num_train)
-    return plan
-
-
-def _check_batch(config: Config, num_train: int) -> None:
-    ranks = config.global_batch_size // config.recipe.batch_size
-    if config.global_batch_size > num_train:
+    size, batch = config.global_batch_size, config.recipe.batch_size
+    if size > num_train:
         raise InputError(
-            f"recipe.batch_size={config.recipe.batch_size} ({config.global_batch_size} over all ranks) exceeds the "
-            f"{num_train} training samples; use at most {num_train // ranks}"
+            f"recipe.batch_size={batch} ({size} over all ranks) exceeds the "
+            f"{num_train} training samples; use at most {num_train // (size // batch)}"
         )
-
-
-def _check_last_batch(config: Config, num_train: int) -> None:
-    """Batch norm needs two values of a channel, and small images leave one in each sample behind a ResNet's layers."""
-    size, ranks = config.global_batch_size, config.execution.world_size
+    # Batch norm needs two values of a channel, and small images leave one in each sample behind a ResNet's layers.
+    is_small = config.model.name in RESNETS and config.data.image_size <= RESNET_HALVED
     remainder = num_train % size
-    if config.model.name in RESNETS and config.data.image_size <= RESNET_HALVED and 0 < remainder < 2 * ranks:
+    if is_small and 0 < remainder < 2 * config.execution.world_size:
         raise InputError(
-            f"recipe.batch_size={config.recipe.batch_size} leaves a last batch of {remainder} of the {num_train} "
+            f"recipe.batch_size={batch} leaves a last batch of {remainder} of the {num_train} "
             f"training samples, and a device needs two with {config.model.name} on images of at most {RESNET_HALVED} "
             "pixels; use another batch_size or larger images"
         )
+    return plan
 
 
 def _check_home(environment: Environment) -> None:

@@ -70,7 +70,7 @@ def _measure(work: SweepContext) -> Colocation | None:
         [f"execution.num_devices={work.room.num_at_once}", "recipe.batch_scaling=weak", "speedup.baseline=probe"],
     )
     hardware = work.checked.hardware
-    plan = preflight.plan_like(config, work.checked, hardware).model_copy(update=work.layers)
+    plan = preflight.plan_on(config, hardware, work.checked.num_train).model_copy(update=work.layers)
     checked = replace(work.checked, plan=plan)
     measurement = colocation_of(plan, config.recipe.batch_size, hardware.num_cores)
     job = train_job(config, checked, work.prepared, work.parent.run_id, work.environment, measurement=measurement)

@@ -127,7 +127,7 @@ def _try(config: Config, parameter: Parameter, override: str, checked: Preflight
         changed = make_config(config, [override])
         _check_like(config, changed)
         if checked is not None:
-            preflight.plan_like(changed, checked, checked.hardware)
+            preflight.plan_on(changed, checked.hardware, checked.num_train)
     except (ConfigError, InputError) as error:
         raise InputError(f"--param {parameter.setting}: {error}") from error
 
@@ -160,7 +160,7 @@ def run_sweep(request: SweepRequest, resume: str | None = None) -> dict[str, Any
             )
         workload = workload_fingerprint(config.workload, prepared.fingerprint, checked.weights)
         with open_parent_run("sweep", request, environment, planned.checked.experiment_id, workload, resume) as parent:
-            share = replace(checked, plan=preflight.plan_like(config, checked, room.share), hardware=room.share)
+            share = replace(checked, plan=preflight.plan_on(config, room.share, checked.num_train), hardware=room.share)
             plan = measure_plan(config, share, prepared, parent.run_id, environment, address).plan
             log = get_run_logger()
             log.info("%d trials, %s at once: %s", planned.num_trials, room.at_once.value, room.at_once.reason)

@@ -70,7 +70,7 @@ class SweepContext:
         """
         config = make_config(self.config, list(self.overrides(proposal)))
         config = config.model_copy(update={"name": f"trial {proposal.number}"})
-        plan = preflight.plan_like(config, self.checked, self.room.share)
+        plan = preflight.plan_on(config, self.room.share, self.checked.num_train)
         return config, plan.model_copy(update=self.layers | {"reasons": {}})  # logged once by the sweep
 
     def overrides(self, proposal: Proposal) -> tuple[str, ...]:
