@@ -38,15 +38,7 @@ def _records(environment: Environment) -> list[Path]:
 
 
 def flow_run_lock(environment: Environment, flow_run_id: UUID) -> None:
-    """Lock a flow run until this process ends.
-
-    Args:
-        environment: whose state directory holds the records.
-        flow_run_id: of a run that this process runs.
-
-    Raises:
-        InputError: another process runs it now.
-    """
+    """Lock a flow run until this process ends; raise InputError if another process runs it."""
     record = _directory(environment) / str(flow_run_id)
     if record in _owned:
         return
@@ -78,10 +70,6 @@ def end_lost_runs(environment: Environment, client: SyncPrefectClient) -> None:
 
     Locks of other hosts may be invisible here, so other hosts end their own runs. A run in CANCELLING becomes
     CANCELLED, its only end in Prefect.
-
-    Args:
-        environment: whose state directory holds the records.
-        client: of the server that may know the runs.
     """
     for record in _records(environment):
         if _lost_process(record):

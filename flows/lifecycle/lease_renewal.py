@@ -1,10 +1,8 @@
 """Renewal of a flow run's concurrency lease that outlives an outage of Prefect's API.
 
 Prefect 3.8.8 renews the lease of a deployment's run every 225 s for 300 s more, and cancels the flow when that fails
-three times (`raise_on_lease_renewal_failure` in `prefect/flow_engine.py`; no setting changes it). A healthy training
-would end because the API was away for minutes, or had lost its leases in a restart. Two trainings share no device
-whatever Prefect believes (`tasks/train/launch/device_lock.py`), so a training that continues without a lease does no
-harm.
+three times (`raise_on_lease_renewal_failure` in `prefect/flow_engine.py`; no setting changes it). A training without a
+lease does no harm: `tasks/train/launch/device_lock.py` prevents two trainings on one device.
 """
 
 from __future__ import annotations
@@ -19,23 +17,17 @@ from prefect.exceptions import PrefectHTTPStatusError
 from prefect.logging import get_run_logger
 
 LEASE_SECONDS = 1800.0
-"""For which a lease is renewed: an outage that is shorter loses no slot."""
+"""Duration of a renewed lease: a shorter outage loses no slot."""
 RETRY_SECONDS = 10.0
 
 
 def tolerate_outages() -> None:
-    """Have this process renew its leases so from now on; the one place where Prefect's client is changed for it."""
+    """Replace the renewal of leases in Prefect's client, in this process."""
     _leases._lease_renewal_loop = _renew_while_running
 
 
 def _renew_while_running(lease_id: UUID, lease_duration: float, stop_event: threading.Event) -> None:
-    """Take the place of `prefect.concurrency._leases._lease_renewal_loop`, in the thread that Prefect starts for it.
-
-    Args:
-        lease_id: of the run's slot.
-        lease_duration: seconds, of which Prefect renews at three quarters.
-        stop_event: set at the end of the run.
-    """
+    """Replace `prefect.concurrency._leases._lease_renewal_loop`, in the thread that Prefect starts for it."""
     is_away = False
     while not stop_event.is_set():
         try:

@@ -78,12 +78,7 @@ def _own() -> None:
 
 
 def set_right(environment: Environment, deployment_id: str | None) -> None:
-    """End flow runs of this host that lost their process, and free the slots of lost runs. Logs errors.
-
-    Args:
-        environment: whose state directory has the records of runs.
-        deployment_id: None for no deployment.
-    """
+    """End flow runs of this host that lost their process, and free the slots of lost runs. Logs errors."""
     try:
         if deployment_id is None and not has_lost_runs(environment):
             return
@@ -96,12 +91,7 @@ def set_right(environment: Environment, deployment_id: str | None) -> None:
 
 
 def report(create: Callable[..., object], **arguments: Any) -> None:
-    """Create an artifact of the flow run, once the API answers; log a failure.
-
-    Args:
-        create: a function of `prefect.artifacts`.
-        arguments: its arguments.
-    """
+    """Call a function of `prefect.artifacts` once the API answers; log a failure."""
     wait_for_api()
     try:
         create(**arguments)

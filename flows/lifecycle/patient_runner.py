@@ -14,11 +14,10 @@ Arguments = ParamSpec("Arguments")
 
 
 class PatientRunner(Runner):
-    """A runner that tries again however long the API is away.
+    """A runner that retries however long the API is away.
 
-    Prefect 3.8.8 ends the runner, and with it the flows that it runs, when three requests in a row have failed, and no
-    longer looks for runs that are to be cancelled. With a larger PREFECT_CLIENT_MAX_RETRIES it would last longer, and
-    wait for as long again as the API was away: each of the client's pauses is twice the one before.
+    Prefect 3.8.8 ends the runner and its flows when three requests in a row have failed. A larger
+    PREFECT_CLIENT_MAX_RETRIES would double the client's pauses, and so wait as long again after an outage.
     """
 
     async def __aenter__(self) -> Self:

@@ -1,7 +1,7 @@
 """Prefect's temporary API: an API on loopback while a command runs, if no server is given.
 
-Prefect would start the same itself, but only once a flow begins, after having imported its whole server into this
-process too (1.4 s), and would leave it running when this process is killed. As a program, this module is that API.
+Prefect would start it later, when a flow starts, would import its server into this process too (1.4 s), and would leave
+it running when this process is killed. As a program, this module is that API.
 """
 
 from __future__ import annotations
@@ -150,22 +150,15 @@ def check_prefect(environment: Environment) -> None:
         raise InputError(
             f"PREFECT_API_URL={url} answers, but is no Prefect API; it ends in /api, as in http://host:4200/api"
         )
-    if not _lets_in(url, environment):
-        raise InputError(f"PREFECT_API_URL={url} refuses this user; set PREFECT_API_AUTH_STRING to NAME:PASSWORD")
-
-
-def _lets_in(url: str, environment: Environment) -> bool:
-    """Return whether the server accepts this user; it reports its health to everybody."""
     user = environment.prefect_user
     if user is None and environment.prefect_api_url is None:  # Prefect's profile names the server and the user
         from prefect.settings import get_current_settings
 
         user = get_current_settings().api.auth_string
-    try:
+    with suppress(OSError):  # it was healthy a moment ago, and Prefect retries
         answer = status(f"{url.rstrip('/')}/admin/version", user.get_secret_value() if user is not None else None)
-    except OSError:
-        return True  # it was healthy a moment ago, and Prefect retries
-    return answer != HTTPStatus.UNAUTHORIZED
+        if answer == HTTPStatus.UNAUTHORIZED:  # it reports its health to every user
+            raise InputError(f"PREFECT_API_URL={url} refuses this user; set PREFECT_API_AUTH_STRING to NAME:PASSWORD")
 
 
 def prefect_server(environment: Environment) -> str | None:
@@ -178,12 +171,7 @@ def prefect_server(environment: Environment) -> str | None:
 
 
 def main(descriptor: int, parent: int) -> None:
-    """Serve the API.
-
-    Args:
-        descriptor: of the listening socket.
-        parent: process id of the command that has started it.
-    """
+    """Serve the API on a listening socket, until the process `parent` ends."""
     die_with(parent)
     gc.disable()  # a quarter of the time of all these imports
     import uvicorn

@@ -58,11 +58,7 @@ class ClassifyRequest(Record):
 
 @reusable
 def check_classify(request: ClassifyRequest, environment: Environment) -> tuple[Config, str, dict[str, Any]]:
-    """Check the features, the settings and the store; return configuration, experiment id and facts.
-
-    Raises:
-        InputError: one line with the value, the rule and the fix.
-    """
+    """Check the features, the settings and the store; return configuration, experiment id and facts."""
     train, test = (_read_facts(Path(directory)) for directory in (request.train, request.test))
     if any(train[name] != test[name] for name in SAME):
         raise InputError(

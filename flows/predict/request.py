@@ -16,7 +16,6 @@ from paceline.conf.credentials import Text
 from paceline.conf.data import CLIP_SOURCES, SIGNAL_SOURCES, Data
 from paceline.conf.environment import Environment
 from paceline.conf.load import load, preset_names, validate_as
-from paceline.conf.signal import Signal
 from paceline.flows.checks import preflight
 from paceline.flows.checks.pretrained import check_layer, check_own_size
 from paceline.flows.checks.results import reusable
@@ -133,9 +132,22 @@ def _source(request: PredictRequest, facts: ModelFacts) -> tuple[Config, Images]
     changes: dict[str, Any] = {"image_size": facts.image_shape[0], "fit": _fit(request, facts, config)}
     changes |= {} if is_preset else {"root": request.source}
     if config.data.source in SIGNAL_SOURCES:
-        changes["signal"] = _signal(request, facts).model_dump(mode="json")
+        if facts.signal is None:
+            raise InputError(
+                f"{request.source}: signals, and {request.model} was trained on images; give a folder of images"
+            )
+        given = [override for override in request.overrides if override.startswith("data.signal.")]
+        if given:
+            raise InputError(f"{given[0]}: {request.model} fixes the spectrogram settings; remove it")
+        changes["signal"] = facts.signal.model_dump(mode="json")
     if facts.num_frames and config.data.source in CLIP_SOURCES:
-        changes["num_frames"] = _num_frames(request, facts, config)
+        is_given = any(override.startswith("data.num_frames=") for override in request.overrides)
+        if is_given and config.data.num_frames != facts.num_frames:
+            raise InputError(
+                f"data.num_frames={config.data.num_frames}: {request.model} takes clips of {facts.num_frames} frames; "
+                "remove it"
+            )
+        changes["num_frames"] = facts.num_frames
     data = validate_as(Data, config.data.model_dump(mode="json") | changes)
     if is_preset:
         images = of_test_split(data)
@@ -168,29 +180,6 @@ def _fit(request: PredictRequest, facts: ModelFacts, config: Config) -> Literal[
     return facts.fit if facts.fit is not None and config.data.has_sizes else "scale"
 
 
-def _num_frames(request: PredictRequest, facts: ModelFacts, config: Config) -> int:
-    """Frames of each clip: those of the model."""
-    is_given = any(override.startswith("data.num_frames=") for override in request.overrides)
-    if is_given and config.data.num_frames != facts.num_frames:
-        raise InputError(
-            f"data.num_frames={config.data.num_frames}: {request.model} takes clips of {facts.num_frames} frames; "
-            "remove it"
-        )
-    return facts.num_frames
-
-
-def _signal(request: PredictRequest, facts: ModelFacts) -> Signal:
-    """The spectrogram settings of the model's training."""
-    given = [override for override in request.overrides if override.startswith("data.signal.")]
-    if facts.signal is None:
-        raise InputError(
-            f"{request.source}: signals, and {request.model} was trained on images; give a folder of images"
-        )
-    if given:
-        raise InputError(f"{given[0]}: {request.model} fixes the spectrogram settings; remove it")
-    return facts.signal
-
-
 def _check_fits(request: PredictRequest, facts: ModelFacts, images: Images) -> None:
     """Check that the images fit the model and its output."""
     channels = images.channels
@@ -209,12 +198,9 @@ def _check_fits(request: PredictRequest, facts: ModelFacts, images: Images) -> N
             f"{request.source}: images of {channels} channels, and the model {request.model} takes "
             f"{facts.image_shape[2]}; predict what it was trained for"
         )
-    if request.layer is None:
-        _check_output(request, facts, images)
-
-
-def _check_output(request: PredictRequest, facts: ModelFacts, images: Images) -> None:
-    channels, task = images.channels, facts.model.task
+    if request.layer is not None:
+        return
+    task = facts.model.task
     if task == "denoise" and channels not in PNG_CHANNELS:
         raise InputError(
             f"{request.model}: takes images of {channels} channels, and its output is written as PNG, which "

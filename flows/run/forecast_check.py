@@ -30,10 +30,9 @@ def check_prediction(
 ) -> dict[str, Any] | None:
     """Compare the newest forecast for this work, execution and number of devices with the run, and log the result.
 
-    Nothing is checked on one device, without a measured efficiency, or on a contaminated machine.
-
     Returns:
-        The fields of `Check`, and `calibration`: a verdict on all forecasts of the experiment.
+        The fields of `Check`, and `calibration`: a verdict on all forecasts of the experiment. None on one device,
+        without a measured efficiency, or on a contaminated machine.
     """
     if plan.world_size < 2 or speedup.efficiency is None or speedup.contaminated:  # noqa: PLR2004
         return None

@@ -23,10 +23,6 @@ FILE = "colocation.json"
 def colocation_on(work: SweepContext, baseline: str) -> tuple[Colocation | None, str]:
     """Measure how trials on neighbouring devices slow each other down, or read the measurement of a resumed sweep.
 
-    Args:
-        work: context of the sweep.
-        baseline: `speedup.baseline` of the request.
-
     Returns:
         The measurement, or None and the reason.
     """
