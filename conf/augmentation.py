@@ -62,11 +62,7 @@ class Vary(Section):
         return self
 
     def check(self, task: str, *, has_targets: bool, channels: int, source: str) -> None:
-        """Refuse a task, or images with these channels of this source, that cannot be varied.
-
-        Raises:
-            ValueError: one line with the setting and the fix.
-        """
+        """Raise ValueError for a task, or images with these channels of this source, that cannot be varied."""
         if not self.is_on:
             return
         if task != "classify":

@@ -161,11 +161,7 @@ class Cluster(Section):
         return self
 
     def check_execution(self, execution: Execution) -> None:
-        """Refuse an execution that workers of this kind cannot do.
-
-        Raises:
-            ValueError: the accelerator or the number of hosts does not fit.
-        """
+        """Raise ValueError for an accelerator or a number of hosts that workers of this kind do not have."""
         rules = KINDS[self.kind]
         if execution.accelerator not in rules.accelerators:
             raise ValueError(

@@ -64,22 +64,14 @@ def load(preset: str, overrides: list[str] | None = None) -> Config:
 
 
 def validate(tree: dict[str, Any]) -> Config:
-    """Turn a tree of plain values into a `Config`.
-
-    Raises:
-        ConfigError: with the first problem on one line.
-    """
+    """Turn a tree of plain values into a `Config`; raise ConfigError with the first problem."""
     config = validate_as(Config, tree, options=False)
     check_own(config)
     return config
 
 
 def check_own(config: Config) -> None:
-    """Check that the packages of the user's own source and model are installed and fit, see `Config.check_own`.
-
-    Raises:
-        ConfigError: they are not, or do not.
-    """
+    """Raise ConfigError if the user's own source and model are not installed or do not fit each other."""
     try:
         config.check_own()
     except ValueError as error:
@@ -158,11 +150,7 @@ def _read_preset(preset: str) -> dict[str, Any]:
 
 
 def apply(tree: dict[str, Any], override: str) -> None:
-    """Put a `key=value` override into a tree of plain values.
-
-    Raises:
-        ConfigError: it has another form, or there is no such setting.
-    """
+    """Put a `key=value` override into a tree of plain values; raise ConfigError if there is no such setting."""
     key, equals, text = override.partition("=")
     if not equals or not key:
         near = suggest_setting(key, field_paths())
@@ -218,11 +206,7 @@ def split_values(text: str) -> list[str]:
 
 
 def plain_value(key: str, text: str) -> Any:
-    """A number, word or list as YAML reads it, whatever the setting takes.
-
-    Raises:
-        ConfigError: it is none of these.
-    """
+    """A number, word or list as YAML reads it, whatever the setting takes; else raise ConfigError."""
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
@@ -292,11 +276,7 @@ def _key_of(location: tuple[int | str, ...]) -> str:
 
 
 def make_config(config: Config, overrides: list[str]) -> Config:
-    """A configuration with overrides.
-
-    Raises:
-        ConfigError: the result is not valid.
-    """
+    """A configuration with overrides; raise ConfigError if it is not valid."""
     tree = config.model_dump(mode="json")
     for override in overrides:
         apply(tree, override)

@@ -152,11 +152,7 @@ def embedded(kind: Kind) -> tuple[str, ...]:
 
 
 def source_facts(name: str) -> SourceFacts:
-    """Facts of a source; imports its package if it is the user's.
-
-    Raises:
-        PluginError: it is not installed, or its attributes are wrong.
-    """
+    """Facts of a source, from its package if it is the user's; raise PluginError if they are wrong."""
     if name in EMBEDDED_SOURCES:
         return EMBEDDED_SOURCES[name].facts
     plugin, offered = load("source", name)
@@ -175,11 +171,7 @@ def source_facts(name: str) -> SourceFacts:
 
 
 def model_facts(name: str) -> NetworkFacts:
-    """Facts of a model; imports its package if it is the user's.
-
-    Raises:
-        PluginError: it is not installed, or its attributes are wrong.
-    """
+    """Facts of a model, from its package if it is the user's; raise PluginError if they are wrong."""
     if name in EMBEDDED_MODELS:
         return EMBEDDED_MODELS[name]
     plugin, offered = load("model", name)
@@ -205,11 +197,7 @@ _loaded: dict[tuple[Kind, str], tuple[Plugin, Any]] = {}
 
 
 def load(kind: Kind, name: str) -> tuple[Plugin, Any]:
-    """What a package offers under a name, imported.
-
-    Raises:
-        PluginError: no package offers it, several do, or it cannot be imported.
-    """
+    """Import what a package offers under a name; raise PluginError if that fails."""
     if (kind, name) in _loaded:
         return _loaded[kind, name]
     plugin = find(kind, name)
@@ -225,11 +213,7 @@ def load(kind: Kind, name: str) -> tuple[Plugin, Any]:
 
 
 def find(kind: Kind, name: str) -> Plugin:
-    """The package that offers a name which is not one of Paceline's. Imports nothing of it.
-
-    Raises:
-        PluginError: none does, or several do.
-    """
+    """Find the package that offers a name, without importing it; raise PluginError if not exactly one does."""
     if (kind, name) in _loaded:
         return _loaded[kind, name][0]
     plugins = find_all(kind)

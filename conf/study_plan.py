@@ -6,22 +6,21 @@ import os
 from pathlib import Path
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from paceline.conf.hints import did_you_mean, fault_and_hint, suggest
 from paceline.conf.load import ConfigError, validate_as
+from paceline.conf.section import Section
 
 PLANS = Path(__file__).parent / "plans"
 
 
-class StudyPlan(BaseModel):
-    """A study that is worth repeating."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+class StudyPlan(Section):
+    """A study to repeat on other data or machines."""
 
     preset: str
     """Name or path of the preset."""
-    overrides: list[str] = []
+    overrides: list[str] = Field(default_factory=list)
     """Settings that differ from the preset's, as key=value."""
     axes: dict[str, list[str]]
     """Setting -> its values, the baseline's first."""
@@ -47,11 +46,7 @@ def plan_names() -> list[str]:
 
 
 def load_plan(name: str) -> StudyPlan:
-    """Read a plan by name or path.
-
-    Raises:
-        ConfigError: unknown, or not a plan.
-    """
+    """Read a plan by name or path; raise ConfigError if there is no such plan."""
     path = PLANS / f"{name}.yaml"
     if not os.path.isfile(path):  # noqa: PTH113  which takes any text, however long
         path = Path(name)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import signal
 import zoneinfo
-from functools import partial
+from collections.abc import Callable, Coroutine
+from functools import partial, wraps
 from pathlib import Path
+from typing import Any, ParamSpec, Self
 
+import httpx
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
 from prefect.deployments.runner import RunnerDeployment
+from prefect.logging import get_logger
 from prefect.runner import Runner
 from prefect.schedules import Cron, Schedule
 from prefect.types.entrypoint import EntrypointType
@@ -18,21 +22,17 @@ from paceline.conf.config import Config, Overlap
 from paceline.conf.environment import Environment
 from paceline.flows.lifecycle.outage import set_right
 from paceline.flows.lifecycle.overlap import POLICY_TAG
-from paceline.flows.lifecycle.patient_runner import PatientRunner
 from paceline.flows.run.flow import run_pipeline
 from paceline.tasks.errors import InputError
 
+Arguments = ParamSpec("Arguments")
 POLL_SECONDS = 0.1
 SET_RIGHT_SECONDS = 60.0
 """Interval of the search for runs without a process and slots without a run."""
 
 
 def schedule_of(cron: str, timezone: str) -> Schedule:
-    """Make a schedule from five fields, such as "0 2 * * *", in an IANA time zone, with its summer time.
-
-    Raises:
-        InputError: one of them is invalid.
-    """
+    """Make a schedule from five fields, such as "0 2 * * *", in an IANA time zone, with its summer time."""
     if timezone not in zoneinfo.available_timezones():
         raise InputError(f"--timezone {timezone} is not a time zone; use a name such as Europe/Zurich or UTC")
     try:
@@ -75,6 +75,47 @@ def deployment_of(config: Config, name: str, schedule: Schedule, overlap: Overla
     )
     assert isinstance(deployment, RunnerDeployment), "not in an event loop"
     return deployment
+
+
+class PatientRunner(Runner):
+    """A runner that retries however long the API is away.
+
+    Prefect 3.8.8 ends the runner and its flows when three requests in a row have failed. A larger
+    PREFECT_CLIENT_MAX_RETRIES would double the client's pauses, and so wait as long again after an outage.
+    """
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        poller, observer = self._scheduled_run_poller, self._cancelling_observer
+        assert observer is not None
+        poller._get_and_submit_flow_runs = _log_outages(poller._get_and_submit_flow_runs)  # type: ignore[method-assign]
+        observer._check_for_cancelled_flow_runs = _log_outages(observer._check_for_cancelled_flow_runs)  # type: ignore[method-assign]
+        return self
+
+
+def _log_outages(
+    workload: Callable[Arguments, Coroutine[Any, Any, None]],
+) -> Callable[Arguments, Coroutine[Any, Any, None]]:
+    """Log errors of the API in a repeated workload, once per outage, instead of raising them."""
+    is_away = False
+
+    @wraps(workload)
+    async def call(*arguments: Arguments.args, **options: Arguments.kwargs) -> None:
+        nonlocal is_away
+        try:
+            await workload(*arguments, **options)
+        except (httpx.TransportError, httpx.HTTPStatusError) as error:
+            if isinstance(error, httpx.HTTPStatusError) and not error.response.is_server_error:
+                raise
+            if not is_away:
+                get_logger("paceline").warning("Prefect's API fails (%r); trying again until it answers", error)
+            is_away = True
+        else:
+            if is_away:
+                get_logger("paceline").info("Prefect's API answers again")
+            is_away = False
+
+    return call
 
 
 def serve(deployment: RunnerDeployment, *, catch_up: bool) -> None:

@@ -79,11 +79,7 @@ class AdviseRequest(BaseModel):
 
 @reusable
 def check_advise(request: AdviseRequest, environment: Environment) -> tuple[Config, preflight.PreflightResult]:
-    """Check everything before any work starts; the configuration of the profiling group.
-
-    Raises:
-        InputError: one line with the value, the rule and the fix.
-    """
+    """Check everything before any work starts; the configuration of the profiling group."""
     if not request.devices or min(request.devices) < 2:  # noqa: PLR2004  one device is what all are compared with
         given = ",".join(map(str, request.devices))
         raise InputError(

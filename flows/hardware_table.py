@@ -22,11 +22,7 @@ FIXED_ITEMS = ("startup", "setup", "prediction", "teardown")
 
 
 def hardware_table(environment: Environment, experiment: str, prices: Mapping[str, float]) -> HardwareTable:
-    """Tabulate an experiment of MLflow, with prices of a device for an hour by a part of its name.
-
-    Raises:
-        InputError: the experiment has no usable run.
-    """
+    """Tabulate an experiment of MLflow, with prices of a device for an hour by a part of its name."""
     runs, left_out = trained_runs(environment, experiment)
     if not runs:
         reasons = ", ".join(f"{number} {reason}" for reason, number in left_out.items()) or "there is no run at all"

@@ -10,7 +10,7 @@ from paceline.conf.config import Config
 from paceline.conf.environment import Environment
 from paceline.conf.hints import yaml_text
 from paceline.conf.load import flatten
-from paceline.flows.checks.training_host import training_host
+from paceline.flows.checks.preflight import training_host
 from paceline.tasks.cluster.kinds import kind_of
 from paceline.tasks.cluster.tls import choose_tls
 from paceline.tasks.data.key import describe as list_data

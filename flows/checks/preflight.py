@@ -10,22 +10,26 @@ from paceline.conf.config import SELF_CONTAINED_BASELINES, Config
 from paceline.conf.data import Data
 from paceline.conf.environment import Environment
 from paceline.conf.load import check_own
+from paceline.flows.checks.origin import check_origin
 from paceline.flows.checks.prestart import Prestart
 from paceline.flows.checks.pretrained import check_weights
 from paceline.flows.checks.results import reusable
-from paceline.flows.checks.training_host import training_host
 from paceline.flows.lifecycle.prefect_api import check_prefect
 from paceline.tasks.cluster.kinds import kind_of
+from paceline.tasks.cluster.tls import certificates
 from paceline.tasks.cluster.user_packages import require_packages
 from paceline.tasks.data.key import describe
 from paceline.tasks.data.listing import Listing
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import nearest_existing
+from paceline.tasks.names import Tag
 from paceline.tasks.records import Hardware, Plan, Pretrained
 from paceline.tasks.track.connectivity import check_reachable
 from paceline.tasks.train.launch.placement import inspect
 from paceline.tasks.train.plan import resolve
 
+ROLES = ("run", "arm", "trial")
+"""Roles of runs that a run can be divided by."""
 RESNETS = ("resnet18", "resnet50")
 RESNET_HALVED = 32
 """Pixels: they halve images five times."""
@@ -90,19 +94,40 @@ def check(
         prestart.start_cluster(plan)
     pretrained = check_weights(config, listing, environment)
     experiment_id = _check_store(config, environment)
-    if config.speedup.baseline not in SELF_CONTAINED_BASELINES:
-        from paceline.flows.checks.baseline import check_baseline
-
-        check_baseline(config, environment)
+    _check_baseline(config, environment)
     return PreflightResult(plan, hardware, experiment_id, listing.num_train, pretrained)
 
 
-def check_servers(config: Config, environment: Environment) -> str:
-    """Check the Prefect server, the state directory and the MLflow store; the experiment's id.
+def _check_baseline(config: Config, environment: Environment) -> None:
+    """Raise InputError if the named run is unknown, has not finished, or is not a training."""
+    run_id = config.speedup.baseline
+    if run_id in (*SELF_CONTAINED_BASELINES, "matched"):
+        return
+    from paceline.tasks.track.queries import get_runs  # MLflow: a second
 
-    Raises:
-        InputError: one line with the value, the rule and the fix.
-    """
+    try:
+        (run,) = get_runs(environment.tracking_uri, [run_id])
+    except InputError as error:
+        raise InputError(f"speedup.baseline: {error}") from error
+    role = run.tags.get(Tag.ROLE, "")
+    if role not in ROLES or run.status != "FINISHED":
+        was = f"is a {role or 'foreign run'}" if role not in ROLES else f"is {run.status}"
+        raise InputError(f"speedup.baseline={run_id} {was}; name a training that has finished (see paceline ui)")
+
+
+def training_host(config: Config, environment: Environment) -> Hardware:
+    """Hardware of the first training host; of a Slurm node, the requested hardware. Starts nothing."""
+    check_origin(config.cluster, environment)
+    certificates(config.cluster, environment)
+    if config.cluster.address is not None:
+        return inspect(config, config.cluster.address)
+    kind = kind_of(config.cluster)
+    kind.check()
+    return kind.first_host(config, environment)
+
+
+def check_servers(config: Config, environment: Environment) -> str:
+    """Check the Prefect server, the state directory and the MLflow store; return the id of the experiment."""
     check_prefect(environment)
     _check_home(environment)
     return _check_store(config, environment)

@@ -80,11 +80,7 @@ def preset(*, resume: str | None = None) -> tuple[Argument, ...]:
 
 
 def require(options: Namespace, *names: str) -> None:
-    """Refuse a command line without one of these arguments, which `--resume` would make needless.
-
-    Raises:
-        InputError: one is missing.
-    """
+    """Raise InputError for a missing argument, which `--resume` would make needless."""
     for name in names:
         if getattr(options, name.removeprefix("--")) is None:
             raise InputError(
@@ -165,11 +161,7 @@ def json_stream(wanted: bool) -> Iterator[TextIO | None]:
 
 
 def write_page(path: Path, html: str) -> None:
-    """Write a page to the file of `--html`.
-
-    Raises:
-        InputError: it cannot be written.
-    """
+    """Write a page to the file of `--html`; raise InputError if that fails."""
     try:
         path.write_text(html, encoding="utf-8")
     except OSError as error:

@@ -102,11 +102,7 @@ def print_settings(options: Namespace) -> None:
 
 
 def matching(pattern: str) -> list[Setting]:
-    """The settings whose names match, else those that a word of another tool means, else those whose help matches.
-
-    Raises:
-        InputError: nothing matches.
-    """
+    """The settings whose names match, else those that a word of another tool means, else those whose help matches."""
     settings = all_settings()
     word = pattern.lower()
     alias = ALIASES.get(word.replace("-", "_"))

@@ -93,11 +93,7 @@ def take_cluster(tree: dict[str, Any], options: Namespace) -> None:
 
 
 def stored_request(options: Namespace, role: Kind) -> dict[str, Any]:
-    """Read the request of a study or a sweep to resume, with the cluster of the command line.
-
-    Raises:
-        InputError: the command line changes anything else, or there is no such run.
-    """
+    """Read the request of a study or a sweep to resume, which only settings of the cluster may change."""
     from paceline.flows.lifecycle.request_artifact import load_request
 
     if options.preset is not None:

@@ -74,11 +74,7 @@ def nested_run(
 
 @contextmanager
 def resume_run(environment: Environment, run_id: str, role: Role, workload: str | None = None) -> Iterator[RunHandle]:
-    """Resume an unfinished run.
-
-    Raises:
-        InputError: the run is finished, has another role, or its data have changed.
-    """
+    """Resume a run; raise InputError if it is finished, has another role, or its data have changed."""
     handle, _ = tracking.reopen(environment.tracking_uri, run_id)
     stored_role = tracking.tag(handle, Tag.ROLE)
     if stored_role != role:

@@ -43,14 +43,11 @@ class TemporaryApi:
                 pass_fds=[descriptor],
                 start_new_session=True,  # a terminal's Ctrl-C must leave it to the flow, which reports its last state
             )
-        self._has_answered = False
+        self.is_used = False
+        """Whether a flow uses its address."""
 
     def url(self, seconds: float) -> str:
-        """Wait until the API answers, and return its address.
-
-        Raises:
-            RunError: it does not answer.
-        """
+        """Wait until the API answers, and return its address; raise RunError if it does not."""
         try:
             urllib.request.urlopen(f"{self._address}/health", timeout=seconds).close()
         except OSError as error:
@@ -60,22 +57,17 @@ class TemporaryApi:
                 f"Prefect's temporary API {reason} ({error}); look at the lines above, or start a server "
                 "(prefect server start) and set PREFECT_API_URL"
             ) from error
-        self._has_answered = True
+        self.is_used = True
         return self._address
 
     def end(self) -> None:
         """End the API; at once if it never answered: until then it only prepares its database, in one transaction."""
-        if self._has_answered:
+        if self.is_used:
             self._process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(END_SECONDS)
         self._process.kill()
         self._process.wait()
-
-    @property
-    def is_used(self) -> bool:
-        """Whether a flow uses its address."""
-        return self._has_answered
 
 
 _running: list[TemporaryApi] = []
@@ -108,11 +100,7 @@ atexit.register(_end)  # registered before Prefect is imported, so it runs after
 
 
 def prepare_api(environment: Environment) -> TemporaryApi | None:
-    """Start Prefect's temporary API; None if there is a server, or Prefect's settings disable the API.
-
-    Raises:
-        InputError: its directory cannot be created.
-    """
+    """Start Prefect's temporary API; None if there is a server, or Prefect's settings disable the API."""
     if prefect_server(environment):
         return None
     from prefect.settings import get_current_settings
@@ -130,11 +118,7 @@ def prepare_api(environment: Environment) -> TemporaryApi | None:
 
 
 def check_prefect(environment: Environment) -> None:
-    """Check that the Prefect server, where one is named, answers.
-
-    Raises:
-        InputError: the server does not answer, is no Prefect API, or refuses this user.
-    """
+    """Raise InputError if a Prefect server is named and does not answer, or refuses this user."""
     url = prefect_server(environment)
     if not url:
         return

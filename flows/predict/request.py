@@ -17,9 +17,9 @@ from paceline.conf.data import CLIP_SOURCES, SIGNAL_SOURCES, Data
 from paceline.conf.environment import Environment
 from paceline.conf.load import load, preset_names, validate_as
 from paceline.flows.checks import preflight
+from paceline.flows.checks.preflight import training_host
 from paceline.flows.checks.pretrained import check_layer, check_own_size
 from paceline.flows.checks.results import reusable
-from paceline.flows.checks.training_host import training_host
 from paceline.tasks.cluster.kinds import kind_of
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import nearest_existing
@@ -76,11 +76,7 @@ class PredictionPlan:
 
 @reusable
 def check_predict(request: PredictRequest, environment: Environment) -> PredictionPlan:
-    """Check model, images, devices, stores and the place for the result; fetch the model.
-
-    Raises:
-        InputError: one line with the value, the rule and the fix.
-    """
+    """Check model, images, devices, stores and the place for the result; fetch the model."""
     directory, facts = fetch_model(environment.tracking_uri, request.model, environment.root)
     other_package = check_package(facts.model, facts.package)
     num_values = 0

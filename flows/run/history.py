@@ -94,11 +94,7 @@ def run_metrics(
 
 
 def report_regression(outcome: Outcome, summary: dict[str, Any]) -> None:
-    """Report a regression by an artifact and an event of the flow run.
-
-    Raises:
-        RegressionError: track.on_regression=fail; it carries the summary.
-    """
+    """Report a regression by an artifact and an event; raise RegressionError if track.on_regression=fail."""
     config, judged = outcome.config, summary["regression"]
     if not judged or judged["verdict"] != "regression":
         return

@@ -17,13 +17,7 @@ from paceline.tasks.track.run import RunHandle
 
 
 def register_model(outcome: Outcome, judgement: RegressionVerdict | None, handle: RunHandle) -> dict[str, Any] | None:
-    """Make a run's logged model the newest version of its name, if it passes the gate; None without track.register.
-
-    It does not become the champion yet: `promote` does that once the run is recorded.
-
-    Returns:
-        The `registered` part of the summary.
-    """
+    """Register a model that passes the gate, for `promote`; the `registered` part of the summary."""
     track = outcome.config.track
     if track.register is None:
         return None

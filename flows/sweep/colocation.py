@@ -21,11 +21,7 @@ FILE = "colocation.json"
 
 
 def colocation_on(work: SweepContext, baseline: str) -> tuple[Colocation | None, str]:
-    """Measure how trials on neighbouring devices slow each other down, or read the measurement of a resumed sweep.
-
-    Returns:
-        The measurement, or None and the reason.
-    """
+    """Measure how trials slow each other down, or read the measurement of a resumed sweep; None with the reason."""
     path = work.environment.root / "runs" / work.parent.run_id / FILE
     try:
         stored = Colocation.model_validate_json(path.read_bytes())

@@ -66,11 +66,7 @@ class SweepPlan:
 
 @reusable
 def check_sweep(request: SweepRequest, environment: Environment) -> SweepPlan:
-    """Check everything before any work starts, with the ends of each parameter's range.
-
-    Raises:
-        InputError: one line with the value, the rule and the fix.
-    """
+    """Check everything before any work starts, with the ends of each parameter's range."""
     for name, number in (("--trials", request.num_trials), ("--at-once", request.at_once)):
         if number is not None and number < 1:
             raise InputError(f"{name} {number} is not above 0; give 1 or more")

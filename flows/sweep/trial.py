@@ -164,12 +164,7 @@ def _record_failure(work: SweepContext, running: _RunningTrial, error: Exception
 
 
 def _train(work: SweepContext, running: _RunningTrial, config: Config, plan: Plan, handle: RunHandle) -> Trial:
-    """Train, evaluate and log.
-
-    Raises:
-        StoppedError: the pruner stopped the trial, or the sweep has ended.
-        PacelineError: the training failed.
-    """
+    """Train, evaluate and log; raise StoppedError if the pruner or the end of the sweep stops the trial."""
     resume = running.proposal.run_id is not None
     if not resume:
         tracking.log_dataset(handle, work.prepared, config.data.source)
