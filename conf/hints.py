@@ -39,7 +39,6 @@ ALIASES = {
 VALUE_ALIASES = {
     "execution.precision": {"bf16": "bf16-mixed", "fp16": "16-mixed", "fp32": "32-true", "fp64": "64-true"},
 }
-"""Values of other tools that mean the same."""
 _TIME = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>s|sec|m|min|h|d)")
 _SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _RULES = {

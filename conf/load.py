@@ -25,7 +25,6 @@ from paceline.conf.hints import (
 
 PRESETS = Path(__file__).parent / "presets"
 DASK_SETTINGS = Path(__file__).parent / "dask" / "dask.yaml"
-"""In Dask's own format."""
 M = TypeVar("M", bound=BaseModel)
 NOTHING = ("", "null", "none", "~")
 """Words that leave an optional setting unset, in any case of their letters."""

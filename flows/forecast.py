@@ -147,7 +147,8 @@ def run_advise(request: AdviseRequest) -> dict[str, Any]:
                 link = LINKS[request.link]
             profile = _profile(config, plan, prepared.num_train, measured)
             run = {"run_id": handle.run_id, "experiment": handle.experiment, "workload": workload}
-            result = _advise(request, profile, link, moved, run | {"seconds": time.monotonic() - started})
+            result = _advise(request, profile, link, moved, run)
+            result = result.model_copy(update={"seconds": time.monotonic() - started})
             _record(handle, result, plan)
     publish(advise_table(result), "advice", "What more devices would give")
     return summarise_advise(result, handle)
@@ -217,7 +218,7 @@ def _profile(config: Config, plan: Plan, num_train: int, measured: MeasureResult
 
 
 def _advise(
-    request: AdviseRequest, profile: DeviceProfile, link: Link, moved: MeasureResult, run: dict[str, Any]
+    request: AdviseRequest, profile: DeviceProfile, link: Link, moved: MeasureResult, run: dict[str, str]
 ) -> AdviseResult:
     price = request.config.speedup.price_per_device_hour
     predictions: list[Prediction] = []
@@ -243,6 +244,7 @@ def _advise(
         cheapest=None
         if request.deadline_seconds is None
         else cheapest(profile, link, kind, request.deadline_seconds, price),
+        seconds=0.0,
     )
 
 

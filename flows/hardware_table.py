@@ -16,7 +16,6 @@ from paceline.tasks.speedup.hardware_table import HardwareRun, HardwareTable, ta
 from paceline.tasks.track.queries import FoundRun, find_runs, read_document
 
 TRAINED = ("run", "arm")
-"""Roles of runs that have trained."""
 FIXED_ITEMS = ("startup", "setup", "prediction", "teardown")
 """Items of the time budget that do not grow with the length of a training."""
 

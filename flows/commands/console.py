@@ -133,13 +133,9 @@ def say_table(head: Sequence[str], rows: Sequence[Sequence[str]], notes: Iterabl
 def run_location(run_id: str, experiment: str) -> str:
     """The place of an MLflow run, and how to look at it."""
     uri = Environment().tracking_uri
-    way = f"it is on {uri}" if uri.startswith("http") else f"see it with: {program()} ui {run_id}"
+    program = "paceline" if shutil.which("paceline") else os.path.relpath(sys.argv[0])
+    way = f"it is on {uri}" if uri.startswith("http") else f"see it with: {program} ui {run_id}"
     return f"{run_id} in experiment {experiment}; {way}"
-
-
-def program() -> str:
-    """The command by which the user calls this program: its name if it is on the PATH, else its path."""
-    return "paceline" if shutil.which("paceline") else os.path.relpath(sys.argv[0])
 
 
 @contextmanager

@@ -27,7 +27,6 @@ COMMON = (
     *("execution.accelerator", "execution.num_nodes", "execution.num_devices", "execution.precision"),
     *("execution.compile", "cluster.kind", "track.experiment", "seed"),
 )
-"""The most common settings."""
 WIDTH = 110
 _WORDS: dict[object, str] = {int: "whole number", float: "number", str: "text", bool: "true or false", NoneType: "null"}
 

@@ -26,7 +26,6 @@ from prefect.states import Crashed
 from prefect.types._datetime import now
 
 HOLDING = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
-"""States of runs that hold a slot."""
 PENDING_LIMIT = timedelta(minutes=15)
 """A run that is PENDING for longer has lost its process, which starts within seconds."""
 SETTLE_SECONDS = 1.0

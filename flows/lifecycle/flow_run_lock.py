@@ -73,17 +73,15 @@ def end_lost_runs(environment: Environment, client: SyncPrefectClient) -> None:
     """
     for record in _records(environment):
         if _lost_process(record):
-            with suppress(InputError, ObjectNotFound), run_lock(record):  # somebody has just taken it; another server's
-                _end(client, UUID(record.name))
+            # Another process may have locked it just now, or it may be a run of another server.
+            with suppress(InputError, ObjectNotFound), run_lock(record):
+                run = client.read_flow_run(UUID(record.name))
+                state = final_state(run.state, f"its process on {socket.gethostname()} is gone")
+                if state is not None:
+                    client.set_flow_run_state(run.id, state)
+                    log = get_logger("paceline")
+                    log.warning("Flow run %s (%s) has lost its process: %s", run.name, run.id, state.name)
                 shutil.rmtree(record, ignore_errors=True)
-
-
-def _end(client: SyncPrefectClient, flow_run_id: UUID) -> None:
-    run = client.read_flow_run(flow_run_id)
-    state = final_state(run.state, f"its process on {socket.gethostname()} is gone")
-    if state is not None:
-        client.set_flow_run_state(flow_run_id, state)
-        get_logger("paceline").warning("Flow run %s (%s) has lost its process: %s", run.name, run.id, state.name)
 
 
 def final_state(state: State | None, message: str) -> State | None:

@@ -38,7 +38,6 @@ from paceline.tasks.track.models import has_recorded_digest
 FLOAT_BYTES = 4
 COUNTS = {"num_samples", "num_rejected", "num_unread", "num_known", "num_correct"}
 EXECUTION = {"accelerator", "device_name", "world_size", "num_threads", "precision", "compile"}
-"""Fields of a plan that concern prediction."""
 LARGE_BYTES = 2**20
 """Assumed size of a decoded image at its own size, so that a part has few of them."""
 

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ConfigDict
-
 from paceline.conf.config import Config
 from paceline.conf.credentials import Text
 from paceline.conf.data import CLIP_SOURCES, SIGNAL_SOURCES, Data
 from paceline.conf.environment import Environment
 from paceline.conf.load import load, preset_names, validate_as
+from paceline.conf.section import Section
 from paceline.flows.checks import preflight
 from paceline.flows.checks.preflight import training_host
 from paceline.flows.checks.pretrained import check_layer, check_own_size
@@ -27,7 +26,7 @@ from paceline.tasks.model.user_package import check_package
 from paceline.tasks.model_bundle import digest_of
 from paceline.tasks.predict.images import Images, in_folder, of_test_split
 from paceline.tasks.predict.job import Settings, batch_size_for, key_of
-from paceline.tasks.records import Hardware, ModelFacts, Plan, Record
+from paceline.tasks.records import Hardware, ModelFacts, Plan
 from paceline.tasks.track.environment import package_versions
 from paceline.tasks.track.models import fetch_model
 from paceline.tasks.train.plan import resolve
@@ -37,10 +36,8 @@ PREDICTIONS_FILE = "predictions.json"
 """File next to the parts that describes them."""
 
 
-class PredictRequest(Record):
+class PredictRequest(Section):
     """Parameters of a prediction."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)  # the form's help
 
     model: Text
     """`runs:/RUN_ID/model`, `models:/NAME@ALIAS`, a run's id, or a directory."""
@@ -165,7 +162,6 @@ def _source(request: PredictRequest, facts: ModelFacts) -> tuple[Config, Images]
 
 
 def _fit(request: PredictRequest, facts: ModelFacts, config: Config) -> Literal["scale", "crop"]:
-    """The resize method of the model's training."""
     given = [override for override in request.overrides if override.startswith("data.fit=")]
     if given:
         raise InputError(f"{given[0]}: {request.model} fixes how images are resized; remove it")
@@ -177,7 +173,6 @@ def _fit(request: PredictRequest, facts: ModelFacts, config: Config) -> Literal[
 
 
 def _check_fits(request: PredictRequest, facts: ModelFacts, images: Images) -> None:
-    """Check that the images fit the model and its output."""
     channels = images.channels
     if facts.signal is not None and images.origin.signal is None:
         raise InputError(

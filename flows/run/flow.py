@@ -103,7 +103,6 @@ def _mlflow_run(
 
 
 def _record(outcome: Outcome, handle: RunHandle, started: float) -> dict[str, Any]:
-    """Judge the outcome, record it in MLflow, and register the model."""
     log_model(outcome, handle)
     judgement = history.judge_run(outcome, handle)
     verdicts = Verdicts(

@@ -124,7 +124,6 @@ def _plain(result: SweepResult, trial: Trial) -> dict[str, Any]:
 
 
 def _speedup(result: SweepResult) -> dict[str, Any]:
-    """Speedup of the sweep over its trials in sequence on one device."""
     speedup, colocation = result.speedup, result.colocation
     if speedup is None or colocation is None:
         return {"ratio": None, "low": None, "high": None, "layout": None, "reason": result.no_colocation}

@@ -177,19 +177,14 @@ def _train(work: SweepContext, running: _RunningTrial, config: Config, plan: Pla
     if isinstance(trained, State):
         if not work.stopped.is_set():
             pruned = running.record("pruned")
-            tags = _tags(pruned) | {Tag.PRUNED: trained.message or ""}
+            tags = {Tag.TRIAL: str(pruned.number), Tag.PRUNED: trained.message or ""}
             tracking.log_facts(handle, _metrics(pruned), tags)
         raise StoppedError(trained.message or "")
     watch.take(trained.validation_scores)  # the pruner compares later trials with them
     with_name = evaluate.with_options(task_run_name=f"evaluate {config.name}")
     evaluated = with_name(trained, work.prepared, config.limits.evaluate_seconds)
-    trial = running.record("done").model_copy(
-        update={
-            "test_score": evaluated.score,
-            "restarts": len(trained.restarts),
-            "samples_per_second": trained.samples_per_second,
-        }
-    )
+    scores = {"test_score": evaluated.score, "samples_per_second": trained.samples_per_second}
+    trial = running.record("done").model_copy(update=scores | {"restarts": len(trained.restarts)})
     _log(work, handle, trial, job, trained, evaluated)
     return trial
 
@@ -200,7 +195,7 @@ def _log(
     proposal = Proposal(number=trial.number, values=trial.values)
     arm = StudyArm(name=job.config.name, overrides=work.overrides(proposal), group="", is_baseline=False)
     metrics = training_metrics(arm_run(arm, trained, evaluated), trained, evaluated)
-    tags = _tags(trial) | {Tag.DATASET: work.prepared.fingerprint}
+    tags = {Tag.TRIAL: str(trial.number), Tag.DATASET: work.prepared.fingerprint}
     tracking.log_facts(handle, metrics | _metrics(trial), tags)
     facts = run_comparison_facts(job.config, work.prepared, job.plan, job.pretrained)
     tracking.log_document(handle, Artifact.FACTS, facts)
@@ -213,7 +208,3 @@ def _metrics(trial: Trial) -> dict[str, float | None]:
         Metric.SWEEP_NUM_EPOCHS: len(trial.scores),
         Metric.NUM_RESTARTS: trial.restarts,
     }
-
-
-def _tags(trial: Trial) -> dict[str, str]:
-    return {Tag.TRIAL: str(trial.number)}
