@@ -106,7 +106,7 @@ def _record(outcome: Outcome, handle: RunHandle, started: float) -> dict[str, An
     log_model(outcome, handle)
     judgement = history.judge_run(outcome, handle)
     verdicts = Verdicts(
-        prediction=check_prediction(handle, outcome.config, outcome.plan, outcome.workload, outcome.speedup),
+        prediction=check_prediction(outcome, handle),
         judgement=judgement,
         registered=registry.register_model(outcome, judgement, handle),
     )

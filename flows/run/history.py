@@ -98,15 +98,10 @@ def report_regression(outcome: Outcome, summary: dict[str, Any]) -> None:
     config, judged = outcome.config, summary["regression"]
     if not judged or judged["verdict"] != "regression":
         return
-    rows = [
-        (
-            change["name"],
-            *(f"{change[figure]:.4g}" for figure in ("value", "expected", "limit")),
-            change["num_runs"],
-            change["num_before"],
-        )
-        for change in judged["changes"]
-    ]
+    rows = []
+    for change in judged["changes"]:
+        figures = (f"{change[figure]:.4g}" for figure in ("value", "expected", "limit"))
+        rows.append((change["name"], *figures, change["num_runs"], change["num_before"]))
     changes = table(("measure", "now", "before", "alarm at", "runs", "runs before"), rows)
     report(
         create_markdown_artifact,
