@@ -132,12 +132,7 @@ def typed(value: object) -> str:
 
 
 def describe_refusal(key: str, errors: list[Any]) -> tuple[str, str]:
-    """Fault and hint for a value that pydantic refused.
-
-    Args:
-        key: the setting, or the option.
-        errors: pydantic's, one for each kind of value that the setting takes.
-    """
+    """Fault and hint for a value that pydantic refused with an error for each kind of value that the setting takes."""
     value, key = typed(errors[0]["input"]), key or "it"
     see = f"look it up with: paceline settings {key}" if "--" not in key else f"write a valid value behind {key}"
     literals = [error["ctx"]["expected"] for error in errors if error["type"] == "literal_error"]

@@ -78,12 +78,7 @@ def check_own(config: Config) -> None:
 
 
 def validate_as(kind: type[M], tree: dict[str, Any], *, options: bool = True) -> M:
-    """Turn a tree of plain values into a model of any kind, for example the request of a command.
-
-    Args:
-        kind: class of the model.
-        tree: its values.
-        options: whether its fields are options of the command line.
+    """Turn a tree of plain values into a model of any kind, whose fields may be options of the command line.
 
     Raises:
         ConfigError: with the first problem.

@@ -121,9 +121,7 @@ def _log_outages(
 def serve(deployment: RunnerDeployment, *, catch_up: bool) -> None:
     """Start a deployment's runs until SIGTERM or Ctrl-C, which cancel running flows.
 
-    Args:
-        deployment: whose runs this process starts.
-        catch_up: leave the schedule on at the end, so that the next server starts missed runs.
+    With `catch_up` the schedule stays on at the end, so that the next server starts missed runs.
     """
 
     async def start() -> None:

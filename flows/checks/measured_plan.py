@@ -28,16 +28,7 @@ def train_job(
     environment: Environment,
     **options: Any,
 ) -> TrainJob:
-    """The job of a checked configuration on a prepared set; checkpoints go to the directory of the MLflow run.
-
-    Args:
-        config: of the training.
-        checked: its plan and its initial weights.
-        prepared: the data.
-        run_id: id of the MLflow run.
-        environment: this machine's facts.
-        options: further fields of the job.
-    """
+    """The job of a checked configuration on a prepared set, with further fields of the job."""
     return TrainJob(
         config=config,
         plan=checked.plan,
@@ -61,14 +52,6 @@ def measure_plan(
     """Replace the layers' settings of a plan by measured ones, from an earlier measurement or a new one.
 
     The run stores its measurement, so that a resume executes the same plan.
-
-    Args:
-        config: of the trainings.
-        checked: a plan by the rules, and the hardware of the first training host.
-        prepared: the data.
-        run_id: id of the MLflow run.
-        environment: this machine's facts.
-        address: of the Dask scheduler.
     """
     plan = checked.plan
     if plan.strategy == "fsdp" or not plan.reasons.keys() & set(LAYER_SETTINGS):

@@ -57,12 +57,7 @@ def allow(cluster: Cluster) -> None:
 
 
 def replace_cluster(tree: dict[str, Any], overrides: Sequence[str], run_id: str) -> tuple[str, ...]:
-    """Give a stored configuration the cluster of the command line in place of its own.
-
-    Args:
-        tree: of the configuration; it is changed.
-        overrides: the `cluster.*` settings of the command line.
-        run_id: of the run that is resumed.
+    """Replace the cluster of a stored configuration by the `cluster.*` settings of the command line.
 
     Returns:
         Settings that the run had and the command line does not name.

@@ -62,14 +62,7 @@ def check_weights(config: Config, listing: Listing, environment: Environment) ->
 
 
 def check_layer(layer: str, model: Model, image_shape: tuple[int, int, int], heads: tuple[int, int]) -> int:
-    """Count the values of a layer per image.
-
-    Args:
-        layer: its name; a wrong one raises InputError.
-        model: of the network.
-        image_shape: height, width, channels.
-        heads: classes and regression targets.
-    """
+    """Count the values of a layer per image (height, width, channels); the heads are classes and regression targets."""
     from paceline.tasks.model.activations import layer_sizes  # torch: a second
     from paceline.tasks.model.networks.registry import build_network
 

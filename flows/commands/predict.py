@@ -1,7 +1,4 @@
-"""`paceline predict` and `paceline features`: a trained model, or a layer of it, over many images, into Parquet.
-
-Classes of images are columns of numbers. Masks, and images without their noise, are columns of PNG files.
-"""
+"""`paceline predict` and `paceline features`: a trained model, or a layer of it, over many images, into Parquet."""
 
 from __future__ import annotations
 

@@ -62,15 +62,7 @@ def start_flow(
     flow: Callable[..., dict[str, Any]],
     show: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Check a request, run its flow, and show the summary; the record `result` is not part of the JSON.
-
-    Args:
-        options: of the command.
-        request: the parameter of the flow.
-        check: refuses wrong input, before a flow run exists.
-        flow: takes the request, and the run to resume.
-        show: prints the summary.
-    """
+    """Check a request, run its flow or resume it, and show the summary; the record `result` is not part of the JSON."""
     environment = Environment()
     check(request, environment)
     resume = getattr(options, "resume", None)

@@ -33,8 +33,7 @@ def new_run(
     tags = {
         Tag.ROLE: role,
         Tag.WORKLOAD: workload,
-        Tag.HOST: socket.gethostname(),
-        "prefect.flow_run_id": str(flow_run.get_id() or ""),
+        **_process_tags(),
         **deployment_tags(),
     }
     name = config.name if role == "run" else f"{role} {config.name}"
@@ -55,9 +54,8 @@ def nested_run(
     tags = {
         Tag.ROLE: role,
         tracking.PARENT_ID_TAGS[role]: parent.run_id,
-        Tag.HOST: socket.gethostname(),
         Tag.PARENT: parent.run_id,
-        "prefect.flow_run_id": str(flow_run.get_id() or ""),
+        **_process_tags(),
     }
     with ExitStack() as stack:
         with defer_signals():
@@ -89,9 +87,12 @@ def resume_run(environment: Environment, run_id: str, role: Role, workload: str 
         )
     close_abandoned_runs(environment, handle.experiment)
     with _own_run(handle, environment.root, f"paceline {role} --resume {run_id}"):
-        tags = {"prefect.flow_run_id": str(flow_run.get_id() or ""), Tag.HOST: socket.gethostname()}
-        tracking.revive(handle, tags | ({Tag.WORKLOAD: workload} if workload else {}))
+        tracking.revive(handle, _process_tags() | ({Tag.WORKLOAD: workload} if workload else {}))
         yield handle
+
+
+def _process_tags() -> dict[str, str]:
+    return {Tag.HOST: socket.gethostname(), "prefect.flow_run_id": str(flow_run.get_id() or "")}
 
 
 @contextmanager

@@ -32,10 +32,7 @@ class Terminated(SystemExit):
 
 
 def listen() -> None:
-    """Make SIGTERM raise `Terminated` and Ctrl-C `KeyboardInterrupt` in the main thread.
-
-    An ignored Ctrl-C, as in a shell's background, stays ignored.
-    """
+    """Make SIGTERM raise `Terminated` and Ctrl-C `KeyboardInterrupt` in the main thread; an ignored Ctrl-C stays so."""
     _received.clear()
     signal.signal(signal.SIGTERM, _on_signal)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:

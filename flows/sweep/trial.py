@@ -1,7 +1,4 @@
-"""One trial of a sweep: a training with its own recipe, in a thread of the flow's process.
-
-The pruner or the end of the sweep may stop it early. Its failure does not stop the other trials.
-"""
+"""One trial of a sweep: a training with its own recipe, in a thread of the flow's process."""
 
 from __future__ import annotations
 
@@ -62,12 +59,7 @@ class SweepContext:
     """Set when the sweep is interrupted."""
 
     def configure(self, proposal: Proposal) -> tuple[Config, Plan]:
-        """A trial's configuration, and its plan on its share of the devices.
-
-        Raises:
-            ConfigError: the values contradict each other.
-            InputError: the hardware or the data do not allow the values.
-        """
+        """A trial's configuration, and its plan on its share of the devices."""
         config = make_config(self.config, list(self.overrides(proposal)))
         config = config.model_copy(update={"name": f"trial {proposal.number}"})
         plan = preflight.plan_on(config, self.room.share, self.checked.num_train)

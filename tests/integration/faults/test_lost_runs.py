@@ -23,7 +23,7 @@ import sys, time
 from uuid import UUID
 from paceline.conf.environment import Environment
 from paceline.flows.lifecycle.flow_run_lock import flow_run_lock
-own_flow_run(Site(), UUID(sys.argv[1]))
+flow_run_lock(Environment(), UUID(sys.argv[1]))
 print("held", flush=True)
 time.sleep(600)
 """
