@@ -62,17 +62,7 @@ class Vary(Section):
         return self
 
     def check(self, task: str, *, has_targets: bool, channels: int, source: str) -> None:
-        """Whether a task and its images can be varied so.
-
-        Args:
-            task: what the network is to tell.
-            has_targets: whether numbers are told beside classes.
-            channels: of an image.
-            source: of the images.
-
-        Raises:
-            ValueError: they cannot.
-        """
+        """Raise ValueError for a task, or images with these channels of this source, that cannot be varied."""
         if not self.is_on:
             return
         if task != "classify":

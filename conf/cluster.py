@@ -147,7 +147,7 @@ class Cluster(Section):
         rules = KINDS[self.kind]
         for name in dict.fromkeys(name for kind in KINDS.values() for name in sorted(kind.settings)):
             if name not in rules.settings and getattr(self, name) != type(self).model_fields[name].default:
-                kinds = [kind for kind, others in KINDS.items() if name in others.settings]
+                kinds = [kind for kind, other in KINDS.items() if name in other.settings]
                 raise ValueError(
                     f"cluster.{name}={typed(getattr(self, name))} cannot be used with cluster.kind={self.kind}; "
                     f"remove cluster.{name} or choose cluster.kind={' or '.join(kinds)}"
@@ -161,11 +161,7 @@ class Cluster(Section):
         return self
 
     def check_execution(self, execution: Execution) -> None:
-        """Refuse an execution that workers of this kind cannot do.
-
-        Raises:
-            ValueError: the accelerator or the number of hosts does not fit.
-        """
+        """Raise ValueError for an accelerator or a number of hosts that workers of this kind do not have."""
         rules = KINDS[self.kind]
         if execution.accelerator not in rules.accelerators:
             raise ValueError(

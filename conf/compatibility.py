@@ -1,4 +1,4 @@
-"""What parts of a configuration must agree on. Each check raises ValueError with the value, the rule and the fix."""
+"""Checks between sections of a configuration. Each raises ValueError with the value, the rule and the fix."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from paceline.conf.model import Model
 from paceline.conf.recipe import FLIPPING, Recipe
 
 WHITENED_MIN_SIZE = 9
-"""Of an image, pixels: whitening takes one away, and what is left is halved three times."""
+"""Pixels of an image: whitening removes one, and the rest is halved three times."""
 MIN_DNCNN_DEPTH = 2
 """Convolutions: into the features, and out of them."""
 
 
 def check_task(data: Data, model: Model, recipe: Recipe) -> None:
-    """What the network is to tell must be in the data."""
+    """The data must have the labels that the network learns."""
     name, source = model.name, data.source
-    told, there = plugins.model_facts(name), plugins.source_facts(source)
+    network, samples = plugins.model_facts(name), plugins.source_facts(source)
     wrong = f"model.name={name} does not fit data.source={source}"
-    if told.takes_targets != bool(there.target_names):
-        lack = "needs angles" if told.takes_targets else "does not learn angles"
+    if network.takes_targets != bool(samples.target_names):
+        lack = "needs angles" if network.takes_targets else "does not learn angles"
         raise ValueError(f"{wrong}: the model {lack}; use model.name=twohead with data.source=rotated_digits")
-    if told.takes_clips != there.has_clips:
-        lack = "takes clips" if told.takes_clips else "takes images"
+    if network.takes_clips != samples.has_clips:
+        lack = "takes clips" if network.takes_clips else "takes images"
         raise ValueError(f"{wrong}: the model {lack}; use model.name=sequence with data.source=clips or motions")
-    if (told.task == "segment") != there.has_masks:
-        lack = "does not learn masks" if there.has_masks else "needs masks"
+    if (network.task == "segment") != samples.has_masks:
+        lack = "does not learn masks" if samples.has_masks else "needs masks"
         raise ValueError(f"{wrong}: the model {lack}; use model.name=unet with data.source=pairs or shapes")
-    recipe.vary.check(told.task, has_targets=told.takes_targets, channels=there.channels, source=source)
+    recipe.vary.check(network.task, has_targets=network.takes_targets, channels=samples.channels, source=source)
     views, side = model.test_views, data.image_size
-    if told.task != "classify" and views > 1:
+    if network.task != "classify" and views > 1:
         raise ValueError(f"model.test_views={views} cannot be used with model.name={name}; use model.test_views=1")
-    if told.takes_targets and views > 1:
+    if network.takes_targets and views > 1:
         raise ValueError(
             f"model.test_views={views} cannot be used with model.name={name}: a mirror image has another angle; "
             "use model.test_views=1"
@@ -47,7 +47,7 @@ def check_task(data: Data, model: Model, recipe: Recipe) -> None:
 
 
 def check_network(data: Data, model: Model, recipe: Recipe, execution: Execution) -> None:
-    """What a network or an optimizer cannot do."""
+    """Limits of networks and optimizers."""
     name, side = model.name, data.image_size
     if name == "whitened" and side < WHITENED_MIN_SIZE:
         raise ValueError(
@@ -62,7 +62,7 @@ def check_network(data: Data, model: Model, recipe: Recipe, execution: Execution
 
 
 def check_mirrors(data: Data, model: Model, recipe: Recipe) -> None:
-    """A mirror image of a sound is played backwards, that of a motion goes the other way."""
+    """Sounds and motions have a direction, which a mirror image reverses."""
     source = data.source
     if source in SIGNAL_SOURCES:
         mirrored = f"mirrors images, and those of data.source={source} have time from left to right"
@@ -77,7 +77,7 @@ def check_mirrors(data: Data, model: Model, recipe: Recipe) -> None:
 
 
 def check_transfer(model: Model, recipe: Recipe) -> None:
-    """What goes with weights that were trained before."""
+    """Settings that depend on pretrained weights."""
     if model.freeze != "none" and model.pretrained is None:
         raise ValueError(
             f"model.freeze={model.freeze} without model.pretrained would freeze random weights; "

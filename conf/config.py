@@ -1,8 +1,7 @@
 """The configuration of a run as frozen pydantic models.
 
-Every field has its unit and its help in the docstring under it; the command line, the Prefect form and the
-README show these same texts. Validators check and never rewrite: a value that follows from others is a property.
-This module knows nothing of machines: URIs and roots come from the environment (`paceline.conf.environment`).
+Validators check and never rewrite: a value that follows from others is a property. Facts of a machine, such as URIs
+and directories, come from the environment (`paceline.conf.environment`).
 """
 
 from __future__ import annotations
@@ -25,10 +24,8 @@ from paceline.conf.section import Section
 
 SELF_CONTAINED_BASELINES = ("probe", "none")
 """Baselines that need no other run."""
-
-
 Overlap = Literal["queue", "skip", "cancel-oldest"]
-"""What becomes of a scheduled run whose predecessor has not ended."""
+"""Policy for a scheduled run whose predecessor has not ended."""
 
 
 class Workload(Section):
@@ -172,11 +169,7 @@ class Config(Section):
 
     @property
     def packages(self) -> tuple[Plugin, ...]:
-        """The user's packages that it names; each process that prepares or trains needs them.
-
-        Raises:
-            PluginError: nobody offers one.
-        """
+        """The user's packages that it names; each process that prepares or trains needs them."""
         return tuple(plugin for plugin in (self.data.plugin, self.model.plugin) if plugin is not None)
 
     @property
@@ -184,13 +177,12 @@ class Config(Section):
         return not (self.data.source in plugins.EMBEDDED_SOURCES and self.model.name in plugins.EMBEDDED_MODELS)
 
     def check_own(self) -> None:
-        """Check what the packages of the user's own source and model alone can tell; imports them.
+        """Import the packages of the user's own source and model, and check that they fit.
 
-        No validator does it: a configuration is also read by processes that have no use for the packages, such as the
-        Dask worker that starts a rank.
+        A validator would need the packages in each process that reads a configuration, such as a Dask worker.
 
         Raises:
-            ValueError: nobody offers one, or they do not fit each other; one line.
+            ValueError: one is not installed, or they do not fit each other; one line.
         """
         if self._names_own:
             self.data.check_root()

@@ -1,8 +1,7 @@
-"""What a credential looks like inside a text, and a type for texts that must hold none.
+"""Patterns of credentials inside a text, and a type for texts that must hold none.
 
-Settings travel: to Prefect's database, MLflow's parameters, process lists and shell histories. So one that holds a
-credential is refused before anything starts, and by Prefect's own form. Pure patterns; what the environment holds is
-`paceline.tasks.redact`'s business.
+Settings travel to Prefect's database, MLflow's parameters, process lists and shell histories. A setting that holds a
+credential is refused before anything starts, and by Prefect's own form.
 """
 
 from __future__ import annotations
@@ -24,16 +23,12 @@ NAMES = (
 )
 """Of what is secret. Where `_` stands, there may be `-` or nothing."""
 SHORT_NAMES = ("sig", "pwd", "pass", "key")
-"""Likewise, where they are the whole name of a URI's parameter: words have these letters too."""
-
-
-def _any_case(name: str) -> str:
-    """As a pattern without flags, which JavaScript would not know: Prefect's form checks with it too."""
-    return "".join("[_-]?" if sign == "_" else f"[{sign}{sign.upper()}]" for sign in name)
+"""Names of secret parameters in a URI; words have these letters too."""
 
 
 def _either(names: tuple[str, ...]) -> str:
-    return "|".join(map(_any_case, names))
+    """A pattern without flags, which the JavaScript of Prefect's form does not have."""
+    return "|".join("".join("[_-]?" if sign == "_" else f"[{sign}{sign.upper()}]" for sign in name) for name in names)
 
 
 _NAME = rf"(?:{_either(NAMES)})(?:[_-][\w-]*|[Ii][Dd]|[Kk]ey)?"
@@ -61,34 +56,26 @@ _KNOWN = re.compile(
 """Tokens that say what they are, and keys."""
 
 
-def masked(text: str) -> str:
+def mask(text: str) -> str:
     """A text with `***` in place of the credentials in addresses, parameters, entries, and of tokens."""
     text = _SHORT_PARAMETER.sub(rf"\g<name>{MASK}", text)
     text = _KNOWN.sub(MASK, _WEB_ADDRESS.sub(f"{MASK}@", _ADDRESS.sub(f"{MASK}@", text)))
-    if _may_name_a_secret(text):  # pages of half a megabyte rarely do
-        text = _ENTRY.sub(_masked_entry, _PARAMETER.sub(rf"\g<name>{MASK}", text))
+    letters = text.lower().replace("_", "").replace("-", "")
+    if any(name.replace("_", "") in letters for name in NAMES):  # saves time on pages of half a megabyte
+        text = _PARAMETER.sub(rf"\g<name>{MASK}", text)
+        text = _ENTRY.sub(lambda entry: f"{entry['name']}{entry['quote'] or ''}{MASK}{entry['quote'] or ''}", text)
     return text
 
 
-def _may_name_a_secret(text: str) -> bool:
-    letters = text.lower().replace("_", "").replace("-", "")
-    return any(name.replace("_", "") in letters for name in NAMES)
-
-
-def _masked_entry(found: re.Match[str]) -> str:
-    quote = found["quote"] or ""
-    return f"{found['name']}{quote}{MASK}{quote}"
-
-
 def holds_credential(text: str) -> bool:
-    """Whether something in a text would be masked."""
-    return masked(text) != text
+    """Whether `mask` would change a text."""
+    return mask(text) != text
 
 
 def password_of(text: str) -> str | None:
     """The password in the first address of a text that has one."""
-    found = _ADDRESS.search(text)
-    return found["user"].partition(":")[2] if found else None
+    address = _ADDRESS.search(text)
+    return address["user"].partition(":")[2] if address else None
 
 
 def _free(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The settings of what is learned from: the kind of data, where it lies, how it becomes images of one size."""
+"""The settings of the data: the source, its location, and how it becomes images of one size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIGNAL_SOURCES = frozenset(name for name, source in EMBEDDED_SOURCES.items() if 
 NUM_COLOURS = 3
 """Channels of a frame of a clip, of grey ones too."""
 NUM_FRAMES, MAX_FRAMES = 8, 64
-"""Of a clip: where nothing is said, and at most."""
+"""Frames of a clip: the default and the largest number."""
 CLIP_SOURCES = frozenset(name for name, source in EMBEDDED_SOURCES.items() if source.facts.has_clips)
 """Sources whose samples are clips; all frames of a clip are the channels of one image."""
 MIN_CLASSES = 2
@@ -128,11 +128,7 @@ class Data(Section):
         return self
 
     def check_root(self) -> None:
-        """Refuse a root that is not read.
-
-        Raises:
-            ValueError: there is one.
-        """
+        """Raise ValueError for a root that the source does not read."""
         if self.root is not None and not plugins.source_facts(self.source).needs_root:
             raise ValueError(
                 f"data.root={self.root} cannot be used with data.source={self.source}, which reads no files; "

@@ -1,6 +1,6 @@
 """Facts of this machine, from the environment: where state lives and which servers to use.
 
-The only place that reads environment variables for settings. It knows nothing of what a run does.
+The only module that reads environment variables for settings.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 import stat
 from pathlib import Path
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 # Nothing leaves the machine. Each engine has its own word for it; MLflow ignores DO_NOT_TRACK=1, "true" works.
@@ -28,8 +28,6 @@ QUIET_ENVIRONMENT = {
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
     "GIT_PYTHON_REFRESH": "quiet",
 }
-
-
 PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 OWN_NAMES = ("127.0.0.1", "localhost")
 
@@ -74,15 +72,10 @@ class Environment(BaseSettings):
     cache_gib_given: str | None = Field(default=None, validation_alias="PACELINE_CACHE_GIB")
     """How large those may become together, GiB, where it was given; 0 for none."""
 
-    @field_validator("tls_given", "cache_given", mode="before")
+    @field_validator("home", "tls_given", "cache_given", mode="before")
     @classmethod
-    def _given(cls, directory: object) -> object:
-        return directory or None
-
-    @field_validator("home", mode="before")
-    @classmethod
-    def _named(cls, home: object) -> object:
-        return home or ".paceline"  # an empty variable counts as unset
+    def _drop_empty(cls, directory: object, field: ValidationInfo) -> object:
+        return directory or cls.model_fields[str(field.field_name)].default
 
     @property
     def root(self) -> Path:
@@ -127,12 +120,11 @@ def set_verbosity(*, quiet: bool, verbose: bool) -> None:
 
 
 def spare_loopback() -> None:
-    """Keep what this host asks itself away from a proxy, which libraries would send that to as well."""
+    """Send this host's requests to itself past a proxy, which libraries would use for them."""
     if not any(os.environ.get(name) for name in (*PROXIES, *map(str.upper, PROXIES))):
         return
-    known = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-    names = [name.strip() for name in known.split(",") if name.strip()]
-    if "*" in names:
-        return
-    spared = ",".join(dict.fromkeys([*names, *OWN_NAMES]))
-    os.environ |= {"no_proxy": spared, "NO_PROXY": spared}
+    variable = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    names = [name.strip() for name in variable.split(",") if name.strip()]
+    if "*" not in names:
+        no_proxy = ",".join(dict.fromkeys([*names, *OWN_NAMES]))
+        os.environ |= {"no_proxy": no_proxy, "NO_PROXY": no_proxy}

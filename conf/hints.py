@@ -1,4 +1,4 @@
-"""Error messages in two parts, the fault and one action, and suggestions for words that nobody knows."""
+"""Error messages in two parts, the fault and one action, and suggestions for unknown words."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ ALIASES = {
 VALUE_ALIASES = {
     "execution.precision": {"bf16": "bf16-mixed", "fp16": "16-mixed", "fp32": "32-true", "fp64": "64-true"},
 }
-"""Values of other tools that mean the same."""
 _TIME = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>s|sec|m|min|h|d)")
 _SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _RULES = {
@@ -108,21 +107,21 @@ def fault_and_hint(error: Exception) -> tuple[str, str | None]:
     return (message, last) if semicolon else (last, None)
 
 
-def suggest_setting(word: str, known: Iterable[str]) -> str | None:
+def suggest_setting(word: str, settings: Iterable[str]) -> str | None:
     """The setting that a wrong name means, if one is near."""
-    known, last = list(known), word.rpartition(".")[2].lower().replace("-", "_")
-    same_name = [path for path in known if path.rpartition(".")[2] == last]
+    paths, last = list(settings), word.rpartition(".")[2].lower().replace("-", "_")
+    same_name = [path for path in paths if path.rpartition(".")[2] == last]
     if len(same_name) == 1:
         return same_name[0]
     alias = ALIASES.get(last)
-    return alias if alias in known else suggest(word, known)
+    return alias if alias in paths else suggest(word, paths)
 
 
-def suggest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that is nearest, if one is near."""
-    known = list(known)
-    swapped = [one for one in known if sorted(one) == sorted(word)]  # difflib finds rnu and run too different
-    return next(iter(swapped or difflib.get_close_matches(word, known, n=1, cutoff=CUTOFF)), None)
+def suggest(word: str, choices: Iterable[str]) -> str | None:
+    """The nearest choice, if one is near."""
+    words = list(choices)
+    swapped = [choice for choice in words if sorted(choice) == sorted(word)]  # difflib finds rnu and run too different
+    return next(iter(swapped or difflib.get_close_matches(word, words, n=1, cutoff=CUTOFF)), None)
 
 
 def did_you_mean(suggestion: str | None, otherwise: str) -> str:
@@ -131,7 +130,7 @@ def did_you_mean(suggestion: str | None, otherwise: str) -> str:
 
 
 def yaml_text(value: object) -> str:
-    """A value as YAML has it on one line: null, true, [a, b]."""
+    """A value as YAML on one line: null, true, [a, b]."""
     dumped = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10**6)
     return dumped.removesuffix("\n").removesuffix("\n...")
 
@@ -145,38 +144,30 @@ def typed(value: object) -> str:
 
 
 def describe_refusal(key: str, errors: list[Any]) -> tuple[str, str]:
-    """Fault and hint for a value that pydantic refused.
-
-    Args:
-        key: the setting, or the option.
-        errors: pydantic's, one for each kind of value that the setting takes.
-    """
+    """Fault and hint for a value that pydantic refused with an error for each kind of value that the setting takes."""
     value, key = typed(errors[0]["input"]), key or "it"
     see = f"look it up with: paceline settings {key}" if "--" not in key else f"write a valid value behind {key}"
-    choices = [choice for one in errors if one["type"] == "literal_error" for choice in _choices(one)]
-    shape = next((one["ctx"]["rule"] for one in errors if one["type"] == "shape"), None)
+    literals = [error["ctx"]["expected"] for error in errors if error["type"] == "literal_error"]
+    choices = [choice.strip("'") for expected in literals for choice in re.split(r", | or ", expected)]
+    shape = next((error["ctx"]["rule"] for error in errors if error["type"] == "shape"), None)
     listed = f"choices: {', '.join(choices)}" if choices else see
     if shape is not None:
         rule, _, fix = shape.partition("; ")
         return f"{key}={value} {rule}", fix or listed
-    others = list(dict.fromkeys(_rule(key, one) for one in errors if one["type"] != "literal_error"))
-    if not others:
+    rules = list(dict.fromkeys(_rule(key, error) for error in errors if error["type"] != "literal_error"))
+    if not rules:
         near = suggest(value, [*choices, *VALUE_ALIASES.get(key, ())])
         return f"{key}={value} is not valid", f"did you mean {near}? {listed.capitalize()}" if near else listed
     if errors[0]["type"] == "missing":
         return f"{key} is missing", "add it"
-    seconds = " of seconds" if key.endswith("seconds") and others[0] == "a number" else ""
-    others[0] += seconds
-    rules = [*others, *choices]
+    seconds = " of seconds" if key.endswith("seconds") and rules[0] == "a number" else ""
+    rules[0] += seconds
+    rules += choices
     rule = " or ".join([", ".join(rules[:-1]), rules[-1]] if len(rules) > 1 else rules)
     time = _TIME.fullmatch(value) if seconds else None
     if time is not None:
         see = f"{value} is {key}={float(time['number']) * _SECONDS[time['unit']]:g}"
     return f"{key} must be {rule}, got {value}", see
-
-
-def _choices(error: Any) -> list[str]:
-    return [choice.strip("'") for choice in re.split(r", | or ", error["ctx"]["expected"])]
 
 
 def _rule(key: str, error: Any) -> str:

@@ -26,7 +26,6 @@ from paceline.conf.hints import (
 
 PRESETS = Path(__file__).parent / "presets"
 DASK_SETTINGS = Path(__file__).parent / "dask" / "dask.yaml"
-"""In Dask's own format."""
 M = TypeVar("M", bound=BaseModel)
 NOTHING = ("", "null", "none", "~")
 """Words that leave an optional setting unset, in any case of their letters."""
@@ -65,35 +64,22 @@ def load(preset: str, overrides: list[str] | None = None) -> Config:
 
 
 def validate(tree: dict[str, Any]) -> Config:
-    """Turn a tree of plain values into a `Config`.
-
-    Raises:
-        ConfigError: with the first problem on one line.
-    """
-    config = checked(Config, tree, options=False)
+    """Turn a tree of plain values into a `Config`; raise ConfigError with the first problem."""
+    config = validate_as(Config, tree, options=False)
     check_own(config)
     return config
 
 
 def check_own(config: Config) -> None:
-    """Look for the packages of the user's own source and model, and ask them whether they fit.
-
-    Raises:
-        ConfigError: one is not installed, or they do not fit; with what there is.
-    """
+    """Raise ConfigError if the user's own source and model are not installed or do not fit each other."""
     try:
         config.check_own()
     except ValueError as error:
         raise ConfigError(str(error)) from error
 
 
-def checked(kind: type[M], tree: dict[str, Any], *, options: bool = True) -> M:
-    """Turn a tree of plain values into a model of any kind, for example the request of a command.
-
-    Args:
-        kind: of the model.
-        tree: its values.
-        options: whether its fields are options of the command line.
+def validate_as(kind: type[M], tree: dict[str, Any], *, options: bool = True) -> M:
+    """Turn a tree of plain values into a model of any kind, whose fields may be options of the command line.
 
     Raises:
         ConfigError: with the first problem.
@@ -104,15 +90,10 @@ def checked(kind: type[M], tree: dict[str, Any], *, options: bool = True) -> M:
         raise _refusal(error, options=options) from error
 
 
-def field_paths(model: type[BaseModel] = Config, prefix: str = "") -> list[str]:
+@cache
+def field_paths() -> tuple[str, ...]:
     """All dotted field paths, in the order of the schema."""
-    paths: list[str] = []
-    for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            paths += field_paths(field.annotation, f"{prefix}{name}.")
-        else:
-            paths.append(prefix + name)
-    return paths
+    return tuple(flatten(Config()))
 
 
 def flatten(config: BaseModel, prefix: str = "") -> dict[str, Any]:
@@ -152,28 +133,19 @@ def _read_preset(preset: str) -> dict[str, Any]:
             hint="print a preset as an example with: paceline run digits --show",
             setting="preset",
         )
-    for key in field_paths():
-        _translate(tree, key)
+    for key in field_paths():  # replace the word None, which is a text in YAML, and values of other tools
+        *sections, name = key.split(".")
+        node: Any = tree
+        for section in sections:
+            node = node.get(section) if isinstance(node, dict) else None
+        if isinstance(node, dict) and isinstance(node.get(name), str):
+            text = node[name]
+            node[name] = None if _is_nothing(key, text) else VALUE_ALIASES.get(key, {}).get(text, text)
     return tree
 
 
-def _translate(tree: dict[str, Any], key: str) -> None:
-    """Replace the word None, which is a text in YAML, and values that other tools write."""
-    *sections, name = key.split(".")
-    node: Any = tree
-    for section in sections:
-        node = node.get(section) if isinstance(node, dict) else None
-    if isinstance(node, dict) and isinstance(node.get(name), str):
-        text = node[name]
-        node[name] = None if _is_nothing(key, text) else VALUE_ALIASES.get(key, {}).get(text, text)
-
-
 def apply(tree: dict[str, Any], override: str) -> None:
-    """Put a `key=value` override into a tree of plain values.
-
-    Raises:
-        ConfigError: it has another form, or there is no such setting.
-    """
+    """Put a `key=value` override into a tree of plain values; raise ConfigError if there is no such setting."""
     key, equals, text = override.partition("=")
     if not equals or not key:
         near = suggest_setting(key, field_paths())
@@ -182,7 +154,8 @@ def apply(tree: dict[str, Any], override: str) -> None:
             hint=f"did you mean {near}=VALUE?" if near else "for example recipe.num_epochs=2",
             setting=key,
         )
-    _check_known(key)
+    if key not in field_paths():
+        raise ConfigError(f"{key} is not a setting", hint=setting_hint(key), setting=key)
     *sections, name = key.split(".")
     node = tree
     for section in sections:
@@ -203,17 +176,14 @@ def _parse(key: str, text: str) -> Any:
     if str in kinds:
         return text  # never let YAML turn a path such as 2024, a name such as "on" or 2:00:00 into another type
     text = VALUE_ALIASES.get(key, {}).get(text, text)
-    if any(get_origin(kind) is tuple for kind in kinds):
-        text = _as_list(text, always=all(kind is NoneType or get_origin(kind) is tuple for kind in kinds))
+    if any(get_origin(kind) is tuple for kind in kinds):  # a,b and (a,b) are [a,b]
+        text = text.strip()
+        takes_only_lists = all(kind is NoneType or get_origin(kind) is tuple for kind in kinds)
+        if text.startswith("(") and text.endswith(")"):
+            text = f"[{text[1:-1]}]"
+        elif not text.startswith("[") and ("," in text or takes_only_lists):
+            text = f"[{text}]"
     return plain_value(key, text)
-
-
-def _as_list(text: str, *, always: bool) -> str:
-    """`[a,b]` for `a,b` and `(a,b)`; also for a single value, where a setting takes nothing but lists."""
-    text = text.strip()
-    if text.startswith("(") and text.endswith(")"):
-        return f"[{text[1:-1]}]"
-    return f"[{text}]" if not text.startswith("[") and ("," in text or always) else text
 
 
 def split_values(text: str) -> list[str]:
@@ -231,11 +201,7 @@ def split_values(text: str) -> list[str]:
 
 
 def plain_value(key: str, text: str) -> Any:
-    """A number, word or list as YAML reads it, whatever the setting takes.
-
-    Raises:
-        ConfigError: it is none of these.
-    """
+    """A number, word or list as YAML reads it, whatever the setting takes; else raise ConfigError."""
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
@@ -269,19 +235,14 @@ def _members(kind: object) -> Iterator[object]:
         yield kind
 
 
-def _check_known(key: str) -> None:
-    if key not in field_paths():
-        raise ConfigError(f"{key} is not a setting", hint=setting_hint(key), setting=key)
-
-
 def setting_hint(key: str) -> str:
     """The hint for a setting that does not exist."""
     return did_you_mean(suggest_setting(key, field_paths()), "list the settings with: paceline settings")
 
 
-def _refusal(error: ValidationError, *, options: bool) -> ConfigError:
-    errors = error.errors()
-    first = next((one for one in errors if one["type"] == "credential"), errors[0])  # whose value must stay secret
+def _refusal(refusal: ValidationError, *, options: bool) -> ConfigError:
+    errors = refusal.errors()
+    first = next((error for error in errors if error["type"] == "credential"), errors[0])  # whose value stays secret
     key = _key_of(first["loc"])
     if first["type"] == "value_error":
         message = first["msg"].removeprefix("Value error, ")
@@ -294,7 +255,7 @@ def _refusal(error: ValidationError, *, options: bool) -> ConfigError:
         return ConfigError(f"{key} is not a setting", hint=setting_hint(key), setting=key)
     if options and "." not in key:
         key = _OPTIONS.get(key, f"--{key.replace('_', '-')}")
-    fault, hint = describe_refusal(key, [one for one in errors if _key_of(one["loc"]) == _key_of(first["loc"])])
+    fault, hint = describe_refusal(key, [error for error in errors if _key_of(error["loc"]) == _key_of(first["loc"])])
     return ConfigError(fault, hint=hint, setting=key)
 
 
@@ -304,17 +265,13 @@ _OPTIONS = {"num_trials": "--trials", "tuned": "--fine-tune", "kinds": "--kind",
 
 def _key_of(location: tuple[int | str, ...]) -> str:
     """The setting that an error is about, without the members of unions and lists that pydantic appends."""
-    parts, known = [str(part) for part in location], set(field_paths())
+    parts = [str(part) for part in location]
     prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
-    return next((prefix for prefix in prefixes if prefix in known), ".".join(parts))
+    return next((prefix for prefix in prefixes if prefix in field_paths()), ".".join(parts))
 
 
 def make_config(config: Config, overrides: list[str]) -> Config:
-    """A configuration with overrides.
-
-    Raises:
-        ConfigError: the result is not valid.
-    """
+    """A configuration with overrides; raise ConfigError if it is not valid."""
     tree = config.model_dump(mode="json")
     for override in overrides:
         apply(tree, override)

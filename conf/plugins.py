@@ -1,9 +1,8 @@
 """The sources and models that a configuration may name: those of Paceline, and those of packages that users install.
 
-A package offers its own by entry points, in the groups `paceline.sources` and `paceline.models`. They are looked up
-only where a name is none of Paceline's, and imported only where a configuration names them. What a source yields and
-what a model computes is none of this module's business: see `paceline.tasks.data.sources.user_source` and
-`paceline.tasks.model.networks.user_network`.
+A package offers its own by entry points, in the groups `paceline.sources` and `paceline.models`. Paceline looks them
+up only for names that are not its own, and imports them only if a configuration names them. Their protocols are in
+`paceline.tasks.data.sources.user_source` and `paceline.tasks.model.networks.user_network`.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from pydantic import BaseModel, ConfigDict
 
 Kind = Literal["source", "model"]
 Task = Literal["classify", "segment", "denoise"]
-"""What a network is to tell: the class of an image, that of each of its pixels, or the image without its noise."""
+"""Output of a network: the class of an image, that of each of its pixels, or the image without its noise."""
 TASKS: tuple[Task, ...] = ("classify", "segment", "denoise")
 ANGLE = "angle"
-"""The one target beside the class that is learned today, in radians."""
+"""The one target next to the class, in radians."""
 GROUPS: dict[Kind, str] = {"source": "paceline.sources", "model": "paceline.models"}
 MISSING = "missing"
-"""In place of the code of a package that is registered and not there."""
+"""The code of a package that is registered but not installed."""
 SETTINGS: dict[Kind, str] = {"source": "data.source", "model": "model.name"}
 
 
@@ -33,28 +32,28 @@ class PluginError(ValueError):
 
 
 class SourceFacts(NamedTuple):
-    """What must be known of a source before it is opened. One of the user's says it by attributes of these names."""
+    """Facts of a source before it is opened. A user's source has attributes of these names."""
 
     needs_root: bool = True
-    """Whether it reads from `data.root`; without, none may be given."""
+    """Whether it reads from `data.root`; else none may be given."""
     channels: int = 3
     """Of an image: 1 for grey, 3 for colours."""
     has_masks: bool = False
     """Each image comes with the class of each of its pixels."""
     target_names: tuple[str, ...] = ()
-    """What is told of each image beside its class."""
+    """Targets of each image next to its class."""
     has_clips: bool = False
     """Each sample is a clip of `data.num_frames` frames, each with so many channels."""
 
 
 class NetworkFacts(NamedTuple):
-    """What must be known of a model before it is built; said in the same way."""
+    """Facts of a model before it is built, in the same way."""
 
     task: Task = "classify"
     takes_targets: bool = False
-    """It also tells the targets that a source has beside the class."""
+    """It also predicts the targets of a source next to the class."""
     takes_clips: bool = False
-    """It takes clips, whose frames are beside each other in the channels of an image."""
+    """It takes clips, whose frames are the channels of an image."""
 
 
 class EmbeddedSource(NamedTuple):
@@ -153,15 +152,11 @@ def embedded(kind: Kind) -> tuple[str, ...]:
 
 
 def source_facts(name: str) -> SourceFacts:
-    """Of a source; imports its package if it is the user's.
-
-    Raises:
-        PluginError: nobody offers it, or what it says of itself cannot be.
-    """
+    """Facts of a source, from its package if it is the user's; raise PluginError if they are wrong."""
     if name in EMBEDDED_SOURCES:
         return EMBEDDED_SOURCES[name].facts
     plugin, offered = load("source", name)
-    facts = SourceFacts(**_said_by(plugin, offered, SourceFacts._field_defaults))
+    facts = SourceFacts(**_read_facts(plugin, offered, SourceFacts._field_defaults))
     if facts.has_clips:
         raise PluginError(
             f"{plugin} has has_clips={facts.has_clips!r}, and sources of packages have images; remove has_clips"
@@ -176,29 +171,25 @@ def source_facts(name: str) -> SourceFacts:
 
 
 def model_facts(name: str) -> NetworkFacts:
-    """Of a model; imports its package if it is the user's.
-
-    Raises:
-        PluginError: nobody offers it, or what it says of itself cannot be.
-    """
+    """Facts of a model, from its package if it is the user's; raise PluginError if they are wrong."""
     if name in EMBEDDED_MODELS:
         return EMBEDDED_MODELS[name]
     plugin, offered = load("model", name)
-    facts = NetworkFacts(**_said_by(plugin, offered, NetworkFacts._field_defaults))
+    facts = NetworkFacts(**_read_facts(plugin, offered, NetworkFacts._field_defaults))
     if facts.task not in TASKS:
         raise PluginError(f"{plugin} has task={facts.task!r}; use {', '.join(TASKS[:-1])} or {TASKS[-1]}")
     return facts
 
 
-def _said_by(plugin: Plugin, offered: Any, defaults: dict[str, Any]) -> dict[str, Any]:
-    said = {field: getattr(offered, field, default) for field, default in defaults.items()}
+def _read_facts(plugin: Plugin, offered: Any, defaults: dict[str, Any]) -> dict[str, Any]:
+    facts = {}
     for field, default in defaults.items():
-        if isinstance(default, tuple) and isinstance(said[field], list):
-            said[field] = tuple(said[field])
-        if type(said[field]) is not type(default):
+        value = getattr(offered, field, default)
+        facts[field] = tuple(value) if isinstance(default, tuple) and isinstance(value, list) else value
+        if type(facts[field]) is not type(default):
             kind = type(default).__name__
-            raise PluginError(f"{plugin} has {field}={said[field]!r}; give a {kind}, such as {default!r}, or none")
-    return said
+            raise PluginError(f"{plugin} has {field}={value!r}; give a {kind}, such as {default!r}, or none")
+    return facts
 
 
 _loaded: dict[tuple[Kind, str], tuple[Plugin, Any]] = {}
@@ -206,51 +197,41 @@ _loaded: dict[tuple[Kind, str], tuple[Plugin, Any]] = {}
 
 
 def load(kind: Kind, name: str) -> tuple[Plugin, Any]:
-    """What a package offers under a name, imported.
-
-    Raises:
-        PluginError: no package offers it, several do, or it cannot be imported.
-    """
-    found = _loaded.get((kind, name))
-    if found is not None:
-        return found
+    """Import what a package offers under a name; raise PluginError if that fails."""
+    if (kind, name) in _loaded:
+        return _loaded[kind, name]
     plugin = find(kind, name)
-    entry = next(one for one in _entries(kind) if (one.name, one.value) == (name, plugin.entry))
+    entry = next(entry for entry in _entries(kind) if (entry.name, entry.value) == (name, plugin.entry))
     try:
         offered = entry.load()
     except Exception as error:  # whatever a module raises at its import
-        raise PluginError(
-            f"{plugin} cannot be imported from {entry.value} ({_said(error)}); fix the package"
-        ) from error
+        fault = " ".join(f"{type(error).__name__}: {error}".split())
+        raise PluginError(f"{plugin} cannot be imported from {entry.value} ({fault}); fix the package") from error
     if not callable(offered):
         raise PluginError(f"{plugin}: {entry.value} is {type(offered).__name__}; name a class or a function there")
     return _loaded.setdefault((kind, name), (plugin, offered))
 
 
 def find(kind: Kind, name: str) -> Plugin:
-    """The package that offers a name which is not one of Paceline's. Imports nothing of it.
-
-    Raises:
-        PluginError: none does, or several do.
-    """
-    found = _loaded.get((kind, name))
-    if found is not None:
-        return found[0]
-    offers = [one for one in installed(kind) if one.name == name]
+    """Find the package that offers a name, without importing it; raise PluginError if not exactly one does."""
+    if (kind, name) in _loaded:
+        return _loaded[kind, name][0]
+    plugins = find_all(kind)
+    offers = [plugin for plugin in plugins if plugin.name == name]
     if not offers:
-        others = [one.name for one in installed(kind)]
+        names = [*embedded(kind), *(plugin.name for plugin in plugins)]
         raise PluginError(
-            f"{SETTINGS[kind]}={name} is not one of {', '.join([*embedded(kind), *others])}; "
+            f"{SETTINGS[kind]}={name} is not one of {', '.join(names)}; "
             f"install the package that offers it by an entry point {name} in the group {GROUPS[kind]}, or use another"
         )
     if len(offers) > 1:
-        packages = " and ".join(f"{one.package} ({one.entry})" for one in offers)
+        packages = " and ".join(f"{plugin.package} ({plugin.entry})" for plugin in offers)
         raise PluginError(f"{SETTINGS[kind]}={name} is offered by {packages}; uninstall one or rename its entry point")
     return offers[0]
 
 
-def installed(kind: Kind) -> list[Plugin]:
-    """What the packages of this process offer, in order of the names. Takes some 20 ms, and imports nothing of them."""
+def find_all(kind: Kind) -> list[Plugin]:
+    """All that the packages of this process offer, in order of the names. Takes 20 ms, and imports none of them."""
     return sorted(
         (
             Plugin(
@@ -263,7 +244,7 @@ def installed(kind: Kind) -> list[Plugin]:
             )
             for entry in _entries(kind)
         ),
-        key=lambda one: (one.name, one.package),
+        key=lambda plugin: (plugin.name, plugin.package),
     )
 
 
@@ -272,7 +253,7 @@ def _entries(kind: Kind) -> metadata.EntryPoints:
 
 
 def _code_of(module: str) -> str:
-    """Of the package that a module belongs to; `MISSING` where there is none, which its import will tell."""
+    """The digest of the package that a module belongs to; `MISSING` if there is no such package."""
     try:
         spec = util.find_spec(module.partition(".")[0])
     except (ImportError, ValueError):
@@ -283,14 +264,10 @@ def _code_of(module: str) -> str:
 
 
 def code_digest(places: Iterable[Path]) -> str:
-    """12 hex digits over the Python files in folders, or single ones: what they are called, and what they hold."""
+    """12 hex digits over the names and contents of the Python files in folders, or of single files."""
     digest = hashlib.sha256()
     for place in places:
         for path in sorted(place.rglob("*.py")) if place.is_dir() else (place,):
             digest.update(str(path.relative_to(place.parent)).encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
-
-
-def _said(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -11,7 +11,6 @@ from paceline.conf.section import Fraction, Section
 
 Augment = Literal["none", "shift", "flip_shift", "alternating_flip_shift"]
 FLIPPING: frozenset[Augment] = frozenset({"flip_shift", "alternating_flip_shift"})
-"""Augmentations that mirror."""
 
 
 class Recipe(Section):

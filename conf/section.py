@@ -1,4 +1,4 @@
-"""What every group of settings is, and the kinds of values that several of them have."""
+"""The base class of all groups of settings, and types of values that several groups have."""
 
 from __future__ import annotations
 
@@ -22,11 +22,7 @@ class Shape:
     """Such as "is not the name of a network interface, such as eth0"."""
 
     def check(self, text: str) -> str:
-        """The text, if it has the shape.
-
-        Raises:
-            PydanticCustomError: it has another one.
-        """
+        """Return the text if it has the shape; else raise PydanticCustomError."""
         if re.fullmatch(self.pattern, text) is None:
             raise PydanticCustomError("shape", "{rule}", {"rule": self.rule})
         return text
@@ -42,7 +38,7 @@ class Shape:
 
 
 OwnName = Annotated[Text, Shape(r"[A-Za-z][\w.-]{0,63}", "is not a name")]
-"""Of a source or a model that an installed package offers, see `paceline.conf.plugins`."""
+"""Name of a source or a model of an installed package, see `paceline.conf.plugins`."""
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 

@@ -63,11 +63,7 @@ class Signal(Section):
         return min(self.window_samples // 2, (self.clip_samples - self.window_samples) // (num_columns - 1))
 
     def check_size(self, num_columns: int) -> None:
-        """Whether a clip has a window of its own for each column of a picture, and a band a row.
-
-        Raises:
-            ValueError: It has not.
-        """
+        """Raise ValueError if a clip has too few windows for the columns of a picture, or too many bands."""
         if self.num_bands is not None and self.num_bands > num_columns:
             raise ValueError(
                 f"data.signal.num_bands={self.num_bands} exceeds the {num_columns} rows of data.image_size; "

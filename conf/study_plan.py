@@ -6,22 +6,21 @@ import os
 from pathlib import Path
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from paceline.conf.hints import did_you_mean, fault_and_hint, suggest
-from paceline.conf.load import ConfigError, checked
+from paceline.conf.load import ConfigError, validate_as
+from paceline.conf.section import Section
 
 PLANS = Path(__file__).parent / "plans"
 
 
-class StudyPlan(BaseModel):
-    """A study that is worth repeating."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+class StudyPlan(Section):
+    """A study to repeat on other data or machines."""
 
     preset: str
     """Name or path of the preset."""
-    overrides: list[str] = []
+    overrides: list[str] = Field(default_factory=list)
     """Settings that differ from the preset's, as key=value."""
     axes: dict[str, list[str]]
     """Setting -> its values, the baseline's first."""
@@ -47,11 +46,7 @@ def plan_names() -> list[str]:
 
 
 def load_plan(name: str) -> StudyPlan:
-    """Read a plan by name or path.
-
-    Raises:
-        ConfigError: unknown, or not a plan.
-    """
+    """Read a plan by name or path; raise ConfigError if there is no such plan."""
     path = PLANS / f"{name}.yaml"
     if not os.path.isfile(path):  # noqa: PTH113  which takes any text, however long
         path = Path(name)
@@ -59,7 +54,7 @@ def load_plan(name: str) -> StudyPlan:
         near = did_you_mean(suggest(name, plan_names()), f"choices: {', '.join(plan_names())}, or a YAML file")
         raise ConfigError(f"--plan {name} is not a plan or a file", hint=near, setting="--plan")
     try:
-        return checked(StudyPlan, yaml.safe_load(path.read_text(encoding="utf-8")), options=False)
+        return validate_as(StudyPlan, yaml.safe_load(path.read_text(encoding="utf-8")), options=False)
     except (yaml.YAMLError, UnicodeDecodeError, OSError, ConfigError) as error:
         raise ConfigError(
             f"--plan {path} is not a plan ({' '.join(fault_and_hint(error)[0].split())})",

@@ -1,4 +1,4 @@
-"""The program `paceline`. Imports the engines only once a command has been understood, so that help is quick."""
+"""The program `paceline`. Imports the engines only after it has parsed the command, so that help is quick."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
+from importlib import metadata
 from typing import Any, NoReturn
 
 from paceline.conf.environment import quieten, set_verbosity
@@ -71,7 +72,7 @@ Options:
 
 
 def program() -> NoReturn:
-    """The process `paceline`: runs the command that it was called with, and exits."""
+    """Run a command as the process `paceline`, and exit."""
     status = FAILED
 
     def leave() -> None:
@@ -80,14 +81,14 @@ def program() -> NoReturn:
                 stream.flush()
         os._exit(status)
 
-    # Called last, when all libraries have put away what they had; the interpreter would go on to take its thousands of
-    # modules apart, one by one, for two seconds.
+    # Called last, after the libraries' own exit functions; the interpreter would unload thousands of modules for two
+    # seconds.
     atexit.register(leave)
-    gc.disable()  # until a flow begins: looking for garbage among what is imported takes a quarter of the time
+    gc.disable()  # until a flow starts: collecting garbage among the imported objects takes a quarter of the time
     try:
         status = main()
-    except SystemExit as wish:  # argparse's, after a help
-        status = wish.code if isinstance(wish.code, int) else FAILED
+    except SystemExit as end:  # argparse's, after a help
+        status = end.code if isinstance(end.code, int) else FAILED
     sys.exit(status)
 
 
@@ -119,9 +120,11 @@ def _execute(arguments: list[str] | None) -> int:
         set_verbosity(quiet=options.quiet, verbose=verbose)
         options.command(options)
     except BrokenPipeError:
-        if not _reader_has_left():
+        stdout = select.poll()
+        stdout.register(sys.stdout.fileno(), select.POLLOUT)
+        if not any(events & select.POLLERR for _, events in stdout.poll(0)):  # another pipe broke
             raise
-        return SIGNALLED + signal.SIGPIPE
+        return SIGNALLED + signal.SIGPIPE  # the reader, such as `head`, has ended
     except HintedError as error:
         say_error(error, as_json=as_json)
         if isinstance(error, RankError):
@@ -132,15 +135,8 @@ def _execute(arguments: list[str] | None) -> int:
     return DONE
 
 
-def _reader_has_left() -> bool:
-    """Whether whoever read stdout has had enough of it, as `head` does; else another pipe broke."""
-    look = select.poll()
-    look.register(sys.stdout.fileno(), select.POLLOUT)
-    return any(events & select.POLLERR for _, events in look.poll(0))
-
-
 class _Parser(argparse.ArgumentParser):
-    """Report a wrong command line as any other wrong input; no option has a shorter name."""
+    """Report a wrong command line as any other wrong input. Options cannot be abbreviated."""
 
     example = "paceline run digits"
 
@@ -181,35 +177,25 @@ class _Parser(argparse.ArgumentParser):
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     """Options, wherever they stand among the overrides."""
     root = _parser()
-    options, rest = root.parse_known_args(arguments, argparse.Namespace(quiet=False, verbose=False))
+    options, overrides = root.parse_known_args(arguments, argparse.Namespace(quiet=False, verbose=False))
     parser: argparse.ArgumentParser = getattr(options, "parser", root)
-    unknown = [argument for argument in rest if argument.startswith("-") or "=" not in argument]
-    if unknown or (rest and "overrides" not in options):
-        raise _unknown_argument(parser, (unknown or rest)[0])
+    unknown = [argument for argument in overrides if argument.startswith("-") or "=" not in argument]
+    if unknown or (overrides and "overrides" not in options):
+        argument = (unknown or overrides)[0]
+        name = argument.partition("=")[0]
+        hint = f"{parser.prog} --help"
+        if name.startswith("--"):
+            near = suggest(name, [option for action in parser._actions for option in action.option_strings])
+            setting = suggest_setting(name.lstrip("-"), field_paths())
+            hint = did_you_mean(near or (f"the setting {setting}=VALUE" if setting else None), hint)
+        raise InputError(f"{parser.prog} has no argument {argument}", hint=hint, setting=name)
     if options.version:
-        options.command = _print_version
+        options.command = lambda _: print(f"paceline {metadata.version('paceline')}")
     elif "command" not in options:
         options.command = lambda _: root.print_help()
-    if rest:
-        options.overrides += rest
+    if overrides:
+        options.overrides += overrides
     return options
-
-
-def _unknown_argument(parser: argparse.ArgumentParser, argument: str) -> InputError:
-    name = argument.partition("=")[0]
-    hint = f"{parser.prog} --help"
-    if name.startswith("--"):
-        known = [option for action in parser._actions for option in action.option_strings]
-        near = suggest(name, known)
-        setting = suggest_setting(name.lstrip("-"), field_paths())
-        hint = did_you_mean(near or (f"the setting {setting}=VALUE" if setting else None), hint)
-    return InputError(f"{parser.prog} has no argument {argument}", hint=hint, setting=name)
-
-
-def _print_version(_: argparse.Namespace) -> None:
-    from importlib.metadata import version
-
-    print(f"paceline {version('paceline')}")
 
 
 class _RootParser(_Parser):
@@ -227,15 +213,20 @@ def _parser() -> argparse.ArgumentParser:
     parser = _RootParser(prog="paceline")
     parser.add_argument("-V", "--version", action="store_true")
     commands = parser.add_subparsers(metavar="COMMAND", parser_class=_Parser)
-    for name, one in COMMANDS.items():
-        sentence = f"{one.help[0].upper()}{one.help[1:]}."
-        examples = "\n".join(f"  {example}" for example in one.examples)
-        command = commands.add_parser(
-            name, help=one.help, description=sentence, epilog=f"Examples:\n{examples}", add_help=not one.settings
+    for name, command in COMMANDS.items():
+        sentence = f"{command.help[0].upper()}{command.help[1:]}."
+        examples = "\n".join(f"  {example}" for example in command.examples)
+        child = commands.add_parser(
+            name,
+            help=command.help,
+            description=sentence,
+            epilog=f"Examples:\n{examples}",
+            add_help=not command.settings,
         )
-        command.example = one.examples[0]
-        one.add_arguments(command)
-        command.set_defaults(command=one.execute, parser=command, root=parser)
+        child.example = command.examples[0]
+        for argument in command.arguments:
+            child.add_argument(*argument.names, **argument.options)
+        child.set_defaults(command=command.execute, parser=child, root=parser)
     return parser
 
 

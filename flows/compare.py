@@ -19,11 +19,7 @@ OTHER_ROLES = ("study", "sweep", "advise", "predict", "classify", "no-gpu")
 
 
 def compare_runs(environment: Environment, run_ids: list[str], experiment: str | None, last: int | None) -> Comparison:
-    """Compare runs by id, or the newest of an experiment; the first named, or the oldest, is the base.
-
-    Raises:
-        InputError: there are fewer than two, or one of them is unknown.
-    """
+    """Compare runs by id, or the newest of an experiment; the first named, or the oldest, is the base."""
     if run_ids and (experiment or last):
         raise InputError(
             "give either run ids or --experiment with --last, not both",

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import signal
 import zoneinfo
-from collections.abc import Awaitable, Callable
-from functools import partial
+from collections.abc import Callable, Coroutine
+from functools import partial, wraps
 from pathlib import Path
+from typing import Any, ParamSpec, Self
 
+import httpx
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
 from prefect.deployments.runner import RunnerDeployment
+from prefect.logging import get_logger
 from prefect.runner import Runner
 from prefect.schedules import Cron, Schedule
 from prefect.types.entrypoint import EntrypointType
@@ -19,25 +22,17 @@ from paceline.conf.config import Config, Overlap
 from paceline.conf.environment import Environment
 from paceline.flows.lifecycle.outage import set_right
 from paceline.flows.lifecycle.overlap import POLICY_TAG
-from paceline.flows.lifecycle.patient_runner import PatientRunner
 from paceline.flows.run.flow import run_pipeline
 from paceline.tasks.errors import InputError
 
+Arguments = ParamSpec("Arguments")
 POLL_SECONDS = 0.1
 SET_RIGHT_SECONDS = 60.0
 """Interval of the search for runs without a process and slots without a run."""
 
 
 def schedule_of(cron: str, timezone: str) -> Schedule:
-    """Make a schedule in a time zone, with its summer time.
-
-    Args:
-        cron: five fields, such as "0 2 * * *".
-        timezone: name in the IANA data base, such as "Europe/Zurich".
-
-    Raises:
-        InputError: one of them is invalid.
-    """
+    """Make a schedule from five fields, such as "0 2 * * *", in an IANA time zone, with its summer time."""
     if timezone not in zoneinfo.available_timezones():
         raise InputError(f"--timezone {timezone} is not a time zone; use a name such as Europe/Zurich or UTC")
     try:
@@ -62,12 +57,8 @@ def local_timezone() -> str:
 def deployment_of(config: Config, name: str, schedule: Schedule, overlap: Overlap) -> RunnerDeployment:
     """Make the deployment of a run; the form in Prefect shows its settings.
 
-    Args:
-        config: of its runs.
-        name: of the deployment.
-        schedule: when they start.
-        overlap: policy for a run whose predecessor has not ended. `queue`: it waits; `skip`: it is cancelled with a
-            reason; `cancel-oldest`: its predecessor is cancelled.
+    With the policy `queue`, a run waits for its predecessor; with `skip` it is cancelled with a reason; with
+    `cancel-oldest` its predecessor is cancelled.
     """
     limit = None
     if overlap != "cancel-oldest":
@@ -86,26 +77,71 @@ def deployment_of(config: Config, name: str, schedule: Schedule, overlap: Overla
     return deployment
 
 
+class PatientRunner(Runner):
+    """A runner that retries however long the API is away.
+
+    Prefect 3.8.8 ends the runner and its flows when three requests in a row have failed. A larger
+    PREFECT_CLIENT_MAX_RETRIES would double the client's pauses, and so wait as long again after an outage.
+    """
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        poller, observer = self._scheduled_run_poller, self._cancelling_observer
+        assert observer is not None
+        poller._get_and_submit_flow_runs = _log_outages(poller._get_and_submit_flow_runs)  # type: ignore[method-assign]
+        observer._check_for_cancelled_flow_runs = _log_outages(observer._check_for_cancelled_flow_runs)  # type: ignore[method-assign]
+        return self
+
+
+def _log_outages(
+    workload: Callable[Arguments, Coroutine[Any, Any, None]],
+) -> Callable[Arguments, Coroutine[Any, Any, None]]:
+    """Log errors of the API in a repeated workload, once per outage, instead of raising them."""
+    is_away = False
+
+    @wraps(workload)
+    async def call(*arguments: Arguments.args, **options: Arguments.kwargs) -> None:
+        nonlocal is_away
+        try:
+            await workload(*arguments, **options)
+        except (httpx.TransportError, httpx.HTTPStatusError) as error:
+            if isinstance(error, httpx.HTTPStatusError) and not error.response.is_server_error:
+                raise
+            if not is_away:
+                get_logger("paceline").warning("Prefect's API fails (%r); trying again until it answers", error)
+            is_away = True
+        else:
+            if is_away:
+                get_logger("paceline").info("Prefect's API answers again")
+            is_away = False
+
+    return call
+
+
 def serve(deployment: RunnerDeployment, *, catch_up: bool) -> None:
     """Start a deployment's runs until SIGTERM or Ctrl-C, which cancel running flows.
 
-    Args:
-        deployment: whose runs this process starts.
-        catch_up: leave the schedule on at the end, so that the next server starts missed runs.
+    With `catch_up` the schedule stays on at the end, so that the next server starts missed runs.
     """
-    asyncio.run(_serve(deployment, pause_at_end=not catch_up))
 
+    async def start() -> None:
+        runner = PatientRunner(pause_on_shutdown=not catch_up)
+        stopping = _stop_on_signals(runner)
+        deployment_id = await runner.aadd_deployment(deployment)
+        clean_up = partial(asyncio.to_thread, set_right, Environment(), str(deployment_id))
+        await clean_up()  # first: with `skip`, the slot of a lost run would cancel a new one
 
-async def _serve(deployment: RunnerDeployment, *, pause_at_end: bool) -> None:
-    runner = PatientRunner(pause_on_shutdown=pause_at_end)
-    stopping = _stop_on_signals(runner)
-    deployment_id = await runner.aadd_deployment(deployment)
-    clean_up = partial(asyncio.to_thread, set_right, Environment(), str(deployment_id))
-    await clean_up()  # first: with `skip`, the slot of a lost run would cancel a new one
-    cleaning = asyncio.create_task(_repeat(clean_up))
-    await runner.start()
-    cleaning.cancel()
-    await asyncio.gather(*stopping)
+        async def repeat() -> None:
+            while True:
+                await asyncio.sleep(SET_RIGHT_SECONDS)
+                await clean_up()
+
+        cleaning = asyncio.create_task(repeat())
+        await runner.start()
+        cleaning.cancel()
+        await asyncio.gather(*stopping)
+
+    asyncio.run(start())
 
 
 def _stop_on_signals(runner: Runner) -> set[asyncio.Task[None]]:
@@ -125,15 +161,9 @@ def _stop_on_signals(runner: Runner) -> set[asyncio.Task[None]]:
     def stop(*_: object) -> None:
         loop.call_soon_threadsafe(start_end)
 
-    # Prefect's own handler leaves the event loop at once, and what runs to itself, RUNNING for ever (3.8.8).
+    # Prefect's own handler leaves the event loop at once, and its runs stay RUNNING for ever (3.8.8).
     runner.handle_sigterm = stop  # type: ignore[method-assign]
     signal.signal(signal.SIGTERM, stop)  # Prefect sets its own only after the deployment is visible
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, stop)
     return stopping
-
-
-async def _repeat(clean_up: Callable[[], Awaitable[None]]) -> None:
-    while True:
-        await asyncio.sleep(SET_RIGHT_SECONDS)
-        await clean_up()

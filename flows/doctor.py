@@ -29,13 +29,7 @@ SEE = "see the message"
 
 
 def examine(config: Config, environment: Environment, report: Callable[[Finding], None]) -> list[Finding]:
-    """Examine everything, also after a stage fails.
-
-    Args:
-        config: names the cluster and the execution.
-        environment: this machine's facts.
-        report: receives each finding at once.
-    """
+    """Examine everything, also after a stage fails; `report` receives each finding at once."""
     stages: dict[str, Callable[[], list[Finding]]] = {
         "packages": examine_packages,
         "own packages": examine_own,
@@ -78,7 +72,7 @@ def _prefect(environment: Environment) -> Finding:
     try:
         prefect_api.check_prefect(environment)
         with get_client(sync_client=True) as client:
-            client.read_flows(limit=1)  # needs credentials where any are needed
+            client.read_flows(limit=1)  # needs credentials, unlike its health
             version = client.api_version()
     except HTTPError as error:
         remedy = "set PREFECT_API_AUTH_STRING, or look at the server's log"

@@ -54,8 +54,7 @@ MESSAGE_BYTES = (1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
 MIN_PARTS = 8
 """The recipe's batch is at least this many times the smallest batch of the profile."""
 PROFILE_RANKS = 2
-"""Devices of the profile, to measure their interference and the cost of messages; one for the link of
-another cluster."""
+"""Devices of the profile, to measure their interference and the cost of messages."""
 
 
 class AdviseRequest(BaseModel):
@@ -80,11 +79,7 @@ class AdviseRequest(BaseModel):
 
 @reusable
 def check_advise(request: AdviseRequest, environment: Environment) -> tuple[Config, preflight.PreflightResult]:
-    """Check everything before any work starts; the configuration of the profiling group.
-
-    Raises:
-        InputError: one line with the value, the rule and the fix.
-    """
+    """Check everything before any work starts; the configuration of the profiling group."""
     if not request.devices or min(request.devices) < 2:  # noqa: PLR2004  one device is what all are compared with
         given = ",".join(map(str, request.devices))
         raise InputError(
@@ -105,10 +100,8 @@ def check_advise(request: AdviseRequest, environment: Environment) -> tuple[Conf
             f"a device needs a sample per step: use at most {batch} devices"
         )
     ranks = PROFILE_RANKS if request.link == "measured" else 1
-    config = make_config(
-        request.config,
-        [f"execution.num_devices={ranks}", "execution.num_nodes=1", "speedup.baseline=none"],
-    )
+    overrides = [f"execution.num_devices={ranks}", "execution.num_nodes=1", "speedup.baseline=none"]
+    config = make_config(request.config, overrides)
     try:
         return config, preflight.check(config, environment)
     except InputError as error:
@@ -153,15 +146,9 @@ def run_advise(request: AdviseRequest) -> dict[str, Any]:
             else:
                 link = LINKS[request.link]
             profile = _profile(config, plan, prepared.num_train, measured)
-            result = _advise(request, profile, link, moved)
-            result = result.model_copy(
-                update={
-                    "run_id": handle.run_id,
-                    "experiment": handle.experiment,
-                    "workload": workload,
-                    "seconds": time.monotonic() - started,
-                }
-            )
+            run = {"run_id": handle.run_id, "experiment": handle.experiment, "workload": workload}
+            result = _advise(request, profile, link, moved, run)
+            result = result.model_copy(update={"seconds": time.monotonic() - started})
             _record(handle, result, plan)
     publish(advise_table(result), "advice", "What more devices would give")
     return summarise_advise(result, handle)
@@ -230,7 +217,9 @@ def _profile(config: Config, plan: Plan, num_train: int, measured: MeasureResult
     )
 
 
-def _advise(request: AdviseRequest, profile: DeviceProfile, link: Link, moved: MeasureResult) -> AdviseResult:
+def _advise(
+    request: AdviseRequest, profile: DeviceProfile, link: Link, moved: MeasureResult, run: dict[str, str]
+) -> AdviseResult:
     price = request.config.speedup.price_per_device_hour
     predictions: list[Prediction] = []
     for scaling in ("strong", "weak"):
@@ -244,10 +233,8 @@ def _advise(request: AdviseRequest, profile: DeviceProfile, link: Link, moved: M
     compiled = any(arm.compile == "step" for arm in (probe.baseline, probe.candidate, *probe.others.values()))
     oom_stage = {} if compiled else {"execution.compile=step": "no C++ compiler was found"}
     return AdviseResult(
-        run_id="",
-        experiment="",
+        **run,
         preset=request.preset,
-        workload="",
         profile=profile,
         link=link,
         predictions=tuple(predictions),

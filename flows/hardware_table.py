@@ -16,22 +16,12 @@ from paceline.tasks.speedup.hardware_table import HardwareRun, HardwareTable, ta
 from paceline.tasks.track.queries import FoundRun, find_runs, read_document
 
 TRAINED = ("run", "arm")
-"""Roles of runs that have trained."""
 FIXED_ITEMS = ("startup", "setup", "prediction", "teardown")
 """Items of the time budget that do not grow with the length of a training."""
 
 
 def hardware_table(environment: Environment, experiment: str, prices: Mapping[str, float]) -> HardwareTable:
-    """Tabulate an experiment.
-
-    Args:
-        environment: this machine's facts.
-        experiment: in MLflow.
-        prices: of one device for an hour, by a part of its name.
-
-    Raises:
-        InputError: the experiment has no usable run.
-    """
+    """Tabulate an experiment of MLflow, with prices of a device for an hour by a part of its name."""
     runs, left_out = trained_runs(environment, experiment)
     if not runs:
         reasons = ", ".join(f"{number} {reason}" for reason, number in left_out.items()) or "there is no run at all"
@@ -45,32 +35,33 @@ def hardware_table(environment: Environment, experiment: str, prices: Mapping[st
 def trained_runs(environment: Environment, experiment: str) -> tuple[list[HardwareRun], Counter[str]]:
     """The trainings of an experiment, the newest first, and how many were left out for which reason."""
     left_out: Counter[str] = Counter()
-    runs = []
-    conditions = [f"tags.`paceline.role` = '{role}'" for role in TRAINED]
-    runs_of_roles = [
-        run for condition in conditions for run in find_runs(environment.tracking_uri, experiment, condition, None)
+    hardware_runs = []
+    runs = [
+        run
+        for role in TRAINED
+        for run in find_runs(environment.tracking_uri, experiment, f"tags.`paceline.role` = '{role}'", None)
     ]
-    for run in sorted(runs_of_roles, key=lambda run: -run.start_time):
-        why = _why_left_out(run)
-        facts = {} if why else read_document(environment.tracking_uri, run.run_id, Artifact.FACTS) or {}
-        num_devices = world_of(facts)
-        if why or num_devices is None:
-            left_out[why or "without their facts"] += 1
+    for run in sorted(runs, key=lambda run: -run.start_time):
+        if run.status != "FINISHED":
+            left_out["not finished"] += 1
+        elif is_contaminated(run.tags):
+            left_out["disturbed by other work"] += 1
+        elif not any(run.metrics.get(name) for name in RATES):
+            left_out["without a throughput"] += 1
         else:
-            runs.append(_hardware_run(run, facts, num_devices))
-    return runs, left_out
-
-
-def _why_left_out(run: FoundRun) -> str:
-    if run.status != "FINISHED":
-        return "not finished"
-    if is_contaminated(run.tags):
-        return "disturbed by other work"
-    return "" if any(run.metrics.get(name) for name in RATES) else "without a throughput"
+            facts = read_document(environment.tracking_uri, run.run_id, Artifact.FACTS) or {}
+            num_devices = world_of(facts)
+            if num_devices is None:
+                left_out["without their facts"] += 1
+            else:
+                hardware_runs.append(_hardware_run(run, facts, num_devices))
+    return hardware_runs, left_out
 
 
 def _hardware_run(run: FoundRun, facts: Mapping[str, Any], num_devices: int) -> HardwareRun:
     price = run.params.get("speedup.price_per_device_hour", "None")
+    joules, rate = (run.metrics.get(name) for name in (Metric.ENERGY, Metric.THROUGHPUT))
+    fit_seconds = sum(_seconds(run, item) for item in (*STEP_ITEMS, "data_wait"))
     return HardwareRun(
         run_id=run.run_id,
         facts={name: str(value) for name, value in facts.items()},
@@ -79,17 +70,10 @@ def _hardware_run(run: FoundRun, facts: Mapping[str, Any], num_devices: int) -> 
         samples_per_second=next(run.metrics[name] for name in RATES if run.metrics.get(name)),
         fixed_seconds=sum(_seconds(run, item) for item in FIXED_ITEMS) or None,
         peak_memory_bytes=run.metrics.get(Metric.PEAK_MEMORY),
-        joules_per_sample=_joules_per_sample(run),
+        joules_per_sample=joules / (rate * fit_seconds) if joules and rate and fit_seconds else None,
         price_per_device_hour=None if price == "None" else float(price),
         prediction_samples_per_second=run.metrics.get(Metric.PREDICTION_THROUGHPUT),
     )
-
-
-def _joules_per_sample(run: FoundRun) -> float | None:
-    """Energy of the fit per sample."""
-    joules, rate = (run.metrics.get(name) for name in (Metric.ENERGY, Metric.THROUGHPUT))
-    seconds = sum(_seconds(run, item) for item in (*STEP_ITEMS, "data_wait"))
-    return joules / (rate * seconds) if joules and rate and seconds else None
 
 
 def _seconds(run: FoundRun, item: str) -> float:

@@ -1,4 +1,4 @@
-"""A configuration as YAML that can be saved as a preset, with what each `auto` becomes here and why."""
+"""A configuration as YAML that can be saved as a preset, with the value and the reason of each `auto`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.conf.config import Config
 from paceline.conf.environment import Environment
 from paceline.conf.hints import yaml_text
 from paceline.conf.load import flatten
-from paceline.flows.checks.training_host import training_host
+from paceline.flows.checks.preflight import training_host
 from paceline.tasks.cluster.kinds import kind_of
 from paceline.tasks.cluster.tls import choose_tls
 from paceline.tasks.data.key import describe as list_data
@@ -23,7 +23,7 @@ OTHERS = {
     "cluster.num_workers": Choice(value="to be chosen", reason="one worker per core, and at least one per rank"),
     "speedup.steps_per_block": Choice(value="to be chosen", reason="enough steps for a block of a quarter of a second"),
 }
-"""Of `auto` values that the plan of a run does not decide."""
+"""Choices for `auto` values that the plan of a run does not decide."""
 
 
 def show_yaml(config: Config) -> str:
@@ -40,10 +40,12 @@ def show_yaml(config: Config) -> str:
 
 
 def show_json(config: Config) -> dict[str, Any]:
-    """The configuration, and what each `auto` becomes with its reason."""
+    """The configuration, and the value and the reason of each `auto`."""
     values, choices = flatten(config), _choices(config)
     reasons = {
-        key: {"value": str(one.value), "reason": one.reason} for key, one in choices.items() if values[key] == "auto"
+        key: {"value": str(choice.value), "reason": choice.reason}
+        for key, choice in choices.items()
+        if values[key] == "auto"
     }
     return {"config": config.model_dump(mode="json"), "choices": reasons}
 
@@ -63,19 +65,16 @@ def _yaml_lines(section: BaseModel, choices: dict[str, Choice], prefix: str, ind
 
 def _choices(config: Config) -> dict[str, Choice]:
     """Resolve each `auto` here, as far as that is possible without the data."""
-    tls = {"cluster.tls": choose_tls(config.cluster)} if config.cluster.tls == "auto" else {}
-    return OTHERS | {f"execution.{name}": choice for name, choice in _execution_choices(config).items()} | tls
-
-
-def _execution_choices(config: Config) -> dict[str, Choice]:
-    if not kind_of(config.cluster).has_known_hardware:
+    if kind_of(config.cluster).has_known_hardware:
+        try:
+            num_train = list_data(config.data).num_train
+        except InputError:
+            num_train = None  # data.root is not set yet
+        choices = dict(resolve(config, training_host(config, Environment()), num_train or 0).reasons)
+        if num_train is None and "loading" in choices:
+            choices["loading"] = Choice(value="to be chosen", reason="by the size of the data, once data.root is given")
+    else:
         later = Choice(value="to be chosen", reason="by the hardware of the hosts that the cluster gives")
-        return {name: later for name, value in flatten(config.execution).items() if value == "auto"}
-    try:
-        num_train = list_data(config.data).num_train
-    except InputError:
-        num_train = None  # data.root is not set yet
-    choices = dict(resolve(config, training_host(config, Environment()), num_train or 0).reasons)
-    if num_train is None and "loading" in choices:
-        choices["loading"] = Choice(value="to be chosen", reason="by the size of the data, once data.root is given")
-    return choices
+        choices = {name: later for name, value in flatten(config.execution).items() if value == "auto"}
+    tls = {"cluster.tls": choose_tls(config.cluster)} if config.cluster.tls == "auto" else {}
+    return OTHERS | {f"execution.{name}": choice for name, choice in choices.items()} | tls

@@ -16,7 +16,7 @@ from functools import lru_cache, wraps
 from typing import ParamSpec, TypeVar
 from urllib.parse import quote
 
-from paceline.conf.credentials import MASK, masked, password_of
+from paceline.conf.credentials import MASK, mask, password_of
 from paceline.tasks.errors import RunError
 
 _SECRET_VARIABLE = re.compile(
@@ -33,7 +33,7 @@ Found = TypeVar("Found")
 def redact(text: str) -> str:
     """Replace credentials by `***`."""
     secrets = _pattern(tuple(os.environ.items()))
-    return masked(text if secrets is None else secrets.sub(MASK, text))
+    return mask(text if secrets is None else secrets.sub(MASK, text))
 
 
 def redact_tree(tree: Plain) -> Plain:

@@ -28,16 +28,7 @@ def train_job(
     environment: Environment,
     **options: Any,
 ) -> TrainJob:
-    """The job of a checked configuration on a prepared set.
-
-    Args:
-        config: of the training.
-        checked: its plan and its initial weights.
-        prepared: the data.
-        run_id: MLflow run, whose directory gets the checkpoints.
-        environment: this machine's facts.
-        options: further fields of the job.
-    """
+    """The job of a checked configuration on a prepared set, with further fields of the job."""
     return TrainJob(
         config=config,
         plan=checked.plan,
@@ -60,15 +51,7 @@ def measure_plan(
 ) -> PreflightResult:
     """Replace the layers' settings of a plan by measured ones, from an earlier measurement or a new one.
 
-    The run keeps its measurement, so that a resume executes the same plan.
-
-    Args:
-        config: of the trainings.
-        checked: a plan by the rules, and the hardware of the first training host.
-        prepared: the data.
-        run_id: MLflow run that keeps the measurement.
-        environment: this machine's facts.
-        address: of the Dask scheduler.
+    The run stores its measurement, so that a resume executes the same plan.
     """
     plan = checked.plan
     if plan.strategy == "fsdp" or not plan.reasons.keys() & set(LAYER_SETTINGS):

@@ -1,7 +1,7 @@
 """Restricts the clusters that a run may join: never one that only a form of Prefect or the store names.
 
-Dask runs what a scheduler sends. So the address of a scheduler, and going without TLS, come from the local user's
-command line or environment alone. Parameters of Prefect's API and stored configurations are other people's text.
+Dask executes what a scheduler sends. Anyone may write parameters of Prefect's API and stored configurations. So only
+the local user's command line and environment choose the address of a scheduler, or turn TLS off.
 """
 
 from __future__ import annotations
@@ -17,30 +17,22 @@ from paceline.conf.load import apply
 from paceline.tasks.errors import InputError
 
 FLOW_RUN = "PREFECT__FLOW_RUN_ID"
-"""Prefect's runners and workers set it in the process of each flow run that they start."""
+"""Variable that Prefect's runners and workers set in the process of each flow run."""
 SECTION = "cluster."
 DEFAULT_KIND = Cluster().kind
 
 
 def is_from_api() -> bool:
-    """Return whether the parameters of this process's flow came from Prefect's API.
-
-    A command, or a program of the user, that calls a flow passes the parameters itself; then there is neither the
-    variable nor a deployment.
-    """
+    """Return whether the parameters of this process's flow came from Prefect's API, and not from a caller."""
     if FLOW_RUN in os.environ:
         return True
-    context: Any = sys.modules.get("prefect.context")  # before it is imported, no flow runs here
-    running = context and context.FlowRunContext.get()
-    return bool(running and running.flow_run and running.flow_run.deployment_id)
+    context: Any = sys.modules.get("prefect.context")  # before its import, no flow runs here
+    flow = context and context.FlowRunContext.get()
+    return bool(flow and flow.flow_run and flow.flow_run.deployment_id)
 
 
 def check_origin(cluster: Cluster, environment: Environment) -> None:
-    """Refuse a scheduler, or a cluster without TLS, that only Prefect's API names. Connects to nothing.
-
-    Raises:
-        InputError: the environment of this host does not allow it.
-    """
+    """Raise InputError for a scheduler, or a cluster without TLS, that only Prefect's API names."""
     if not is_from_api():
         return
     if cluster.address is not None and cluster.address != environment.scheduler:
@@ -65,12 +57,7 @@ def allow(cluster: Cluster) -> None:
 
 
 def replace_cluster(tree: dict[str, Any], overrides: Sequence[str], run_id: str) -> tuple[str, ...]:
-    """Give a stored configuration the cluster of the command line in place of its own.
-
-    Args:
-        tree: of the configuration; it is changed.
-        overrides: the `cluster.*` settings of the command line.
-        run_id: of the run that is resumed.
+    """Replace the cluster of a stored configuration by the `cluster.*` settings of the command line.
 
     Returns:
         Settings that the run had and the command line does not name.

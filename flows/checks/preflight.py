@@ -10,22 +10,26 @@ from paceline.conf.config import SELF_CONTAINED_BASELINES, Config
 from paceline.conf.data import Data
 from paceline.conf.environment import Environment
 from paceline.conf.load import check_own
+from paceline.flows.checks.origin import check_origin
 from paceline.flows.checks.prestart import Prestart
 from paceline.flows.checks.pretrained import check_weights
 from paceline.flows.checks.results import reusable
-from paceline.flows.checks.training_host import training_host
 from paceline.flows.lifecycle.prefect_api import check_prefect
 from paceline.tasks.cluster.kinds import kind_of
+from paceline.tasks.cluster.tls import certificates
 from paceline.tasks.cluster.user_packages import require_packages
 from paceline.tasks.data.key import describe
 from paceline.tasks.data.listing import Listing
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import nearest_existing
+from paceline.tasks.names import Tag
 from paceline.tasks.records import Hardware, Plan, Pretrained
 from paceline.tasks.track.connectivity import check_reachable
 from paceline.tasks.train.launch.placement import inspect
 from paceline.tasks.train.plan import resolve
 
+ROLES = ("run", "arm", "trial")
+"""Roles of runs that a run can be divided by."""
 RESNETS = ("resnet18", "resnet50")
 RESNET_HALVED = 32
 """Pixels: they halve images five times."""
@@ -33,7 +37,7 @@ RESNET_HALVED = 32
 
 @dataclass(frozen=True)
 class PreflightResult:
-    """Facts that the checks of a run collect."""
+    """Facts from the checks of a run."""
 
     plan: Plan
     hardware: Hardware
@@ -63,7 +67,7 @@ def check(
         config: of the run.
         environment: this machine's facts.
         list_data: lists a source; several checks can share the listings of equal settings.
-        prestart: starts what the run needs as soon as its part of the input is checked.
+        prestart: starts parts of the run as soon as their input is checked.
 
     Raises:
         ConfigError: the package of a source or a model is not installed here, or they do not fit.
@@ -80,7 +84,7 @@ def check(
     if prestart is not None:
         prestart.start_api()
     listing = list_data(config.data)
-    plan = _plan(config, hardware, listing.num_train)
+    plan = plan_on(config, hardware, listing.num_train)
     if listing.num_test == 0:
         raise InputError(
             f"data.test_fraction={config.data.test_fraction} leaves no test samples, and a run is evaluated on them; "
@@ -90,19 +94,40 @@ def check(
         prestart.start_cluster(plan)
     pretrained = check_weights(config, listing, environment)
     experiment_id = _check_store(config, environment)
-    if config.speedup.baseline not in SELF_CONTAINED_BASELINES:
-        from paceline.flows.checks.baseline import check_baseline
-
-        check_baseline(config, environment)
+    _check_baseline(config, environment)
     return PreflightResult(plan, hardware, experiment_id, listing.num_train, pretrained)
 
 
-def check_servers(config: Config, environment: Environment) -> str:
-    """Check the Prefect server, the state directory and the MLflow store; the experiment's id.
+def _check_baseline(config: Config, environment: Environment) -> None:
+    """Raise InputError if the named run is unknown, has not finished, or is not a training."""
+    run_id = config.speedup.baseline
+    if run_id in (*SELF_CONTAINED_BASELINES, "matched"):
+        return
+    from paceline.tasks.track.queries import get_runs  # MLflow: a second
 
-    Raises:
-        InputError: one line with the value, the rule and the fix.
-    """
+    try:
+        (run,) = get_runs(environment.tracking_uri, [run_id])
+    except InputError as error:
+        raise InputError(f"speedup.baseline: {error}") from error
+    role = run.tags.get(Tag.ROLE, "")
+    if role not in ROLES or run.status != "FINISHED":
+        was = f"is a {role or 'foreign run'}" if role not in ROLES else f"is {run.status}"
+        raise InputError(f"speedup.baseline={run_id} {was}; name a training that has finished (see paceline ui)")
+
+
+def training_host(config: Config, environment: Environment) -> Hardware:
+    """Hardware of the first training host; of a Slurm node, the requested hardware. Starts nothing."""
+    check_origin(config.cluster, environment)
+    certificates(config.cluster, environment)
+    if config.cluster.address is not None:
+        return inspect(config, config.cluster.address)
+    kind = kind_of(config.cluster)
+    kind.check()
+    return kind.first_host(config, environment)
+
+
+def check_servers(config: Config, environment: Environment) -> str:
+    """Check the Prefect server, the state directory and the MLflow store; return the id of the experiment."""
     check_prefect(environment)
     _check_home(environment)
     return _check_store(config, environment)
@@ -128,41 +153,29 @@ def confirm_on_cluster(config: Config, checked: PreflightResult, address: str) -
     return replace(checked, plan=resolve(config, hardware, checked.num_train), hardware=hardware)
 
 
-def plan_like(config: Config, checked: PreflightResult, hardware: Hardware) -> Plan:
-    """Plan a configuration with another recipe or model than the checked one, on the same data.
+def plan_on(config: Config, hardware: Hardware, num_train: int) -> Plan:
+    """Plan a configuration on hardware and a number of training samples.
 
     Raises:
-        InputError: the hardware or the data cannot do what is asked.
+        InputError: the hardware or the data do not allow it.
     """
-    return _plan(config, hardware, checked.num_train)
-
-
-def _plan(config: Config, hardware: Hardware, num_train: int) -> Plan:
     plan = resolve(config, hardware, num_train)
-    _check_batch(config, num_train)
-    _check_last_batch(config, num_train)
-    return plan
-
-
-def _check_batch(config: Config, num_train: int) -> None:
-    ranks = config.global_batch_size // config.recipe.batch_size
-    if config.global_batch_size > num_train:
+    size, batch = config.global_batch_size, config.recipe.batch_size
+    if size > num_train:
         raise InputError(
-            f"recipe.batch_size={config.recipe.batch_size} ({config.global_batch_size} over all ranks) exceeds the "
-            f"{num_train} training samples; use recipe.batch_size={num_train // ranks} or less"
+            f"recipe.batch_size={batch} ({size} over all ranks) exceeds the "
+            f"{num_train} training samples; use recipe.batch_size={num_train // (size // batch)} or less"
         )
-
-
-def _check_last_batch(config: Config, num_train: int) -> None:
-    """Batch norm needs two values of a channel, and small images leave one in each sample behind a ResNet's layers."""
-    size, ranks = config.global_batch_size, config.execution.world_size
+    # Batch norm needs two values of a channel, and small images leave one in each sample behind a ResNet's layers.
+    is_small = config.model.name in RESNETS and config.data.image_size <= RESNET_HALVED
     remainder = num_train % size
-    if config.model.name in RESNETS and config.data.image_size <= RESNET_HALVED and 0 < remainder < 2 * ranks:
+    if is_small and 0 < remainder < 2 * config.execution.world_size:
         raise InputError(
-            f"recipe.batch_size={config.recipe.batch_size} leaves a last batch of {remainder} of the {num_train} "
+            f"recipe.batch_size={batch} leaves a last batch of {remainder} of the {num_train} "
             f"training samples, and a device needs two with {config.model.name} on images of at most {RESNET_HALVED} "
             "pixels; use another batch_size or larger images"
         )
+    return plan
 
 
 def _check_home(environment: Environment) -> None:

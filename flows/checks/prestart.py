@@ -1,7 +1,7 @@
 """Starts the slow parts of a run early: Prefect's temporary API, and a cluster of this host with its rank processes.
 
 They start while the rest of the run's input is checked and the engines are imported. A flow without a prestart, as in
-a deployment, opens its own cluster. Other clusters are not started early: they are shared, or have to be waited for.
+a deployment, opens its own cluster. Clusters of other hosts are not started early.
 """
 
 from __future__ import annotations
@@ -34,12 +34,7 @@ class OpenCluster:
 
 
 class Prestart:
-    """Starts what a run needs as its checks allow it, and ends that with the body.
-
-    Args:
-        config: of the run.
-        environment: this machine's facts.
-    """
+    """Starts parts of a run as soon as its checks allow, and ends them with the body."""
 
     def __init__(self, config: Config, environment: Environment) -> None:
         self._config = config

@@ -16,7 +16,7 @@ from paceline.tasks.model_bundle import WEIGHTS
 from paceline.tasks.records import ModelFacts, Pretrained
 
 SHAPE = ("name", "width", "depth")
-"""Settings that shape a network; some networks ignore some."""
+"""Settings that shape a network."""
 
 
 def check_weights(config: Config, listing: Listing, environment: Environment) -> Pretrained | None:
@@ -38,37 +38,31 @@ def check_weights(config: Config, listing: Listing, environment: Environment) ->
         return None
     where, (path, facts), same_classes = f"model.pretrained={reference}", _place(reference, environment), True
     if facts is not None:
-        _check_same_name(facts, config.model, where)
+        if facts.model.name != config.model.name:
+            raise InputError(_other_network(facts.model, where))
+        try:
+            check_package(config.model, facts.package)  # a changed package is fine if the weights still fit
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from error
         same_classes = (facts.class_names, facts.target_names) == (listing.class_names, listing.target_names)
     tensors, digest = read_weights(path)
     try:
-        anew = check_fit(tensors, network, same_classes=same_classes, where=where)
+        reinitialized = check_fit(tensors, network, same_classes=same_classes, where=where)
     except InputError as error:
         if facts is not None and _shape(facts.model) != _shape(config.model):
             raise InputError(_other_network(facts.model, where)) from error
         raise
-    num_tensors = len(network.state_dict()) - len(anew)
     return Pretrained(
         reference=reference,
         path=_store(path, digest, environment.root),
         sha256=digest,
-        num_tensors=num_tensors,
-        reinitialized=anew,
+        num_tensors=len(network.state_dict()) - len(reinitialized),
+        reinitialized=reinitialized,
     )
 
 
 def check_layer(layer: str, model: Model, image_shape: tuple[int, int, int], heads: tuple[int, int]) -> int:
-    """Count the values of a layer per image.
-
-    Args:
-        layer: its name.
-        model: of the network.
-        image_shape: height, width, channels.
-        heads: classes and regression targets.
-
-    Raises:
-        InputError: it has no such layer.
-    """
+    """Count the values of a layer per image (height, width, channels); the heads are classes and regression targets."""
     from paceline.tasks.model.activations import layer_sizes  # torch: a second
     from paceline.tasks.model.networks.registry import build_network
 
@@ -79,16 +73,7 @@ def check_layer(layer: str, model: Model, image_shape: tuple[int, int, int], hea
 
 
 def check_own_size(model: Model, image_shape: tuple[int, int, int], heads: tuple[int, int]) -> None:
-    """Refuse to predict images at their own sizes with a model that cannot.
-
-    Args:
-        model: of the network.
-        image_shape: height, width, channels.
-        heads: classes and regression targets.
-
-    Raises:
-        InputError: the model classifies images, or does not declare its receptive field.
-    """
+    """Raise InputError if a model cannot predict images at their own sizes; for the arguments see `check_layer`."""
     from paceline.tasks.model.networks.registry import build_network
     from paceline.tasks.model.transfer import reach_and_stride
     from paceline.tasks.predict.tiles import MAX_SIDE, grid_for
@@ -130,21 +115,12 @@ def _place(reference: str, environment: Environment) -> tuple[Path, ModelFacts |
     return path, None
 
 
-def _check_same_name(theirs: ModelFacts, ours: Model, where: str) -> None:
-    if theirs.model.name != ours.name:
-        raise InputError(_other_network(theirs.model, where))
-    try:
-        check_package(ours, theirs.package)  # a changed package is fine if the weights still fit
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from error
-
-
 def _shape(model: Model) -> dict[str, object]:
     return {name: getattr(model, name) for name in SHAPE}
 
 
-def _other_network(theirs: Model, where: str) -> str:
-    settings = " ".join(f"model.{name}={value}" for name, value in _shape(theirs).items())
+def _other_network(model: Model, where: str) -> str:
+    settings = " ".join(f"model.{name}={value}" for name, value in _shape(model).items())
     return f"{where}: was trained with {settings}, and the network here is another one; set the same"
 
 

@@ -20,7 +20,7 @@ _latest: ContextVar[tuple[object, object, object, Any] | None] = ContextVar("lat
 def reusable(
     check: Callable[Concatenate[Request, Environment, Options], Result],
 ) -> Callable[Concatenate[Request, Environment, Options], Result]:
-    """Keep the result of a check for the flow that starts next, see `result_of`."""
+    """Store the result of a check for the flow that starts next, see `result_of`."""
 
     @wraps(check)
     def call(request: Request, environment: Environment, /, *more: Options.args, **options: Options.kwargs) -> Result:
@@ -32,22 +32,14 @@ def reusable(
 
 
 def result_of(check: Callable[[Request, Environment], Result], request: Request, environment: Environment) -> Result:
-    """Take the result of the latest check if that was this one, or else check now.
+    """Take the result of the latest `reusable` check if it had these arguments, or else check now.
 
     A flow that Prefect starts by itself, for example from a deployment, has no earlier check.
-
-    Args:
-        check: a `reusable` function.
-        request: the parameter of the flow.
-        environment: this machine's facts.
-
-    Raises:
-        InputError: one line with the value, the rule and the fix.
     """
     latest = _latest.get()
     if latest is not None and latest[:3] == (check.__qualname__, request, environment):
         result: Result = latest[3]
     else:
         result = check(request, environment)
-    _latest.set(None)  # it holds for one flow: what was checked may change until the next one
+    _latest.set(None)  # valid for one flow: the data or servers may change before the next one
     return result

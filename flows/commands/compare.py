@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from pathlib import Path
 
 from paceline.conf.environment import Environment
-from paceline.flows.commands.console import Command, add_json, json_stream, say, say_table, write_json, write_page
+from paceline.flows.commands.console import JSON, Command, argument, json_stream, say, say_table, write_json, write_page
 from paceline.tasks.errors import InputError
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    """Its options."""
-    parser.add_argument("runs", nargs="*", metavar="RUN_ID", help="runs to compare; the first is the base")
-    parser.add_argument("--experiment", help="take the newest runs of this experiment instead")
-    parser.add_argument("--last", type=int, metavar="N", help="number of newest runs of the experiment (default: 5)")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write the comparison as a page too")
-    add_json(parser)
-
-
 def main(options: Namespace) -> None:
-    """Carry it out."""
+    """Compare."""
     if options.last is not None and options.last < 2:  # noqa: PLR2004  a comparison is of two
         raise InputError(
             f"--last must be 2 or more, got {options.last}", hint="compare two runs with --last 2", setting="--last"
@@ -34,10 +25,7 @@ def main(options: Namespace) -> None:
         comparison = compare_runs(site, options.runs, options.experiment, options.last)
         if options.html:
             write_page(options.html, render_compare(comparison))
-        say_table(*compare_table(comparison))
-        say("")
-        for note in compare_notes(comparison):
-            say(note)
+        say_table(*compare_table(comparison), compare_notes(comparison))
         view = view_url(site, comparison)
         if view:
             say(f"in the MLflow UI: {view}")
@@ -47,6 +35,12 @@ def main(options: Namespace) -> None:
 COMMAND = Command(
     "compare finished runs; the first one is the base",
     ("paceline compare RUN_ID RUN_ID", "paceline compare --experiment paceline --last 5"),
-    add_arguments,
+    (
+        argument("runs", nargs="*", metavar="RUN_ID", help="runs to compare; the first is the base"),
+        argument("--experiment", help="take the newest runs of this experiment instead"),
+        argument("--last", type=int, metavar="N", help="number of newest runs of the experiment (default: 5)"),
+        argument("--html", type=Path, metavar="FILE", help="write the comparison as a page too"),
+        JSON,
+    ),
     main,
 )

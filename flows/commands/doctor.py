@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from typing import TYPE_CHECKING
 
 from paceline.conf.environment import Environment
 from paceline.conf.load import load
-from paceline.flows.commands.console import Command, add_json, json_stream, say, write_json
+from paceline.flows.commands.console import JSON, Command, json_stream, overrides, say, write_json
 from paceline.tasks.errors import RunError
 
 if TYPE_CHECKING:
@@ -17,31 +17,20 @@ MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
 WIDTH = 18
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    """Its options."""
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        metavar="key=value",
-        help="the cluster and execution to look at, such as cluster.kind=ssh",
-    )
-    add_json(parser)
-
-
 def main(options: Namespace) -> None:
-    """Examine, tell, and fail if something is wrong."""
-    site, config = Environment(), load("digits", options.overrides)
+    """Examine, report, and fail if something is wrong."""
     from paceline.flows.doctor import examine
 
+    config = load("digits", options.overrides)
     with json_stream(options.json) as stream:
-        found = examine(config, site, lambda finding: say(_line(finding)))
-        counts = {status: sum(finding.status == status for finding in found) for status in MARKS}
-        write_json(stream, {"findings": [finding.model_dump() for finding in found], "counts": counts})
+        findings = examine(config, Environment(), lambda finding: say(_line(finding)))
+        counts = {status: sum(finding.status == status for finding in findings) for status in MARKS}
+        write_json(stream, {"findings": [finding.model_dump() for finding in findings], "counts": counts})
     if counts["error"]:
         raise RunError(
-            f"{counts['error']} of {len(found)} checks found something wrong, {counts['warning']} are doubtful"
+            f"{counts['error']} of {len(findings)} checks found something wrong, {counts['warning']} are doubtful"
         )
-    say(f"nothing is wrong, {counts['warning']} of {len(found)} checks doubtful")
+    say(f"nothing is wrong, {counts['warning']} of {len(findings)} checks doubtful")
 
 
 def _line(finding: Finding) -> str:
@@ -52,6 +41,9 @@ def _line(finding: Finding) -> str:
 COMMAND = Command(
     "check packages, devices, servers, certificates and the cluster's workers",
     ("paceline doctor", "paceline doctor cluster.kind=address cluster.address=tls://host:8786"),
-    add_arguments,
+    (
+        overrides("the cluster and execution to look at, such as cluster.kind=ssh"),
+        JSON,
+    ),
     main,
 )

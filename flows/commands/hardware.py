@@ -2,49 +2,33 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from pathlib import Path
 
 from paceline.conf.environment import Environment
-from paceline.flows.commands.console import Command, add_json, json_stream, say, say_table, write_json, write_page
+from paceline.flows.commands.console import JSON, Command, argument, json_stream, say, say_table, write_json, write_page
 from paceline.tasks.errors import InputError
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    """Its options."""
-    parser.add_argument(
-        "--experiment", default="paceline", help="experiment whose runs are compared (default: paceline)"
-    )
-    parser.add_argument(
-        "--price",
-        action="append",
-        default=[],
-        metavar="DEVICE=PRICE",
-        help="price of one device for an hour, with a part of the device's name, as in H200=4.5; repeat for more",
-    )
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write the table as a page too")
-    add_json(parser)
-
-
 def main(options: Namespace) -> None:
-    """Carry it out."""
+    """Tabulate."""
     prices = dict(_price(text) for text in options.price)
     from paceline.flows.hardware_table import hardware_table
     from paceline.tasks.report.tables import HEAD, hardware_notes, hardware_rows, render_hardware
 
     with json_stream(options.json) as stream:
-        found = hardware_table(Environment(), options.experiment, prices)
+        table = hardware_table(Environment(), options.experiment, prices)
         if options.html:
-            write_page(options.html, render_hardware(found))
-        for work in found.tables:
+            write_page(options.html, render_hardware(table))
+        for work in table.tables:
             say(f"\n{work.work}")
             say_table(HEAD, hardware_rows(work))
-            for one in work.break_evens:
-                say(one.sentence)
+            for break_even in work.break_evens:
+                say(break_even.sentence)
         say("")
-        for note in hardware_notes(found):
+        for note in hardware_notes(table):
             say(note)
-        write_json(stream, found.model_dump(mode="json"))
+        write_json(stream, table.model_dump(mode="json"))
 
 
 def _price(text: str) -> tuple[str, float]:
@@ -65,6 +49,17 @@ def _price(text: str) -> tuple[str, float]:
 COMMAND = Command(
     "compare all hardware that did the same work: throughput, memory, energy, price",
     ("paceline hardware", 'paceline hardware --price "H200=4.5" --html hardware.html'),
-    add_arguments,
+    (
+        argument("--experiment", default="paceline", help="experiment whose runs are compared (default: paceline)"),
+        argument(
+            "--price",
+            action="append",
+            default=[],
+            metavar="DEVICE=PRICE",
+            help="price of one device for an hour, with a part of the device's name, as in H200=4.5; repeat for more",
+        ),
+        argument("--html", type=Path, metavar="FILE", help="write the table as a page too"),
+        JSON,
+    ),
     main,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from types import NoneType, UnionType
@@ -17,7 +17,7 @@ from paceline.conf.config import Config
 from paceline.conf.hints import ALIASES, did_you_mean, suggest_setting, typed, yaml_text
 from paceline.conf.load import PRESETS as PRESET_DIRECTORY
 from paceline.conf.load import flatten, load, preset_names
-from paceline.flows.commands.console import Command, add_json, write_json
+from paceline.flows.commands.console import JSON, Command, argument, write_json
 from paceline.tasks.errors import InputError
 
 COMMON = (
@@ -27,7 +27,6 @@ COMMON = (
     *("execution.accelerator", "execution.num_nodes", "execution.num_devices", "execution.precision"),
     *("execution.compile", "cluster.kind", "track.experiment", "seed"),
 )
-"""The most common settings."""
 WIDTH = 110
 _WORDS: dict[object, str] = {int: "whole number", float: "number", str: "text", bool: "true or false", NoneType: "null"}
 
@@ -70,11 +69,6 @@ def type_text(kind: object) -> str:
     return _WORDS[kind]
 
 
-def add_presets_arguments(parser: ArgumentParser) -> None:
-    """Add the options of `paceline presets`."""
-    add_json(parser)
-
-
 def print_presets(options: Namespace) -> None:
     """Print the shipped presets."""
     rows = []
@@ -95,60 +89,43 @@ def print_presets(options: Namespace) -> None:
     print("\nStart one with: paceline run PRESET; presets that need your data take data.root=DIR")
 
 
-def add_settings_arguments(parser: ArgumentParser) -> None:
-    """Add the options of `paceline settings`."""
-    parser.add_argument(
-        "pattern",
-        nargs="?",
-        metavar="PATTERN",
-        help='part of a name, a word of the help, or a pattern such as "*.num_*"',
-    )
-    add_json(parser)
-
-
 def print_settings(options: Namespace) -> None:
     """Print the settings that match, with type, default and help."""
-    found = matching(options.pattern) if options.pattern else all_settings()
+    settings = matching(options.pattern) if options.pattern else all_settings()
     if options.json:
-        write_json(sys.stdout, {"settings": [one._asdict() for one in found]})
+        write_json(sys.stdout, {"settings": [setting._asdict() for setting in settings]})
         return
-    for one in found:
-        print(f"{one.name}={yaml_text(one.default)}   ({one.type})")
-        print(textwrap.fill(one.help, WIDTH, initial_indent="    ", subsequent_indent="    "))
+    for setting in settings:
+        print(f"{setting.name}={yaml_text(setting.default)}   ({setting.type})")
+        print(textwrap.fill(setting.help, WIDTH, initial_indent="    ", subsequent_indent="    "))
 
 
 def matching(pattern: str) -> list[Setting]:
-    """The settings whose names match, else those that a word of another tool means, else those whose help matches.
-
-    Raises:
-        InputError: nothing matches.
-    """
-    every = all_settings()
+    """The settings whose names match, else those that a word of another tool means, else those whose help matches."""
+    settings = all_settings()
     word = pattern.lower()
-    by_name = [one for one in every if word in one.name or fnmatch(one.name, word)]
     alias = ALIASES.get(word.replace("-", "_"))
-    found = by_name or [one for one in every if one.name == alias] or [one for one in every if word in one.help.lower()]
-    if not found:
-        near = suggest_setting(pattern, [one.name for one in every])
+    matches = (
+        [setting for setting in settings if word in setting.name or fnmatch(setting.name, word)]
+        or [setting for setting in settings if setting.name == alias]
+        or [setting for setting in settings if word in setting.help.lower()]
+    )
+    if not matches:
+        near = suggest_setting(pattern, [setting.name for setting in settings])
         hint = did_you_mean(near, "list all settings with: paceline settings")
         raise InputError(f"no setting matches {pattern}", hint=hint, setting="PATTERN")
-    return found
+    return matches
 
 
 def print_common(preset: str, overrides: list[str]) -> None:
     """Print the most common settings, as a preset has them."""
     values = flatten(load(preset, overrides))
-    helps = {one.name: one.help for one in all_settings()}
+    helps = {setting.name: setting.help for setting in all_settings()}
     print(f"\nCommon settings, with their values in the preset {preset}:")
     for name in COMMON:
         shown = f"  {name}={typed(values[name])}"
         print(f"{shown:<36}{textwrap.shorten(helps[name], WIDTH - 36, placeholder=' ...')}")
     print("\nAll settings: paceline settings. What `auto` becomes on this machine: paceline run PRESET --show.")
-
-
-def add_completion_arguments(parser: ArgumentParser) -> None:
-    """Add the options of `paceline completion`."""
-    parser.add_argument("shell", choices=("bash", "zsh"), help="shell that reads the script")
 
 
 def print_completion(options: Namespace) -> None:
@@ -172,7 +149,7 @@ def print_completion(options: Namespace) -> None:
             cases="\n".join(cases),
             presets=" ".join(preset_names()),
             takers="|".join(takers),
-            settings=" ".join(f"{one.name}=" for one in all_settings()),
+            settings=" ".join(f"{setting.name}=" for setting in all_settings()),
         ),
         end="",
     )
@@ -201,18 +178,26 @@ complete -o default -F _paceline paceline
 PRESETS = Command(
     "list the presets: task, data, what they are",
     ("paceline presets", "paceline presets --json"),
-    add_presets_arguments,
+    (JSON,),
     print_presets,
 )
 SETTINGS = Command(
     "list the settings: type, default, help",
     ("paceline settings learning_rate", "paceline settings execution."),
-    add_settings_arguments,
+    (
+        argument(
+            "pattern",
+            nargs="?",
+            metavar="PATTERN",
+            help='part of a name, a word of the help, or a pattern such as "*.num_*"',
+        ),
+        JSON,
+    ),
     print_settings,
 )
 COMPLETION = Command(
     "print a script that completes commands and settings in a shell",
     ('eval "$(paceline completion bash)"', 'eval "$(paceline completion zsh)"'),
-    add_completion_arguments,
+    (argument("shell", choices=("bash", "zsh"), help="shell that reads the script"),),
     print_completion,
 )

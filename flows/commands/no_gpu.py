@@ -2,90 +2,31 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
-from typing import TYPE_CHECKING, Any
+from argparse import Namespace
+from typing import Any
 
-from paceline.conf.environment import Environment
-from paceline.conf.load import checked, load
-from paceline.flows.commands.console import (
-    Command,
-    add_preset,
-    json_stream,
-    run_location,
-    say,
-    say_pairs,
-    say_table,
-    write_json,
-)
-from paceline.flows.commands.prefect_session import quiet_flow
-from paceline.flows.commands.resumed import stored_request
-from paceline.tasks.errors import InputError
-
-if TYPE_CHECKING:
-    from paceline.flows.no_gpu.request import NoGpuRequest
-
-
-def add_arguments(parser: ArgumentParser) -> None:
-    """Its options."""
-    add_preset(parser, optional=True)
-    parser.add_argument(
-        "--pretrained",
-        metavar="WEIGHTS",
-        help="weights to start from: a file, RUN_ID, runs:/RUN_ID/model or models:/NAME@ALIAS",
-    )
-    parser.add_argument(
-        "--fine-tune",
-        action="append",
-        metavar="key=value",
-        help="setting of the recipe for fine-tuning only; repeat for more",
-    )
-    parser.add_argument("--layer", metavar="NAME", help="layer whose output is the features (default: pool)")
-    parser.add_argument("--target", type=float, metavar="A", help="validation accuracy at which the time is taken")
-    parser.add_argument("--repeats", type=int, metavar="K", help="number of repeats of each way (default: 3)")
-    parser.add_argument("--gpu", metavar="NAME", help="GPU whose data sheet bounds what was not measured (default: L4)")
-    parser.add_argument("--resume", metavar="RUN_ID", help="resume an interrupted study")
+from paceline.conf.load import load, validate_as
+from paceline.flows.commands.console import Command, argument, preset, require, run_location, say_pairs, say_table
+from paceline.flows.commands.prefect_session import start_flow, stored_request
 
 
 def main(options: Namespace) -> None:
-    """Carry it out."""
-    from paceline.flows.no_gpu.request import check_no_gpu
+    """Run or resume a study of training without a GPU."""
+    from paceline.flows.no_gpu.flow import run_no_gpu
+    from paceline.flows.no_gpu.request import NoGpuRequest, check_no_gpu
 
-    site = Environment()
-    request = _resumed(site, options) if options.resume else _request(options)
-    check_no_gpu(request, site)
-    with json_stream(options.json) as stream, quiet_flow(site):
-        from paceline.flows.no_gpu.flow import run_no_gpu
-
-        summary = run_no_gpu(request, options.resume)
-        _show(summary)
-        write_json(stream, {key: value for key, value in summary.items() if key != "result"})
+    tree = stored_request(options, "no-gpu") if options.resume else _request(options)
+    start_flow(options, validate_as(NoGpuRequest, tree), check_no_gpu, run_no_gpu, _show)
 
 
-def _options_given(options: Namespace) -> dict[str, Any]:
-    names = {"fine_tune": "tuned", "layer": "layer", "target": "target", "repeats": "repeats", "gpu": "gpu"}
-    values = {field: getattr(options, option) for option, field in names.items()}
-    return {field: value for field, value in values.items() if value is not None}
-
-
-def _request(options: Namespace) -> NoGpuRequest:
-    from paceline.flows.no_gpu.request import NoGpuRequest
-
-    if options.preset is None or options.pretrained is None:
-        raise InputError(
-            "paceline no-gpu needs a preset and pretrained weights",
-            hint="for example: paceline no-gpu folder data.root=DIR --pretrained RUN_ID",
-            setting="preset" if options.preset is None else "--pretrained",
-        )
+def _request(options: Namespace) -> dict[str, Any]:
+    require(options, "preset", "--pretrained")
     config = load(options.preset, options.overrides)
-    asked = {"preset": options.preset, "config": config, "pretrained": options.pretrained}
-    return checked(NoGpuRequest, asked | _options_given(options))
-
-
-def _resumed(site: Environment, options: Namespace) -> NoGpuRequest:
-    from paceline.flows.no_gpu.request import NoGpuRequest
-
-    changed = bool(options.pretrained or _options_given(options))
-    return checked(NoGpuRequest, stored_request(options, "no-gpu", site, changed))
+    fields = {"tuned": options.fine_tune} | {
+        name: getattr(options, name) for name in ("layer", "target", "repeats", "gpu")
+    }
+    given = {name: value for name, value in fields.items() if value is not None}
+    return {"preset": options.preset, "config": config, "pretrained": options.pretrained} | given
 
 
 def _show(summary: dict[str, Any]) -> None:
@@ -93,12 +34,7 @@ def _show(summary: dict[str, Any]) -> None:
     from paceline.tasks.speedup.study.no_gpu import NoGpuResult
 
     result = NoGpuResult.model_validate(summary["result"])
-    say_table(*no_gpu_table(result))
-    say("")
-    say(result.verdict)
-    say("")
-    for note in result.notes:
-        say(note)
+    say_table(*no_gpu_table(result), [result.verdict, "", *result.notes])
     say_pairs([("study", run_location(result.run_id, result.experiment)), ("view", summary["view"])])
 
 
@@ -108,6 +44,23 @@ COMMAND = Command(
         "paceline no-gpu folder data.root=DIR --pretrained RUN_ID",
         "paceline no-gpu folder data.root=DIR --pretrained resnet18.pt --repeats 3",
     ),
-    add_arguments,
+    (
+        *preset(resume="resume an interrupted study"),
+        argument(
+            "--pretrained",
+            metavar="WEIGHTS",
+            help="weights to start from: a file, RUN_ID, runs:/RUN_ID/model or models:/NAME@ALIAS",
+        ),
+        argument(
+            "--fine-tune",
+            action="append",
+            metavar="key=value",
+            help="setting of the recipe for fine-tuning only; repeat for more",
+        ),
+        argument("--layer", metavar="NAME", help="layer whose output is the features (default: pool)"),
+        argument("--target", type=float, metavar="A", help="validation accuracy at which the time is taken"),
+        argument("--repeats", type=int, metavar="K", help="number of repeats of each way (default: 3)"),
+        argument("--gpu", metavar="NAME", help="GPU whose data sheet bounds what was not measured (default: L4)"),
+    ),
     main,
 )

@@ -1,33 +1,45 @@
-"""How commands start a flow."""
+"""How commands start and resume a flow."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from argparse import Namespace
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.conf.environment import Environment
+from paceline.flows.checks.origin import SECTION, replace_cluster
+from paceline.flows.commands.console import json_stream, say, write_json
+from paceline.tasks.errors import InputError
+
+if TYPE_CHECKING:
+    from paceline.flows.lifecycle.request_artifact import Kind
+
+Request = TypeVar("Request")
+NO_CHANGES = {"preset", "overrides", "resume", "json", "diagnose", "quiet", "verbose", "help"}
+"""Arguments that do not change the request of a study or a sweep that is resumed."""
 
 
-def collect_again() -> None:
-    """Have garbage looked for from now on, but not among what is imported; until then a command starts faster."""
+def enable_gc() -> None:
+    """Collect garbage from now on, except for imported objects; until then a command starts faster."""
     gc.freeze()
     gc.enable()
 
 
 @contextmanager
-def quiet_flow(site: Environment) -> Iterator[None]:
-    """Prefect's settings for a flow started here: those of the temporary API, where there is no server.
+def quiet_flow(environment: Environment) -> Iterator[None]:
+    """Use Prefect's settings for a flow started here: those of the temporary API, if there is no server.
 
-    Heartbeats tell a server which runs are dead. On the temporary one nobody listens, and the flow would wait a second
-    for their thread at its end.
+    Heartbeats report to a server which runs are alive. No one reads them on the temporary one, and the flow would wait
+    a second for their thread at its end.
     """
     from paceline.flows.lifecycle import prefect_api
 
-    api = prefect_api.prepare_api(site)
+    api = prefect_api.prepare_api(environment)
     from prefect import settings
 
-    collect_again()
+    enable_gc()
     if api is None:
         yield
         return
@@ -36,8 +48,58 @@ def quiet_flow(site: Environment) -> Iterator[None]:
         {
             settings.PREFECT_API_URL: url,
             settings.PREFECT_API_AUTH_STRING: api.auth,
-            settings.PREFECT_UI_URL: "",  # it has none
+            settings.PREFECT_UI_URL: "",  # there is none
             settings.PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,
         }
     ):
         yield
+
+
+def start_flow(
+    options: Namespace,
+    request: Request,
+    check: Callable[[Request, Environment], object],
+    flow: Callable[..., dict[str, Any]],
+    show: Callable[[dict[str, Any]], None],
+) -> None:
+    """Check a request, run its flow or resume it, and show the summary; the record `result` is not part of the JSON."""
+    environment = Environment()
+    check(request, environment)
+    resume = getattr(options, "resume", None)
+    with json_stream(options.json) as stream, quiet_flow(environment):
+        summary = flow(request, resume) if resume else flow(request)
+        show(summary)
+        write_json(stream, {key: value for key, value in summary.items() if key != "result"})
+
+
+def take_cluster(tree: dict[str, Any], options: Namespace) -> None:
+    """Replace the `cluster.*` settings of a stored configuration by those of the command line; warn of the rest.
+
+    Settings of the cluster are never taken from the store.
+    """
+    given = [override for override in options.overrides if override.startswith(SECTION)]
+    not_taken = replace_cluster(tree, given, options.resume)
+    if not_taken:
+        names = ", ".join(SECTION + name for name in not_taken)
+        say(f"warning: not taken from the run: {names}; give again what you need")
+
+
+def stored_request(options: Namespace, role: Kind) -> dict[str, Any]:
+    """Read the request of a study or a sweep to resume, which only settings of the cluster may change."""
+    from paceline.flows.lifecycle.request_artifact import load_request
+
+    if options.preset is not None:
+        options.overrides.insert(0, options.preset)  # with --resume every positional argument is an override
+    is_changed = any(
+        getattr(options, action.dest) != action.default
+        for action in options.parser._actions
+        if action.dest not in NO_CHANGES
+    )
+    if is_changed or not all(override.startswith(SECTION) for override in options.overrides):
+        raise InputError(
+            f"--resume {options.resume} resumes the {role} as it was asked for; give nothing else, except {SECTION}*"
+        )
+    request = load_request(role, Environment(), options.resume)
+    if isinstance(request.get("config"), dict):
+        take_cluster(request["config"], options)
+    return request

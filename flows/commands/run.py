@@ -4,52 +4,44 @@ from __future__ import annotations
 
 import sys
 import time
-from argparse import ArgumentParser, Namespace
-from typing import TYPE_CHECKING, Any
+from argparse import Namespace
+from typing import Any
 
+from paceline.conf.config import Config
 from paceline.conf.environment import Environment
 from paceline.conf.load import apply, load, validate
-from paceline.flows.commands.console import Command, add_preset, json_stream, run_location, say_pairs, write_json
+from paceline.flows.commands.console import (
+    Command,
+    argument,
+    json_stream,
+    preset,
+    require,
+    run_location,
+    say_pairs,
+    write_json,
+)
 from paceline.flows.commands.lookup import print_common
-from paceline.flows.commands.prefect_session import quiet_flow
-from paceline.flows.commands.resumed import take_cluster
+from paceline.flows.commands.prefect_session import quiet_flow, take_cluster
 from paceline.tasks.errors import InputError, RegressionError
 
-if TYPE_CHECKING:
-    from paceline.conf.config import Config
-
-# What may change when an unfinished run goes on: how it is run, never what is learned.
 RESUMABLE_SECTIONS = ("execution.", "cluster.", "limits.")
-
-
-def add_arguments(parser: ArgumentParser) -> None:
-    """Its options."""
-    add_preset(parser, optional=True)
-    parser.add_argument(
-        "--show", action="store_true", help="print the configuration as YAML that can be saved as a preset, and stop"
-    )
-    parser.add_argument("--diagnose", action="store_true", help="measure what limits the step (speedup.diagnose=true)")
-    parser.add_argument("--resume", metavar="RUN_ID", help="resume an unfinished run from its newest checkpoint")
-    parser.add_argument("-h", "--help", action="store_true", help="print this help and the most common settings")
+"""Settings that may change when an unfinished run resumes: how it is run, never what is learned."""
 
 
 def main(options: Namespace) -> None:
-    """Carry it out."""
+    """Run, resume or show a run."""
     started = time.monotonic()
     if options.help:
         options.parser.print_help()
         print_common(options.preset or "digits", options.overrides)
         return
-    if (options.preset is None) == (options.resume is None):
-        if options.resume is None:
-            raise InputError(
-                "paceline run needs a preset", hint="list the presets with: paceline presets", setting="preset"
-            )
-        options.overrides.insert(0, options.preset)  # with --resume every positional argument is an override
-    site = Environment()
-    if options.diagnose and options.resume is None:
-        options.overrides.append("speedup.diagnose=true")
-    config = _resumed(site, options) if options.resume else load(options.preset, options.overrides)
+    if options.resume is None:
+        require(options, "preset")
+        if options.diagnose:
+            options.overrides.append("speedup.diagnose=true")
+        config = load(options.preset, options.overrides)
+    else:
+        config = _load_run(options)
     if options.show:
         from paceline.flows.show_config import show_json, show_yaml
 
@@ -58,22 +50,37 @@ def main(options: Namespace) -> None:
         else:
             print(show_yaml(config))
         return
+    from paceline.flows.checks import preflight
+    from paceline.flows.checks.prestart import Prestart
+
+    environment = Environment()
     with json_stream(options.json) as stream:
+        regression = None
         try:
-            summary, worse = _execute(config, site, options.resume), None
+            with Prestart(config, environment) as prestart:
+                preflight.check(
+                    config, environment, prestart=prestart
+                )  # before the flow: wrong input leaves no flow run
+                from paceline.flows.run.flow import run_pipeline
+
+                with quiet_flow(environment):
+                    summary = run_pipeline(config, options.resume)
         except RegressionError as error:  # done and recorded all the same
-            summary, worse = error.summary, error
+            summary, regression = error.summary, error
         summary["seconds"] = time.monotonic() - started
         _show(summary)
         write_json(stream, summary)
-        if worse is not None:
-            raise worse
+        if regression is not None:
+            raise regression
 
 
-def _resumed(site: Environment, options: Namespace) -> Config:
+def _load_run(options: Namespace) -> Config:
+    """Read the configuration of a run to resume, with the settings of the command line."""
     from paceline.tasks.track import run as tracking
 
-    _, tree = tracking.reopen(site.tracking_uri, options.resume)
+    if options.preset is not None:
+        options.overrides.insert(0, options.preset)  # with --resume every positional argument is an override
+    _, tree = tracking.reopen(Environment().tracking_uri, options.resume)
     for override in options.overrides:
         if not override.startswith(RESUMABLE_SECTIONS):
             raise InputError(
@@ -93,18 +100,6 @@ def _resumed(site: Environment, options: Namespace) -> Config:
     return config
 
 
-def _execute(config: Config, site: Environment, resume: str | None) -> dict[str, Any]:
-    from paceline.flows.checks import preflight
-    from paceline.flows.checks.prestart import Prestart
-
-    with Prestart(config, site) as prestart:
-        preflight.check(config, site, prestart=prestart)  # before the flow: wrong input leaves no flow run behind
-        from paceline.flows.run.flow import run_pipeline
-
-        with quiet_flow(site):
-            return run_pipeline(config, resume)
-
-
 def _show(summary: dict[str, Any]) -> None:
     from paceline.tasks.report.summary import summary_table
 
@@ -115,7 +110,16 @@ def _show(summary: dict[str, Any]) -> None:
 COMMAND = Command(
     "train, evaluate, and measure the speed",
     ("paceline run digits", "paceline run folder data.root=DIR recipe.num_epochs=5"),
-    add_arguments,
+    (
+        *preset(resume="resume an unfinished run from its newest checkpoint"),
+        argument(
+            "--show",
+            action="store_true",
+            help="print the configuration as YAML that can be saved as a preset, and stop",
+        ),
+        argument("--diagnose", action="store_true", help="measure what limits the step (speedup.diagnose=true)"),
+        argument("-h", "--help", action="store_true", help="print this help and the most common settings"),
+    ),
     main,
     settings=True,
 )

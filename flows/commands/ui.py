@@ -5,50 +5,47 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 
 from paceline.conf.environment import Environment
-from paceline.flows.commands.console import Command
+from paceline.flows.commands.console import Command, argument
 from paceline.tasks.errors import InputError
 from paceline.tasks.track.connectivity import check_tracking_uri
 from paceline.tasks.track.serve import STORE, TOKEN
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    """Its options."""
-    parser.add_argument("run", nargs="?", metavar="RUN_ID", help="print the address of this run's page")
-    parser.add_argument("--port", type=int, default=5000, help="TCP port on loopback (default: 5000)")
-
-
 def main(options: Namespace) -> None:
     """Print the address, and become the server."""
-    site = Environment()
-    check_tracking_uri(site.tracking_uri)
-    remote = site.tracking_uri.startswith("http")
-    if not remote and not site.tracking_uri_given and not (site.root / "mlflow.db").exists():
-        raise InputError(f"PACELINE_HOME={site.root} holds no runs yet", hint="paceline run digits")
+    environment = Environment()
+    check_tracking_uri(environment.tracking_uri)
+    remote = environment.tracking_uri.startswith("http")
+    if not remote and not environment.tracking_uri_given and not (environment.root / "mlflow.db").exists():
+        raise InputError(f"PACELINE_HOME={environment.root} holds no runs yet", hint="paceline run digits")
     page = "experiments"
     if options.run:
         from paceline.tasks.track.queries import run_page
 
-        page = run_page(site.tracking_uri, options.run)
+        page = run_page(environment.tracking_uri, options.run)
     if remote:
         from paceline.tasks.track.ui_views import server_address
 
-        print(f"{server_address(site.tracking_uri)}/#/{page}" if options.run else site.tracking_uri)
+        print(f"{server_address(environment.tracking_uri)}/#/{page}" if options.run else environment.tracking_uri)
         return
     token = secrets.token_urlsafe(32)
     # Without the workflow type the UI opens on its pages for agents.
     address = f"http://127.0.0.1:{options.port}/?token={token}#/{page}?workflowType=machine_learning"
     print(f"MLflow UI on {address} (Ctrl-C ends it)", flush=True)
-    environment = os.environ | {TOKEN: token, STORE: site.tracking_uri}
+    variables = os.environ | {TOKEN: token, STORE: environment.tracking_uri}
     arguments = ["--host", "127.0.0.1", "--port", str(options.port)]
-    os.execve(sys.executable, [sys.executable, "-P", "-m", "paceline.tasks.track.serve", *arguments], environment)
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "paceline.tasks.track.serve", *arguments], variables)
 
 
 COMMAND = Command(
     "serve the MLflow UI on the runs of this machine",
     ("paceline ui", "paceline ui RUN_ID"),
-    add_arguments,
+    (
+        argument("run", nargs="?", metavar="RUN_ID", help="print the address of this run's page"),
+        argument("--port", type=int, default=5000, help="TCP port on loopback (default: 5000)"),
+    ),
     main,
 )

@@ -1,7 +1,7 @@
-"""Repairs the slots of a deployment's concurrency limit: as many are held as runs may hold one.
+"""Repairs the slots of a deployment's concurrency limit.
 
-Prefect 3.8.8 counts held slots in its database and has the leases elsewhere. After a failure the two may differ: leases
-in memory are lost with the server, and a run that ends after its lease has expired frees a slot once more.
+Prefect 3.8.8 counts used slots in its database and stores the leases elsewhere. After a failure the two may differ:
+leases in memory are lost with the server, and a run that ends after its lease has expired frees a slot twice.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ from prefect.states import Crashed
 from prefect.types._datetime import now
 
 HOLDING = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
-"""States of runs that hold a slot."""
 PENDING_LIMIT = timedelta(minutes=15)
-"""After which a run that is PENDING has lost its process: that takes seconds to start."""
+"""A run that is PENDING for longer has lost its process, which starts within seconds."""
 SETTLE_SECONDS = 1.0
-"""Between two looks that must agree: a run that starts or ends meanwhile changes both counts."""
+"""Interval of two readings that must agree: a run that starts or ends in between changes both counts."""
 
 
 class LimitUse(NamedTuple):
@@ -50,12 +49,9 @@ def active_runs(client: SyncPrefectClient, deployment_id: UUID) -> list[FlowRun]
 
 
 def set_slots_right(client: SyncPrefectClient, deployment_id: UUID, living: frozenset[UUID]) -> None:
-    """Free the slots that a deployment has no runs for, and hold one for each run that certainly lives.
+    """Free the slots of a deployment without runs, and hold one for each run of `living`.
 
-    Args:
-        client: of the server.
-        deployment_id: with a limit or without.
-        living: runs with a process. Others may be alive on other hosts, or may have lost their slot with their lease.
+    Other runs may be alive on other hosts, or may have lost their slot with their lease.
     """
     for run in active_runs(client, deployment_id):
         if run.state and run.state.type == StateType.PENDING and run.state.timestamp < now("UTC") - PENDING_LIMIT:

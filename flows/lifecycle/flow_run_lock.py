@@ -38,15 +38,7 @@ def _records(environment: Environment) -> list[Path]:
 
 
 def flow_run_lock(environment: Environment, flow_run_id: UUID) -> None:
-    """Lock a flow run until this process ends.
-
-    Args:
-        environment: whose state directory holds the records.
-        flow_run_id: of a run that this process runs.
-
-    Raises:
-        InputError: another process runs it now.
-    """
+    """Lock a flow run until this process ends; raise InputError if another process runs it."""
     record = _directory(environment) / str(flow_run_id)
     if record in _owned:
         return
@@ -78,24 +70,18 @@ def end_lost_runs(environment: Environment, client: SyncPrefectClient) -> None:
 
     Locks of other hosts may be invisible here, so other hosts end their own runs. A run in CANCELLING becomes
     CANCELLED, its only end in Prefect.
-
-    Args:
-        environment: whose state directory holds the records.
-        client: of the server that may know the runs.
     """
     for record in _records(environment):
         if _lost_process(record):
-            with suppress(InputError, ObjectNotFound), run_lock(record):  # somebody has just taken it; another server's
-                _end(client, UUID(record.name))
+            # Another process may have locked it just now, or it may be a run of another server.
+            with suppress(InputError, ObjectNotFound), run_lock(record):
+                run = client.read_flow_run(UUID(record.name))
+                state = final_state(run.state, f"its process on {socket.gethostname()} is gone")
+                if state is not None:
+                    client.set_flow_run_state(run.id, state)
+                    log = get_logger("paceline")
+                    log.warning("Flow run %s (%s) has lost its process: %s", run.name, run.id, state.name)
                 shutil.rmtree(record, ignore_errors=True)
-
-
-def _end(client: SyncPrefectClient, flow_run_id: UUID) -> None:
-    run = client.read_flow_run(flow_run_id)
-    state = final_state(run.state, f"its process on {socket.gethostname()} is gone")
-    if state is not None:
-        client.set_flow_run_state(flow_run_id, state)
-        get_logger("paceline").warning("Flow run %s (%s) has lost its process: %s", run.name, run.id, state.name)
 
 
 def final_state(state: State | None, message: str) -> State | None:

@@ -33,8 +33,7 @@ def new_run(
     tags = {
         Tag.ROLE: role,
         Tag.WORKLOAD: workload,
-        Tag.HOST: socket.gethostname(),
-        "prefect.flow_run_id": str(flow_run.get_id() or ""),
+        **_process_tags(),
         **deployment_tags(),
     }
     name = config.name if role == "run" else f"{role} {config.name}"
@@ -51,21 +50,12 @@ def new_run(
 def nested_run(
     parent: RunHandle, config: Config, name: str, role: tracking.NestedRole = "arm", run_id: str | None = None
 ) -> Iterator[RunHandle]:
-    """Create or resume a run inside another one; a signal ends both, an error ends this one alone.
-
-    Args:
-        parent: the study or sweep.
-        config: of this run.
-        name: of this run.
-        role: arm of a study, or trial of a sweep.
-        run_id: of the run to resume; None for a new run.
-    """
+    """Create a run inside a study or a sweep, or resume the one of `run_id`; only a signal ends both."""
     tags = {
         Tag.ROLE: role,
         tracking.PARENT_ID_TAGS[role]: parent.run_id,
-        Tag.HOST: socket.gethostname(),
         Tag.PARENT: parent.run_id,
-        "prefect.flow_run_id": str(flow_run.get_id() or ""),
+        **_process_tags(),
     }
     with ExitStack() as stack:
         with defer_signals():
@@ -82,24 +72,27 @@ def nested_run(
 
 @contextmanager
 def resume_run(environment: Environment, run_id: str, role: Role, workload: str | None = None) -> Iterator[RunHandle]:
-    """Resume an unfinished run.
-
-    Raises:
-        InputError: the run is finished, has another role, or its data have changed.
-    """
+    """Resume a run; raise InputError if it is finished, has another role, or its data have changed."""
     handle, _ = tracking.reopen(environment.tracking_uri, run_id)
     stored_role = tracking.tag(handle, Tag.ROLE)
     if stored_role != role:
         raise InputError(
             f"--resume {run_id}: that is a run of paceline {stored_role}; use paceline {stored_role} --resume {run_id}"
         )
-    if workload is not None:
-        _check_same_workload(handle, workload)
+    before = tracking.tag(handle, Tag.WORKLOAD)
+    if workload and before and before != workload:  # a run whose preparation failed has none
+        raise InputError(
+            f"--resume {run_id}: its workload was {before} and is now {workload}; "
+            "the data, the package of the model, or the weights that it began with, have changed since: start a new run"
+        )
     close_abandoned_runs(environment, handle.experiment)
     with _own_run(handle, environment.root, f"paceline {role} --resume {run_id}"):
-        tags = {"prefect.flow_run_id": str(flow_run.get_id() or ""), Tag.HOST: socket.gethostname()}
-        tracking.revive(handle, tags | ({Tag.WORKLOAD: workload} if workload else {}))
+        tracking.revive(handle, _process_tags() | ({Tag.WORKLOAD: workload} if workload else {}))
         yield handle
+
+
+def _process_tags() -> dict[str, str]:
+    return {Tag.HOST: socket.gethostname(), "prefect.flow_run_id": str(flow_run.get_id() or "")}
 
 
 @contextmanager
@@ -134,27 +127,13 @@ def _finish(handle: RunHandle, status: tracking.Status, error: str) -> None:
         get_run_logger().exception("MLflow run %s could not be set %s", handle.run_id, status)
 
 
-def _check_same_workload(handle: RunHandle, workload: str) -> None:
-    before = tracking.tag(handle, Tag.WORKLOAD)
-    if before and before != workload:  # none is known of a run whose preparation failed
-        raise InputError(
-            f"--resume {handle.run_id}: its workload was {before} and is now {workload}; "
-            "the data, the package of the model, or the weights that it began with, have changed since: start a new run"
-        )
-
-
 RESUMABLE = ("run", "study", "sweep", "no-gpu")
 MIN_AGE_SECONDS = 30.0
 """Younger runs may not have their lock yet."""
 
 
 def close_abandoned_runs(environment: Environment, experiment: str) -> None:
-    """End RUNNING runs of this host whose process is gone.
-
-    Args:
-        environment: whose state directory holds the locks.
-        experiment: name.
-    """
+    """End RUNNING runs of this host whose process is gone."""
     mine = f"attributes.status = 'RUNNING' and tags.`{Tag.HOST}` = '{socket.gethostname()}'"
     for run in find_runs(environment.tracking_uri, experiment, mine):
         is_settled = time.time() - run.start_time > MIN_AGE_SECONDS

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
+from http import HTTPStatus
 from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
 import httpx
 from prefect import get_run_logger
 from prefect.client.orchestration import get_client
-from prefect.exceptions import PrefectException
+from prefect.concurrency import _leases
+from prefect.exceptions import PrefectException, PrefectHTTPStatusError
 from prefect.logging import get_logger
 from prefect.runtime import deployment, flow_run
 from prefect.settings import get_current_settings
@@ -22,7 +25,6 @@ from paceline.conf.environment import Environment
 from paceline.flows.lifecycle import prefect_api
 from paceline.flows.lifecycle.concurrency_slots import set_slots_right
 from paceline.flows.lifecycle.flow_run_lock import end_lost_runs, flow_run_lock, has_lost_runs, running_flow_runs
-from paceline.flows.lifecycle.lease_renewal import tolerate_outages
 from paceline.flows.lifecycle.signals import is_interruption
 from paceline.tasks.errors import InputError
 from paceline.tasks.http import ask
@@ -33,6 +35,9 @@ Result = TypeVar("Result")
 AWAY_SECONDS = 1800.0
 """Longest wait of a flow for an API that does not answer."""
 POLL_SECONDS = 2.0
+LEASE_SECONDS = 1800.0
+"""Duration of a renewed lease: a shorter outage loses no slot."""
+LEASE_RETRY_SECONDS = 10.0
 ENGINE = "prefect.engine"
 """The program that a runner or a worker starts for one flow run."""
 _given_up: set[str] = set()
@@ -45,7 +50,7 @@ def outlive_outages(function: Callable[Arguments, Result]) -> Callable[Arguments
     The decorator changes the renewal of leases and locks the run of this process at once: Prefect starts both before
     it calls the function.
     """
-    tolerate_outages()
+    _leases._lease_renewal_loop = _renew_while_running
     if ENGINE in sys.orig_argv:
         with suppress(InputError):  # raised again when the flow is called
             _own()
@@ -67,6 +72,37 @@ def outlive_outages(function: Callable[Arguments, Result]) -> Callable[Arguments
     return call
 
 
+def _renew_while_running(lease_id: UUID, lease_duration: float, stop_event: threading.Event) -> None:
+    """Renew a flow run's concurrency lease, in the thread that Prefect starts for it, also after an outage of its API.
+
+    Prefect 3.8.8 renews the lease of a deployment's run every 225 s for 300 s more, and cancels the flow when that
+    fails three times (`raise_on_lease_renewal_failure` in `prefect/flow_engine.py`; no setting changes it). A training
+    without a lease does no harm: `tasks/train/launch/device_lock.py` prevents two trainings on one device.
+    """
+    is_away = False
+    while not stop_event.is_set():
+        try:
+            with get_client(sync_client=True) as client:
+                client.renew_concurrency_lease(lease_id=lease_id, lease_duration=LEASE_SECONDS)
+        except Exception as error:  # noqa: BLE001  no error of the renewal may end a training
+            if isinstance(error, PrefectHTTPStatusError) and error.response.status_code == HTTPStatus.GONE:
+                get_run_logger().warning(
+                    "Prefect does not know this run's concurrency lease any more, as after a restart of its server; "
+                    "the run continues without"
+                )
+                return
+            if not is_away:
+                get_run_logger().warning(
+                    "Prefect's API did not renew this run's concurrency lease (%s); the run continues, and tries again",
+                    error,
+                )
+            is_away = True
+            stop_event.wait(LEASE_RETRY_SECONDS)
+        else:
+            is_away = False
+            stop_event.wait(lease_duration * _leases._RENEWAL_FRACTION)
+
+
 def _own() -> None:
     environment, mine = Environment(), flow_run.get_id()
     if mine is None:
@@ -78,12 +114,7 @@ def _own() -> None:
 
 
 def set_right(environment: Environment, deployment_id: str | None) -> None:
-    """End flow runs of this host that lost their process, and free the slots of lost runs. Logs errors.
-
-    Args:
-        environment: whose state directory has the records of runs.
-        deployment_id: None for no deployment.
-    """
+    """End flow runs of this host that lost their process, and free the slots of lost runs. Logs errors."""
     try:
         if deployment_id is None and not has_lost_runs(environment):
             return
@@ -96,12 +127,7 @@ def set_right(environment: Environment, deployment_id: str | None) -> None:
 
 
 def report(create: Callable[..., object], **arguments: Any) -> None:
-    """Create an artifact of the flow run, once the API answers; log a failure.
-
-    Args:
-        create: a function of `prefect.artifacts`.
-        arguments: its arguments.
-    """
+    """Call a function of `prefect.artifacts` once the API answers; log a failure."""
     wait_for_api()
     try:
         create(**arguments)

@@ -1,7 +1,4 @@
-"""The overlap policy `cancel-oldest`; Prefect's own limits implement the other policies.
-
-Device locks keep two trainings off one device under every policy.
-"""
+"""The overlap policy `cancel-oldest`; Prefect's own limits implement the other policies."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Prefect's temporary API: an API on loopback while a command runs, if no server is given.
 
-Prefect would start the same itself, but only once a flow begins, after having imported its whole server into this
-process too (1.4 s), and would leave it running when this process is killed. As a program, this module is that API.
+Prefect would start it later, when a flow starts, would import its server into this process too (1.4 s), and would leave
+it running when this process is killed. As a program, this module is that API.
 """
 
 from __future__ import annotations
@@ -43,14 +43,11 @@ class TemporaryApi:
                 pass_fds=[descriptor],
                 start_new_session=True,  # a terminal's Ctrl-C must leave it to the flow, which reports its last state
             )
-        self._has_answered = False
+        self.is_used = False
+        """Whether a flow uses its address."""
 
     def url(self, seconds: float) -> str:
-        """Wait until the API answers, and return its address.
-
-        Raises:
-            RunError: it does not answer.
-        """
+        """Wait until the API answers, and return its address; raise RunError if it does not."""
         try:
             urllib.request.urlopen(f"{self._address}/health", timeout=seconds).close()
         except OSError as error:
@@ -60,22 +57,17 @@ class TemporaryApi:
                 f"Prefect's temporary API {reason} ({error}); look at the lines above, or start a server "
                 "(prefect server start) and set PREFECT_API_URL"
             ) from error
-        self._has_answered = True
+        self.is_used = True
         return self._address
 
     def end(self) -> None:
         """End the API; at once if it never answered: until then it only prepares its database, in one transaction."""
-        if self._has_answered:
+        if self.is_used:
             self._process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(END_SECONDS)
         self._process.kill()
         self._process.wait()
-
-    @property
-    def is_used(self) -> bool:
-        """Whether a flow uses its address."""
-        return self._has_answered
 
 
 _running: list[TemporaryApi] = []
@@ -108,11 +100,7 @@ atexit.register(_end)  # registered before Prefect is imported, so it runs after
 
 
 def prepare_api(environment: Environment) -> TemporaryApi | None:
-    """Start Prefect's temporary API; None if there is a server, or Prefect's settings disable the API.
-
-    Raises:
-        InputError: its directory cannot be created.
-    """
+    """Start Prefect's temporary API; None if there is a server, or Prefect's settings disable the API."""
     if prefect_server(environment):
         return None
     from prefect.settings import get_current_settings
@@ -130,11 +118,7 @@ def prepare_api(environment: Environment) -> TemporaryApi | None:
 
 
 def check_prefect(environment: Environment) -> None:
-    """Check that the Prefect server, where one is named, answers.
-
-    Raises:
-        InputError: the server does not answer, is no Prefect API, or refuses this user.
-    """
+    """Raise InputError if a Prefect server is named and does not answer, or refuses this user."""
     url = prefect_server(environment)
     if not url:
         return
@@ -150,22 +134,15 @@ def check_prefect(environment: Environment) -> None:
         raise InputError(
             f"PREFECT_API_URL={url} answers, but is no Prefect API; it ends in /api, as in http://host:4200/api"
         )
-    if not _lets_in(url, environment):
-        raise InputError(f"PREFECT_API_URL={url} refuses this user; set PREFECT_API_AUTH_STRING to NAME:PASSWORD")
-
-
-def _lets_in(url: str, environment: Environment) -> bool:
-    """Return whether the server accepts this user; it reports its health to everybody."""
     user = environment.prefect_user
     if user is None and environment.prefect_api_url is None:  # Prefect's profile names the server and the user
         from prefect.settings import get_current_settings
 
         user = get_current_settings().api.auth_string
-    try:
+    with suppress(OSError):  # it was healthy a moment ago, and Prefect retries
         answer = status(f"{url.rstrip('/')}/admin/version", user.get_secret_value() if user is not None else None)
-    except OSError:
-        return True  # it was healthy a moment ago, and Prefect retries
-    return answer != HTTPStatus.UNAUTHORIZED
+        if answer == HTTPStatus.UNAUTHORIZED:  # it reports its health to every user
+            raise InputError(f"PREFECT_API_URL={url} refuses this user; set PREFECT_API_AUTH_STRING to NAME:PASSWORD")
 
 
 def prefect_server(environment: Environment) -> str | None:
@@ -178,12 +155,7 @@ def prefect_server(environment: Environment) -> str | None:
 
 
 def main(descriptor: int, parent: int) -> None:
-    """Serve the API.
-
-    Args:
-        descriptor: of the listening socket.
-        parent: process id of the command that has started it.
-    """
+    """Serve the API on a listening socket, until the process `parent` ends."""
     die_with(parent)
     gc.disable()  # a quarter of the time of all these imports
     import uvicorn

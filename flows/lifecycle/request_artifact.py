@@ -49,11 +49,7 @@ def open_parent_run(
 
 
 def load_request(kind: Kind, environment: Environment, run_id: str) -> dict[str, Any]:
-    """Read the request of an unfinished run.
-
-    Raises:
-        InputError: the run does not exist, is finished, or is of another kind.
-    """
+    """Read the request of an unfinished run; raise InputError if it is finished or of another kind."""
     tracking.reopen(environment.tracking_uri, run_id)
     document: dict[str, Any] | None = read_document(environment.tracking_uri, run_id, ARTIFACTS[kind])
     if document is None:

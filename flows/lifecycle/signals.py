@@ -32,10 +32,7 @@ class Terminated(SystemExit):
 
 
 def listen() -> None:
-    """Make SIGTERM raise `Terminated` and Ctrl-C `KeyboardInterrupt` in the main thread.
-
-    An ignored Ctrl-C, as in a shell's background, stays ignored.
-    """
+    """Make SIGTERM raise `Terminated` and Ctrl-C `KeyboardInterrupt` in the main thread; an ignored Ctrl-C stays so."""
     _received.clear()
     signal.signal(signal.SIGTERM, _on_signal)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
@@ -80,29 +77,25 @@ def stop_on_signal(function: Callable[Arguments, Result]) -> Callable[Arguments,
 
     @wraps(function)
     def call(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
-        with _sent_again_when_lost():
+        with _resend_lost_signals():
             try:
                 return function(*arguments, **options)
             except Exception as error:
                 origin = _origin(error)
                 if origin is None:
                     raise
-                raise _like(origin) from error
+                from prefect.exceptions import TerminationSignal
+
+                # A new exception of the same kind: the chain of `origin` leads to the error that it replaces.
+                if isinstance(origin, TerminationSignal):
+                    raise TerminationSignal(signal=origin.signal) from error
+                raise type(origin)(*origin.args) from error
 
     return call
 
 
-def _like(origin: BaseException) -> BaseException:
-    """A new exception of the same kind: the chain of `origin` leads to the error that it replaces."""
-    from prefect.exceptions import TerminationSignal
-
-    if isinstance(origin, TerminationSignal):
-        return TerminationSignal(signal=origin.signal)
-    return type(origin)(*origin.args)
-
-
 @contextmanager
-def _sent_again_when_lost() -> Iterator[None]:
+def _resend_lost_signals() -> Iterator[None]:
     before = sys.unraisablehook
 
     def hook(lost: UnraisableHookArgs, /) -> None:
@@ -113,7 +106,15 @@ def _sent_again_when_lost() -> Iterator[None]:
                 before(lost)
                 return
             number = signal.SIGINT if isinstance(origin, KeyboardInterrupt) else signal.SIGTERM
-            threading.Thread(target=_send_again, args=(number, may_send), daemon=True).start()
+
+            def send() -> None:
+                may_send.wait()
+                time.sleep(AGAIN_SECONDS)
+                main = threading.main_thread().ident
+                assert main is not None
+                signal.pthread_kill(main, number)  # interrupts a sleeping main thread
+
+            threading.Thread(target=send, daemon=True).start()
         finally:
             may_send.set()
 
@@ -122,14 +123,6 @@ def _sent_again_when_lost() -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = before
-
-
-def _send_again(number: int, may_send: threading.Event) -> None:
-    may_send.wait()
-    time.sleep(AGAIN_SECONDS)
-    main = threading.main_thread().ident
-    assert main is not None
-    signal.pthread_kill(main, number)  # interrupts a sleeping main thread
 
 
 @contextmanager
@@ -150,7 +143,6 @@ def defer_signals() -> Iterator[None]:
     finally:
         _holding.clear()
         hold.end()
-        hold.pass_on()
 
 
 class _Hold:
@@ -166,22 +158,20 @@ class _Hold:
                 signal.signal(number, self._on_signal)
 
     def end(self) -> None:
+        """Restore the handlers, and deliver a delayed signal."""
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
-
-    def pass_on(self) -> None:
-        """Deliver a delayed signal to its handler."""
         if len(self._received) == 1:
-            self._tell(self._received[0])
+            self._deliver(self._received[0])
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._received.append(number)
         if len(self._received) > 1:
-            self._tell(number)
+            self._deliver(number)
         elif self._handlers[signal.Signals(number)] is _on_signal:
             _received.append(number)
 
-    def _tell(self, number: int) -> None:
+    def _deliver(self, number: int) -> None:
         handler = self._handlers[signal.Signals(number)]
         if callable(handler):
             handler(number, None)

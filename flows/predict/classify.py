@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from prefect import flow, get_run_logger
-from pydantic import ConfigDict
 
 from paceline.conf.config import Config
 from paceline.conf.credentials import Text
 from paceline.conf.environment import Environment, quieten
 from paceline.conf.load import load
+from paceline.conf.section import Section
 from paceline.flows.checks import preflight
 from paceline.flows.checks.results import result_of, reusable
 from paceline.flows.lifecycle.mlflow_run import new_run
@@ -33,7 +33,6 @@ from paceline.tasks.evaluate.linear_classifier import (
 )
 from paceline.tasks.measure.energy import EnergyMeter
 from paceline.tasks.names import Artifact, Metric, Tag
-from paceline.tasks.records import Record
 from paceline.tasks.redact import redact_errors
 from paceline.tasks.track import run as tracking
 
@@ -41,10 +40,8 @@ SAME = ("model_digest", "layer")
 """Facts that both sets of features must share."""
 
 
-class ClassifyRequest(Record):
+class ClassifyRequest(Section):
     """Parameters of a classification."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
 
     train: Text
     """Directory that `paceline features` has written, to fit on."""
@@ -58,11 +55,7 @@ class ClassifyRequest(Record):
 
 @reusable
 def check_classify(request: ClassifyRequest, environment: Environment) -> tuple[Config, str, dict[str, Any]]:
-    """Check the features, the settings and the store; return configuration, experiment id and facts.
-
-    Raises:
-        InputError: one line with the value, the rule and the fix.
-    """
+    """Check the features, the settings and the store; return configuration, experiment id and facts."""
     train, test = (_read_facts(Path(directory)) for directory in (request.train, request.test))
     if any(train[name] != test[name] for name in SAME):
         raise InputError(

@@ -38,7 +38,6 @@ from paceline.tasks.track.models import has_recorded_digest
 FLOAT_BYTES = 4
 COUNTS = {"num_samples", "num_rejected", "num_unread", "num_known", "num_correct"}
 EXECUTION = {"accelerator", "device_name", "world_size", "num_threads", "precision", "compile"}
-"""Fields of a plan that concern prediction."""
 LARGE_BYTES = 2**20
 """Assumed size of a decoded image at its own size, so that a part has few of them."""
 
@@ -58,12 +57,11 @@ def run_predict(request: PredictRequest) -> dict[str, Any]:
     environment = Environment()
     checked = result_of(check_predict, request, environment)
     cancel_older()
-    images, size = checked.images, checked.facts.image_shape[0]
+    images, config, size = checked.images, checked.config, checked.facts.image_shape[0]
     num_bytes = size * size * (images.channels + images.num_planes) + FLOAT_BYTES * checked.num_values
     if checked.settings.own_size:
         num_bytes = max(num_bytes, LARGE_BYTES)
     parts = list(cut(images, checked.out, checked.key, chunks_of(images.samples, images.origin, num_bytes)))
-    config = checked.config
     with (
         _cluster(checked, environment) as address,
         new_run(config, environment, checked.experiment_id, "predict") as handle,
@@ -74,14 +72,14 @@ def run_predict(request: PredictRequest) -> dict[str, Any]:
             get_run_logger().warning("%s: its predictions may have changed", checked.other_package)
         checked.out.mkdir(parents=True, exist_ok=True)
         facts: dict[str, Any] = {
+            **{name: getattr(request, name) for name in ("model", "source", "layer", "own_size")},
             "key": checked.key,
-            "model": request.model,
             "model_digest": checked.settings.model_digest,
             "model_recorded": has_recorded_digest(request.model),
+            "task": checked.facts.model.task,
+            "class_names": list(checked.facts.class_names),
+            "num_values": checked.num_values,
         }
-        task = checked.facts.model.task
-        facts |= {"source": request.source, "task": task, "class_names": list(checked.facts.class_names)}
-        facts |= {"layer": request.layer, "num_values": checked.num_values, "own_size": request.own_size}
         _write_facts(checked.out, facts)
         if not facts["model_recorded"]:
             get_run_logger().warning(

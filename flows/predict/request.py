@@ -9,18 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ConfigDict
-
 from paceline.conf.config import Config
 from paceline.conf.credentials import Text
 from paceline.conf.data import CLIP_SOURCES, SIGNAL_SOURCES, Data
 from paceline.conf.environment import Environment
-from paceline.conf.load import checked, load, preset_names
-from paceline.conf.signal import Signal
+from paceline.conf.load import load, preset_names, validate_as
+from paceline.conf.section import Section
 from paceline.flows.checks import preflight
+from paceline.flows.checks.preflight import training_host
 from paceline.flows.checks.pretrained import check_layer, check_own_size
 from paceline.flows.checks.results import reusable
-from paceline.flows.checks.training_host import training_host
 from paceline.tasks.cluster.kinds import kind_of
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import nearest_existing
@@ -28,7 +26,7 @@ from paceline.tasks.model.user_package import check_package
 from paceline.tasks.model_bundle import digest_of
 from paceline.tasks.predict.images import Images, in_folder, of_test_split
 from paceline.tasks.predict.job import Settings, batch_size_for, key_of
-from paceline.tasks.records import Hardware, ModelFacts, Plan, Record
+from paceline.tasks.records import Hardware, ModelFacts, Plan
 from paceline.tasks.track.environment import package_versions
 from paceline.tasks.track.models import fetch_model
 from paceline.tasks.train.plan import resolve
@@ -38,10 +36,8 @@ PREDICTIONS_FILE = "predictions.json"
 """File next to the parts that describes them."""
 
 
-class PredictRequest(Record):
+class PredictRequest(Section):
     """Parameters of a prediction."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)  # the form's help
 
     model: Text
     """`runs:/RUN_ID/model`, `models:/NAME@ALIAS`, a run's id, or a directory."""
@@ -77,11 +73,7 @@ class PredictionPlan:
 
 @reusable
 def check_predict(request: PredictRequest, environment: Environment) -> PredictionPlan:
-    """Check model, images, devices, stores and the place for the result; fetch the model.
-
-    Raises:
-        InputError: one line with the value, the rule and the fix.
-    """
+    """Check model, images, devices, stores and the place for the result; fetch the model."""
     directory, facts = fetch_model(environment.tracking_uri, request.model, environment.root)
     other_package = check_package(facts.model, facts.package)
     num_values = 0
@@ -133,10 +125,24 @@ def _source(request: PredictRequest, facts: ModelFacts) -> tuple[Config, Images]
     changes: dict[str, Any] = {"image_size": facts.image_shape[0], "fit": _fit(request, facts, config)}
     changes |= {} if is_preset else {"root": request.source}
     if config.data.source in SIGNAL_SOURCES:
-        changes["signal"] = _signal(request, facts).model_dump(mode="json")
+        if facts.signal is None:
+            raise InputError(
+                f"{request.source}: signals, and {request.model} was trained on images; give a folder of images",
+                setting="SOURCE",
+            )
+        given = [override for override in request.overrides if override.startswith("data.signal.")]
+        if given:
+            raise InputError(f"{given[0]}: {request.model} fixes the spectrogram settings; remove it")
+        changes["signal"] = facts.signal.model_dump(mode="json")
     if facts.num_frames and config.data.source in CLIP_SOURCES:
-        changes["num_frames"] = _num_frames(request, facts, config)
-    data = checked(Data, config.data.model_dump(mode="json") | changes)
+        is_given = any(override.startswith("data.num_frames=") for override in request.overrides)
+        if is_given and config.data.num_frames != facts.num_frames:
+            raise InputError(
+                f"data.num_frames={config.data.num_frames}: {request.model} takes clips of {facts.num_frames} frames; "
+                "remove it"
+            )
+        changes["num_frames"] = facts.num_frames
+    data = validate_as(Data, config.data.model_dump(mode="json") | changes)
     if is_preset:
         images = of_test_split(data)
     else:
@@ -157,7 +163,6 @@ def _source(request: PredictRequest, facts: ModelFacts) -> tuple[Config, Images]
 
 
 def _fit(request: PredictRequest, facts: ModelFacts, config: Config) -> Literal["scale", "crop"]:
-    """The resize method of the model's training."""
     given = [override for override in request.overrides if override.startswith("data.fit=")]
     if given:
         raise InputError(f"{given[0]}: {request.model} fixes how images are resized; remove it")
@@ -168,32 +173,7 @@ def _fit(request: PredictRequest, facts: ModelFacts, config: Config) -> Literal[
     return facts.fit if facts.fit is not None and config.data.has_sizes else "scale"
 
 
-def _num_frames(request: PredictRequest, facts: ModelFacts, config: Config) -> int:
-    """Frames of each clip: those of the model."""
-    is_given = any(override.startswith("data.num_frames=") for override in request.overrides)
-    if is_given and config.data.num_frames != facts.num_frames:
-        raise InputError(
-            f"data.num_frames={config.data.num_frames}: {request.model} takes clips of {facts.num_frames} frames; "
-            "remove it"
-        )
-    return facts.num_frames
-
-
-def _signal(request: PredictRequest, facts: ModelFacts) -> Signal:
-    """The spectrogram settings of the model's training."""
-    given = [override for override in request.overrides if override.startswith("data.signal.")]
-    if facts.signal is None:
-        raise InputError(
-            f"{request.source}: signals, and {request.model} was trained on images; give a folder of images",
-            setting="SOURCE",
-        )
-    if given:
-        raise InputError(f"{given[0]}: {request.model} fixes the spectrogram settings; remove it")
-    return facts.signal
-
-
 def _check_fits(request: PredictRequest, facts: ModelFacts, images: Images) -> None:
-    """Check that the images fit the model and its output."""
     channels = images.channels
     if facts.signal is not None and images.origin.signal is None:
         raise InputError(
@@ -213,12 +193,9 @@ def _check_fits(request: PredictRequest, facts: ModelFacts, images: Images) -> N
             f"{facts.image_shape[2]}; predict what it was trained for",
             setting="SOURCE",
         )
-    if request.layer is None:
-        _check_output(request, facts, images)
-
-
-def _check_output(request: PredictRequest, facts: ModelFacts, images: Images) -> None:
-    channels, task = images.channels, facts.model.task
+    if request.layer is not None:
+        return
+    task = facts.model.task
     if task == "denoise" and channels not in PNG_CHANNELS:
         raise InputError(
             f"{request.model}: takes images of {channels} channels, and its output is written as PNG, which "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from paceline.flows.checks.baseline import ROLES
+from paceline.flows.checks.preflight import ROLES
 from paceline.flows.compare import read_compared_run
 from paceline.flows.run.outcome import Outcome
 from paceline.flows.run.record import judged_metrics

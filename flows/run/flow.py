@@ -33,11 +33,9 @@ from paceline.tasks.data.prefect_tasks import prepare
 from paceline.tasks.errors import RunError
 from paceline.tasks.evaluate.prefect_tasks import evaluate
 from paceline.tasks.fingerprint import workload_fingerprint
-from paceline.tasks.records import PreparedSet
 from paceline.tasks.redact import redact_errors
 from paceline.tasks.report.summary import summary_table
 from paceline.tasks.speedup.prefect_tasks import account
-from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.track.run import RunHandle, log_dataset
 from paceline.tasks.train.autotune.cache import AutotuneCache
 from paceline.tasks.train.prefect_tasks import train
@@ -63,7 +61,12 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
     get_run_logger().info("cluster.tls=%s: %s", tls.value, tls.reason)
     with cluster_for_run(config, checked.plan, environment) as cluster:
         checked = preflight.confirm_on_cluster(config, checked, cluster.address)
-        prepared = _prepare(config, environment, checked, cluster.address, resume)
+        try:
+            prepare_data = with_retries(prepare, config.limits)
+            prepared = prepare_data(config.data, str(environment.root), cluster.address, config.limits.prepare_seconds)
+        except RunError:  # leaves a FAILED run in MLflow; wrong input leaves none
+            with _mlflow_run(config, environment, checked, resume):
+                raise
         workload = workload_fingerprint(config.workload, prepared.fingerprint, checked.weights)
         with _mlflow_run(config, environment, checked, resume, workload) as handle:
             log_dataset(handle, prepared, config.data.source)
@@ -78,7 +81,12 @@ def run_pipeline(config: Config, resume: str | None = None) -> dict[str, Any]:
             outcome = Outcome(
                 config, plan, prepared, trained, evaluated, workload, checked.hardware, checked.pretrained
             )
-            outcome = replace(outcome, speedup=_compute_speedup(outcome, handle))
+            if config.speedup.baseline in SELF_CONTAINED_BASELINES:
+                speedup = account(trained, checked.hardware.num_cores)
+            else:
+                speedup = speedup_over_others(outcome, handle)
+                get_run_logger().info("%s", speedup.verdict)
+            outcome = replace(outcome, speedup=speedup)
             summary = _record(outcome, handle, started)
     publish(summary_table(summary), "summary", "What the run achieved and how fast")
     mlflow_views.link(summary["view"], "This run among those like it")
@@ -94,32 +102,11 @@ def _mlflow_run(
     return new_run(config, environment, checked.experiment_id, "run", workload)
 
 
-def _prepare(
-    config: Config, environment: Environment, checked: PreflightResult, address: str, resume: str | None
-) -> PreparedSet:
-    """Prepare the data; a failed preparation leaves a FAILED run in MLflow, wrong input leaves none."""
-    stage = with_retries(prepare, config.limits)
-    try:
-        return stage(config.data, str(environment.root), address, config.limits.prepare_seconds)
-    except RunError:
-        with _mlflow_run(config, environment, checked, resume):
-            raise
-
-
-def _compute_speedup(outcome: Outcome, handle: RunHandle) -> SpeedupResult:
-    if outcome.config.speedup.baseline in SELF_CONTAINED_BASELINES:
-        return account(outcome.trained, outcome.hardware.num_cores)
-    speedup = speedup_over_others(outcome, handle)
-    get_run_logger().info("%s", speedup.verdict)
-    return speedup
-
-
 def _record(outcome: Outcome, handle: RunHandle, started: float) -> dict[str, Any]:
-    """Judge the outcome, record it in MLflow, and register the model."""
     log_model(outcome, handle)
     judgement = history.judge_run(outcome, handle)
     verdicts = Verdicts(
-        prediction=check_prediction(handle, outcome.config, outcome.plan, outcome.workload, outcome.speedup),
+        prediction=check_prediction(outcome, handle),
         judgement=judgement,
         registered=registry.register_model(outcome, judgement, handle),
     )

@@ -7,11 +7,10 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from paceline.conf.config import Config
+from paceline.flows.run.outcome import Outcome
 from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.records import Plan, Record
 from paceline.tasks.speedup.forecast.records import AdviseResult, Check, calibration, check
-from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.queries import find_runs, read_document
 from paceline.tasks.track.run import RunHandle
@@ -25,28 +24,25 @@ def execution_of(plan: Plan) -> str:
     return f"{plan.device_name}{threads}, {plan.precision}, {plan.memory_format}, {plan.compile}, {plan.loading}"
 
 
-def check_prediction(
-    handle: RunHandle, config: Config, plan: Plan, workload: str, speedup: SpeedupResult
-) -> dict[str, Any] | None:
+def check_prediction(outcome: Outcome, handle: RunHandle) -> dict[str, Any] | None:
     """Compare the newest forecast for this work, execution and number of devices with the run, and log the result.
 
-    Nothing is checked on one device, without a measured efficiency, or on a contaminated machine.
-
     Returns:
-        The fields of `Check`, and `calibration`: a verdict on all forecasts of the experiment.
+        The fields of `Check`, and `calibration`: a verdict on all forecasts of the experiment. None on one device,
+        without a measured efficiency, or on a contaminated machine.
     """
+    plan, speedup = outcome.plan, outcome.speedup
     if plan.world_size < 2 or speedup.efficiency is None or speedup.contaminated:  # noqa: PLR2004
         return None
-    condition = (
-        f"tags.`{Tag.ROLE}` = 'advise' and tags.`{Tag.WORKLOAD}` = '{workload}' and attributes.status = 'FINISHED'"
-    )
-    for run in find_runs(handle.tracking_uri, handle.experiment, condition):
+    conditions = f"tags.`{Tag.ROLE}` = 'advise' and tags.`{Tag.WORKLOAD}` = '{outcome.workload}'"
+    finished = f"{conditions} and attributes.status = 'FINISHED'"
+    for run in find_runs(handle.tracking_uri, handle.experiment, finished):
         if run.tags.get(Tag.EXECUTION) != execution_of(plan):
             continue
         document = read_document(handle.tracking_uri, run.run_id, Artifact.ADVICE)
         advice = _parse(AdviseResult, document)
         for prediction in advice.predictions if advice else ():
-            if (prediction.num_devices, prediction.scaling) == (plan.world_size, config.recipe.batch_scaling):
+            if (prediction.num_devices, prediction.scaling) == (plan.world_size, outcome.config.recipe.batch_scaling):
                 measured = speedup.efficiency * plan.world_size
                 return _log(handle, check(prediction, run.run_id, handle.run_id, measured, time.time()))
     return None

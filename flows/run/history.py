@@ -45,9 +45,14 @@ def judge_run(outcome: Outcome, handle: RunHandle) -> RegressionVerdict | None:
     )
     judgement = judge([*past, now], margins, outcome.evaluated.score_name)
     if judgement.verdict in ("regression", "disturbed"):
-        judgement = judgement.model_copy(
-            update={"text": f"{judgement.text}; {_describe_changes(handle, past, outcome.facts)}"}
-        )
+        last = next((run for run in reversed(past) if is_measure(run)), None)
+        before = read_document(handle.tracking_uri, last.run_id, Artifact.FACTS) if last is not None else None
+        changes = "what has changed since the last good run is not known"
+        if last is not None and before:
+            since = f"since the last good run ({last.run_id[:8]})"
+            changed = "; ".join(differences(before, outcome.facts))
+            changes = f"changed {since}: {changed}" if changed else f"no setting, code, version or data changed {since}"
+        judgement = judgement.model_copy(update={"text": f"{judgement.text}; {changes}"})
         get_run_logger().warning("Worse than before: %s", judgement.text)
     return judgement
 
@@ -55,9 +60,8 @@ def judge_run(outcome: Outcome, handle: RunHandle) -> RegressionVerdict | None:
 def past_runs(handle: RunHandle, series: str) -> list[RunMetrics]:
     """The runs of a series, the oldest first, since the newest accepted regression."""
     condition = f"tags.`{Tag.SERIES}` = '{series}' and attributes.status = 'FINISHED'"
-    runs = find_runs(handle.tracking_uri, handle.experiment, condition, MAX_PAST)
     past = []
-    for run in runs:
+    for run in find_runs(handle.tracking_uri, handle.experiment, condition, MAX_PAST):
         if run.run_id == handle.run_id:
             continue
         regressed = run.tags.get(Tag.REGRESSION, "none") not in ("none", ACCEPTED)
@@ -89,39 +93,15 @@ def run_metrics(
     )
 
 
-def _describe_changes(handle: RunHandle, past: list[RunMetrics], facts: Mapping[str, str]) -> str:
-    """Describe the changes since the last good run."""
-    last = next((run for run in reversed(past) if is_measure(run)), None)
-    before = read_document(handle.tracking_uri, last.run_id, Artifact.FACTS) if last is not None else None
-    if last is None or not before:
-        return "what has changed since the last good run is not known"
-    changes = differences(before, facts)
-    since = f"since the last good run ({last.run_id[:8]})"
-    return f"changed {since}: {'; '.join(changes)}" if changes else f"no setting, code, version or data changed {since}"
-
-
 def report_regression(outcome: Outcome, summary: dict[str, Any]) -> None:
-    """Report a regression: an artifact and an event of the flow run, and an error if the user wants one.
-
-    Args:
-        outcome: of the run.
-        summary: of the run; the error carries it.
-
-    Raises:
-        RegressionError: track.on_regression=fail.
-    """
+    """Report a regression by an artifact and an event; raise RegressionError if track.on_regression=fail."""
     config, judged = outcome.config, summary["regression"]
     if not judged or judged["verdict"] != "regression":
         return
-    rows = [
-        (
-            change["name"],
-            *(f"{change[figure]:.4g}" for figure in ("value", "expected", "limit")),
-            change["num_runs"],
-            change["num_before"],
-        )
-        for change in judged["changes"]
-    ]
+    rows = []
+    for change in judged["changes"]:
+        figures = (f"{change[figure]:.4g}" for figure in ("value", "expected", "limit"))
+        rows.append((change["name"], *figures, change["num_runs"], change["num_before"]))
     changes = table(("measure", "now", "before", "alarm at", "runs", "runs before"), rows)
     report(
         create_markdown_artifact,

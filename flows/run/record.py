@@ -23,27 +23,10 @@ from paceline.tasks.track.registry import describe_model
 from paceline.tasks.track.run import RunHandle
 
 TRAIN_KEYS = (
-    "world_size",
-    "num_epochs",
-    "num_steps",
-    "seconds",
-    "samples_per_second",
-    "final_loss",
-    "checkpoint",
-    "resumed_from",
-    "data_wait_fraction",
-    "wall_seconds",
-    "restarts",
+    *("world_size", "num_epochs", "num_steps", "seconds", "samples_per_second", "final_loss", "checkpoint"),
+    *("resumed_from", "data_wait_fraction", "wall_seconds", "restarts", "compile"),
 )
-DATASET_KEYS = (
-    "fingerprint",
-    "num_train",
-    "num_validation",
-    "num_test",
-    "num_rejected",
-    "reused",
-    "seconds",
-)
+DATASET_KEYS = ("fingerprint", "num_train", "num_validation", "num_test", "num_rejected", "reused", "seconds")
 
 
 def summarise(outcome: Outcome, verdicts: Verdicts, handle: RunHandle, view: str, seconds: float) -> dict[str, Any]:
@@ -55,7 +38,7 @@ def summarise(outcome: Outcome, verdicts: Verdicts, handle: RunHandle, view: str
         "workload": outcome.workload,
         "dataset": {key: getattr(outcome.prepared, key) for key in DATASET_KEYS},
         "pretrained": outcome.pretrained and outcome.pretrained.model_dump(mode="json"),
-        "train": outcome.trained.model_dump(mode="json", include={*TRAIN_KEYS, "compile"}),
+        "train": outcome.trained.model_dump(mode="json", include={*TRAIN_KEYS}),
         "evaluate": outcome.evaluated.model_dump(mode="json"),
         "speedup": outcome.speedup.model_dump(mode="json"),
         "prediction": verdicts.prediction,
@@ -182,10 +165,7 @@ def _tags(outcome: Outcome, verdicts: Verdicts, handle: RunHandle) -> dict[str, 
     if outcome.pretrained is not None:
         tags[Tag.PRETRAINED] = outcome.pretrained.summary
     if verdicts.judgement is not None:
-        tags |= {
-            Tag.REGRESSION: verdicts.judgement.tag,
-            Tag.REGRESSION_TEXT: verdicts.judgement.text,
-        }
+        tags |= {Tag.REGRESSION: verdicts.judgement.tag, Tag.REGRESSION_TEXT: verdicts.judgement.text}
     if outcome.config.execution.worker_load == "measured":
         loads = outcome.trained.worker_load
         shares = "even" if loads is None else ":".join(f"{load / sum(loads):.2f}" for load in loads)

@@ -17,24 +17,21 @@ from paceline.tasks.track.run import RunHandle
 
 
 def register_model(outcome: Outcome, judgement: RegressionVerdict | None, handle: RunHandle) -> dict[str, Any] | None:
-    """Make a run's logged model the newest version of its name, if it passes the gate; None without track.register.
-
-    It does not become the champion yet: `promote` does that once the run is recorded.
-
-    Returns:
-        The `registered` part of the summary.
-    """
+    """Register a model that passes the gate, for `promote`; the `registered` part of the summary."""
     track = outcome.config.track
     if track.register is None:
         return None
     champion = registry.champion(handle.tracking_uri, track.register)
     if champion is not None and champion.run_id == handle.run_id:  # a resumed run does not compete with itself
         champion = None
-    is_other = champion is not None and champion.score_name != outcome.evaluated.score_name
-    other_score = champion.score_name if champion is not None and is_other else None
-    verdict = gate(
-        track, outcome.evaluated, outcome.trained, judgement, _champion_score(champion, outcome), other_score
-    )
+    other_score = score_to_beat = None
+    if champion is not None and champion.score_name != outcome.evaluated.score_name:
+        other_score = champion.score_name
+    if champion is not None and champion.score is not None:
+        score_to_beat = champion.score, "the champion's, on other data,"
+        if champion.dataset == outcome.prepared.fingerprint:  # the best of all, or each could be a little worse
+            score_to_beat = max(champion.score, champion.best_score or 0.0), "the champions' best"
+    verdict = gate(track, outcome.evaluated, outcome.trained, judgement, score_to_beat, other_score)
     tags = _tags(outcome, verdict, champion)
     version = registry.register(handle, track.register, tags) if verdict.passed else None
     return {
@@ -44,18 +41,6 @@ def register_model(outcome: Outcome, judgement: RegressionVerdict | None, handle
         "gate": verdict.text,
         "champion_before": champion and champion.version,
     }
-
-
-def _champion_score(champion: Champion | None, outcome: Outcome) -> tuple[float, str] | None:
-    """The score to beat, and its description.
-
-    On the same data it is the best score of all champions, or each could be a little worse than the one before.
-    """
-    if champion is None or champion.score is None:
-        return None
-    if champion.dataset != outcome.prepared.fingerprint:
-        return champion.score, "the champion's, on other data,"
-    return max(champion.score, champion.best_score or 0.0), "the champions' best"
 
 
 def _tags(outcome: Outcome, verdict: Gate, champion: Champion | None) -> dict[str, str]:

@@ -21,15 +21,7 @@ FILE = "colocation.json"
 
 
 def colocation_on(work: SweepContext, baseline: str) -> tuple[Colocation | None, str]:
-    """Measure how trials on neighbouring devices slow each other down, or read the measurement of a resumed sweep.
-
-    Args:
-        work: context of the sweep.
-        baseline: `speedup.baseline` of the request.
-
-    Returns:
-        The measurement, or None and the reason.
-    """
+    """Measure how trials slow each other down, or read the measurement of a resumed sweep; None with the reason."""
     path = work.environment.root / "runs" / work.parent.run_id / FILE
     try:
         stored = Colocation.model_validate_json(path.read_bytes())
@@ -70,7 +62,7 @@ def _measure(work: SweepContext) -> Colocation | None:
         [f"execution.num_devices={work.room.num_at_once}", "recipe.batch_scaling=weak", "speedup.baseline=probe"],
     )
     hardware = work.checked.hardware
-    plan = preflight.plan_like(config, work.checked, hardware).model_copy(update=work.layers)
+    plan = preflight.plan_on(config, hardware, work.checked.num_train).model_copy(update=work.layers)
     checked = replace(work.checked, plan=plan)
     measurement = colocation_of(plan, config.recipe.batch_size, hardware.num_cores)
     job = train_job(config, checked, work.prepared, work.parent.run_id, work.environment, measurement=measurement)

@@ -66,11 +66,7 @@ class SweepPlan:
 
 @reusable
 def check_sweep(request: SweepRequest, environment: Environment) -> SweepPlan:
-    """Check everything before any work starts, with the ends of each parameter's range.
-
-    Raises:
-        InputError: one line with the value, the rule and the fix.
-    """
+    """Check everything before any work starts, with the ends of each parameter's range."""
     for name, number in (("--trials", request.num_trials), ("--at-once", request.at_once)):
         if number is not None and number < 1:
             raise InputError(f"{name} {number} is not above 0; give 1 or more")
@@ -82,14 +78,9 @@ def check_sweep(request: SweepRequest, environment: Environment) -> SweepPlan:
     parameters = parse_parameters([f"{setting}={values}" for setting, values in request.parameters.items()])
     num_trials = num_proposals(request.num_trials, request.sampler == "grid", parameters)
     config = make_config(request.config, ["speedup.baseline=none", "speedup.diagnose=false", "track.register=null"])
-    _check_weights(config, parameters)
-    for parameter in parameters:
-        for value in parameter.test_values():
-            _try(config, parameter, parameter.override(value))
+    _check_parameters(config, parameters)
     checked = preflight.check(config, environment)
-    for parameter in parameters:
-        for value in parameter.test_values():
-            _try(config, parameter, parameter.override(value), checked)
+    _check_parameters(config, parameters, checked)
     address = config.cluster.address
     num_workers = count_workers(address) if address is not None else None
     room = plan_concurrency(
@@ -98,8 +89,10 @@ def check_sweep(request: SweepRequest, environment: Environment) -> SweepPlan:
     return SweepPlan(request, config, parameters, num_trials, checked, room)
 
 
-def _check_weights(config: Config, parameters: tuple[Parameter, ...]) -> None:
-    """Refuse parameters that change the initial weights or the network that has to fit them."""
+def _check_parameters(
+    config: Config, parameters: tuple[Parameter, ...], checked: PreflightResult | None = None
+) -> None:
+    """Check the ends of each parameter's range, after the preflight check also on the hardware and the data."""
     for parameter in parameters:
         if parameter.setting == "model.pretrained":
             raise InputError("--param model.pretrained: all trials begin with the same weights; make a sweep for each")
@@ -108,9 +101,17 @@ def _check_weights(config: Config, parameters: tuple[Parameter, ...]) -> None:
                 f"--param {parameter.setting}: model.pretrained={config.model.pretrained} fits one network; "
                 "sweep other settings, or begin by the seed"
             )
+        for value in parameter.test_values():
+            try:
+                changed = make_config(config, [parameter.override(value)])
+                _check_comparable(config, changed)
+                if checked is not None:
+                    preflight.plan_on(changed, checked.hardware, checked.num_train)
+            except (ConfigError, InputError) as error:
+                raise InputError(f"--param {parameter.setting}: {error}") from error
 
 
-def _check_like(config: Config, changed: Config) -> None:
+def _check_comparable(config: Config, changed: Config) -> None:
     if changed.model.task != config.model.task:
         raise InputError(
             f"model.name={changed.model.name} is judged by {SCORE_WORDS[SCORE_OF_TASK[changed.model.task]]}, and "
@@ -120,16 +121,6 @@ def _check_like(config: Config, changed: Config) -> None:
         raise InputError(
             f"model.name={changed.model.name} and {config.model.name} are of different packages; make a sweep for each"
         )
-
-
-def _try(config: Config, parameter: Parameter, override: str, checked: PreflightResult | None = None) -> None:
-    try:
-        changed = make_config(config, [override])
-        _check_like(config, changed)
-        if checked is not None:
-            preflight.plan_like(changed, checked, checked.hardware)
-    except (ConfigError, InputError) as error:
-        raise InputError(f"--param {parameter.setting}: {error}") from error
 
 
 @flow(name="paceline-sweep", flow_run_name="sweep {request.config.name}", persist_result=False)
@@ -160,7 +151,7 @@ def run_sweep(request: SweepRequest, resume: str | None = None) -> dict[str, Any
             )
         workload = workload_fingerprint(config.workload, prepared.fingerprint, checked.weights)
         with open_parent_run("sweep", request, environment, planned.checked.experiment_id, workload, resume) as parent:
-            share = replace(checked, plan=preflight.plan_like(config, checked, room.share), hardware=room.share)
+            share = replace(checked, plan=preflight.plan_on(config, room.share, checked.num_train), hardware=room.share)
             plan = measure_plan(config, share, prepared, parent.run_id, environment, address).plan
             log = get_run_logger()
             log.info("%d trials, %s at once: %s", planned.num_trials, room.at_once.value, room.at_once.reason)
@@ -217,14 +208,10 @@ def _run_all(work: SweepContext, num_trials: int) -> None:
                 if not running:
                     return
                 ended, running = wait(running, LOOK_SECONDS, FIRST_COMPLETED)
-                for future in ended:
-                    _log_progress(future.result(), len(work.proposer.trials()), num_trials)
+                for trial in filter(None, (future.result() for future in ended)):
+                    log = get_run_logger().warning if trial.status == "failed" else get_run_logger().info
+                    num_ended = len(work.proposer.trials())
+                    log("%d of %d trials: trial %d, %s", num_ended, num_trials, trial.number, trial_line(trial))
         except BaseException:
             work.stopped.set()  # the pool waits for its threads
             raise
-
-
-def _log_progress(trial: Trial | None, num_ended: int, num_trials: int) -> None:
-    if trial is not None:
-        log = get_run_logger().warning if trial.status == "failed" else get_run_logger().info
-        log("%d of %d trials: trial %d, %s", num_ended, num_trials, trial.number, trial_line(trial))

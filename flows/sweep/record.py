@@ -118,30 +118,16 @@ def summarise_sweep(result: SweepResult, parent: RunHandle) -> dict[str, Any]:
 
 
 def _plain(result: SweepResult, trial: Trial) -> dict[str, Any]:
-    return {
-        "number": trial.number,
-        "run_id": trial.run_id,
-        "status": trial.status,
-        "score": trial.score,
-        "values": trial.values,
-        "overrides": list(result.overrides(trial)),
-        "num_epochs": len(trial.scores),
-        "restarts": trial.restarts,
-        "seconds": trial.seconds,
-        "error": trial.error,
-    }
+    names = ("number", "run_id", "status", "score", "values", "restarts", "seconds", "error")
+    facts = {name: getattr(trial, name) for name in names}
+    return facts | {"overrides": list(result.overrides(trial)), "num_epochs": len(trial.scores)}
 
 
 def _speedup(result: SweepResult) -> dict[str, Any]:
-    """Speedup of the sweep over its trials in sequence on one device."""
     speedup, colocation = result.speedup, result.colocation
     if speedup is None or colocation is None:
         return {"ratio": None, "low": None, "high": None, "layout": None, "reason": result.no_colocation}
-    ways = {
-        "over_alone": colocation.over_alone,
-        "over_together": colocation.over_together,
-        "over_whole": colocation.over_whole,
-    }
+    ratios = {name: getattr(colocation, name) for name in ("over_alone", "over_together", "over_whole")}
     return {
         "ratio": speedup.value,
         "low": speedup.low,
@@ -149,5 +135,5 @@ def _speedup(result: SweepResult) -> dict[str, Any]:
         "layout": colocation.layout,
         "num_rounds": colocation.num_rounds,
         "contaminated": colocation.contaminated,
-        **{name: way and way.model_dump() for name, way in ways.items()},
+        **{name: ratio and ratio.model_dump() for name, ratio in ratios.items()},
     }

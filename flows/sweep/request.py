@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from paceline.conf.config import Config
 from paceline.conf.credentials import Text
+from paceline.conf.section import Section
 from paceline.tasks.sweep.records import Pruner, Sampler
 
 
-class SweepRequest(BaseModel):
+class SweepRequest(Section):
     """Parameters of a sweep."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     preset: Text
     """Name or path of the preset, for people."""

@@ -1,7 +1,4 @@
-"""One trial of a sweep: a training with its own recipe, in a thread of the flow's process.
-
-The pruner or the end of the sweep may stop it early. Its failure does not stop the other trials.
-"""
+"""One trial of a sweep: a training with its own recipe, in a thread of the flow's process."""
 
 from __future__ import annotations
 
@@ -62,15 +59,10 @@ class SweepContext:
     """Set when the sweep is interrupted."""
 
     def configure(self, proposal: Proposal) -> tuple[Config, Plan]:
-        """A trial's configuration, and its plan on its share of the devices.
-
-        Raises:
-            ConfigError: the values contradict each other.
-            InputError: the hardware or the data do not allow the values.
-        """
+        """A trial's configuration, and its plan on its share of the devices."""
         config = make_config(self.config, list(self.overrides(proposal)))
         config = config.model_copy(update={"name": f"trial {proposal.number}"})
-        plan = preflight.plan_like(config, self.checked, self.room.share)
+        plan = preflight.plan_on(config, self.room.share, self.checked.num_train)
         return config, plan.model_copy(update=self.layers | {"reasons": {}})  # logged once by the sweep
 
     def overrides(self, proposal: Proposal) -> tuple[str, ...]:
@@ -164,12 +156,7 @@ def _record_failure(work: SweepContext, running: _RunningTrial, error: Exception
 
 
 def _train(work: SweepContext, running: _RunningTrial, config: Config, plan: Plan, handle: RunHandle) -> Trial:
-    """Train, evaluate and log.
-
-    Raises:
-        StoppedError: the pruner stopped the trial, or the sweep has ended.
-        PacelineError: the training failed.
-    """
+    """Train, evaluate and log; raise StoppedError if the pruner or the end of the sweep stops the trial."""
     resume = running.proposal.run_id is not None
     if not resume:
         tracking.log_dataset(handle, work.prepared, config.data.source)
@@ -182,19 +169,14 @@ def _train(work: SweepContext, running: _RunningTrial, config: Config, plan: Pla
     if isinstance(trained, State):
         if not work.stopped.is_set():
             pruned = running.record("pruned")
-            tags = _tags(pruned) | {Tag.PRUNED: trained.message or ""}
+            tags = {Tag.TRIAL: str(pruned.number), Tag.PRUNED: trained.message or ""}
             tracking.log_facts(handle, _metrics(pruned), tags)
         raise StoppedError(trained.message or "")
     watch.take(trained.validation_scores)  # the pruner compares later trials with them
     with_name = evaluate.with_options(task_run_name=f"evaluate {config.name}")
     evaluated = with_name(trained, work.prepared, config.limits.evaluate_seconds)
-    trial = running.record("done").model_copy(
-        update={
-            "test_score": evaluated.score,
-            "restarts": len(trained.restarts),
-            "samples_per_second": trained.samples_per_second,
-        }
-    )
+    scores = {"test_score": evaluated.score, "samples_per_second": trained.samples_per_second}
+    trial = running.record("done").model_copy(update=scores | {"restarts": len(trained.restarts)})
     _log(work, handle, trial, job, trained, evaluated)
     return trial
 
@@ -205,7 +187,7 @@ def _log(
     proposal = Proposal(number=trial.number, values=trial.values)
     arm = StudyArm(name=job.config.name, overrides=work.overrides(proposal), group="", is_baseline=False)
     metrics = training_metrics(arm_run(arm, trained, evaluated), trained, evaluated)
-    tags = _tags(trial) | {Tag.DATASET: work.prepared.fingerprint}
+    tags = {Tag.TRIAL: str(trial.number), Tag.DATASET: work.prepared.fingerprint}
     tracking.log_facts(handle, metrics | _metrics(trial), tags)
     facts = run_comparison_facts(job.config, work.prepared, job.plan, job.pretrained)
     tracking.log_document(handle, Artifact.FACTS, facts)
@@ -218,7 +200,3 @@ def _metrics(trial: Trial) -> dict[str, float | None]:
         Metric.SWEEP_NUM_EPOCHS: len(trial.scores),
         Metric.NUM_RESTARTS: trial.restarts,
     }
-
-
-def _tags(trial: Trial) -> dict[str, str]:
-    return {Tag.TRIAL: str(trial.number)}

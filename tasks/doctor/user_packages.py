@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.conf.plugins import GROUPS, MISSING, Plugin, embedded, installed
+from paceline.conf.plugins import GROUPS, MISSING, Plugin, embedded, find_all
 from paceline.tasks.doctor.finding import Finding, doubtful, good
 
 
@@ -25,14 +25,14 @@ def examine_own() -> list[Finding]:
 
 
 def _all() -> list[Plugin]:
-    return [plugin for kind in GROUPS for plugin in installed(kind)]
+    return [plugin for kind in GROUPS for plugin in find_all(kind)]
 
 
 def _wrong(plugin: Plugin) -> tuple[str, str] | None:
     """Why a plugin cannot be used, and the remedy; None if it can."""
     if plugin.name in embedded(plugin.kind):
         return "Paceline has one of that name, which is taken", "give its entry point another name"
-    packages = [other.package for other in installed(plugin.kind) if other.name == plugin.name and other != plugin]
+    packages = [other.package for other in find_all(plugin.kind) if other.name == plugin.name and other != plugin]
     if packages:
         return f"{' and '.join(packages)} offers that name too", "uninstall one, or rename its entry point"
     if plugin.code == MISSING:

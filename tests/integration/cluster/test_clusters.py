@@ -21,8 +21,7 @@ from infra.services.home import free_port
 from paceline.conf.cluster import Cluster
 from paceline.conf.environment import Environment
 from paceline.conf.load import load
-from paceline.flows.checks.preflight import check, confirm_on_cluster
-from paceline.flows.checks.training_host import training_host
+from paceline.flows.checks.preflight import check, confirm_on_cluster, training_host
 from paceline.tasks.cluster.client import connect
 from paceline.tasks.cluster.dask_config import low_overhead_config
 from paceline.tasks.cluster.resources import ClusterResources, demand_of

@@ -9,7 +9,7 @@ from distributed import Client
 
 from paceline.conf.environment import Environment
 from paceline.conf.load import load
-from paceline.flows.checks.training_host import training_host
+from paceline.flows.checks.preflight import training_host
 from paceline.flows.doctor import _cluster, _wrong
 from paceline.tasks.cluster.client import connect
 from paceline.tasks.errors import InputError

@@ -62,7 +62,7 @@ def test_a_package_is_found_by_its_names(offer):
 def test_only_what_is_named_is_imported(offer):
     offer()
     load("digits")
-    assert [one.name for kind in plugins.GROUPS for one in plugins.installed(kind)] == ["rows", "net"]
+    assert [one.name for kind in plugins.GROUPS for one in plugins.find_all(kind)] == ["rows", "net"]
     assert "vision" not in sys.modules
     load("digits", ["data.source=rows"])
     assert "vision.data" in sys.modules

@@ -182,7 +182,7 @@ def test_the_presets_and_settings_can_be_looked_up(capsys):
     assert (presets["folder"]["needs_data"], presets["digits"]["needs_data"]) == (True, False)
     assert cli.main(["settings", "--json"]) == 0
     settings = json.loads(capsys.readouterr().out)["settings"]
-    assert [one["name"] for one in settings] == field_paths()
+    assert tuple(one["name"] for one in settings) == field_paths()
     assert all(one["type"] and one["help"] for one in settings)
     assert cli.main(["settings"]) == 0
     assert "None" not in capsys.readouterr().out

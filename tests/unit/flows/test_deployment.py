@@ -7,7 +7,7 @@ import pytest
 
 from paceline.conf.config import Overlap
 from paceline.conf.load import load
-from paceline.flows.commands.serve import OVERLAPS, settled
+from paceline.flows.commands.serve import OVERLAPS, make_root_absolute
 from paceline.flows.deployment import deployment_of, local_timezone, schedule_of
 from tests.support.own_package import install, on_path
 from tests.support.refusals import refused
@@ -50,19 +50,19 @@ def test_the_command_offers_what_there_is():
 
 def test_a_served_run_finds_its_data_from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert settled(load("folder", ["data.root=images"])).data.root == str(tmp_path / "images")
-    assert settled(load("folder", ["data.root=s3://bucket/images"])).data.root == "s3://bucket/images"
-    assert settled(load("folder", ["data.root=zip::images.zip"])).data.root == "zip::images.zip"
-    assert settled(load("digits")) == load("digits")
+    assert make_root_absolute(load("folder", ["data.root=images"])).data.root == str(tmp_path / "images")
+    assert make_root_absolute(load("folder", ["data.root=s3://bucket/images"])).data.root == "s3://bucket/images"
+    assert make_root_absolute(load("folder", ["data.root=zip::images.zip"])).data.root == "zip::images.zip"
+    assert make_root_absolute(load("digits")) == load("digits")
 
 
-def test_of_a_source_of_ones_own_only_a_path_is_settled(tmp_path, monkeypatch):
+def test_of_a_source_of_ones_own_only_a_path_is_made_absolute(tmp_path, monkeypatch):
     """Its root may be anything, such as the name of a data base."""
     (tmp_path / "site").mkdir()
     install(tmp_path / "site", "rowspack", {"rows": "class Rows: pass"}, {"rows": "rows:Rows"})
     monkeypatch.chdir(tmp_path)
     with on_path(tmp_path / "site"):
         config = load("folder", ["data.source=rows", "data.root=postgres"])
-        assert settled(config) == config
+        assert make_root_absolute(config) == config
         (tmp_path / "postgres").mkdir()
-        assert settled(config).data.root == str(tmp_path / "postgres")
+        assert make_root_absolute(config).data.root == str(tmp_path / "postgres")

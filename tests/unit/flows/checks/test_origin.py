@@ -11,7 +11,7 @@ from paceline.conf.cluster import Cluster
 from paceline.conf.environment import Environment
 from paceline.conf.load import load
 from paceline.flows.checks.origin import FLOW_RUN, allow, check_origin
-from paceline.flows.checks.training_host import training_host
+from paceline.flows.checks.preflight import training_host
 from paceline.flows.cli import main
 from paceline.flows.lifecycle import mlflow_run
 from paceline.flows.lifecycle.request_artifact import ARTIFACTS
