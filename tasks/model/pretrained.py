@@ -61,7 +61,9 @@ def read_weights(path: Path) -> tuple[Tensors, str]:
             "save its state dict alone (model.state_dict()), or as .safetensors"
         ) from None
     except (RuntimeError, AttributeError, TypeError, EOFError, KeyError, ValueError) as error:
-        raise InputError(f"{path}: no file of weights ({one_line(error)[:200]})") from error
+        raise InputError(
+            f"{path}: no file of weights ({one_line(error)[:200]})", hint="give a .safetensors, .pt or .ckpt file"
+        ) from error
     if not tensors or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
         raise InputError(f"{path}: no file of weights; it must hold tensors by their names, as a state dict does")
     return _without_wrapper(tensors), hashlib.sha256(content).hexdigest()
