@@ -52,20 +52,28 @@ def read_weights(path: Path) -> tuple[Tensors, str]:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); give a file of weights") from error
+        raise InputError(
+            f"{path}: cannot be read ({error.strerror}); give a file of weights", setting="model.pretrained"
+        ) from error
     try:
         tensors = _safetensors(content) if path.suffix == SAFETENSORS else _state(content)
     except pickle.UnpicklingError:  # whose words advise to load it all the same
         raise InputError(
             f"{path}: holds more than tensors and plain types; nothing of it was executed; "
-            "save its state dict alone (model.state_dict()), or as .safetensors"
+            "save its state dict alone (model.state_dict()), or as .safetensors",
+            setting="model.pretrained",
         ) from None
     except (RuntimeError, AttributeError, TypeError, EOFError, KeyError, ValueError) as error:
         raise InputError(
-            f"{path}: no file of weights ({one_line(error)[:200]})", hint="give a .safetensors, .pt or .ckpt file"
+            f"{path}: no file of weights ({one_line(error)[:200]})",
+            hint="give a .safetensors, .pt or .ckpt file",
+            setting="model.pretrained",
         ) from error
     if not tensors or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
-        raise InputError(f"{path}: no file of weights; it must hold tensors by their names, as a state dict does")
+        raise InputError(
+            f"{path}: no file of weights; it must hold tensors by their names, as a state dict does",
+            setting="model.pretrained",
+        )
     return _without_wrapper(tensors), hashlib.sha256(content).hexdigest()
 
 
