@@ -56,7 +56,7 @@ class ClassifyRequest(Section):
 @reusable
 def check_classify(request: ClassifyRequest, environment: Environment) -> tuple[Config, str, dict[str, Any]]:
     """Check the features, the settings and the store; return configuration, experiment id and facts."""
-    train, test = (_read_facts(Path(directory)) for directory in (request.train, request.test))
+    train, test = _read_facts(Path(request.train), "TRAIN"), _read_facts(Path(request.test), "TEST")
     if any(train[name] != test[name] for name in SAME):
         raise InputError(
             f"{request.train} and {request.test} are features of other models or layers; write both with the same",
@@ -73,14 +73,16 @@ def check_classify(request: ClassifyRequest, environment: Environment) -> tuple[
     return config, preflight.check_servers(config, environment), train
 
 
-def _read_facts(directory: Path) -> dict[str, Any]:
+def _read_facts(directory: Path, argument: str) -> dict[str, Any]:
     try:
         facts: dict[str, Any] = json.loads((directory / PREDICTIONS_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError(f"{directory}: holds no features; write them with paceline features --out") from error
+        raise InputError(
+            f"{directory}: holds no features; write them with paceline features --out", setting=argument
+        ) from error
     if not facts.get("layer") or "num_samples" not in facts:
         what = "features that are not finished" if facts.get("layer") else "predictions"
-        raise InputError(f"{directory}: holds {what}; write features with paceline features --out")
+        raise InputError(f"{directory}: holds {what}; write features with paceline features --out", setting=argument)
     return facts
 
 

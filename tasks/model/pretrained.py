@@ -52,7 +52,9 @@ def read_weights(path: Path) -> tuple[Tensors, str]:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); give a file of weights") from error
+        raise InputError(
+            f"{path}: cannot be read ({error.strerror}); give a file of weights", setting="model.pretrained"
+        ) from error
     try:
         if path.suffix == SAFETENSORS:
             import safetensors.torch as safetensors  # on use: most ranks begin by the seed
@@ -63,15 +65,20 @@ def read_weights(path: Path) -> tuple[Tensors, str]:
     except pickle.UnpicklingError:  # whose words advise to load it all the same
         raise InputError(
             f"{path}: holds more than tensors and plain types; nothing of it was executed; "
-            "save its state dict alone (model.state_dict()), or as .safetensors"
+            "save its state dict alone (model.state_dict()), or as .safetensors",
+            setting="model.pretrained",
         ) from None
     except Exception as error:  # readers raise anything on hostile bytes
         raise InputError(
-            f"{path}: not a file of weights ({one_line(error)[:200]}); "
-            "save the model's state dict, for example torch.save(model.state_dict(), FILE)"
+            f"{path}: not a file of weights ({one_line(error)[:200]})",
+            hint="save the model's state dict, for example torch.save(model.state_dict(), FILE)",
+            setting="model.pretrained",
         ) from error
     if not tensors or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
-        raise InputError(f"{path}: not a file of weights; it must hold tensors by their names, as a state dict does")
+        raise InputError(
+            f"{path}: not a file of weights; it must hold tensors by their names, as a state dict does",
+            setting="model.pretrained",
+        )
     return _without_wrapper(tensors), hashlib.sha256(content).hexdigest()
 
 

@@ -207,7 +207,7 @@ def _choices(setting: str, values: str) -> tuple[Scalar, ...]:
         raise InputError(f"--param {setting}={values} is not a list of plain values; {FORM}")
     choices = tuple(_as_number(value) for value in parsed)
     if len(choices) < MIN_CHOICES or len({text_of(value) for value in choices}) < len(choices):
-        raise InputError(f"--param {setting}={values} needs {MIN_CHOICES} or more values, each named once")
+        raise InputError(f"--param {setting}={values} needs {MIN_CHOICES} or more values, each named once; {FORM}")
     return choices
 
 

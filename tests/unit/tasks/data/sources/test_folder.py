@@ -31,6 +31,7 @@ from paceline.tasks.data.sources import registry as source
 from paceline.tasks.data.sources.folder import stamp_of
 from paceline.tasks.errors import InputError
 from tests.support.listeners import listening
+from tests.support.refusals import refused
 
 
 def fill(root: Path, *names: str) -> Path:
@@ -110,24 +111,22 @@ def test_more_wrong_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     fill(tmp_path, "a/1.png", "b/1.png")
     with pytest.raises(InputError, match="is a file"):
         source.list_samples(folder(tmp_path / "a/1.png"))
-    with pytest.raises(InputError, match="no training sample of class a, b"):
+    with refused("data.root", "a", "b", "data.test_fraction"):
         source.list_samples(folder(tmp_path, test_fraction=0.9))
-    with pytest.raises(InputError, match="cannot be opened"):
+    with refused("data.root", "nosuchprotocol://x"):
         source.list_samples(folder("nosuchprotocol://x"))
     in_b = f"{tmp_path}/b"
     monkeypatch.setattr(
         os, "access", lambda name, mode, dir_fd: str(Path(f"/proc/self/fd/{dir_fd}").readlink()) != in_b
     )
-    with pytest.raises(InputError, match=r"b/1\.png cannot be read by this user"):
+    with refused("data.root", "b/1.png"):
         source.list_samples(folder(tmp_path))
 
 
 def test_a_store_without_its_package_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(_registry, "s3", raising=False)
     monkeypatch.setitem(sys.modules, "s3fs", None)
-    with pytest.raises(
-        InputError, match=r"s3://b/x: cannot be opened .*; give a path, or pip install 'paceline\[s3\]'"
-    ):
+    with refused("data.root", "s3://b/x", "'paceline[s3]'"):
         source.list_samples(folder("s3://b/x"))
 
 
@@ -347,15 +346,15 @@ def test_wrong_checksums_and_sizes_are_refused(tmp_path: Path, monkeypatch: pyte
     content = batches(np.random.default_rng(1))
     place = write_archive(tmp_path / "cifar-10-python.tar.gz", "cifar-10-batches-py", python_files(content))
     data = Data(source="cifar10", root=str(tmp_path))
-    with pytest.raises(InputError, match="has md5"):
+    with refused("data.root", place.name, cifar10.MD5[place.name]):
         source.list_samples(data)
     place.unlink()
     root = write_tree(tmp_path / "cifar-10-batches-bin", binary_files(content))
-    with pytest.raises(InputError, match="30730 bytes"):
+    with refused("data.root", 30730):
         source.list_samples(data)
     (root / "data_batch_3.bin").unlink()
     monkeypatch.setattr(cifar10, "BINARY_BATCH_BYTES", 10 * 3_073)
-    with pytest.raises(InputError, match="data_batch_3 is missing"):
+    with refused("data.root", "data_batch_3"):
         source.list_samples(data)
 
 
@@ -386,7 +385,7 @@ def test_malicious_pickles_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
     place = write_tree(tmp_path / "cifar-10-batches-py", files)
     accept(monkeypatch, *place.iterdir())
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match="not allowed"):
+    with refused("data.root", "data_batch_2", "mkdir"):
         source.list_samples(Data(source="cifar10", root=str(place)))
     assert not (tmp_path / "malice-was-here").exists()
 
@@ -402,13 +401,13 @@ def test_a_pickle_is_read_only_if_its_bytes_are_the_official_ones(
     # Of the size of a binary batch, whose checksum nobody has published: a pickle ends where it says.
     binary["test_batch.bin"] = planted[: 10 * 3_073].ljust(10 * 3_073, b"\0")
     root = write_tree(tmp_path / "binary", binary)
-    with pytest.raises(InputError, match="class outside 0 to 9"):
+    with refused("data.root", "test_batch", 0, 9):
         source.list_samples(Data(source="cifar10", root=str(root)))
     files = python_files(batches(np.random.default_rng(1)))
     place = write_tree(tmp_path / "python", files)
     accept(monkeypatch, *place.iterdir())
     (place / "data_batch_1").write_bytes(planted)
-    with pytest.raises(InputError, match="data_batch_1 has md5"):
+    with refused("data.root", "data_batch_1", cifar10.MD5["data_batch_1"]):
         source.list_samples(Data(source="cifar10", root=str(place)))
     assert not read
 
@@ -428,7 +427,7 @@ def test_members_of_an_archive_lead_nowhere(tmp_path: Path, monkeypatch: pytest.
             archive.addfile(entry, io.BytesIO(content))
     accept(monkeypatch, place)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(InputError, match="test_batch missing in the archive"):
+    with refused("data.root", place, "test_batch"):
         source.list_samples(Data(source="cifar10", root=str(place)))
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -437,7 +436,7 @@ def test_cifar10_as_folders_and_other_files(tmp_path: Path) -> None:
     fill(tmp_path, "train/a/1.png", "train/b/1.png", "test/a/1.png", "test/b/1.png")
     data = Data(source="cifar10", root=str(tmp_path), validation_fraction=0.0)
     assert source.list_samples(data).origin.kind == "files"
-    with pytest.raises(InputError, match="is a file but not"):
+    with refused("data.root", "cifar-10-python.tar.gz"):
         source.list_samples(Data(source="cifar10", root=str(tmp_path / "train/a/1.png")))
     with pytest.raises(InputError, match="does not exist"):
         source.list_samples(Data(source="cifar10", root=str(tmp_path / "nowhere")))

@@ -21,6 +21,7 @@ from paceline.tasks.data.prepare.shard import write_shards
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.errors import InputError, OutsideError, PacelineError, RunError, SourceError
 from tests.support.own_package import forget, install, on_path
+from tests.support.refusals import refused
 
 CODE = """
 from pathlib import Path
@@ -217,9 +218,9 @@ def test_a_wrong_listing_is_told_before_any_work(offered: Offered, changes: dict
 
 
 def test_a_server_that_is_away_may_be_tried_again(offered: Offered) -> None:
-    with pytest.raises(SourceError, match="its listing raised ConnectionError"):
+    with refused("data.source", "ConnectionError", kind=SourceError):
         source.list_samples(offered.be(samples="raise ConnectionError('no route')"))
-    with pytest.raises(OutsideError, match="read raised TimeoutError"):
+    with refused("data.source", "TimeoutError", kind=OutsideError):
         pixels(offered.be(read="raise TimeoutError('slow')"))
 
 
@@ -269,7 +270,7 @@ def test_wrong_masks_are_told(offered: Offered, read: str, said: str) -> None:
 @pytest.mark.parametrize("angles", ["[1, 2]", "[float('nan')]", "'wide'"])
 def test_wrong_targets_are_told(offered: Offered, angles: str) -> None:
     read = f"return [(np.zeros((8, 8), np.uint8), {angles})] * len(names)"
-    with pytest.raises(PacelineError, match=r"data\.source=rows"):
+    with refused("data.source", "data.source=rows", kind=PacelineError):
         pixels(offered.be(target_names=("angle",), read=read))
 
 
