@@ -45,15 +45,19 @@ def ssh_arguments(settings: Cluster, demand: ClusterResources, certificates: Cer
     if certificates:
         scheduler["security"] = certificates.settings("scheduler")
         worker["security"] = certificates.settings("worker")
-    if not demand.gpus:
-        worker["n_workers"] = demand.workers_per_host  # a CUDAWorker starts one for each GPU that it sees
+    python = _python()
+    if demand.gpus:  # a CUDAWorker starts one worker for each visible GPU; `SSHCluster` has no argument for them
+        visible = visible_devices(demand.workers_per_host)
+        python = " ".join(["env", *(f"{name}={value}" for name, value in visible.items()), python])
+    else:
+        worker["n_workers"] = demand.workers_per_host
     return {
         "hosts": [settings.hosts[0], *settings.hosts],
         "connect_options": dict(CONNECT_OPTIONS),
         "scheduler_options": scheduler,
         "worker_options": worker,
         "worker_class": "dask_cuda.CUDAWorker" if demand.gpus else "distributed.Nanny",
-        "remote_python": [_python(), *([_worker_python(demand)] * len(settings.hosts))],
+        "remote_python": [_python(), *([python] * len(settings.hosts))],
     }
 
 
@@ -67,14 +71,6 @@ def visible_devices(workers_per_host: int) -> dict[str, str]:
 
 def _python() -> str:
     return shlex.quote(sys.executable)
-
-
-def _worker_python(demand: ClusterResources) -> str:
-    """Command for Python; for GPUs it sets the visible ones, because `SSHCluster` has no argument for it."""
-    if not demand.gpus:
-        return _python()
-    variables = " ".join(f"{name}={value}" for name, value in visible_devices(demand.workers_per_host).items())
-    return f"env {variables} {_python()}"
 
 
 @contextmanager

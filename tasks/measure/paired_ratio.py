@@ -101,11 +101,6 @@ def signed_rank_depth(num_rounds: int, confidence: float) -> int:
     return max(1, int(np.searchsorted(cumulative, (1 - confidence) / 2, side="right")))
 
 
-def _walsh_averages(differences: Floats) -> Floats:
-    first, second = np.triu_indices(differences.shape[-1])
-    return np.sort((differences[..., first] + differences[..., second]) / 2, axis=-1)
-
-
 def location_interval(differences: Floats, confidence: float = INNER_CONFIDENCE) -> tuple[Floats, Floats, Floats]:
     """Location of symmetric noise and its interval, along the last axis; leading axes are separate problems.
 
@@ -122,7 +117,8 @@ def location_interval(differences: Floats, confidence: float = INNER_CONFIDENCE)
     num_rounds = differences.shape[-1]
     if num_rounds < MIN_INTERVAL_ROUNDS:
         raise ValueError(f"num_rounds={num_rounds} gives no interval; use at least {MIN_INTERVAL_ROUNDS}")
-    averages = _walsh_averages(differences)
+    first, second = np.triu_indices(num_rounds)
+    averages = np.sort((differences[..., first] + differences[..., second]) / 2, axis=-1)  # Walsh averages
     location = np.median(averages, axis=-1)
     if num_rounds < MIN_ROUNDS:
         quantile = float(stats.t.ppf((1 + confidence) / 2, num_rounds - 1))

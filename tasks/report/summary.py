@@ -23,6 +23,7 @@ def summary_table(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """
     train, evaluate, speedup = (summary.get(name) or {} for name in ("train", "evaluate", "speedup"))
     pretrained = summary.get("pretrained")
+    rates = {"training": train.get("samples_per_second"), "prediction": evaluate.get("samples_per_second")}
     rows = [
         ("data", _data(summary.get("dataset"))),
         ("weights", Pretrained.model_validate(pretrained).summary if pretrained else ""),
@@ -32,7 +33,7 @@ def summary_table(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("prediction", prediction_text(summary.get("prediction"))),
         ("history", _history(summary.get("regression"))),
         ("registry", _registry(summary.get("registered"))),
-        ("throughput", _throughput({"training": train, "prediction": evaluate})),
+        ("throughput", ", ".join(f"{word} {rate:,.0f} samples/s" for word, rate in rates.items() if rate is not None)),
         ("compile", _compile(train.get("compile"))),
         ("restarts", _restarts(train)),
         ("checkpoints", _checkpoints(summary.get("execution"))),
@@ -77,11 +78,6 @@ def prediction_text(prediction: Mapping[str, Any] | None) -> str:
         f"{prediction['high']:.2f}), {prediction['measured']:.2f} x measured: {prediction['error']:+.1%}; "
         f"{prediction['calibration']}"
     )
-
-
-def _throughput(parts: Mapping[str, Mapping[str, Any]]) -> str:
-    rates = {word: part.get("samples_per_second") for word, part in parts.items()}
-    return ", ".join(f"{word} {rate:,.0f} samples/s" for word, rate in rates.items() if rate is not None)
 
 
 def _history(regression: Mapping[str, Any] | None) -> str:

@@ -68,7 +68,11 @@ def match(first: Mapping[str, str], second: Mapping[str, str]) -> MatchVerdict:
     Execution may differ. Everything that is learned, the code, the versions and the model of the devices must not. The
     global batch may differ in one case only: it follows the number of devices under weak scaling in both runs.
     """
-    scaling = _scaling(first, second)
+    scaling: Literal["none", "strong", "weak"] = "none"
+    if world_of(first) != world_of(second):
+        weak = all(facts.get("recipe.batch_scaling") == "weak" for facts in (first, second))
+        same_share = first.get("recipe.batch_size") == second.get("recipe.batch_size")
+        scaling = "weak" if weak and same_share else "strong"
     fields = tuple(
         FieldVerdict(
             field=field, verdict=_verdict(field, first, second, scaling), first=first_value, second=second_value
@@ -104,14 +108,6 @@ def _verdict(
     if field.startswith(ALLOWED) or (field == "global_batch_size" and scaling == "weak"):
         return "allowed"
     return "breaks"
-
-
-def _scaling(first: Mapping[str, str], second: Mapping[str, str]) -> Literal["none", "strong", "weak"]:
-    if world_of(first) == world_of(second):
-        return "none"
-    weak = all(facts.get("recipe.batch_scaling") == "weak" for facts in (first, second))
-    same_share = first.get("recipe.batch_size") == second.get("recipe.batch_size")
-    return "weak" if weak and same_share else "strong"
 
 
 def world_of(facts: Mapping[str, str]) -> int | None:

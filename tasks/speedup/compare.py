@@ -243,6 +243,7 @@ def speedup_across(
     ratio = ratio_across([float(rows[base.run_id].ratio or 0) for base in usable])
     rates = [base.metrics[rows[base.run_id].rate or ""] for base in usable]
     mean = math.exp(math.fsum(map(math.log, rates)) / len(rates))
+    devices, execution = world_of(usable[0].facts), [usable[0].facts[f"execution.{name}"] for name in EXECUTION]
     return SpeedupResult(
         ratio=ratio.value,
         low=ratio.low,
@@ -250,7 +251,7 @@ def speedup_across(
         significant=ratio.significant,
         verdict=_sentence(ratio, usable),
         cause=_cause(ratio),
-        baseline=f"{_names_of(usable)}: {_execution_of(usable[0])}",
+        baseline=f"{_names_of(usable)}: {devices} device{'' if devices == 1 else 's'}, {', '.join(execution)}",
         candidate=candidate,
         baseline_samples_per_second=mean,
         candidate_samples_per_second=mean * ratio.value,
@@ -297,12 +298,6 @@ def _withheld(why: str, contaminated: bool | None = None) -> SpeedupResult:
 
 def _names_of(bases: Sequence[ComparedRun]) -> str:
     return f"run {bases[0].run_id[:8]}" if len(bases) == 1 else f"{len(bases)} runs, the newest {bases[0].run_id[:8]}"
-
-
-def _execution_of(base: ComparedRun) -> str:
-    devices = world_of(base.facts)
-    words = [base.facts[f"execution.{name}"] for name in EXECUTION]
-    return ", ".join([f"{devices} device{'' if devices == 1 else 's'}", *words])
 
 
 def _cause(ratio: Estimate) -> str | None:

@@ -231,14 +231,12 @@ def _break_evens(rows: Sequence[HardwareRow]) -> Iterator[BreakEven]:
         times = [(row.label, row.fixed_seconds or 0.0, 1.0 / row.samples_per_second) for row in (slow, fast)]
         yield _break_even("time", *times)
         if slow.price_per_million_samples is not None and fast.price_per_million_samples is not None:
-            yield _break_even("price", *(_cost(row) for row in (slow, fast)))
-
-
-def _cost(row: HardwareRow) -> tuple[str, float, float]:
-    """Of what is fixed and of one sample: what is paid for is the time that the devices are held."""
-    assert row.price_per_million_samples is not None
-    per_sample = row.price_per_million_samples / 1e6
-    return row.label, (row.fixed_seconds or 0.0) * per_sample * row.samples_per_second, per_sample
+            costs = []
+            for row in (slow, fast):  # the price is that of the time that the devices are held
+                assert row.price_per_million_samples is not None
+                per_sample = row.price_per_million_samples / 1e6
+                costs.append((row.label, (row.fixed_seconds or 0.0) * per_sample * row.samples_per_second, per_sample))
+            yield _break_even("price", *costs)
 
 
 def _break_even(by: str, first: tuple[str, float, float], second: tuple[str, float, float]) -> BreakEven:

@@ -150,7 +150,14 @@ def judge(
         score_name: what the models of the series are judged by.
     """
     margins = margins or Tolerances()
-    runs = _with_others(runs, margins.foreign_cores)
+    foreign_cores = [run.foreign_cores for run in runs[:-1] if run.foreign_cores is not None]
+    usual = float(np.median(foreign_cores)) if foreign_cores else 0.0
+    runs = [
+        run.model_copy(update={"contaminated": True})
+        if (run.foreign_cores or 0.0) - usual > margins.foreign_cores
+        else run
+        for run in runs
+    ]
     scales = (
         _Scale("throughput", -math.log1p(-margins.throughput), "throughput"),
         _Scale("score", margins.score, SCORE_WORDS[score_name]),
@@ -180,16 +187,6 @@ def judge(
         grew=grew[0] if grew else None,
         text=text,
     )
-
-
-def _with_others(runs: Sequence[RunMetrics], limit: float) -> list[RunMetrics]:
-    """The runs; those with more foreign cores than usual are marked contaminated."""
-    foreign_cores = [run.foreign_cores for run in runs[:-1] if run.foreign_cores is not None]
-    usual = float(np.median(foreign_cores)) if foreign_cores else 0.0
-    return [
-        run.model_copy(update={"contaminated": True}) if (run.foreign_cores or 0.0) - usual > limit else run
-        for run in runs
-    ]
 
 
 def _enumerate(words: Sequence[str]) -> str:

@@ -84,6 +84,11 @@ def speedup_result(
     validity = probe.validity
     if validity.num_cores is None and num_cores is not None:
         validity = judge(validity.model_copy(update={"num_cores": num_cores}))
+    search = train.search if train else None
+    gains = single_gains(search, probe.baseline, probe.candidate) if search else {}
+    compiling = arm_ratio(probe.rounds, "uncompiled", "candidate")
+    if compiling:
+        gains["compile"] = compiling
     facts = _Facts(
         probe=probe,
         ratio=ratio,
@@ -94,7 +99,7 @@ def speedup_result(
         diagnosis=diagnose(probe),
         too_small=too_small(train),
         not_amortised=not_amortised(probe, train),
-        gains=_gains(probe, train),
+        gains=gains,
     )
     cause = _cause(facts)
     return SpeedupResult(
@@ -117,14 +122,6 @@ def speedup_result(
         shares=facts.diagnosis.intervals if facts.diagnosis else {},
         diagnosis=facts.diagnosis.sentences if facts.diagnosis else (),
     )
-
-
-def _gains(probe: ProbeResult, train: TrainResult | None) -> dict[str, Estimate]:
-    """Gain of each setting of the candidate over the baseline's, where it was timed alone."""
-    search = train.search if train else None
-    gains = single_gains(search, probe.baseline, probe.candidate) if search else {}
-    compiling = arm_ratio(probe.rounds, "uncompiled", "candidate")
-    return gains | ({"compile": compiling} if compiling else {})
 
 
 def single_gains(search: AutotuneResult, baseline: Arm, candidate: Arm) -> dict[str, Estimate]:

@@ -205,14 +205,10 @@ def _choices(setting: str, values: str) -> tuple[Scalar, ...]:
         raise InputError(f"--param {error}") from error
     if not isinstance(parsed, list) or not all(isinstance(value, Scalar) for value in parsed):
         raise InputError(f"--param {setting}={values} is not a list of plain values; {FORM}")
-    choices = tuple(_as_number(value) for value in parsed)
+    # YAML takes 1e-3 for a text, for want of a point.
+    choices = tuple(
+        float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value for value in parsed
+    )
     if len(choices) < MIN_CHOICES or len({text_of(value) for value in choices}) < len(choices):
         raise InputError(f"--param {setting}={values} needs {MIN_CHOICES} or more values, each named once; {FORM}")
     return choices
-
-
-def _as_number(value: Scalar) -> Scalar:
-    """YAML takes 1e-3 for a text, for want of a point."""
-    if not isinstance(value, str) or _EXPONENT.fullmatch(value) is None:
-        return value
-    return float(value)

@@ -49,7 +49,9 @@ def check_store(tracking_uri: str, experiment: str, artifact_root: str | None) -
     try:
         with _only_one(tracking_uri):
             entity = _experiment(MlflowClient(tracking_uri), experiment, artifact_root)
-        _check_writable(sqlite_path(tracking_uri), local_path(entity.artifact_location))
+        for path in (sqlite_path(tracking_uri), local_path(entity.artifact_location)):
+            if path is not None and not os.access(nearest_existing(path), os.W_OK):
+                raise PermissionError(f"{path} is not writable")
         return str(entity.experiment_id)
     except (MlflowException, SQLAlchemyError, ArgumentError, OSError) as error:
         first = str(error).strip().splitlines()[0]
@@ -98,13 +100,6 @@ def local_path(location: str) -> Path | None:
     """Local directory of artifacts; None if a server or a remote store has them."""
     scheme = urlparse(location).scheme
     return Path(url2pathname(location.removeprefix("file://"))) if scheme in ("", "file") else None
-
-
-def _check_writable(*paths: Path | None) -> None:
-    """Raise PermissionError for a file or folder that could not be written when the time comes."""
-    for path in paths:
-        if path is not None and not os.access(nearest_existing(path), os.W_OK):
-            raise PermissionError(f"{path} is not writable")
 
 
 @contextmanager

@@ -100,7 +100,9 @@ def _train(job: TrainJob, address: str) -> TrainResult:
         nonlocal last_epoch, choices
         newest = {name: Choice.model_validate(choice) for name, choice in facts["choices"].items()}
         choices = _log_choices(logger, newest, choices)
-        note = _note(facts)
+        note = f"loss {facts[Metric.TRAIN_LOSS]:.3f}  {facts[Metric.TRAIN_THROUGHPUT]:,.0f} samples/s"
+        if facts["validation_score"] is not None:
+            note += f"  validation {facts['score_name'].replace('_', ' ')} {facts['validation_score']:.3f}"
         advance(facts["step"], facts["num_steps"], note)
         if facts["epoch"] > last_epoch:
             last_epoch = facts["epoch"]
@@ -136,13 +138,6 @@ def _log_choices(logger: Log, choices: Mapping[str, Choice], before: Mapping[str
         if choice != logged and not is_refined:
             logger.info("execution.%s=%s: %s", name, choice.value, choice.reason)
     return choices
-
-
-def _note(facts: Mapping[str, Any]) -> str:
-    note = f"loss {facts[Metric.TRAIN_LOSS]:.3f}  {facts[Metric.TRAIN_THROUGHPUT]:,.0f} samples/s"
-    if facts["validation_score"] is not None:
-        note += f"  validation {facts['score_name'].replace('_', ' ')} {facts['validation_score']:.3f}"
-    return note
 
 
 @task(name="measure", cache_policy=NO_CACHE)

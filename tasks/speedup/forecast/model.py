@@ -225,6 +225,12 @@ def _predict(profile: DeviceProfile, link: Link, draws: _Draws, num_devices: int
     global_batch = profile.batch_size * (num_devices if scaling == "weak" else 1)
     epoch = float(step_D[0]) * profile.num_train / global_batch
     total = epoch * profile.num_epochs
+    overhead, compute = float(draws.overhead_D[0]), float(compute_D[0])
+    parts: dict[Bound, float] = {
+        "compute": compute - overhead,
+        "communication": float(exposed_D[0] + waiting_D[0]),
+        "overhead": min(overhead, compute),
+    }
     return Prediction(
         num_devices=num_devices,
         scaling=scaling,
@@ -236,7 +242,7 @@ def _predict(profile: DeviceProfile, link: Link, draws: _Draws, num_devices: int
         communication_seconds=float(exchange_D[0]),
         waiting_seconds=float(waiting_D[0]),
         epoch_seconds=epoch,
-        bound=_bound(float(draws.overhead_D[0]), float(compute_D[0]), float(exposed_D[0] + waiting_D[0])),
+        bound=max(parts, key=lambda name: parts[name]),
         total_seconds=total,
         device_hours=num_devices * total / SECONDS_PER_HOUR,
     )
@@ -266,15 +272,6 @@ def _exposed_seconds(all_reduce_D: Floats, compute_D: Floats, num_bytes: int, hi
         return all_reduce_D
     coverable_D = all_reduce_D * (1 - BUCKET_BYTES / num_bytes)
     return all_reduce_D - hidden_D * np.minimum(coverable_D, BACKWARD_SHARE * compute_D)
-
-
-def _bound(overhead: float, compute: float, communication: float) -> Bound:
-    parts: dict[Bound, float] = {
-        "compute": compute - overhead,
-        "communication": communication,
-        "overhead": min(overhead, compute),
-    }
-    return max(parts, key=lambda name: parts[name])
 
 
 def _powers(profile: DeviceProfile, scaling: ScalingKind) -> Iterator[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -176,9 +175,6 @@ class Check(Record):
     """Unix time."""
 
 
-Z = 1.96
-
-
 def check(prediction: Prediction, prediction_run_id: str, run_id: str, measured: float, measured_at: float) -> Check:
     """Hold a prediction against a measured speedup over one device."""
     return Check(
@@ -201,7 +197,9 @@ def calibration(checks: Sequence[Check]) -> dict[str, Any]:
         return {"num_checks": 0, "verdict": "no prediction has been checked yet"}
     errors = [check.error for check in checks]
     num_inside = sum(check.inside for check in checks)
-    low, high = _wilson(num_inside, len(checks))
+    from scipy import stats  # SciPy's distributions: a second
+
+    share = stats.binomtest(num_inside, len(checks)).proportion_ci(method="wilson")
     mean = statistics.fmean(abs(error) for error in errors)
     plural = "s" if len(checks) > 1 else ""
     return {
@@ -209,15 +207,8 @@ def calibration(checks: Sequence[Check]) -> dict[str, Any]:
         "mean_error": statistics.fmean(errors),
         "mean_absolute_error": mean,
         "share_inside": num_inside / len(checks),
-        "share_inside_low": low,
-        "share_inside_high": high,
+        "share_inside_low": float(share.low),
+        "share_inside_high": float(share.high),
         "verdict": f"{len(checks)} prediction{plural} checked: {mean:.1%} mean absolute error, "
         f"{num_inside} of {len(checks)} inside their interval",
     }
-
-
-def _wilson(num_inside: int, total: int) -> tuple[float, float]:
-    share = num_inside / total
-    centre = (share + Z**2 / (2 * total)) / (1 + Z**2 / total)
-    reach = Z * math.sqrt(share * (1 - share) / total + Z**2 / (4 * total**2)) / (1 + Z**2 / total)
-    return max(0.0, centre - reach), min(1.0, centre + reach)

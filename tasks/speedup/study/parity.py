@@ -38,7 +38,10 @@ def parity(pairs: Sequence[Pair], margin: float = MARGIN) -> tuple[Interval | No
         return None, "unknown"
     differences = np.array([(gained - lost) / total for gained, lost, total in tested])
     value = float(differences.mean())
-    reach = max(_sampling_reach(tested), _repeat_reach(differences))
+    # One pseudo-observation: without a single discordant pair the interval must not have width 0.
+    variances = [(max(1, gained + lost) - (gained - lost) ** 2 / total) / total**2 for gained, lost, total in tested]
+    sampling_reach = float(stats.norm.ppf(0.975) * np.sqrt(max(float(np.mean(variances)), 0.0)))
+    reach = max(sampling_reach, _repeat_reach(differences))
     return _judge(value, reach, margin)
 
 
@@ -58,12 +61,6 @@ def score_parity(pairs: Sequence[tuple[float, float]], margin: float = MARGIN) -
 def _judge(value: float, reach: float, margin: float) -> tuple[Interval, Parity]:
     interval = Interval(value=value, low=value - reach, high=value + reach)
     return interval, _verdict(value, value - reach, value + reach, margin)
-
-
-def _sampling_reach(pairs: Sequence[Pair]) -> float:
-    # One pseudo-observation: without a single discordant pair the interval must not have width 0.
-    variances = [(max(1, gained + lost) - (gained - lost) ** 2 / total) / total**2 for gained, lost, total in pairs]
-    return float(stats.norm.ppf(0.975) * np.sqrt(max(float(np.mean(variances)), 0.0)))
 
 
 def _repeat_reach(differences: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:

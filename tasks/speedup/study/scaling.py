@@ -68,7 +68,9 @@ def scaling(kind: Kind, group: str, speedups: Mapping[int, Sequence[float]]) -> 
     if refused is None:
         counts = np.array([number for number in numbers if number > 1], dtype=np.float64)
         measured = np.array([speedups[int(number)] for number in counts])  # devices x repeats
-        fits = (_amdahl(counts, measured),) if kind == "strong" else ()
+        if kind == "strong":
+            parameters_PR, residual = _fit((counts - 1)[:, None], counts, measured)
+            fits = (Fit(law="Amdahl", parameters={"serial_fraction": _interval(parameters_PR[0])}, residual=residual),)
         fits += (_universal(counts, measured),)
     return Scaling(kind=kind, group=group, points=points, fits=fits, refused=refused)
 
@@ -121,11 +123,6 @@ def _serial(speedup: Interval, num_devices: int) -> Interval:
         low=None if high is None else karp_flatt(high, num_devices),
         high=None if low is None else karp_flatt(low, num_devices),
     )
-
-
-def _amdahl(counts_D: Floats, measured_DR: Floats) -> Fit:
-    parameters_PR, residual = _fit((counts_D - 1)[:, None], counts_D, measured_DR)
-    return Fit(law="Amdahl", parameters={"serial_fraction": _interval(parameters_PR[0])}, residual=residual)
 
 
 def _universal(counts_D: Floats, measured_DR: Floats) -> Fit:

@@ -188,7 +188,10 @@ class _Attempts:
             }
             self._resume = True
             self._number += 1
-            _create_metrics_file(Path(specs[0].directory))
+            metrics = Path(specs[0].directory) / FILE  # a file of another host may become visible here much later
+            with suppress(OSError):  # the rank reports the error
+                metrics.parent.mkdir(parents=True, exist_ok=True)
+                metrics.touch()
             group.start([spec.model_copy(update=earlier) for spec in specs])
             self._recovery.record_start(step_of(resume_from) if resume_from else 0)
             return group.watch(lambda: self._regroup_with_more(client))
@@ -321,13 +324,6 @@ def _specs(
         )
         for placement, interface in zip(placements, interfaces, strict=True)
     ]
-
-
-def _create_metrics_file(directory: Path) -> None:
-    """Create a rank's metrics file: one created on another host may become visible here half a minute later."""
-    with suppress(OSError):  # the rank reports the error
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / FILE).touch()
 
 
 @contextmanager
