@@ -47,7 +47,7 @@ class Model(Section):
 
     @property
     def task(self) -> Task:
-        """What it is to tell."""
+        """Task of the network: classify, segment or denoise."""
         return plugins.model_facts(self.name).task
 
     @property

@@ -1,10 +1,8 @@
-"""The time limit of a stage: an end that holds for all that is called inside, and is looked at where the stage waits.
+"""Time limit of a stage. It applies to everything that the stage calls, and is checked where the stage waits.
 
-The caller can also end the work earlier (`stoppable`).
-
-Looked at, not enforced by a signal: whoever waits ends what it has begun (ranks, tasks on Dask, temporary files) on
-its usual way out, whatever thread it is in. What cannot be looked into, such as a file system that does not answer, is
-called in a thread of its own (`within`), which is left to itself and does not keep the process alive.
+The caller can also end the work earlier (`stoppable`). No signal enforces the limit: code that waits checks it, and so
+ends its ranks, Dask tasks and temporary files in the usual way, in any thread. A call that cannot check it, such as one
+of a file system that does not answer, runs in a daemon thread of its own (`within`).
 """
 
 from __future__ import annotations

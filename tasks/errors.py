@@ -6,12 +6,12 @@
     └── RunError        the run failed while running: exit status 1
         ├── OutsideError     a file system, a server or the cluster failed its work; a later try may help
         ├── TimeLimitError   a stage took longer than its limit
-        ├── StoppedError     whoever had asked for it wants it no more
+        ├── StoppedError     the caller cancelled it
         ├── MemoryLimitError a pass of a training step needs more memory than its device has
         ├── MeasureMemoryError so does what is timed before a training, which may fit all the same
         ├── RankError        a training rank failed; carries the rank and its own traceback
         ├── LostError        a rank, worker, host or the scheduler has gone; a restart may help
-        └── RegressionError  it came to its end, worse than those before it, and was told to fail then
+        └── RegressionError  the run finished, got worse than the runs before it, and `track.on_regression` is fail
 
 A message is one line: the fault with the value as typed. `hint` is one action that can be pasted; where it is not
 given, it is the part of the message behind the last semicolon. `paceline.flows.cli` prints them as two lines.
@@ -71,7 +71,7 @@ class MemoryLimitError(RunError):
 
 
 class MeasureMemoryError(RunError):
-    """What is timed before a training, `stage`, needs more memory than a device has beside it."""
+    """What is timed before a training, `stage`, needs more memory than a device has left."""
 
     def __init__(self, message: str, stage: str) -> None:
         super().__init__(message)

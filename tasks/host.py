@@ -16,8 +16,8 @@ M_MMAP_THRESHOLD = -3
 """Of `mallopt`."""
 MOST_KEPT, MOST_MAPPED = 8 * 2**30, 4 * 2**30
 MAPPED_OF_OLD = 32 * 2**20
-"""Largest threshold that older glibc takes, 2.34 among them: a larger one it ignores, and maps anew each time whatever
-is above 128 KiB."""
+"""Largest threshold that older glibc (such as 2.34) accepts. It ignores a larger one, and then maps each block above
+128 KiB again at every allocation."""
 
 
 @cache

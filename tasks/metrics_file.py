@@ -1,7 +1,7 @@
 """Metrics on their way from rank 0 to the flow: a file of lines in the rank's directory, which outlives both.
 
-The rank appends and waits for nobody; the flow reads behind it. So a rank needs no way to MLflow, and what was not told
-when a process died is still there. Knows nothing of what the metrics mean.
+The rank appends without waiting, and the flow reads. So a rank needs no connection to MLflow, and metrics that were not
+uploaded when a process died remain in the file.
 """
 
 from __future__ import annotations

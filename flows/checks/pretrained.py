@@ -80,7 +80,8 @@ def check_own_size(model: Model, image_shape: tuple[int, int, int], heads: tuple
 
     if model.task == "classify":
         raise InputError(
-            "--own-size is for models that tell something of each pixel, and this one tells classes of images"
+            "--own-size applies to segmentation and denoising models, and this model classifies whole images",
+            hint="remove --own-size",
         )
     looks = reach_and_stride(build_network(model, image_shape, *heads))
     if looks is None or looks[0] < 0 or looks[1] < 1:

@@ -33,6 +33,6 @@ def cancel_older() -> None:
         (me,) = [run for run in active if str(run.id) == str(mine)]
         for run in active:
             if run.id != me.id and _start_time(run) < _start_time(me):
-                message = f"{me.name} of the same deployment has begun, and its overlap is cancel-oldest"
+                message = f"{me.name} of the same deployment has started, and its overlap is cancel-oldest"
                 client.set_flow_run_state(run.id, Cancelling(message=message), force=True)
                 get_run_logger().warning("Cancelled %s (%s), which had not ended", run.name, run.id)

@@ -146,7 +146,7 @@ def num_foreign(samples: Iterable[GpuSample], own: frozenset[int]) -> int | None
     """Largest number of foreign processes on any sampled GPU; None when unknown.
 
     In a container the driver may give the host's process numbers, which match no process here: a GPU that lists
-    processes but none of the run's own tells nothing.
+    processes but none of the run's own gives no information.
     """
     counts = [
         len(sample.pids - own)

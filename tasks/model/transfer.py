@@ -88,8 +88,10 @@ def check_parts(config: Config, network: nn.Module) -> None:
     """
     name, layer, heads = config.model.name, config.model.freeze, heads_of(network)
     if not heads and (layer == "backbone" or config.recipe.backbone_rate != 1):
-        setting = "model.freeze=backbone" if layer == "backbone" else "recipe.backbone_rate"
-        raise InputError(f"{setting} is for networks with a head, and {name} has none; remove it")
+        setting = (
+            "model.freeze=backbone" if layer == "backbone" else f"recipe.backbone_rate={config.recipe.backbone_rate:g}"
+        )
+        raise InputError(f"{setting} needs a network with a head, and model.name={name} has none; remove it")
     if layer in ("none", "backbone"):
         return
     try:

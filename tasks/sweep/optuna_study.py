@@ -1,7 +1,7 @@
 """Proposals and pruning of trials by Optuna's samplers and pruners.
 
-The only module that imports Optuna. What has been proposed, reported and ended lies in a journal beside the run, one
-line for each event, so that a sweep goes on after any crash. The run's owner alone writes it: see
+The only module that imports Optuna. A journal in the run's folder has one line for each proposal, report
+and end, so that a sweep resumes after any crash. The run's owner alone writes it: see
 `paceline.tasks.train.launch.run_lock`.
 Knows nothing of trainings.
 """

@@ -118,7 +118,7 @@ class _Delivery:
 
     @cached_property
     def _client(self) -> MlflowClient:
-        return MlflowClient(self._tracking_uri)  # opens the store: in this thread, beside the training
+        return MlflowClient(self._tracking_uri)  # opens the store: in this thread, during the training
 
     def _last_step(self, name: str) -> int:
         """Up to which the store has a metric: from attempts before, or from a flow before."""

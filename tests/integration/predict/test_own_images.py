@@ -42,7 +42,7 @@ def call(paceline):
     def to_the_end(*arguments):
         process = paceline(*map(str, arguments), "--json")
         out, said = process.communicate(timeout=240)
-        return process.returncode, json.loads(out.splitlines()[-1]) if process.returncode == 0 else None, said
+        return process.returncode, json.loads(out.splitlines()[-1]) if out else None, said
 
     return to_the_end
 
