@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 Indices = npt.NDArray[np.int64]
-_AT_ONCE = 8_192
+_AT_ONCE = 1_000
 
 
 class Sample(NamedTuple):
