@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Self
 
 import yaml
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
+from paceline.conf.credentials import Text
 from paceline.conf.hints import did_you_mean, fault_and_hint, suggest
 from paceline.conf.load import ConfigError, validate_as
 from paceline.conf.section import Section
@@ -15,19 +17,36 @@ from paceline.conf.section import Section
 PLANS = Path(__file__).parent / "plans"
 
 
+class PlanArm(Section):
+    """An arm that does work of its own."""
+
+    overrides: list[Text] = Field(default_factory=list)
+    """Settings that differ from what the arms share, as key=value."""
+    linear_eval: Text | None = None
+    """Layer of the frozen network on whose output a classifier is fitted; None trains the network."""
+
+
 class StudyPlan(Section):
-    """A study to repeat on other data or machines."""
+    """A study to repeat on other data or machines, with either axes or arms."""
 
     preset: str
     """Name or path of the preset."""
     overrides: list[str] = Field(default_factory=list)
     """Settings that differ from the preset's, as key=value."""
-    axes: dict[str, list[str]]
+    axes: dict[str, list[str]] = Field(default_factory=dict)
     """Setting -> its values, the baseline's first."""
+    arms: dict[str, PlanArm] = Field(default_factory=dict)
+    """Name -> arm; arms that do different work are compared by the time to the same score."""
     ladder: bool = False
     """Add one factor at a time."""
     repeats: int = Field(default=3, ge=1)
     """Trainings of each arm."""
+
+    @model_validator(mode="after")
+    def _has_axes_or_arms(self) -> Self:
+        if bool(self.axes) == bool(self.arms):
+            raise ValueError("a plan has either axes or arms")
+        return self
 
     @field_validator("axes", mode="before")
     @classmethod

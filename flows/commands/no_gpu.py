@@ -6,30 +6,53 @@ from argparse import Namespace
 from typing import Any
 
 from paceline.conf.load import load, validate_as
+from paceline.conf.study_plan import load_plan
 from paceline.flows.commands.console import Command, argument, preset, require, run_location, say_pairs, say_table
 from paceline.flows.commands.prefect_session import start_flow, stored_request
+from paceline.tasks.errors import InputError
 
 
 def main(options: Namespace) -> None:
     """Run or resume a study of training without a GPU."""
-    from paceline.flows.no_gpu.flow import run_no_gpu
-    from paceline.flows.no_gpu.request import NoGpuRequest, check_no_gpu
+    from paceline.flows.study.flow import check_study, run_study
+    from paceline.flows.study.request import StudyRequest
 
-    tree = stored_request(options, "no-gpu") if options.resume else _request(options)
-    start_flow(options, validate_as(NoGpuRequest, tree), check_no_gpu, run_no_gpu, _show)
+    tree = stored_request(options, "no-gpu") if options.resume else make_request(options)
+    flow = run_study.with_options(name="paceline-no-gpu", flow_run_name="no GPU: {request.config.name}")
+    start_flow(options, validate_as(StudyRequest, tree), check_study, flow, show)
 
 
-def _request(options: Namespace) -> dict[str, Any]:
+def make_request(options: Namespace) -> dict[str, Any]:
+    """Fill in the plan `no-gpu`."""
+    from paceline.tasks.speedup.study.no_gpu import FEATURES, TUNED
+
     require(options, "preset", "--pretrained")
-    config = load(options.preset, options.overrides)
-    fields = {"tuned": options.fine_tune} | {
-        name: getattr(options, name) for name in ("layer", "target", "repeats", "gpu")
-    }
-    given = {name: value for name, value in fields.items() if value is not None}
-    return {"preset": options.preset, "config": config, "pretrained": options.pretrained} | given
+    if any(override.startswith("model.pretrained=") for override in options.overrides):
+        raise InputError(
+            "model.pretrained and --pretrained are given; use one",
+            hint="remove model.pretrained",
+            setting="model.pretrained",
+        )
+    wrong = [override for override in options.fine_tune or [] if not override.startswith("recipe.")]
+    if wrong:
+        raise InputError(
+            f"--fine-tune {wrong[0]} is not a setting of the recipe, and the ways share all other settings",
+            hint="--fine-tune recipe.num_epochs=4",
+            setting="--fine-tune",
+        )
+    plan = load_plan("no-gpu")
+    arms = plan.model_dump()["arms"]
+    arms[TUNED]["overrides"] += options.fine_tune or []
+    if options.layer is not None:
+        arms[FEATURES]["linear_eval"] = options.layer
+    given = {name: getattr(options, name) for name in ("target", "repeats", "gpu")}
+    config = load(options.preset, [*plan.overrides, *options.overrides, f"model.pretrained={options.pretrained}"])
+    request = {"preset": options.preset, "config": config, "arms": arms, "repeats": plan.repeats}
+    return request | {name: value for name, value in given.items() if value is not None}
 
 
-def _show(summary: dict[str, Any]) -> None:
+def show(summary: dict[str, Any]) -> None:
+    """Print the table, the verdict and where the study is."""
     from paceline.tasks.report.no_gpu_report import no_gpu_table
     from paceline.tasks.speedup.study.no_gpu import NoGpuResult
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from paceline.conf.load import load, validate_as
 from paceline.conf.study_plan import load_plan, plan_names
+from paceline.flows.commands import no_gpu
 from paceline.flows.commands.console import Command, argument, preset, require, run_location, say_pairs, say_table
 from paceline.flows.commands.prefect_session import start_flow, stored_request
 from paceline.tasks.errors import InputError
@@ -20,13 +21,15 @@ def main(options: Namespace) -> None:
     from paceline.flows.study.request import StudyRequest
 
     tree = stored_request(options, "study") if options.resume else _request(options)
-    start_flow(options, validate_as(StudyRequest, tree), check_study, run_study, _show)
+    request = validate_as(StudyRequest, tree)
+    start_flow(options, request, check_study, run_study, no_gpu.show if request.arms else _show)
 
 
 def _request(options: Namespace) -> dict[str, Any]:
     from paceline.tasks.speedup.study.design import parse_axes
 
     axes = parse_axes(options.axis) if options.axis or not options.plan else {}
+    arms = {}
     if options.plan:  # it fills in what the command line leaves open
         plan = load_plan(options.plan)
         if options.preset and "=" in options.preset:  # an override may come first: a plan names its preset
@@ -36,7 +39,15 @@ def _request(options: Namespace) -> dict[str, Any]:
         options.overrides[:0] = plan.overrides
         options.ladder = options.ladder or plan.ladder
         options.repeats = plan.repeats if options.repeats is None else options.repeats
-        axes = parse_axes([f"{field}={','.join(values)}" for field, values in (plan.axes | axes).items()])
+        arms = plan.model_dump()["arms"]
+        if arms and (axes or options.ladder):
+            raise InputError(
+                f"--plan {options.plan} has arms of its own, which neither --axis nor --ladder can change",
+                hint=f"paceline study --plan {options.plan} data.root=DIR model.pretrained=RUN_ID",
+                setting="--axis" if axes else "--ladder",
+            )
+        if not arms:
+            axes = parse_axes([f"{field}={','.join(values)}" for field, values in (plan.axes | axes).items()])
     require(options, "preset")
     if options.target is not None and not 0 < options.target <= 1:
         raise InputError(
@@ -50,6 +61,7 @@ def _request(options: Namespace) -> dict[str, Any]:
         "preset": options.preset,
         "config": load(options.preset, options.overrides),
         "axes": axes,
+        "arms": arms,
         "ladder": options.ladder,
         "repeats": REPEATS if options.repeats is None else options.repeats,
         "target": options.target,

@@ -17,14 +17,18 @@ from paceline.flows.lifecycle.outage import outlive_outages
 from paceline.flows.lifecycle.overlap import cancel_older
 from paceline.flows.lifecycle.prefect_artifacts import publish
 from paceline.flows.lifecycle.signals import stop_on_signal
-from paceline.flows.study.record import StudyOutcome, log_study
+from paceline.flows.study.linear_eval import time_predictions
+from paceline.flows.study.no_gpu_checks import check_arms
+from paceline.flows.study.no_gpu_record import NoGpuOutcome, log_no_gpu
+from paceline.flows.study.record import StudyOutcome, log_study, with_parity
 from paceline.flows.study.request import StudyRequest
-from paceline.flows.study.trainings import PlannedArm, open_study, run_all, train_arm
+from paceline.flows.study.trainings import PlannedArm, StudyContext, open_study, run_all, train_arm
 from paceline.tasks.data.key import describe
 from paceline.tasks.errors import InputError
 from paceline.tasks.redact import redact_errors
 from paceline.tasks.report.study_report import study_notes
 from paceline.tasks.speedup.study.design import expand
+from paceline.tasks.speedup.study.pairs import StudyRuns
 
 
 @reusable
@@ -39,6 +43,12 @@ def check_study(request: StudyRequest, environment: Environment) -> list[Planned
             f"repeats={request.repeats}; every arm is trained at least once: use 3 or more for intervals",
             setting="--repeats",
         )
+    if bool(request.axes) == bool(request.arms):
+        raise InputError("a study has either axes or arms", hint="--axis execution.num_devices=1,2", setting="--axis")
+    return check_arms(request, environment) if request.arms else _check_axes(request, environment)
+
+
+def _check_axes(request: StudyRequest, environment: Environment) -> list[PlannedArm]:
     arms = expand(lambda overrides: make_config(request.config, overrides), request.axes, ladder=request.ladder)
     base = request.config.model_copy(update={"speedup": request.config.speedup.model_copy(update={"baseline": "none"})})
     if request.config.speedup.diagnose:
@@ -60,7 +70,7 @@ def check_study(request: StudyRequest, environment: Environment) -> list[Planned
 @outlive_outages
 @redact_errors
 def run_study(request: StudyRequest, resume: str | None = None) -> dict[str, Any]:
-    """Train every arm several times in a balanced order, and report the speedup of each factor.
+    """Train every arm several times in a balanced order, and report the speedup of each factor or way.
 
     Args:
         request: Arms, repeats and what they have in common.
@@ -71,17 +81,43 @@ def run_study(request: StudyRequest, resume: str | None = None) -> dict[str, Any
     environment = Environment()
     arms = result_of(check_study, request, environment)
     cancel_older()
-    with open_study("study", request, arms, environment, resume) as (work, arms):
+    with open_study(request.kind, request, arms, environment, resume) as (work, arms):
         run_all(work, arms)
-        outcome = StudyOutcome(
-            request=request,
-            arms=[arm.arm for arm in arms],
-            runs=work.ledger.runs(),
-            prepared={prepared.fingerprint: prepared for prepared in work.prepared.values()},
-            hardware=arms[0].checked.hardware,
-            seconds=time.monotonic() - started,
-        )
-        result, summary = log_study(outcome, work.parent)
-    publish([("", note) for note in study_notes(result)], "study", "What the arms gave")
+        log = _log_arms if request.arms else _log_axes
+        summary, notes = log(request, work, arms, started)
+    title = "What to do without a GPU" if request.arms else "What the arms gave"
+    publish([("", note) for note in notes], request.kind, title)
     mlflow_views.link(summary["view"], "The trainings of this study")
-    return summary | {"result": result.model_dump(mode="json")}
+    return summary
+
+
+def _log_axes(
+    request: StudyRequest, work: StudyContext, arms: list[PlannedArm], started: float
+) -> tuple[dict[str, Any], list[str]]:
+    outcome = StudyOutcome(
+        request=request,
+        arms=[arm.arm for arm in arms],
+        runs=work.ledger.runs(),
+        prepared={prepared.fingerprint: prepared for prepared in work.prepared.values()},
+        hardware=arms[0].checked.hardware,
+        seconds=time.monotonic() - started,
+    )
+    result, summary = log_study(outcome, work.parent)
+    return summary | {"result": result.model_dump(mode="json")}, list(study_notes(result))
+
+
+def _log_arms(
+    request: StudyRequest, work: StudyContext, arms: list[PlannedArm], started: float
+) -> tuple[dict[str, Any], list[str]]:
+    prepared = work.prepared[arms[0].config.data]
+    runs = with_parity(work.ledger.runs(), [arm.arm for arm in arms], {prepared.fingerprint: prepared})
+    outcome = NoGpuOutcome(
+        request=request,
+        arms=arms,
+        trainings=StudyRuns([arm.arm for arm in arms], runs),
+        prepared=prepared,
+        paces=time_predictions(work, arms, runs),
+        seconds=time.monotonic() - started,
+    )
+    result, summary = log_no_gpu(outcome, work.environment, work.parent)
+    return summary | {"result": result.model_dump(mode="json")}, [result.verdict, *result.notes]

@@ -94,6 +94,9 @@ TREATMENTS: dict[str, Told | Checked] = {
     "paceline no-gpu folder data.root=DIR --pretrained RUN_ID --fine-tune recipe.num_epochs=4": Checked(
         "tests/integration/study/test_no_gpu.py runs the like on digits"
     ),
+    "paceline study --plan no-gpu data.root=DIR model.pretrained=RUN_ID": Checked(
+        "tests/integration/study/test_no_gpu.py runs the like on digits"
+    ),
     "paceline study digits --axis execution.precision=32-true,bf16-mixed --axis execution.loading=foreground,resident "
     "--repeats 6": Told("studies", f"--repeats 1 {SMALL}"),
     "paceline study digits --axis execution.num_devices=1,2 --axis execution.precision=32-true,bf16-mixed --ladder "

@@ -6,7 +6,7 @@ from paceline.tasks.speedup.study.design import expand, parse_axes
 from tests.support.refusals import refused
 
 
-@pytest.mark.parametrize("name", plan_names())
+@pytest.mark.parametrize("name", [name for name in plan_names() if load_plan(name).axes])
 def test_shipped_plans_make_arms(name):
     plan = load_plan(name)
     axes = parse_axes([f"{field}={','.join(values)}" for field, values in plan.axes.items()])

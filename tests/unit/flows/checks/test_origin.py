@@ -10,6 +10,7 @@ from prefect.logging import disable_run_logger
 from paceline.conf.cluster import Cluster
 from paceline.conf.environment import Environment
 from paceline.conf.load import load
+from paceline.conf.study_plan import load_plan
 from paceline.flows.checks.origin import FLOW_RUN, allow, check_origin
 from paceline.flows.checks.preflight import training_host
 from paceline.flows.cli import main
@@ -123,9 +124,10 @@ def test_a_resume_takes_no_scheduler_from_the_store(site, hostile, capsys, role)
         "run": {},
         "study": {"axes": {"execution.precision": ["32-true", "bf16-mixed"]}},
         "sweep": {"parameters": {"recipe.learning_rate": "log(1e-3,1)"}},
-        "no-gpu": {"pretrained": "weights.pt"},
+        "no-gpu": {"arms": load_plan("no-gpu").model_dump()["arms"]},
     }[role]
-    run_id = stored(site, config_at(hostile.address, "cluster.tls=off"), role, **request)
+    own = ["execution.accelerator=cpu", "model.pretrained=weights.pt"] if role == "no-gpu" else []
+    run_id = stored(site, config_at(hostile.address, "cluster.tls=off", *own), role, **request)
     assert main([role, "--resume", run_id, "--json"]) == 2
     assert hostile.num_connections == 0
     printed = capsys.readouterr()
@@ -156,6 +158,15 @@ def test_the_store_plants_no_axes(site, hostile, capsys):
     printed = json.loads(capsys.readouterr().out)
     assert printed["setting"] == "--axis"
     check_data(printed["error"], "cluster.kind")
+    assert hostile.num_connections == 0
+
+
+def test_the_store_plants_no_arms(site, hostile, capsys):
+    arms = load_plan("no-gpu").model_dump()["arms"]
+    arms["fine-tuned"]["overrides"] += ["cluster.kind=address", f"cluster.address={hostile.address}"]
+    run_id = stored(site, load("digits", ["execution.accelerator=cpu"]), "no-gpu", arms=arms)
+    assert main(["no-gpu", "--resume", run_id, "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["setting"] == "cluster.kind"
     assert hostile.num_connections == 0
 
 

@@ -3,10 +3,10 @@
 import pytest
 
 from paceline.conf.environment import Environment
-from paceline.conf.load import load
+from paceline.conf.load import load, make_config
+from paceline.conf.study_plan import load_plan
 from paceline.flows.checks import preflight
 from paceline.flows.checks.results import result_of, reusable
-from paceline.flows.no_gpu.request import NoGpuRequest, check_no_gpu
 from paceline.flows.study.flow import check_study
 from paceline.flows.study.request import StudyRequest
 from paceline.tasks.data.sources import registry
@@ -80,6 +80,10 @@ def test_the_ways_of_no_gpu_share_one_listing(listed, tmp_path):
     config = load("digits", ["data.image_size=16", "model.width=4", "model.depth=1"])
     weights = tmp_path / "weights.pt"
     torch.save(build_network(config.model, (16, 16, 1), 10, 0).state_dict(), weights)
-    request = NoGpuRequest(preset="digits", config=config, pretrained=str(weights), layer="features")
-    assert len(check_no_gpu(request, Environment())) == 3
+    plan = load_plan("no-gpu")
+    config = make_config(config, [*plan.overrides, f"model.pretrained={weights}"])
+    arms = plan.model_dump()["arms"]
+    arms["features"]["linear_eval"] = "features"
+    request = StudyRequest(preset="digits", config=config, arms=arms)
+    assert len(check_study(request, Environment())) == 3
     assert len(listed) == 1

@@ -1,32 +1,16 @@
-"""The study "no GPU?": training from scratch, fine-tuning, and a classifier on frozen features, on CPUs.
-
-Its arms run like those of any study (`study.trainings`); the third arm fits a classifier on features of the backbone.
-"""
+"""The arm that fits a classifier on features of a frozen network, and the prediction rates of a study's networks."""
 
 from __future__ import annotations
 
 import os
-import time
-from functools import partial
 from pathlib import Path
-from typing import Any
 
-from prefect import flow, get_run_logger
+from prefect import get_run_logger
 from pydantic import ValidationError
 
 from paceline.conf.config import Config
-from paceline.conf.environment import Environment, quieten
-from paceline.flows.checks.preflight import PreflightResult
-from paceline.flows.checks.results import result_of
-from paceline.flows.lifecycle import mlflow_views
-from paceline.flows.lifecycle.outage import outlive_outages
-from paceline.flows.lifecycle.overlap import cancel_older
-from paceline.flows.lifecycle.prefect_artifacts import publish
-from paceline.flows.lifecycle.signals import is_interruption, stop_on_signal
-from paceline.flows.no_gpu.record import NoGpuOutcome, log_no_gpu
-from paceline.flows.no_gpu.request import NoGpuRequest, check_no_gpu
-from paceline.flows.study.record import with_parity
-from paceline.flows.study.trainings import PlannedArm, StudyContext, open_study, run_all, train_arm
+from paceline.flows.lifecycle.signals import is_interruption
+from paceline.flows.study.trainings import PlannedArm, StudyContext
 from paceline.tasks.errors import PacelineError
 from paceline.tasks.evaluate.metrics import evaluate_predictions, read_test_split
 from paceline.tasks.model_bundle import digest_of, write_model
@@ -37,57 +21,16 @@ from paceline.tasks.predict.prefect_tasks import classify_features, time_predict
 from paceline.tasks.predict.subprocess_job import RESULT
 from paceline.tasks.predict.throughput import PredictionThroughputs, ThroughputJob
 from paceline.tasks.records import TrainResult
-from paceline.tasks.redact import redact_errors
 from paceline.tasks.result_cache import load_result
-from paceline.tasks.speedup.study.no_gpu import FEATURES, SCRATCH, TRAINED
-from paceline.tasks.speedup.study.pairs import StudyRuns
-from paceline.tasks.speedup.study.records import ArmRun, StudyArm
+from paceline.tasks.speedup.study.no_gpu import TRAINED
+from paceline.tasks.speedup.study.records import ArmRun
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.run import RunHandle
 
 PACE_SECONDS = 2.0
 
 
-@flow(name="paceline-no-gpu", flow_run_name="no GPU: {request.config.name}", persist_result=False)
-@stop_on_signal
-@outlive_outages
-@redact_errors
-def run_no_gpu(request: NoGpuRequest, resume: str | None = None) -> dict[str, Any]:
-    """Train in three ways on CPUs, and report which to choose without a GPU.
-
-    Args:
-        request: Weights, repeats, and settings that all ways share.
-        resume: Id of an unfinished study to resume.
-    """
-    quieten()
-    started = time.monotonic()
-    environment = Environment()
-    arms = [_plan_arm(name, *way, request.layer) for name, way in result_of(check_no_gpu, request, environment).items()]
-    cancel_older()
-    with open_study("no-gpu", request, arms, environment, resume) as (work, arms):
-        run_all(work, arms)
-        prepared = work.prepared[arms[0].config.data]
-        runs = with_parity(work.ledger.runs(), [arm.arm for arm in arms], {prepared.fingerprint: prepared})
-        outcome = NoGpuOutcome(
-            request=request,
-            arms=arms,
-            trainings=StudyRuns([arm.arm for arm in arms], runs),
-            prepared=prepared,
-            paces=_paces(work, arms, runs),
-            seconds=time.monotonic() - started,
-        )
-        result, summary = log_no_gpu(outcome, environment, work.parent)
-    publish([("", result.verdict), *(("", note) for note in result.notes)], "no-gpu", "What to do without a GPU")
-    mlflow_views.link(summary["view"], "The trainings of this study")
-    return summary | {"result": result.model_dump(mode="json")}
-
-
-def _plan_arm(name: str, config: Config, checked: PreflightResult, layer: str) -> PlannedArm:
-    arm = StudyArm(name=name, overrides=(), group="", is_baseline=name == SCRATCH)
-    return PlannedArm(arm, config, checked, partial(_fit_features, layer=layer) if name == FEATURES else train_arm)
-
-
-def _fit_features(work: StudyContext, arm: PlannedArm, config: Config, handle: RunHandle, *, layer: str) -> ArmRun:
+def fit_features(work: StudyContext, arm: PlannedArm, config: Config, handle: RunHandle, *, layer: str) -> ArmRun:
     """Compute features of the frozen backbone and fit a classifier, on as many threads as a training has."""
     prepared, plan = work.prepared[config.data], arm.checked.plan
     assert arm.checked.pretrained is not None
@@ -135,7 +78,7 @@ def _fit_features(work: StudyContext, arm: PlannedArm, config: Config, handle: R
     )
 
 
-def _paces(work: StudyContext, arms: list[PlannedArm], runs: list[ArmRun]) -> PredictionThroughputs | None:
+def time_predictions(work: StudyContext, arms: list[PlannedArm], runs: list[ArmRun]) -> PredictionThroughputs | None:
     """Time the predictions of the networks of the last repeat; None if that fails."""
     last = {run.arm: run.run_id for run in runs if run.status == "done" and run.run_id}
     settings = {arm.arm.name: _settings(work, arm, last[arm.arm.name]) for arm in arms if arm.arm.name in last}

@@ -1,4 +1,4 @@
-"""Records the study "no GPU?": the report in its run, and the ratios in the runs of each way."""
+"""Records a study with arms: the report in its run, and the ratios in the runs of each arm."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from paceline.tasks.records import PreparedSet
 from paceline.tasks.report.no_gpu_report import draw_no_gpu, render_no_gpu
 from paceline.tasks.speedup.hardware_table import SHEETS, HardwareRow, same_work, tabulate
 from paceline.tasks.speedup.study.no_gpu import (
+    FEATURES,
     SCRATCH,
     TRAINED,
     Approach,
@@ -31,7 +32,7 @@ from paceline.tasks.track import run as tracking
 from paceline.tasks.track.run import RunHandle
 
 if TYPE_CHECKING:
-    from paceline.flows.no_gpu.request import NoGpuRequest
+    from paceline.flows.study.request import StudyRequest
 
 ACCELERATOR = "execution.accelerator"
 
@@ -40,7 +41,7 @@ ACCELERATOR = "execution.accelerator"
 class NoGpuOutcome:
     """Results of the study's trainings."""
 
-    request: NoGpuRequest
+    request: StudyRequest
     arms: list[PlannedArm]
     trainings: StudyRuns
     prepared: PreparedSet
@@ -70,7 +71,7 @@ class NoGpuOutcome:
             experiment=parent.experiment,
             preset=request.preset,
             pretrained=checked.pretrained.summary,
-            layer=request.layer,
+            layer=request.arms[FEATURES].linear_eval or "",
             num_repeats=request.repeats,
             target=request.target,
             targets=TargetScore(self.trainings, request.target).all(),
