@@ -307,10 +307,8 @@ def _of_the_machine(slower: Change, newest: RunMetrics, before: Sequence[RunMetr
     usual = float(np.median(rates))
     lost, lost_here = math.log(usual / newest.baseline_throughput), math.log(slower.expected / slower.value)
     change = newest.baseline_throughput / usual - 1
-    is_machine = lost >= SAME_CAUSE * lost_here
-    advice = (
-        " as well: look at the machine first" if is_machine else ": look at the execution first, not at the machine"
-    )
+    shared = lost >= SAME_CAUSE * lost_here
+    advice = " as well: look at the machine first" if shared else ": look at the execution first, not at the machine"
     return [f"the baseline changed by {change:+.0%}{advice}"]
 
 
