@@ -67,12 +67,7 @@ def _draw_checks(checks: Sequence[Check]) -> Figure:
 
 
 def render_advise(result: AdviseResult, checks: Sequence[Check]) -> str:
-    """Render the page as HTML.
-
-    Args:
-        result: The prediction.
-        checks: Earlier predictions against their measurements, the oldest first.
-    """
+    """Render the page as HTML, with earlier predictions against their measurements, the oldest first."""
     return render_page(
         "forecast",
         draw_advise(result, checks),

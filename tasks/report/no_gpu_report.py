@@ -75,12 +75,7 @@ def _prefix(cell: ReportedValue) -> str:
 
 
 def render_no_gpu(result: NoGpuResult, environment: Mapping[str, Any]) -> str:
-    """Render the page as HTML.
-
-    Args:
-        result: The study's result.
-        environment: Versions, hosts, commit: anything that JSON can hold.
-    """
+    """Render the page as HTML; the environment (versions, hosts, commit) is anything that JSON can hold."""
     return render_page(
         "no_gpu",
         draw_no_gpu(result),

@@ -101,7 +101,6 @@ def _interval(speedup: SpeedupResult) -> str:
 
 
 def _badge(speedup: SpeedupResult) -> tuple[str, str]:
-    """Choose the badge's text and its CSS class."""
     if speedup.ratio is None:
         return ("not divided" if speedup.cause == "not divided" else "not measured"), "plain"
     if speedup.contaminated:

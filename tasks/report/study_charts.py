@@ -43,10 +43,7 @@ LAW_COLOURS = {"Amdahl": GREEN, "Universal Scalability": ORANGE}
 
 def draw_study(result: StudyResult) -> dict[str, Figure]:
     """Draw all pictures of a study by name; those without data are left out."""
-    figures: dict[str, Figure | None] = {
-        "ratios": draw_ratios(result.arms),
-        "prediction": draw_prediction(result.arms),
-    }
+    figures: dict[str, Figure | None] = {"ratios": draw_ratios(result.arms), "prediction": draw_prediction(result.arms)}
     for number, scaling in enumerate(result.scalings):
         figures[f"scaling-{number}"] = draw_scaling(scaling)
     figures["ladder"] = draw_ladder(result)

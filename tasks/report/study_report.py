@@ -24,12 +24,7 @@ MIN_EXACT_REPEATS = 6
 
 
 def render_study(result: StudyResult, environment: Mapping[str, Any]) -> str:
-    """Render the page as HTML.
-
-    Args:
-        result: The study's result.
-        environment: Versions, hosts, commit: anything that JSON can hold.
-    """
+    """Render the page as HTML; the environment (versions, hosts, commit) is anything that JSON can hold."""
     share_names = list(dict.fromkeys(name for arm in result.arms for name in arm.shares))
     return render_page(
         "study",

@@ -90,8 +90,7 @@ def _history(regression: Mapping[str, Any] | None) -> str:
 def _registry(registered: Mapping[str, Any] | None) -> str:
     if not registered:
         return ""
-    version = registered["version"]
-    where = f"version {version}, {registered['alias']}" if version else "not registered"
+    where = f"version {registered['version']}, {registered['alias']}" if registered["version"] else "not registered"
     return f"{registered['name']}: {where}; {registered['gate']}"
 
 

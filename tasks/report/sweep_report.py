@@ -19,12 +19,7 @@ NEAR_FACTOR = 1.25
 
 
 def render_sweep(result: SweepResult, environment: Mapping[str, Any]) -> str:
-    """Render the page as HTML.
-
-    Args:
-        result: The sweep's result.
-        environment: Versions, hosts, commit: anything that JSON can hold.
-    """
+    """Render the page as HTML; the environment (versions, hosts, commit) is anything that JSON can hold."""
     return render_page(
         "sweep",
         draw_sweep(result),
@@ -48,7 +43,6 @@ def _values(result: SweepResult, trial: Trial) -> list[str]:
 
 
 def _colocation_notes(result: SweepResult) -> Iterator[str]:
-    """Say what it gave to run several trials at once."""
     colocation, speedup = result.colocation, result.speedup
     if colocation is None:
         return

@@ -160,7 +160,6 @@ def _why_no_ratio(run: ComparedRun, base: ComparedRun, verdict: MatchVerdict | N
 
 
 def _which(verdict: MatchVerdict) -> str:
-    """The facts that forbid a comparison, in a few words."""
     if all("unknown" in (field.first, field.second) for field in verdict.breaking):
         return "nothing is known of one of them"
     names = [field.field for field in verdict.breaking]

@@ -265,19 +265,13 @@ class DataSheet(Record):
 
 
 SHEETS = {
-    sheet.name: sheet
-    for sheet in (
-        DataSheet(name="T4", flops=65 * TERA, bytes_per_second=320 * GIGA, source="NVIDIA T4 data sheet, 2019"),
-        DataSheet(name="L4", flops=121 * TERA, bytes_per_second=300 * GIGA, source="NVIDIA L4 data sheet, 2023"),
-        DataSheet(
-            name="A100", flops=312 * TERA, bytes_per_second=2039 * GIGA, source="NVIDIA A100 80GB SXM data sheet, 2021"
-        ),
-        DataSheet(
-            name="H100", flops=989.5 * TERA, bytes_per_second=3350 * GIGA, source="NVIDIA H100 SXM data sheet, 2023"
-        ),
-        DataSheet(
-            name="H200", flops=989.5 * TERA, bytes_per_second=4800 * GIGA, source="NVIDIA H200 SXM data sheet, 2024"
-        ),
+    name: DataSheet(name=name, flops=teraflops * TERA, bytes_per_second=gigabytes * GIGA, source=f"NVIDIA {sheet}")
+    for name, teraflops, gigabytes, sheet in (
+        ("T4", 65, 320, "T4 data sheet, 2019"),
+        ("L4", 121, 300, "L4 data sheet, 2023"),
+        ("A100", 312, 2039, "A100 80GB SXM data sheet, 2021"),
+        ("H100", 989.5, 3350, "H100 SXM data sheet, 2023"),
+        ("H200", 989.5, 4800, "H200 SXM data sheet, 2024"),
     )
 }
 """By common name. Where a sheet gives only the peak with sparsity, half of it."""

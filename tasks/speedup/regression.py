@@ -285,12 +285,8 @@ def _round(rate: float) -> str:
 
 
 def _causes(
-    changes: Sequence[Change],
-    newest: RunMetrics,
-    before: Sequence[RunMetrics],
-    grew: tuple[str, float, float] | None,
+    changes: Sequence[Change], newest: RunMetrics, before: Sequence[RunMetrics], grew: tuple[str, float, float] | None
 ) -> list[str]:
-    """Sentences on why, as far as it is known."""
     causes = []
     if grew is not None:
         item, usual, now = grew
@@ -306,16 +302,14 @@ def _causes(
 def _of_the_machine(slower: Change, newest: RunMetrics, before: Sequence[RunMetrics]) -> list[str]:
     """Whether the baseline, timed in the same run, shows that the machine was slower."""
     rates = [run.baseline_throughput for run in before if run.baseline_throughput]
-    if not newest.baseline_throughput or len(rates) < MIN_BEFORE:
-        return []
+    if newest.contaminated or not newest.baseline_throughput or len(rates) < MIN_BEFORE:
+        return []  # a contaminated run: perhaps only after the baseline was timed
     usual = float(np.median(rates))
     lost, lost_here = math.log(usual / newest.baseline_throughput), math.log(slower.expected / slower.value)
     change = newest.baseline_throughput / usual - 1
-    if newest.contaminated:  # perhaps only after the baseline was timed
-        return []
-    if lost >= SAME_CAUSE * lost_here:
-        return [f"the baseline changed by {change:+.0%} as well: look at the machine first"]
-    return [f"the baseline changed by {change:+.0%}: look at the execution first, not at the machine"]
+    shared = lost >= SAME_CAUSE * lost_here
+    advice = " as well: look at the machine first" if shared else ": look at the execution first, not at the machine"
+    return [f"the baseline changed by {change:+.0%}{advice}"]
 
 
 def _per_sample(seconds: float) -> str:

@@ -47,8 +47,6 @@ SINGLY = ("precision", "memory_format", "num_threads", "loading", "compile")
 
 @dataclass(frozen=True)
 class _Facts:
-    """Facts of the sentence."""
-
     probe: ProbeResult
     ratio: Estimate
     efficiency: Estimate | None
@@ -111,7 +109,7 @@ def speedup_result(
         efficiency=facts.efficiency.value if facts.efficiency else None,
         efficiency_low=facts.efficiency.low if facts.efficiency else None,
         efficiency_high=facts.efficiency.high if facts.efficiency else None,
-        verdict=_sentence(cause, facts),
+        verdict=f"{_amount(cause, facts)} {_evidence(facts)}: {_explanation(cause, facts)}.",
         cause=cause,
         baseline=probe.baseline.label,
         candidate=probe.candidate.label,
@@ -188,10 +186,6 @@ def _limit(facts: _Facts) -> Cause:
     if facts.step_seconds < MIN_STEP_SECONDS:
         return "launch-bound"
     return "compute-bound"
-
-
-def _sentence(cause: Cause, facts: _Facts) -> str:
-    return f"{_amount(cause, facts)} {_evidence(facts)}: {_explanation(cause, facts)}."
 
 
 def _amount(cause: Cause, facts: _Facts) -> str:
@@ -338,7 +332,6 @@ _UNNAMED = {
 
 
 def _differences(baseline: Arm, candidate: Arm) -> dict[str, str]:
-    """Differences of the candidate from the baseline, in words by setting."""
     parts: dict[str, str] = {}
     if candidate.num_devices != baseline.num_devices:
         parts["num_devices"] = f"{candidate.num_devices} device" + ("s" if candidate.num_devices > 1 else "")

@@ -31,11 +31,7 @@ RUN_ID, ENDED, AGAIN, FINAL = "run_id", "trial", "again", "final"
 """Attributes of a trial in the journal."""
 REDUCTION = 3
 """Of `asha` and `hyperband`: at 1, 3, 9 ... epochs the best third continues."""
-STATES: dict[Status, TrialState] = {
-    "done": TrialState.COMPLETE,
-    "pruned": TrialState.PRUNED,
-    "failed": TrialState.FAIL,
-}
+STATES: dict[Status, TrialState] = {"done": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
 
 optuna.logging.disable_default_handler()
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -138,8 +134,7 @@ class TrialStore:
     def count_reported(self, number: int) -> int:
         """Number of epochs with known scores of a resumed trial."""
         with self._lock:
-            frozen = self._study.get_trials(deepcopy=False)[number]
-            return max(frozen.intermediate_values, default=0)
+            return max(self._all()[number].intermediate_values, default=0)
 
     def mark_ended(self, trial: Trial, *, final: bool = True) -> None:
         """Store the result of a trial."""

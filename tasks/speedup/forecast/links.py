@@ -25,10 +25,10 @@ MIN_SIZES = 2
 GIGABYTE = 1e9
 
 
-def _preset_link(name: str, microseconds: float, gigabytes_per_second: float) -> Link:
+def _unmeasured_link(name: str, latency_seconds: float, gigabytes_per_second: float) -> Link:
     return Link(
         name=name,
-        latency_seconds=microseconds * 1e-6,
+        latency_seconds=latency_seconds,
         seconds_per_byte=1 / (gigabytes_per_second * GIGABYTE),
         relative_error=GIVEN_RELATIVE_ERROR,
         source="given",
@@ -39,14 +39,14 @@ def _preset_link(name: str, microseconds: float, gigabytes_per_second: float) ->
 # NVLink 4 900 GB/s both ways; PCI-SIG: PCIe 4.0 x16 31.5 GB/s; InfiniBand HDR 200 Gbit/s). Latencies are those of one
 # step of a collective: 10 us inside a host, 5 us by RDMA, 30 us and more through TCP.
 LINKS: dict[str, Link] = {
-    link.name: link
-    for link in (
-        _preset_link("nvlink", 10.0, 360.0),
-        _preset_link("pcie4", 12.0, 20.0),
-        _preset_link("infiniband", 5.0, 20.0),
-        _preset_link("ethernet100", 30.0, 9.0),
-        _preset_link("ethernet25", 30.0, 2.4),
-        _preset_link("ethernet10", 40.0, 1.0),
+    name: _unmeasured_link(name, microseconds * 1e-6, gigabytes_per_second)
+    for name, microseconds, gigabytes_per_second in (
+        ("nvlink", 10.0, 360.0),
+        ("pcie4", 12.0, 20.0),
+        ("infiniband", 5.0, 20.0),
+        ("ethernet100", 30.0, 9.0),
+        ("ethernet25", 30.0, 2.4),
+        ("ethernet10", 40.0, 1.0),
     )
 }
 
@@ -71,13 +71,7 @@ def given_link(latency_seconds: float | None, gigabytes_per_second: float | None
         )
     if gigabytes_per_second <= 0 or not np.isfinite(gigabytes_per_second):
         raise InputError(f"--bandwidth {gigabytes_per_second:g} is not above 0; give gigabytes per second, such as 10")
-    return Link(
-        name="given",
-        latency_seconds=latency_seconds,
-        seconds_per_byte=1 / (gigabytes_per_second * GIGABYTE),
-        relative_error=GIVEN_RELATIVE_ERROR,
-        source="given",
-    )
+    return _unmeasured_link("given", latency_seconds, gigabytes_per_second)
 
 
 def fit_link(samples: Sequence[AllReduceSample], name: str = "measured") -> Link:

@@ -217,7 +217,10 @@ def _predict(profile: DeviceProfile, link: Link, draws: _Draws, num_devices: int
     compute_D = alone_D * (draws.contention(local) if several else 1.0)
     all_reduce = all_reduce_seconds(link, num_devices, profile.gradient_bytes)
     exchange_D = draws.exchange(all_reduce, local) if several else draws.zero_D
-    exposed_D = _exposed_seconds(exchange_D, compute_D, profile.gradient_bytes, draws.hidden_D)
+    exposed_D = exchange_D
+    if profile.gradient_bytes > BUCKET_BYTES:
+        coverable_D = exchange_D * (1 - BUCKET_BYTES / profile.gradient_bytes)
+        exposed_D = exchange_D - draws.hidden_D * np.minimum(coverable_D, BACKWARD_SHARE * compute_D)
     waiting_D = draws.waiting_for(num_devices, local) if several else np.zeros_like(one_D)
     step_D = (compute_D + waiting_D + exposed_D) * (draws.model_D if several else 1.0)
     ratio_D = (num_devices if scaling == "weak" else 1) * one_D / step_D
@@ -264,14 +267,6 @@ def local_batch(batch_size: int, num_devices: int, scaling: ScalingKind) -> int:
             f"use at most {batch_size} devices or a larger recipe.batch_size"
         )
     return -(-batch_size // num_devices)
-
-
-def _exposed_seconds(all_reduce_D: Floats, compute_D: Floats, num_bytes: int, hidden_D: Floats) -> Floats:
-    """Part of the all-reduce that the step waits for."""
-    if num_bytes <= BUCKET_BYTES:
-        return all_reduce_D
-    coverable_D = all_reduce_D * (1 - BUCKET_BYTES / num_bytes)
-    return all_reduce_D - hidden_D * np.minimum(coverable_D, BACKWARD_SHARE * compute_D)
 
 
 def _powers(profile: DeviceProfile, scaling: ScalingKind) -> Iterator[int]:

@@ -124,10 +124,8 @@ def _efficiency(trainings: StudyRuns, arm: StudyArm) -> Interval | None:
     if ratio is None or not runs or not single_runs:
         return None
     share = single_runs[0].world_size / runs[0].world_size
-    ends = (ratio.value, ratio.low, ratio.high)
-    value, low, high = (None if end is None else end * share for end in ends)
-    assert value is not None
-    return Interval(value=value, low=low, high=high)
+    low, high = (None if end is None else end * share for end in (ratio.low, ratio.high))
+    return Interval(value=ratio.value * share, low=low, high=high)
 
 
 def _rest(arm: StudyArm) -> tuple[str, ...]:
@@ -184,9 +182,8 @@ def ladder(trainings: StudyRuns) -> tuple[tuple[Rung, ...], Interval | None]:
         )
         for below, arm in itertools.pairwise(rungs)
     )
-    return contributions, _interaction(
-        trainings, rungs, [alone[arm.factor] for arm in rungs[1:] if arm.factor in alone]
-    )
+    singles = [alone[arm.factor] for arm in rungs[1:] if arm.factor in alone]
+    return contributions, _interaction(trainings, rungs, singles)
 
 
 def _interaction(trainings: StudyRuns, rungs: Sequence[StudyArm], alone: Sequence[StudyArm]) -> Interval | None:

@@ -199,7 +199,12 @@ def _way(trainings: StudyRuns, arm: StudyArm, goal: TargetScore, rates: Predicti
         to_target_seconds = ReportedValue(kind="never" if median_seconds is None else "measured", value=median_seconds)
     else:
         to_target_seconds = no_value("no training was done, or there is no target")
-    difference, verdict = _parity(runs) if not arm.is_baseline else (None, "unknown")
+    counted = [
+        (run.num_gained, run.num_lost, run.num_test)
+        for run in runs
+        if run.num_gained is not None and run.num_lost is not None
+    ]
+    difference, verdict = parity(counted) if not arm.is_baseline else (None, "unknown")
     to_target, end_to_end_ratio = (_ratio(trainings, arm, rate) for rate in (goal.rate, end_to_end))
     return Approach(
         name=arm.name,
@@ -233,16 +238,6 @@ def _way(trainings: StudyRuns, arm: StudyArm, goal: TargetScore, rates: Predicti
 def _clean_runs(runs: Sequence[ArmRun]) -> Sequence[ArmRun]:
     """The uncontaminated runs, whose times are shown; all runs if every one is contaminated."""
     return [run for run in runs if not run.contaminated] or runs
-
-
-def _parity(runs: Sequence[ArmRun]) -> tuple[Interval | None, Parity]:
-    return parity(
-        [
-            (run.num_gained, run.num_lost, run.num_test)
-            for run in runs
-            if run.num_gained is not None and run.num_lost is not None
-        ]
-    )
 
 
 def _ratio(trainings: StudyRuns, arm: StudyArm, rate: Callable[[ArmRun], float | None]) -> Interval | None:
@@ -289,6 +284,12 @@ def _on_gpu(trainings: StudyRuns, arm: StudyArm, goal: TargetScore, gpu: Gpu) ->
         to_target = total = no_value("no basis: where the classifier is fitted was not tried")
     else:
         to_target, total = _training_cells(trainings.of(arm), goal, gpu, row)
+    if row is not None:
+        basis = f"estimate: {row.num_runs} matched runs in the store"
+    elif gpu.cost is not None:
+        basis = f"estimate: bound by data sheet ({gpu.sheet.source})"
+    else:
+        basis = f"not measured, {NO_BASIS}"
     executed = _prediction_rate(arm.name, gpu, row)
     # Training and prediction may be known of two devices: what was timed here is never reported for another.
     measured_here = f"; prediction measured {executed.basis}" if executed.kind == "measured" else ""
@@ -296,21 +297,13 @@ def _on_gpu(trainings: StudyRuns, arm: StudyArm, goal: TargetScore, gpu: Gpu) ->
         name=arm.name,
         device=row.label if row else gpu.sheet.name,
         is_measured=False,
-        basis=_basis(gpu, row) + measured_here,
+        basis=basis + measured_here,
         target_seconds=to_target,
         whole_seconds=total,
         joules=_joules(trainings.of(arm), gpu, row),
         eager=no_value(),
         executed=executed,
     )
-
-
-def _basis(gpu: Gpu, row: HardwareRow | None) -> str:
-    if row is not None:
-        return f"estimate: {row.num_runs} matched runs in the store"
-    if gpu.cost is None:
-        return f"not measured, {NO_BASIS}"
-    return f"estimate: bound by data sheet ({gpu.sheet.source})"
 
 
 def _training_cells(
@@ -324,22 +317,20 @@ def _training_cells(
         median_known([float(run.num_epochs) for run in runs]),
     )
     if row is not None:
-        fixed = row.fixed_seconds or 0.0
+        rate, fixed = row.samples_per_second, row.fixed_seconds or 0.0
         basis = f"as many samples as here at {row.samples_per_second:,.0f} samples/s on {row.label}"
-        rates = ((row.samples_per_second, 0.0), (row.samples_per_second, fixed))
         kind: Literal["about", "at least"] = "about"
     elif gpu.cost is not None:
-        rate = max_training_throughput(gpu.sheet, gpu.cost, gpu.batch_size)
+        rate, fixed = max_training_throughput(gpu.sheet, gpu.cost, gpu.batch_size), 0.0
         basis = f"as many samples as here at no more than {rate:,.0f} samples/s, by the data sheet of {gpu.sheet.name}"
-        rates = ((rate, 0.0), (rate, 0.0))
         kind = "at least"
     else:
         return no_value(), no_value()
     to_target, total = (
         no_value("never reached here")
         if number is None
-        else ReportedValue(kind=kind, value=number * gpu.num_train / rate + fixed, basis=basis)
-        for number, (rate, fixed) in zip(epochs, rates, strict=True)
+        else ReportedValue(kind=kind, value=number * gpu.num_train / rate + start, basis=basis)
+        for number, start in zip(epochs, (0.0, fixed), strict=True)
     )
     return to_target, total
 
