@@ -44,13 +44,11 @@ def read_textures(origin: Origin, samples: Samples, image_size: int) -> Iterator
 
 
 def _grid(size: int) -> tuple[Plane, Plane]:
-    """Height and breadth of each pixel, from 0 to 1."""
     y, x = np.mgrid[0:size, 0:size] / size
     return y, x
 
 
 def _scene(row: int, size: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    """Discs, squares and triangles of any colour on a slope of another one, the later ones in front, in some noise."""
     rng = np.random.default_rng((_SHAPES_SEED, row))
     y, x = _grid(size)
     slope = np.outer((y * rng.uniform(-1, 1) + x * rng.uniform(-1, 1)).ravel(), rng.uniform(-60, 60, 3))
@@ -67,7 +65,6 @@ def _scene(row: int, size: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.u
 
 
 def _inside(kind: int, y: Plane, x: Plane, radius: float, angle: float) -> npt.NDArray[np.bool_]:
-    """Pixels of a shape around the origin: a disc, or a turned square or triangle in it."""
     if kind == 1:
         return y * y + x * x < radius * radius
     corners = 4 if kind == 2 else 3  # noqa: PLR2004  as in SCENE_CLASSES
@@ -77,7 +74,6 @@ def _inside(kind: int, y: Plane, x: Plane, radius: float, angle: float) -> npt.N
 
 
 def _texture(row: int, label: int, size: int) -> npt.NDArray[np.uint8]:
-    """Stripes, checks or rings of any direction, width and contrast."""
     rng = np.random.default_rng((_TEXTURES_SEED, row))
     y, x = _grid(size)
     angle, waves = rng.uniform(0, np.pi), rng.uniform(2, 6)
