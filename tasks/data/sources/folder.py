@@ -98,8 +98,7 @@ class _TreeBuilder:
 def list_samples(data: Data, kind: Kind = IMAGES, tree: Tree | None = None) -> SampleListing:
     """List class-named folders of files of a kind. `tree` replaces the tree below the root.
 
-    Raises:
-        InputError: The root or its layout is wrong.
+    InputError if the root or its layout is wrong.
     """
     root = str(data.root)
     tree = tree or read_tree(root, kind.suffixes)
@@ -175,8 +174,7 @@ def _class_names(
 def read_tree(root: str, suffixes: frozenset[str] = IMAGE_SUFFIXES) -> Tree:
     """Read everything below a root; files with one of the suffixes are samples.
 
-    Raises:
-        InputError: The root is missing, a file, empty, or holds something unreadable.
+    InputError if the root is missing, a file, empty, or holds something unreadable.
     """
     filesystem, path = reach_root(root)
     if not filesystem.exists(path):
