@@ -167,8 +167,7 @@ def _sha256(name: str) -> hashlib._Hash:
 def keep_classes(listing: SampleListing, wanted: Sequence[str]) -> SampleListing:
     """The listing with some of its classes, in its own order. What was held out of a class stays held out.
 
-    Raises:
-        InputError: a class does not exist.
+    InputError if a class does not exist.
     """
     names = listing.class_names
     unknown = [name for name in wanted if name not in names]

@@ -136,7 +136,6 @@ def open_split(prepared: PreparedSet, split: SplitName) -> Split:
 
 
 def _load(path: Path, shard: Shard, kind: str, dtype: type[np.generic], shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """Map an array of a shard into memory and check it against the manifest."""
     file = shard.file(kind)
     if file is None:
         raise manifest.DamagedError(f"shard {shard.number} of {shard.split} has no {kind}")

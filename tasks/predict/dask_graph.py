@@ -34,12 +34,6 @@ def alone_on_worker(address: str, job: SubprocessJob) -> str:
 
 
 def _on_worker(address: str, purpose: str, function: Callable[..., T], *arguments: object) -> T:
-    """Call a function on some worker.
-
-    Raises:
-        RunError: The cluster has no workers, or the function failed.
-        TimeLimitError: The stage's time is over.
-    """
     with connect_to_workers(address, purpose) as client:
         future = client.submit(function, *arguments, key=_key(function.__name__), pure=False)
         try:

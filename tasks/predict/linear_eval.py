@@ -111,7 +111,6 @@ def fit_linear_head(job: LinearEvalJob) -> LinearEvalResult:
 
 
 def _settings(job: LinearEvalJob) -> Settings:
-    """Write the backbone as a model; the settings of its execution."""
     config, directory = job.config, Path(job.directory) / MODEL
     state = initial_state(config.model, job.prepared, job.pretrained, config.seed)
     facts = write_model(directory, config, job.prepared, state)

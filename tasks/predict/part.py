@@ -65,8 +65,6 @@ def predict_part(part: Part, settings: Settings) -> PartRecord:
 
 @dataclass
 class _Seen:
-    """Rejected samples and times of a part."""
-
     reasons: dict[int, str] = field(default_factory=dict)
     num_unread: int = 0
     read_seconds: float = 0.0
@@ -74,7 +72,6 @@ class _Seen:
 
 
 def _at_one_size(part: Part, model: Predictor, progress: _Seen) -> Answers:
-    """Read all samples, then predict them."""
     started = time.perf_counter()
     pixels = _read(part, model.facts)
     read = time.perf_counter()
@@ -150,7 +147,6 @@ def _parity(part: Part, settings: Settings) -> Parity | None:
 
 
 def _as_channels(picture_HWC: npt.NDArray[np.uint8], facts: ModelFacts) -> npt.NDArray[np.uint8]:
-    """Repeat grey in the channels that the model takes."""
     return np.broadcast_to(picture_HWC, (*picture_HWC.shape[:2], facts.image_shape[2]))
 
 
@@ -160,5 +156,4 @@ def _read(part: Part, facts: ModelFacts) -> Pixels:
 
 
 def _pictures(pixels: Pixels, facts: ModelFacts) -> npt.NDArray[np.uint8]:
-    """Images without their mask channels."""
     return np.ascontiguousarray(pixels.images_NHWC[..., : facts.image_shape[2]])

@@ -86,7 +86,6 @@ def predict(parts: list[Part], settings: Settings, address: str, seconds: float 
 
 @contextmanager
 def _explain_disk_errors(place: Path) -> Iterator[None]:
-    """Report errors of the file system as one line."""
     try:
         yield
     except OSError as error:

@@ -73,14 +73,11 @@ class PredictionThroughputs(Record):
 
 @dataclass(frozen=True)
 class _Way:
-    """One network, ready to predict."""
-
     arms: dict[str, Predictor]
     block: Images
     """What each of its arms predicts in a round."""
 
     def pace(self, seconds: Mapping[str, list[float]]) -> PredictionThroughput:
-        """Throughputs from the seconds of its arms."""
         rates = {name: len(self.block) / median(times) for name, times in seconds.items()}
         logs = np.log(seconds[EAGER]) - np.log(seconds[EXECUTED])
         return PredictionThroughput(

@@ -66,7 +66,6 @@ def put(band: Band, tiles_MHW: npt.NDArray[Any], whole_HW: npt.NDArray[Any], gri
 
 
 def _mirror_indices(start: int, size: int, pixels: int, grid: Grid) -> npt.NDArray[np.int64]:
-    """Rows or columns of the image in a tile."""
     places = np.arange(start - grid.margin, start + size + grid.margin) % (2 * pixels)
     return np.minimum(places, 2 * pixels - 1 - places)
 

@@ -41,8 +41,7 @@ def draw(samples_T: Floats, rate: int | Fraction, signal: Signal, image_size: in
     Returns:
         Grey (image_size, image_size, 1), in steps of 1/255 of the dynamic range.
 
-    Raises:
-        DecodeError: The ratio of the two rates is one of too large numbers.
+    DecodeError if the ratio of the two rates has too large numbers.
     """
     level_BW = decibels(band_powers(cut(samples_T, rate, signal), signal, image_size))
     rows = overlaps(np.linspace(0, len(level_BW), image_size + 1), len(level_BW))
@@ -53,8 +52,7 @@ def draw(samples_T: Floats, rate: int | Fraction, signal: Signal, image_size: in
 def cut(samples_T: Floats, rate: int | Fraction, signal: Signal) -> Floats:
     """The middle of a signal at the sample rate of the settings, with silence around what is shorter than a clip.
 
-    Raises:
-        DecodeError: The ratio of the two rates is one of too large numbers.
+    DecodeError if the ratio of the two rates has too large numbers.
     """
     ratio = Fraction(signal.sample_rate) / rate
     if max(ratio.numerator, ratio.denominator) > _MAX_RATIO:

@@ -102,7 +102,6 @@ def _decode_small_jpeg(content: bytes, image_size: int, fit: Extent = "scale") -
 def _fit(
     picture: Image.Image, image_size: int, fit: Extent, method: Image.Resampling = Image.Resampling.BICUBIC
 ) -> npt.NDArray[np.uint8]:
-    """Scale or crop an image to a square, if it has another size."""
     size = (image_size, image_size)
     if fit == "crop" and min(picture.size) < image_size:
         raise DecodeError(

@@ -24,11 +24,7 @@ _QUARTER_TURN = 90
 
 
 def places(num_there: int, num_wanted: int) -> list[int]:
-    """Numbers of the frames to take: the middle ones of equal parts of a clip.
-
-    Raises:
-        DecodeError: There are not as many.
-    """
+    """Numbers of the frames to take: the middle ones of equal parts of a clip; DecodeError if there are not as many."""
     if num_there < num_wanted:
         raise DecodeError(f"{num_there} frames, and data.num_frames={num_wanted}")
     return [(2 * part + 1) * num_there // (2 * num_wanted) for part in range(num_wanted)]
@@ -82,7 +78,6 @@ def _open(content: bytes) -> tuple[InputContainer, VideoStream]:
 
 
 def _take_frames(content: bytes, chosen: Sequence[int], image_size: int) -> tuple[list[npt.NDArray[np.uint8]], int]:
-    """The frames at some places, and how many there are."""
     container, stream = _open(content)
     frames, number, last = [], 0, None
     with container:

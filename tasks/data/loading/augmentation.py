@@ -57,7 +57,6 @@ class Variation:
         return batch._replace(images_NCHW=set_layout(batch.images_NCHW, channels_last=channels_last))
 
     def _vary_colours(self, images_NCHW: Tensor, uniform_N3: Floats) -> Tensor:
-        """Brightness, then contrast, then saturation, each clipped to black and white."""
         device = images_NCHW.device
         mean, std = self._mean_C.to(device), self._std_C.to(device)
         strengths = (self._settings.brightness, self._settings.contrast, self._settings.saturation)

@@ -1,12 +1,75 @@
-"""Chooses the training loader that an execution names. The choice of `auto` is made elsewhere."""
+"""The loaders by name, and the baseline: a plain `DataLoader` over a plain `Dataset`, in the process of the step."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
 from paceline.conf.execution import Loading
-from paceline.tasks.data.loading.foreground import ForegroundLoader
+from paceline.tasks.data.loading.batch import pad, set_layout
 from paceline.tasks.data.loading.resident import ResidentLoader
 from paceline.tasks.data.loading.streaming import StreamingLoader
-from paceline.tasks.data.loading.train_loader import LoaderConfig, TrainLoader
+from paceline.tasks.data.loading.train_loader import BatchRequest, LoaderConfig, TrainLoader
+from paceline.tasks.model.batch import Batch
+
+
+class SampleDataset(Dataset[tuple[Tensor, int, Tensor]]):
+    """Reads, flips, shifts and normalises one sample at a time."""
+
+    def __init__(self, feed: LoaderConfig, scale_C: list[float], bias_C: list[float]) -> None:
+        self._feed = feed
+        self._scale_C11 = torch.tensor(scale_C).view(-1, 1, 1)
+        self._bias_C11 = torch.tensor(bias_C).view(-1, 1, 1)
+        self._no_targets = torch.empty(0)
+
+    def __getitem__(self, item: tuple[int, bool, int, int]) -> tuple[Tensor, int, Tensor]:
+        """One image (C, H, W), its label and its targets (empty where there are none).
+
+        `item` has the sample number, the flip, and the top row and left column of the window.
+        """
+        index, flip, dy, dx = item
+        split = self._feed.split
+        height, width, _ = split.image_shape
+        image_HWC = split.image(index)
+        if flip:
+            image_HWC = image_HWC[:, ::-1]
+        image_HWC = pad(image_HWC, self._feed.padding, self._feed.fill_C)[dy : dy + height, dx : dx + width]
+        image_CHW = torch.from_numpy(image_HWC.transpose(2, 0, 1).astype(np.float32))
+        image_CHW.mul_(self._scale_C11).add_(self._bias_C11)
+        targets = self._no_targets if split.targets_NT is None else torch.from_numpy(split.targets_NT[index])
+        return image_CHW, int(split.labels_N[index]), targets
+
+
+class ForegroundLoader(TrainLoader):
+    """A DataLoader without workers, with our order as its batch sampler."""
+
+    def __init__(self, feed: LoaderConfig) -> None:
+        super().__init__(feed)
+        self._dataset = SampleDataset(feed, self.normalise.scale_C, self.normalise.bias_C)
+
+    def _batches(self, requests: Iterator[BatchRequest]) -> Iterator[Batch]:
+        device, split = self.feed.device, self.feed.split
+        height, width, channels = split.image_shape
+        num_targets = 0 if split.targets_NT is None else split.targets_NT.shape[1]
+        # More ranks than samples in a batch: this rank takes part in the step with nothing.
+        empty = torch.empty(0, channels, height, width), torch.empty(0, dtype=torch.int64), torch.empty(0, num_targets)
+        pending = list(requests)
+        columns = ((request.index_N, request.flip_N, request.dy_N, request.dx_N) for request in pending)
+        items = [list(zip(*(column.tolist() for column in each), strict=True)) for each in columns]
+        delivered = iter(DataLoader(self._dataset, batch_sampler=[batch for batch in items if batch], num_workers=0))
+        for request in pending:
+            images, labels, targets = next(delivered) if len(request.index_N) else empty
+            yield self.answer(
+                request,
+                set_layout(images.to(device), channels_last=self.feed.channels_last),
+                labels.to(device),
+                None if split.targets_NT is None else targets.to(device),
+            )
+
 
 _LOADERS: dict[Loading, type[TrainLoader]] = {
     "resident": ResidentLoader,

@@ -195,11 +195,7 @@ class BatchPlan:
         return self.steps_per_epoch - (stop - start != self.global_batch_size)
 
     def bounds(self, step: int) -> tuple[int, int]:
-        """Positions of a global batch in the epoch's order.
-
-        Raises:
-            IndexError: The epoch has no such step.
-        """
+        """Positions of a global batch in the epoch's order; IndexError if the epoch has no such step."""
         if not 0 <= step < self.steps_per_epoch:
             raise IndexError(f"step {step} of an epoch of {self.steps_per_epoch}")
         start = self.first_sample + step * self.global_batch_size

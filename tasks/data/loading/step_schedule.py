@@ -31,8 +31,7 @@ class StepSchedule:
     def locate(self, step: int) -> tuple[int, BatchPlan, int]:
         """A step's epoch, how that is cut, and which of its cuts the step is.
 
-        Raises:
-            ValueError: The step was another group's.
+        ValueError if the step was another group's.
         """
         since = step - self.first_step
         if since < 0:

@@ -45,15 +45,11 @@ _POLL_SECONDS = 0.1
 
 
 class _Filled(NamedTuple):
-    """A request with its pixels in a buffer."""
-
     request: BatchRequest
     buffer: Tensor
 
 
 class _Copy(NamedTuple):
-    """Pixels on their way to the device."""
-
     filled: _Filled
     images_NHWC: Tensor
     event: torch.cuda.Event | None
@@ -117,7 +113,6 @@ class _Producer:
         self._retry(lambda: self._filled.put(item, timeout=_POLL_SECONDS))
 
     def _retry(self, use_queue: Callable[[], T]) -> T | None:
-        """Use a queue until that succeeds or the thread is to end."""
         while not self._stop.is_set():
             with suppress(Empty, Full):
                 return use_queue()
@@ -145,26 +140,22 @@ class StreamingLoader(TrainLoader):
         ahead = ReadAhead(self.feed.split, self.feed.shuffle).through(requests)
         largest = self._course.largest_part(self.feed.rank)
         if self.in_background:
-            yield from self._from_thread(ahead, largest)
+            self.close()
+            producer = _Producer(self.feed, ahead, largest)
+            self._producers.append(producer)
+            copies: deque[_Copy] = deque()
+            try:
+                while self._look_ahead(producer, copies):
+                    yield self._finish(producer, copies.popleft())
+            finally:
+                producer.close()
             return
         if self._canvas is None or self._canvas.largest < largest:
             self._canvas = Canvas(self.feed, largest)
         for request in ahead:
             yield self._batch(request, torch.from_numpy(self._canvas.batch(request)).to(self.feed.device))
 
-    def _from_thread(self, requests: Iterator[BatchRequest], largest: int) -> Iterator[Batch]:
-        self.close()
-        producer = _Producer(self.feed, requests, largest)
-        self._producers.append(producer)
-        copies: deque[_Copy] = deque()
-        try:
-            while self._look_ahead(producer, copies):
-                yield self._finish(producer, copies.popleft())
-        finally:
-            producer.close()
-
     def _look_ahead(self, producer: _Producer, copies: deque[_Copy]) -> bool:
-        """Have the next copy under way, and on CUDA the one after it too, while the device computes."""
         if not copies:
             filled = producer.take(wait=True)
             if filled is None:

@@ -24,8 +24,8 @@ from paceline.tasks.data.key import preparation_key
 from paceline.tasks.data.listing import SampleListing
 from paceline.tasks.data.prepare import manifest, store
 from paceline.tasks.data.prepare.chunks import ChunkPlanner, TaskChunks
-from paceline.tasks.data.prepare.rejected import RejectedSpool
 from paceline.tasks.data.prepare.shard import Rejected, ShardRecord, write_shards
+from paceline.tasks.data.prepare.store import RejectedSpool
 from paceline.tasks.errors import InputError, OutsideError, RunError, one_line
 from paceline.tasks.files import is_full
 from paceline.tasks.records import PreparedSet, Reads

@@ -60,8 +60,7 @@ def of_images(images_NHWC: npt.NDArray[np.uint8]) -> Moments:
 def merge(parts: Iterable[Moments]) -> Moments:
     """Merge the moments of disjoint parts, in the order given, so that equal parts give equal bits.
 
-    Raises:
-        ValueError: No part has a pixel.
+    ValueError if no part has a pixel.
     """
     filled = [part for part in parts if part.count]
     if not filled:

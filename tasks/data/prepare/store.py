@@ -14,6 +14,8 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import NamedTuple
 from uuid import uuid4
 
 import psutil
@@ -21,6 +23,7 @@ import psutil
 from paceline.tasks.data.listing import SPLITS
 from paceline.tasks.data.prepare import manifest
 from paceline.tasks.data.prepare.manifest import MANIFEST, REJECTED, DamagedError, Manifest
+from paceline.tasks.data.prepare.shard import Rejected, ShardRecord
 from paceline.tasks.files import TEMPORARY_SUFFIX, sha256_of, write_durably, write_pieces_durably
 from paceline.tasks.host import host_identity
 from paceline.tasks.records import PreparedSet
@@ -201,3 +204,53 @@ def _sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class _Piece(NamedTuple):
+    split: int
+    number: int
+    """Number of the shard."""
+    start: int
+    num_bytes: int
+
+
+class RejectedSpool:
+    """A spool on disk: takes what shards reject, and returns it in the order of the shards, as lines of JSON."""
+
+    def __init__(self, directory: Path) -> None:
+        self._stream = TemporaryFile(dir=directory)  # noqa: SIM115 - closed in close
+        self._pieces: list[_Piece] = []
+        self.num_rejected = 0
+
+    def close(self) -> None:
+        """Remove the file."""
+        self._stream.close()
+
+    def add(self, record: ShardRecord) -> None:
+        """Store the rejected samples of a shard."""
+        if not record.rejected:
+            return
+        lines = "".join(f"{entry.model_dump_json()}\n" for entry in record.rejected).encode()
+        start = self._stream.seek(0, os.SEEK_END)
+        self._stream.write(lines)
+        self._pieces.append(_Piece(SPLITS.index(record.split), record.number, start, len(lines)))
+        self.num_rejected += len(record.rejected)
+
+    def pieces(self) -> Iterator[bytes]:
+        """All lines, those of one shard at a time."""
+        for piece in sorted(self._pieces):
+            self._stream.seek(piece.start)
+            yield self._stream.read(piece.num_bytes)
+
+    def restore(self, record: ShardRecord) -> ShardRecord:
+        """A record with what its shard rejects."""
+        lines: list[bytes] = []
+        for piece in self._pieces:
+            if (SPLITS[piece.split], piece.number) == (record.split, record.number):
+                self._stream.seek(piece.start)
+                lines = self._stream.read(piece.num_bytes).splitlines()
+        return record.model_copy(update={"rejected": tuple(map(Rejected.model_validate_json, lines))})
+
+    def first(self) -> Rejected:
+        """The first rejected sample of the first shard that has one."""
+        return Rejected.model_validate_json(next(self.pieces()).split(b"\n", 1)[0])

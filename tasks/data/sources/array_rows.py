@@ -42,11 +42,7 @@ class Table(NamedTuple):
 
 
 def channels_of(shape: tuple[int, ...], dtype: np.dtype[Any], *, is_fortran: bool = False) -> int:
-    """Number of channels of the images of an array.
-
-    Raises:
-        InputError: the array does not hold images.
-    """
+    """Number of channels of the images of an array; InputError if it does not hold images."""
     (channels,) = shape[3:4] or (1,)
     if len(shape) not in (3, 4) or channels not in (1, COLOURS) or 0 in shape or is_fortran:
         order = " in Fortran's order" if is_fortran else ""
@@ -68,11 +64,7 @@ def in_eight_bits(values_HWC: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 
 def open_table(root: str, path: str) -> Table:
-    """Open the table of a file.
-
-    Raises:
-        InputError: It does not have the required form.
-    """
+    """Open the table of a file; InputError if it does not have the required form."""
     kind = kind_of(path)
     if kind == ZARR:
         table: Table = _module("zarr").table(_url(root, path))
@@ -86,11 +78,7 @@ def open_table(root: str, path: str) -> Table:
 
 
 def read_rows(root: str, samples: Samples) -> Iterator[Row | DecodeError]:
-    """Images of rows, in the given order, by file and row.
-
-    Raises:
-        InputError: A file has changed.
-    """
+    """Images of rows, in the given order, by file and row; InputError if a file has changed."""
     assert samples.rows is not None
     pairs = zip(samples.paths, samples.rows.tolist(), strict=True)
     for path, members in groupby(pairs, key=lambda pair: pair[0]):
@@ -178,7 +166,6 @@ def _small_array(archive: zipfile.ZipFile, name: str) -> npt.NDArray[Any]:
 
 
 def _image_header(member: IO[bytes]) -> _Header:
-    """Shape and type of an array of images, whose values follow in the stream."""
     version = np.lib.format.read_magic(member)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, is_fortran, dtype = read(member)

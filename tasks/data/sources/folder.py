@@ -80,7 +80,6 @@ class _TreeBuilder:
     ignored: Counter[str] = field(default_factory=Counter)
 
     def add(self, folder: int, path: str, size: int, stamp: str) -> None:
-        """Add a file."""
         suffix = suffix_of(path)
         if suffix in self.suffixes:
             self.files.add(path, folder, size, stamp)
@@ -88,7 +87,6 @@ class _TreeBuilder:
             self.ignored[suffix or "(none)"] += 1
 
     def number(self, folder: str) -> int:
-        """Number of a folder; adds a new one."""
         existing = self.folders.get(folder)
         if existing is None:
             if folder:  # object stores have no folders of their own
@@ -100,8 +98,7 @@ class _TreeBuilder:
 def list_samples(data: Data, kind: Kind = IMAGES, tree: Tree | None = None) -> SampleListing:
     """List class-named folders of files of a kind. `tree` replaces the tree below the root.
 
-    Raises:
-        InputError: The root or its layout is wrong.
+    InputError if the root or its layout is wrong.
     """
     root = str(data.root)
     tree = tree or read_tree(root, kind.suffixes)
@@ -150,7 +147,6 @@ def suffix_of(path: str) -> str:
 def _class_names(
     root: str, tree: Tree, places: list[Place | None], splits: dict[str, SplitName], kind: Kind
 ) -> tuple[str, ...]:
-    """The sorted classes, after checking that no class folder is empty and that all splits agree."""
     filled = {places[number] for number in np.unique(tree.files.labels)}
 
     def some(names: set[str]) -> str:
@@ -178,8 +174,7 @@ def _class_names(
 def read_tree(root: str, suffixes: frozenset[str] = IMAGE_SUFFIXES) -> Tree:
     """Read everything below a root; files with one of the suffixes are samples.
 
-    Raises:
-        InputError: The root is missing, a file, empty, or holds something unreadable.
+    InputError if the root is missing, a file, empty, or holds something unreadable.
     """
     filesystem, path = reach_root(root)
     if not filesystem.exists(path):
@@ -197,11 +192,7 @@ def read_tree(root: str, suffixes: frozenset[str] = IMAGE_SUFFIXES) -> Tree:
 
 
 def open_root(root: str) -> tuple[Any, str]:
-    """The file system and the path on it that a root names.
-
-    Raises:
-        InputError: fsspec cannot read such a URL here.
-    """
+    """The file system and the path on it that a root names; InputError if fsspec cannot read such a URL here."""
     if _THROUGH_DASK.search(root):
         raise InputError(
             f"data.root={root}: fsspec would join a Dask scheduler, which can send code; give the place of the files "

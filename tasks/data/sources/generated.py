@@ -1,4 +1,8 @@
-"""Generated sets: scenes of shapes with masks, and textures. An image is a pure function of its row and its size."""
+"""Generated sets: scenes of shapes with masks, textures, clips of motions, and tones.
+
+A sample is a pure function of its row and of its size, length or signal. Shapes: T frames or samples in time, S pixels,
+C colours.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from paceline.conf.data import Data
+from paceline.conf.data import NUM_COLOURS, Data
+from paceline.conf.signal import Signal
 from paceline.tasks.data.listing import Origin, SampleListing, complete_splits
 from paceline.tasks.data.samples import Item, Sample, Samples
 
@@ -17,20 +22,58 @@ TEXTURE_CLASSES = ("stripes", "checks", "rings")
 MAX_SHAPES = 4
 _SHAPES_SEED, _TEXTURES_SEED = 20_261, 20_262
 
-Plane = npt.NDArray[np.float64]
+NUM_MOTIONS = 1_600
+MOTION_CLASSES = ("east", "north", "west", "south")
+"""In steps of 90 degrees; so "right" is not the name of a class."""
+SLOWEST, FASTEST = 0.05, 0.08
+"""Per frame, of the picture's side."""
+GROUND, LIGHT, CONTRAST = 80.0, 70.0, 50.0
+"""Levels of 255: of the ground, of the mean of a patch, and of its texture."""
+NOISE = 20.0
+"""Standard deviation in each pixel of each frame, of 255."""
+_MOTIONS_SEED = 20_264
+
+NUM_TONES = 1_800
+TONE_CLASSES = ("falling", "rising", "steady", "wavering")
+SNR_DB = -15.0
+"""Power of the tone over that of the white noise, over all frequencies up to half of the sample rate."""
+LOWEST, HIGHEST = 0.1, 0.6
+"""Frequencies of the tones, of half of the sample rate."""
+_AMPLITUDE = 0.1
+_TONES_SEED = 20_263
+
+Floats = npt.NDArray[np.float64]
 
 
 def list_shapes(data: Data) -> SampleListing:
-    """Scenes, split by `test_fraction` and `validation_fraction`; the last channel of an image is its mask."""
-    samples = Samples.of(Sample("shapes", 0, row=row) for row in range(NUM_SCENES))
-    return SampleListing(Origin("shapes"), SCENE_CLASSES, *complete_splits({"train": samples}, data), 3, num_planes=1)
+    """Scenes; the last channel of an image is its mask."""
+    return _listing(data, Origin("shapes"), SCENE_CLASSES, NUM_SCENES, channels=3, num_planes=1)
 
 
 def list_textures(data: Data) -> SampleListing:
-    """Grey textures of three classes, split in the same way."""
-    kinds = len(TEXTURE_CLASSES)
-    samples = Samples.of(Sample("textures", row % kinds, row=row) for row in range(NUM_TEXTURES))
-    return SampleListing(Origin("textures"), TEXTURE_CLASSES, *complete_splits({"train": samples}, data), channels=1)
+    """Grey textures of three classes."""
+    return _listing(data, Origin("textures"), TEXTURE_CLASSES, NUM_TEXTURES, channels=1)
+
+
+def list_motions(data: Data) -> SampleListing:
+    """Clips of a patch that drifts in one of four directions."""
+    origin = Origin("motions", num_frames=data.num_frames)
+    return _listing(data, origin, MOTION_CLASSES, NUM_MOTIONS, channels=NUM_COLOURS * data.num_frames)
+
+
+def list_tones(data: Data) -> SampleListing:
+    """Tones that rise, fall, stay or waver, in noise louder than they."""
+    return _listing(data, Origin("tones", signal=data.signal), TONE_CLASSES, NUM_TONES, channels=1)
+
+
+def _listing(
+    data: Data, origin: Origin, class_names: tuple[str, ...], num_samples: int, channels: int, num_planes: int = 0
+) -> SampleListing:
+    """Samples of all classes by turns, split by `test_fraction` and `validation_fraction`."""
+    num_labels = 1 if num_planes else len(class_names)
+    samples = Samples.of(Sample(origin.kind, row % num_labels, row=row) for row in range(num_samples))
+    splits = complete_splits({"train": samples}, data)
+    return SampleListing(origin, class_names, *splits, channels=channels, num_planes=num_planes)
 
 
 def read_shapes(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
@@ -43,14 +86,12 @@ def read_textures(origin: Origin, samples: Samples, image_size: int) -> Iterator
     return (Item(_texture(sample.row, sample.label, image_size)) for sample in samples)
 
 
-def _grid(size: int) -> tuple[Plane, Plane]:
-    """Height and breadth of each pixel, from 0 to 1."""
+def _grid(size: int) -> tuple[Floats, Floats]:
     y, x = np.mgrid[0:size, 0:size] / size
     return y, x
 
 
 def _scene(row: int, size: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    """Discs, squares and triangles of any colour on a slope of another one, the later ones in front, in some noise."""
     rng = np.random.default_rng((_SHAPES_SEED, row))
     y, x = _grid(size)
     slope = np.outer((y * rng.uniform(-1, 1) + x * rng.uniform(-1, 1)).ravel(), rng.uniform(-60, 60, 3))
@@ -66,8 +107,7 @@ def _scene(row: int, size: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.u
     return picture.clip(0, 255).astype(np.uint8), mask
 
 
-def _inside(kind: int, y: Plane, x: Plane, radius: float, angle: float) -> npt.NDArray[np.bool_]:
-    """Pixels of a shape around the origin: a disc, or a turned square or triangle in it."""
+def _inside(kind: int, y: Floats, x: Floats, radius: float, angle: float) -> npt.NDArray[np.bool_]:
     if kind == 1:
         return y * y + x * x < radius * radius
     corners = 4 if kind == 2 else 3  # noqa: PLR2004  as in SCENE_CLASSES
@@ -77,7 +117,6 @@ def _inside(kind: int, y: Plane, x: Plane, radius: float, angle: float) -> npt.N
 
 
 def _texture(row: int, label: int, size: int) -> npt.NDArray[np.uint8]:
-    """Stripes, checks or rings of any direction, width and contrast."""
     rng = np.random.default_rng((_TEXTURES_SEED, row))
     y, x = _grid(size)
     angle, waves = rng.uniform(0, np.pi), rng.uniform(2, 6)
@@ -93,3 +132,78 @@ def _texture(row: int, label: int, size: int) -> npt.NDArray[np.uint8]:
         stripes = np.sign(stripes)  # sharp edges
     grey = (128 + rng.uniform(40, 110) * stripes).clip(0, 255)
     return np.asarray(grey, dtype=np.uint8)[..., np.newaxis]
+
+
+def read_motions(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
+    """Draw clips (S, S, T * C) of a textured patch that drifts over noise.
+
+    What leaves the picture on one side comes back on the other, and a patch starts anywhere, so that no single frame
+    shows the class.
+    """
+    return (Item(_motion(sample.row, sample.label, origin.num_frames, image_size)) for sample in samples)
+
+
+def step_of(label: int) -> tuple[float, float]:
+    """Rows and columns of a step of length 1; rows count downwards."""
+    angle = 2 * np.pi * label / len(MOTION_CLASSES)
+    return -float(np.sin(angle)), float(np.cos(angle))
+
+
+def _motion(row: int, label: int, num_frames: int, size: int) -> npt.NDArray[np.uint8]:
+    rng = np.random.default_rng((_MOTIONS_SEED, row))
+    (start_y, start_x), speed = rng.uniform(0, 1, 2), rng.uniform(SLOWEST, FASTEST)
+    radius, (wave_y, wave_x) = rng.uniform(0.12, 0.18), rng.uniform(-5, 5, 2)
+    phase_C = np.exp(1j * rng.uniform(0, 2 * np.pi, NUM_COLOURS))
+    step_y, step_x = step_of(label)
+    frames = []
+    for frame in range(num_frames):
+        y = _around(size, start_y + frame * speed * step_y)
+        x = _around(size, start_x + frame * speed * step_x)
+        window_SS = np.outer(np.exp(-(y * y) / (2 * radius * radius)), np.exp(-(x * x) / (2 * radius * radius)))
+        wave_SS = np.outer(np.exp(2j * np.pi * wave_y * y), np.exp(2j * np.pi * wave_x * x))
+        texture_SSC = (wave_SS[..., np.newaxis] * phase_C).real
+        frames.append(GROUND + window_SS[..., np.newaxis] * (LIGHT + CONTRAST * texture_SSC))
+    picture = np.concatenate(frames, axis=2)
+    picture += rng.normal(0, NOISE, picture.shape)
+    return picture.clip(0, 255).astype(np.uint8)
+
+
+def _around(size: int, middle: float) -> Floats:
+    """Periodic distance, from -0.5 to 0.5, of each pixel from the middle, in sides."""
+    return np.asarray((np.arange(size) / size - middle + 0.5) % 1.0 - 0.5)
+
+
+def read_tones(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
+    """Draw grey pictures (S, S, 1)."""
+    from paceline.tasks.data.decode import spectrogram
+
+    signal = origin.signal
+    assert signal is not None
+    for sample in samples:
+        yield Item(spectrogram.draw(tone(sample.row, signal), signal.sample_rate, signal, image_size))
+
+
+def tone(row: int, signal: Signal) -> Floats:
+    """Samples of one sound, a clip long."""
+    rng = np.random.default_rng((_TONES_SEED, row))
+    clean_T = _AMPLITUDE * np.sin(phase(TONE_CLASSES[row % len(TONE_CLASSES)], rng, signal))
+    noise_power = _AMPLITUDE**2 / 2 / 10 ** (SNR_DB / 10)
+    return np.asarray(clean_T + rng.normal(0, np.sqrt(noise_power), len(clean_T)))
+
+
+def phase(name: str, rng: np.random.Generator, signal: Signal) -> Floats:
+    """Radians at each sample of a clip: 2 pi times the integral of the frequency, from any phase."""
+    share_T = np.arange(signal.clip_samples) / signal.clip_samples
+    low, high = np.array([LOWEST, HIGHEST]) * signal.sample_rate / 2
+    span = high - low
+    if name == "steady":
+        frequency_T = np.full(len(share_T), rng.uniform(low, high))
+    elif name == "wavering":
+        turns, depth = rng.uniform(2, 4), rng.uniform(0.1, 0.2) * span
+        middle = rng.uniform(low + depth, high - depth)
+        frequency_T = middle + depth * np.sin(2 * np.pi * (turns * share_T + rng.uniform()))
+    else:
+        rise = rng.uniform(0.2, 0.6) * span
+        start = rng.uniform(low, high - rise)
+        frequency_T = start + rise * (share_T if name == "rising" else 1 - share_T)
+    return np.asarray(2 * np.pi * (np.cumsum(frequency_T) / signal.sample_rate + rng.uniform()))

@@ -18,10 +18,8 @@ from paceline.tasks.data.sources import (
     digits,
     folder,
     generated,
-    motions,
     pairs,
     signals,
-    tones,
     user_source,
 )
 from paceline.tasks.data.storage import s3
@@ -122,7 +120,7 @@ SOURCES: dict[str, SourceSpec] = {
     "shapes": SourceSpec("shapes", generated.list_shapes, generated.read_shapes, has_rows=True),
     "textures": SourceSpec("textures", generated.list_textures, generated.read_textures, has_rows=True),
     "signals": SourceSpec("signals", signals.list_samples, signals.read, **_SIGNALS),
-    "tones": SourceSpec("tones", tones.list_samples, tones.read_tones, **_SIGNALS),
+    "tones": SourceSpec("tones", generated.list_tones, generated.read_tones, **_SIGNALS),
     "arrays": SourceSpec(
         "arrays",
         arrays.list_samples,
@@ -131,7 +129,7 @@ SOURCES: dict[str, SourceSpec] = {
         has_rows=True,
     ),
     "clips": SourceSpec("clips", clips.list_samples, clips.read, libraries=lambda _: ("av",), key=_clip_key),
-    "motions": SourceSpec("motions", motions.list_samples, motions.read_motions, key=_clip_key),
+    "motions": SourceSpec("motions", generated.list_motions, generated.read_motions, key=_clip_key),
 }
 """Specs by the name in `data.source`."""
 USER_SOURCE = SourceSpec("own", user_source.list_samples, user_source.read)

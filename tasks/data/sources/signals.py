@@ -41,11 +41,7 @@ def read(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
 
 
 def decode(content: bytes, signal: Signal, image_size: int) -> npt.NDArray[np.uint8]:
-    """The picture (image_size, image_size, 1) of a whole file.
-
-    Raises:
-        DecodeError: The file holds no signal.
-    """
+    """The picture (image_size, image_size, 1) of a whole file; DecodeError if it holds no signal."""
     from paceline.tasks.data.decode import spectrogram, waveform
 
     samples_T, rate = waveform.decode(content, signal.sample_rate)

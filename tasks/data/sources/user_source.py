@@ -96,7 +96,6 @@ def list_samples(data: Data) -> SampleListing:
 
 
 def _gather(plugin: Plugin, listed: Iterable[Any], num_classes: int, seen: set[str]) -> Samples:
-    """Check samples and convert them to columns."""
     builder = SamplesBuilder()
     for sample in listed:
         if not isinstance(sample, tuple) or len(sample) not in (2, 3):
@@ -126,10 +125,12 @@ def read(origin: Origin, samples: Samples, image_size: int) -> Iterator[Item]:
         RunError: It fails, or yields something else; as `OutsideError` if it raises an OSError.
     """
     plugin, facts = load_plugin("source", origin.name)[0], source_facts(origin.name)
-    source, names = _open_once(origin), list(samples.paths)
-    number = 0
+    place, names, number = (origin.name, origin.root), list(samples.paths), 0
+    opened: dict[Any, tuple[str, Source]] = _opened.__dict__
+    if place not in opened or opened[place][0] != origin.listed:
+        opened[place] = origin.listed, _open(*place)
     with attribute_errors_to(plugin, "read", RunError, OutsideError):
-        for sample in source.read(names, image_size):
+        for sample in opened[place][1].read(names, image_size):
             if number == len(names):
                 raise RunError(f"{plugin}: read() yields more than the {len(names)} requested samples")
             yield _item(f"{plugin}: sample {names[number]}", sample, facts)
@@ -191,14 +192,6 @@ def _describe(one: Any) -> str:
 
 _opened = threading.local()
 """Sources that this thread has opened, by name and root, each with the id of its listing."""
-
-
-def _open_once(origin: Origin) -> Source:
-    place = origin.name, origin.root
-    sources: dict[Any, tuple[str, Source]] = _opened.__dict__
-    if place not in sources or sources[place][0] != origin.listed:
-        sources[place] = origin.listed, _open(*place)
-    return sources[place][1]
 
 
 def _open(name: str, root: str) -> Source:

@@ -82,7 +82,6 @@ class Cache:
         return self._directory / key[:2] / key[2:]
 
     def _make_room(self, most: int) -> int:
-        """Remove entries until the others have so many bytes at most; how many they have."""
         entries = sorted(self._entries())
         used = sum(size for _, size, _ in entries)
         for _, size, path in entries:
@@ -93,7 +92,6 @@ class Cache:
         return used
 
     def _entries(self) -> Iterator[tuple[float, int, str]]:
-        """Last use, size and path of each."""
         for folder in [entry.path for entry in os.scandir(self._directory) if entry.is_dir(follow_symlinks=False)]:
             for entry in os.scandir(folder):
                 with suppress(FileNotFoundError):

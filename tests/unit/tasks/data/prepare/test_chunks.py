@@ -14,8 +14,8 @@ from paceline.conf.data import Data
 from paceline.tasks.data.listing import SPLITS, Origin, SampleListing
 from paceline.tasks.data.prepare.chunks import ChunkPlanner, chunks_of
 from paceline.tasks.data.prepare.moments import Moments
-from paceline.tasks.data.prepare.rejected import RejectedSpool
 from paceline.tasks.data.prepare.shard import Rejected, ShardRecord
+from paceline.tasks.data.prepare.store import RejectedSpool
 from paceline.tasks.data.samples import Sample, Samples
 from paceline.tasks.data.split import first_reader
 

@@ -16,7 +16,7 @@ from paceline.tasks.data.loading.loader import make_loader
 from paceline.tasks.data.loading.sampling import BatchPlan
 from paceline.tasks.data.loading.train_loader import LoaderConfig
 from paceline.tasks.data.prepare import moments
-from paceline.tasks.data.sources import motions
+from paceline.tasks.data.sources import generated
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.data.split import Split
 from tests.support import clips
@@ -110,12 +110,12 @@ def test_motions_go_where_their_names_say_and_no_frame_alone_tells():
     """The light's middle on a circle, for opposite sides of a picture are one place, tells all; each frame nothing."""
     clips_NSSTC, labels_N = pixels_of_motions(600)
     turns = np.exp(2j * np.pi * np.arange(16) / 16)
-    light_NSST = clips_NSSTC.mean(axis=4) - motions.GROUND
+    light_NSST = clips_NSSTC.mean(axis=4) - generated.GROUND
     steps = [
         np.angle((middles[:, 1:] * middles[:, :-1].conj()).sum(1))
         for middles in (np.einsum("nyxt,y->nt", light_NSST, turns), np.einsum("nyxt,x->nt", light_NSST, turns))
     ]
-    wanted = np.array([motions.step_of(label) for label in range(len(motions.CLASS_NAMES))])
+    wanted = np.array([generated.step_of(label) for label in range(len(generated.MOTION_CLASSES))])
     assert (np.stack(steps, axis=1) @ wanted.T).argmax(1).tolist() == labels_N.tolist()
     for frame in (0, 4, 7):
         values = clips_NSSTC[:, :, :, frame].reshape(600, -1) / 255

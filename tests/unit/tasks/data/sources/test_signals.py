@@ -8,8 +8,8 @@ from paceline.conf.load import ConfigError, load
 from paceline.conf.signal import Signal
 from paceline.tasks.data.decode.pixels import read_pixels
 from paceline.tasks.data.key import describe
+from paceline.tasks.data.sources import generated
 from paceline.tasks.data.sources import registry as source
-from paceline.tasks.data.sources import tones
 from paceline.tasks.model_bundle import digest_of
 from paceline.tasks.records import ModelFacts
 from tests.support.refusals import refused
@@ -110,17 +110,17 @@ def test_tones_are_always_the_same_and_as_loud_as_is_said():
     assert np.array_equal(first[10], again[0])
     powers = []
     for row in range(20):
-        rng = np.random.default_rng((tones._SEED, row))
-        clean = tones._AMPLITUDE * np.sin(tones.phase(tones.CLASS_NAMES[row % 4], rng, Signal()))
-        noise = tones.tone(row, Signal()) - clean
+        rng = np.random.default_rng((generated._TONES_SEED, row))
+        clean = generated._AMPLITUDE * np.sin(generated.phase(generated.TONE_CLASSES[row % 4], rng, Signal()))
+        noise = generated.tone(row, Signal()) - clean
         powers.append(10 * np.log10(np.mean(clean**2) / np.mean(noise**2)))
-    assert np.mean(powers) == pytest.approx(tones.SNR_DB, abs=0.1)
+    assert np.mean(powers) == pytest.approx(generated.SNR_DB, abs=0.1)
 
 
 @pytest.mark.parametrize(("name", "rises"), [("rising", 1), ("falling", -1), ("steady", 0)])
 def test_tones_go_where_their_names_say(name, rises):
     for seed in range(20):
-        phase_T = tones.phase(name, np.random.default_rng(seed), Signal())
+        phase_T = generated.phase(name, np.random.default_rng(seed), Signal())
         frequency_T = np.diff(phase_T) / (2 * np.pi) * Signal().sample_rate
         assert 0.1 * 8_000 - 1 <= frequency_T.min() <= frequency_T.max() <= 0.6 * 8_000 + 1
         assert np.sign(round(frequency_T[-1] - frequency_T[0])) == rises
