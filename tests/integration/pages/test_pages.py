@@ -1,6 +1,7 @@
 """What the owner of a cluster sees in the morning: the pages of real MLflow and Prefect servers in a real browser."""
 
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ TINY = [
     "recipe.batch_scaling=strong",
     "track.experiment=watched",
 ]
+PRESENTABLE = ["digits", "recipe.num_epochs=24", "track.experiment=pictures"]
 TWO_DEVICES = ["execution.num_devices=2", "speedup.num_blocks=6", "speedup.max_seconds=20"]
 AXIS = ["--axis", "execution.precision=32-true,bf16-mixed", "--repeats", "1"]
 CHART_TITLES = [
@@ -299,6 +301,19 @@ def test_pictures_of_prefect_are_taken(watched, tag, browser, prefect_url, pictu
         share.scroll_into_view_if_needed()
         take(page, pictures / "form.png")
     check_sizes(pictures, "flow_run", "form")
+
+
+@pytest.mark.slow
+def test_pictures_of_results_are_taken(run, client, browser, pictures, tmp_path):
+    """On a quiet machine: the top of a report, and how two devices scale."""
+    report, _ = run("run", *PRESENTABLE)
+    with new_page(browser, {"width": 1100, "height": 760}) as page:
+        page.goto(f"file://{client.download_artifacts(report['run_id'], 'report.html', str(tmp_path))}")
+        take(page, pictures / "report-top.png")
+    study, _ = run("study", *PRESENTABLE, "--axis", "execution.num_devices=1,2", "--repeats", "3")
+    chart = client.download_artifacts(study["run_id"], "pictures/scaling-0.png", str(tmp_path))
+    shutil.copy(chart, pictures / "scaling.png")
+    check_sizes(pictures, "report-top", "scaling")
 
 
 @pytest.mark.slow
