@@ -140,7 +140,7 @@ def draw_scaling(scaling: Scaling) -> Figure | None:
             axis.plot([point.num_devices], [interval.value], "o", markersize=5, color=BLUE, zorder=3)
         axis.set_xticks(numbers)
         axis.grid(axis="y", color=FAINT, linewidth=0.7)
-        axis.set_ylim(bottom=0)
+        axis.set_ylim(0, 1.05 * axis.get_ylim()[1])
     speed.legend(loc="upper left", **LEGEND)
     efficiency.axhline(1.0, **IDEAL)
     efficiency.yaxis.set_major_formatter(PercentFormatter(1.0))
