@@ -23,11 +23,7 @@ SYSTEM_METRIC_PREFIX = "system/"
 
 
 class MetricsFile:
-    """The rank's side.
-
-    Args:
-        path: of the file; an existing one is truncated.
-    """
+    """The rank's side."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)

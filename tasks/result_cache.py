@@ -27,11 +27,6 @@ class _Kept(Record):
 def save_result(path: Path, result: Record, files: Sequence[str]) -> None:
     """Keep a result.
 
-    Args:
-        path: Of the file to be written.
-        result: What the stage returned.
-        files: That it names, and without which it is worth nothing.
-
     Raises:
         OSError: The disk is full or cannot be written.
     """

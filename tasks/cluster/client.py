@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -14,11 +15,6 @@ from paceline.tasks.cluster.handshake import NoSchedulerError, greet
 from paceline.tasks.cluster.resources import ClusterResources
 from paceline.tasks.cluster.tls import SCHEME, security_of
 from paceline.tasks.errors import InputError, RunError
-
-if TYPE_CHECKING:
-    from distributed import Client
-import asyncio
-from collections.abc import Sequence
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -84,12 +80,6 @@ def count_workers(address: str) -> dict[str, int]:
 def wait_for_workers(address: str, demand: ClusterResources, seconds: float, check: Callable[[], str]) -> None:
     """Wait until the scheduler has the workers that a run needs.
 
-    Args:
-        address: of the scheduler.
-        demand: hosts, and workers on each.
-        seconds: to wait at most.
-        check: looks at what should bring the workers and describes it; raises when they will never come.
-
     Raises:
         RunError: they did not come in time; the message has their number and the answer of `check`.
     """
@@ -112,11 +102,6 @@ def call_workers(
     client: Client, requests: Sequence[tuple[str, Callable[..., Any], tuple[Any, ...]]], seconds: float
 ) -> list[Any]:
     """Run functions on workers at the same time, none waiting for another.
-
-    Args:
-        client: of the scheduler.
-        requests: (worker's address, function, its arguments).
-        seconds: that each may take.
 
     Returns:
         What each returned, or the exception in its place.

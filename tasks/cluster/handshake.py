@@ -22,11 +22,6 @@ class NoSchedulerError(Exception):
 def greet(address: str, security: Security | None, seconds: float) -> None:
     """Return once a Dask scheduler has answered.
 
-    Args:
-        address: of the scheduler.
-        security: with what it is joined.
-        seconds: to wait for a connection and an answer at most.
-
     Raises:
         NoSchedulerError: nothing listens there, or something else does.
     """

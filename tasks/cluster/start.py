@@ -17,11 +17,6 @@ from paceline.tasks.cluster.resources import ClusterResources
 def open_cluster(settings: Cluster, demand: ClusterResources, site: Environment | None = None) -> Iterator[str]:
     """Yield the address of a scheduler with the workers that are demanded; end what was started afterwards.
 
-    Args:
-        settings: which kind, and how large.
-        demand: what the ranks will need.
-        site: this machine's facts; where certificates and logs lie.
-
     Raises:
         InputError: there are no certificates, and the cluster needs them.
         RunError: the workers did not come.
@@ -40,14 +35,7 @@ def open_cluster(settings: Cluster, demand: ClusterResources, site: Environment 
 
 
 class Opening:
-    """Opens a cluster in the background.
-
-    Args:
-        settings: which kind, and how large.
-        demand: what the ranks will need.
-        site: this machine's facts.
-        prepare: called with the address once the cluster is there; nobody waits for it.
-    """
+    """Opens a cluster in the background, then calls `prepare` with its address; nobody waits for that call."""
 
     def __init__(
         self, settings: Cluster, demand: ClusterResources, site: Environment, prepare: Callable[[str], None]

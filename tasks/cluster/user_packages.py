@@ -25,10 +25,6 @@ class WorkerPackages(Record):
 def require_packages(address: str, packages: Sequence[Plugin]) -> None:
     """Check that every worker has them as this process has.
 
-    Args:
-        address: of the scheduler.
-        packages: that are needed; without any, no worker is asked.
-
     Raises:
         InputError: a worker lacks one, or has another version or other code of it.
     """

@@ -29,12 +29,7 @@ class EnergyMeter:
     """
 
     def __init__(self, gpu_uuids: Iterable[str] = (), powercap_root: Path = POWERCAP_ROOT) -> None:
-        """Start.
-
-        Args:
-            gpu_uuids: GPUs that the run uses on this host.
-            powercap_root: Where the processors' counters are.
-        """
+        """Start."""
         self._uuids = tuple(gpu_uuids)
         self._gpu_start = gpu_joules(self._uuids)
         self._packages = Packages(powercap_root)

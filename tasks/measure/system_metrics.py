@@ -29,12 +29,7 @@ LogMetrics = Callable[[dict[str, float], int], None]
 
 @contextmanager
 def log_system_metrics(log: LogMetrics, gpu_uuids: tuple[str, ...]) -> Iterator[None]:
-    """Sample while the body lasts, at least once.
-
-    Args:
-        log: takes metrics and the number of the sample, in a thread of its own.
-        gpu_uuids: GPUs of the run on this host.
-    """
+    """Sample while the body lasts, at least once."""
     ended = threading.Event()
     thread = threading.Thread(target=_sample, args=(log, gpu_uuids, ended), name="load", daemon=True)
     thread.start()

@@ -121,12 +121,7 @@ def png_bytes(figure: Figure, dots_per_inch: int = 200) -> bytes:
 
 
 def svg_text(figure: Figure, label: str) -> str:
-    """Write the figure as an <svg> element: text as paths, sizes from the page, the palette as CSS variables.
-
-    Args:
-        figure: What to draw.
-        label: Description for those who cannot see it; plain text.
-    """
+    """Write the figure as an <svg> element: text as paths, sizes from the page, the palette as CSS variables."""
     text = _file_bytes(figure, "svg", 72).decode()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)

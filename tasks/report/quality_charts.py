@@ -78,12 +78,7 @@ def draw_quality(result: EvaluateResult) -> dict[str, Figure]:
 
 
 def draw_confusion(confusion: Sequence[Sequence[int]], class_names: Sequence[str]) -> Figure:
-    """Draw true classes as rows, predicted ones as columns. Colour: share of the true class; numbers: samples.
-
-    Args:
-        confusion: Square, `num_classes` each way.
-        class_names: One per class.
-    """
+    """Draw true classes as rows, predicted ones as columns. Colour: share of the true class; numbers: samples."""
     counts = np.asarray(confusion, dtype=np.int64)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     figure, (axis,) = new_figure(4.4)

@@ -16,11 +16,7 @@ MIN_CLASSES_FOR_TOP_5 = 21
 
 
 def summary_table(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """List rows (name, value) that answer what a user asks first.
-
-    Args:
-        summary: A run's summary, in the shape of the JSON of `paceline run`; parts may be missing or None.
-    """
+    """List rows (name, value) that answer what a user asks first."""
     train, evaluate, speedup = (summary.get(name) or {} for name in ("train", "evaluate", "speedup"))
     pretrained = summary.get("pretrained")
     rates = {"training": train.get("samples_per_second"), "prediction": evaluate.get("samples_per_second")}

@@ -36,11 +36,6 @@ def upload_metrics(directory: Path, tracking_uri: str, run_id: str) -> Iterator[
     """Deliver what a training's ranks log, while the body lasts, and for `CLOSE_SECONDS` what is left of it then.
 
     No metric is sent twice. `upload_left` sends what the store did not accept.
-
-    Args:
-        directory: of the training.
-        tracking_uri: of the store.
-        run_id: of a run that exists.
     """
     delivery = _Delivery(directory, tracking_uri, run_id)
     try:

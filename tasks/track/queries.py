@@ -71,12 +71,6 @@ def run_page(tracking_uri: str, run_id: str) -> str:
 def find_runs(tracking_uri: str, experiment: str, condition: str = "", limit: int | None = MAX_RUNS) -> list[FoundRun]:
     """Runs of an experiment, the newest first; empty if the experiment does not exist.
 
-    Args:
-        tracking_uri: Of the store.
-        experiment: Name.
-        condition: In MLflow's search syntax, such as "tags.`paceline.role` = 'run'".
-        limit: Largest number; None for all.
-
     Raises:
         InputError: the store does not answer.
     """

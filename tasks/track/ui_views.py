@@ -122,14 +122,7 @@ def view_of_sweep(run_id: str, settings: Sequence[str]) -> View:
 
 
 def view_of_series(tag: str, value: str, name: str | None = None, scores: Sequence[ScoreName] = ACCURACY) -> View:
-    """All runs that have a tag in common, night after night.
-
-    Args:
-        tag: Its name.
-        value: An identifier, without quotation marks.
-        name: For the list of views on the experiment's page, which holds 40.
-        scores: What the models are judged by.
-    """
+    """All runs that have a tag in common, night after night."""
     return View(
         subject=f"{tag} {value}",
         condition=f"tags.`{tag}` = '{value}'",
@@ -184,11 +177,6 @@ def view_text(view: View, now: float) -> str:
 
 def share_view(tracking_uri: str, experiment_id: str, view: View) -> str:
     """Store a view in an experiment, in place of what it was before, and return its address.
-
-    Args:
-        tracking_uri: Of the store; a view is stored in any, and shown by a server.
-        experiment_id: Whose runs it shows.
-        view: the view.
 
     Returns:
         An address; for a store without a server that of the UI which `paceline ui` opens.
