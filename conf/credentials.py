@@ -4,8 +4,6 @@ Settings travel to Prefect's database, MLflow's parameters, process lists and sh
 credential is refused before anything starts, and by Prefect's own form.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Annotated
 

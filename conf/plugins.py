@@ -5,8 +5,6 @@ up only for names that are not its own, and imports them only if a configuration
 `paceline.tasks.data.sources.user_source` and `paceline.tasks.model.networks.user_network`.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 from importlib import metadata, util

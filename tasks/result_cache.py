@@ -3,8 +3,6 @@
 A result names files; it counts only as long as they are what they were. Knows nothing of stages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -25,11 +23,7 @@ class _Kept(Record):
 
 
 def save_result(path: Path, result: Record, files: Sequence[str]) -> None:
-    """Keep a result.
-
-    Raises:
-        OSError: The disk is full or cannot be written.
-    """
+    """Keep a result. Raises OSError: the disk is full or cannot be written."""
     cached = _Kept(result=result.model_dump_json(), sums={file: sha256_of(Path(file)) for file in files})
     write_durably(path, cached.model_dump_json().encode())
 

@@ -3,8 +3,6 @@
 A training by `paceline run` measures them itself before its first step.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ They start while the rest of the run's input is checked and the engines are impo
 a deployment, opens its own cluster. Clusters of other hosts are not started early.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar

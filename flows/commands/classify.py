@@ -1,7 +1,5 @@
 """`paceline classify`: linear classifiers on features, fitted on some images and scored on others."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from typing import Any
 

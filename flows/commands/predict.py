@@ -1,7 +1,5 @@
 """`paceline predict` and `paceline features`: a trained model, or a layer of it, over many images, into Parquet."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from typing import Any
 

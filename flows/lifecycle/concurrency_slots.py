@@ -4,8 +4,6 @@ Prefect 3.8.8 counts used slots in its database and stores the leases elsewhere.
 leases in memory are lost with the server, and a run that ends after its lease has expired frees a slot twice.
 """
 
-from __future__ import annotations
-
 import time
 from datetime import timedelta
 from typing import NamedTuple

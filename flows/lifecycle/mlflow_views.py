@@ -4,8 +4,6 @@ The runs of a Prefect deployment share one view, which the experiment's page lis
 share the view of their series. Each study and each sweep has its own view, which only its address opens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from prefect.artifacts import create_link_artifact

@@ -4,8 +4,6 @@ Prefect would start it later, when a flow starts, would import its server into t
 it running when this process is killed. As a program, this module is that API.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import os

@@ -1,7 +1,5 @@
 """The study: trains every arm several times in a balanced order. Each training is a run nested in the study's run."""
 
-from __future__ import annotations
-
 import time
 from functools import cache
 from typing import Any
@@ -33,11 +31,7 @@ from paceline.tasks.speedup.study.pairs import StudyRuns
 
 @reusable
 def check_study(request: StudyRequest, environment: Environment) -> list[PlannedArm]:
-    """Check every arm before any work starts.
-
-    Raises:
-        InputError: naming the arm that cannot run.
-    """
+    """Check every arm before any work starts. Raises InputError: naming the arm that cannot run."""
     if request.repeats < 1:
         raise InputError(
             f"repeats={request.repeats}; every arm is trained at least once: use 3 or more for intervals",

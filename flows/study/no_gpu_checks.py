@@ -1,7 +1,5 @@
 """Checks of a study with arms before any work: training from scratch, fine-tuning, and a classifier on features."""
 
-from __future__ import annotations
-
 from functools import cache, partial
 
 from paceline.conf.config import Config
@@ -25,11 +23,7 @@ OWN_SECTIONS = ("model.", "recipe.")
 
 
 def check_arms(request: StudyRequest, environment: Environment) -> list[PlannedArm]:
-    """Check everything before any work starts.
-
-    Raises:
-        InputError: one line with the value, the rule and the fix.
-    """
+    """Check everything before any work starts. Raises InputError: one line with the value, the rule and the fix."""
     _check_request(request)
     list_data = cache(describe)
     listing = list_data(request.config.data)

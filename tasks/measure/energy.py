@@ -3,8 +3,6 @@
 The counters count for the whole board or package: others on the same hardware are in the figure too.
 """
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections.abc import Iterable
@@ -29,7 +27,6 @@ class EnergyMeter:
     """
 
     def __init__(self, gpu_uuids: Iterable[str] = (), powercap_root: Path = POWERCAP_ROOT) -> None:
-        """Start."""
         self._uuids = tuple(gpu_uuids)
         self._gpu_start = gpu_joules(self._uuids)
         self._packages = Packages(powercap_root)
