@@ -30,12 +30,7 @@ _wish: ContextVar[Callable[[], str | None] | None] = ContextVar("wish", default=
 
 @contextmanager
 def time_limit(setting: str, seconds: float | None) -> Iterator[None]:
-    """Give the body so many seconds.
-
-    Args:
-        setting: that says so, such as limits.train_seconds; for the message.
-        seconds: None for no limit.
-    """
+    """Give the body so many seconds."""
     token = _limit.set(None if seconds is None else _Limit(setting, seconds, time.monotonic() + seconds))
     try:
         yield
@@ -45,11 +40,7 @@ def time_limit(setting: str, seconds: float | None) -> Iterator[None]:
 
 @contextmanager
 def stoppable(why: Callable[[], str | None]) -> Iterator[None]:
-    """Let the caller end the body.
-
-    Args:
-        why: says why it is to end, None while it is not; asked a few times a second, by the thread that waits.
-    """
+    """Let the caller end the body."""
     token = _wish.set(why)
     try:
         yield

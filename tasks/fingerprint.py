@@ -29,11 +29,6 @@ def workload_fingerprint(workload: Workload, dataset_fingerprint: str, weights: 
 
     Data and weights enter by their content, not by their place: the same ones elsewhere are the same workload. A model
     of the user's enters with its package, by version and code.
-
-    Args:
-        workload: what is learned.
-        dataset_fingerprint: of the prepared set.
-        weights: sha256 of those that training begins with; None for none.
     """
     facts = without_later(workload.model_dump(mode="json")) | {"data": dataset_fingerprint}
     if weights is not None:

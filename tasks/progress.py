@@ -81,12 +81,7 @@ class Pace:
 
 @contextmanager
 def progress_of_samples(title: str, say: Callable[[str], None]) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function that takes the samples done and in all, and shows them with their rate and the time left.
-
-    Args:
-        title: What is going on.
-        say: Logs a line now and then, at a terminal too: logs outlive bars.
-    """
+    """Yield a function that takes the samples done and in all, and shows them with their rate and the time left."""
     pace = Pace(LINE_SECONDS_BESIDE_A_BAR if sys.stderr.isatty() else LINE_SECONDS)
     with progress_bar(title) as advance:
 

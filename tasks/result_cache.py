@@ -29,13 +29,7 @@ def save_result(path: Path, result: Record, files: Sequence[str]) -> None:
 
 
 def load_result(path: Path, kind: type[R], files: Sequence[str] | None = None) -> R | None:
-    """Load a stored result; None if it is missing, of another version, or one of its files has changed.
-
-    Args:
-        path: Of the file.
-        kind: Of the result.
-        files: That it must be of; None for any.
-    """
+    """Load a stored result; None if it is missing, of another version, or one of its files has changed."""
     try:
         cached = _Kept.model_validate_json(path.read_bytes())
         result = kind.model_validate_json(cached.result)

@@ -19,12 +19,6 @@ from paceline.tasks.redact import redact_errors
 def prepare(data: Data, home: str, address: str, seconds: float | None = None) -> PreparedSet:
     """Prepare the data on Dask, or find it prepared.
 
-    Args:
-        data: Settings of the data.
-        home: State directory, seen by all workers under the same path.
-        address: Address of the Dask scheduler.
-        seconds: Time limit; None for none.
-
     Raises:
         InputError: The data cannot be used; nothing was published.
         RunError: The cluster or the disk failed.

@@ -21,12 +21,6 @@ def evaluate(
 ) -> EvaluateResult:
     """Measure the quality of the ranks' predictions on the test split.
 
-    Args:
-        train: Result with the names of the prediction files.
-        prepared: Set with the labels.
-        seconds: Time limit; None for none.
-        directory: Directory of the run; caches the result for the same predictions.
-
     Raises:
         TimeLimitError: It took longer than its limit.
     """

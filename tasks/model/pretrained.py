@@ -111,12 +111,6 @@ def _without_wrapper(tensors: Mapping[str, torch.Tensor]) -> Tensors:
 def check_fit(tensors: Tensors, network: nn.Module, *, same_classes: bool, where: str) -> tuple[str, ...]:
     """Names of the parameters to reinitialise: those of heads for other classes.
 
-    Args:
-        tensors: Weights, by names without wrappers'.
-        network: Network that is to begin with them.
-        same_classes: Whether the heads may be for the same classes; if not, all are reinitialised.
-        where: Source of the weights, for messages.
-
     Raises:
         InputError: They are another network's, or of images with other channels.
     """

@@ -54,15 +54,7 @@ class Row(NamedTuple):
 
 
 def answers_of(asked: Asked, facts: ModelFacts, part: Part, positions: list[int], arrays: Arrays | None) -> Answers:
-    """The columns of a part besides `path` and `error`, where they are of whole samples.
-
-    Args:
-        asked: Kind of output.
-        facts: Description of the model.
-        part: Part of the prediction.
-        positions: Positions of the samples that could be read.
-        arrays: Outputs of the model; None for a part of which nothing could be read.
-    """
+    """The columns of a part besides `path` and `error`, where they are of whole samples."""
     if asked != "features":
         return _classes(facts, part, positions, arrays)
     values_ND = arrays[0] if arrays is not None else np.zeros((0, 0), np.float32)

@@ -57,12 +57,6 @@ class Predicted(Record):
 def predict(parts: list[Part], settings: Settings, address: str, seconds: float | None = None) -> Predicted:
     """Predict the missing parts, after comparing the executed model with the plain one.
 
-    Args:
-        parts: All parts.
-        settings: Execution of the model.
-        address: Address of the Dask scheduler.
-        seconds: Time limit; None for none.
-
     Raises:
         RunError: The executed model predicts other classes than the plain one, or the disk is full.
         OutsideError: The cluster or a file system failed, or a worker can read nothing of a part; finished parts stay.
@@ -143,13 +137,7 @@ def _agrees(result: Parity) -> bool:
 @task(name="classify features", cache_policy=NO_CACHE)
 @redact_errors
 def classify_features(job: LinearEvalJob, address: str, seconds: float | None = None) -> LinearEvalResult:
-    """Fit a classifier on the features of a frozen backbone, in a fresh process on a worker.
-
-    Args:
-        job: Specification of the linear evaluation.
-        address: Address of the Dask scheduler.
-        seconds: Time limit; None for none.
-    """
+    """Fit a classifier on the features of a frozen backbone, in a fresh process on a worker."""
     process = SubprocessJob(
         module=FROZEN, spec=job.model_dump_json(), directory=job.directory, num_threads=job.num_threads
     )
@@ -172,13 +160,7 @@ def classify_features(job: LinearEvalJob, address: str, seconds: float | None = 
 @task(name="time prediction", cache_policy=NO_CACHE)
 @redact_errors
 def time_prediction(job: ThroughputJob, address: str, seconds: float | None = None) -> PredictionThroughputs:
-    """Time trained networks' predictions, plain and as they are executed, in a fresh process on a worker.
-
-    Args:
-        job: Networks to time.
-        address: Address of the Dask scheduler.
-        seconds: Time limit; None for none.
-    """
+    """Time trained networks' predictions, plain and as they are executed, in a fresh process on a worker."""
     process = SubprocessJob(
         module=PACE,
         spec=job.model_dump_json(),

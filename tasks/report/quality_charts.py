@@ -237,11 +237,6 @@ def draw_mistakes(train: TrainResult, prepared: PreparedSet, spectrogram: str | 
     """Draw the worst mistakes in a grid; None where the model does not classify images.
 
     It is one picture: separate axes for each sample take matplotlib three times as long.
-
-    Args:
-        train: Names the ranks' files.
-        prepared: The prepared set.
-        spectrogram: Description of the pictures' axes, where they are time and frequency.
     """
     if train.score_name != "accuracy" or not prepared.num_test:
         return None

@@ -56,12 +56,7 @@ def draw_speed(speedup: SpeedupResult, train: TrainResult, time_budget: Mapping[
 
 
 def draw_speedup(result: SpeedupResult, rounds: Sequence[float]) -> Figure | None:
-    """Draw the baseline (1) and the candidate with its 95 % interval, a dot for each round; None if not measured.
-
-    Args:
-        result: The probe's result.
-        rounds: Candidate's throughput over the baseline's in each round.
-    """
+    """Draw the baseline (1) and the candidate with its 95 % interval, a dot for each round; None if not measured."""
     if result.ratio is None:
         return None
     figure, (axis,) = new_figure(1.75)
@@ -87,14 +82,7 @@ def draw_speedup(result: SpeedupResult, rounds: Sequence[float]) -> Figure | Non
 def draw_ratios(
     ratios: Mapping[str, tuple[float, float | None, float | None]], base: str, unit: str, title: str
 ) -> Figure:
-    """Draw bars from the top down, each with its number and, where it is known, its interval; a line at 1.
-
-    Args:
-        ratios: By name, (ratio, low, high).
-        base: Name of what the others were divided by.
-        unit: Unit of the numbers.
-        title: Heading of the picture.
-    """
+    """Draw bars from the top down, each with its number and, where it is known, its interval; a line at 1."""
     names = [break_name(name, MAX_NAME) for name in ratios]
     lines = max(name.count("\n") + 1 for name in names)
     figure, (axis,) = new_figure(0.9 + (0.2 + 0.17 * lines) * len(ratios))
@@ -117,14 +105,7 @@ def draw_ratios(
 def draw_training(
     losses: Sequence[float], first_step: int, validation_scores: Sequence[float], score_name: ScoreName = "accuracy"
 ) -> Figure | None:
-    """Draw the loss of every step, smoothed over it, and below it the score after each epoch; None without steps.
-
-    Args:
-        losses: Training loss of every step.
-        first_step: Number of the first step.
-        validation_scores: After each epoch, 0 to 1; may be empty.
-        score_name: Name of the scores.
-    """
+    """Draw the loss of every step, smoothed over it, and below it the score after each epoch; None without steps."""
     if not losses:
         return None
     figure, axes = new_figure(4.2 if validation_scores else 2.5, num_rows=2 if validation_scores else 1)

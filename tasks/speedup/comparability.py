@@ -28,16 +28,7 @@ def comparison_facts(
     plan: Plan,
     pretrained: Pretrained | None = None,
 ) -> dict[str, str]:
-    """The facts that a verdict compares, as text.
-
-    Args:
-        config: Of the run.
-        data: Fingerprint of the prepared set's content.
-        code: Commit, or fingerprint of the source.
-        versions: Of Python and the packages.
-        plan: How the configuration is run here, and on which devices.
-        pretrained: Initial weights.
-    """
+    """The facts that a verdict compares, as text."""
     settings = {
         key: str(value)
         for key, value in flatten(config).items()

@@ -218,13 +218,6 @@ def speedup_across(
 ) -> SpeedupResult:
     """Divide a run's throughput by that of runs which did the same work.
 
-    Args:
-        now: the run, as if it were in the store.
-        bases: executed alike, the newest first; at least one.
-        match: verdict on two runs' facts.
-        most_foreign: cores that other processes may have used during any of them.
-        candidate: how it was executed, in words.
-
     Returns:
         The ratio by the geometric mean of the bases, with an interval where there are enough of them; without a ratio,
         and with the reason, where none of them can be divided by.
@@ -263,9 +256,6 @@ def ratio_across(ratios: Sequence[float]) -> Estimate:
     Trainings scatter alike whatever their execution, in the logarithm of their throughput, so the baseline's scatter s
     of n trainings holds for the one of the candidate too: the interval is that of the difference between one further
     observation and a mean, t(n - 1) s sqrt(1 + 1 / n) to either side (the prediction interval of a normal sample).
-
-    Args:
-        ratios: the candidate's throughput over that of each training of the baseline; at least one.
     """
     logs = np.log(np.asarray(ratios))
     centre, count = float(logs.mean()), len(ratios)

@@ -122,13 +122,7 @@ class HardwareTable(Record):
 
 
 def tabulate(runs: Sequence[HardwareRun], left_out: Mapping[str, int], prices: Mapping[str, float]) -> HardwareTable:
-    """Put runs into tables.
-
-    Args:
-        runs: the newest first.
-        left_out: runs that could not be read as `HardwareRun`, by reason.
-        prices: of one device for an hour, by a part of its name; else as in the settings of the run.
-    """
+    """Put runs into tables."""
     groups: dict[tuple[tuple[str, str], ...], list[HardwareRun]] = defaultdict(list)
     for run in runs:
         groups[_work(run.facts)].append(run)
@@ -281,12 +275,6 @@ def max_prediction_throughput(sheet: DataSheet, cost: Cost) -> float:
 
 
 def max_training_throughput(sheet: DataSheet, cost: Cost, batch_size: int) -> float:
-    """Samples per second that a device cannot exceed in training.
-
-    Args:
-        sheet: of the device.
-        cost: of the network.
-        batch_size: samples of a step, over which the weights' traffic is shared.
-    """
+    """Samples per second that a device cannot exceed in training."""
     weights = TRAFFIC_OF_TRAINING * WEIGHT_BYTES * cost.num_parameters / batch_size
     return min(sheet.flops / cost.training_flops, sheet.bytes_per_second / (cost.image_bytes + weights))

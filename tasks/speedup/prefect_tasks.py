@@ -14,12 +14,7 @@ from paceline.tasks.speedup.verdict import speedup_result
 @task(name="account", cache_policy=NO_CACHE)
 @redact_errors
 def account(train: TrainResult, num_cores: int | None = None) -> SpeedupResult:
-    """Judge how much faster the run was than its baseline, and why.
-
-    Args:
-        train: The run's training with its probe.
-        num_cores: Cores of the host that measured; None when unknown.
-    """
+    """Judge how much faster the run was than its baseline, and why."""
     log = get_run_logger()
     result = speedup_result(train.probe, train, num_cores)
     is_doubtful = result.contaminated or result.cause == "too few rounds"

@@ -140,13 +140,7 @@ class _Scale:
 def judge(
     runs: Sequence[RunMetrics], margins: Tolerances | None = None, score_name: ScoreName = "accuracy"
 ) -> RegressionVerdict:
-    """Compare the newest run with those before it.
-
-    Args:
-        runs: of one series, the oldest first, the newest included.
-        margins: changes that matter; the defaults of `Tolerances` if None.
-        score_name: what the models of the series are judged by.
-    """
+    """Compare the newest run with those before it."""
     margins = margins or Tolerances()
     foreign_cores = [run.foreign_cores for run in runs[:-1] if run.foreign_cores is not None]
     usual = float(np.median(foreign_cores)) if foreign_cores else 0.0

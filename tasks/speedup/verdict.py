@@ -69,13 +69,7 @@ class _Facts:
 def speedup_result(
     probe: ProbeResult | None, train: TrainResult | None = None, num_cores: int | None = None
 ) -> SpeedupResult:
-    """Judge a probe.
-
-    Args:
-        probe: The raw measurement; None when it was switched off.
-        train: The run's training, for its share of waiting for data.
-        num_cores: Cores of the host where the probe did not record them, for the limit of foreign load.
-    """
+    """Judge a probe."""
     ratio = speedup_ratio(probe.rounds) if probe else None
     if probe is None or ratio is None:
         return SpeedupResult(verdict="not measured: the run had no probe", cause="not measured")

@@ -53,13 +53,7 @@ class Colocation(Record):
 
 
 def colocation_of(plan: Plan, batch_size: int, num_cores: int) -> Measurement:
-    """The measurement for a sweep.
-
-    Args:
-        plan: Of a group with as many devices as trials run at once.
-        batch_size: Of a trial.
-        num_cores: Of the host.
-    """
+    """The measurement for a sweep."""
     side_by_side = arm_of(plan).model_copy(update={"batch_size": batch_size, "variant": "no_sync"})
     alone = side_by_side.model_copy(update={"num_devices": 1, "variant": "full"})
     arms: dict[str, Arm] = {

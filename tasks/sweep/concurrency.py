@@ -39,14 +39,6 @@ def plan_concurrency(
 ) -> TrialConcurrency:
     """Decide how many trials run at once.
 
-    Args:
-        config: Of a trial.
-        hardware: Of the first host.
-        accelerator: Kind of device.
-        num_trials: That there will be.
-        asked: By the user; None to choose.
-        workers_by_host: Of a cluster that is there; None for one that is started for the sweep.
-
     Raises:
         InputError: as many as asked for do not fit.
     """

@@ -51,12 +51,7 @@ class Search(Record):
 
 
 class TrialStore:
-    """Proposes trials, takes their scores, and remembers all of it. For use from several threads.
-
-    Args:
-        journal: file that remembers; what is in it is gone on with.
-        search: how to look.
-    """
+    """Proposes trials, takes their scores, and remembers all of it. For use from several threads."""
 
     def __init__(self, journal: Path, search: Search) -> None:
         self._search = search

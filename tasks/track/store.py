@@ -35,11 +35,6 @@ logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it logs 
 def check_store(tracking_uri: str, experiment: str, artifact_root: str | None) -> str:
     """Make sure the store can be used, creating it and the experiment if need be; return the experiment's id.
 
-    Args:
-        tracking_uri: sqlite, a database server, or an MLflow server.
-        experiment: name.
-        artifact_root: where a new experiment's artifacts go; None lets the server decide.
-
     Raises:
         InputError: the store cannot be reached or written.
     """

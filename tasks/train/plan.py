@@ -49,12 +49,7 @@ def resolve(config: Config, hardware: Hardware, num_train: int) -> Plan:
 
 
 def arm_of(plan: Plan, loads: tuple[float, ...] | None = None) -> Arm:
-    """A plan's execution as an arm of a probe.
-
-    Args:
-        plan: fully resolved.
-        loads: relative speeds of the ranks, in proportion to which they share each batch; None for even shares.
-    """
+    """A plan's execution as an arm of a probe."""
     return Arm(
         num_devices=plan.world_size,
         precision=plan.precision,

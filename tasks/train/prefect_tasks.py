@@ -32,10 +32,6 @@ Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 def train(job: TrainJob, address: str) -> TrainResult:
     """Train on the cluster, one process per rank; a finished training is not repeated.
 
-    Args:
-        job: What to train and how.
-        address: Of the Dask scheduler.
-
     Raises:
         RankError: A rank failed and would fail again; no process of the run is left.
         LostError: A worker, a host or the scheduler was lost and did not come back.
@@ -48,10 +44,6 @@ def train(job: TrainJob, address: str) -> TrainResult:
 @redact_errors
 def train_trial(job: TrainJob, address: str) -> TrainResult | State[None]:
     """Train as `train` does, for a caller that may stop it (`paceline.tasks.deadline.stoppable`).
-
-    Args:
-        job: What to train and how.
-        address: Of the Dask scheduler.
 
     Returns:
         The result; for a stopped training, its Prefect state with the reason.

@@ -43,13 +43,6 @@ def prepare(
 ) -> PreparedSet:
     """Return the prepared set of a listing: the one on disk, or a new one made by the workers at an address.
 
-    Args:
-        listing: Samples of the source.
-        data: The configuration that the listing was made from.
-        root_directory: State directory (PACELINE_HOME), seen by all workers under the same path.
-        address: Address of the Dask scheduler.
-        on_progress: Called with (samples done, samples in all) after each chunk.
-
     Raises:
         InputError: Too many samples cannot be decoded, or a class is left without one.
         RunError: The cluster or the disk failed.

@@ -119,12 +119,7 @@ _WHY: dict[str, str] = {
 
 
 def rank_moves(measured: Mapping[str, Interval], oom_stage: Mapping[str, str]) -> tuple[Advice, ...]:
-    """Rank significant gains first, the largest at the top; then unmeasured settings; then those that do not pay.
-
-    Args:
-        measured: `key=value` -> throughput over that of the present execution.
-        oom_stage: `key=value` -> why it was not measured.
-    """
+    """Rank significant gains first, the largest at the top; then unmeasured settings; then those that do not pay."""
     gains: list[Advice] = []
     unranked: list[Advice] = []
     for setting, ratio in sorted(measured.items(), key=lambda item: -item[1].value):

@@ -62,11 +62,6 @@ def expand(make: Callable[[list[str]], Config], axes: Axes, *, ladder: bool = Fa
     with a baseline of its own. A ladder starts from the first value of every axis and adds the further values one by
     one, in the order given; each factor beyond the first is also tried alone, so that interactions show.
 
-    Args:
-        make: Builds and checks the configuration of an arm from its overrides.
-        axes: Setting -> values.
-        ladder: One factor at a time instead of the grid.
-
     Raises:
         InputError: a setting cannot be an axis, an arm cannot be configured, or a ladder has an axis that changes the
             work.

@@ -174,13 +174,7 @@ class TargetScore:
 def ways_of(
     trainings: StudyRuns, given: float | None, rates: Mapping[str, PredictionThroughput]
 ) -> tuple[Approach, ...]:
-    """The measured rows.
-
-    Args:
-        trainings: of the study; its arms are called as `WAYS`.
-        given: target; None for what training from scratch ends with in the same repeat.
-        rates: of prediction, by way.
-    """
+    """The measured rows."""
     goal = TargetScore(trainings, given)
     return tuple(_way(trainings, arm, goal, rates.get(arm.name)) for arm in trainings.arms)
 

@@ -46,14 +46,7 @@ def choose(plan: Plan, search: AutotuneResult, rules: Arm, num_steps: int) -> Pl
 
 
 def chosen_arm(probes: Iterable[ProbeResult], rules: Arm, num_steps: int, compile_seconds: float) -> Arm:
-    """The best arm after all probes of a search.
-
-    Args:
-        probes: in the order of their measurement; one whose candidate is not the best arm so far is ignored.
-        rules: the arm to start from.
-        num_steps: of the training.
-        compile_seconds: compile time in the search.
-    """
+    """The best arm after all probes of a search."""
     best = rules
     for probe in probes:
         names = LAYER_SETTINGS if probe.candidate.variant == "synthetic_input" else tuple(Arm.model_fields)

@@ -38,12 +38,7 @@ class LockHolder(Record):
 
 
 class DeviceLock:
-    """The lock of one device.
-
-    Args:
-        directory: of this host's lock files, the same for all users of its devices.
-        device: a name unique on the host, such as a GPU's UUID.
-    """
+    """The lock of one device."""
 
     def __init__(self, directory: Path, device: str) -> None:
         _create_shared_directory(directory)

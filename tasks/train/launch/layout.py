@@ -137,14 +137,7 @@ def _first_visible(gpus: Sequence[str], setting: str | None) -> str | None:
 def rank_environment(
     inherited: Mapping[str, str], num_threads: int, interface: str | None, devices: tuple[str, ...]
 ) -> dict[str, str]:
-    """Environment of a rank: the worker's, without variables of other groups, with threads, network and GPUs set.
-
-    Args:
-        inherited: environment of the Dask worker.
-        num_threads: CPU threads of the rank.
-        interface: network interface for gloo and NCCL; None for their own choice.
-        devices: GPU UUIDs of the host, in one order for all its ranks; empty on CPUs.
-    """
+    """Environment of a rank: the worker's, without variables of other groups, with threads, network and GPUs set."""
     environment = {
         name: value
         for name, value in inherited.items()

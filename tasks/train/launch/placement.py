@@ -220,11 +220,7 @@ def reserved_devices() -> frozenset[Device]:
 
 @contextmanager
 def reserve(choose: Callable[[frozenset[Device]], list[Placement]]) -> Iterator[list[Placement]]:
-    """Choose placements, and reserve their devices until the end of the body.
-
-    Args:
-        choose: gets the devices that other groups of this process have reserved, and should prefer others.
-    """
+    """Choose placements, and reserve their devices until the end of the body."""
     with _reservation_lock:
         placements = choose(frozenset(_reserved))
         mine = {

@@ -80,10 +80,6 @@ class RankGroup:
     def claim(self, waiting: Callable[[list[Placement]], None] = lambda held: None) -> None:
         """Claim all devices, waiting for those in use.
 
-        Args:
-            waiting: called every few seconds while a device is in use, with the placements claimed so far; its
-                exceptions end the claim.
-
         Raises:
             LostError: a worker is gone.
             TimeLimitError: limits.train_seconds is over.
@@ -136,9 +132,6 @@ class RankGroup:
 
     def watch(self, between: Callable[[], None] = lambda: None) -> list[RankOutcome]:
         """Wait until all ranks have ended.
-
-        Args:
-            between: called every few seconds; its exceptions end the watch.
 
         Raises:
             RankError: a rank failed; of several, the root cause.

@@ -107,13 +107,7 @@ class Recovery:
         logger.warning("Resuming from step %d; %d steps are repeated", first_step, restart.lost_steps)
 
     def judge(self, error: RankError | LostError, num_ranks: int, steps_done: int) -> None:
-        """Return if the group may restart, else raise `error`.
-
-        Args:
-            error: of the group.
-            num_ranks: ranks of the group; 0 if it had no devices yet.
-            steps_done: step that the furthest rank reached.
-        """
+        """Return if the group may restart, else raise `error`."""
         reached = newest_valid_checkpoint(self._checkpoints)
         step = step_of(reached) if reached else 0
         self._num_fruitless = 0 if step > self._first_step else self._num_fruitless + 1

@@ -42,15 +42,7 @@ class Standby:
     def start(
         self, spec_path: Path, environment: Mapping[str, str], log: int, heartbeat: int, device_lock: int
     ) -> subprocess.Popen[bytes] | None:
-        """Let the process run a spec; None if the process is gone.
-
-        Args:
-            spec_path: of the rank's spec.
-            environment: additions to the environment given at the start.
-            log: file descriptor for its output from now on.
-            heartbeat: file descriptor of the pipe for its heartbeat.
-            device_lock: file descriptor of its device's lock, held as long as it lives.
-        """
+        """Let the process run a spec; None if the process is gone."""
         order = {"spec": str(spec_path), "environment": dict(environment)}
         with self._orders:
             try:

@@ -65,11 +65,7 @@ class OneBatch:
 
 
 class ArmBenchmark:
-    """Builds arms and measures them against each other.
-
-    Args:
-        context: of this rank; its network is copied by every arm, never changed.
-    """
+    """Builds arms and measures them against each other."""
 
     def __init__(self, context: RankContext) -> None:
         self._context = context
@@ -83,24 +79,14 @@ class ArmBenchmark:
         return max(1, min(batches.global_batch_size, batches.num_samples) // batches.world_size)
 
     def probe(self, arms: Mapping[str, Arm], ready: Mapping[str, TrainLoader]) -> ProbeResult:
-        """Measure arms in alternating blocks; the same result on every rank.
-
-        Args:
-            arms: by role; `baseline` and `candidate` among them.
-            ready: loaders that exist already, by role; others are made and closed here.
-        """
+        """Measure arms in alternating blocks; the same result on every rank."""
         settings = self._context.config.speedup
         with ExitStack() as stack:
             runners = {role: self.runner(stack, arm, ready.get(role)) for role, arm in arms.items()}
             return run_probe(runners, settings, group.broadcast, self.watch)
 
     def all_reduces(self, arm: Arm, sizes: Sequence[int]) -> tuple[AllReduceTime, ...]:
-        """Time all-reduces between training steps, as training has them: with cold caches and busy neighbours.
-
-        Args:
-            arm: over all ranks; its steps, without their exchange, fill the time between.
-            sizes: of the messages, bytes.
-        """
+        """Time all-reduces between training steps, as training has them: with cold caches and busy neighbours."""
         if not sizes:
             return ()
         with ExitStack() as stack:

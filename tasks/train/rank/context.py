@@ -127,13 +127,7 @@ class RankContext:
         self.batches = replace(self.batches, loads=loads)
 
     def cut(self, world_size: int, batch_size: int | None = None, loads: tuple[float, ...] | None = None) -> BatchPlan:
-        """Cut epochs into batches for a number of ranks.
-
-        Args:
-            world_size: ranks that share each batch.
-            batch_size: samples per rank and step, their mean; None for the recipe's.
-            loads: relative speeds of the ranks; None for even shares.
-        """
+        """Cut epochs into batches for a number of ranks."""
         size = self.config.batch_size_over(world_size) if batch_size is None else batch_size * world_size
         return BatchPlan(self.train_split.num_samples, size, world_size, loads)
 

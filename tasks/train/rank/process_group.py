@@ -98,12 +98,6 @@ def _listen(spec: RankSpec) -> int:
 def check_agreement(spec: RankSpec, facts: dict[str, Any], same: tuple[str, ...], unique: tuple[str, ...]) -> None:
     """Compare facts of all ranks before training, so that ranks that differ raise an error instead of a deadlock.
 
-    Args:
-        spec: this rank.
-        facts: by name.
-        same: names of facts that must be equal on all ranks.
-        unique: names of facts that must differ between any two ranks.
-
     Raises:
         RunError: with the facts of each rank.
     """
