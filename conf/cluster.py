@@ -72,11 +72,7 @@ class KindRules(NamedTuple):
 Kind = Literal["local", "local_cuda", "ssh", "slurm", "address"]
 KINDS: dict[str, KindRules] = {
     "local": KindRules(frozenset({"num_workers"}), is_this_host=True),
-    "local_cuda": KindRules(
-        is_this_host=True,
-        accelerators=("auto", "gpu"),
-        accelerator_hint="use cluster.kind=local",
-    ),
+    "local_cuda": KindRules(is_this_host=True, accelerators=("auto", "gpu"), accelerator_hint="use cluster.kind=local"),
     "ssh": KindRules(frozenset({"hosts", "interface"}), ("hosts",), "cluster.hosts=[node1,node2]"),
     "slurm": KindRules(
         frozenset({"interface", "partition", "account", "time_limit", "cores_per_host", "memory_per_host", "sbatch"}),

@@ -37,7 +37,7 @@ ALIASES = {
 }
 """Words of other tools and the settings that they mean, looked up before difflib is asked."""
 VALUE_ALIASES = {
-    "execution.precision": {"bf16": "bf16-mixed", "fp16": "16-mixed", "fp32": "32-true", "fp64": "64-true"},
+    "execution.precision": {"bf16": "bf16-mixed", "fp16": "16-mixed", "fp32": "32-true", "fp64": "64-true"}
 }
 _TIME = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>s|sec|m|min|h|d)")
 _SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}

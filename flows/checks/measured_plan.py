@@ -42,12 +42,7 @@ def train_job(
 
 
 def measure_plan(
-    config: Config,
-    checked: PreflightResult,
-    prepared: PreparedSet,
-    run_id: str,
-    environment: Environment,
-    address: str,
+    config: Config, checked: PreflightResult, prepared: PreparedSet, run_id: str, environment: Environment, address: str
 ) -> PreflightResult:
     """Replace the layers' settings of a plan by measured ones, from an earlier measurement or a new one.
 

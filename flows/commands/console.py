@@ -68,11 +68,7 @@ JSON = argument("--json", action="store_true", help="end stdout with the outcome
 def preset(*, resume: str | None = None) -> tuple[Argument, ...]:
     """Declare the preset, its overrides and `--json`; with help on `resume` also `--resume`, instead of a preset."""
     return (
-        argument(
-            "preset",
-            nargs="?" if resume else None,
-            help="a preset (list them: paceline presets) or a YAML file",
-        ),
+        argument("preset", nargs="?" if resume else None, help="a preset (list them: paceline presets) or a YAML file"),
         overrides("settings that differ from the preset's (list them: paceline settings)"),
         *([argument("--resume", metavar="RUN_ID", help=resume)] if resume else []),
         JSON,
