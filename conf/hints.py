@@ -74,13 +74,9 @@ _SETTING = re.compile(
 
 
 class HintedError(Exception):
-    """An error with one action that can be pasted.
+    """An error with one action that can be pasted: `hint`, else what stands behind the last semicolon of the message.
 
-    Args:
-        message: what is wrong, with the value as typed.
-        hint: what to do about it; without it, what stands behind the last semicolon of the message.
-        setting: the dotted name of the setting, or the option or variable, that is wrong; without it, the one that the
-            message starts with.
+    `setting` is the dotted name, option or variable that is wrong; without it, the one that the message starts with.
     """
 
     def __init__(self, message: str = "", *, hint: str | None = None, setting: str | None = None) -> None:

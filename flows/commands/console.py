@@ -158,9 +158,7 @@ def write_page(path: Path, html: str) -> None:
         path.write_text(html, encoding="utf-8")
     except OSError as error:
         raise InputError(
-            f"--html {path} cannot be written ({error.strerror})",
-            hint="name a file in a directory that you own",
-            setting="--html",
+            f"--html {path} cannot be written ({error.strerror}); name a file in a directory that you own"
         ) from error
 
 

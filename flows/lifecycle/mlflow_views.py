@@ -1,7 +1,6 @@
 """Views of similar runs in the MLflow UI, linked from Prefect and from the run itself.
 
-The runs of a Prefect deployment share one view, which the experiment's page lists by the deployment's name. Other runs
-share the view of their series. Each study and each sweep has its own view, which only its address opens.
+Runs share that of their deployment or series; each study and each sweep has its own, which only its address opens.
 """
 
 from __future__ import annotations

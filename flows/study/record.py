@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.flows.lifecycle.mlflow_views import share_study
 from paceline.flows.lifecycle.report_artifacts import describe_devices, log_environment, log_report
+from paceline.flows.study.request import StudyRequest
 from paceline.tasks.evaluate.metrics import discordant
 from paceline.tasks.evaluate.pixel_metrics import score_difference
 from paceline.tasks.names import Artifact, Metric, Tag
@@ -21,9 +22,6 @@ from paceline.tasks.speedup.study.records import ArmRun, ArmSummary, Scaling, St
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.environment import package_versions
 from paceline.tasks.track.run import RunHandle
-
-if TYPE_CHECKING:
-    from paceline.flows.study.request import StudyRequest
 
 
 @dataclass(frozen=True)
@@ -66,13 +64,7 @@ class StudyOutcome:
 
 
 def with_parity(runs: Sequence[ArmRun], arms: Sequence[StudyArm], prepared: Mapping[str, PreparedSet]) -> list[ArmRun]:
-    """Compare the predictions of each training with the baseline of its group and repeat.
-
-    Args:
-        runs: of a study.
-        arms: of it.
-        prepared: by fingerprint.
-    """
+    """Compare the predictions of each training with the baseline of its group and repeat; `prepared` by fingerprint."""
     groups = {arm.name: arm.group for arm in arms}
     baselines = {
         (groups[run.arm], run.repeat): run

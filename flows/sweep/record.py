@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.flows.lifecycle.mlflow_views import share_sweep
 from paceline.flows.lifecycle.report_artifacts import describe_devices, log_environment, log_report
+from paceline.flows.sweep.request import SweepRequest
 from paceline.flows.sweep.trial import SweepContext
 from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.report.sweep_charts import draw_sweep
@@ -18,9 +19,6 @@ from paceline.tasks.sweep.space import most_epochs
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.environment import package_versions
 from paceline.tasks.track.run import RunHandle
-
-if TYPE_CHECKING:
-    from paceline.flows.sweep.request import SweepRequest
 
 
 @dataclass(frozen=True)
