@@ -19,7 +19,6 @@ from paceline.conf.recipe import Recipe
 from paceline.conf.section import Section
 
 SELF_CONTAINED_BASELINES = ("probe", "none")
-"""Baselines that need no other run."""
 Overlap = Literal["queue", "skip", "cancel-oldest"]
 """Policy for a scheduled run whose predecessor has not ended."""
 

@@ -1,7 +1,4 @@
-"""Measures precision, memory format and threads that are `auto`, once for all trainings of a study, sweep or forecast.
-
-A training by `paceline run` measures them itself before its first step.
-"""
+"""Measures precision, memory format and threads that are `auto`, once for a whole study, sweep or forecast."""
 
 from __future__ import annotations
 

@@ -16,7 +16,6 @@ from paceline.tasks.model_bundle import WEIGHTS
 from paceline.tasks.records import ModelFacts, Pretrained
 
 SHAPE = ("name", "width", "depth")
-"""Settings that shape a network."""
 
 
 def check_weights(config: Config, listing: Listing, environment: Environment) -> Pretrained | None:

@@ -45,7 +45,6 @@ from paceline.tasks.sweep.space import Parameter, most_epochs, num_proposals, pa
 from paceline.tasks.train.autotune.choice import LAYER_SETTINGS
 
 JOURNAL = "trials.journal"
-"""In the run's directory."""
 NETWORK = {"model.name", "model.width", "model.depth"}
 LOOK_SECONDS = 1.0
 """Interval of checks for finished trials; bounds the delay of a signal."""
