@@ -3,8 +3,6 @@
 Their protocols are in `paceline.tasks.data.sources.user_source` and `paceline.tasks.model.networks.user_network`.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 from importlib import metadata, util

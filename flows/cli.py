@@ -1,7 +1,5 @@
 """The program `paceline`. Imports the engines only after it has parsed the command, so that help is quick."""
 
-from __future__ import annotations
-
 import argparse
 import atexit
 import gc

@@ -1,7 +1,5 @@
 """Examines a site before the first run: this host, its servers, its certificates, its cluster."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from paceline.conf import plugins

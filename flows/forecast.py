@@ -1,7 +1,5 @@
 """The forecast: profiles devices and the link, predicts N devices, ranks changes, and records the result."""
 
-from __future__ import annotations
-
 import time
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Numbers as text for people."""
 
-from __future__ import annotations
-
 LONG_SECONDS = 99.95
 """From here on times are written in minutes and seconds."""
 SHORT_SECONDS = 0.1

@@ -1,7 +1,5 @@
 """Identity and capabilities of this host."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil

@@ -4,8 +4,6 @@ The rank appends without waiting, and the flow reads. So a rank needs no connect
 uploaded when a process died remain in the file.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import threading

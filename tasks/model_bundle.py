@@ -3,8 +3,6 @@
 Whatever comes from outside is data: the description is checked field by field, the weights by their digest.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Names in MLflow: tags, metrics and artifacts of our runs. Public contract: a name never changes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 

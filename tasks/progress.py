@@ -1,7 +1,5 @@
 """Progress for people: bars on stderr at a terminal, elsewhere a line of text now and then."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections import deque

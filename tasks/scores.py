@@ -3,8 +3,6 @@
 Intersection over union (Jaccard 1912): of the pixels of a class that are predicted or present, the share that are both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 from paceline.conf.plugins import Task

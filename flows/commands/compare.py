@@ -1,7 +1,5 @@
 """`paceline compare`: runs that exist already, side by side, divided only where they did the same work."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Arguments and output of the commands: people read stderr, programs read the last line of stdout."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

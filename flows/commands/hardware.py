@@ -1,7 +1,5 @@
 """`paceline hardware`: what each model of device made of the same work."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`paceline run`: prepare data, train, evaluate, and account for the speed of it."""
 
-from __future__ import annotations
-
 import sys
 import time
 from argparse import Namespace

@@ -4,8 +4,6 @@ Prefect's own starts with the flow, imports its server here too (1.4 s), and out
 program, this module is that API.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import os

@@ -1,7 +1,5 @@
 """The study: trains every arm several times in a balanced order. Each training is a run nested in the study's run."""
 
-from __future__ import annotations
-
 import time
 from functools import cache
 from typing import Any

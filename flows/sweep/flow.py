@@ -1,7 +1,5 @@
 """The sweep: concurrent trials of one recipe on the same prepared data, each in a run nested in the sweep's."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """One trial of a sweep: a training with its own recipe, in a thread of the flow's process."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

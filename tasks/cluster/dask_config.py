@@ -1,7 +1,5 @@
 """Dask settings that keep its overhead off the cores that ranks train on; see conf/dask/dask.yaml."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator, Mapping
 from functools import cache

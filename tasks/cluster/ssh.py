@@ -4,8 +4,6 @@ User, port, key and known hosts are those of `ssh` itself (~/.ssh/config). Every
 same path, this package, the certificates and PACELINE_HOME, as on a file system that all of them mount.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import shlex

@@ -1,7 +1,5 @@
 """The key of a preparation: the sha256 of everything that decides on its result."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from importlib import metadata

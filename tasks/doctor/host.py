@@ -1,7 +1,5 @@
 """This host: disk, devices and their drivers, compiler, ports, clocks."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

@@ -33,8 +33,6 @@ at 24 rounds. Hoefler and Belli ("Scientific Benchmarking of Parallel Computing 
 medians, ranks, and no assumed normality.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache

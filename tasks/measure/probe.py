@@ -8,8 +8,6 @@ every rank calls `run_probe` with the same arms; all decisions come from rank 0 
 for another that has stopped.
 """
 
-from __future__ import annotations
-
 import math
 import statistics as plain_statistics
 import time

@@ -4,8 +4,6 @@ The names and units of `mlflow.system_metrics`, which its UI shows on a page of 
 2 s of imports in a process that is about to train.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Iterator

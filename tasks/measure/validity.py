@@ -4,8 +4,6 @@ What the platform does not report stays None. Inside a container /proc/stat may 
 the whole host, so that neighbours on other cores are counted too: a warning then errs on the careful side.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path

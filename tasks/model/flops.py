@@ -1,7 +1,5 @@
 """Cost of a network, counted on the network itself: independent of the machine."""
 
-from __future__ import annotations
-
 from math import prod
 
 import torch

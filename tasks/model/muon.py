@@ -5,8 +5,6 @@ Shapes: B matrices of one shape, R rows, C columns.
 `torch.optim.Muon` (2.13) takes matrices only, has no weights of fixed norm, and would be one optimizer of two.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from typing import Any
 

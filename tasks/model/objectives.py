@@ -4,8 +4,6 @@ A task knows what of a batch the network sees, what the loss is, and a few numbe
 score over any split and any number of ranks. Shapes: N samples, C channels, H height, W width, K classes, S statistics.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ The same weights have several names: a wrapper puts its own before each paramete
 of them begin with. All must fit except the heads, which are reinitialised for other classes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import pickle

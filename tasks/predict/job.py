@@ -1,7 +1,5 @@
 """A prediction as data: what is predicted, by which model, how, and into which files."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ A program for a fresh process. It is fitted on the training split; the predictio
 ranks. Shapes: N samples, D values of the layer, K classes.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import time

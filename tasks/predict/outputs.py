@@ -4,8 +4,6 @@ Outputs are reduced on the device: probabilities of every pixel would be many ti
 Shapes: N samples, C channels, H height, W width, K classes, T regression targets, D values of a layer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal
 

@@ -4,8 +4,6 @@ A row for each sample of a part, in its order; null where a sample could not be 
 as values of a column, so that a part is one file. Shapes: N samples that could be read, H height, W width, C channels.
 """
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Iterable, Sequence

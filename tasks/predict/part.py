@@ -3,8 +3,6 @@
 A file has a row for every sample, also for those that could not be read.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import time

@@ -3,8 +3,6 @@
 Shapes: N samples, H height, W width, C channels, M tiles.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 from collections.abc import Callable, Sequence

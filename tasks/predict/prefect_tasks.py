@@ -1,7 +1,5 @@
 """The prediction stage as Prefect tasks."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

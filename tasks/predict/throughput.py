@@ -3,8 +3,6 @@
 A program for a fresh process. Images come from a prepared test split and are in memory, as in the evaluation of a run.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Mapping

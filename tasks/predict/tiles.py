@@ -4,8 +4,6 @@ A tile has a margin as wide as the receptive field, so that the output for a pix
 rounding. Beyond its borders an image continues as its mirror image. Shapes: M tiles, H height, W width, C channels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 

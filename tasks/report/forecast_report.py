@@ -1,7 +1,5 @@
 """Report of a forecast: what N devices would give, what stops it, what to do next, and how it was found."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure

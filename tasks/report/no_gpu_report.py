@@ -1,7 +1,5 @@
 """Report of the study "no GPU?": its table in the terminal, and its page."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 Uses matplotlib's object interface only: no pyplot, no global state, no display.
 """
 
-from __future__ import annotations
-
 import hashlib
 import html
 import io

@@ -1,7 +1,5 @@
 """Pictures of quality: the confusion matrix, the score of each class, examples, and the worst mistakes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple

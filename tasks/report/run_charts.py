@@ -1,7 +1,5 @@
 """Pictures of a run's speed: the speedup with its interval, the course of training, the time budget."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Report of a run: one page that opens anywhere, answering first how much faster and how certain."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -4,8 +4,6 @@ The page follows Hoefler and Belli, "Scientific benchmarking of parallel computi
 its absolute times, an interval with every ratio, bounds in the charts, nothing where nothing was measured.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A run's summary as a short table for the terminal and for Prefect. Unknown quantities are left out, never guessed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

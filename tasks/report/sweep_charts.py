@@ -1,7 +1,5 @@
 """Pictures of a sweep: the score of each trial, over its settings and its epochs, and which of them ran at once."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes

@@ -1,7 +1,5 @@
 """Report of a sweep: one page that says which trial is best, what each setting did, and where the time went."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Advice from a run's results. Each piece names a setting and the observation behind it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from paceline.conf.config import Config

@@ -4,8 +4,6 @@ One run each says nothing of the noise between runs, so these ratios carry no in
 does. Knows nothing of stores and pages.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 

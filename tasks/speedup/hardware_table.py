@@ -4,8 +4,6 @@ Runs are put side by side only where they did the same work with the same code; 
 several executions on one number of devices the fastest stands for the hardware. Knows nothing of stores and pages.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import defaultdict

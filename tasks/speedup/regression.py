@@ -14,8 +14,6 @@ happens, two of three do not. Looking at levels over several runs is what finds 
 to the next shows (Fleming et al., "Hunter: Using Change Point Detection to Hunt for Performance Regressions", 2023).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ are removed before MLflow mounts them, so that no spelling of a path reaches the
 these applications in place of MLflow's own.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import secrets

@@ -1,7 +1,5 @@
 """Uploads the metrics that ranks write to files to MLflow during a training, about once a second, from a thread."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Iterator

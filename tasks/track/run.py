@@ -3,8 +3,6 @@
 `metrics_upload` adds the metrics of ranks during training.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 import time

@@ -7,8 +7,6 @@ the token in `PACELINE_UI_TOKEN`, and nobody else. MLflow's workers import their
 replaces the name where MLflow builds the workers' command.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys

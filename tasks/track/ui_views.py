@@ -5,8 +5,6 @@ The UI keeps such views in tags of the experiment, in a form that is not documen
 that writing it again replaces it.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

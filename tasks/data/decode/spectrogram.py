@@ -10,8 +10,6 @@ Fourier transform; a band takes of each of these cells the share that lies in it
 Shapes: T samples in time, F frequencies, W windows, B bands, H height, W width.
 """
 
-from __future__ import annotations
-
 from fractions import Fraction
 from functools import lru_cache
 

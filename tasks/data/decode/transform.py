@@ -3,8 +3,6 @@
 `TRANSFORM_VERSION` must grow with every change of a pixel: it is part of the key of prepared sets.
 """
 
-from __future__ import annotations
-
 import io
 import warnings
 

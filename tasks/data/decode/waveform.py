@@ -1,7 +1,5 @@
 """Decodes a WAV, NumPy or Parquet file to one signal in time. The first bytes decide on the format, not the name."""
 
-from __future__ import annotations
-
 import io
 import warnings
 from fractions import Fraction

@@ -6,8 +6,6 @@ passes and a resumed run have the same.
 Shapes: N samples, C channels, H height, W width, U random numbers of a sample.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

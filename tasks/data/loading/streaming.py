@@ -6,8 +6,6 @@ are gathered on demand: 6.4 x the rate of a per-sample loader on two cores, 3.2 
 2026-11-22).
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections import Counter, deque

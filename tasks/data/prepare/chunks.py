@@ -3,8 +3,6 @@
 The borders of chunks are part of the fingerprint of a set, so they depend on the listing alone.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass

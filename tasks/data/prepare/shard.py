@@ -1,7 +1,5 @@
 """One shard of a prepared set: decode a chunk of samples and write it as `.npy` files."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import socket

@@ -4,8 +4,6 @@ A set lies in `<home>/prepared/<first 16 digits of its key>/` and appears there 
 shards of a preparation that failed are left for the next one of the same key.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

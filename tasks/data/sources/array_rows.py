@@ -4,8 +4,6 @@ Of a compressed .npz everything before a row is read too, as a stream. Nothing i
 `zarr_rows` read the other formats; they are imported on use, because their libraries take up to half a second.
 """
 
-from __future__ import annotations
-
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence

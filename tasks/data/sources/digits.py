@@ -1,7 +1,5 @@
 """scikit-learn's 1,797 digits, upright, or rotated with the angle as second target; neither depends on a run's seed."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 from collections.abc import Iterator

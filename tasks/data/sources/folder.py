@@ -3,8 +3,6 @@
 Only names and sizes are read. Decoding finds out whether a file has the format of its name.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import stat

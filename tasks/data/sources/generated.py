@@ -4,8 +4,6 @@ A sample is a pure function of its row and of its size, length or signal. Shapes
 C colours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -4,8 +4,6 @@ A mask is a picture without loss (PNG, TIFF, BMP, GIF) of its image's size that 
 values are the lines of `classes.txt`, from 0; 255 marks what belongs to no class, and counts for nothing.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import PurePosixPath

@@ -1,7 +1,5 @@
 """The table of data sources. They are listed in the caller's process and read on the workers, as are user plug-ins."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict

@@ -4,8 +4,6 @@ A source imports nothing of Paceline. It is opened in the caller's process, whic
 workers that read it, once for each of their threads.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ The group has the arrays `images` and `labels`, and `class_names` as an attribut
 numcodecs, from the required release on, refuses codecs that run code from the data (pickle).
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator, Sequence
 from itertools import groupby

@@ -4,8 +4,6 @@ An entry is a file with the digest of its content before it. A damaged entry is 
 missing. A key covers all that the content depends on, so no entry becomes stale.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

@@ -3,8 +3,6 @@
 botocore reads address and credentials from the environment of each process (AWS_ENDPOINT_URL, AWS_PROFILE and so on).
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 from collections.abc import Sequence, Set

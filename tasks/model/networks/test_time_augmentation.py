@@ -3,8 +3,6 @@
 Shapes: N samples, C channels, H height, W width, V views, K classes.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional

@@ -3,8 +3,6 @@
 Shapes: N samples, C channels, H height, W width, K classes, P patches, D = C * 4 values of a patch.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional

@@ -4,8 +4,6 @@ All is taken relative to the profiled execution, round by round, so that what sl
 absolute time, the median of the profiled execution, gives the scale.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 

@@ -16,8 +16,6 @@ two thirds of a step. How much really hides is not known beforehand: the predict
 interval reaches from nothing to all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

@@ -12,8 +12,6 @@ By rule, in this order:
 5. Training from scratch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Literal
 

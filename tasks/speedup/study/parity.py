@@ -1,7 +1,5 @@
 """Whether an arm learns as well as its baseline: its score over repeats that share seeds and test samples."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ An execution replaces the best one before it only when it is faster with confide
 among several arms would otherwise prefer the luckiest. A compiled one must win back its compile time over the training.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Iterator
 from typing import Any

@@ -9,8 +9,6 @@ Runs on copies of the training's network, in two parts:
    then compiling, in the training's own steps. At most a twentieth of the planned training time.
 """
 
-from __future__ import annotations
-
 import itertools
 import statistics
 import time

@@ -1,7 +1,5 @@
 """Layout of a group of ranks as data: placements on workers, environments, commands. Pure functions."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path

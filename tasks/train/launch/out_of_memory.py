@@ -4,8 +4,6 @@ It restarts from the newest checkpoint: fresh processes have all of the device's
 in the middle of a step. The micro-batch is saved with the run, so that a resumed run uses the same one.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 

@@ -121,11 +121,7 @@ class RankGroup:
             raise LostError(f"the connection to the Dask scheduler is closed: {_describe(error)}") from error
 
     def start(self, specs: Sequence[RankSpec]) -> None:
-        """Start every rank.
-
-        Raises:
-            LostError: a worker is gone.
-        """
+        """Start every rank. Raises LostError: a worker is gone."""
         self._is_started = True
         self._last_answer = [time.monotonic()] * len(self._placements)
         requests = [

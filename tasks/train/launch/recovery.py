@@ -4,8 +4,6 @@ Restarts with progress in between are not limited. Without progress, `execution.
 that a rank raised twice at the same step ends the training.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

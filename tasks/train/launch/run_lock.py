@@ -1,7 +1,5 @@
 """Lock of a run's directory: one process at a time trains a run."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import time

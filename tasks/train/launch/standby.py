@@ -4,8 +4,6 @@ On the worker a `Standby` starts it and later sends it a spec; the process runs 
 it becomes a rank like any other, a child of the same worker, in the same environment. It ends with its worker.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import json

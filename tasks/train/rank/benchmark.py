@@ -1,7 +1,5 @@
 """Benchmarks of a rank: the arms of a probe built from their descriptions, and the time of an all-reduce."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Evaluates a trained network on this rank's share of a split, or saves its predictions."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager

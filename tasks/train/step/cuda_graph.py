@@ -5,8 +5,6 @@ method is that of torch's documentation ("CUDA semantics", "Whole-network captur
 inputs at fixed addresses, gradients in the graph's own memory, no autocast cache, learning rates on the device.
 """
 
-from __future__ import annotations
-
 import time
 
 import torch

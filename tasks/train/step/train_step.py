@@ -1,7 +1,5 @@
 """The training step, the same for trainings (`epoch_loop`) and for the arms of a probe (`benchmark_step`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
