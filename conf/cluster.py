@@ -70,11 +70,7 @@ class KindRules(NamedTuple):
 Kind = Literal["local", "local_cuda", "ssh", "slurm", "address"]
 KINDS: dict[str, KindRules] = {
     "local": KindRules(frozenset({"num_workers"}), is_this_host=True),
-    "local_cuda": KindRules(
-        is_this_host=True,
-        accelerators=("auto", "gpu"),
-        accelerator_hint="use cluster.kind=local",
-    ),
+    "local_cuda": KindRules(is_this_host=True, accelerators=("auto", "gpu"), accelerator_hint="use cluster.kind=local"),
     "ssh": KindRules(frozenset({"hosts", "interface"}), ("hosts",), "cluster.hosts=[node1,node2]"),
     "slurm": KindRules(
         frozenset({"interface", "partition", "account", "time_limit", "cores_per_host", "memory_per_host", "sbatch"}),
@@ -132,16 +128,12 @@ class Cluster(Section):
         return KINDS[self.kind].is_this_host
 
     @model_validator(mode="after")
-    def _check_tls(self) -> Self:
+    def _check_tls_and_kind(self) -> Self:
         if self.address is not None and self.tls != "auto" and (self.tls == "on") != self.address.startswith("tls://"):
             raise ValueError(
                 f"cluster.tls={self.tls} cannot be used with cluster.address={self.address}; "
                 "write tls:// for a scheduler that requires certificates, and tcp:// for any other"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_kind(self) -> Self:
         rules = KINDS[self.kind]
         for name in dict.fromkeys(name for kind in KINDS.values() for name in sorted(kind.settings)):
             if name not in rules.settings and getattr(self, name) != type(self).model_fields[name].default:

@@ -1,8 +1,4 @@
-"""The configuration of a run as frozen pydantic models.
-
-Validators check and never rewrite: a value that follows from others is a property. Facts of a machine, such as URIs
-and directories, come from the environment (`paceline.conf.environment`).
-"""
+"""The configuration of a run as frozen pydantic models; a value that follows from others is a property."""
 
 from __future__ import annotations
 
@@ -23,7 +19,6 @@ from paceline.conf.recipe import Recipe
 from paceline.conf.section import Section
 
 SELF_CONTAINED_BASELINES = ("probe", "none")
-"""Baselines that need no other run."""
 Overlap = Literal["queue", "skip", "cancel-oldest"]
 """Policy for a scheduled run whose predecessor has not ended."""
 
@@ -177,12 +172,9 @@ class Config(Section):
         return not (self.data.source in plugins.EMBEDDED_SOURCES and self.model.name in plugins.EMBEDDED_MODELS)
 
     def check_own(self) -> None:
-        """Import the packages of the user's own source and model, and check that they fit.
+        """Import the user's own source and model; raise ValueError if one is not installed or they do not fit.
 
         A validator would need the packages in each process that reads a configuration, such as a Dask worker.
-
-        Raises:
-            ValueError: one is not installed, or they do not fit each other; one line.
         """
         if self._names_own:
             self.data.check_root()

@@ -1,8 +1,4 @@
-"""Patterns of credentials inside a text, and a type for texts that must hold none.
-
-Settings travel to Prefect's database, MLflow's parameters, process lists and shell histories. A setting that holds a
-credential is refused before anything starts, and by Prefect's own form.
-"""
+"""Patterns of credentials inside a text, and a type for settings, which travel to databases, logs and histories."""
 
 import re
 from typing import Annotated

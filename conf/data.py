@@ -63,13 +63,23 @@ class Data(Section):
         return self.signal if self.source in SIGNAL_SOURCES else None
 
     @model_validator(mode="after")
-    def _signal_fits(self) -> Self:
+    def _samples_fit(self) -> Self:
         if self.source in SIGNAL_SOURCES:
             self.signal.check_size(self.image_size)
         elif self.signal != Signal():
             raise ValueError(
                 f"data.signal cannot be used with data.source={self.source}, whose samples are images; "
                 "remove the settings data.signal.* or choose data.source=signals"
+            )
+        if self.fit != "scale" and not self.has_sizes:
+            raise ValueError(
+                f"data.fit={self.fit} cannot be used with data.source={self.source}, whose images all have one size; "
+                "remove data.fit"
+            )
+        if self.num_frames != NUM_FRAMES and self.source not in CLIP_SOURCES:
+            raise ValueError(
+                f"data.num_frames={self.num_frames} cannot be used with data.source={self.source}, whose samples "
+                "are not clips; remove data.num_frames or choose data.source=clips"
             )
         return self
 
@@ -84,31 +94,13 @@ class Data(Section):
         """Whether its samples are images of their own sizes."""
         return self.source not in SIGNAL_SOURCES | CLIP_SOURCES | DRAWN_SOURCES
 
-    @model_validator(mode="after")
-    def _fit_fits(self) -> Self:
-        if self.fit != "scale" and not self.has_sizes:
-            raise ValueError(
-                f"data.fit={self.fit} cannot be used with data.source={self.source}, whose images all have one size; "
-                "remove data.fit"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _frames_fit(self) -> Self:
-        if self.num_frames != NUM_FRAMES and self.source not in CLIP_SOURCES:
-            raise ValueError(
-                f"data.num_frames={self.num_frames} cannot be used with data.source={self.source}, whose samples "
-                "are not clips; remove data.num_frames or choose data.source=clips"
-            )
-        return self
-
     @property
     def plugin(self) -> Plugin | None:
         """The user's package that offers the source; null for one of Paceline's."""
         return None if self.source in EMBEDDED_SOURCES else plugins.find("source", self.source)
 
     @model_validator(mode="after")
-    def _classes_fit(self) -> Self:
+    def _classes_and_root_fit(self) -> Self:
         given = self.classes
         if given is not None and (len(set(given)) < len(given) or len(given) < MIN_CLASSES):
             raise ValueError(
@@ -119,10 +111,6 @@ class Data(Section):
             raise ValueError(
                 f"data.classes cannot be used with data.source={self.source}, which has masks; remove data.classes"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _root_fits(self) -> Self:
         if self.source in EMBEDDED_SOURCES:
             self.check_root()
         return self

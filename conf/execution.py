@@ -63,9 +63,7 @@ class Execution(Section):
         return self.num_nodes * self.num_devices
 
     @model_validator(mode="after")
-    def _sharding_fits(self) -> Self:
-        if self.strategy != "fsdp":
-            return self
+    def _parts_fit(self) -> Self:
         settings: dict[str, tuple[object, tuple[str, ...]]] = {
             "gradient_compression": (self.gradient_compression, ("off",)),
             "compile": (self.compile, ("auto", "off")),
@@ -73,19 +71,14 @@ class Execution(Section):
             "micro_batch": (self.micro_batch, ("auto", "off")),
         }
         for name, (value, possible) in settings.items():
-            if value not in possible:
+            if self.strategy == "fsdp" and value not in possible:
                 raise ValueError(
                     f"execution.{name}={value} cannot be used with execution.strategy=fsdp; "
                     f"use {name}={' or '.join(possible)}, or execution.strategy=ddp"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _loads_fit(self) -> Self:
-        if isinstance(self.worker_load, str):
-            return self
-        if len(self.worker_load) != self.world_size or min(self.worker_load) <= 0:
-            given = ",".join(f"{load:g}" for load in self.worker_load)
+        loads = self.worker_load
+        if not isinstance(loads, str) and (len(loads) != self.world_size or min(loads) <= 0):
+            given = ",".join(f"{load:g}" for load in loads)
             raise ValueError(
                 f"execution.worker_load=[{given}] must be one positive number for each of {self.world_size} ranks "
                 f"({self.num_nodes} node x {self.num_devices} devices); for example execution.worker_load=equal"

@@ -35,7 +35,7 @@ ALIASES = {
 }
 """Words of other tools and the settings that they mean, looked up before difflib is asked."""
 VALUE_ALIASES = {
-    "execution.precision": {"bf16": "bf16-mixed", "fp16": "16-mixed", "fp32": "32-true", "fp64": "64-true"},
+    "execution.precision": {"bf16": "bf16-mixed", "fp16": "16-mixed", "fp32": "32-true", "fp64": "64-true"}
 }
 _TIME = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>s|sec|m|min|h|d)")
 _SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
@@ -72,13 +72,9 @@ _SETTING = re.compile(
 
 
 class HintedError(Exception):
-    """An error with one action that can be pasted.
+    """An error with one action that can be pasted: `hint`, else what stands behind the last semicolon of the message.
 
-    Args:
-        message: what is wrong, with the value as typed.
-        hint: what to do about it; without it, what stands behind the last semicolon of the message.
-        setting: the dotted name of the setting, or the option or variable, that is wrong; without it, the one that the
-            message starts with.
+    `setting` is the dotted name, option or variable that is wrong; without it, the one that the message starts with.
     """
 
     def __init__(self, message: str = "", *, hint: str | None = None, setting: str | None = None) -> None:

@@ -10,17 +10,9 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from paceline.conf import hints
 from paceline.conf.config import Config
-from paceline.conf.hints import (
-    VALUE_ALIASES,
-    HintedError,
-    describe_refusal,
-    did_you_mean,
-    fault_and_hint,
-    setting_of,
-    suggest,
-    suggest_setting,
-)
+from paceline.conf.hints import VALUE_ALIASES, HintedError, suggest, suggest_setting
 
 PRESETS = Path(__file__).parent / "presets"
 DASK_SETTINGS = Path(__file__).parent / "dask" / "dask.yaml"
@@ -49,13 +41,9 @@ def preset_names() -> list[str]:
 
 
 def load(preset: str, overrides: list[str] | None = None) -> Config:
-    """Read a preset by name or path and apply `key=value` overrides.
-
-    Raises:
-        ConfigError: unknown preset or key, wrong type, impossible combination.
-    """
+    """Read a preset by name or path and apply `key=value` overrides; raise ConfigError with the first problem."""
     tree = _read_preset(preset)
-    for override in overrides or []:
+    for override in overrides or ():
         apply(tree, override)
     tree.setdefault("name", Path(preset).stem)
     return validate(tree)
@@ -77,11 +65,7 @@ def check_own(config: Config) -> None:
 
 
 def validate_as(kind: type[M], tree: dict[str, Any], *, options: bool = True) -> M:
-    """Turn a tree of plain values into a model of any kind, whose fields may be options of the command line.
-
-    Raises:
-        ConfigError: with the first problem.
-    """
+    """Turn a tree of plain values into any model, whose fields may be options; raise ConfigError for a problem."""
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
@@ -120,11 +104,8 @@ def _read_preset(preset: str) -> dict[str, Any]:
     try:
         tree = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise ConfigError(
-            f"preset {path} cannot be read as YAML ({' '.join(str(error).split())})",
-            hint="fix the file",
-            setting="preset",
-        ) from error
+        fault = f"preset {path} cannot be read as YAML ({' '.join(str(error).split())})"
+        raise ConfigError(fault, hint="fix the file", setting="preset") from error
     if not isinstance(tree, dict):
         raise ConfigError(
             f"preset {path} does not hold sections of settings",
@@ -235,7 +216,7 @@ def _members(kind: object) -> Iterator[object]:
 
 def setting_hint(key: str) -> str:
     """The hint for a setting that does not exist."""
-    return did_you_mean(suggest_setting(key, field_paths()), "list the settings with: paceline settings")
+    return hints.did_you_mean(suggest_setting(key, field_paths()), "list the settings with: paceline settings")
 
 
 def _refusal(refusal: ValidationError, *, options: bool) -> ConfigError:
@@ -244,8 +225,8 @@ def _refusal(refusal: ValidationError, *, options: bool) -> ConfigError:
     key = _key_of(first["loc"])
     if first["type"] == "value_error":
         message = first["msg"].removeprefix("Value error, ")
-        fault, hint = fault_and_hint(ValueError(message))
-        return ConfigError(fault, hint=hint, setting=setting_of(fault) or key)
+        fault, hint = hints.fault_and_hint(ValueError(message))
+        return ConfigError(fault, hint=hint, setting=hints.setting_of(fault) or key)
     if first["type"] == "credential":
         fault, _, hint = first["msg"].partition("; ")
         return ConfigError(f"{key} {fault}", hint=hint, setting=key)
@@ -253,7 +234,9 @@ def _refusal(refusal: ValidationError, *, options: bool) -> ConfigError:
         return ConfigError(f"{key} is not a setting", hint=setting_hint(key), setting=key)
     if options and "." not in key:
         key = _OPTIONS.get(key, f"--{key.replace('_', '-')}")
-    fault, hint = describe_refusal(key, [error for error in errors if _key_of(error["loc"]) == _key_of(first["loc"])])
+    fault, hint = hints.describe_refusal(
+        key, [error for error in errors if _key_of(error["loc"]) == _key_of(first["loc"])]
+    )
     return ConfigError(fault, hint=hint, setting=key)
 
 

@@ -1,8 +1,6 @@
 """The sources and models that a configuration may name: those of Paceline, and those of packages that users install.
 
-A package offers its own by entry points, in the groups `paceline.sources` and `paceline.models`. Paceline looks them
-up only for names that are not its own, and imports them only if a configuration names them. Their protocols are in
-`paceline.tasks.data.sources.user_source` and `paceline.tasks.model.networks.user_network`.
+Their protocols are in `paceline.tasks.data.sources.user_source` and `paceline.tasks.model.networks.user_network`.
 """
 
 import hashlib
@@ -230,20 +228,18 @@ def find(kind: Kind, name: str) -> Plugin:
 
 def find_all(kind: Kind) -> list[Plugin]:
     """All that the packages of this process offer, in order of the names. Takes 20 ms, and imports none of them."""
-    return sorted(
-        (
-            Plugin(
-                kind=kind,
-                name=entry.name,
-                entry=entry.value,
-                package=entry.dist.name if entry.dist else "",
-                version=entry.dist.version if entry.dist else "",
-                code=_code_of(entry.module),
-            )
-            for entry in _entries(kind)
-        ),
-        key=lambda plugin: (plugin.name, plugin.package),
-    )
+    plugins = [
+        Plugin(
+            kind=kind,
+            name=entry.name,
+            entry=entry.value,
+            package=entry.dist.name if entry.dist else "",
+            version=entry.dist.version if entry.dist else "",
+            code=_code_of(entry.module),
+        )
+        for entry in _entries(kind)
+    ]
+    return sorted(plugins, key=lambda plugin: (plugin.name, plugin.package))
 
 
 def _entries(kind: Kind) -> metadata.EntryPoints:

@@ -18,7 +18,6 @@ from paceline.conf.hints import HintedError, did_you_mean, suggest, suggest_sett
 from paceline.conf.load import field_paths
 from paceline.flows.commands import (
     advise,
-    classify,
     compare,
     doctor,
     hardware,
@@ -46,7 +45,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "hardware": hardware.COMMAND,
         "no-gpu": no_gpu.COMMAND,
     },
-    "Use": {"predict": predict.COMMAND, "features": predict.FEATURES, "classify": classify.COMMAND},
+    "Use": {"predict": predict.COMMAND, "features": predict.FEATURES, "classify": predict.CLASSIFY},
     "Operate": {"serve": serve.COMMAND, "doctor": doctor.COMMAND, "ui": ui.COMMAND},
     "Look up": {"presets": lookup.PRESETS, "settings": lookup.SETTINGS, "completion": lookup.COMPLETION},
 }

@@ -43,9 +43,8 @@ def schedule_of(cron: str, timezone: str) -> Schedule:
 
 def local_timezone() -> str:
     """The name of this machine's time zone; UTC if it has none."""
-    file = Path("/etc/timezone")
+    file, link = Path("/etc/timezone"), Path("/etc/localtime")
     candidates = [file.read_text(encoding="utf-8").strip()] if file.is_file() else []
-    link = Path("/etc/localtime")
     if link.is_symlink():
         candidates.append(str(link.readlink()).partition("zoneinfo/")[2])
     zones = zoneinfo.available_timezones()
@@ -53,12 +52,8 @@ def local_timezone() -> str:
 
 
 def deployment_of(config: Config, name: str, schedule: Schedule, overlap: Overlap) -> RunnerDeployment:
-    """Make the deployment of a run; the form in Prefect shows its settings.
-
-    With the policy `queue`, a run waits for its predecessor; with `skip` it is cancelled with a reason; with
-    `cancel-oldest` its predecessor is cancelled.
-    """
-    limit = None
+    """Make the deployment of a run; the form in Prefect shows its settings."""
+    limit = None  # with `cancel-oldest`, the run itself cancels its predecessor
     if overlap != "cancel-oldest":
         strategy = ConcurrencyLimitStrategy.ENQUEUE if overlap == "queue" else ConcurrencyLimitStrategy.CANCEL_NEW
         limit = ConcurrencyLimitConfig(limit=1, collision_strategy=strategy)

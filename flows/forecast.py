@@ -32,14 +32,7 @@ from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.records import Arm, Plan
 from paceline.tasks.redact import redact_errors
 from paceline.tasks.report.forecast_report import advise_table, draw_advise, render_advise
-from paceline.tasks.speedup.forecast.device_profile import (
-    FASTER_INPUT,
-    gains,
-    link_samples,
-    measure_interference,
-    profile_of,
-    rank_moves,
-)
+from paceline.tasks.speedup.forecast import device_profile
 from paceline.tasks.speedup.forecast.links import LINKS, fit_link, given_link
 from paceline.tasks.speedup.forecast.model import cheapest, limits, predict
 from paceline.tasks.speedup.forecast.records import AdviseResult, DeviceProfile, Link, Prediction
@@ -53,6 +46,12 @@ MIN_PARTS = 8
 """The recipe's batch is at least this many times the smallest batch of the profile."""
 PROFILE_RANKS = 2
 """Devices of the profile, to measure their interference and the cost of messages."""
+
+
+SUMMARY = (
+    *("run_id", "experiment", "workload", "predictions", "limits", "bound", "link", "profile", "advice", "cheapest"),
+    "seconds",
+)
 
 
 class AdviseRequest(BaseModel):
@@ -80,11 +79,7 @@ def check_advise(request: AdviseRequest, environment: Environment) -> tuple[Conf
     """Check everything before any work starts; the configuration of the profiling group."""
     if not request.devices or min(request.devices) < 2:  # noqa: PLR2004  one device is what all are compared with
         given = ",".join(map(str, request.devices))
-        raise InputError(
-            f"--devices must be numbers of 2 or more, got {given}",
-            hint="for example --devices 2,4,8",
-            setting="--devices",
-        )
+        raise InputError(f"--devices must be numbers of 2 or more, got {given}; for example --devices 2,4,8")
     if request.link not in ("measured", "given", *LINKS):
         raise InputError(f"--link {request.link} is not known; choose measured or one of {', '.join(LINKS)}")
     if request.link == "given":
@@ -138,7 +133,9 @@ def run_advise(request: AdviseRequest) -> dict[str, Any]:
             measured = measure(job.model_copy(update={"measurement": _profiling(config, plan, request)}), address)
             moved = measure(job.model_copy(update={"measurement": _moves(config, plan)}), address)
             if request.link == "measured":
-                link = fit_link(link_samples([r for r in measured.all_reduces if r.num_bytes > TOKEN_BYTES]))
+                link = fit_link(
+                    device_profile.link_samples([r for r in measured.all_reduces if r.num_bytes > TOKEN_BYTES])
+                )
             elif request.link == "given":
                 link = given_link(request.latency_seconds, request.gigabytes_per_second)
             else:
@@ -158,12 +155,11 @@ def _profiling(config: Config, plan: Plan, request: AdviseRequest) -> Measuremen
     sizes = {batch, max(1, batch // 2), max(1, batch // max(*request.devices, MIN_PARTS))}
     single = _single(plan)
     points = {f"batch {size}": single.model_copy(update={"batch_size": size}) for size in sorted(sizes - {batch})}
+    arms = {"baseline": single.model_copy(update={"batch_size": batch})}
     if plan.world_size == 1:
         half = points.pop(f"batch {max(1, batch // 2)}")
-        return Measurement(
-            arms={"baseline": single.model_copy(update={"batch_size": batch}), "candidate": half} | points
-        )
-    arms = {"baseline": single.model_copy(update={"batch_size": batch})} | points
+        return Measurement(arms=arms | {"candidate": half} | points)
+    arms |= points
     for size in sorted({min(sizes), batch}):
         several = single.model_copy(update={"num_devices": PROFILE_RANKS, "batch_size": size})
         for variant in ("no_sync", "token_sync", "full"):
@@ -184,7 +180,7 @@ def _moves(config: Config, plan: Plan) -> Measurement:
         "execution.memory_format=channels_last": {"memory_format": "channels_last"},
         "execution.loading=resident": {"loading": "resident"},
         "execution.loading=streaming": {"loading": "streaming"},
-        FASTER_INPUT: {"variant": "synthetic_input"},
+        device_profile.FASTER_INPUT: {"variant": "synthetic_input"},
     }
     if has_compiler() or plan.accelerator == "gpu":
         changes["execution.compile=step"] = {"compile": "step"}
@@ -204,12 +200,14 @@ def _profile(config: Config, plan: Plan, num_train: int, measured: MeasureResult
     plural = "s" if plan.num_threads > 1 else ""
     threads = "" if plan.accelerator == "gpu" else f", {plan.num_threads} thread{plural}"
     return DeviceProfile(
-        points=profile_of(measured.probe),
+        points=device_profile.profile_of(measured.probe),
         gradient_bytes=measured.gradient_bytes,
         batch_size=config.recipe.batch_size,
         num_train=num_train,
         num_epochs=config.recipe.num_epochs,
-        company=measure_interference(measured.probe, measured.all_reduces) if plan.world_size > 1 else None,
+        company=device_profile.measure_interference(measured.probe, measured.all_reduces)
+        if plan.world_size > 1
+        else None,
         label=f"{plan.device_name}{threads}, {_single(plan).label}",
         num_threads=plan.num_threads if plan.accelerator == "cpu" else None,
     )
@@ -238,7 +236,7 @@ def _advise(
         predictions=tuple(predictions),
         limits=tuple(limits(profile, link, scaling) for scaling in ("strong", "weak")),
         bound=next(p for p in reversed(predictions) if p.scaling == kind).bound,
-        advice=rank_moves(gains(probe), oom_stage),
+        advice=device_profile.rank_moves(device_profile.gains(probe), oom_stage),
         cheapest=None
         if request.deadline_seconds is None
         else cheapest(profile, link, kind, request.deadline_seconds, price),
@@ -259,18 +257,5 @@ def _record(handle: tracking.RunHandle, result: AdviseResult, plan: Plan) -> Non
 
 def summarise_advise(result: AdviseResult, handle: tracking.RunHandle) -> dict[str, Any]:
     """The JSON of `paceline advise`; names and shape are the public contract."""
-    return {
-        "run_id": result.run_id,
-        "experiment": result.experiment,
-        "tracking_uri": handle.public_uri,
-        "workload": result.workload,
-        "predictions": [prediction.model_dump(mode="json") for prediction in result.predictions],
-        "limits": [limit.model_dump(mode="json") for limit in result.limits],
-        "bound": result.bound,
-        "link": result.link.model_dump(mode="json"),
-        "profile": result.profile.model_dump(mode="json"),
-        "advice": [move.model_dump(mode="json") for move in result.advice],
-        "cheapest": result.cheapest.model_dump(mode="json") if result.cheapest else None,
-        "table": [list(row) for row in advise_table(result)],
-        "seconds": result.seconds,
-    }
+    table = [list(row) for row in advise_table(result)]
+    return result.model_dump(mode="json", include={*SUMMARY}) | {"tracking_uri": handle.public_uri, "table": table}

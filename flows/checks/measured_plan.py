@@ -1,7 +1,4 @@
-"""Measures precision, memory format and threads that are `auto`, once for all trainings of a study, sweep or forecast.
-
-A training by `paceline run` measures them itself before its first step.
-"""
+"""Measures precision, memory format and threads that are `auto`, once for a whole study, sweep or forecast."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -40,12 +37,7 @@ def train_job(
 
 
 def measure_plan(
-    config: Config,
-    checked: PreflightResult,
-    prepared: PreparedSet,
-    run_id: str,
-    environment: Environment,
-    address: str,
+    config: Config, checked: PreflightResult, prepared: PreparedSet, run_id: str, environment: Environment, address: str
 ) -> PreflightResult:
     """Replace the layers' settings of a plan by measured ones, from an earlier measurement or a new one.
 

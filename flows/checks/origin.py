@@ -57,11 +57,8 @@ def allow(cluster: Cluster) -> None:
 def replace_cluster(tree: dict[str, Any], overrides: Sequence[str], run_id: str) -> tuple[str, ...]:
     """Replace the cluster of a stored configuration by the `cluster.*` settings of the command line.
 
-    Returns:
-        Settings that the run had and the command line does not name.
-
-    Raises:
-        InputError: the run was on another kind of cluster, and the command line names none.
+    Returns the settings that the run had and the command line does not name. Raises InputError if the run was on
+    another kind of cluster, and the command line names none.
     """
     stored = tree.pop("cluster", None)
     before = stored if isinstance(stored, dict) else {}

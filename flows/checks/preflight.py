@@ -59,17 +59,9 @@ def check(
     list_data: Callable[[Data], Listing] = describe,
     prestart: Prestart | None = None,
 ) -> PreflightResult:
-    """Check devices, servers, data and stores; the quick checks first.
+    """Check devices, servers, data and stores, the quick checks first; raise ConfigError or InputError.
 
-    Args:
-        config: of the run.
-        environment: this machine's facts.
-        list_data: lists a source; several checks can share the listings of equal settings.
-        prestart: starts parts of the run as soon as their input is checked.
-
-    Raises:
-        ConfigError: the package of a source or a model is not installed here, or they do not fit.
-        InputError: one line with the value, the rule and the fix.
+    Several checks can share the listings of `list_data`. `prestart` starts parts of the run after their checks.
     """
     check_own(config)  # the form of Prefect does not do this
     hardware = training_host(config, environment)
@@ -138,11 +130,7 @@ def _check_store(config: Config, environment: Environment) -> str:
 
 
 def confirm_on_cluster(config: Config, checked: PreflightResult, address: str) -> PreflightResult:
-    """Check the hardware that Slurm gave and the packages of the workers, once the cluster runs.
-
-    Raises:
-        InputError: the hosts cannot do what is asked, or lack a package of the user's.
-    """
+    """Check the hardware that Slurm gave and the packages of a cluster's workers; raise InputError if they fail."""
     if address != config.cluster.address:  # `check` did this for a cluster that already ran
         require_packages(address, config.packages)
     if kind_of(config.cluster).has_known_hardware:
@@ -152,11 +140,7 @@ def confirm_on_cluster(config: Config, checked: PreflightResult, address: str) -
 
 
 def plan_on(config: Config, hardware: Hardware, num_train: int) -> Plan:
-    """Plan a configuration on hardware and a number of training samples.
-
-    Raises:
-        InputError: the hardware or the data do not allow it.
-    """
+    """Plan a configuration; raise InputError if the hardware or the number of training samples do not allow it."""
     plan = resolve(config, hardware, num_train)
     size, batch = config.global_batch_size, config.recipe.batch_size
     if size > num_train:

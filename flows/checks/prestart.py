@@ -1,7 +1,6 @@
-"""Starts the slow parts of a run early: Prefect's temporary API, and a cluster of this host with its rank processes.
+"""Starts Prefect's temporary API, and a cluster of this host with its rank processes, while a run is being checked.
 
-They start while the rest of the run's input is checked and the engines are imported. A flow without a prestart, as in
-a deployment, opens its own cluster. Clusters of other hosts are not started early.
+A flow without a prestart, as in a deployment, opens its own cluster.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +25,6 @@ class OpenCluster:
     """A cluster that runs."""
 
     address: str
-    """Address of the Dask scheduler."""
     release: Callable[[], None]
     """Let the cluster end in the background: no stage needs it any more."""
 

@@ -14,15 +14,10 @@ from paceline.tasks.model_bundle import WEIGHTS
 from paceline.tasks.records import ModelFacts, Pretrained
 
 SHAPE = ("name", "width", "depth")
-"""Settings that shape a network."""
 
 
 def check_weights(config: Config, listing: Listing, environment: Environment) -> Pretrained | None:
-    """Find the initial weights of a network and check that they fit; None for weights of the seed.
-
-    Raises:
-        InputError: there are none, they do not fit, or the network has no head.
-    """
+    """Find the initial weights of a network, or None for those of the seed; raise InputError if they do not fit."""
     reference = config.model.pretrained
     if reference is None and config.recipe.backbone_rate == 1:
         return None

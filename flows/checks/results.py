@@ -30,10 +30,7 @@ def reusable(
 
 
 def result_of(check: Callable[[Request, Environment], Result], request: Request, environment: Environment) -> Result:
-    """Take the result of the latest `reusable` check if it had these arguments, or else check now.
-
-    A flow that Prefect starts by itself, for example from a deployment, has no earlier check.
-    """
+    """Take the result of the latest `reusable` check if it had these arguments, else check now, as in a deployment."""
     latest = _latest.get()
     if latest is not None and latest[:3] == (check.__qualname__, request, environment):
         result: Result = latest[3]

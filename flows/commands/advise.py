@@ -22,18 +22,12 @@ def main(options: Namespace) -> None:
             setting="--latency" if options.latency is None else "--bandwidth",
         )
     if options.deadline is not None and options.deadline <= 0:
-        raise InputError(
-            f"--deadline must be above 0 seconds, got {options.deadline:g}",
-            hint="for example --deadline 3600",
-            setting="--deadline",
-        )
+        raise InputError(f"--deadline must be above 0 seconds, got {options.deadline:g}; for example --deadline 3600")
     try:
         devices = [int(part) for part in split_values(options.devices)]
     except ValueError as error:
         raise InputError(
-            f"--devices must be whole numbers, got {options.devices}",
-            hint="for example --devices 2,4,8",
-            setting="--devices",
+            f"--devices must be whole numbers, got {options.devices}; for example --devices 2,4,8"
         ) from error
     request = AdviseRequest(
         preset=options.preset,
@@ -49,7 +43,7 @@ def main(options: Namespace) -> None:
 
 def _show(summary: dict[str, Any]) -> None:
     where = run_location(summary["run_id"], summary["experiment"])
-    say_pairs([*((name, value) for name, value in summary.pop("table")), ("prediction", where)])
+    say_pairs([*map(tuple, summary.pop("table")), ("prediction", where)])
 
 
 COMMAND = Command(

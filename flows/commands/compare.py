@@ -11,9 +11,7 @@ from paceline.tasks.errors import InputError
 def main(options: Namespace) -> None:
     """Compare."""
     if options.last is not None and options.last < 2:  # noqa: PLR2004  a comparison is of two
-        raise InputError(
-            f"--last must be 2 or more, got {options.last}", hint="compare two runs with --last 2", setting="--last"
-        )
+        raise InputError(f"--last must be 2 or more, got {options.last}; compare two runs with --last 2")
     from paceline.flows.compare import compare_runs, view_url
     from paceline.tasks.report.tables import render_compare
     from paceline.tasks.speedup.compare import compare_notes, compare_table
@@ -24,8 +22,7 @@ def main(options: Namespace) -> None:
         if options.html:
             write_page(options.html, render_compare(comparison))
         say_table(*compare_table(comparison), compare_notes(comparison))
-        view = view_url(site, comparison)
-        if view:
+        if view := view_url(site, comparison):
             say(f"in the MLflow UI: {view}")
         write_json(stream, comparison.model_dump(mode="json") | {"view": view})
 

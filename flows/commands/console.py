@@ -66,11 +66,7 @@ JSON = argument("--json", action="store_true", help="end stdout with the outcome
 def preset(*, resume: str | None = None) -> tuple[Argument, ...]:
     """Declare the preset, its overrides and `--json`; with help on `resume` also `--resume`, instead of a preset."""
     return (
-        argument(
-            "preset",
-            nargs="?" if resume else None,
-            help="a preset (list them: paceline presets) or a YAML file",
-        ),
+        argument("preset", nargs="?" if resume else None, help="a preset (list them: paceline presets) or a YAML file"),
         overrides("settings that differ from the preset's (list them: paceline settings)"),
         *([argument("--resume", metavar="RUN_ID", help=resume)] if resume else []),
         JSON,
@@ -160,9 +156,7 @@ def write_page(path: Path, html: str) -> None:
         path.write_text(html, encoding="utf-8")
     except OSError as error:
         raise InputError(
-            f"--html {path} cannot be written ({error.strerror})",
-            hint="name a file in a directory that you own",
-            setting="--html",
+            f"--html {path} cannot be written ({error.strerror}); name a file in a directory that you own"
         ) from error
 
 

@@ -41,9 +41,6 @@ def _line(finding: Finding) -> str:
 COMMAND = Command(
     "check packages, devices, servers, certificates and the cluster's workers",
     ("paceline doctor", "paceline doctor cluster.kind=address cluster.address=tls://host:8786"),
-    (
-        overrides("the cluster and execution to look at, such as cluster.kind=ssh"),
-        JSON,
-    ),
+    (overrides("the cluster and execution to look at, such as cluster.kind=ssh"), JSON),
     main,
 )

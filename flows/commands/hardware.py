@@ -36,11 +36,7 @@ def _price(text: str) -> tuple[str, float]:
     except ValueError:
         value = -1.0
     if not device or not 0 <= value < float("inf"):
-        raise InputError(
-            f"--price {text} is not DEVICE=PRICE with a price of 0 or more",
-            hint="for example --price H200=4.5",
-            setting="--price",
-        )
+        raise InputError(f"--price {text} is not DEVICE=PRICE with a price of 0 or more; for example --price H200=4.5")
     return device, value
 
 

@@ -26,17 +26,12 @@ def make_request(options: Namespace) -> dict[str, Any]:
 
     require(options, "preset", "--pretrained")
     if any(override.startswith("model.pretrained=") for override in options.overrides):
-        raise InputError(
-            "model.pretrained and --pretrained are given; use one",
-            hint="remove model.pretrained",
-            setting="model.pretrained",
-        )
+        raise InputError("model.pretrained and --pretrained are given; use one", hint="remove model.pretrained")
     wrong = [override for override in options.fine_tune or [] if not override.startswith("recipe.")]
     if wrong:
         raise InputError(
             f"--fine-tune {wrong[0]} is not a setting of the recipe, and the ways share all other settings",
             hint="--fine-tune recipe.num_epochs=4",
-            setting="--fine-tune",
         )
     plan = load_plan("no-gpu")
     arms = plan.model_dump()["arms"]

@@ -1,10 +1,10 @@
-"""`paceline predict` and `paceline features`: a trained model, or a layer of it, over many images, into Parquet."""
+"""`paceline predict` and `features`: a model, or a layer of it, over images; `classify`: classifiers on features."""
 
 from argparse import Namespace
 from typing import Any
 
 from paceline.conf.load import validate_as
-from paceline.flows.commands.console import JSON, Command, argument, overrides, run_location, say_pairs
+from paceline.flows.commands.console import JSON, Command, argument, overrides, run_location, say_pairs, say_table
 from paceline.flows.commands.prefect_session import start_flow
 
 ARGUMENTS = (
@@ -61,6 +61,24 @@ def _quality(summary: dict[str, Any]) -> tuple[str, str]:
     return "accuracy", "the source has no classes" if accuracy is None else f"{accuracy:.4f}"
 
 
+def classify(options: Namespace) -> None:
+    """Fit classifiers on features."""
+    from paceline.flows.predict.classify import ClassifyRequest, check_classify, run_classify
+
+    values = {name: getattr(options, name) for name in ("train", "test", "overrides")}
+    request = validate_as(ClassifyRequest, values | ({"kinds": options.kind} if options.kind else {}))
+    start_flow(options, request, check_classify, run_classify, _show_classifiers)
+
+
+def _show_classifiers(summary: dict[str, Any]) -> None:
+    rows = [
+        (fit["kind"], f"{fit['accuracy']:.4f}", f"{fit['fit_seconds']:.2f} s", "yes" if fit["converged"] else "no")
+        for fit in summary["classifiers"]
+    ]
+    say_table(("classifier", "accuracy", "fitted in", "converged"), rows)
+    say_pairs([("run", run_location(summary["run_id"], summary["experiment"]))])
+
+
 COMMAND = Command(
     "predict a folder of images, or a preset's test split, with a trained model",
     ("paceline predict RUN_ID DIR", "paceline predict models:/NAME@champion DIR --out predictions"),
@@ -87,4 +105,18 @@ FEATURES = Command(
         ),
     ),
     main,
+)
+CLASSIFY = Command(
+    "fit linear classifiers on features, and score them",
+    ("paceline classify TRAIN_FEATURES TEST_FEATURES", "paceline classify TRAIN_FEATURES TEST_FEATURES --kind svm"),
+    (
+        argument("train", metavar="TRAIN", help="directory of features to fit on"),
+        argument("test", metavar="TEST", help="directory of other images' features, to score on"),
+        overrides("settings of track, and the seed"),
+        argument(
+            "--kind", action="append", metavar="KIND", help="logistic (regression) or svm (linear); default: both"
+        ),
+        JSON,
+    ),
+    classify,
 )

@@ -73,10 +73,7 @@ def start_flow(
 
 
 def take_cluster(tree: dict[str, Any], options: Namespace) -> None:
-    """Replace the `cluster.*` settings of a stored configuration by those of the command line; warn of the rest.
-
-    Settings of the cluster are never taken from the store.
-    """
+    """Replace all `cluster.*` settings of a stored configuration by those of the command line; warn of the others."""
     given = [override for override in options.overrides if override.startswith(SECTION)]
     not_taken = replace_cluster(tree, given, options.resume)
     if not_taken:

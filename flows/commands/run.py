@@ -8,16 +8,8 @@ from typing import Any
 from paceline.conf.config import Config
 from paceline.conf.environment import Environment
 from paceline.conf.load import apply, load, validate
-from paceline.flows.commands.console import (
-    Command,
-    argument,
-    json_stream,
-    preset,
-    require,
-    run_location,
-    say_pairs,
-    write_json,
-)
+from paceline.flows.commands import console
+from paceline.flows.commands.console import Command, argument, preset, write_json
 from paceline.flows.commands.lookup import print_common
 from paceline.flows.commands.prefect_session import quiet_flow, take_cluster
 from paceline.tasks.errors import InputError, RegressionError
@@ -34,7 +26,7 @@ def main(options: Namespace) -> None:
         print_common(options.preset or "digits", options.overrides)
         return
     if options.resume is None:
-        require(options, "preset")
+        console.require(options, "preset")
         if options.diagnose:
             options.overrides.append("speedup.diagnose=true")
         config = load(options.preset, options.overrides)
@@ -52,13 +44,12 @@ def main(options: Namespace) -> None:
     from paceline.flows.checks.prestart import Prestart
 
     environment = Environment()
-    with json_stream(options.json) as stream:
+    with console.json_stream(options.json) as stream:
         regression = None
         try:
             with Prestart(config, environment) as prestart:
-                preflight.check(
-                    config, environment, prestart=prestart
-                )  # before the flow: wrong input leaves no flow run
+                # before the flow: wrong input leaves no flow run
+                preflight.check(config, environment, prestart=prestart)
                 from paceline.flows.run.flow import run_pipeline
 
                 with quiet_flow(environment):
@@ -101,8 +92,8 @@ def _load_run(options: Namespace) -> Config:
 def _show(summary: dict[str, Any]) -> None:
     from paceline.tasks.report.summary import summary_table
 
-    where = run_location(summary["run_id"], summary["experiment"])
-    say_pairs([*summary_table(summary), ("run", where), ("view", summary["view"])])
+    where = console.run_location(summary["run_id"], summary["experiment"])
+    console.say_pairs([*summary_table(summary), ("run", where), ("view", summary["view"])])
 
 
 COMMAND = Command(

@@ -84,9 +84,7 @@ COMMAND = Command(
         ),
         argument("--name", help="name of the deployment (default: the preset's)"),
         argument(
-            "--catch-up",
-            action="store_true",
-            help="after a pause of this process, start the runs that were missed",
+            "--catch-up", action="store_true", help="after a pause of this process, start the runs that were missed"
         ),
     ),
     main,

@@ -48,11 +48,7 @@ def _request(options: Namespace) -> dict[str, Any]:
             axes = parse_axes([f"{field}={','.join(values)}" for field, values in (plan.axes | axes).items()])
     require(options, "preset")
     if options.target is not None and not 0 < options.target <= 1:
-        raise InputError(
-            f"--target must be above 0 and at most 1, got {options.target:g}",
-            hint="for example --target 0.9",
-            setting="--target",
-        )
+        raise InputError(f"--target must be above 0 and at most 1, got {options.target:g}; for example --target 0.9")
     if options.diagnose:
         options.overrides.append("speedup.diagnose=true")
     return {

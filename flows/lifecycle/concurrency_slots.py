@@ -1,7 +1,6 @@
-"""Repairs the slots of a deployment's concurrency limit.
+"""Repairs the slots of a deployment's concurrency limit, which Prefect 3.8.8 counts apart from their leases.
 
-Prefect 3.8.8 counts used slots in its database and stores the leases elsewhere. After a failure the two may differ:
-leases in memory are lost with the server, and a run that ends after its lease has expired frees a slot twice.
+After a failure the two may differ: leases in memory are lost with the server, and a late run frees a slot twice.
 """
 
 import time
@@ -11,13 +10,7 @@ from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
-from prefect.client.schemas.filters import (
-    DeploymentFilter,
-    DeploymentFilterId,
-    FlowRunFilter,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-)
+from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.logging import get_logger
 from prefect.states import Crashed
@@ -41,8 +34,8 @@ class LimitUse(NamedTuple):
 
 def active_runs(client: SyncPrefectClient, deployment_id: UUID) -> list[FlowRun]:
     """A deployment's runs that hold a slot."""
-    active = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=HOLDING)))
-    mine = DeploymentFilter(id=DeploymentFilterId(any_=[deployment_id]))
+    active = FlowRunFilter.model_validate({"state": {"type": {"any_": HOLDING}}})
+    mine = DeploymentFilter.model_validate({"id": {"any_": [deployment_id]}})
     return client.read_flow_runs(flow_run_filter=active, deployment_filter=mine)
 
 
@@ -58,8 +51,7 @@ def set_slots_right(client: SyncPrefectClient, deployment_id: UUID, living: froz
     held = _read_limit(client, deployment_id)
     if held is None:
         return
-    least, most = len(held.runs & living), len(held.runs)
-    due = min(max(held.slots, least), most, held.limit)
+    due = min(max(held.slots, len(held.runs & living)), len(held.runs), held.limit)
     if due == held.slots:
         return
     time.sleep(SETTLE_SECONDS)

@@ -28,12 +28,7 @@ def new_run(
 ) -> Iterator[RunHandle]:
     """Create a run with its parameters; it is FINISHED, FAILED or KILLED at the end of the body."""
     close_abandoned_runs(environment, config.track.experiment)
-    tags = {
-        Tag.ROLE: role,
-        Tag.WORKLOAD: workload,
-        **_process_tags(),
-        **deployment_tags(),
-    }
+    tags = {Tag.ROLE: role, Tag.WORKLOAD: workload, **_process_tags(), **deployment_tags()}
     name = config.name if role == "run" else f"{role} {config.name}"
     with ExitStack() as stack:
         with defer_signals():
@@ -49,12 +44,7 @@ def nested_run(
     parent: RunHandle, config: Config, name: str, role: tracking.NestedRole = "arm", run_id: str | None = None
 ) -> Iterator[RunHandle]:
     """Create a run inside a study or a sweep, or resume the one of `run_id`; only a signal ends both."""
-    tags = {
-        Tag.ROLE: role,
-        tracking.PARENT_ID_TAGS[role]: parent.run_id,
-        Tag.PARENT: parent.run_id,
-        **_process_tags(),
-    }
+    tags = {Tag.ROLE: role, tracking.PARENT_ID_TAGS[role]: parent.run_id, Tag.PARENT: parent.run_id, **_process_tags()}
     with ExitStack() as stack:
         with defer_signals():
             if run_id is None:

@@ -1,10 +1,9 @@
 """Views of similar runs in the MLflow UI, linked from Prefect and from the run itself.
 
-The runs of a Prefect deployment share one view, which the experiment's page lists by the deployment's name. Other runs
-share the view of their series. Each study and each sweep has its own view, which only its address opens.
+Runs share that of their deployment or series; each study and each sweep has its own, which only its address opens.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from prefect.artifacts import create_link_artifact
 from prefect.runtime import deployment
@@ -14,7 +13,7 @@ from paceline.tasks.names import Tag
 from paceline.tasks.records import ScoreName
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.run import RunHandle
-from paceline.tasks.track.ui_views import ACCURACY, View, share_view, view_of_series, view_of_study, view_of_sweep
+from paceline.tasks.track.ui_views import ACCURACY, View, share_view, view_of_series, view_of_study
 
 DEPLOYMENT_TAG = "prefect.deployment_id"
 DEPLOYMENT_NAME_TAG = "prefect.deployment_name"
@@ -32,23 +31,19 @@ def share_with_like(handle: RunHandle, series: str, score_name: ScoreName) -> st
     """Update the view of a run's deployment, or of its series, and return its address."""
     identifier = tracking.tag(handle, DEPLOYMENT_TAG)  # a resume may happen outside of the deployment
     if identifier is None:
-        return _share(handle, view_of_series(Tag.SERIES, series, scores=[score_name]))
+        return share(handle, view_of_series(Tag.SERIES, series, scores=[score_name]))
     name = tracking.tag(handle, DEPLOYMENT_NAME_TAG)
-    return _share(handle, view_of_series(DEPLOYMENT_TAG, identifier, name, [score_name]))
+    return share(handle, view_of_series(DEPLOYMENT_TAG, identifier, name, [score_name]))
 
 
 def share_study(parent: RunHandle, scores: Iterable[ScoreName | None]) -> str:
     """Update the view of a study's trainings, and return its address."""
     names = [name for name in dict.fromkeys(scores) if name is not None]
-    return _share(parent, view_of_study(parent.run_id, names or ACCURACY))
+    return share(parent, view_of_study(parent.run_id, names or ACCURACY))
 
 
-def share_sweep(parent: RunHandle, settings: Sequence[str]) -> str:
-    """Update the view of a sweep's trials, and return its address."""
-    return _share(parent, view_of_sweep(parent.run_id, settings))
-
-
-def _share(handle: RunHandle, view: View) -> str:
+def share(handle: RunHandle, view: View) -> str:
+    """Update a view, name it in the run's tags, and return its address."""
     address = share_view(handle.tracking_uri, handle.experiment_id, view)
     tracking.set_tags(handle, {Tag.VIEW: address})
     return address

@@ -1,7 +1,7 @@
 """Prefect's temporary API: an API on loopback while a command runs, if no server is given.
 
-Prefect would start it later, when a flow starts, would import its server into this process too (1.4 s), and would leave
-it running when this process is killed. As a program, this module is that API.
+Prefect's own starts with the flow, imports its server here too (1.4 s), and outlives this process if it is killed. As a
+program, this module is that API.
 """
 
 import atexit
@@ -109,9 +109,8 @@ def prepare_api(environment: Environment) -> TemporaryApi | None:
     try:
         settings.home.mkdir(parents=True, exist_ok=True)  # Prefect makes it only where its parent is there
     except OSError as error:
-        raise InputError(
-            f"PREFECT_HOME={settings.home} cannot be made ({error}); set it to a directory of yours"
-        ) from error
+        fault = f"PREFECT_HOME={settings.home} cannot be made ({error})"
+        raise InputError(f"{fault}; set it to a directory of yours") from error
     return start_api()
 
 

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
+
+from pydantic import BaseModel
 
 from paceline.conf.config import Config
 from paceline.conf.environment import Environment
@@ -21,27 +23,22 @@ ARTIFACTS: dict[Kind, str] = {
 }
 
 
-class Request(Protocol):
-    """What a request must provide: its config, and a JSON dump."""
-
-    @property
-    def config(self) -> Config:
-        """Settings that its trainings share."""
-
-    def model_dump(self, *, mode: str) -> dict[str, Any]:
-        """JSON of the request."""
-
-
 @contextmanager
 def open_parent_run(
-    kind: Kind, request: Request, environment: Environment, experiment_id: str, workload: str, resume: str | None
+    kind: Kind,
+    config: Config,
+    request: BaseModel,
+    environment: Environment,
+    experiment_id: str,
+    workload: str,
+    resume: str | None,
 ) -> Iterator[RunHandle]:
     """Open a new run with the request, or resume one."""
     if resume is not None:
         with resume_run(environment, resume, kind, workload) as parent:
             yield parent
         return
-    with new_run(request.config, environment, experiment_id, kind, workload) as parent:
+    with new_run(config, environment, experiment_id, kind, workload) as parent:
         tracking.log_document(parent, ARTIFACTS[kind], request.model_dump(mode="json"))
         yield parent
 

@@ -1,6 +1,6 @@
 """Retries for stages that fail for transient reasons."""
 
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from prefect import Task
 
@@ -13,10 +13,8 @@ R = TypeVar("R")
 
 def with_retries(stage: Task[P, R], limits: Limits) -> Task[P, R]:
     """Give a stage the retries of `limits`, for transient errors only."""
-
-    def is_retriable(stage: Task[Any, Any], run: object, state: Any) -> bool:
-        return is_transient(state.data)
-
     return stage.with_options(
-        retries=limits.retries, retry_delay_seconds=limits.retry_delay_seconds, retry_condition_fn=is_retriable
+        retries=limits.retries,
+        retry_delay_seconds=limits.retry_delay_seconds,
+        retry_condition_fn=lambda stage, run, state: is_transient(state.data),
     )

@@ -136,7 +136,6 @@ def defer_signals() -> Iterator[None]:
         yield
         return
     hold = _Hold()
-    hold.begin()
     try:
         _holding.append(hold)
         yield
@@ -151,8 +150,6 @@ class _Hold:
     def __init__(self) -> None:
         self._handlers = {number: signal.getsignal(number) for number in SIGNALS}
         self._received: list[int] = []
-
-    def begin(self) -> None:
         for number, handler in self._handlers.items():
             if handler is not signal.SIG_IGN:
                 signal.signal(number, self._on_signal)

@@ -19,16 +19,8 @@ from paceline.flows.lifecycle.outage import outlive_outages
 from paceline.flows.lifecycle.signals import stop_on_signal
 from paceline.flows.predict.request import PREDICTIONS_FILE
 from paceline.tasks.errors import InputError
-from paceline.tasks.evaluate.linear_classifier import (
-    Features,
-    Fitted,
-    Kind,
-    check_classes,
-    count_common_images,
-    fit_and_score,
-    of_classes,
-    read_features,
-)
+from paceline.tasks.evaluate import linear_classifier
+from paceline.tasks.evaluate.linear_classifier import Features, Fitted, Kind
 from paceline.tasks.measure.energy import EnergyMeter
 from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.redact import redact_errors
@@ -66,7 +58,7 @@ def check_classify(request: ClassifyRequest, environment: Environment) -> tuple[
             "a classifier is scored on images that it was not fitted on",
             setting="TEST",
         )
-    check_classes(Path(request.train), Path(request.test))
+    linear_classifier.check_classes(Path(request.train), Path(request.test))
     config = load("folder", [*request.overrides, f"name={train['layer']}"])
     return config, preflight.check_servers(config, environment), train
 
@@ -98,9 +90,9 @@ def run_classify(request: ClassifyRequest) -> dict[str, Any]:
     started = time.monotonic()
     environment = Environment()
     config, experiment_id, facts = result_of(check_classify, request, environment)
-    train, test = (read_features(Path(directory)) for directory in (request.train, request.test))
-    num_test, test = len(test.labels), of_classes(test, set(train.labels))
-    shared = count_common_images(train, test)
+    train, all_test = (linear_classifier.read_features(Path(path)) for path in (request.train, request.test))
+    test = linear_classifier.of_classes(all_test, set(train.labels))
+    num_test, shared = len(all_test.labels), linear_classifier.count_common_images(train, test)
     with new_run(config, environment, experiment_id, "classify") as handle:
         if len(test.labels) < num_test:
             get_run_logger().warning(
@@ -135,7 +127,7 @@ def run_classify(request: ClassifyRequest) -> dict[str, Any]:
 
 def _fit(kind: Kind, train: Features, test: Features, seed: int) -> Fitted:
     energy = EnergyMeter()
-    fitted = fit_and_score(kind, train, test, seed).model_copy(update={"joules": energy.joules()})
+    fitted = linear_classifier.fit_and_score(kind, train, test, seed).model_copy(update={"joules": energy.joules()})
     get_run_logger().info("%s: accuracy %.4f, fitted in %.1f s", kind, fitted.accuracy, fitted.fit_seconds)
     if not fitted.converged:
         get_run_logger().warning("%s has not converged; its accuracy is that of where it stopped", kind)

@@ -64,15 +64,16 @@ def run_predict(request: PredictRequest) -> dict[str, Any]:
         _cluster(checked, environment) as address,
         new_run(config, environment, checked.experiment_id, "predict") as handle,
     ):
-        tags = {Tag.MODEL: request.model, Tag.MODEL_DIGEST: checked.settings.model_digest}
-        tracking.set_tags(handle, tags | {Tag.PREDICTIONS: str(checked.out)})
+        digest = checked.settings.model_digest
+        tags = {Tag.MODEL: request.model, Tag.MODEL_DIGEST: digest, Tag.PREDICTIONS: str(checked.out)}
+        tracking.set_tags(handle, tags)
         if checked.other_package is not None:
             get_run_logger().warning("%s: its predictions may have changed", checked.other_package)
         checked.out.mkdir(parents=True, exist_ok=True)
         facts: dict[str, Any] = {
             **{name: getattr(request, name) for name in ("model", "source", "layer", "own_size")},
             "key": checked.key,
-            "model_digest": checked.settings.model_digest,
+            "model_digest": digest,
             "model_recorded": has_recorded_digest(request.model),
             "task": checked.facts.model.task,
             "class_names": list(checked.facts.class_names),
@@ -80,11 +81,8 @@ def run_predict(request: PredictRequest) -> dict[str, Any]:
         }
         _write_facts(checked.out, facts)
         if not facts["model_recorded"]:
-            get_run_logger().warning(
-                "%s is a directory, which no run of MLflow records; its digest is %s",
-                request.model,
-                checked.settings.model_digest,
-            )
+            log = get_run_logger()
+            log.warning("%s is a directory, which no run of MLflow records; its digest is %s", request.model, digest)
         # Quoted, or Prefect would inspect every name.
         stage = with_retries(predict, config.limits)
         limit = config.limits.predict_seconds
@@ -121,9 +119,7 @@ def _numbers(predicted: Predicted) -> dict[str, Any]:
     pixels = np.sum([record.class_pixels for record in predicted.records if record.class_pixels], axis=0)
     predicted_now = counts["num_samples"] + counts["num_rejected"] - predicted.num_reused
     return {
-        "num_samples": counts["num_samples"],
-        "num_rejected": counts["num_rejected"],
-        "num_unread": counts["num_unread"],
+        **{name: counts[name] for name in ("num_samples", "num_rejected", "num_unread")},
         "num_reused": predicted.num_reused,
         "accuracy": counts["num_correct"] / counts["num_known"] if counts["num_known"] else None,
         "mean_iou": mean_iou(pixels.tolist()) if pixels.any() else None,

@@ -74,18 +74,16 @@ def check_predict(request: PredictRequest, environment: Environment) -> Predicti
     """Check model, images, devices, stores and the place for the result; fetch the model."""
     directory, facts = fetch_model(environment.tracking_uri, request.model, environment.root)
     other_package = check_package(facts.model, facts.package)
-    num_values = 0
+    num_values, heads = 0, (len(facts.class_names), len(facts.target_names))
     if request.layer is not None:
-        heads = len(facts.class_names), len(facts.target_names)
         num_values = check_layer(request.layer, facts.model, facts.image_shape, heads)
     if request.own_size:
         if request.layer is not None:
             raise InputError(
                 "--own-size cannot be used with --layer",
                 hint="--own-size applies to the output of segmentation and denoising models only",
-                setting="--own-size",
             )
-        check_own_size(facts.model, facts.image_shape, (len(facts.class_names), len(facts.target_names)))
+        check_own_size(facts.model, facts.image_shape, heads)
     config, images = _source(request, facts)
     config, hardware = _workers(config, request, environment)
     plan = resolve(config, hardware, 0)

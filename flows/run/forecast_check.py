@@ -25,9 +25,8 @@ def execution_of(plan: Plan) -> str:
 def check_prediction(outcome: Outcome, handle: RunHandle) -> dict[str, Any] | None:
     """Compare the newest forecast for this work, execution and number of devices with the run, and log the result.
 
-    Returns:
-        The fields of `Check`, and `calibration`: a verdict on all forecasts of the experiment. None on one device,
-        without a measured efficiency, or on a contaminated machine.
+    Returns the fields of `Check`, and `calibration`: a verdict on all forecasts of the experiment. None on one device,
+    without a measured efficiency, or on a contaminated machine.
     """
     plan, speedup = outcome.plan, outcome.speedup
     if plan.world_size < 2 or speedup.efficiency is None or speedup.contaminated:  # noqa: PLR2004
@@ -37,8 +36,7 @@ def check_prediction(outcome: Outcome, handle: RunHandle) -> dict[str, Any] | No
     for run in find_runs(handle.tracking_uri, handle.experiment, finished):
         if run.tags.get(Tag.EXECUTION) != execution_of(plan):
             continue
-        document = read_document(handle.tracking_uri, run.run_id, Artifact.ADVICE)
-        advice = _parse(AdviseResult, document)
+        advice = _parse(AdviseResult, read_document(handle.tracking_uri, run.run_id, Artifact.ADVICE))
         for prediction in advice.predictions if advice else ():
             if (prediction.num_devices, prediction.scaling) == (plan.world_size, outcome.config.recipe.batch_scaling):
                 measured = speedup.efficiency * plan.world_size

@@ -136,15 +136,17 @@ def judged_metrics(outcome: Outcome) -> dict[str, float | None]:
 
 def compile_metrics(trained: TrainResult) -> dict[str, float | None]:
     """Effect and cost of compilation; empty for an eager network."""
-    if trained.compile is None:
-        return {}
     stats = trained.compile
-    return {
-        Metric.COMPILE_HIT_RATE: stats.hit_rate,
-        Metric.COMPILE_NUM_GRAPHS: stats.num_graphs,
-        Metric.COMPILE_SECONDS: stats.seconds,
-        Metric.BREAK_EVEN_STEPS: break_even_steps(trained),
-    }
+    return (
+        {}
+        if stats is None
+        else {
+            Metric.COMPILE_HIT_RATE: stats.hit_rate,
+            Metric.COMPILE_NUM_GRAPHS: stats.num_graphs,
+            Metric.COMPILE_SECONDS: stats.seconds,
+            Metric.BREAK_EVEN_STEPS: break_even_steps(trained),
+        }
+    )
 
 
 def _tags(outcome: Outcome, verdicts: Verdicts, handle: RunHandle) -> dict[str, str]:

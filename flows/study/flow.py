@@ -31,12 +31,10 @@ from paceline.tasks.speedup.study.pairs import StudyRuns
 
 @reusable
 def check_study(request: StudyRequest, environment: Environment) -> list[PlannedArm]:
-    """Check every arm before any work starts. Raises InputError: naming the arm that cannot run."""
+    """Check every arm before any work starts; raise InputError naming the arm that cannot run."""
     if request.repeats < 1:
-        raise InputError(
-            f"repeats={request.repeats}; every arm is trained at least once: use 3 or more for intervals",
-            setting="--repeats",
-        )
+        fault = f"repeats={request.repeats}; every arm is trained at least once: use 3 or more for intervals"
+        raise InputError(fault, setting="--repeats")
     if bool(request.axes) == bool(request.arms):
         raise InputError("a study has either axes or arms", hint="--axis execution.num_devices=1,2", setting="--axis")
     return check_arms(request, environment) if request.arms else _check_axes(request, environment)
@@ -75,7 +73,7 @@ def run_study(request: StudyRequest, resume: str | None = None) -> dict[str, Any
     environment = Environment()
     arms = result_of(check_study, request, environment)
     cancel_older()
-    with open_study(request.kind, request, arms, environment, resume) as (work, arms):
+    with open_study(request, arms, environment, resume) as (work, arms):
         run_all(work, arms)
         log = _log_arms if request.arms else _log_axes
         summary, notes = log(request, work, arms, started)

@@ -8,6 +8,11 @@ from paceline.tasks.records import EvaluateResult, TrainResult
 from paceline.tasks.speedup.steady_state import steady_rate
 from paceline.tasks.speedup.study.records import ArmRun, StudyArm
 
+OF_TRAINING = (
+    *("world_size", "num_epochs", "startup_seconds", "time_budget", "data_wait_fraction", "communication_fraction"),
+    *("idle_fraction", "peak_memory_bytes", "energy_joules", "predictions", "compile"),
+)
+
 
 def arm_run(arm: StudyArm, trained: TrainResult, evaluated: EvaluateResult) -> ArmRun:
     """Collect the metrics of a training that a study compares."""
@@ -19,28 +24,18 @@ def arm_run(arm: StudyArm, trained: TrainResult, evaluated: EvaluateResult) -> A
         arm=arm.name,
         repeat=0,
         position=0,
-        world_size=trained.world_size,
-        num_epochs=trained.num_epochs,
+        **{name: getattr(trained, name) for name in OF_TRAINING},
         samples_per_second=steady_rate(trained),
         epoch_seconds=sorted(lengths)[len(lengths) // 2] if lengths else None,
         first_epoch_seconds=ends[0] - startup if ends and startup is not None else None,
-        startup_seconds=startup,
         end_to_end_seconds=ends[-1] if ends else None,
         score_name=evaluated.score_name,
         score=evaluated.score,
         num_test=evaluated.num_samples,
         validation=tuple(zip(ends, trained.validation_scores[-len(ends) :], strict=False)),
-        time_budget=trained.time_budget,
-        data_wait_fraction=trained.data_wait_fraction,
-        communication_fraction=trained.communication_fraction,
-        idle_fraction=trained.idle_fraction,
-        peak_memory_bytes=trained.peak_memory_bytes,
-        energy_joules=trained.energy_joules,
         contaminated=bool(restarted) or (trained.validity.contaminated if trained.validity else None),
         contamination=restarted + (trained.validity.reasons if trained.validity else ()),
-        predictions=trained.predictions,
         prediction_samples_per_second=evaluated.samples_per_second,
-        compile=trained.compile,
     )
 
 

@@ -23,7 +23,7 @@ OWN_SECTIONS = ("model.", "recipe.")
 
 
 def check_arms(request: StudyRequest, environment: Environment) -> list[PlannedArm]:
-    """Check everything before any work starts. Raises InputError: one line with the value, the rule and the fix."""
+    """Check everything before any work starts; raise InputError for the first fault."""
     _check_request(request)
     list_data = cache(describe)
     listing = list_data(request.config.data)
@@ -61,17 +61,11 @@ def _check_request(request: StudyRequest) -> None:
             setting="model.pretrained",
         )
     if config.model.freeze != "none":
-        raise InputError(
-            f"model.freeze={config.model.freeze}: the arms differ in model.freeze",
-            hint="remove model.freeze",
-            setting="model.freeze",
-        )
+        raise InputError(f"model.freeze={config.model.freeze}: the arms differ in model.freeze; remove model.freeze")
     if config.execution.accelerator != "cpu":
         raise InputError(
             f"execution.accelerator={config.execution.accelerator} cannot be used with paceline no-gpu, which measures "
-            "on CPUs",
-            hint=f"remove execution.accelerator={config.execution.accelerator}",
-            setting="execution.accelerator",
+            f"on CPUs; remove execution.accelerator={config.execution.accelerator}"
         )
     if config.execution.num_nodes > 1:
         raise InputError(

@@ -1,40 +1,31 @@
 """Records a study with arms: the report in its run, and the ratios in the runs of each arm."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.conf.environment import Environment
 from paceline.flows.hardware_table import trained_runs
 from paceline.flows.lifecycle.mlflow_views import share_study
 from paceline.flows.lifecycle.report_artifacts import describe_devices, log_environment, log_report
+from paceline.flows.study.request import StudyRequest
 from paceline.flows.study.trainings import PlannedArm
 from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.predict.throughput import PredictionThroughputs
 from paceline.tasks.records import PreparedSet
 from paceline.tasks.report.no_gpu_report import draw_no_gpu, render_no_gpu
 from paceline.tasks.speedup.hardware_table import SHEETS, HardwareRow, same_work, tabulate
-from paceline.tasks.speedup.study.no_gpu import (
-    FEATURES,
-    SCRATCH,
-    TRAINED,
-    Approach,
-    Gpu,
-    NoGpuResult,
-    TargetScore,
-    on_gpu,
-    ways_of,
-)
+from paceline.tasks.speedup.study import no_gpu
+from paceline.tasks.speedup.study.no_gpu import Approach, NoGpuResult
 from paceline.tasks.speedup.study.no_gpu_verdict import judge, notes_of
 from paceline.tasks.speedup.study.pairs import StudyRuns
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.run import RunHandle
 
-if TYPE_CHECKING:
-    from paceline.flows.study.request import StudyRequest
-
 ACCELERATOR = "execution.accelerator"
+SUMMARY = (
+    *("run_id", "experiment", "choice", "verdict", "num_repeats", "target", "targets", "ways", "prediction_ratio"),
+    "seconds",
+)
 
 
 @dataclass(frozen=True)
@@ -53,7 +44,7 @@ class NoGpuOutcome:
         request, checked = self.request, self.arms[-1].checked
         assert checked.pretrained is not None
         rates = self.paces.paces if self.paces else {}
-        gpu = Gpu(
+        gpu = no_gpu.Gpu(
             sheet=SHEETS[request.gpu],
             rows=self._rows(environment, parent.experiment),
             rates=rates,
@@ -62,20 +53,20 @@ class NoGpuOutcome:
             num_train=self.prepared.num_train,
             batch_size=request.config.global_batch_size,
         )
-        scratch = rates.get(SCRATCH)
+        scratch = rates.get(no_gpu.SCRATCH)
         validity = self.paces.validity if self.paces else None
         disturbance = validity.reasons if validity and validity.contaminated else ()
-        ways = ways_of(self.trainings, request.target, rates) + on_gpu(self.trainings, request.target, gpu)
+        ways = no_gpu.ways_of(self.trainings, request.target, rates)
         result = NoGpuResult(
             run_id=parent.run_id,
             experiment=parent.experiment,
             preset=request.preset,
             pretrained=checked.pretrained.summary,
-            layer=request.arms[FEATURES].linear_eval or "",
+            layer=request.arms[no_gpu.FEATURES].linear_eval or "",
             num_repeats=request.repeats,
             target=request.target,
-            targets=TargetScore(self.trainings, request.target).all(),
-            ways=ways,
+            targets=no_gpu.TargetScore(self.trainings, request.target).all(),
+            ways=ways + no_gpu.on_gpu(self.trainings, request.target, gpu),
             prediction_ratio=scratch.ratio if scratch else None,
             prediction_disturbed=disturbance,
             cost=gpu.cost,
@@ -93,7 +84,7 @@ class NoGpuOutcome:
         rows = {}
         for arm in self.trainings.arms:
             done = self.trainings.of(arm)
-            same = same_work(on_gpus, done[0].facts) if done and arm.name in TRAINED else []
+            same = same_work(on_gpus, done[0].facts) if done and arm.name in no_gpu.TRAINED else []
             rows[arm.name] = tuple(row for table in tabulate(same, {}, {}).tables for row in table.rows)
         return rows
 
@@ -152,17 +143,5 @@ def _log_way(parent: RunHandle, way: Approach) -> None:
 
 def summarise_no_gpu(result: NoGpuResult, parent: RunHandle) -> dict[str, Any]:
     """The JSON of `paceline no-gpu`; names and shape are the public contract."""
-    return {
-        "run_id": result.run_id,
-        "experiment": result.experiment,
-        "tracking_uri": parent.public_uri,
-        "choice": result.choice,
-        "verdict": result.verdict,
-        "num_repeats": result.num_repeats,
-        "target": result.target,
-        "targets": list(result.targets),
-        "ways": [way.model_dump(mode="json") for way in result.ways],
-        "prediction_ratio": result.prediction_ratio and result.prediction_ratio.model_dump(mode="json"),
-        "report": Artifact.REPORT,
-        "seconds": result.seconds,
-    }
+    summary = result.model_dump(mode="json", include={*SUMMARY})
+    return summary | {"tracking_uri": parent.public_uri, "report": Artifact.REPORT}

@@ -1,13 +1,12 @@
 """Records a study: the report in its parent run, and the ratios in the runs of the arms."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.flows.lifecycle.mlflow_views import share_study
 from paceline.flows.lifecycle.report_artifacts import describe_devices, log_environment, log_report
+from paceline.flows.study.request import StudyRequest
 from paceline.tasks.evaluate.metrics import discordant
 from paceline.tasks.evaluate.pixel_metrics import score_difference
 from paceline.tasks.names import Artifact, Metric, Tag
@@ -22,8 +21,11 @@ from paceline.tasks.track import run as tracking
 from paceline.tasks.track.environment import package_versions
 from paceline.tasks.track.run import RunHandle
 
-if TYPE_CHECKING:
-    from paceline.flows.study.request import StudyRequest
+SUMMARY = ("run_id", "experiment", "kind", "num_repeats", "contaminated", "seconds")
+ARM_SUMMARY = (
+    *("execution", "samples_per_second", "significant", "hit_rate", "score_name", "score", "parity"),
+    *("break_even_epochs", "num_failed", "error"),
+)
 
 
 @dataclass(frozen=True)
@@ -66,13 +68,7 @@ class StudyOutcome:
 
 
 def with_parity(runs: Sequence[ArmRun], arms: Sequence[StudyArm], prepared: Mapping[str, PreparedSet]) -> list[ArmRun]:
-    """Compare the predictions of each training with the baseline of its group and repeat.
-
-    Args:
-        runs: of a study.
-        arms: of it.
-        prepared: by fingerprint.
-    """
+    """Compare the predictions of each training with the baseline of its group and repeat; `prepared` by fingerprint."""
     groups = {arm.name: arm.group for arm in arms}
     baselines = {
         (groups[run.arm], run.repeat): run
@@ -168,37 +164,23 @@ def summarise_study(result: StudyResult, parent: RunHandle) -> dict[str, Any]:
             "group": arm.arm.group,
             "run_id": arm.run_ids[0] if arm.run_ids else None,
             "run_ids": list(arm.run_ids),
-            "execution": arm.execution,
-            "samples_per_second": arm.samples_per_second,
+            **{name: getattr(arm, name) for name in ARM_SUMMARY},
             "ratio": arm.ratio.value if arm.ratio else None,
             "low": arm.ratio.low if arm.ratio else None,
             "high": arm.ratio.high if arm.ratio else None,
-            "significant": arm.significant,
             "efficiency": arm.efficiency.value if arm.efficiency else None,
             "prediction_ratio": arm.prediction_ratio.value if arm.prediction_ratio else None,
-            "hit_rate": arm.hit_rate,
-            "score_name": arm.score_name,
-            "score": arm.score,
             "accuracy": arm.score if arm.score_name == "accuracy" else None,
-            "parity": arm.parity,
-            "break_even_epochs": arm.break_even_epochs,
             "matches": None if arm.match is None else arm.match.matches,
-            "num_failed": arm.num_failed,
-            "error": arm.error,
         }
         for arm in result.arms
     ]
     return {
-        "run_id": result.run_id,
-        "experiment": result.experiment,
+        **{name: getattr(result, name) for name in SUMMARY},
         "tracking_uri": parent.public_uri,
-        "kind": result.kind,
-        "num_repeats": result.num_repeats,
         "arms": arms,
         "karp_flatt": _serial_fractions(result.scalings),
         "report": Artifact.REPORT,
-        "contaminated": result.contaminated,
-        "seconds": result.seconds,
     }
 
 

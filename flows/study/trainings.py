@@ -1,15 +1,10 @@
-"""Trainings of a study: every arm several times in a balanced order, each in a run nested in the study's.
-
-An arm brings its own training function. This module starts it, records it, repeats it after a disturbance, and reports
-its failure.
-"""
+"""Trainings of a study: every arm several times in a balanced order, each in a run nested in the study's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from prefect import get_run_logger
 
@@ -22,12 +17,13 @@ from paceline.flows.checks.measured_plan import measure_plan, train_job
 from paceline.flows.checks.origin import check_origin
 from paceline.flows.checks.preflight import PreflightResult
 from paceline.flows.lifecycle.mlflow_run import nested_run
-from paceline.flows.lifecycle.request_artifact import Kind, Request, open_parent_run
+from paceline.flows.lifecycle.request_artifact import open_parent_run
 from paceline.flows.lifecycle.retries import with_retries
 from paceline.flows.lifecycle.signals import is_interruption
 from paceline.flows.run.outcome import run_comparison_facts
 from paceline.flows.study.metrics import arm_run, training_metrics
 from paceline.flows.study.record import log_arm, log_diagnosis
+from paceline.flows.study.request import StudyRequest
 from paceline.tasks.cluster.resources import demand_of
 from paceline.tasks.cluster.start import open_cluster
 from paceline.tasks.data.prefect_tasks import prepare
@@ -49,19 +45,11 @@ MAX_SHARE_OF_REPEATS = 0.25
 """Contaminated trainings are repeated at once, until the study has grown by this share."""
 
 
-class Repeated(Request, Protocol):
-    """What the trainings need of a request."""
-
-    @property
-    def repeats(self) -> int:
-        """Trainings of each arm."""
-
-
 @dataclass(frozen=True)
 class StudyContext:
     """State that the trainings of a study share."""
 
-    request: Repeated
+    request: StudyRequest
     environment: Environment
     address: str
     parent: RunHandle
@@ -82,17 +70,9 @@ class PlannedArm:
 
 @contextmanager
 def open_study(
-    kind: Kind, request: Repeated, arms: list[PlannedArm], environment: Environment, resume: str | None
+    request: StudyRequest, arms: list[PlannedArm], environment: Environment, resume: str | None
 ) -> Iterator[tuple[StudyContext, list[PlannedArm]]]:
-    """Open the cluster, the data and the MLflow run of a study, and plan its arms for that cluster.
-
-    Args:
-        kind: of the study.
-        request: parameters of the study.
-        arms: checked; the first one names the study's workload.
-        environment: this machine's facts.
-        resume: id of an unfinished study to resume.
-    """
+    """Open the cluster, the data and the run of a study, whose workload the first of its checked arms names."""
     on_gpus = any(arm.checked.plan.accelerator == "gpu" for arm in arms)
     demand = demand_of([arm.config.execution for arm in arms], "gpu" if on_gpus else "cpu")
     check_origin(request.config.cluster, environment)  # the arms are checked, but may name another cluster
@@ -109,13 +89,14 @@ def open_study(
         if resume is not None:
             arms = [_measure_arm(arm, prepared, environment, resume, address) for arm in arms]
             _check_conditions(resume, _ledger(environment, resume), request, arms, prepared)
-        with open_parent_run(kind, request, environment, arms[0].checked.experiment_id, workload, resume) as parent:
+        experiment_id = arms[0].checked.experiment_id
+        with open_parent_run(
+            request.kind, request.config, request, environment, experiment_id, workload, resume
+        ) as parent:
             if resume is None:
                 arms = [_measure_arm(arm, prepared, environment, parent.run_id, address) for arm in arms]
-            yield (
-                StudyContext(request, environment, address, parent, prepared, _ledger(environment, parent.run_id)),
-                arms,
-            )
+            ledger = _ledger(environment, parent.run_id)
+            yield StudyContext(request, environment, address, parent, prepared, ledger), arms
 
 
 def _measure_arm(
@@ -130,18 +111,14 @@ def _ledger(environment: Environment, run_id: str) -> Ledger:
 
 
 def _check_conditions(
-    resume: str, ledger: Ledger, request: Repeated, arms: list[PlannedArm], prepared: dict[Data, PreparedSet]
+    resume: str, ledger: Ledger, request: StudyRequest, arms: list[PlannedArm], prepared: dict[Data, PreparedSet]
 ) -> None:
-    """Refuse to combine trainings of one arm on changed data, settings, versions or devices.
-
-    Raises:
-        InputError: something has changed.
-    """
+    """Refuse to combine trainings of one arm on changed data, settings, versions or devices."""
     by_name = {arm.arm.name: arm for arm in arms}
     for run in ledger.runs():
-        if run.status != "done" or run.arm not in by_name:
+        arm = by_name.get(run.arm)
+        if run.status != "done" or arm is None:
             continue
-        arm = by_name[run.arm]
         changed = differences(run.facts, _facts(request, arm, prepared[arm.config.data], run.repeat))
         if changed:
             raise InputError(
@@ -150,7 +127,7 @@ def _check_conditions(
             )
 
 
-def _facts(request: Repeated, arm: PlannedArm, prepared: PreparedSet, repeat: int) -> dict[str, str]:
+def _facts(request: StudyRequest, arm: PlannedArm, prepared: PreparedSet, repeat: int) -> dict[str, str]:
     config = arm.config.model_copy(update={"seed": request.config.seed + repeat})
     return run_comparison_facts(config, prepared, arm.checked.plan, arm.checked.pretrained)
 
@@ -159,8 +136,8 @@ def run_all(work: StudyContext, arms: list[PlannedArm]) -> None:
     """Run the trainings that are missing in the ledger."""
     by_name = {arm.arm.name: arm for arm in arms}
     order = balanced_order(list(by_name), work.request.repeats, work.request.config.seed)
-    spare = int(MAX_SHARE_OF_REPEATS * len(arms) * work.request.repeats)
     total = len(arms) * work.request.repeats
+    spare = int(MAX_SHARE_OF_REPEATS * total)
     for repeat, names in enumerate(order):
         for name in names:
             if work.ledger.has(name, repeat):
@@ -198,11 +175,8 @@ def _run_one(work: StudyContext, arm: PlannedArm, repeat: int) -> ArmRun:
     if repeat > 0 and config.speedup.diagnose:  # one diagnosis is enough
         config = make_config(config, ["speedup.baseline=none", "speedup.diagnose=false"])
     prepared = work.prepared[config.data]
-    identity = {
-        "repeat": repeat,
-        "position": work.ledger.num_runs(),
-        "facts": _facts(work.request, arm, prepared, repeat),
-    }
+    facts = _facts(work.request, arm, prepared, repeat)
+    identity = {"repeat": repeat, "position": work.ledger.num_runs(), "facts": facts}
     run_id = None
     try:
         with nested_run(work.parent, config, config.name) as handle:

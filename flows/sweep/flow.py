@@ -43,7 +43,6 @@ from paceline.tasks.sweep.space import Parameter, most_epochs, num_proposals, pa
 from paceline.tasks.train.autotune.choice import LAYER_SETTINGS
 
 JOURNAL = "trials.journal"
-"""In the run's directory."""
 NETWORK = {"model.name", "model.width", "model.depth"}
 LOOK_SECONDS = 1.0
 """Interval of checks for finished trials; bounds the delay of a signal."""
@@ -148,7 +147,8 @@ def run_sweep(request: SweepRequest, resume: str | None = None) -> dict[str, Any
                 "raise data.validation_fraction"
             )
         workload = workload_fingerprint(config.workload, prepared.fingerprint, checked.weights)
-        with open_parent_run("sweep", request, environment, planned.checked.experiment_id, workload, resume) as parent:
+        experiment_id = planned.checked.experiment_id
+        with open_parent_run("sweep", request.config, request, environment, experiment_id, workload, resume) as parent:
             share = replace(checked, plan=preflight.plan_on(config, room.share, checked.num_train), hardware=room.share)
             plan = measure_plan(config, share, prepared, parent.run_id, environment, address).plan
             log = get_run_logger()

@@ -1,12 +1,11 @@
 """Records a sweep in its MLflow run: the table of trials, the report, the best trial's settings."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from paceline.flows.lifecycle.mlflow_views import share_sweep
+from paceline.flows.lifecycle.mlflow_views import share
 from paceline.flows.lifecycle.report_artifacts import describe_devices, log_environment, log_report
+from paceline.flows.sweep.request import SweepRequest
 from paceline.flows.sweep.trial import SweepContext
 from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.report.sweep_charts import draw_sweep
@@ -18,9 +17,9 @@ from paceline.tasks.sweep.space import most_epochs
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.environment import package_versions
 from paceline.tasks.track.run import RunHandle
+from paceline.tasks.track.ui_views import view_of_sweep
 
-if TYPE_CHECKING:
-    from paceline.flows.sweep.request import SweepRequest
+SUMMARY = ("run_id", "experiment", "sampler", "pruner", "score_name", "occupancy", "seconds")
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ def log_sweep(outcome: SweepOutcome) -> tuple[SweepResult, dict[str, Any]]:
     environment = log_environment(parent, outcome.work.checked.hardware)
     log_report(parent, render_sweep(result, environment), draw_sweep(result))
     tracking.log_document(parent, Artifact.SWEEP, result.model_dump(mode="json"))
-    view = share_sweep(parent, [parameter.setting for parameter in result.parameters])
+    view = share(parent, view_of_sweep(parent.run_id, [parameter.setting for parameter in result.parameters]))
     summary = summarise_sweep(result, parent) | {"view": view}
     tracking.log_document(parent, Artifact.SUMMARY, summary)
     tracking.log_facts(parent, _metrics(result), _tags(result))
@@ -98,22 +97,16 @@ def summarise_sweep(result: SweepResult, parent: RunHandle) -> dict[str, Any]:
     """The JSON of `paceline sweep`; names and shape are the public contract."""
     best = result.best
     return {
-        "run_id": result.run_id,
-        "experiment": result.experiment,
+        **{name: getattr(result, name) for name in SUMMARY},
         "tracking_uri": parent.public_uri,
-        "sampler": result.sampler,
-        "pruner": result.pruner,
         "at_once": result.at_once.value,
-        "score_name": result.score_name,
         "best": _plain(result, best) | {"test_score": best.test_score} if best else None,
         "trials": [_plain(result, trial) for trial in result.trials],
         "num_done": result.num("done"),
         "num_pruned": result.num("pruned"),
         "num_failed": result.num("failed"),
-        "occupancy": result.occupancy,
         "speedup": _speedup(result),
         "report": Artifact.REPORT,
-        "seconds": result.seconds,
     }
 
 
