@@ -1,5 +1,7 @@
 """The samples of a source as plain data, and how a share of each class is held out."""
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
