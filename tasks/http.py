@@ -8,8 +8,7 @@ import urllib.request
 from http import HTTPStatus
 from typing import Any
 
-ANSWER_SECONDS = 5.0
-"""A server on the same network that is well answers in a thousandth of it."""
+ANSWER_SECONDS = 5.0  # a server on the same network that is well answers in a thousandth of it
 
 
 def ask(url: str, user: str | None = None, body: dict[str, Any] | None = None) -> bytes:

@@ -15,8 +15,7 @@ from paceline.tasks.files import sha256_of, write_durably
 from paceline.tasks.records import ModelFacts, PreparedSet
 
 FACTS, WEIGHTS = "model.json", "weights.pt"
-TRAINING = {"pretrained", "freeze"}
-"""Settings of a model without which its network is the same."""
+TRAINING = {"pretrained", "freeze"}  # settings of a model without which its network is the same
 
 
 def digest_of(facts: ModelFacts) -> str:

@@ -71,10 +71,8 @@ class Tag:
         return f"paceline.auto.{setting}"
 
 
-REGRESSION_EVENT = "paceline.regression"
-"""Prefect event that an automation may wait for."""
-SERIES_RESOURCE = "paceline.series"
-"""Prefix of the event's resource."""
+REGRESSION_EVENT = "paceline.regression"  # Prefect event that an automation may wait for
+SERIES_RESOURCE = "paceline.series"  # prefix of the event's resource
 
 
 class Metric:

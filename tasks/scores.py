@@ -12,8 +12,7 @@ from paceline.tasks.records import EvaluateResult, ScoreName
 SCORE_WORDS: dict[ScoreName, str] = {"accuracy": "accuracy", "mean_iou": "mean IoU", "ssim": "SSIM"}
 SCORE_OF_TASK: dict[Task, ScoreName] = {"classify": "accuracy", "segment": "mean_iou", "denoise": "ssim"}
 """What models of each task are judged by, as `paceline.tasks.model.objectives` measures it."""
-SCORE = "score"
-"""What the scores of different tasks have in common."""
+SCORE = "score"  # what the scores of different tasks have in common
 
 
 def score_word(names: Iterable[ScoreName | None]) -> str:

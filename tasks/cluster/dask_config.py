@@ -9,8 +9,7 @@ import yaml
 
 from paceline.conf.load import DASK_SETTINGS
 
-ENVIRON = "distributed.nanny.pre-spawn-environ."
-"""Variables that nannies give to their workers."""
+ENVIRON = "distributed.nanny.pre-spawn-environ."  # variables that nannies give to their workers
 
 
 @cache

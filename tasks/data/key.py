@@ -9,8 +9,7 @@ from paceline.tasks.data.decode.transform import TRANSFORM_VERSION
 from paceline.tasks.data.listing import Listing, SampleListing
 from paceline.tasks.data.sources import registry
 
-FORMAT_VERSION = 2
-"""Version of the files and the manifest of a prepared set."""
+FORMAT_VERSION = 2  # version of the files and the manifest of a prepared set
 
 
 def preparation_key(listing: SampleListing, data: Data) -> str:

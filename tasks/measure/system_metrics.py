@@ -14,12 +14,10 @@ import psutil
 from paceline.tasks.measure.gpu import gpu_loads
 from paceline.tasks.metrics_file import SYSTEM_METRIC_PREFIX
 
-FIRST_SECONDS = 0.2
-"""That the first sample is of, unless the training ends sooner."""
+FIRST_SECONDS = 0.2  # that the first sample is of, unless the training ends sooner
 FIRST_SAMPLES = 10
 FIRST_SAMPLE_SECONDS = 1.0
-SAMPLE_SECONDS = 10.0
-"""Between samples, after the first ones, of which a short run has none other."""
+SAMPLE_SECONDS = 10.0  # between samples, after the first ones, of which a short run has none other
 MEGABYTE = 1e6
 
 LogMetrics = Callable[[dict[str, float], int], None]

@@ -202,8 +202,7 @@ class Denoising(Task):
         return outputs[0], batch.images_NCHW
 
 
-PixelTask = Segmentation | Denoising
-"""Objectives with example pictures (`select_example`)."""
+PixelTask = Segmentation | Denoising  # objectives with example pictures (`select_example`)
 
 
 def task_of(config: Config, prepared: PreparedSet) -> Task:

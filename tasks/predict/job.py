@@ -13,8 +13,7 @@ from paceline.tasks.data.samples import Samples
 from paceline.tasks.predict.images import Images
 from paceline.tasks.records import Reads, Record
 
-VERSION = 2
-"""Grows when a file of predictions gets another content."""
+VERSION = 2  # grows when a file of predictions gets another content
 BATCH_PIXELS = 256 * 32 * 32
 MAX_BATCH = 256
 

@@ -19,8 +19,7 @@ from paceline.tasks.predict.job import Part
 from paceline.tasks.predict.outputs import Arrays, Asked
 from paceline.tasks.records import ModelFacts
 
-PIXEL_TASKS = ("segment", "denoise")
-"""Tasks with outputs per pixel."""
+PIXEL_TASKS = ("segment", "denoise")  # tasks with outputs per pixel
 _ROWS = 256
 
 

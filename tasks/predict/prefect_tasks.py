@@ -33,8 +33,7 @@ SAME = {
     "features": "the features of {} images point the same way",
 }
 """What agrees, by the unit of a parity."""
-FEW = ("samples", "features")
-"""Units of which an image is one."""
+FEW = ("samples", "features")  # units of which an image is one
 
 
 class Predicted(Record):

@@ -10,12 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-SIDE = 256
-"""Of a tile of a larger image, pixels, where the margins leave half of it."""
-MAX_SIDE = 2048
-"""Of a tile, pixels: what a network of 32 features at full size still fits into memory with."""
-STEP = 32
-"""Tiles of smaller images have sides that are multiples of it: torch tunes a network again for each new size."""
+SIDE = 256  # of a tile of a larger image, pixels, where the margins leave half of it
+MAX_SIDE = 2048  # of a tile, pixels: what a network of 32 features at full size still fits into memory with
+STEP = 32  # tiles of smaller images have sides that are multiples of it: torch tunes a network again for each new size
 
 
 class Grid(NamedTuple):

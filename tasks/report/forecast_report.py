@@ -12,8 +12,7 @@ from paceline.tasks.speedup.forecast.model import MAX_DEVICES
 from paceline.tasks.speedup.forecast.records import Advice, AdviseResult, Check, Limits, Prediction, calibration
 
 KINDS = ("strong", "weak")
-MAX_NUMBERED_CHECKS = 20
-"""More checks have no room for a number each."""
+MAX_NUMBERED_CHECKS = 20  # more checks have no room for a number each
 
 
 def draw_advise(result: AdviseResult, checks: Sequence[Check]) -> dict[str, Figure]:

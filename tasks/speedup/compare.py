@@ -201,8 +201,7 @@ def compare_notes(comparison: Comparison) -> list[str]:
     return [limits, *notes]
 
 
-EXECUTION = ("precision", "memory_format", "compile", "loading")
-"""Settings that name how a device executed a training."""
+EXECUTION = ("precision", "memory_format", "compile", "loading")  # settings that name how a device executed a training
 
 
 def is_plain(run: ComparedRun, baseline: Arm) -> bool:

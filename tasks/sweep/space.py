@@ -18,8 +18,7 @@ FORM = "write log(a,b), lin(a,b), int(a,b[,step]) or x,y,z"
 INSIDE = 1 / math.pi
 """Where between its ends a range is tried as well, so that a setting of whole numbers refuses one of real numbers."""
 MIN_CHOICES = 2
-NUM_TRIALS = 20
-"""Default; a grid has its own number."""
+NUM_TRIALS = 20  # default; a grid has its own number
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 _RANGE = re.compile(r"(?P<kind>log|lin|int)\((?P<numbers>[^()]*)\)")
 

@@ -27,8 +27,7 @@ WITHHELD = re.compile(
     r"|webhooks)(/|$)"
 )
 """Flask's routes of that kind, by the rule that Flask has matched and not by the path as a caller spelled it."""
-QUERY = "token"
-"""Name of the token in the address that is opened first."""
+QUERY = "token"  # name of the token in the address that is opened first
 REFUSAL = "This server needs its token. Open the address that paceline ui has printed.\n"
 OPENED = """<!DOCTYPE html><title>MLflow</title><a href="./">MLflow</a>
 <script>location.replace(location.pathname + location.hash)</script>

@@ -16,8 +16,7 @@ from paceline.tasks.records import Record
 from paceline.tasks.redact import redact
 from paceline.tasks.track.store import existing_client
 
-MAX_RUNS = 1000
-"""Of an answer of MLflow's."""
+MAX_RUNS = 1000  # of an answer of MLflow's
 
 
 class FoundRun(Record):

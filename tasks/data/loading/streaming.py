@@ -194,8 +194,7 @@ class StreamingLoader(TrainLoader):
         return self.answer(request, images_NCHW, labels_N, targets_NT)
 
 
-Mirror = Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.uint8]]
-"""Images (N, H, W, C) to the same, left-right."""
+Mirror = Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.uint8]]  # images (N, H, W, C) to the same, left-right
 _TRIALS = 5
 _BYTES_OF_A_TRIAL = 2**18
 

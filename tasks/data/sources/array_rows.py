@@ -25,8 +25,7 @@ IMAGES, LABELS, CLASS_NAMES = "images", "labels", "class_names"
 BLOCK_BYTES = 2**20
 MAX_LABEL_BYTES = 2**30
 COLOURS = 3
-Row = bytes | npt.NDArray[np.uint8]
-"""An encoded image, or its pixels (H, W, C)."""
+Row = bytes | npt.NDArray[np.uint8]  # an encoded image, or its pixels (H, W, C)
 
 
 class Table(NamedTuple):

@@ -40,8 +40,7 @@ SPLIT_FOLDERS: dict[str, SplitName] = {
     "train": "train",
     "test": "test",
 }
-Place = tuple[SplitName, str]
-"""The split and the class that a folder belongs to."""
+Place = tuple[SplitName, str]  # the split and the class that a folder belongs to
 
 
 class Kind(NamedTuple):

@@ -30,8 +30,7 @@ from paceline.tasks.data.sources.array_rows import (
 from paceline.tasks.data.storage import s3
 from paceline.tasks.errors import InputError, one_line
 
-MAX_CHUNK_BYTES = 2**28
-"""Limit of a chunk, which is decoded completely, and of the rows that are read at a time."""
+MAX_CHUNK_BYTES = 2**28  # limit of a chunk, which is decoded completely, and of the rows that are read at a time
 
 
 def groups(url: str) -> list[str]:

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-_NUM_MIRRORED = 2
-"""The image and its mirror image."""
+_NUM_MIRRORED = 2  # the image and its mirror image
 
 
 class ViewMean(nn.Module):

@@ -14,8 +14,7 @@ from paceline.tasks.errors import RankError
 from paceline.tasks.files import write_durably
 from paceline.tasks.records import Choice, Plan
 
-FITTING_FILE = "micro_batch.json"
-"""File in the run's directory."""
+FITTING_FILE = "micro_batch.json"  # file in the run's directory
 
 
 def with_smaller_micro_batch(plan: Plan, config: Config, error: RankError) -> Plan | None:

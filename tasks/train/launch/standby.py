@@ -17,8 +17,7 @@ from pathlib import Path
 from paceline.tasks.host import die_with
 from paceline.tasks.train.launch.heartbeat import VARIABLE as HEARTBEAT_VARIABLE
 
-PARENT = "PACELINE_SUPERVISOR"
-"""Variable with the process id of the worker with which a rank ends."""
+PARENT = "PACELINE_SUPERVISOR"  # variable with the process id of the worker with which a rank ends
 MAX_ORDER_BYTES = 65_536
 NUM_DESCRIPTORS = 3
 

@@ -11,8 +11,7 @@ from paceline.tasks.train.step.compile import any_batch_size
 from paceline.tasks.train.step.micro_batches import out_of_memory, split_into_micro_batches
 from paceline.tasks.train.step.precision import forward_context
 
-Enter = Callable[[str], object]
-"""Takes the name of the part of a step that starts."""
+Enter = Callable[[str], object]  # takes the name of the part of a step that starts
 
 
 class TrainStep:
