@@ -1,7 +1,5 @@
 """The settings of variations for larger images: crops, colours, and images that are mixed with others."""
 
-from __future__ import annotations
-
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator

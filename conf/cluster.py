@@ -1,7 +1,5 @@
 """The settings of where the Dask workers come from."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator

@@ -1,7 +1,5 @@
 """Checks between sections of a configuration. Each raises ValueError with the value, the rule and the fix."""
 
-from __future__ import annotations
-
 from paceline.conf import plugins
 from paceline.conf.data import SIGNAL_SOURCES, Data
 from paceline.conf.execution import Execution

@@ -1,7 +1,5 @@
 """Patterns of credentials inside a text, and a type for settings, which travel to databases, logs and histories."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated
 

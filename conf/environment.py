@@ -3,8 +3,6 @@
 The only module that reads environment variables for settings.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The settings of how a workload is run on its devices."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator

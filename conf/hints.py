@@ -1,7 +1,5 @@
 """Error messages in two parts, the fault and one action, and suggestions for unknown words."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Read a preset and its overrides into one `Config`, or raise an error with a hint."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from functools import cache

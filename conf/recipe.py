@@ -1,7 +1,5 @@
 """The settings of how the network is trained."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """The base class of all groups of settings, and types of values that several groups have."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Annotated, Any

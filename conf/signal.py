@@ -1,7 +1,5 @@
 """The settings of time-frequency images: how a signal becomes a picture, in hertz, milliseconds and decibels."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator

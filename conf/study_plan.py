@@ -1,7 +1,5 @@
 """Plans of studies: what to compare on which preset, by name or as a YAML file."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Self

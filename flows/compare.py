@@ -1,7 +1,5 @@
 """Compares runs of the store; divides only runs that did the same work. Starts nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from paceline.conf.environment import Environment

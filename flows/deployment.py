@@ -1,7 +1,5 @@
 """Deployments: runs that Prefect starts by schedule or from a form in its UI, with one overlap policy."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import zoneinfo

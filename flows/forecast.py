@@ -1,7 +1,5 @@
 """The forecast: profiles devices and the link, predicts N devices, ranks changes, and records the result."""
 
-from __future__ import annotations
-
 import time
 from functools import partial
 from typing import Any
@@ -48,12 +46,6 @@ MIN_PARTS = 8
 """The recipe's batch is at least this many times the smallest batch of the profile."""
 PROFILE_RANKS = 2
 """Devices of the profile, to measure their interference and the cost of messages."""
-
-
-SUMMARY = (
-    *("run_id", "experiment", "workload", "predictions", "limits", "bound", "link", "profile", "advice", "cheapest"),
-    "seconds",
-)
 
 
 class AdviseRequest(BaseModel):
@@ -260,4 +252,4 @@ def _record(handle: tracking.RunHandle, result: AdviseResult, plan: Plan) -> Non
 def summarise_advise(result: AdviseResult, handle: tracking.RunHandle) -> dict[str, Any]:
     """The JSON of `paceline advise`; names and shape are the public contract."""
     table = [list(row) for row in advise_table(result)]
-    return result.model_dump(mode="json", include={*SUMMARY}) | {"tracking_uri": handle.public_uri, "table": table}
+    return result.model_dump(mode="json", exclude={"preset"}) | {"tracking_uri": handle.public_uri, "table": table}

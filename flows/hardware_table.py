@@ -1,7 +1,5 @@
 """The hardware table: compares device models that did the same work, from runs of the store. Starts nothing."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any

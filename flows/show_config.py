@@ -1,7 +1,5 @@
 """A configuration as YAML that can be saved as a preset, with the value and the reason of each `auto`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pydantic import BaseModel

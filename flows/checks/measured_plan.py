@@ -1,7 +1,5 @@
 """Measures precision, memory format and threads that are `auto`, once for a whole study, sweep or forecast."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

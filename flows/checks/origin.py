@@ -4,8 +4,6 @@ Dask executes what a scheduler sends. Anyone may write parameters of Prefect's A
 the local user's command line and environment choose the address of a scheduler, or turn TLS off.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

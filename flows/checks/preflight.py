@@ -1,7 +1,5 @@
 """Checks of a run before any work starts. A refused run leaves nothing behind."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 A flow without a prestart, as in a deployment, opens its own cluster.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar

@@ -1,7 +1,5 @@
 """Initial weights of a network: find them by name, compare them with the network, and copy them where ranks read."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

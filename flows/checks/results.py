@@ -1,7 +1,5 @@
 """Passes the result of a command's checks to the flow that it starts, so that nothing is checked twice."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import wraps

@@ -1,7 +1,5 @@
 """`paceline advise`: predict what more devices would give before they are bought."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from typing import Any
 

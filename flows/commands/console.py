@@ -1,7 +1,5 @@
 """Arguments and output of the commands: people read stderr, programs read the last line of stdout."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -39,8 +37,6 @@ class Command(NamedTuple):
 
 
 class _Output:
-    """The state of the output of one call of the program."""
-
     quiet = False
     """Print results and errors only where a program reads them, and errors."""
     answered = False

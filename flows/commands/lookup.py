@@ -1,7 +1,5 @@
 """`paceline presets`, `paceline settings` and `paceline completion`: look up names without starting anything."""
 
-from __future__ import annotations
-
 import sys
 import textwrap
 from argparse import Namespace

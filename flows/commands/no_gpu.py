@@ -1,7 +1,5 @@
 """`paceline no-gpu`: what to do without a GPU, measured on the data and the machine at hand."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`paceline predict` and `features`: a model, or a layer of it, over images; `classify`: classifiers on features."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`paceline run`: prepare data, train, evaluate, and account for the speed of it."""
 
-from __future__ import annotations
-
 import sys
 import time
 from argparse import Namespace
@@ -66,7 +64,6 @@ def main(options: Namespace) -> None:
 
 
 def _load_run(options: Namespace) -> Config:
-    """Read the configuration of a run to resume, with the settings of the command line."""
     from paceline.tasks.track import run as tracking
 
     if options.preset is not None:

@@ -1,7 +1,5 @@
 """`paceline serve`: runs by schedule, started by this process as long as it lives."""
 
-from __future__ import annotations
-
 import os
 from argparse import Namespace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`paceline study`: measure what each factor is worth, on the same work."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from typing import Any
 

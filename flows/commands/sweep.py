@@ -1,7 +1,5 @@
 """`paceline sweep`: try other settings of a recipe, several trials at once, and report the best."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`paceline ui`: the MLflow UI on the runs of this machine."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import sys

@@ -3,8 +3,6 @@
 After a failure the two may differ: leases in memory are lost with the server, and a late run frees a slot twice.
 """
 
-from __future__ import annotations
-
 import time
 from datetime import timedelta
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Per-process lock of a Prefect flow run, which the kernel releases; ends flow runs that have lost their process."""
 
-from __future__ import annotations
-
 import atexit
 import shutil
 import socket

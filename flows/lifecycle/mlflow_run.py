@@ -1,7 +1,5 @@
 """MLflow runs that end with their true status whatever happens to the flow."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Iterator

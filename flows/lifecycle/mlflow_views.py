@@ -3,8 +3,6 @@
 Runs share that of their deployment or series; each study and each sweep has its own, which only its address opens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from prefect.artifacts import create_link_artifact

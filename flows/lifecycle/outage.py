@@ -1,7 +1,5 @@
 """Lets flows outlive an outage of Prefect's API, and repairs what lost runs have left in Prefect."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

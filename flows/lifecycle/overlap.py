@@ -1,7 +1,5 @@
 """The overlap policy `cancel-oldest`; Prefect's own limits implement the other policies."""
 
-from __future__ import annotations
-
 from uuid import UUID
 
 from prefect import get_run_logger

@@ -1,7 +1,5 @@
 """Markdown of Prefect artifacts, with escaped names of classes, files and runs."""
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Artifacts of every MLflow run with a report: the page, its pictures, and the machine."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Stores the request of a study or a sweep in its run, from which a resume reads it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Retries for stages that fail for transient reasons."""
 
-from __future__ import annotations
-
 from typing import ParamSpec, TypeVar
 
 from prefect import Task

@@ -1,7 +1,5 @@
 """Fits linear classifiers on features of some images, and scores them on others, in one MLflow run."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

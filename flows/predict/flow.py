@@ -1,7 +1,5 @@
 """Predicts a folder of images or a preset's test split with a trained model, into Parquet, in one MLflow run."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections import Counter

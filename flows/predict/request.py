@@ -1,7 +1,5 @@
 """The request of a prediction, and its checks before any work: model, images, devices, stores, output directory."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

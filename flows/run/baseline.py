@@ -1,7 +1,5 @@
 """Speedup of a run over a baseline run from the store."""
 
-from __future__ import annotations
-
 from itertools import islice
 
 from paceline.flows.checks.preflight import ROLES

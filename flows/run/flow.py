@@ -1,7 +1,5 @@
 """The pipeline: prepare, train, evaluate, account. Each stage is a Prefect task, the flow is one MLflow run."""
 
-from __future__ import annotations
-
 import time
 from contextlib import AbstractContextManager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Compares the forecasts in the store with the runs that test them."""
 
-from __future__ import annotations
-
 import time
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """Compares a run with earlier runs of the same settings, and reports a regression."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Results of the stages of a run, and the verdicts on them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any

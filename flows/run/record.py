@@ -1,7 +1,5 @@
 """Records a run: the summary of `--json`, and everything in MLflow."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Registers a model that passes the gate, and promotes it to champion."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from prefect import get_run_logger

@@ -1,7 +1,5 @@
 """The study: trains every arm several times in a balanced order. Each training is a run nested in the study's run."""
 
-from __future__ import annotations
-
 import time
 from functools import cache
 from typing import Any
@@ -44,9 +42,7 @@ def check_study(request: StudyRequest, environment: Environment) -> list[Planned
 
 def _check_axes(request: StudyRequest, environment: Environment) -> list[PlannedArm]:
     arms = expand(lambda overrides: make_config(request.config, overrides), request.axes, ladder=request.ladder)
-    base = request.config.model_copy(update={"speedup": request.config.speedup.model_copy(update={"baseline": "none"})})
-    if request.config.speedup.diagnose:
-        base = request.config
+    base = request.config if request.config.speedup.diagnose else make_config(request.config, ["speedup.baseline=none"])
     list_data = cache(describe)  # most arms have the same data
     planned = []
     for arm in arms:

@@ -1,7 +1,5 @@
 """The arm that fits a classifier on features of a frozen network, and the prediction rates of a study's networks."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

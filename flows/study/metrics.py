@@ -1,7 +1,5 @@
 """Metrics of one training of a study or a sweep, as a record and for MLflow."""
 
-from __future__ import annotations
-
 import itertools
 
 from paceline.flows.run.record import compile_metrics

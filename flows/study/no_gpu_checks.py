@@ -1,7 +1,5 @@
 """Checks of a study with arms before any work: training from scratch, fine-tuning, and a classifier on features."""
 
-from __future__ import annotations
-
 from functools import cache, partial
 
 from paceline.conf.config import Config

@@ -1,7 +1,5 @@
 """Records a study with arms: the report in its run, and the ratios in the runs of each arm."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Records a study: the report in its parent run, and the ratios in the runs of the arms."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

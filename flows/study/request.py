@@ -1,7 +1,5 @@
 """The parameters of a study, from the command, the form or the store."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field

@@ -1,7 +1,5 @@
 """Measures before a sweep how much trials on neighbouring devices slow each other down."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from pydantic import ValidationError

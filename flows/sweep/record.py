@@ -1,7 +1,5 @@
 """Records a sweep in its MLflow run: the table of trials, the report, the best trial's settings."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The parameters of a sweep, from the command, the form or the store."""
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from paceline.conf.config import Config

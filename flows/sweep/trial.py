@@ -1,7 +1,5 @@
 """One trial of a sweep: a training with its own recipe, in a thread of the flow's process."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable
@@ -123,8 +121,6 @@ def run_trial(work: SweepContext, proposal: Proposal) -> Trial | None:
 
 
 class _RunningTrial:
-    """State of a running trial."""
-
     def __init__(self, proposal: Proposal) -> None:
         self.proposal = proposal
         self.run_id = proposal.run_id
