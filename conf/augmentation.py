@@ -9,8 +9,7 @@ from paceline.conf.section import Section
 Strength = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Aspect = Annotated[float, Field(gt=0, le=10)]
-COLOURS = 3
-"""Channels of an image that has a saturation."""
+COLOURS = 3  # channels of an image that has a saturation
 
 
 class Vary(Section):

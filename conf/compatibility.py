@@ -6,10 +6,8 @@ from paceline.conf.execution import Execution
 from paceline.conf.model import Model
 from paceline.conf.recipe import FLIPPING, Recipe
 
-WHITENED_MIN_SIZE = 9
-"""Pixels of an image: whitening removes one, and the rest is halved three times."""
-MIN_DNCNN_DEPTH = 2
-"""Convolutions: into the features, and out of them."""
+WHITENED_MIN_SIZE = 9  # pixels of an image: whitening removes one, and the rest is halved three times
+MIN_DNCNN_DEPTH = 2  # convolutions: into the features, and out of them
 
 
 def check_task(data: Data, model: Model, recipe: Recipe) -> None:

@@ -17,8 +17,7 @@ from paceline.conf.recipe import Recipe
 from paceline.conf.section import Section
 
 SELF_CONTAINED_BASELINES = ("probe", "none")
-Overlap = Literal["queue", "skip", "cancel-oldest"]
-"""Policy for a scheduled run whose predecessor has not ended."""
+Overlap = Literal["queue", "skip", "cancel-oldest"]  # policy for a scheduled run whose predecessor has not ended
 
 
 class Workload(Section):

@@ -16,8 +16,7 @@ NAMES = (
     *("api_key", "access_key", "private_key", "account_key", "auth_string", "authorization"),
 )
 """Of what is secret. Where `_` stands, there may be `-` or nothing."""
-SHORT_NAMES = ("sig", "pwd", "pass", "key")
-"""Names of secret parameters in a URI; words have these letters too."""
+SHORT_NAMES = ("sig", "pwd", "pass", "key")  # names of secret parameters in a URI; words have these letters too
 
 
 def _either(names: tuple[str, ...]) -> str:

@@ -11,10 +11,8 @@ from paceline.conf.section import Fraction, OwnName, Section
 from paceline.conf.signal import Signal
 
 SIGNAL_SOURCES = frozenset(name for name, source in EMBEDDED_SOURCES.items() if source.has_signals)
-NUM_COLOURS = 3
-"""Channels of a frame of a clip, of grey ones too."""
-NUM_FRAMES, MAX_FRAMES = 8, 64
-"""Frames of a clip: the default and the largest number."""
+NUM_COLOURS = 3  # channels of a frame of a clip, of grey ones too
+NUM_FRAMES, MAX_FRAMES = 8, 64  # frames of a clip: the default and the largest number
 CLIP_SOURCES = frozenset(name for name, source in EMBEDDED_SOURCES.items() if source.facts.has_clips)
 """Sources whose samples are clips; all frames of a clip are the channels of one image."""
 MIN_CLASSES = 2

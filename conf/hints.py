@@ -7,8 +7,7 @@ from typing import Any
 
 import yaml
 
-CUTOFF = 0.7
-"""Of difflib. Words that are less alike lead to suggestions that are wrong."""
+CUTOFF = 0.7  # of difflib. Words that are less alike lead to suggestions that are wrong.
 ALIASES = {
     **dict.fromkeys(("lr", "rate", "max_lr", "base_lr"), "recipe.learning_rate"),
     **dict.fromkeys(("epochs", "epoch", "max_epochs", "num_train_epochs"), "recipe.num_epochs"),

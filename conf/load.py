@@ -17,8 +17,7 @@ from paceline.conf.hints import VALUE_ALIASES, HintedError, suggest, suggest_set
 PRESETS = Path(__file__).parent / "presets"
 DASK_SETTINGS = Path(__file__).parent / "dask" / "dask.yaml"
 M = TypeVar("M", bound=BaseModel)
-NOTHING = ("", "null", "none", "~")
-"""Words that leave an optional setting unset, in any case of their letters."""
+NOTHING = ("", "null", "none", "~")  # words that leave an optional setting unset, in any case of their letters
 
 
 class _Loader(yaml.SafeLoader):

@@ -15,11 +15,9 @@ Kind = Literal["source", "model"]
 Task = Literal["classify", "segment", "denoise"]
 """Output of a network: the class of an image, that of each of its pixels, or the image without its noise."""
 TASKS: tuple[Task, ...] = ("classify", "segment", "denoise")
-ANGLE = "angle"
-"""The one target next to the class, in radians."""
+ANGLE = "angle"  # the one target next to the class, in radians
 GROUPS: dict[Kind, str] = {"source": "paceline.sources", "model": "paceline.models"}
-MISSING = "missing"
-"""The code of a package that is registered but not installed."""
+MISSING = "missing"  # the code of a package that is registered but not installed
 SETTINGS: dict[Kind, str] = {"source": "data.source", "model": "model.name"}
 
 

@@ -6,8 +6,7 @@ from pydantic import Field, model_validator
 
 from paceline.conf.section import Section
 
-MAX_CLIP_SAMPLES = 2**24
-"""Of one clip: 128 MiB while it is turned into a picture."""
+MAX_CLIP_SAMPLES = 2**24  # of one clip: 128 MiB while it is turned into a picture
 MIN_WINDOW_SAMPLES = 4
 
 

@@ -12,8 +12,7 @@ from paceline.tasks.track.ui_views import ACCURACY, share_runs
 
 MIN_RUNS = 2
 LAST = 5
-OTHER_ROLES = ("study", "sweep", "advise", "predict", "classify", "no-gpu")
-"""Roles of runs without a training."""
+OTHER_ROLES = ("study", "sweep", "advise", "predict", "classify", "no-gpu")  # roles of runs without a training
 
 
 def compare_runs(environment: Environment, run_ids: list[str], experiment: str | None, last: int | None) -> Comparison:

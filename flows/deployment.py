@@ -25,8 +25,7 @@ from paceline.tasks.errors import InputError
 
 Arguments = ParamSpec("Arguments")
 POLL_SECONDS = 0.1
-SET_RIGHT_SECONDS = 60.0
-"""Interval of the search for runs without a process and slots without a run."""
+SET_RIGHT_SECONDS = 60.0  # interval of the search for runs without a process and slots without a run
 
 
 def schedule_of(cron: str, timezone: str) -> Schedule:

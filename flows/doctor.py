@@ -21,8 +21,7 @@ from paceline.tasks.errors import PacelineError, one_line
 from paceline.tasks.redact import redact
 from paceline.tasks.track.environment import installed_version
 
-WARN_DAYS = 30
-"""Before certificates expire."""
+WARN_DAYS = 30  # before certificates expire
 SEE = "see the message"
 
 

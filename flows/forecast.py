@@ -42,10 +42,8 @@ from paceline.tasks.train.prefect_tasks import measure
 
 TOKEN_BYTES = 4
 MESSAGE_BYTES = (1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
-MIN_PARTS = 8
-"""The recipe's batch is at least this many times the smallest batch of the profile."""
-PROFILE_RANKS = 2
-"""Devices of the profile, to measure their interference and the cost of messages."""
+MIN_PARTS = 8  # the recipe's batch is at least this many times the smallest batch of the profile
+PROFILE_RANKS = 2  # devices of the profile, to measure their interference and the cost of messages
 
 
 class AdviseRequest(BaseModel):

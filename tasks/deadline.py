@@ -5,8 +5,6 @@ ends its ranks, Dask tasks and temporary files in the usual way, in any thread. 
 of a file system that does not answer, runs in a daemon thread of its own (`within`).
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

@@ -17,8 +17,6 @@ A message is one line: the fault with the value as typed. `hint` is one action t
 given, it is the part of the message behind the last semicolon. `paceline.flows.cli` prints them as two lines.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from paceline.conf.hints import HintedError

@@ -1,7 +1,5 @@
 """Files that are whole or absent, whatever crashes while they are written."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

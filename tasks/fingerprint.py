@@ -1,7 +1,5 @@
 """Fingerprints of what is learned and of the code that runs. Knows no engine."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

@@ -1,13 +1,8 @@
 """Numbers as text for people."""
 
-from __future__ import annotations
-
-LONG_SECONDS = 99.95
-"""From here on times are written in minutes and seconds."""
-SHORT_SECONDS = 0.1
-"""Below, they are written in milliseconds."""
-DASH = "\N{EN DASH}"
-"""For unknown."""
+LONG_SECONDS = 99.95  # from here on times are written in minutes and seconds
+SHORT_SECONDS = 0.1  # below, they are written in milliseconds
+DASH = "\N{EN DASH}"  # for unknown
 
 
 def format_seconds(seconds: float) -> str:

@@ -1,7 +1,5 @@
 """Identity and capabilities of this host."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil
@@ -12,8 +10,7 @@ from pathlib import Path
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 PID_NAMESPACE = Path("/proc/self/ns/pid")
-M_MMAP_THRESHOLD = -3
-"""Of `mallopt`."""
+M_MMAP_THRESHOLD = -3  # of `mallopt`
 MOST_KEPT, MOST_MAPPED = 8 * 2**30, 4 * 2**30
 MAPPED_OF_OLD = 32 * 2**20
 """Largest threshold that older glibc (such as 2.34) accepts. It ignores a larger one, and then maps each block above

@@ -1,7 +1,5 @@
 """Requests over HTTP, with or without a user."""
 
-from __future__ import annotations
-
 import base64
 import http.client
 import json
@@ -10,16 +8,11 @@ import urllib.request
 from http import HTTPStatus
 from typing import Any
 
-ANSWER_SECONDS = 5.0
-"""A server on the same network that is well answers in a thousandth of it."""
+ANSWER_SECONDS = 5.0  # a server on the same network that is well answers in a thousandth of it
 
 
 def ask(url: str, user: str | None = None, body: dict[str, Any] | None = None) -> bytes:
-    """GET, or POST where there is a body.
-
-    Raises:
-        OSError: no answer, or (`urllib.error.HTTPError`) one that refuses.
-    """
+    """GET, or POST where there is a body. Raises OSError: no answer, or (`urllib.error.HTTPError`) one that refuses."""
     request = urllib.request.Request(url, json.dumps(body).encode() if body is not None else None)
     request.add_header("Content-Type", "application/json")
     if user is not None:
@@ -33,11 +26,7 @@ def ask(url: str, user: str | None = None, body: dict[str, Any] | None = None) -
 
 
 def status(url: str, user: str | None = None) -> int:
-    """The status of the answer to a GET.
-
-    Raises:
-        OSError: no answer.
-    """
+    """The status of the answer to a GET. Raises OSError: no answer."""
     try:
         ask(url, user)
     except urllib.error.HTTPError as error:

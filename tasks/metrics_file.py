@@ -4,8 +4,6 @@ The rank appends without waiting, and the flow reads. So a rank needs no connect
 uploaded when a process died remain in the file.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import threading
@@ -15,8 +13,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-LoggedMetric = tuple[str, float, int, int]
-"""Name, value, Unix time in milliseconds, step."""
+LoggedMetric = tuple[str, float, int, int]  # name, value, Unix time in milliseconds, step
 FILE = "metrics.jsonl"
 SYSTEM_METRIC_PREFIX = "system/"
 """Prefix of the names of system metrics, whose samples are numbered from 0 in each attempt."""

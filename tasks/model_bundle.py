@@ -3,8 +3,6 @@
 Whatever comes from outside is data: the description is checked field by field, the weights by their digest.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +15,7 @@ from paceline.tasks.files import sha256_of, write_durably
 from paceline.tasks.records import ModelFacts, PreparedSet
 
 FACTS, WEIGHTS = "model.json", "weights.pt"
-TRAINING = {"pretrained", "freeze"}
-"""Settings of a model without which its network is the same."""
+TRAINING = {"pretrained", "freeze"}  # settings of a model without which its network is the same
 
 
 def digest_of(facts: ModelFacts) -> str:

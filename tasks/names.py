@@ -1,7 +1,5 @@
 """Names in MLflow: tags, metrics and artifacts of our runs. Public contract: a name never changes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 
@@ -73,10 +71,8 @@ class Tag:
         return f"paceline.auto.{setting}"
 
 
-REGRESSION_EVENT = "paceline.regression"
-"""Prefect event that an automation may wait for."""
-SERIES_RESOURCE = "paceline.series"
-"""Prefix of the event's resource."""
+REGRESSION_EVENT = "paceline.regression"  # Prefect event that an automation may wait for
+SERIES_RESOURCE = "paceline.series"  # prefix of the event's resource
 
 
 class Metric:

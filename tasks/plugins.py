@@ -3,8 +3,6 @@
 Knows neither sources nor models.
 """
 
-from __future__ import annotations
-
 import socket
 import traceback
 from collections.abc import Iterator

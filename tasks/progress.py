@@ -1,7 +1,5 @@
 """Progress for people: bars on stderr at a terminal, elsewhere a line of text now and then."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections import deque
@@ -13,11 +11,9 @@ from datetime import timedelta
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-Advance = Callable[[int, int, str], None]
-"""Takes what is done, the total, and a note."""
+Advance = Callable[[int, int, str], None]  # takes what is done, the total, and a note
 
-LINE_SECONDS = 10.0
-"""Between two lines of text: a log of an hour gets 360 of them."""
+LINE_SECONDS = 10.0  # between two lines of text: a log of an hour gets 360 of them
 LINE_SECONDS_BESIDE_A_BAR = 60.0
 RECENT_SECONDS = 30.0
 """Over which a rate is taken: a cluster that has lost workers shows it, and one slow moment does not."""

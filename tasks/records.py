@@ -383,8 +383,7 @@ STEP_ITEMS = ("forward", "backward", "optimizer", "graph", "loop")
 """Items of the time budget that are training steps; with `data_wait` they are what the throughput is taken over."""
 
 
-ScoreName = Literal["accuracy", "mean_iou", "ssim"]
-"""A measure of quality from 0 to 1, one for each task."""
+ScoreName = Literal["accuracy", "mean_iou", "ssim"]  # a measure of quality from 0 to 1, one for each task
 
 
 class TrainResult(Record):

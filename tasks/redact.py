@@ -4,8 +4,6 @@ Secrets of this process are the values of variables such as AWS_SECRET_ACCESS_KE
 found in any text, whatever stands around them, unless they are as short and plain as words.
 """
 
-from __future__ import annotations
-
 import inspect
 import logging
 import os

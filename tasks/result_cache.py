@@ -3,8 +3,6 @@
 A result names files; it counts only as long as they are what they were. Knows nothing of stages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar

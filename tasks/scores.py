@@ -3,8 +3,6 @@
 Intersection over union (Jaccard 1912): of the pixels of a class that are predicted or present, the share that are both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 from paceline.conf.plugins import Task
@@ -14,8 +12,7 @@ from paceline.tasks.records import EvaluateResult, ScoreName
 SCORE_WORDS: dict[ScoreName, str] = {"accuracy": "accuracy", "mean_iou": "mean IoU", "ssim": "SSIM"}
 SCORE_OF_TASK: dict[Task, ScoreName] = {"classify": "accuracy", "segment": "mean_iou", "denoise": "ssim"}
 """What models of each task are judged by, as `paceline.tasks.model.objectives` measures it."""
-SCORE = "score"
-"""What the scores of different tasks have in common."""
+SCORE = "score"  # what the scores of different tasks have in common
 
 
 def score_word(names: Iterable[ScoreName | None]) -> str:

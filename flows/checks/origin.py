@@ -14,8 +14,7 @@ from paceline.conf.environment import Environment
 from paceline.conf.load import apply
 from paceline.tasks.errors import InputError
 
-FLOW_RUN = "PREFECT__FLOW_RUN_ID"
-"""Variable that Prefect's runners and workers set in the process of each flow run."""
+FLOW_RUN = "PREFECT__FLOW_RUN_ID"  # variable that Prefect's runners and workers set in the process of each flow run
 SECTION = "cluster."
 DEFAULT_KIND = Cluster().kind
 

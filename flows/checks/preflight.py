@@ -26,11 +26,9 @@ from paceline.tasks.track.connectivity import check_reachable
 from paceline.tasks.train.launch.placement import inspect
 from paceline.tasks.train.plan import resolve
 
-ROLES = ("run", "arm", "trial")
-"""Roles of runs that a run can be divided by."""
+ROLES = ("run", "arm", "trial")  # roles of runs that a run can be divided by
 RESNETS = ("resnet18", "resnet50")
-RESNET_HALVED = 32
-"""Pixels: they halve images five times."""
+RESNET_HALVED = 32  # pixels: they halve images five times
 
 
 @dataclass(frozen=True)

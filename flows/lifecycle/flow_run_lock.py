@@ -18,8 +18,7 @@ from paceline.conf.environment import Environment
 from paceline.tasks.errors import InputError
 from paceline.tasks.train.launch.run_lock import is_locked, run_lock
 
-MIN_AGE_SECONDS = 5.0
-"""The process of a younger record may be about to take its lock."""
+MIN_AGE_SECONDS = 5.0  # the process of a younger record may be about to take its lock
 _held = ExitStack()
 """Never closed: Prefect sets the last state of a run after its flow has returned, and the lock has to outlast that."""
 _owned: set[Path] = set()

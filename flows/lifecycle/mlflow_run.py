@@ -116,8 +116,7 @@ def _finish(handle: RunHandle, status: tracking.Status, error: str) -> None:
 
 
 RESUMABLE = ("run", "study", "sweep", "no-gpu")
-MIN_AGE_SECONDS = 30.0
-"""Younger runs may not have their lock yet."""
+MIN_AGE_SECONDS = 30.0  # younger runs may not have their lock yet
 
 
 def close_abandoned_runs(environment: Environment, experiment: str) -> None:

@@ -30,16 +30,12 @@ from paceline.tasks.http import ask
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-AWAY_SECONDS = 1800.0
-"""Longest wait of a flow for an API that does not answer."""
+AWAY_SECONDS = 1800.0  # longest wait of a flow for an API that does not answer
 POLL_SECONDS = 2.0
-LEASE_SECONDS = 1800.0
-"""Duration of a renewed lease: a shorter outage loses no slot."""
+LEASE_SECONDS = 1800.0  # duration of a renewed lease: a shorter outage loses no slot
 LEASE_RETRY_SECONDS = 10.0
-ENGINE = "prefect.engine"
-"""The program that a runner or a worker starts for one flow run."""
-_given_up: set[str] = set()
-"""Addresses of APIs that were away for longer."""
+ENGINE = "prefect.engine"  # the program that a runner or a worker starts for one flow run
+_given_up: set[str] = set()  # addresses of APIs that were away for longer
 
 
 def outlive_outages(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:

@@ -11,8 +11,7 @@ from prefect.states import Cancelling
 from paceline.flows.lifecycle.concurrency_slots import active_runs
 from paceline.flows.lifecycle.outage import wait_for_api
 
-POLICY_TAG = "overlap:"
-"""Prefix of the tag that names a deployment's policy; its runs have the tag too."""
+POLICY_TAG = "overlap:"  # prefix of the tag that names a deployment's policy; its runs have the tag too
 
 
 def _start_time(run: FlowRun) -> float:

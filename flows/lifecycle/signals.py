@@ -19,12 +19,10 @@ if TYPE_CHECKING:
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-AGAIN_SECONDS = 0.1
-"""Delay before a lost signal is sent again."""
+AGAIN_SECONDS = 0.1  # delay before a lost signal is sent again
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _received: list[int] = []
-_holding: list[_Hold] = []
-"""The outermost `defer_signals` that is entered, if any."""
+_holding: list[_Hold] = []  # the outermost `defer_signals` that is entered, if any
 
 
 class Terminated(SystemExit):

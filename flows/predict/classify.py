@@ -26,8 +26,7 @@ from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.redact import redact_errors
 from paceline.tasks.track import run as tracking
 
-SAME = ("model_digest", "layer")
-"""Facts that both sets of features must share."""
+SAME = ("model_digest", "layer")  # facts that both sets of features must share
 
 
 class ClassifyRequest(Section):

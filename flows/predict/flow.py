@@ -36,8 +36,7 @@ from paceline.tasks.track.models import has_recorded_digest
 FLOAT_BYTES = 4
 COUNTS = {"num_samples", "num_rejected", "num_unread", "num_known", "num_correct"}
 EXECUTION = {"accelerator", "device_name", "world_size", "num_threads", "precision", "compile"}
-LARGE_BYTES = 2**20
-"""Assumed size of a decoded image at its own size, so that a part has few of them."""
+LARGE_BYTES = 2**20  # assumed size of a decoded image at its own size, so that a part has few of them
 
 
 @flow(name="paceline-predict", flow_run_name="predict {request.source}", persist_result=False)

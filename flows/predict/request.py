@@ -30,8 +30,7 @@ from paceline.tasks.track.models import fetch_model
 from paceline.tasks.train.plan import resolve
 
 PNG_CHANNELS = (1, 3)
-PREDICTIONS_FILE = "predictions.json"
-"""File next to the parts that describes them."""
+PREDICTIONS_FILE = "predictions.json"  # file next to the parts that describes them
 
 
 class PredictRequest(Section):

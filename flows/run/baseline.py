@@ -17,8 +17,7 @@ from paceline.tasks.track.run import RunHandle
 from paceline.tasks.train.plan import arm_of
 
 MAX_BASES = 10
-MAX_SEEN = 50
-"""Runs of the same work among which to look for plain executions."""
+MAX_SEEN = 50  # runs of the same work among which to look for plain executions
 HOW = (
     "execution.num_devices=1 execution.precision=32-true execution.compile=off execution.memory_format=contiguous "
     "execution.loading=foreground speedup.baseline=none"

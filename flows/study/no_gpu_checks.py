@@ -18,8 +18,7 @@ from paceline.tasks.speedup.hardware_table import SHEETS
 from paceline.tasks.speedup.study.no_gpu import FEATURES, SCRATCH, WAYS
 from paceline.tasks.speedup.study.records import StudyArm
 
-OWN_SECTIONS = ("model.", "recipe.")
-"""In which arms may differ."""
+OWN_SECTIONS = ("model.", "recipe.")  # in which arms may differ
 
 
 def check_arms(request: StudyRequest, environment: Environment) -> list[PlannedArm]:

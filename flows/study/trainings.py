@@ -41,8 +41,7 @@ from paceline.tasks.track import run as tracking
 from paceline.tasks.track.run import RunHandle
 from paceline.tasks.train.prefect_tasks import train
 
-MAX_SHARE_OF_REPEATS = 0.25
-"""Contaminated trainings are repeated at once, until the study has grown by this share."""
+MAX_SHARE_OF_REPEATS = 0.25  # contaminated trainings are repeated at once, until the study has grown by this share
 
 
 @dataclass(frozen=True)

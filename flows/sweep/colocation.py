@@ -14,8 +14,7 @@ from paceline.tasks.files import write_durably
 from paceline.tasks.sweep.colocation import Colocation, colocation_of, judge_colocation
 from paceline.tasks.train.prefect_tasks import measure
 
-FILE = "colocation.json"
-"""In the sweep's directory, for a resume."""
+FILE = "colocation.json"  # in the sweep's directory, for a resume
 
 
 def colocation_on(work: SweepContext, baseline: str) -> tuple[Colocation | None, str]:

@@ -44,8 +44,7 @@ from paceline.tasks.train.autotune.choice import LAYER_SETTINGS
 
 JOURNAL = "trials.journal"
 NETWORK = {"model.name", "model.width", "model.depth"}
-LOOK_SECONDS = 1.0
-"""Interval of checks for finished trials; bounds the delay of a signal."""
+LOOK_SECONDS = 1.0  # interval of checks for finished trials; bounds the delay of a signal
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
 WAIT_FOR_WORKERS_SECONDS = 60.0
-PER_THREAD = 8
-"""Tasks at the scheduler for each thread of a worker: a million names at once would be 100 MB."""
+PER_THREAD = 8  # tasks at the scheduler for each thread of a worker: a million names at once would be 100 MB
 
 T = TypeVar("T")
 

@@ -72,11 +72,7 @@ def workers(client: Client) -> list[str]:
 
 
 def count_workers(address: str) -> dict[str, int]:
-    """Workers of a scheduler by their hosts' addresses.
-
-    Raises:
-        InputError: no scheduler answers there.
-    """
+    """Workers of a scheduler by their hosts' addresses. Raises InputError: no scheduler answers there."""
     with connect(address) as client:
         return dict(Counter(urlsplit(worker).hostname or worker for worker in workers(client)))
 

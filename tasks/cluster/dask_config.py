@@ -1,7 +1,5 @@
 """Dask settings that keep its overhead off the cores that ranks train on; see conf/dask/dask.yaml."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -11,8 +9,7 @@ import yaml
 
 from paceline.conf.load import DASK_SETTINGS
 
-ENVIRON = "distributed.nanny.pre-spawn-environ."
-"""Variables that nannies give to their workers."""
+ENVIRON = "distributed.nanny.pre-spawn-environ."  # variables that nannies give to their workers
 
 
 @cache

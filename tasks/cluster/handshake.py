@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from distributed import Security
 
-MARGIN_SECONDS = 1.0
-"""Between the limit of a connection, which is retried that long, and that of the answer."""
+MARGIN_SECONDS = 1.0  # between the limit of a connection, which is retried that long, and that of the answer
 
 
 class NoSchedulerError(Exception):

@@ -1,7 +1,5 @@
 """The hardware of a host, detected in milliseconds, without importing torch."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import os

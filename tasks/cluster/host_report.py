@@ -5,8 +5,6 @@ Use: `python -m paceline.tasks.cluster.host_report [TLS_DIRECTORY]`.
 That this program answers at all shows that the host has the interpreter and the package where they are needed.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys

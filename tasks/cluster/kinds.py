@@ -2,8 +2,6 @@
 
 # ruff: noqa: D102  overrides have the docstrings of `ClusterKind`
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -32,11 +30,7 @@ class ClusterKind:
     """All workers of a host take its first GPU."""
 
     def check(self) -> None:
-        """Check that its module is installed.
-
-        Raises:
-            InputError: it is not.
-        """
+        """Check that its module is installed. Raises InputError: it is not."""
         if self.module and importlib.util.find_spec(self.module) is None:
             raise InputError(
                 f"cluster.kind needs the module {self.module}, which is not installed; "

@@ -1,7 +1,5 @@
 """The hosts and workers that a run needs of a cluster."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Literal
 

@@ -3,8 +3,6 @@
 The scheduler runs in this process, on the host that submits. What is submitted is text that can be printed first.
 """
 
-from __future__ import annotations
-
 import logging
 import shlex
 import shutil
@@ -144,11 +142,7 @@ def open_slurm(
 
 
 def _job_states(jobs: list[str], logs: Path) -> str:
-    """State of the jobs, for people.
-
-    Raises:
-        RunError: one of them has ended.
-    """
+    """State of the jobs, for people. Raises RunError: one of them has ended."""
     if not jobs:
         return "no job was submitted yet"
     answer = _ask(["squeue", "--noheader", "--states=all", f"--jobs={','.join(jobs)}", "--format=%i %T %r"])

@@ -4,8 +4,6 @@ User, port, key and known hosts are those of `ssh` itself (~/.ssh/config). Every
 same path, this package, the certificates and PACELINE_HOME, as on a file system that all of them mount.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import shlex
@@ -29,8 +27,7 @@ CONNECT_OPTIONS = {"connect_timeout": 10, "keepalive_interval": 15}
 ANSWER_SECONDS = 60
 DEATH_SECONDS = 60
 SAID_LINES = 3
-IDLE_TIMEOUT = "1 hour"
-"""Ends the cluster of a run that was killed so hard that it could not do so itself."""
+IDLE_TIMEOUT = "1 hour"  # ends the cluster of a run that was killed so hard that it could not do so itself
 
 
 def ssh_arguments(settings: Cluster, demand: ClusterResources, certificates: Certificates | None) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Opens the cluster that a configuration names, and yields the address of its scheduler."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -62,11 +60,7 @@ class Opening:
         self._closed: Future[None] | None = None
 
     def address(self) -> str:
-        """Wait for the cluster and return the scheduler's address.
-
-        Raises:
-            RunError: the workers did not come.
-        """
+        """Wait for the cluster and return the scheduler's address. Raises RunError: the workers did not come."""
         return self._address.result()
 
     def release(self) -> None:

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 SCHEME = "tls://"
 OTHERS = 0o077
 SECONDS_OF_A_DAY = 86_400
-OWN = "own"
-"""TLS with a certificate that is made for one cluster, and is gone with this process."""
+OWN = "own"  # TLS with a certificate that is made for one cluster, and is gone with this process
 OWN_DAYS = 366
 LOOPBACK = ("localhost", "::1")
 

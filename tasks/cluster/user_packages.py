@@ -1,7 +1,5 @@
 """Whether the workers of a cluster have the packages of the user's that a configuration names."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The key of a preparation: the sha256 of everything that decides on its result."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from importlib import metadata
@@ -11,8 +9,7 @@ from paceline.tasks.data.decode.transform import TRANSFORM_VERSION
 from paceline.tasks.data.listing import Listing, SampleListing
 from paceline.tasks.data.sources import registry
 
-FORMAT_VERSION = 2
-"""Version of the files and the manifest of a prepared set."""
+FORMAT_VERSION = 2  # version of the files and the manifest of a prepared set
 
 
 def preparation_key(listing: SampleListing, data: Data) -> str:

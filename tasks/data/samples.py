@@ -50,8 +50,7 @@ Picture = bytes | npt.NDArray[np.uint8]
 
 Fit = Literal["scale", "crop"]
 """`scale`: scale the shorter side to the size and crop the middle. `crop`: crop the middle without scaling."""
-Extent = Fit | Literal["whole"]
-"""`whole`: the complete image at its own size."""
+Extent = Fit | Literal["whole"]  # `whole`: the complete image at its own size
 
 
 class Item(NamedTuple):

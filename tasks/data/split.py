@@ -1,7 +1,5 @@
 """One split of a prepared set, memory-mapped."""
 
-from __future__ import annotations
-
 import mmap
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Findings of an examination."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from paceline.tasks.records import Record

@@ -1,7 +1,5 @@
 """This host: disk, devices and their drivers, compiler, ports, clocks."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket
@@ -14,8 +12,7 @@ from paceline.tasks.files import nearest_existing
 from paceline.tasks.host import has_compiler
 
 GIB = 2**30
-LITTLE_BYTES = 10 * GIB
-"""Free below which a warning is due: a prepared set and its checkpoints are of this order."""
+LITTLE_BYTES = 10 * GIB  # free below which a warning is due: a prepared set and its checkpoints are of this order
 LITTLE_SHARED_BYTES = GIB
 NVIDIA = Path("/dev/nvidiactl")
 SHARED_MEMORY = Path("/dev/shm")

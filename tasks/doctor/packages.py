@@ -1,7 +1,5 @@
 """The installed packages: against the ranges of this package, its lock, and releases that are known to be bad."""
 
-from __future__ import annotations
-
 import platform
 from importlib import metadata
 

@@ -1,7 +1,5 @@
 """Installed plugins of the user, and why one cannot be used. Imports none of them."""
 
-from __future__ import annotations
-
 from paceline.conf.plugins import GROUPS, MISSING, Plugin, embedded, find_all
 from paceline.tasks.doctor.finding import Finding, doubtful, good
 

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
 PACKAGES = ("torch", "lightning", "distributed", "dask", "numpy", "mlflow")
 ANSWER_SECONDS = 30.0
-REACH_SECONDS = 20.0
-"""For a file system or a store to answer a worker."""
+REACH_SECONDS = 20.0  # for a file system or a store to answer a worker
 SKEW_SECONDS, TOO_MUCH_SKEW_SECONDS = 1.0, 30.0
 """Clocks that differ by more muddle the order of logs and metrics; by much more, certificates are not yet or no longer
 valid."""

@@ -3,8 +3,6 @@
 Reads files that `paceline.tasks.predict` has written. Shapes: N samples, D values of the layer.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import time
@@ -56,11 +54,7 @@ class Fitted(Record):
 
 
 def read_features(directory: Path) -> Features:
-    """Read the files of `paceline features`.
-
-    Raises:
-        InputError: there is nothing to be used.
-    """
+    """Read the files of `paceline features`. Raises InputError: there is nothing to be used."""
     import pyarrow.parquet as pq
 
     values_ND: npt.NDArray[np.float32] | None = None

@@ -3,8 +3,6 @@
 Shapes: N samples, K classes, T targets.
 """
 
-from __future__ import annotations
-
 import time
 import zipfile
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Their order is that of `paceline.tasks.model.objectives`. Shapes: N samples, S statistics, K classes.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import Any

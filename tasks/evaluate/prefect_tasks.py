@@ -1,7 +1,5 @@
 """The evaluation stage as a Prefect task."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from prefect import get_run_logger, task

@@ -3,8 +3,6 @@
 The counters count for the whole board or package: others on the same hardware are in the figure too.
 """
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections.abc import Iterable

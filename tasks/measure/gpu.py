@@ -3,8 +3,6 @@
 Everything comes from NVML. Without a driver, or for a figure that a board does not give, there is None, never an error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Share of files in the page cache, which are read without the disk. Linux only; None elsewhere."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

@@ -33,8 +33,6 @@ at 24 rounds. Hoefler and Belli ("Scientific Benchmarking of Parallel Computing 
 medians, ranks, and no assumed normality.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -51,8 +49,7 @@ FIXED_CONFIDENCE = 0.95
 """The same for a number of repeats that was fixed beforehand, as in a study: nothing stops early, and trainings are
 far apart. Covers 95 to 100 % at 3 to 12 repeats of 2 and 4 arms in balanced order (heavy tails, drift, bursts, 3,000
 trials each, 2026-11-21; the least 94.8 %)."""
-MIN_ROUNDS = 6
-"""Fewest rounds for which a signed-rank interval can reach 95 %."""
+MIN_ROUNDS = 6  # fewest rounds for which a signed-rank interval can reach 95 %
 MIN_ROUNDS_TO_STOP = 8
 """Fewest rounds before an early stop. Six would do for independent noise but leave little margin under autocorrelated
 noise: false alarms 4.5 %, with eight 3.7 to 3.9 % (20,000 trials each)."""

@@ -8,8 +8,6 @@ every rank calls `run_probe` with the same arms; all decisions come from rank 0 
 for another that has stopped.
 """
 
-from __future__ import annotations
-
 import math
 import statistics as plain_statistics
 import time
@@ -26,8 +24,7 @@ StopReason = Literal["interval narrow enough", "time is up", "all blocks done"]
 StepRunner = Callable[[int], Sequence[float]]
 """Runs n training steps and returns each one's wall seconds, device work included (synchronised). A rank that has no
 part in an arm returns an empty sequence; rank 0 has a part in every arm."""
-Agree = Callable[[float], float]
-"""Rank 0's value, on every rank. Collective: every rank calls it equally often."""
+Agree = Callable[[float], float]  # Rank 0's value, on every rank. Collective: every rank calls it equally often.
 Clock = Callable[[], float]
 
 MAX_ROLES_IN_PALINDROMES = 3
@@ -44,8 +41,7 @@ after a change of arm, short against the seconds over which clock rates and neig
 MAX_STEPS_PER_BLOCK = 1000
 MIN_WARMUP_STEPS = 2
 MAX_WARMUP_STEPS = 10
-SETTLED = 0.9
-"""Warm-up ends when a step takes at least this share of the one before: times have stopped falling."""
+SETTLED = 0.9  # warm-up ends when a step takes at least this share of the one before: times have stopped falling
 
 
 @dataclass(frozen=True)

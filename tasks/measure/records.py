@@ -1,7 +1,5 @@
 """Measurements by a group of ranks without training, and their results."""
 
-from __future__ import annotations
-
 from paceline.tasks.records import Arm, ProbeResult, Record
 
 

@@ -4,8 +4,6 @@ The names and units of `mlflow.system_metrics`, which its UI shows on a page of 
 2 s of imports in a process that is about to train.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -16,12 +14,10 @@ import psutil
 from paceline.tasks.measure.gpu import gpu_loads
 from paceline.tasks.metrics_file import SYSTEM_METRIC_PREFIX
 
-FIRST_SECONDS = 0.2
-"""That the first sample is of, unless the training ends sooner."""
+FIRST_SECONDS = 0.2  # that the first sample is of, unless the training ends sooner
 FIRST_SAMPLES = 10
 FIRST_SAMPLE_SECONDS = 1.0
-SAMPLE_SECONDS = 10.0
-"""Between samples, after the first ones, of which a short run has none other."""
+SAMPLE_SECONDS = 10.0  # between samples, after the first ones, of which a short run has none other
 MEGABYTE = 1e6
 
 LogMetrics = Callable[[dict[str, float], int], None]

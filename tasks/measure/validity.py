@@ -4,8 +4,6 @@ What the platform does not report stays None. Inside a container /proc/stat may 
 the whole host, so that neighbours on other cores are counted too: a warning then errs on the careful side.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,8 +18,7 @@ MAX_STEAL_FRACTION = 0.02
 """Above this share of stolen CPU time the machine counts as contaminated: as large as the width the probe aims for."""
 MAX_FOREIGN_CORES = 0.25
 """Above this many cores busy with others it does too: an eighth of the smallest supported machine (two cores)."""
-MAX_FOREIGN_SHARE = 0.05
-"""On machines of many cores, above this share of them instead."""
+MAX_FOREIGN_SHARE = 0.05  # on machines of many cores, above this share of them instead
 MAX_FOREIGN_DEVICE_PROCESSES = 0
 """Compute processes of others on a GPU of the run: kernels of two processes take turns, so one is too many."""
 MIN_GPU_CLOCK_FRACTION = 0.5

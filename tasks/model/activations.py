@@ -3,8 +3,6 @@
 Shapes: N samples, C channels, H height, W width, D values of a layer.
 """
 
-from __future__ import annotations
-
 import threading
 
 import torch

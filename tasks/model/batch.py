@@ -1,7 +1,5 @@
 """A batch, and the interfaces of its sources, as training steps use them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 

@@ -1,7 +1,5 @@
 """The cost of a network as a record. Imports no torch: commands that only read figures start faster."""
 
-from __future__ import annotations
-
 from paceline.tasks.records import Record
 
 

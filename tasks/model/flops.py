@@ -1,7 +1,5 @@
 """Cost of a network, counted on the network itself: independent of the machine."""
 
-from __future__ import annotations
-
 from math import prod
 
 import torch
@@ -10,8 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from paceline.tasks.model.cost import Cost
 
-NUM_SAMPLES = 2
-"""Fewest that a batch norm can train on."""
+NUM_SAMPLES = 2  # fewest that a batch norm can train on
 
 
 def cost_of(network: nn.Module, image_shape: tuple[int, int, int]) -> Cost:

@@ -1,7 +1,5 @@
 """Batch norm folded into the convolutions before it: in evaluation the same function of the images, in fewer passes."""
 
-from __future__ import annotations
-
 import copy
 
 import torch

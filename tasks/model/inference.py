@@ -3,8 +3,6 @@
 Shapes: N samples, C channels, H height, W width, T regression targets.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The one LightningModule: it ties a network, its objective and its schedule together."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """A trained network, from its files. Weights are read as tensors only: no code in them is executed."""
 
-from __future__ import annotations
-
 import io
 import pickle
 from pathlib import Path

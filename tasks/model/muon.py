@@ -5,8 +5,6 @@ Shapes: B matrices of one shape, R rows, C columns.
 `torch.optim.Muon` (2.13) takes matrices only, has no weights of fixed norm, and would be one optimizer of two.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from typing import Any
 
@@ -19,10 +17,8 @@ from paceline.tasks.model.networks.whitened import Whitened
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the odd polynomial of degree 5 that is steepest at nought and leaves singular values between 0.7 and 1.2."""
 NUM_ITERATIONS = 3
-REST_MOMENTUM = 0.85
-"""Of biases and dense layers."""
-RATE_FACTOR = "rate_factor"
-"""Of a group of parameters: what its learning rate is multiplied by."""
+REST_MOMENTUM = 0.85  # of biases and dense layers
+RATE_FACTOR = "rate_factor"  # of a group of parameters: what its learning rate is multiplied by
 _FILTER_DIMENSIONS = 4
 _MATRIX_DIMENSIONS = 2
 

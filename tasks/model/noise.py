@@ -5,8 +5,6 @@ SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generato
 Muller (1958) make two normal values. Not for secrets.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -4,8 +4,6 @@ A task knows what of a batch the network sees, what the loss is, and a few numbe
 score over any split and any number of ranks. Shapes: N samples, C channels, H height, W width, K classes, S statistics.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -204,8 +202,7 @@ class Denoising(Task):
         return outputs[0], batch.images_NCHW
 
 
-PixelTask = Segmentation | Denoising
-"""Objectives with example pictures (`select_example`)."""
+PixelTask = Segmentation | Denoising  # objectives with example pictures (`select_example`)
 
 
 def task_of(config: Config, prepared: PreparedSet) -> Task:

@@ -4,8 +4,6 @@ The same weights have several names: a wrapper puts its own before each paramete
 of them begin with. All must fit except the heads, which are reinitialised for other classes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import pickle
@@ -26,15 +24,11 @@ Tensors = dict[str, torch.Tensor]
 SAFETENSORS = ".safetensors"
 WRAPPERS = ("module.", "model.", "network.", "_orig_mod.")
 """What wrappers, Lightning's modules and ours among them, put before the names of all parameters."""
-INSIDE = ("state_dict", "model_state_dict", "model")
-"""Under which checkpoints have the weights."""
-OF_TORCH = (b"PK", b"\x80")
-"""How its files begin: as archives, and the older ones as pickles."""
-COUNTER = "num_batches_tracked"
-"""Of batch norm: no weight, and not in older files."""
+INSIDE = ("state_dict", "model_state_dict", "model")  # under which checkpoints have the weights
+OF_TORCH = (b"PK", b"\x80")  # how its files begin: as archives, and the older ones as pickles
+COUNTER = "num_batches_tracked"  # of batch norm: no weight, and not in older files
 MAX_NAMES = 3
-NUM_DIMENSIONS = 4
-"""Of a convolution's weight: outputs, inputs, height, width."""
+NUM_DIMENSIONS = 4  # of a convolution's weight: outputs, inputs, height, width
 
 
 def blank_network(model: Model, image_shape: tuple[int, int, int], num_classes: int, num_targets: int) -> nn.Module:

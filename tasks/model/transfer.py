@@ -3,8 +3,6 @@
 What was learned of other data is of use in the backbone, which may then stay as it is or be trained more slowly.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn

@@ -1,7 +1,5 @@
 """Whether the package of a trained model of the user's is what it was when it was trained. Imports no torch itself."""
 
-from __future__ import annotations
-
 from paceline.conf.hints import fault_and_hint
 from paceline.conf.model import Model
 from paceline.conf.plugins import EMBEDDED_MODELS, Plugin

@@ -1,7 +1,5 @@
 """Images, signals or clips for prediction: from any folder, or a configuration's test split."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

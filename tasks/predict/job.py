@@ -1,7 +1,5 @@
 """A prediction as data: what is predicted, by which model, how, and into which files."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator
@@ -15,8 +13,7 @@ from paceline.tasks.data.samples import Samples
 from paceline.tasks.predict.images import Images
 from paceline.tasks.records import Reads, Record
 
-VERSION = 2
-"""Grows when a file of predictions gets another content."""
+VERSION = 2  # grows when a file of predictions gets another content
 BATCH_PIXELS = 256 * 32 * 32
 MAX_BATCH = 256
 

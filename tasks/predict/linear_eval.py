@@ -4,8 +4,6 @@ A program for a fresh process. It is fitted on the training split; the predictio
 ranks. Shapes: N samples, D values of the layer, K classes.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import time
@@ -29,10 +27,8 @@ from paceline.tasks.records import PreparedSet, Pretrained, Record, Validity
 
 MODULE = "paceline.tasks.predict.linear_eval"
 MODEL, PREDICTIONS = "model", "predictions.npz"
-CHUNK = 16
-"""Forward passes for which images are read at once."""
-UNKNOWN_LOGIT = -1e9
-"""Of a class that the training split has no sample of."""
+CHUNK = 16  # forward passes for which images are read at once
+UNKNOWN_LOGIT = -1e9  # of a class that the training split has no sample of
 
 
 class LinearEvalJob(Record):

@@ -4,8 +4,6 @@ Outputs are reduced on the device: probabilities of every pixel would be many ti
 Shapes: N samples, C channels, H height, W width, K classes, T regression targets, D values of a layer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -23,13 +21,11 @@ Arrays = tuple[npt.NDArray[Any], ...]
 """Of a classifier: probabilities (N, K), and targets (N, T) where it has any, float32. Of a segmentation: classes
 (N, H, W), uint8, and the confidence in them, float32: the probability of each pixel's class, or its mean over an image.
 Of a denoiser: pixels (N, H, W, C), uint8. Of a layer: features (N, D), float32."""
-Asked = Task | Literal["features"]
-"""The output of a task, or the features of a layer."""
+Asked = Task | Literal["features"]  # the output of a task, or the features of a layer
 FULL_SCALE = 255.0
 MAX_LEVELS = 2
 """Of 255. Values of two pictures that differ by no more are taken for equal: below a hundredth of the range."""
-MIN_COSINE = 0.99
-"""Of the angle between features in two executions that count as the same."""
+MIN_COSINE = 0.99  # of the angle between features in two executions that count as the same
 
 
 class _Probabilities(nn.Module):

@@ -4,8 +4,6 @@ A row for each sample of a part, in its order; null where a sample could not be 
 as values of a column, so that a part is one file. Shapes: N samples that could be read, H height, W width, C channels.
 """
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Iterable, Sequence
@@ -21,8 +19,7 @@ from paceline.tasks.predict.job import Part
 from paceline.tasks.predict.outputs import Arrays, Asked
 from paceline.tasks.records import ModelFacts
 
-PIXEL_TASKS = ("segment", "denoise")
-"""Tasks with outputs per pixel."""
+PIXEL_TASKS = ("segment", "denoise")  # tasks with outputs per pixel
 _ROWS = 256
 
 

@@ -3,8 +3,6 @@
 A file has a row for every sample, also for those that could not be read.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import time
@@ -26,10 +24,8 @@ from paceline.tasks.predict.parquet_columns import PIXEL_TASKS, Answers, Row, an
 from paceline.tasks.predict.predictor import Predictor, parity, parity_of_whole, predictor
 from paceline.tasks.records import ModelFacts, Reads
 
-PARITY_PIXELS = 2**21
-"""Pixels of images at their own sizes that are compared with the plain model."""
-METADATA = b"paceline"
-"""Key of the metadata in a file."""
+PARITY_PIXELS = 2**21  # pixels of images at their own sizes that are compared with the plain model
+METADATA = b"paceline"  # key of the metadata in a file
 
 
 def predict_part(part: Part, settings: Settings) -> PartRecord:

@@ -3,8 +3,6 @@
 Shapes: N samples, H height, W width, C channels, M tiles.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 from collections.abc import Callable, Sequence
@@ -27,8 +25,7 @@ from paceline.tasks.predict.outputs import Arrays, asked_of, compare_outputs, wi
 from paceline.tasks.predict.tiles import bands_of, grid_for, put
 from paceline.tasks.train.step.precision import AUTOCAST_DTYPES, prepare_network
 
-NUM_SHAPES = 8
-"""Cached shapes of images, for their normalisation constants."""
+NUM_SHAPES = 8  # cached shapes of images, for their normalisation constants
 
 
 class Predictor:

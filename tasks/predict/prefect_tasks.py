@@ -1,7 +1,5 @@
 """The prediction stage as Prefect tasks."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,8 +33,7 @@ SAME = {
     "features": "the features of {} images point the same way",
 }
 """What agrees, by the unit of a parity."""
-FEW = ("samples", "features")
-"""Units of which an image is one."""
+FEW = ("samples", "features")  # units of which an image is one
 
 
 class Predicted(Record):

@@ -3,8 +3,6 @@
 A worker starts it and waits for it. It reads `spec.json`, writes `result.json`, and prints to `log.txt`.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

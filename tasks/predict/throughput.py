@@ -3,8 +3,6 @@
 A program for a fresh process. Images come from a prepared test split and are in memory, as in the evaluation of a run.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -33,15 +31,12 @@ from paceline.tasks.speedup.study.records import PredictionThroughput
 MODULE = "paceline.tasks.predict.throughput"
 BLOCK_SECONDS = 0.15
 MAX_ROUNDS = 24
-MAX_ATTEMPTS = 2
-"""Attempts while other work disturbs the machine; the last one counts, and is marked."""
-MAX_BATCHES = 16
-"""Of a block."""
+MAX_ATTEMPTS = 2  # attempts while other work disturbs the machine; the last one counts, and is marked
+MAX_BATCHES = 16  # of a block
 EAGER, EXECUTED, ON_GPU = "eager", "executed", "gpu"
 
 Images = npt.NDArray[np.uint8]
-Arm = tuple[str, str]
-"""A way, and how it is executed."""
+Arm = tuple[str, str]  # a way, and how it is executed
 
 
 class ThroughputJob(Record):

@@ -4,20 +4,15 @@ A tile has a margin as wide as the receptive field, so that the output for a pix
 rounding. Beyond its borders an image continues as its mirror image. Shapes: M tiles, H height, W width, C channels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-SIDE = 256
-"""Of a tile of a larger image, pixels, where the margins leave half of it."""
-MAX_SIDE = 2048
-"""Of a tile, pixels: what a network of 32 features at full size still fits into memory with."""
-STEP = 32
-"""Tiles of smaller images have sides that are multiples of it: torch tunes a network again for each new size."""
+SIDE = 256  # of a tile of a larger image, pixels, where the margins leave half of it
+MAX_SIDE = 2048  # of a tile, pixels: what a network of 32 features at full size still fits into memory with
+STEP = 32  # tiles of smaller images have sides that are multiples of it: torch tunes a network again for each new size
 
 
 class Grid(NamedTuple):

@@ -1,7 +1,5 @@
 """Report of a forecast: what N devices would give, what stops it, what to do next, and how it was found."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
@@ -14,8 +12,7 @@ from paceline.tasks.speedup.forecast.model import MAX_DEVICES
 from paceline.tasks.speedup.forecast.records import Advice, AdviseResult, Check, Limits, Prediction, calibration
 
 KINDS = ("strong", "weak")
-MAX_NUMBERED_CHECKS = 20
-"""More checks have no room for a number each."""
+MAX_NUMBERED_CHECKS = 20  # more checks have no room for a number each
 
 
 def draw_advise(result: AdviseResult, checks: Sequence[Check]) -> dict[str, Figure]:

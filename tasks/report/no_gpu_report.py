@@ -1,7 +1,5 @@
 """Report of the study "no GPU?": its table in the terminal, and its page."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,8 +12,7 @@ from paceline.tasks.speedup.study.no_gpu import SCRATCH, Approach, NoGpuResult, 
 
 HEAD = ("way", "on", "accuracy", "to the target", "speedup", "whole", "speedup", "energy", "predicts", "eager", "basis")
 DIGITS_OF_ESTIMATES = 2
-SHORTEST_SECONDS = 1e-3
-"""Shorter times are shown with one digit."""
+SHORTEST_SECONDS = 1e-3  # shorter times are shown with one digit
 
 
 def no_gpu_table(result: NoGpuResult) -> tuple[Sequence[str], list[list[str]]]:

@@ -1,7 +1,5 @@
 """Pages of the reports: Jinja2 templates with one stylesheet, and the filters that format numbers in them."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 Uses matplotlib's object interface only: no pyplot, no global state, no display.
 """
 
-from __future__ import annotations
-
 import hashlib
 import html
 import io
@@ -29,8 +27,7 @@ PAPER = "#fefefe"
 WHITE = "#ffffff"  # stays white on a dark page, for text on a filled cell
 _ROLES: dict[str, str] = {INK: "--ink", FAINT: "--line", PAPER: "--paper", BLUE: "--accent", GREY: "--quiet"}
 
-WIDTH_INCHES = 4.6
-"""At 96 CSS pixels per inch a little over a phone's width, so that text has its size there."""
+WIDTH_INCHES = 4.6  # at 96 CSS pixels per inch a little over a phone's width, so that text has its size there
 FONT_POINTS = 9.5
 DASHED: dict[str, Any] = {"color": INK, "linewidth": 0.8, "linestyle": (0, (3, 3))}
 """A line to compare with, such as a ratio of 1."""

@@ -1,7 +1,5 @@
 """Pictures of quality: the confusion matrix, the score of each class, examples, and the worst mistakes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,21 +40,14 @@ CLASS_COLOURS = np.array(
 )
 """Of no class, of the first one, which is mostly the background, of the next ten, and of all others."""
 MAX_COLOUR = len(CLASS_COLOURS) - 1
-MAX_LEGEND_NAME = 10
-"""Three longer names do not fit next to each other below the pictures."""
-MAX_NAMED_CLASSES = 40
-"""More classes are numbered on some ticks instead of named on all."""
-MAX_COUNTED_CLASSES = 15
-"""More classes have no room for counts in the cells."""
+MAX_LEGEND_NAME = 10  # three longer names do not fit next to each other below the pictures
+MAX_NAMED_CLASSES = 40  # more classes are numbered on some ticks instead of named on all
+MAX_COUNTED_CLASSES = 15  # more classes have no room for counts in the cells
 MAX_LARGE_COUNTS = 6
-MAX_LARGE_NAMES = 20
-"""Up to so many classes counts, or names, are in full size."""
-MAX_LEVEL_NAME = 2
-"""Longer names stand upright below the picture."""
-DARK_SHARE = 0.5
-"""Cells of a larger share are dark and take light numbers."""
-MAX_BARS = 30
-"""Of more classes, only the worst are drawn."""
+MAX_LARGE_NAMES = 20  # up to so many classes counts, or names, are in full size
+MAX_LEVEL_NAME = 2  # longer names stand upright below the picture
+DARK_SHARE = 0.5  # cells of a larger share are dark and take light numbers
+MAX_BARS = 30  # of more classes, only the worst are drawn
 
 
 def quality_figures(
@@ -185,19 +176,14 @@ def _to_rgb(values: npt.NDArray[Any], mean: Sequence[float], std: Sequence[float
 
 
 NUM_SHOWN, NUM_COLUMNS = 8, 4
-STRIP, NUM_STRIPS = 4, 2
-"""Frames shown of a clip, in a strip, and strips next to each other."""
-SEAM = 0.04
-"""Between frames, relative to their size."""
-HEAD, GAP = 0.36, 0.08
-"""Room above a picture and next to it, relative to its height."""
-HEAD_OF_STRIP, GAP_OF_STRIP = 0.7, 0.24
-"""The same for a strip, which is drawn lower."""
+STRIP, NUM_STRIPS = 4, 2  # frames shown of a clip, in a strip, and strips next to each other
+SEAM = 0.04  # between frames, relative to their size
+HEAD, GAP = 0.36, 0.08  # room above a picture and next to it, relative to its height
+HEAD_OF_STRIP, GAP_OF_STRIP = 0.7, 0.24  # the same for a strip, which is drawn lower
 MAX_SIDE = 128
 FULL_SCALE = 255.0
 NAME_LENGTH = 12
-SPECTROGRAM = "magma"
-"""Perceptually even, for pictures whose greys are levels."""
+SPECTROGRAM = "magma"  # perceptually even, for pictures whose greys are levels
 
 
 class Mistake(NamedTuple):

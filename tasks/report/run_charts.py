@@ -1,7 +1,5 @@
 """Pictures of a run's speed: the speedup with its interval, the course of training, the time budget."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -34,16 +32,11 @@ from paceline.tasks.scores import SCORE_WORDS
 from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.speedup.verdict import format_ratio
 
-MAX_NAME = 30
-"""Characters of a line of a name."""
-MAX_REACH = 1.25
-"""Rounds with a larger ratio, relative to the interval's end, lie outside of the picture."""
-MAX_POINTS = 2000
-"""Points of a curve that are drawn; longer curves are thinned."""
-MAX_MARKED_EPOCHS = 40
-"""More epochs have no room for a mark each."""
-MIN_SHARE = 0.0005
-"""Smaller shares of the time budget are summed into one item."""
+MAX_NAME = 30  # characters of a line of a name
+MAX_REACH = 1.25  # rounds with a larger ratio, relative to the interval's end, lie outside of the picture
+MAX_POINTS = 2000  # points of a curve that are drawn; longer curves are thinned
+MAX_MARKED_EPOCHS = 40  # more epochs have no room for a mark each
+MIN_SHARE = 0.0005  # smaller shares of the time budget are summed into one item
 
 
 def draw_speed(speedup: SpeedupResult, train: TrainResult, time_budget: Mapping[str, float]) -> dict[str, Figure]:

@@ -1,7 +1,5 @@
 """Report of a run: one page that opens anywhere, answering first how much faster and how certain."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,8 +16,7 @@ from paceline.tasks.speedup.advice import next_steps
 from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.speedup.verdict import break_even_steps, format_ratio
 
-MAX_CLASSES = 20
-"""Classes that are listed; of more, the worst."""
+MAX_CLASSES = 20  # classes that are listed; of more, the worst
 ARM_FIELDS = (
     ("Devices", "num_devices"),
     ("Precision", "precision"),

@@ -1,7 +1,5 @@
 """Pictures of a study: ratios with intervals, scaling with its bounds, the ladder, and who wins where."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ The page follows Hoefler and Belli, "Scientific benchmarking of parallel computi
 its absolute times, an interval with every ratio, bounds in the charts, nothing where nothing was measured.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -17,10 +15,8 @@ from paceline.tasks.scores import SCORE, score_word
 from paceline.tasks.speedup.comparability import explain
 from paceline.tasks.speedup.study.records import ArmSummary, StudyResult
 
-FASTER = "faster"
-"""The verdict on an arm that significantly beats its baseline and learns as much."""
-MIN_EXACT_REPEATS = 6
-"""Repeats from which on an interval needs no assumption on the shape of the noise."""
+FASTER = "faster"  # the verdict on an arm that significantly beats its baseline and learns as much
+MIN_EXACT_REPEATS = 6  # repeats from which on an interval needs no assumption on the shape of the noise
 
 
 def render_study(result: StudyResult, environment: Mapping[str, Any]) -> str:

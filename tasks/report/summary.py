@@ -1,7 +1,5 @@
 """A run's summary as a short table for the terminal and for Prefect. Unknown quantities are left out, never guessed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,8 +9,7 @@ from paceline.tasks.report.run_charts import budget_items
 from paceline.tasks.scores import quality_facts
 
 NUM_BUDGET_ITEMS = 4
-MIN_CLASSES_FOR_TOP_5 = 21
-"""Among fewer classes, the right one is nearly always among the first five."""
+MIN_CLASSES_FOR_TOP_5 = 21  # among fewer classes, the right one is nearly always among the first five
 
 
 def summary_table(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

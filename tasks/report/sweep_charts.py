@@ -1,7 +1,5 @@
 """Pictures of a sweep: the score of each trial, over its settings and its epochs, and which of them ran at once."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
@@ -28,10 +26,8 @@ from paceline.tasks.sweep.space import Parameter, text_of
 HEIGHT_INCHES = 2.6
 MAX_PARAMETERS = 8
 MAX_LABEL = 12
-BAR = 0.62
-"""Height of a trial in the timeline, relative to its row."""
-MIN_LABEL_SHARE = 0.04
-"""A trial that takes a smaller share of the timeline's width has no room for its number."""
+BAR = 0.62  # height of a trial in the timeline, relative to its row
+MIN_LABEL_SHARE = 0.04  # a trial that takes a smaller share of the timeline's width has no room for its number
 
 
 def draw_sweep(result: SweepResult) -> dict[str, Figure]:

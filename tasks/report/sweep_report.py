@@ -1,7 +1,5 @@
 """Report of a sweep: one page that says which trial is best, what each setting did, and where the time went."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,10 +10,8 @@ from paceline.tasks.scores import SCORE_WORDS
 from paceline.tasks.sweep.records import SweepResult, Trial
 from paceline.tasks.sweep.space import Parameter, Scalar
 
-NEAR_SHARE = 0.05
-"""Distance from an end of a range that is at its end, relative to the range."""
-NEAR_FACTOR = 1.25
-"""The same on a logarithmic scale."""
+NEAR_SHARE = 0.05  # distance from an end of a range that is at its end, relative to the range
+NEAR_FACTOR = 1.25  # the same on a logarithmic scale
 
 
 def render_sweep(result: SweepResult, environment: Mapping[str, Any]) -> str:

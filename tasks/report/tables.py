@@ -1,7 +1,5 @@
 """Reports that put runs next to each other: the hardware table, and the comparison with the first run."""
 
-from __future__ import annotations
-
 from matplotlib.figure import Figure
 
 from paceline.tasks.formatting import format_interval, number_text, seconds_text

@@ -1,7 +1,5 @@
 """Advice from a run's results. Each piece names a setting and the observation behind it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from paceline.conf.config import Config
@@ -9,8 +7,7 @@ from paceline.tasks.records import EvaluateResult, Plan, PreparedSet, TrainResul
 from paceline.tasks.scores import SCORE_WORDS
 from paceline.tasks.speedup.records import SpeedupResult
 
-MIN_GAIN = 0.005
-"""A score that still rose by this much over the last quarter of the epochs has not settled."""
+MIN_GAIN = 0.005  # a score that still rose by this much over the last quarter of the epochs has not settled
 MIN_EPOCHS = 4
 
 

@@ -3,8 +3,6 @@
 The model is the reference-convergence check of MLPerf: what is learned must be equal, how it is run may differ.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal
 

@@ -4,8 +4,6 @@ One run each says nothing of the noise between runs, so these ratios carry no in
 does. Knows nothing of stores and pages.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 
@@ -203,8 +201,7 @@ def compare_notes(comparison: Comparison) -> list[str]:
     return [limits, *notes]
 
 
-EXECUTION = ("precision", "memory_format", "compile", "loading")
-"""Settings that name how a device executed a training."""
+EXECUTION = ("precision", "memory_format", "compile", "loading")  # settings that name how a device executed a training
 
 
 def is_plain(run: ComparedRun, baseline: Arm) -> bool:

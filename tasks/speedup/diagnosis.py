@@ -4,8 +4,6 @@ Every share is a sum of step times over the candidate's step time, taken round b
 cancels, and located with the estimator of the ratio. The arms count only where their batches make them comparable.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal

@@ -4,8 +4,6 @@ Runs are put side by side only where they did the same work with the same code; 
 several executions on one number of devices the fastest stands for the hardware. Knows nothing of stores and pages.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import defaultdict
@@ -22,15 +20,11 @@ from paceline.tasks.records import Record
 from paceline.tasks.speedup.comparability import UNKNOWN
 from paceline.tasks.speedup.study.analysis import SECONDS_PER_HOUR, median_known
 
-FREE = ("execution.", "data.root", "model.pretrained", "device")
-"""Prefixes of facts that may differ."""
+FREE = ("execution.", "data.root", "model.pretrained", "device")  # prefixes of facts that may differ
 CONFIDENCE = 0.95
-MIN_REPEATS = 2
-"""Runs of each side, for an interval."""
-MAX_CODE = 12
-"""Characters of a commit that are shown."""
-BUILD = re.compile(r"\+[\w.]+")
-"""Of a version: 2.13.0+cpu and 2.13.0+cu130 are one release, built for other devices."""
+MIN_REPEATS = 2  # runs of each side, for an interval
+MAX_CODE = 12  # characters of a commit that are shown
+BUILD = re.compile(r"\+[\w.]+")  # of a version: 2.13.0+cpu and 2.13.0+cu130 are one release, built for other devices
 
 
 class HardwareRun(Record):

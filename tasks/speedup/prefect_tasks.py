@@ -1,7 +1,5 @@
 """The account stage as a Prefect task: judges the probe and logs the verdict."""
 
-from __future__ import annotations
-
 import logging
 
 from prefect import get_run_logger, task

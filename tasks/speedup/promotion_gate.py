@@ -1,7 +1,5 @@
 """Criteria for the promotion of a model to champion."""
 
-from __future__ import annotations
-
 from paceline.conf.config import Track
 from paceline.tasks.records import EvaluateResult, Record, ScoreName, TrainResult
 from paceline.tasks.scores import SCORE_WORDS

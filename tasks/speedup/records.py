@@ -1,7 +1,5 @@
 """The speedup of a run."""
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from paceline.tasks.records import Record, Validity

@@ -14,8 +14,6 @@ happens, two of three do not. Looking at levels over several runs is what finds 
 to the next shows (Fleming et al., "Hunter: Using Change Point Detection to Hunt for Performance Regressions", 2023).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,10 +28,8 @@ from paceline.tasks.records import Record, ScoreName
 from paceline.tasks.scores import SCORE_WORDS
 
 Measure = Literal["throughput", "score", "data wait"]
-WINDOW = 30
-"""Runs that the level before is taken from, at most."""
-MIN_BEFORE = 6
-"""Fewest runs before a judgement is made."""
+WINDOW = 30  # runs that the level before is taken from, at most
+MIN_BEFORE = 6  # fewest runs before a judgement is made
 LEVEL = 1e-4
 """One-sided level of a single comparison. A nightly series has three thousand a year, most of which overlap."""
 SPANS = {1: 1.0, 3: 0.449, 7: 0.210}
@@ -41,8 +37,7 @@ SPANS = {1: 1.0, 3: 0.449, 7: 0.210}
 QN_EFFICIENCY = 0.82
 _SMALL_QN = {2: 0.399, 3: 0.994, 4: 0.512, 5: 0.844, 6: 0.611, 7: 0.857, 8: 0.669, 9: 0.872}
 _QN = 2.2219
-SAME_CAUSE = 0.5
-"""Share of a loss from which on the baseline's own loss explains it."""
+SAME_CAUSE = 0.5  # share of a loss from which on the baseline's own loss explains it
 
 
 class RunMetrics(Record):

@@ -1,7 +1,5 @@
 """The steady state of a training: what is left when start-up, compile and warm-up are over."""
 
-from __future__ import annotations
-
 import statistics
 
 from paceline.tasks.records import TrainResult

@@ -32,17 +32,13 @@ Cause = Literal[
     "compute-bound",
 ]
 
-MAX_DATA_WAIT_FRACTION = 0.2
-"""Above this share of the steps' time spent waiting for data a run is data-bound."""
-MIN_EFFICIENCY = 0.9
-"""Below this parallel efficiency, with several devices, a run is communication-bound."""
-MIN_COARSE = 2.0
-"""From this ratio on one decimal is enough."""
+MAX_DATA_WAIT_FRACTION = 0.2  # above this share of the steps' time spent waiting for data a run is data-bound
+MIN_EFFICIENCY = 0.9  # below this parallel efficiency, with several devices, a run is communication-bound
+MIN_COARSE = 2.0  # from this ratio on one decimal is enough
 MIN_STEP_SECONDS = 0.005
 """Below this a step is launch-bound: calling some hundred operators one by one from Python takes 1 to 2 ms of it."""
 
-SINGLY = ("precision", "memory_format", "num_threads", "loading", "compile")
-"""Settings that a search can time alone."""
+SINGLY = ("precision", "memory_format", "num_threads", "loading", "compile")  # settings that a search can time alone
 
 
 @dataclass(frozen=True)
@@ -344,8 +340,7 @@ def _differences(baseline: Arm, candidate: Arm) -> dict[str, str]:
     return parts or unnamed or {"": "the same execution"}
 
 
-MIN_WINDOWS = 3
-"""Fewest windows that separate the first window from the usual ones: the median needs two others."""
+MIN_WINDOWS = 3  # fewest windows that separate the first window from the usual ones: the median needs two others
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,6 @@ of all cores.
 Pure: nothing is run here.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from paceline.tasks.measure.paired_ratio import Estimate, Interval, arm_ratio

@@ -1,7 +1,5 @@
 """Number of concurrent trials of a sweep, their places, and the resources of each."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

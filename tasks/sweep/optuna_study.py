@@ -27,10 +27,8 @@ if TYPE_CHECKING:
 
 STUDY = "sweep"
 """Optuna's name of it; Hyperband sorts trials into brackets by name and number, so it is always the same."""
-RUN_ID, ENDED, AGAIN, FINAL = "run_id", "trial", "again", "final"
-"""Attributes of a trial in the journal."""
-REDUCTION = 3
-"""Of `asha` and `hyperband`: at 1, 3, 9 ... epochs the best third continues."""
+RUN_ID, ENDED, AGAIN, FINAL = "run_id", "trial", "again", "final"  # attributes of a trial in the journal
+REDUCTION = 3  # of `asha` and `hyperband`: at 1, 3, 9 ... epochs the best third continues.
 STATES: dict[Status, TrialState] = {"done": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
 
 optuna.logging.disable_default_handler()

@@ -1,7 +1,5 @@
 """The records of a sweep: its trials, and what was found. Knows nothing of how they are run, chosen or drawn."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

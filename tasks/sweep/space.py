@@ -1,7 +1,5 @@
 """Search space of a sweep: settings and their values, read from text."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re
@@ -20,8 +18,7 @@ FORM = "write log(a,b), lin(a,b), int(a,b[,step]) or x,y,z"
 INSIDE = 1 / math.pi
 """Where between its ends a range is tried as well, so that a setting of whole numbers refuses one of real numbers."""
 MIN_CHOICES = 2
-NUM_TRIALS = 20
-"""Default; a grid has its own number."""
+NUM_TRIALS = 20  # default; a grid has its own number
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 _RANGE = re.compile(r"(?P<kind>log|lin|int)\((?P<numbers>[^()]*)\)")
 
@@ -56,11 +53,7 @@ class Parameter(Record):
                 return self.low, self.low + (self.high - self.low) * INSIDE, self.high
 
     def all_values(self) -> tuple[Scalar, ...]:
-        """All of them, for a grid.
-
-        Raises:
-            InputError: they cannot be counted.
-        """
+        """All of them, for a grid. Raises InputError: they cannot be counted."""
         if self.kind == "list":
             return self.choices
         if self.kind == "int":
@@ -83,11 +76,7 @@ def text_of(value: Scalar) -> str:
 
 
 def grid_size(parameters: Iterable[Parameter]) -> int:
-    """Number of combinations.
-
-    Raises:
-        InputError: they cannot be counted.
-    """
+    """Number of combinations. Raises InputError: they cannot be counted."""
     return math.prod(len(parameter.all_values()) for parameter in parameters)
 
 
@@ -98,11 +87,7 @@ def most_epochs(config: Config, parameters: Iterable[Parameter]) -> int:
 
 
 def num_proposals(num_trials: int | None, is_grid: bool, parameters: Iterable[Parameter]) -> int:
-    """Number of trials: the requested number, at most the size of a grid.
-
-    Raises:
-        InputError: a grid has no end.
-    """
+    """Number of trials: the requested number, at most the size of a grid. Raises InputError: a grid has no end."""
     if not is_grid:
         return NUM_TRIALS if num_trials is None else num_trials
     size = grid_size(parameters)
@@ -128,11 +113,7 @@ def parse_parameters(texts: Sequence[str]) -> tuple[Parameter, ...]:
 
 
 def split_parameter(text: str) -> tuple[str, str]:
-    """Setting and values of `setting=values`.
-
-    Raises:
-        InputError: it has another form.
-    """
+    """Setting and values of `setting=values`. Raises InputError: it has another form."""
     setting, equals, values = text.partition("=")
     if not equals:
         raise InputError(f"--param {text} names no values; {FORM}, as in --param 'recipe.learning_rate=log(1e-3,1)'")

@@ -1,7 +1,5 @@
 """Checks within seconds that a store can be reached, without MLflow, whose import takes a second."""
 
-from __future__ import annotations
-
 from urllib.parse import urlparse
 
 from paceline.conf.credentials import holds_credential
@@ -23,11 +21,7 @@ def check_address(variable: str, address: str, remedy: str) -> None:
 
 
 def check_tracking_uri(tracking_uri: str) -> None:
-    """Refuse a store's address that holds a password.
-
-    Raises:
-        InputError: the address is refused.
-    """
+    """Refuse a store's address that holds a password. Raises InputError: the address is refused."""
     remedy = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead"
     if not tracking_uri.startswith("http"):
         remedy = "give the database's client the password by its own means, such as PGPASSWORD or ~/.pgpass"

@@ -1,7 +1,5 @@
 """Environment of a run: commit, differences, lock, versions, hosts, devices; `environment.json`."""
 
-from __future__ import annotations
-
 import hashlib
 import platform
 import subprocess

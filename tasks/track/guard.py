@@ -5,8 +5,6 @@ are removed before MLflow mounts them, so that no spelling of a path reaches the
 these applications in place of MLflow's own.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import secrets
@@ -29,8 +27,7 @@ WITHHELD = re.compile(
     r"|webhooks)(/|$)"
 )
 """Flask's routes of that kind, by the rule that Flask has matched and not by the path as a caller spelled it."""
-QUERY = "token"
-"""Name of the token in the address that is opened first."""
+QUERY = "token"  # name of the token in the address that is opened first
 REFUSAL = "This server needs its token. Open the address that paceline ui has printed.\n"
 OPENED = """<!DOCTYPE html><title>MLflow</title><a href="./">MLflow</a>
 <script>location.replace(location.pathname + location.hash)</script>

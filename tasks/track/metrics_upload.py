@@ -1,7 +1,5 @@
 """Uploads the metrics that ranks write to files to MLflow during a training, about once a second, from a thread."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Iterator
@@ -17,18 +15,14 @@ from paceline.tasks.metrics_file import FILE, LoggedMetric, MetricsReader, attem
 from paceline.tasks.redact import redact
 
 MAX_BATCH = 500
-GATHER_SECONDS = 1.0
-"""Writing one batch takes 5 to 20 ms of a core, however small it is."""
+GATHER_SECONDS = 1.0  # writing one batch takes 5 to 20 ms of a core, however small it is
 RETRY_SECONDS = 2.0
-CLOSE_SECONDS = 5.0
-"""For what is left when a training ends."""
-LAST_SECONDS = 60.0
-"""For what is still left when its run is about to be FINISHED."""
+CLOSE_SECONDS = 5.0  # for what is left when a training ends
+LAST_SECONDS = 60.0  # for what is still left when its run is about to be FINISHED
 
 logger = logging.getLogger(__name__)
 
-_left: dict[str, Path] = {}
-"""By run, directories of trainings with metrics that the store has not taken by their end."""
+_left: dict[str, Path] = {}  # by run, directories of trainings with metrics that the store has not taken by their end
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """Models by name: from a run, from the registry by version or alias, or from a directory."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Reads runs back from MLflow as plain records. Knows nothing of what their metrics mean."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Sequence
@@ -18,8 +16,7 @@ from paceline.tasks.records import Record
 from paceline.tasks.redact import redact
 from paceline.tasks.track.store import existing_client
 
-MAX_RUNS = 1000
-"""Of an answer of MLflow's."""
+MAX_RUNS = 1000  # of an answer of MLflow's
 
 
 class FoundRun(Record):
@@ -36,11 +33,7 @@ class FoundRun(Record):
 
 
 def get_runs(tracking_uri: str, run_ids: Sequence[str]) -> list[FoundRun]:
-    """Runs by id, in the order given.
-
-    Raises:
-        InputError: the store does not answer, or a run does not exist.
-    """
+    """Runs by id, in the order given. Raises InputError: the store does not answer, or a run does not exist."""
     client = existing_client(tracking_uri)
     runs = []
     for run_id in run_ids:
@@ -54,11 +47,7 @@ def get_runs(tracking_uri: str, run_ids: Sequence[str]) -> list[FoundRun]:
 
 
 def run_page(tracking_uri: str, run_id: str) -> str:
-    """The page of a run, behind `#/` of the UI.
-
-    Raises:
-        InputError: the store does not answer, or has no such run.
-    """
+    """The page of a run, behind `#/` of the UI. Raises InputError: the store does not answer, or has no such run."""
     try:
         run = existing_client(tracking_uri).get_run(run_id)
     except MlflowException as error:

@@ -3,8 +3,6 @@
 A model of Paceline holds no code; its signature, which the registry needs, is written next to it.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature

@@ -3,8 +3,6 @@
 `metrics_upload` adds the metrics of ranks during training.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 import time
@@ -33,8 +31,7 @@ NestedRole = Literal["arm", "trial"]
 PARENT_ID_TAGS: dict[NestedRole, str] = {"arm": Tag.STUDY_RUN_ID, "trial": Tag.SWEEP_RUN_ID}
 """Of a run inside another one: the tag with the other one's id."""
 MAX_PARAM_CHARACTERS = 6000
-TEXT_FILES = (".txt", ".jsonl")
-"""Suffixes of files that others have written: logs, reasons why samples were rejected."""
+TEXT_FILES = (".txt", ".jsonl")  # suffixes of files that others have written: logs, reasons why samples were rejected
 
 
 class RunHandle(Record):

@@ -7,8 +7,6 @@ the token in `PACELINE_UI_TOKEN`, and nobody else. MLflow's workers import their
 replaces the name where MLflow builds the workers' command.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys
@@ -18,8 +16,7 @@ from typing import Any, NoReturn
 
 from paceline.tasks.errors import InputError, PacelineError, RunError
 
-TOKEN = "PACELINE_UI_TOKEN"
-"""Environment variable with the token of a server without users."""
+TOKEN = "PACELINE_UI_TOKEN"  # environment variable with the token of a server without users
 STORE = "MLFLOW_BACKEND_STORE_URI"
 """MLflow's own variable; never an option, since everybody on a host can read command lines."""
 PACKAGES = Path(__file__).parents[3]

@@ -1,7 +1,5 @@
 """The MLflow store: existence, migration, experiments."""
 
-from __future__ import annotations
-
 import fcntl
 import logging
 import os

@@ -5,8 +5,6 @@ The UI keeps such views in tags of the experiment, in a form that is not documen
 that writing it again replaces it.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -22,10 +20,8 @@ from paceline.tasks.names import Metric, Tag
 from paceline.tasks.records import Record, ScoreName
 
 VIEW_TAG = "mlflow.sharedViewState."
-LOCAL_SERVER = "http://127.0.0.1:5000"
-"""Default address at which `paceline ui` serves a store without a server."""
-AS_CHARTS = "&compareRunsMode=CHART"
-"""Behind a view's address, it opens the charts in place of the columns."""
+LOCAL_SERVER = "http://127.0.0.1:5000"  # default address at which `paceline ui` serves a store without a server
+AS_CHARTS = "&compareRunsMode=CHART"  # behind a view's address, it opens the charts in place of the columns
 
 ACCURACY: tuple[ScoreName, ...] = ("accuracy",)
 REGRESSION = f"tags.`{Tag.REGRESSION}`"
@@ -47,8 +43,7 @@ WIDTHS = {
     f"metrics.`{Metric.DATA_WAIT_FRACTION}`": 185,
     REGRESSION: 260,
 }
-WIDTH = 150
-"""Of any other column, in pixels: room for a name such as speedup/efficiency."""
+WIDTH = 150  # of any other column, in pixels: room for a name such as speedup/efficiency
 
 MAX_BARS = 60
 SECTION = "paceline"

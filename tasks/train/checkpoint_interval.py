@@ -15,16 +15,13 @@ from paceline.tasks.records import Choice
 if TYPE_CHECKING:
     from paceline.tasks.model.batch import StepScheduleLike
 
-MAX_SHARE = 0.02
-"""Largest part of the time for checkpoints."""
-MAX_LOST_SECONDS = 300.0
-"""Most work that a failure may lose."""
+MAX_SHARE = 0.02  # largest part of the time for checkpoints
+MAX_LOST_SECONDS = 300.0  # most work that a failure may lose
 MIN_SECONDS = 30.0
 """Least time between two checkpoints. A restart takes 10 s (two ranks of digits on two busy CPU cores, 2026-11-23), and
 a failure loses half of this on average: writing more often would save less than a restart takes.
 """
-NUM_COSTS = 3
-"""Number of checkpoints of whose costs the median counts, because a disk may be slow once."""
+NUM_COSTS = 3  # number of checkpoints of whose costs the median counts, because a disk may be slow once
 
 
 class CheckpointInterval:

@@ -3,8 +3,6 @@
 Each rule states the measurement that supports it.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from paceline.conf.config import Config

@@ -3,8 +3,6 @@
 They run in the process of the flow: a task on a Dask worker would occupy one of the devices that it asks for.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The specification of one rank, written as JSON for its process."""
 
-from __future__ import annotations
-
 from paceline.conf.config import Config
 from paceline.tasks.measure.records import Measurement
 from paceline.tasks.records import AutotuneResult, Plan, PreparedSet, Pretrained, ProbeResult, Record

@@ -1,7 +1,5 @@
 """The pixels of samples, as a worker reads them for a shard or a prediction, and why some cannot be read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 

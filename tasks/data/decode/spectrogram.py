@@ -10,8 +10,6 @@ Fourier transform; a band takes of each of these cells the share that lies in it
 Shapes: T samples in time, F frequencies, W windows, B bands, H height, W width.
 """
 
-from __future__ import annotations
-
 from fractions import Fraction
 from functools import lru_cache
 
@@ -22,13 +20,10 @@ from scipy import signal as scipy_signal
 from paceline.conf.signal import Signal
 from paceline.tasks.data.decode.transform import DecodeError
 
-SINE_POWER = 0.5
-"""Power of a sine of amplitude 1, which is 0 dB."""
+SINE_POWER = 0.5  # power of a sine of amplitude 1, which is 0 dB
 WHITE = 255
-_SILENCE = 1e-26
-"""Power of the rounding errors of a constant, below any instrument: -257 dB."""
-_FILTER_TAPS = 10
-"""On each side, of SciPy's filter for resampling, in samples of the lower rate."""
+_SILENCE = 1e-26  # power of the rounding errors of a constant, below any instrument: -257 dB
+_FILTER_TAPS = 10  # on each side, of SciPy's filter for resampling, in samples of the lower rate
 _MAX_RATIO = 10_000_000
 """Largest numerator or denominator of a ratio of rates: the filter has 20 taps for each, so many of them are 1.6 GB."""
 

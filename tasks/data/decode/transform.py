@@ -3,8 +3,6 @@
 `TRANSFORM_VERSION` must grow with every change of a pixel: it is part of the key of prepared sets.
 """
 
-from __future__ import annotations
-
 import io
 import warnings
 
@@ -21,8 +19,7 @@ MAX_PIXELS = 178_956_970
 """Larger pictures are taken for decompression bombs: twice Pillow's own warning level, where it too gives up."""
 _SIXTEEN_BIT_MAX = 65_535
 _SIXTEEN_BIT = ("I", "I;16", "I;16L", "I;16B", "I;16N")
-SMALL_PIXELS = 512 * 512
-"""Pictures of more pixels take Pillow as long as any other library, or less."""
+SMALL_PIXELS = 512 * 512  # pictures of more pixels take Pillow as long as any other library, or less
 _JPEG = b"\xff\xd8\xff"
 _APP1 = b"\xff\xe1"
 """Marker of a segment with an orientation (Exif, XMP). In coded pixels these two bytes never follow each other."""

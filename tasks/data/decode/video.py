@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 DEMUXERS = "mov,avi,matroska,mpeg,mpegvideo,mpegts,flv,asf,ogg,gif"
 """FFmpeg's names of what is read. Others are refused: playlists, for one, open files and addresses that they name."""
-WHOLE = 0.9
-"""A file with less than this share of the length in its header was cut off."""
+WHOLE = 0.9  # a file with less than this share of the length in its header was cut off
 _QUARTER_TURN = 90
 
 

@@ -1,7 +1,5 @@
 """Decodes a WAV, NumPy or Parquet file to one signal in time. The first bytes decide on the format, not the name."""
 
-from __future__ import annotations
-
 import io
 import warnings
 from fractions import Fraction
@@ -15,15 +13,11 @@ from scipy.io import wavfile
 from paceline.tasks.data.decode.transform import DecodeError
 from paceline.tasks.errors import one_line
 
-MAX_SAMPLES = 2**27
-"""Largest number of values of a file: a gibibyte as float64."""
+MAX_SAMPLES = 2**27  # largest number of values of a file: a gibibyte as float64
 MAX_RATE = 10_000_000
-TIME = "time"
-"""Column of a Parquet file with the times of its samples."""
-JITTER = 0.5
-"""Largest deviation of a time from equal steps, in steps."""
-RATE_ERROR = Fraction(1, 1_000)
-"""Largest relative error when the rate of a time column is rounded: one of 1,000 bands."""
+TIME = "time"  # column of a Parquet file with the times of its samples
+JITTER = 0.5  # largest deviation of a time from equal steps, in steps
+RATE_ERROR = Fraction(1, 1_000)  # largest relative error when the rate of a time column is rounded: one of 1,000 bands
 _WAV = (b"RIFF", b"RIFX", b"RF64")
 _NUMPY, _PARQUET = b"\x93NUMPY", b"PAR1"
 

@@ -6,8 +6,6 @@ passes and a resumed run have the same.
 Shapes: N samples, C channels, H height, W width, U random numbers of a sample.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,13 +21,10 @@ from paceline.tasks.model.noise import uniform
 
 Floats = npt.NDArray[np.float64]
 
-NUM_TRIES = 10
-"""Tries for a crop that fits into the image; the fallback is the largest central crop, as in torchvision."""
-GREY = (0.299, 0.587, 0.114)
-"""Luma of red, green and blue: ITU-R BT.601, as Pillow and torchvision have it."""
+NUM_TRIES = 10  # tries for a crop that fits into the image; the fallback is the largest central crop, as in torchvision
+GREY = (0.299, 0.587, 0.114)  # Luma of red, green and blue: ITU-R BT.601, as Pillow and torchvision have it
 _CROPS, _PLACE, _COLOUR, _MIX = (slice(0, 2 * NUM_TRIES), slice(20, 22), slice(22, 25), slice(25, 29))
-_NUM_UNIFORM = 29
-"""U. Each use has its own ones, so that switching one on leaves the others as they were."""
+_NUM_UNIFORM = 29  # U. Each use has its own ones, so that switching one on leaves the others as they were.
 
 
 class Variation:

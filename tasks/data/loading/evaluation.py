@@ -1,7 +1,5 @@
 """Batches for evaluation: in order, not augmented, each sample exactly once over all ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The loaders by name, and the baseline: a plain `DataLoader` over a plain `Dataset`, in the process of the step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

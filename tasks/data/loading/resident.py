@@ -1,7 +1,5 @@
 """The whole split on the device as uint8; a batch is one indexed gather of augmented windows."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from weakref import WeakKeyDictionary, WeakValueDictionary

@@ -15,8 +15,7 @@ from paceline.conf.recipe import FLIPPING, Augment
 from paceline.tasks.data.split import owner
 
 BLOCK_BYTES = 4 * 2**20
-MAX_BLOCK = 1_024
-"""Samples of a block, however small they are."""
+MAX_BLOCK = 1_024  # samples of a block, however small they are
 _ORDER, _AUGMENTATION, _PARITY = 0, 1, 2
 
 Shards = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]

@@ -1,7 +1,5 @@
 """Maps global steps to epochs and sample positions, also after a resume with a different world size."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cached_property
 

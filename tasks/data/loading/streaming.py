@@ -6,8 +6,6 @@ are gathered on demand: 6.4 x the rate of a per-sample loader on two cores, 3.2 
 2026-11-22).
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections import Counter, deque
@@ -196,8 +194,7 @@ class StreamingLoader(TrainLoader):
         return self.answer(request, images_NCHW, labels_N, targets_NT)
 
 
-Mirror = Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.uint8]]
-"""Images (N, H, W, C) to the same, left-right."""
+Mirror = Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.uint8]]  # images (N, H, W, C) to the same, left-right
 _TRIALS = 5
 _BYTES_OF_A_TRIAL = 2**18
 

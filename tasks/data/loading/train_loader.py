@@ -1,7 +1,5 @@
 """Base class of the training loaders: the cursor, the order of samples, the plan of batches, the augmentation."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence

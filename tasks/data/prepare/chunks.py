@@ -3,8 +3,6 @@
 The borders of chunks are part of the fingerprint of a set, so they depend on the listing alone.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,20 +20,16 @@ from paceline.tasks.data.sources.registry import spec_of
 from paceline.tasks.data.split import first_reader
 
 # Limits of a chunk, constants: shard borders, and with them the fingerprint, must not depend on the cluster.
-MAX_FILES = 1_024
-"""The loaders shuffle blocks of 1,024 samples, each of which is to be a cross-section of the classes."""
-MAX_ROWS = 8_192
-"""Rows of arrays cost a fiftieth of a file."""
-MIN_RUNS = 4
-"""Fewest runs of a chunk, so that no chunk is more than a quarter larger than another."""
+MAX_FILES = 1_024  # the loaders shuffle blocks of 1,024 samples, each of which is to be a cross-section of the classes
+MAX_ROWS = 8_192  # rows of arrays cost a fiftieth of a file
+MIN_RUNS = 4  # fewest runs of a chunk, so that no chunk is more than a quarter larger than another
 MAX_DECODED_BYTES = 64 * 2**20
 MAX_ENCODED_BYTES = 64 * 2**20
 
 # Limits of a portion. Of the smallest files (CIFAR's) 4,096 are 150 to 200 ms of work, where Dask spends 5 on a task;
 # of large ones a single chunk is seconds.
 PORTION_FILES = 4_096
-PORTION_BYTES = 32 * 2**20
-"""Encoded and decoded together."""
+PORTION_BYTES = 32 * 2**20  # encoded and decoded together
 
 
 class TaskChunks(NamedTuple):

@@ -1,7 +1,5 @@
 """The manifest of a prepared set: its facts, its files and its fingerprint."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import platform

@@ -4,8 +4,6 @@ Parts are exact (integer sums); the merge is that of Chan, Golub and LeVeque, "U
 a pairwise algorithm for computing sample variances" (Stanford STAN-CS-79-773, 1979), equations 2.1.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterable

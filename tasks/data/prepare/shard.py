@@ -1,7 +1,5 @@
 """One shard of a prepared set: decode a chunk of samples and write it as `.npy` files."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import socket
@@ -26,8 +24,7 @@ from paceline.tasks.errors import RunError
 from paceline.tasks.files import write_pieces_durably
 from paceline.tasks.records import Reads, Record
 
-LOOK_SECONDS = 1.0
-"""Between checks whether the preparation still runs."""
+LOOK_SECONDS = 1.0  # between checks whether the preparation still runs
 FILE_PATTERN = r"^(train|validation|test)/\d{5,}\.(images|labels|targets)\.npy$"
 """The only names a manifest may hold; none of them can lead out of its directory."""
 

@@ -4,8 +4,6 @@ A set lies in `<home>/prepared/<first 16 digits of its key>/` and appears there 
 shards of a preparation that failed are left for the next one of the same key.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -29,11 +27,9 @@ from paceline.tasks.host import host_identity
 from paceline.tasks.records import PreparedSet
 
 OWNER = "owner.json"
-FINISHED = "finished.jsonl"
-"""In the directory of an unfinished set: what is finished of it, one line for each shard."""
+FINISHED = "finished.jsonl"  # in the directory of an unfinished set: what is finished of it, one line for each shard
 STALE_SECONDS = 24 * 3600.0
-LEFT_SECONDS = 7 * STALE_SECONDS
-"""Lifetime of an unfinished set."""
+LEFT_SECONDS = 7 * STALE_SECONDS  # lifetime of an unfinished set
 
 logger = logging.getLogger(__name__)
 

@@ -4,8 +4,6 @@ Of a compressed .npz everything before a row is read too, as a stream. Nothing i
 `zarr_rows` read the other formats; they are imported on use, because their libraries take up to half a second.
 """
 
-from __future__ import annotations
-
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -27,8 +25,7 @@ IMAGES, LABELS, CLASS_NAMES = "images", "labels", "class_names"
 BLOCK_BYTES = 2**20
 MAX_LABEL_BYTES = 2**30
 COLOURS = 3
-Row = bytes | npt.NDArray[np.uint8]
-"""An encoded image, or its pixels (H, W, C)."""
+Row = bytes | npt.NDArray[np.uint8]  # an encoded image, or its pixels (H, W, C)
 
 
 class Table(NamedTuple):

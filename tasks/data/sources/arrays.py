@@ -5,8 +5,6 @@ they lie in, begin with the split (`train.npz`, `test-00000-of-00002.parquet`, `
 Listing reads labels and headers; `array_rows` reads the pixels. Nothing is unpickled.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections import Counter

@@ -5,8 +5,6 @@ bytes are checked against the official checksum, and then read by an unpickler t
 Both are needed: numpy's own pickles can be made to crash it, or worse.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import io

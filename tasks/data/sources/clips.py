@@ -3,8 +3,6 @@
 A video file is one sample, and so is a folder with images in it, called by its path with a slash at the end.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import re

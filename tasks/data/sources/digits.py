@@ -1,7 +1,5 @@
 """scikit-learn's 1,797 digits, upright, or rotated with the angle as second target; neither depends on a run's seed."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 from collections.abc import Iterator
@@ -16,12 +14,10 @@ from paceline.tasks.data.listing import Origin, SampleListing, complete_splits, 
 from paceline.tasks.data.samples import Item, Sample, Samples
 
 CLASS_NAMES = tuple("0123456789")
-NUM_ROTATED = 5_000
-"""Rotated images in each of the two halves, training (with validation) and test."""
+NUM_ROTATED = 5_000  # rotated images in each of the two halves, training (with validation) and test
 MAX_DEGREES = 45.0
 _ROTATION_SEED = 20_261
-_FILE = "datasets/data/digits.csv.gz"
-"""In scikit-learn's package, in each row 64 pixels of 0 to 16 and the class."""
+_FILE = "datasets/data/digits.csv.gz"  # in scikit-learn's package, in each row 64 pixels of 0 to 16 and the class
 
 
 @functools.lru_cache(maxsize=1)

@@ -3,8 +3,6 @@
 Only names and sizes are read. Decoding finds out whether a file has the format of its name.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import stat
@@ -42,8 +40,7 @@ SPLIT_FOLDERS: dict[str, SplitName] = {
     "train": "train",
     "test": "test",
 }
-Place = tuple[SplitName, str]
-"""The split and the class that a folder belongs to."""
+Place = tuple[SplitName, str]  # the split and the class that a folder belongs to
 
 
 class Kind(NamedTuple):

@@ -4,8 +4,6 @@ A sample is a pure function of its row and of its size, length or signal. Shapes
 C colours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np
@@ -23,22 +21,16 @@ MAX_SHAPES = 4
 _SHAPES_SEED, _TEXTURES_SEED = 20_261, 20_262
 
 NUM_MOTIONS = 1_600
-MOTION_CLASSES = ("east", "north", "west", "south")
-"""In steps of 90 degrees; so "right" is not the name of a class."""
-SLOWEST, FASTEST = 0.05, 0.08
-"""Per frame, of the picture's side."""
-GROUND, LIGHT, CONTRAST = 80.0, 70.0, 50.0
-"""Levels of 255: of the ground, of the mean of a patch, and of its texture."""
-NOISE = 20.0
-"""Standard deviation in each pixel of each frame, of 255."""
+MOTION_CLASSES = ("east", "north", "west", "south")  # in steps of 90 degrees; so "right" is not the name of a class
+SLOWEST, FASTEST = 0.05, 0.08  # per frame, of the picture's side
+GROUND, LIGHT, CONTRAST = 80.0, 70.0, 50.0  # levels of 255: of the ground, of the mean of a patch, and of its texture
+NOISE = 20.0  # standard deviation in each pixel of each frame, of 255
 _MOTIONS_SEED = 20_264
 
 NUM_TONES = 1_800
 TONE_CLASSES = ("falling", "rising", "steady", "wavering")
-SNR_DB = -15.0
-"""Power of the tone over that of the white noise, over all frequencies up to half of the sample rate."""
-LOWEST, HIGHEST = 0.1, 0.6
-"""Frequencies of the tones, of half of the sample rate."""
+SNR_DB = -15.0  # power of the tone over that of the white noise, over all frequencies up to half of the sample rate
+LOWEST, HIGHEST = 0.1, 0.6  # frequencies of the tones, of half of the sample rate
 _AMPLITUDE = 0.1
 _TONES_SEED = 20_263
 

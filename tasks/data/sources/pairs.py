@@ -4,8 +4,6 @@ A mask is a picture without loss (PNG, TIFF, BMP, GIF) of its image's size that 
 values are the lines of `classes.txt`, from 0; 255 marks what belongs to no class, and counts for nothing.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import PurePosixPath
@@ -18,8 +16,7 @@ from paceline.tasks.data.storage.read_files import File, files_of, read_files
 from paceline.tasks.errors import InputError
 
 IMAGES, MASKS, CLASSES = "images", "masks", "classes.txt"
-MAX_CLASSES = 254
-"""A mask is stored in 8 bits, with one value for what belongs to no class."""
+MAX_CLASSES = 254  # a mask is stored in 8 bits, with one value for what belongs to no class
 MASK_SUFFIXES = (".png", ".tif", ".tiff", ".bmp", ".gif")
 
 
@@ -80,8 +77,7 @@ def _mask_path(path: str, suffix: str) -> str:
     return "/".join(parts)
 
 
-Place = tuple[SplitName, str]
-"""The split, and the path below `images` or `masks` without its suffix."""
+Place = tuple[SplitName, str]  # the split, and the path below `images` or `masks` without its suffix
 
 
 def _by_place(samples: Samples, kind: str) -> dict[Place, Sample]:

@@ -4,8 +4,6 @@ A column `image` with encoded files (bytes, or a structure that has them as `byt
 numbers), and a column `label`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing

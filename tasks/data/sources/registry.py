@@ -1,7 +1,5 @@
 """The table of data sources. They are listed in the caller's process and read on the workers, as are user plug-ins."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict
@@ -132,6 +130,5 @@ SOURCES: dict[str, SourceSpec] = {
     "motions": SourceSpec("motions", generated.list_motions, generated.read_motions, key=_clip_key),
 }
 """Specs by the name in `data.source`."""
-USER_SOURCE = SourceSpec("own", user_source.list_samples, user_source.read)
-"""Spec of all other names."""
+USER_SOURCE = SourceSpec("own", user_source.list_samples, user_source.read)  # spec of all other names
 _BY_KIND = {spec.kind: spec for spec in (*SOURCES.values(), USER_SOURCE)}

@@ -3,8 +3,6 @@
 A file is one sample. The decoder is imported at the first sample, because SciPy's signals take a second or two.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 

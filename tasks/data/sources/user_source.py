@@ -4,8 +4,6 @@ A source imports nothing of Paceline. It is opened in the caller's process, whic
 workers that read it, once for each of their threads.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -190,8 +188,7 @@ def _describe(one: Any) -> str:
     return f"{type(one).__name__} {one!r:.60}"
 
 
-_opened = threading.local()
-"""Sources that this thread has opened, by name and root, each with the id of its listing."""
+_opened = threading.local()  # sources that this thread has opened, by name and root, each with the id of its listing
 
 
 def _open(name: str, root: str) -> Source:

@@ -4,8 +4,6 @@ The group has the arrays `images` and `labels`, and `class_names` as an attribut
 numcodecs, from the required release on, refuses codecs that run code from the data (pickle).
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -32,8 +30,7 @@ from paceline.tasks.data.sources.array_rows import (
 from paceline.tasks.data.storage import s3
 from paceline.tasks.errors import InputError, one_line
 
-MAX_CHUNK_BYTES = 2**28
-"""Limit of a chunk, which is decoded completely, and of the rows that are read at a time."""
+MAX_CHUNK_BYTES = 2**28  # limit of a chunk, which is decoded completely, and of the rows that are read at a time
 
 
 def groups(url: str) -> list[str]:

@@ -4,8 +4,6 @@ An entry is a file with the digest of its content before it. A damaged entry is 
 missing. A key covers all that the content depends on, so no entry becomes stale.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os
@@ -23,8 +21,7 @@ from paceline.tasks.files import TEMPORARY_SUFFIX, private_directory
 DIGEST_BYTES = 32
 KEPT_FRACTION = 0.9
 """Share of the limit in use after eviction. Eviction scans the complete directory, so it should be rare."""
-FORGOTTEN_SECONDS = 3600.0
-"""Age at which a temporary file is abandoned."""
+FORGOTTEN_SECONDS = 3600.0  # age at which a temporary file is abandoned
 DEFAULT_GIB, MAX_GIB = 8.0, 1_000_000
 USED, LOCK = "used", "lock"
 

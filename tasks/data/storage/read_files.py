@@ -80,8 +80,7 @@ def read_files(root: str, files: Iterable[File]) -> Iterator[bytes | OSError]:
 
 
 Wave = list[File]
-Contents = Callable[[], Sequence[bytes | OSError]]
-"""Waits for a wave that was requested."""
+Contents = Callable[[], Sequence[bytes | OSError]]  # waits for a wave that was requested
 
 
 def _waves(files: Iterable[File]) -> Iterator[Wave]:

@@ -3,8 +3,6 @@
 botocore reads address and credentials from the environment of each process (AWS_ENDPOINT_URL, AWS_PROFILE and so on).
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 from collections.abc import Sequence, Set
@@ -15,12 +13,9 @@ from typing import Any, NamedTuple
 from paceline.tasks.errors import InputError, OutsideError, SourceError, one_line
 
 PROTOCOLS = ("s3", "s3a")
-AT_ONCE = 64
-"""Concurrent requests, to hide the latency. botocore's default is 10 connections."""
-BODY_TRIES = 5
-"""Tries for an answer that breaks off. botocore itself retries refused, lost and timed-out requests."""
-FIRST_WAIT_SECONDS = 0.1
-"""Doubled with every further try."""
+AT_ONCE = 64  # concurrent requests, to hide the latency. botocore's default is 10 connections.
+BODY_TRIES = 5  # tries for an answer that breaks off. botocore itself retries refused, lost and timed-out requests.
+FIRST_WAIT_SECONDS = 0.1  # doubled with every further try
 
 GONE = frozenset({"NoSuchKey", "NoSuchVersion", "404"})
 DENIED = frozenset({"AccessDenied", "AllAccessDisabled", "InvalidObjectState", "403"})

@@ -1,7 +1,5 @@
 """Blocks of several networks: convolutions, subsampling, features in their memory format."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional

@@ -6,8 +6,6 @@ images of any size can be cut into tiles for them.
 Shapes: N samples, C channels, H height, W width, K classes.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

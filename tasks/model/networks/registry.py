@@ -4,8 +4,6 @@ Networks that classify map images_NCHW to `(logits_NK, targets_NT)`; the second 
 Shapes: N samples, C channels, H height, W width, K classes, T regression targets.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

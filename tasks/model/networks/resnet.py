@@ -13,8 +13,7 @@ from torch import nn
 from paceline.tasks.model.networks.blocks import every_nth, keep_format
 
 Outputs = tuple[torch.Tensor, None]
-WIDTHS = (64, 128, 256, 512)
-"""Filters of the four layers; bottlenecks give four times as many."""
+WIDTHS = (64, 128, 256, 512)  # filters of the four layers; bottlenecks give four times as many
 EXPANSION = 4
 
 

@@ -4,8 +4,6 @@ A clip is an image whose channels are the colours of its frames, one frame after
 Shapes: N clips, T frames, M = N * T, C channels, H height, W width, D features, K classes.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

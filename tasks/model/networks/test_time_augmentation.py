@@ -3,14 +3,11 @@
 Shapes: N samples, C channels, H height, W width, V views, K classes.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional
 
-_NUM_MIRRORED = 2
-"""The image and its mirror image."""
+_NUM_MIRRORED = 2  # the image and its mirror image
 
 
 class ViewMean(nn.Module):

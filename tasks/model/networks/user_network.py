@@ -3,8 +3,6 @@
 A model imports nothing of Paceline. Shapes: N samples, C channels, H height, W width, K classes, T regression targets.
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import torch

@@ -3,16 +3,12 @@
 Shapes: N samples, C channels, H height, W width, K classes, P patches, D = C * 4 values of a patch.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional
 
-PATCH = 2
-"""Height and width of a patch, pixels."""
-EPSILON = 5e-4
-"""Added to the variances: directions that hardly vary are noise, and are not blown up to unit variance."""
+PATCH = 2  # height and width of a patch, pixels
+EPSILON = 5e-4  # added to the variances: directions that hardly vary are noise, and are not blown up to unit variance
 STATISTICS_MOMENTUM = 0.4
 """Weight of a batch in the running statistics of batch norm: weights change so fast that only the last few count."""
 BIAS_RATE = 0.053 * 2_000 / 0.24

@@ -4,8 +4,6 @@ All is taken relative to the profiled execution, round by round, so that what sl
 absolute time, the median of the profiled execution, gives the scale.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 
@@ -107,8 +105,7 @@ def _times(ratio: Estimate, factor: float) -> Interval:
     )
 
 
-FASTER_INPUT = "faster input"
-"""The move that stands for all that could be done about loading."""
+FASTER_INPUT = "faster input"  # the move that stands for all that could be done about loading
 
 _WHY: dict[str, str] = {
     "recipe.batch_size": "a larger batch spreads what a step costs whatever its size; the recipe changes with it",

@@ -7,8 +7,6 @@ A ring all-reduce of m bytes over N devices takes 2 (N - 1) messages of m / N by
 (Thakur, Rabenseifner and Gropp 2005; Patarasuk and Yuan 2009, who show that its bandwidth is optimal.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -52,11 +50,7 @@ LINKS: dict[str, Link] = {
 
 
 def given_link(latency_seconds: float | None, gigabytes_per_second: float | None) -> Link:
-    """A link as the user describes it.
-
-    Raises:
-        InputError: a value is missing or impossible.
-    """
+    """A link as the user describes it. Raises InputError: a value is missing or impossible."""
     if latency_seconds is None or gigabytes_per_second is None:
         raise InputError(
             "--link given needs --latency and --bandwidth",

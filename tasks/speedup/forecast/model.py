@@ -16,8 +16,6 @@ two thirds of a step. How much really hides is not known beforehand: the predict
 interval reaches from nothing to all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -44,18 +42,15 @@ BACKWARD_SHARE = 2 / 3
 EXTRAPOLATION_ERROR = 0.03
 """Half-width that is added, relative, for each doubling beyond the measured batch sizes: caches and kernels change with
 the size, which no line through other sizes can know."""
-MODEL_ERROR = 0.02
-"""Half-width of what the model itself leaves out on several devices."""
+MODEL_ERROR = 0.02  # half-width of what the model itself leaves out on several devices
 UNSEEN_ERROR = 0.1
 """The same where only one device was profiled: what several cost each other was 5 to 20 % of a step where it was seen
 (infra/LOG.md)."""
 MIN_EXCHANGE = 0.2
 """Smallest share of the link's time that an exchange takes in a step, even if the step's noise hides it."""
-PAYING_FACTOR = 1.1
-"""Doubling the devices pays while it gives at least this factor."""
+PAYING_FACTOR = 1.1  # doubling the devices pays while it gives at least this factor
 MAX_DEVICES = 4096
-MAX_LARGER = 1024
-"""Times the batch of the profile, up to which batches are tried."""
+MAX_LARGER = 1024  # times the batch of the profile, up to which batches are tried
 TWO_SIGMA = 1.96
 SECONDS_PER_HOUR = 3600.0
 

@@ -1,7 +1,5 @@
 """Records of a forecast: the profile, the link, and the result for N devices."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from typing import Any, Literal

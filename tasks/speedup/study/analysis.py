@@ -3,8 +3,6 @@
 Everything is computed pair by pair and then over the pairs (`trainings`); nothing here runs or draws.
 """
 
-from __future__ import annotations
-
 import itertools
 import statistics
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """From axes to arms: the full grid, or a ladder that adds one factor at a time. Nothing is run here."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

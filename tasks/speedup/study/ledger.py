@@ -1,7 +1,5 @@
 """The ledger of a study: one line per training, so that an interrupted study can resume."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from pydantic import ValidationError

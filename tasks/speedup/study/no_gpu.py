@@ -5,8 +5,6 @@ same validation split, from trainings of one repeat, which share seed, data and 
 say so in their cell, with what they rest on. Nothing here runs or draws.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ By rule, in this order:
 5. Training from scratch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Literal
 
@@ -21,10 +19,8 @@ from paceline.tasks.formatting import format_seconds
 from paceline.tasks.measure.paired_ratio import MIN_INTERVAL_ROUNDS, Interval
 from paceline.tasks.speedup.study.no_gpu import FEATURES, SCRATCH, TUNED, Approach, NoGpuResult, interval_is_missing
 
-MIN_SHARE = 0.9
-"""Of the accuracy of training from scratch, with which something cheaper is still worth a mention."""
-MAX_TIME = 0.5
-"""Of its time."""
+MIN_SHARE = 0.9  # of the accuracy of training from scratch, with which something cheaper is still worth a mention
+MAX_TIME = 0.5  # of its time
 MIN_GAIN_OF_GPU = 2.0
 
 Choice = Literal["features", "fine-tune", "from scratch", "gpu", "undecided"]

@@ -5,8 +5,6 @@ ratio alone. A contaminated training is never what another is divided by. A pair
 left out while at least three clean pairs remain; else it is used, and the arm is marked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Whether an arm learns as well as its baseline: its score over repeats that share seeds and test samples."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,12 +8,10 @@ from scipy import stats
 from paceline.tasks.measure.paired_ratio import Interval
 from paceline.tasks.speedup.study.records import Parity
 
-MARGIN = 0.01
-"""A loss of score below one point is not counted: seeds alone move a small network by as much."""
+MARGIN = 0.01  # a loss of score below one point is not counted: seeds alone move a small network by as much
 MIN_REPEATS = 2
 
-Pair = tuple[int, int, int]
-"""(samples right only here, samples right only in the baseline, samples) of one repeat."""
+Pair = tuple[int, int, int]  # (samples right only here, samples right only in the baseline, samples) of one repeat
 
 
 def parity(pairs: Sequence[Pair], margin: float = MARGIN) -> tuple[Interval | None, Parity]:

@@ -1,7 +1,5 @@
 """The records of a study: its arms, their runs, and what was found. Knows nothing of how they are run or drawn."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import ConfigDict, Field

@@ -15,8 +15,6 @@ weak scaling the work grows with the devices, S is the ratio of samples per seco
 alone is fitted.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -42,11 +40,7 @@ Kind = Literal["strong", "weak"]
 
 
 def karp_flatt(speedup: float, num_devices: int) -> float:
-    """Experimentally determined serial fraction.
-
-    Raises:
-        ValueError: for one device, where it is not defined.
-    """
+    """Experimentally determined serial fraction. Raises ValueError: for one device, where it is not defined."""
     if num_devices <= 1:
         raise ValueError(f"num_devices={num_devices}: the serial fraction needs at least 2 devices")
     return (1 / speedup - 1 / num_devices) / (1 - 1 / num_devices)

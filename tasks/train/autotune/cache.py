@@ -1,7 +1,5 @@
 """Cache of autotuning results for later trainings of the same work on the same hardware, under PACELINE_HOME."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from importlib.metadata import version

@@ -4,8 +4,6 @@ An execution replaces the best one before it only when it is faster with confide
 among several arms would otherwise prefer the luckiest. A compiled one must win back its compile time over the training.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -13,13 +11,10 @@ from typing import Any
 from paceline.tasks.measure.paired_ratio import Estimate, arm_ratio
 from paceline.tasks.records import Arm, AutotuneResult, Choice, Plan, ProbeResult
 
-MIN_GAIN = 0.01
-"""Least gain in throughput for which to depart from the rules, which are the same from run to run."""
+MIN_GAIN = 0.01  # least gain in throughput for which to depart from the rules, which are the same from run to run
 ARITHMETIC = ("precision", "memory_format")
-LAYER_SETTINGS = (*ARITHMETIC, "num_threads")
-"""Settings that decide how fast the layers compute."""
-SEARCHED = (*LAYER_SETTINGS, "loading", "compile")
-"""Settings that autotuning can change."""
+LAYER_SETTINGS = (*ARITHMETIC, "num_threads")  # settings that decide how fast the layers compute
+SEARCHED = (*LAYER_SETTINGS, "loading", "compile")  # settings that autotuning can change
 
 
 def choose(plan: Plan, search: AutotuneResult, rules: Arm, num_steps: int) -> Plan:

@@ -9,8 +9,6 @@ Runs on copies of the training's network, in two parts:
    then compiling, in the training's own steps. At most a twentieth of the planned training time.
 """
 
-from __future__ import annotations
-
 import itertools
 import statistics
 import time
@@ -37,33 +35,22 @@ from paceline.tasks.train.rank import process_group as group
 from paceline.tasks.train.rank.benchmark import NUM_WARM_UP, ArmBenchmark
 from paceline.tasks.train.step.micro_batches import oom_sample_count
 
-LAYER_SECONDS = 2.0
-"""Least time for the layers; in a longer training, `LAYER_SHARE` of its planned time."""
+LAYER_SECONDS = 2.0  # least time for the layers; in a longer training, `LAYER_SHARE` of its planned time
 LAYER_SHARE = 0.01
 MAX_LAYER_SECONDS = 20.0
-LAYER_STEPS = 14
-"""Steps per arm of the layers: first steps, warm-up and the fewest rounds for an interval."""
-FIRST_PART = 32
-"""The layers' batch starts at this part of the training's, and grows as the time allows."""
+LAYER_STEPS = 14  # steps per arm of the layers: first steps, warm-up and the fewest rounds for an interval
+FIRST_PART = 32  # the layers' batch starts at this part of the training's, and grows as the time allows
 MIN_LAYER_BATCH = 4
-SHARE = 0.05
-"""Largest part of the planned training time for the settings."""
+SHARE = 0.05  # largest part of the planned training time for the settings
 MAX_SECONDS = 120.0
-STEPS_OF_AN_ARM = 40
-"""Steps of the candidate per arm: first steps, warm-up and the fewest blocks for an interval."""
-MAX_STEP_RATIO = 2.0
-"""An arm whose first steps take more than this times the candidate's step is not measured."""
-PROBE_SHARE = 0.6
-"""Part of the remaining time for one probe."""
-COLD_COMPILE_SECONDS = 60.0
-"""Assumed before the first compilation; 14 to 46 s were measured on CPUs."""
-AGAIN_FACTOR = 4.0
-"""A search with this many times the budget of the earlier one is worth repeating."""
+STEPS_OF_AN_ARM = 40  # steps of the candidate per arm: first steps, warm-up and the fewest blocks for an interval
+MAX_STEP_RATIO = 2.0  # an arm whose first steps take more than this times the candidate's step is not measured
+PROBE_SHARE = 0.6  # part of the remaining time for one probe
+COLD_COMPILE_SECONDS = 60.0  # assumed before the first compilation; 14 to 46 s were measured on CPUs
+AGAIN_FACTOR = 4.0  # a search with this many times the budget of the earlier one is worth repeating
 MAX_ROUNDS = 40
-MAX_REASON = 300
-"""Characters of a compiler's error."""
-HALF_WIDTH = 0.01
-"""Relative half-width of an interval at which a probe of a search stops."""
+MAX_REASON = 300  # characters of a compiler's error
+HALF_WIDTH = 0.01  # relative half-width of an interval at which a probe of a search stops
 
 
 def alternatives(plan: Plan) -> dict[str, Arm]:

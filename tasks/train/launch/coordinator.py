@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 3.0
-"""Between checks for more workers, while a group is smaller than the configuration asks for."""
+LOOK_SECONDS = 3.0  # between checks for more workers, while a group is smaller than the configuration asks for
 
 Progress = Callable[[dict[str, Any]], None]
 R = TypeVar("R", bound=Record)

@@ -7,8 +7,6 @@ All users can write to the directory, so a file in it may be a trap: links are n
 displayed. Another user can block a device with a file, and do nothing else.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

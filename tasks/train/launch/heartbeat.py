@@ -4,8 +4,6 @@ Through a pipe that the rank inherits, because disk or network may be what fails
 the interpreter for ever, sends none.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

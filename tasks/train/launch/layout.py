@@ -1,7 +1,5 @@
 """Layout of a group of ranks as data: placements on workers, environments, commands. Pure functions."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,12 +25,9 @@ SCRUBBED = frozenset(
         "CUDA_VISIBLE_DEVICES",
     }
 )
-PROBE_FILE = "probe.json"
-"""File in rank 0's directory: its probe before training."""
-SEARCH_FILE = "search.json"
-"""File in rank 0's directory: its autotuning result."""
-EXAMPLES_FILE = "examples.npz"
-"""File in rank 0's directory: example images of the test split with predictions."""
+PROBE_FILE = "probe.json"  # file in rank 0's directory: its probe before training
+SEARCH_FILE = "search.json"  # file in rank 0's directory: its autotuning result
+EXAMPLES_FILE = "examples.npz"  # file in rank 0's directory: example images of the test split with predictions
 
 
 class WorkerSlot(Record):

@@ -4,8 +4,6 @@ It restarts from the newest checkpoint: fresh processes have all of the device's
 in the middle of a step. The micro-batch is saved with the run, so that a resumed run uses the same one.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,8 +14,7 @@ from paceline.tasks.errors import RankError
 from paceline.tasks.files import write_durably
 from paceline.tasks.records import Choice, Plan
 
-FITTING_FILE = "micro_batch.json"
-"""File in the run's directory."""
+FITTING_FILE = "micro_batch.json"  # file in the run's directory
 
 
 def with_smaller_micro_batch(plan: Plan, config: Config, error: RankError) -> Plan | None:

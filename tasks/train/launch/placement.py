@@ -205,8 +205,7 @@ def worker_facts() -> WorkerFacts:
     )
 
 
-Device = tuple[str, str]
-"""Address of its host, and its name there."""
+Device = tuple[str, str]  # address of its host, and its name there
 
 _reservation_lock = threading.Lock()
 _reserved: set[Device] = set()

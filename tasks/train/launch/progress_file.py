@@ -1,7 +1,5 @@
 """Reads the progress file that rank 0 writes during a training."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

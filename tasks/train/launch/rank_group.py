@@ -31,16 +31,12 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.25
 ASK_SECONDS = 2.0
-ANSWER_SECONDS = 3.0
-"""A request to a worker that takes longer is repeated."""
-SILENT_SECONDS = 12.0
-"""A rank or worker without a heartbeat for so long is lost. A heartbeat comes every second."""
-START_SECONDS = 120.0
-"""Until a rank's first heartbeat: its imports, on a cold disk."""
+ANSWER_SECONDS = 3.0  # a request to a worker that takes longer is repeated
+SILENT_SECONDS = 12.0  # a rank or worker without a heartbeat for so long is lost. A heartbeat comes every second.
+START_SECONDS = 120.0  # until a rank's first heartbeat: its imports, on a cold disk
 SETTLE_SECONDS = 0.6
 """Time for the errors of all ranks to arrive, so that the root cause can be distinguished from its consequences."""
-ECHO_SECONDS = 5.0
-"""The same where all are consequences: a worker's end is noticed later than the broken connections."""
+ECHO_SECONDS = 5.0  # the same where all are consequences: a worker's end is noticed later than the broken connections
 ABORT_SECONDS = 15.0
 # Errors of ranks that lost their connection to another; the root cause is the earliest other error.
 ECHOES = (
@@ -121,11 +117,7 @@ class RankGroup:
             raise LostError(f"the connection to the Dask scheduler is closed: {_describe(error)}") from error
 
     def start(self, specs: Sequence[RankSpec]) -> None:
-        """Start every rank.
-
-        Raises:
-            LostError: a worker is gone.
-        """
+        """Start every rank. Raises LostError: a worker is gone."""
         self._is_started = True
         self._last_answer = [time.monotonic()] * len(self._placements)
         requests = [

@@ -1,7 +1,5 @@
 """The process of a rank on its worker: prepared, started, listed and stopped."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -4,8 +4,6 @@ Restarts with progress in between are not limited. Without progress, `execution.
 that a rank raised twice at the same step ends the training.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable
@@ -20,10 +18,8 @@ from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint, step_o
 
 logger = logging.getLogger(__name__)
 
-REJOIN_SECONDS = 10.0
-"""Time for a lost worker to come back before the group restarts with fewer ranks, where it may."""
-WAIT_SECONDS = 90.0
-"""Time for a lost worker, host or scheduler to come back."""
+REJOIN_SECONDS = 10.0  # time for a lost worker to come back before the group restarts with fewer ranks, where it may
+WAIT_SECONDS = 90.0  # time for a lost worker, host or scheduler to come back
 RETRY_SECONDS = 1.0
 
 T = TypeVar("T")

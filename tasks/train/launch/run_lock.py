@@ -1,7 +1,5 @@
 """Lock of a run's directory: one process at a time trains a run."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import time
@@ -12,8 +10,7 @@ from pathlib import Path
 from paceline.tasks.errors import InputError
 
 NUM_TRIES = 5
-TRY_SECONDS = 0.05
-"""`is_locked` holds the lock for an instant."""
+TRY_SECONDS = 0.05  # `is_locked` holds the lock for an instant
 
 
 def is_locked(directory: Path) -> bool | None:

@@ -4,8 +4,6 @@ On the worker a `Standby` starts it and later sends it a spec; the process runs 
 it becomes a rank like any other, a child of the same worker, in the same environment. It ends with its worker.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import json
@@ -19,8 +17,7 @@ from pathlib import Path
 from paceline.tasks.host import die_with
 from paceline.tasks.train.launch.heartbeat import VARIABLE as HEARTBEAT_VARIABLE
 
-PARENT = "PACELINE_SUPERVISOR"
-"""Variable with the process id of the worker with which a rank ends."""
+PARENT = "PACELINE_SUPERVISOR"  # variable with the process id of the worker with which a rank ends
 MAX_ORDER_BYTES = 65_536
 NUM_DESCRIPTORS = 3
 

@@ -8,8 +8,6 @@ After `ORPHAN_SECONDS` without a call, the flow, the scheduler or the network is
 rank.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,8 +4,6 @@ Ranks of one host are spread over its nodes, because reading another node's memo
 one node nothing is bound: two ranks bound to one core each were not faster there (infra/LOG.md).
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Benchmarks of a rank: the arms of a probe built from their descriptions, and the time of an all-reduce."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,10 +24,8 @@ from paceline.tasks.train.rank.context import RankContext
 from paceline.tasks.train.step.benchmark_step import BareStep, StepInputs
 
 NUM_WARM_UP = 3
-MAX_SWITCHES = 2
-"""Times that a probe may switch the execution: to another arithmetic, then to another loading."""
-GRADIENT_BYTES: dict[Compression, int] = {"off": 4, "bf16": 2}
-"""Bytes per parameter in an exchange of gradients."""
+MAX_SWITCHES = 2  # times that a probe may switch the execution: to another arithmetic, then to another loading
+GRADIENT_BYTES: dict[Compression, int] = {"off": 4, "bf16": 2}  # bytes per parameter in an exchange of gradients
 LOAD_SECONDS = 1.0
 MIN_LOAD_STEPS = 5
 NUM_LOAD_ROUNDS = 2
@@ -39,8 +35,7 @@ MAX_LOAD_DIFFERENCE = 0.05
 """Ranks whose speeds differ by less get even shares: noise must not make the steps of equal devices unequal."""
 MIN_ALL_REDUCES = 10
 MAX_ALL_REDUCES = 60
-ALL_REDUCE_SHARE = 0.5
-"""Largest part of the probe's time limit for all messages together."""
+ALL_REDUCE_SHARE = 0.5  # largest part of the probe's time limit for all messages together
 
 
 class OneBatch:

@@ -3,8 +3,6 @@
 None of them makes the host wait for the device between log points. Their order in the Trainer matters: see `fit`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -139,11 +137,7 @@ class ProgressCallback(Callback):
                 self.close_window(trainer, pl_module)
 
     def close_window(self, trainer: Trainer, learner: Learner) -> None:
-        """Copy the pending losses to the host and report their mean.
-
-        Raises:
-            RunError: the loss is no longer finite.
-        """
+        """Copy the pending losses to the host and report their mean. Raises RunError: the loss is no longer finite."""
         if not learner.pending:
             return
         window = all_reduce(torch.stack(learner.pending).double(), "mean").tolist()

@@ -4,8 +4,6 @@ A checkpoint is `step-00000352.ckpt` next to `step-00000352.ckpt.sha256`. The di
 renamed into place last, so a crash at any point leaves the older checkpoints valid.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from pathlib import Path
 

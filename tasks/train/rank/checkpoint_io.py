@@ -1,7 +1,5 @@
 """Checkpoints written atomically by Lightning, and loaded without executing code."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import pickle

@@ -1,7 +1,5 @@
 """Context of a rank: its device, its group, its share of the data and its initial network."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from dataclasses import replace

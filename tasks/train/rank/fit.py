@@ -1,7 +1,5 @@
 """The fit: the network, the schedule and the callbacks of a training, in a Lightning trainer."""
 
-from __future__ import annotations
-
 import copy
 import resource
 import socket

@@ -4,8 +4,6 @@
 that an engineer can replay a rank by hand.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import gc
 import logging

@@ -1,7 +1,5 @@
 """Evaluates a trained network on this rank's share of a split, or saves its predictions."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -27,8 +25,7 @@ from paceline.tasks.train.step.distributed import gather_full_weights
 from paceline.tasks.train.step.micro_batches import take_samples
 from paceline.tasks.train.step.precision import forward_context, prepare_network
 
-NUM_WORST_EXAMPLES, NUM_FIRST_EXAMPLES = 4, 2
-"""Examples in the report."""
+NUM_WORST_EXAMPLES, NUM_FIRST_EXAMPLES = 4, 2  # examples in the report
 Autocast = AbstractContextManager[object]
 BatchPredictions = tuple[Int64s, npt.NDArray[np.floating], npt.NDArray[np.float32] | None]
 """Indices of a batch's samples, what the task keeps of them, regression targets."""

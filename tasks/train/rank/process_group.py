@@ -1,7 +1,5 @@
 """The process group from inside a rank: joining, agreement, and small collectives; on one rank they do nothing."""
 
-from __future__ import annotations
-
 import socket
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """Time budget of a process: at any moment exactly one item's clock runs, so the items add up to the total."""
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Iterator

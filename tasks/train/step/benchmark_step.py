@@ -4,8 +4,6 @@ All arms run the same loop, so that ratios compare executions only. Lightning's 
 (`loop`).
 """
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Generator

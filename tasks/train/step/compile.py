@@ -3,8 +3,6 @@
 Dynamo counts for the complete process; a `CompileWatch` reports the difference since its creation.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch._dynamo import utils

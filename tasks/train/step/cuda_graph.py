@@ -5,8 +5,6 @@ method is that of torch's documentation ("CUDA semantics", "Whole-network captur
 inputs at fixed addresses, gradients in the graph's own memory, no autocast cache, learning rates on the device.
 """
 
-from __future__ import annotations
-
 import time
 
 import torch
@@ -15,8 +13,7 @@ from paceline.tasks.model.batch import Batch
 from paceline.tasks.records import Arm, CompileStats, Plan
 from paceline.tasks.train.step.train_step import Enter, TrainStep
 
-NUM_EAGER = 3
-"""Steps before the recording, in which cuDNN chooses its algorithms and optimizers create their state."""
+NUM_EAGER = 3  # steps before the recording, in which cuDNN chooses its algorithms and optimizers create their state
 
 
 class CapturedStep:

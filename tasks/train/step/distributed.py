@@ -1,7 +1,5 @@
 """Distributed execution: settings of DDP and FSDP, the same for training and for the arms of a probe."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy

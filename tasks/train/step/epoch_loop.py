@@ -5,8 +5,6 @@ step, which costs a small network a fifth of its time (infra/decisions/0003). Th
 that Lightning's checkpoints, epochs and resumes work.
 """
 
-from __future__ import annotations
-
 from typing import Any, Self
 
 import numpy as np

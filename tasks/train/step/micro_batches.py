@@ -4,8 +4,6 @@ The loss of a batch is a mean over its samples. The loss of a pass is weighted b
 the passes is the loss of the batch, also where they differ in size.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import torch

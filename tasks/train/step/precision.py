@@ -1,7 +1,5 @@
 """Precision and memory format of a network, the same in trainings and probes."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 
 import torch

@@ -1,7 +1,5 @@
 """The training step, the same for trainings (`epoch_loop`) and for the arms of a probe (`benchmark_step`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -13,8 +11,7 @@ from paceline.tasks.train.step.compile import any_batch_size
 from paceline.tasks.train.step.micro_batches import out_of_memory, split_into_micro_batches
 from paceline.tasks.train.step.precision import forward_context
 
-Enter = Callable[[str], object]
-"""Takes the name of the part of a step that starts."""
+Enter = Callable[[str], object]  # takes the name of the part of a step that starts
 
 
 class TrainStep:
