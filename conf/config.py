@@ -1,7 +1,5 @@
 """The configuration of a run as frozen pydantic models; a value that follows from others is a property."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Annotated, Literal, Self
 

@@ -1,7 +1,5 @@
 """The settings of the data: the source, its location, and how it becomes images of one size."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator

@@ -64,19 +64,9 @@ class EmbeddedSource(NamedTuple):
 
 _GREY = SourceFacts(needs_root=False, channels=1)
 Source = Literal[
-    "digits",
-    "rotated_digits",
-    "folder",
-    "cifar10",
-    "pairs",
-    "shapes",
-    "textures",
-    "signals",
-    "tones",
-    "arrays",
-    "clips",
-    "motions",
-]
+    "digits", "rotated_digits", "folder", "cifar10", "pairs", "shapes", "textures", "signals", "tones", "arrays",
+    "clips", "motions",
+]  # fmt: skip
 EMBEDDED_SOURCES: dict[str, EmbeddedSource] = {
     "digits": EmbeddedSource("1,797 handwritten digits", _GREY, is_drawn=True),
     "rotated_digits": EmbeddedSource(
@@ -195,7 +185,8 @@ def load(kind: Kind, name: str) -> tuple[Plugin, Any]:
     if (kind, name) in _loaded:
         return _loaded[kind, name]
     plugin = find(kind, name)
-    entry = next(entry for entry in _entries(kind) if (entry.name, entry.value) == (name, plugin.entry))
+    entries = metadata.entry_points(group=GROUPS[kind])
+    entry = next(entry for entry in entries if (entry.name, entry.value) == (name, plugin.entry))
     try:
         offered = entry.load()
     except Exception as error:  # whatever a module raises at its import
@@ -235,13 +226,9 @@ def find_all(kind: Kind) -> list[Plugin]:
             version=entry.dist.version if entry.dist else "",
             code=_code_of(entry.module),
         )
-        for entry in _entries(kind)
+        for entry in metadata.entry_points(group=GROUPS[kind])
     ]
     return sorted(plugins, key=lambda plugin: (plugin.name, plugin.package))
-
-
-def _entries(kind: Kind) -> metadata.EntryPoints:
-    return metadata.entry_points(group=GROUPS[kind])
 
 
 def _code_of(module: str) -> str:

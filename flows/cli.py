@@ -20,7 +20,6 @@ from paceline.flows.commands import (
     advise,
     compare,
     doctor,
-    hardware,
     lookup,
     no_gpu,
     predict,
@@ -42,7 +41,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "study": study.COMMAND,
         "advise": advise.COMMAND,
         "compare": compare.COMMAND,
-        "hardware": hardware.COMMAND,
+        "hardware": compare.HARDWARE,
         "no-gpu": no_gpu.COMMAND,
     },
     "Use": {"predict": predict.COMMAND, "features": predict.FEATURES, "classify": predict.CLASSIFY},
@@ -145,7 +144,6 @@ class _Parser(argparse.ArgumentParser):
             self.add_argument(f"-{name[0]}", f"--{name}", action="store_true", default=argparse.SUPPRESS, help=text)
 
     def error(self, message: str) -> NoReturn:
-        """Refuse."""
         hint, setting = f"{self.prog} --help", None
         required = re.fullmatch(r"the following arguments are required: (.*)", message)
         wrong_type = re.fullmatch(r"argument (\S*?/?)([^/\s]+): invalid (\w+) value: '(.*)'", message)
@@ -199,7 +197,6 @@ class _RootParser(_Parser):
     """The parser of `paceline` without a command, whose help shows the commands in groups."""
 
     def format_help(self) -> str:
-        """The head, the groups and the options."""
         lines = [HEAD]
         for group, commands in GROUPS.items():
             lines += [f"{group}:", *(f"  {name:<12}{command.help}" for name, command in commands.items())]

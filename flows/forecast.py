@@ -46,12 +46,6 @@ MIN_PARTS = 8  # the recipe's batch is at least this many times the smallest bat
 PROFILE_RANKS = 2  # devices of the profile, to measure their interference and the cost of messages
 
 
-SUMMARY = (
-    *("run_id", "experiment", "workload", "predictions", "limits", "bound", "link", "profile", "advice", "cheapest"),
-    "seconds",
-)
-
-
 class AdviseRequest(BaseModel):
     """Parameters of a forecast."""
 
@@ -256,4 +250,4 @@ def _record(handle: tracking.RunHandle, result: AdviseResult, plan: Plan) -> Non
 def summarise_advise(result: AdviseResult, handle: tracking.RunHandle) -> dict[str, Any]:
     """The JSON of `paceline advise`; names and shape are the public contract."""
     table = [list(row) for row in advise_table(result)]
-    return result.model_dump(mode="json", include={*SUMMARY}) | {"tracking_uri": handle.public_uri, "table": table}
+    return result.model_dump(mode="json", exclude={"preset"}) | {"tracking_uri": handle.public_uri, "table": table}

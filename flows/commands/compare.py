@@ -1,4 +1,4 @@
-"""`paceline compare`: runs that exist already, side by side, divided only where they did the same work."""
+"""`paceline compare` and `paceline hardware`: runs that exist already, divided only where they did the same work."""
 
 from argparse import Namespace
 from pathlib import Path
@@ -27,6 +27,38 @@ def main(options: Namespace) -> None:
         write_json(stream, comparison.model_dump(mode="json") | {"view": view})
 
 
+def hardware(options: Namespace) -> None:
+    """Tabulate."""
+    prices = dict(_price(text) for text in options.price)
+    from paceline.flows.hardware_table import hardware_table
+    from paceline.tasks.report.tables import HEAD, hardware_notes, hardware_rows, render_hardware
+
+    with json_stream(options.json) as stream:
+        table = hardware_table(Environment(), options.experiment, prices)
+        if options.html:
+            write_page(options.html, render_hardware(table))
+        for work in table.tables:
+            say(f"\n{work.work}")
+            say_table(HEAD, hardware_rows(work))
+            for break_even in work.break_evens:
+                say(break_even.sentence)
+        say("")
+        for note in hardware_notes(table):
+            say(note)
+        write_json(stream, table.model_dump(mode="json"))
+
+
+def _price(text: str) -> tuple[str, float]:
+    device, _, price = text.rpartition("=")
+    try:
+        value = float(price)
+    except ValueError:
+        value = -1.0
+    if not device or not 0 <= value < float("inf"):
+        raise InputError(f"--price {text} is not DEVICE=PRICE with a price of 0 or more; for example --price H200=4.5")
+    return device, value
+
+
 COMMAND = Command(
     "compare finished runs; the first one is the base",
     ("paceline compare RUN_ID RUN_ID", "paceline compare --experiment paceline --last 5"),
@@ -38,4 +70,21 @@ COMMAND = Command(
         JSON,
     ),
     main,
+)
+HARDWARE = Command(
+    "compare all hardware that did the same work: throughput, memory, energy, price",
+    ("paceline hardware", 'paceline hardware --price "H200=4.5" --html hardware.html'),
+    (
+        argument("--experiment", default="paceline", help="experiment whose runs are compared (default: paceline)"),
+        argument(
+            "--price",
+            action="append",
+            default=[],
+            metavar="DEVICE=PRICE",
+            help="price of one device for an hour, with a part of the device's name, as in H200=4.5; repeat for more",
+        ),
+        argument("--html", type=Path, metavar="FILE", help="write the table as a page too"),
+        JSON,
+    ),
+    hardware,
 )

@@ -37,8 +37,6 @@ class Command(NamedTuple):
 
 
 class _Output:
-    """The state of the output of one call of the program."""
-
     quiet = False
     """Print results and errors only where a program reads them, and errors."""
     answered = False

@@ -64,7 +64,6 @@ def main(options: Namespace) -> None:
 
 
 def _load_run(options: Namespace) -> Config:
-    """Read the configuration of a run to resume, with the settings of the command line."""
     from paceline.tasks.track import run as tracking
 
     if options.preset is not None:

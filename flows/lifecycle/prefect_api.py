@@ -41,8 +41,7 @@ class TemporaryApi:
                 pass_fds=[descriptor],
                 start_new_session=True,  # a terminal's Ctrl-C must leave it to the flow, which reports its last state
             )
-        self.is_used = False
-        """Whether a flow uses its address."""
+        self.is_used = False  # whether a flow uses its address
 
     def url(self, seconds: float) -> str:
         """Wait until the API answers, and return its address; raise RunError if it does not."""

@@ -42,9 +42,7 @@ def check_study(request: StudyRequest, environment: Environment) -> list[Planned
 
 def _check_axes(request: StudyRequest, environment: Environment) -> list[PlannedArm]:
     arms = expand(lambda overrides: make_config(request.config, overrides), request.axes, ladder=request.ladder)
-    base = request.config.model_copy(update={"speedup": request.config.speedup.model_copy(update={"baseline": "none"})})
-    if request.config.speedup.diagnose:
-        base = request.config
+    base = request.config if request.config.speedup.diagnose else make_config(request.config, ["speedup.baseline=none"])
     list_data = cache(describe)  # most arms have the same data
     planned = []
     for arm in arms:

@@ -79,9 +79,8 @@ def check_sweep(request: SweepRequest, environment: Environment) -> SweepPlan:
     _check_parameters(config, parameters, checked)
     address = config.cluster.address
     num_workers = count_workers(address) if address is not None else None
-    room = plan_concurrency(
-        config, checked.hardware, checked.plan.accelerator, num_trials, request.at_once, num_workers
-    )
+    accelerator, at_once = checked.plan.accelerator, request.at_once
+    room = plan_concurrency(config, checked.hardware, accelerator, num_trials, at_once, num_workers)
     return SweepPlan(request, config, parameters, num_trials, checked, room)
 
 

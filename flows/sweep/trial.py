@@ -121,8 +121,6 @@ def run_trial(work: SweepContext, proposal: Proposal) -> Trial | None:
 
 
 class _RunningTrial:
-    """State of a running trial."""
-
     def __init__(self, proposal: Proposal) -> None:
         self.proposal = proposal
         self.run_id = proposal.run_id
