@@ -55,15 +55,11 @@ SbatchOption = Annotated[
 class KindRules(NamedTuple):
     """Which settings belong to a kind of cluster. `tasks/cluster/kinds.py` has what the kind does."""
 
-    settings: frozenset[str] = frozenset()
-    """Settings that some kinds have no use for, and this one has."""
+    settings: frozenset[str] = frozenset()  # settings that some kinds have no use for, and this one has
     required: tuple[str, ...] = ()
-    example: str = ""
-    """Values for the required settings."""
-    is_this_host: bool = False
-    """All workers run on this host, and end with the run."""
-    accelerators: tuple[str, ...] = ("auto", "cpu", "gpu")
-    """Values of `execution.accelerator` that it goes with."""
+    example: str = ""  # values for the required settings
+    is_this_host: bool = False  # all workers run on this host, and end with the run
+    accelerators: tuple[str, ...] = ("auto", "cpu", "gpu")  # values of `execution.accelerator` that it goes with
     accelerator_hint: str = ""
 
 

@@ -14,10 +14,8 @@ from paceline.conf.credentials import Text
 class Shape:
     """A constraint of a text: its pattern, which Prefect's form checks too, and the rule in words for the refusal."""
 
-    pattern: str
-    """Of all of the text, line breaks included; without `^` and `$`."""
-    rule: str
-    """Such as "is not the name of a network interface, such as eth0"."""
+    pattern: str  # of all of the text, line breaks included; without `^` and `$`
+    rule: str  # such as "is not the name of a network interface, such as eth0"
 
     def check(self, text: str) -> str:
         """Return the text if it has the shape; else raise PydanticCustomError."""

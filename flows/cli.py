@@ -16,19 +16,7 @@ from typing import Any, NoReturn
 from paceline.conf.environment import quieten, set_verbosity
 from paceline.conf.hints import HintedError, did_you_mean, suggest, suggest_setting
 from paceline.conf.load import field_paths
-from paceline.flows.commands import (
-    advise,
-    compare,
-    doctor,
-    lookup,
-    no_gpu,
-    predict,
-    run,
-    serve,
-    study,
-    sweep,
-    ui,
-)
+from paceline.flows.commands import advise, compare, doctor, lookup, no_gpu, predict, run, serve, study, sweep, ui
 from paceline.flows.commands.console import Command, say_always, say_error, start_output
 from paceline.flows.lifecycle import signals as interrupt
 from paceline.tasks.errors import InputError, PacelineError, RankError

@@ -20,8 +20,7 @@ T = TypeVar("T")
 class _Limit(NamedTuple):
     setting: str
     seconds: float
-    at: float
-    """Monotonic time."""
+    at: float  # monotonic time
 
 
 _limit: ContextVar[_Limit | None] = ContextVar("limit", default=None)

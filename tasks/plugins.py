@@ -41,14 +41,7 @@ def load_plugin(kind: Kind, name: str) -> tuple[Plugin, Any]:
 def attribute_errors_to(
     plugin: Plugin, doing: str, kind: type[PacelineError], outside: type[PacelineError]
 ) -> Iterator[None]:
-    """Name the package, and the line in it, in whatever its code raises in the body.
-
-    Args:
-        plugin: whose code runs.
-        doing: what it was asked for, such as `read`.
-        kind: of the error that is raised instead.
-        outside: the same for an `OSError`: a file system or a server, which may be well at the next try.
-    """
+    """Name the package, and the line in it, in whatever its code raises in the body."""
     try:
         yield
     except PacelineError:

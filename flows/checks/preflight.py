@@ -38,10 +38,8 @@ class PreflightResult:
     plan: Plan
     hardware: Hardware
     experiment_id: str
-    num_train: int
-    """Samples of the training split, as listed."""
-    pretrained: Pretrained | None = None
-    """Initial weights; None for those of the seed."""
+    num_train: int  # samples of the training split, as listed
+    pretrained: Pretrained | None = None  # initial weights; None for those of the seed
 
     @property
     def weights(self) -> str | None:

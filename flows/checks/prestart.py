@@ -25,8 +25,7 @@ class OpenCluster:
     """A cluster that runs."""
 
     address: str
-    release: Callable[[], None]
-    """Let the cluster end in the background: no stage needs it any more."""
+    release: Callable[[], None]  # let the cluster end in the background: no stage needs it any more
 
 
 class Prestart:

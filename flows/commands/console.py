@@ -32,8 +32,7 @@ class Command(NamedTuple):
     examples: tuple[str, str]
     arguments: tuple[Argument, ...]
     execute: Callable[[Namespace], None]
-    settings: bool = False
-    """Whether its help lists the most common settings."""
+    settings: bool = False  # whether its help lists the most common settings
 
 
 class _Output:

@@ -62,10 +62,8 @@ class PredictionPlan:
     experiment_id: str
     out: Path
     key: str
-    other_package: str | None
-    """A warning if the user's package of the model has changed."""
-    num_values: int
-    """Values of the layer per image; 0 without a layer."""
+    other_package: str | None  # a warning if the user's package of the model has changed
+    num_values: int  # values of the layer per image; 0 without a layer
 
 
 @reusable

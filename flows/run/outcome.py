@@ -25,8 +25,7 @@ class Outcome:
     evaluated: EvaluateResult
     workload: str
     hardware: Hardware
-    pretrained: Pretrained | None = None
-    """Initial weights; None for those of the seed."""
+    pretrained: Pretrained | None = None  # initial weights; None for those of the seed
     speedup: SpeedupResult = field(default_factory=SpeedupResult)
 
     @cached_property
@@ -51,10 +50,8 @@ class Outcome:
 class Verdicts:
     """Verdicts on an outcome."""
 
-    prediction: dict[str, Any] | None
-    """The forecast for this run, and its error."""
-    judgement: RegressionVerdict | None
-    """Comparison with earlier runs; None if it is off."""
+    prediction: dict[str, Any] | None  # the forecast for this run, and its error
+    judgement: RegressionVerdict | None  # comparison with earlier runs; None if it is off
     registered: dict[str, Any] | None
     """Name, version, alias and gate of the model in the registry; None without track.register."""
 

@@ -35,8 +35,7 @@ class StudyOutcome:
     request: StudyRequest
     arms: list[StudyArm]
     runs: tuple[ArmRun, ...]
-    prepared: dict[str, PreparedSet]
-    """By fingerprint."""
+    prepared: dict[str, PreparedSet]  # by fingerprint
     hardware: Hardware
     seconds: float
 

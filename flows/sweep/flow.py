@@ -52,8 +52,7 @@ class SweepPlan:
     """A checked sweep."""
 
     request: SweepRequest
-    config: Config
-    """Settings that all trials share."""
+    config: Config  # settings that all trials share
     parameters: tuple[Parameter, ...]
     num_trials: int
     checked: PreflightResult

@@ -29,8 +29,7 @@ class SweepOutcome:
     work: SweepContext
     request: SweepRequest
     colocation: Colocation | None
-    no_colocation: str
-    """The reason for no measurement."""
+    no_colocation: str  # the reason for no measurement
     seconds: float
 
     def result(self) -> SweepResult:

@@ -50,11 +50,9 @@ class SweepContext:
     environment: Environment
     parent: RunHandle
     prepared: PreparedSet
-    layers: dict[str, Any]
-    """Measured precision, memory format and threads of all trials, if they are `auto`."""
+    layers: dict[str, Any]  # measured precision, memory format and threads of all trials, if they are `auto`
     proposer: TrialStore
-    stopped: threading.Event
-    """Set when the sweep is interrupted."""
+    stopped: threading.Event  # set when the sweep is interrupted
 
     def configure(self, proposal: Proposal) -> tuple[Config, Plan]:
         """A trial's configuration, and its plan on its share of the devices."""

@@ -52,7 +52,6 @@ def _cpu_fields() -> dict[str, str]:
 
 
 def _gpus() -> tuple[Gpu, ...]:
-    """The GPUs that torch could use here, in NVML's order."""
     import pynvml  # only needed here; costs nothing where there is no driver
 
     if not torch_has_cuda():

@@ -43,23 +43,15 @@ SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
 class Origin:
     """Where a worker reads samples from, as data."""
 
-    kind: str
-    """`SourceSpec.kind` of the reader."""
+    kind: str  # `SourceSpec.kind` of the reader
     root: str = ""
-    mask_suffix: str = ""
-    """Suffix of the masks, of `pairs`."""
-    name: str = ""
-    """Name of a user's source in the configuration."""
-    identity: str = ""
-    """Package of a user's source, and the content that the source declares."""
-    listed: str = ""
-    """Id of the listing of a user's source; long-lived workers open the source again for each listing."""
-    signal: Signal | None = None
-    """How signals become images."""
-    num_frames: int = 0
-    """Frames of a prepared clip; 0 for images."""
-    fit: Fit = "scale"
-    """How images are brought to their size."""
+    mask_suffix: str = ""  # suffix of the masks, of `pairs`
+    name: str = ""  # name of a user's source in the configuration
+    identity: str = ""  # package of a user's source, and the content that the source declares
+    listed: str = ""  # id of the listing of a user's source; long-lived workers open the source again for each listing
+    signal: Signal | None = None  # how signals become images
+    num_frames: int = 0  # frames of a prepared clip; 0 for images
+    fit: Fit = "scale"  # how images are brought to their size
 
 
 @dataclass(frozen=True)
@@ -71,14 +63,12 @@ class SampleListing:
     train: Samples
     validation: Samples
     test: Samples
-    channels: int
-    """Channels of an image."""
+    channels: int  # channels of an image
     target_names: tuple[str, ...] = ()
     num_planes: int = 0
     """1 where each picture has a mask behind its channels, and the classes are those of its pixels: 1 and up, in the
     order of the names; 0 is no class, and the loss ignores it."""
-    ignored: dict[str, int] = field(default_factory=dict)
-    """Files that are not samples, counted by suffix."""
+    ignored: dict[str, int] = field(default_factory=dict)  # files that are not samples, counted by suffix
     run: int = 1
     """Training samples that follow each other into one shard: more than 1 where neighbours are read together."""
 

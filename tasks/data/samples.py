@@ -17,16 +17,13 @@ _AT_ONCE = 1_000
 class Sample(NamedTuple):
     """One sample: a file, or a row of an array that the source reads as a whole."""
 
-    path: str
-    """Relative to the root; for arrays the name of the array."""
+    path: str  # relative to the root; for arrays the name of the array
     label: int
-    size: int = 0
-    """Encoded size, bytes; 0 for rows of arrays."""
+    size: int = 0  # encoded size, bytes; 0 for rows of arrays
     stamp: str = ""
     """Changes when the content does: modification time, etag or checksum. The root takes its place where there is none,
     or a file of this name and size in another place would be taken for this one."""
-    row: int = -1
-    """Row of the array; -1 for files."""
+    row: int = -1  # row of the array; -1 for files
 
     @property
     def name(self) -> str:
@@ -58,8 +55,7 @@ class Item(NamedTuple):
 
     picture: Picture | Exception
     """Image of any size; an exception where it cannot be read, which Paceline counts and lists."""
-    mask: Picture | Exception | None = None
-    """The class of each pixel, from 0; 255 for none."""
+    mask: Picture | Exception | None = None  # the class of each pixel, from 0; 255 for none
     targets_T: npt.NDArray[np.float32] | None = None
 
 

@@ -23,8 +23,7 @@ class Split:
     """One split; images stay on disk until they are gathered."""
 
     name: SplitName
-    images: list[np.memmap[tuple[int, int, int, int], np.dtype[np.uint8]]]
-    """One NHWC memory map per shard, in order."""
+    images: list[np.memmap[tuple[int, int, int, int], np.dtype[np.uint8]]]  # one NHWC memory map per shard, in order
     labels_N: npt.NDArray[np.int64]
     targets_NT: npt.NDArray[np.float32] | None
     image_shape: tuple[int, int, int]

@@ -71,7 +71,6 @@ def _compiler() -> Finding:
 
 
 def _place(check: str, path: Path, variable: str) -> Finding:
-    """Check a directory that exists or can be created."""
     existing = nearest_existing(path)
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         return bad(check, f"{variable}={path} cannot be written", f"set {variable} to a directory of yours")
@@ -101,7 +100,6 @@ def _ports() -> Finding:
 
 
 def _clocks() -> Finding:
-    """Check the clock governor of the cores."""
     if not GOVERNOR.is_file():
         return good("core clocks", "set by the platform")
     governor = GOVERNOR.read_text(encoding="utf-8").strip()

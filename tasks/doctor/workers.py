@@ -66,16 +66,7 @@ def examine_workers(
     named: Sequence[Plugin] = (),
     root: str | None = None,
 ) -> list[Finding]:
-    """Examine all workers of a cluster.
-
-    Args:
-        address: of the scheduler.
-        site: has the state directory, the same path everywhere, and where each host's device leases lie.
-        num_expected: workers that the execution needs.
-        packages: of the user's, that this process has.
-        named: those of them that the configuration needs.
-        root: of the data, as each worker will read it; None for data that are nowhere else.
-    """
+    """Examine all workers of a cluster."""
     home, leases = site.root, site.leases
     home.mkdir(parents=True, exist_ok=True)
     marker = home / f".doctor-{uuid4().hex}"

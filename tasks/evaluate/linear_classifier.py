@@ -29,10 +29,8 @@ class Features:
     """Features of labelled images."""
 
     values_ND: npt.NDArray[np.float32]
-    labels: tuple[str, ...]
-    """N."""
-    num_left_out: int
-    """Images that could not be read, or have no class."""
+    labels: tuple[str, ...]  # n
+    num_left_out: int  # images that could not be read, or have no class
 
 
 class Fitted(Record):
@@ -86,7 +84,6 @@ def read_classes(directory: Path) -> frozenset[str]:
 
 
 def _tables(directory: Path, columns: list[str]) -> Iterator[Any]:
-    """Tables of the files, one after the other."""
     import pyarrow.parquet as pq
 
     return _of_parts(directory, lambda part: pq.read_table(part, columns=columns))
@@ -139,8 +136,7 @@ class Fit(NamedTuple):
 
     pipeline: Any
     seconds: float
-    converged: bool
-    """Within the iterations that it has."""
+    converged: bool  # within the iterations that it has
 
 
 def fit(kind: Kind, values_ND: npt.NDArray[np.float32], labels_N: npt.ArrayLike, seed: int) -> Fit:

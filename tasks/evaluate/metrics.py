@@ -37,8 +37,7 @@ class TestSplit:
 class Predictions:
     """Predictions of all ranks, in the order of the split."""
 
-    outputs: Floats
-    """Logits (N, K), or statistics (N, S)."""
+    outputs: Floats  # logits (N, K), or statistics (N, S)
     targets_NT: Floats | None
 
 

@@ -71,7 +71,6 @@ def score_difference(
 
 
 def _scores(totals_MS: Floats, num_samples: int, score_name: ScoreName) -> Floats:
-    """Score from sums of statistics over samples."""
     if score_name == "ssim":
         return totals_MS[:, 1] / max(1, num_samples)
     return np.array([mean_iou(totals) for totals in totals_MS[:, 1:].tolist()])

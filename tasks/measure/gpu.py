@@ -33,8 +33,7 @@ class GpuSample:
     clock_fraction: float | None
     """Streaming-multiprocessor clock over the highest; None while the GPU is idle, when a low clock means nothing."""
     brakes: tuple[str, ...]
-    pids: frozenset[int] | None
-    """Processes with a compute context on it."""
+    pids: frozenset[int] | None  # processes with a compute context on it
 
 
 @dataclass(frozen=True)
@@ -43,11 +42,9 @@ class GpuLoad:
 
     used_bytes: int | None
     memory_bytes: int | None
-    busy_percent: float | None
-    """Of the driver's last sampling period, in which a kernel ran."""
+    busy_percent: float | None  # of the driver's last sampling period, in which a kernel ran
     watts: float | None
-    most_watts: float | None
-    """The board's limit."""
+    most_watts: float | None  # the board's limit
 
 
 @contextmanager

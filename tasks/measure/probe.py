@@ -50,8 +50,7 @@ class ArmRunner:
 
     arm: Arm
     run: StepRunner
-    samples_per_step: int
-    """Over all the arm's devices."""
+    samples_per_step: int  # over all the arm's devices
 
 
 class Watch(Protocol):
@@ -64,8 +63,6 @@ class Watch(Protocol):
 
 @dataclass(frozen=True)
 class _Link:
-    """Agreement among the ranks, and the clock."""
-
     agree: Agree
     clock: Clock
 
@@ -137,11 +134,7 @@ def _in_order(runners: Mapping[str, ArmRunner]) -> list[str]:
 
 
 def _attempts(
-    runners: Mapping[str, ArmRunner],
-    num_steps: int,
-    settings: Speedup,
-    link: _Link,
-    watch: Callable[[], Watch] | None,
+    runners: Mapping[str, ArmRunner], num_steps: int, settings: Speedup, link: _Link, watch: Callable[[], Watch] | None
 ) -> tuple[_Attempt, Validity, int]:
     """The first clean attempt, or the last that time allowed; with what was seen, and how many came before it.
 

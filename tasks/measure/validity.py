@@ -42,14 +42,6 @@ class ValidityWatch:
         gpu_uuids: Iterable[str] = (),
         data_files: Iterable[str | Path] = (),
     ) -> None:
-        """Start.
-
-        Args:
-            own_pids: Processes whose work, and whose descendants' work, belongs to the measurement or to its run.
-            num_cores: Cores of the host; None to ask the system.
-            gpu_uuids: GPUs that the run uses on this host.
-            data_files: Files that the run reads, for their share in the page cache.
-        """
         self._pids = frozenset(own_pids)
         self._num_cores = num_cores or psutil.cpu_count()
         self._uuids = tuple(gpu_uuids)

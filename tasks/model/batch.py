@@ -11,19 +11,15 @@ import torch
 class Batch(NamedTuple):
     """The input of a training step, on the device of a rank."""
 
-    images_NCHW: torch.Tensor
-    """float32, normalised, in the requested memory format."""
-    labels_N: torch.Tensor
-    """int64."""
-    targets_NT: torch.Tensor | None
-    """float32 regression targets, where the data has them."""
+    images_NCHW: torch.Tensor  # float32, normalised, in the requested memory format
+    labels_N: torch.Tensor  # int64
+    targets_NT: torch.Tensor | None  # float32 regression targets, where the data has them
     noise_seeds_N: torch.Tensor | None
     """int64, another for each sample and epoch: what is added at random follows from them. None where nothing is."""
     weight: float
     """local samples x ranks / global samples: a rank's mean loss times this, averaged over the ranks as DDP does with
     gradients, is the exact mean over the global batch even when the ranks' parts differ in size."""
-    mixed_labels_N: torch.Tensor | None = None
-    """int64 classes of the images that are mixed in; None where none are."""
+    mixed_labels_N: torch.Tensor | None = None  # int64 classes of the images that are mixed in; None where none are
     mix_weights_N: torch.Tensor | None = None
     """float32: how much of each image is of its own class; the rest is of the other."""
 

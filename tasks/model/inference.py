@@ -20,11 +20,9 @@ Int64s = np.ndarray[tuple[int], np.dtype[np.int64]]
 class Prediction(NamedTuple):
     """Outputs of one batch."""
 
-    indices_N: Int64s
-    """Of its samples in the split."""
+    indices_N: Int64s  # of its samples in the split
     batch: Batch
-    inputs_NCHW: torch.Tensor
-    """What the network saw."""
+    inputs_NCHW: torch.Tensor  # what the network saw
     outputs: Outputs
 
 

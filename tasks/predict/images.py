@@ -18,15 +18,11 @@ UNKNOWN = -1
 class Images(NamedTuple):
     """Samples to predict."""
 
-    origin: Origin
-    """Where they lie."""
+    origin: Origin  # where they lie
     samples: Samples
-    class_names: tuple[str, ...]
-    """Of the samples' labels, or of their masks' values."""
-    channels: int
-    """Of a picture."""
-    num_planes: int = 0
-    """1 where each has a mask behind its channels."""
+    class_names: tuple[str, ...]  # of the samples' labels, or of their masks' values
+    channels: int  # of a picture
+    num_planes: int = 0  # 1 where each has a mask behind its channels
 
 
 def in_folder(

@@ -55,13 +55,10 @@ class Part:
     number: int
     origin: Origin
     samples: Samples
-    class_names: tuple[str, ...]
-    """Of the samples' labels; a label below 0 is unknown."""
+    class_names: tuple[str, ...]  # of the samples' labels; a label below 0 is unknown
     path: str
-    key: str
-    """Of the whole prediction."""
-    num_planes: int = 0
-    """1 where each picture has a mask behind its channels."""
+    key: str  # of the whole prediction
+    num_planes: int = 0  # 1 where each picture has a mask behind its channels
 
 
 class PartRecord(Record):

@@ -43,13 +43,10 @@ class Answers:
 class Row(NamedTuple):
     """Output per pixel of a sample."""
 
-    position: int
-    """Of the sample among the part's."""
+    position: int  # of the sample among the part's
     picture_HWC: npt.NDArray[np.uint8]
-    mask_HW: npt.NDArray[np.uint8] | None
-    """Where the source has one: 1 for the first class, 0 for none."""
-    outputs: Sequence[Any]
-    """As `paceline.tasks.predict.outputs.Arrays` has it, of this sample."""
+    mask_HW: npt.NDArray[np.uint8] | None  # where the source has one: 1 for the first class, 0 for none
+    outputs: Sequence[Any]  # as `paceline.tasks.predict.outputs.Arrays` has it, of this sample
 
 
 def answers_of(asked: Asked, facts: ModelFacts, part: Part, positions: list[int], arrays: Arrays | None) -> Answers:

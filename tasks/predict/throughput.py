@@ -69,8 +69,7 @@ class PredictionThroughputs(Record):
 @dataclass(frozen=True)
 class _Way:
     arms: dict[str, Predictor]
-    block: Images
-    """What each of its arms predicts in a round."""
+    block: Images  # what each of its arms predicts in a round
 
     def pace(self, seconds: Mapping[str, list[float]]) -> PredictionThroughput:
         rates = {name: len(self.block) / median(times) for name, times in seconds.items()}

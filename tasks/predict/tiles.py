@@ -18,21 +18,17 @@ STEP = 32  # tiles of smaller images have sides that are multiples of it: torch 
 class Grid(NamedTuple):
     """Sizes of tiles and margins for a network, pixels."""
 
-    side: int
-    """Largest height and width of a tile with its margins."""
+    side: int  # largest height and width of a tile with its margins
     margin: int
-    step: int
-    """Sides of tiles are multiples of it, as is the margin, so that all tiles are halved where the image is."""
+    step: int  # sides of tiles are multiples of it, as is the margin, so that all tiles are halved where the image is
 
 
 class Band(NamedTuple):
     """A row of tiles."""
 
     tiles_MHWC: npt.NDArray[np.uint8]
-    top: int
-    """Of what is wanted of it, in the image."""
-    width: int
-    """Of what is wanted of a tile."""
+    top: int  # of what is wanted of it, in the image
+    width: int  # of what is wanted of a tile
 
 
 def grid_for(reach: int, stride: int) -> Grid:

@@ -19,13 +19,7 @@ _INTERVAL = re.compile(r"\[(\S+), (\S+)\]")
 
 
 def render_page(template: str, figures: Mapping[str, Figure], **context: object) -> str:
-    """Render a template as a page without credentials.
-
-    Args:
-        template: Name without `.html.j2`. The template sees each picture as `svgs[name]`.
-        figures: Pictures by name.
-        context: What the template uses; plain text is escaped.
-    """
+    """Render a template, named without `.html.j2`, as a page without credentials; figures are `svgs[name]` in it."""
     # The label describes a picture for those who cannot see it.
     labels = {name: str(figure.get_label() or name.replace("_", " ")) for name, figure in figures.items()}
     svgs = {name: Markup(svg_text(figure, labels[name])) for name, figure in figures.items()}

@@ -144,7 +144,6 @@ def draw_examples(train: TrainResult, prepared: PreparedSet) -> Figure | None:
 
 
 def _name_colours(figure: Figure, classes: Sequence[int], class_names: Sequence[str]) -> None:
-    """Add a legend of the colours that are in the pictures."""
     names = {0: "no class"} | dict(enumerate(class_names, start=1))
     shown = {min(number, MAX_COLOUR): shorten(names[number], 14) for number in classes if number in names}
     if MAX_COLOUR in shown:
@@ -187,8 +186,7 @@ class Mistake(NamedTuple):
     image_HWC: npt.NDArray[np.uint8]
     predicted: str
     truth: str
-    probability: float
-    """Of the predicted class."""
+    probability: float  # of the predicted class
 
 
 def worst_mistakes(train: TrainResult, prepared: PreparedSet, number: int = NUM_SHOWN) -> list[Mistake]:

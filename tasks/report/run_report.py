@@ -40,18 +40,15 @@ if {name for _, name in ARM_FIELDS} != set(Arm.model_fields) - FIELDS_ELSEWHERE:
 class ReportInput:
     """Everything that a report shows."""
 
-    summary: Mapping[str, Any]
-    """The JSON of the run."""
+    summary: Mapping[str, Any]  # the JSON of the run
     config: Config
     plan: Plan
     prepared: PreparedSet
     train: TrainResult
     speedup: SpeedupResult
     evaluate: EvaluateResult | None = None
-    figures: Mapping[str, Figure] = field(default_factory=dict)
-    """Pictures of quality by name."""
-    environment: Mapping[str, Any] = field(default_factory=dict)
-    """Versions, hosts, commit: anything that JSON can hold."""
+    figures: Mapping[str, Figure] = field(default_factory=dict)  # pictures of quality by name
+    environment: Mapping[str, Any] = field(default_factory=dict)  # versions, hosts, commit: anything that JSON can hold
 
 
 def render_report(report: ReportInput) -> str:

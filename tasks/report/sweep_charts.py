@@ -59,7 +59,6 @@ def draw_scores(result: SweepResult) -> Figure | None:
 
 
 def _draw_dots(axis: Axes, result: SweepResult, trials: Sequence[Trial], places: Sequence[float]) -> None:
-    """Draw done trials filled, pruned ones open, and the best in another colour."""
     for trial, place in zip(trials, places, strict=True):
         colour = ORANGE if trial == result.best else BLUE
         fill = colour if trial.status == "done" else PAPER

@@ -42,8 +42,7 @@ class Diagnosis:
     shares: dict[str, Estimate]
     """`input`, `communication`, `contention`, `overhead` as far as measured, and `compute`, the remainder; each from 0
     to 1, with its 95 % interval."""
-    sentences: tuple[str, ...]
-    """One for each share, the largest first."""
+    sentences: tuple[str, ...]  # one for each share, the largest first
     cause: Bottleneck | None
     """The largest share, among those that are certainly above `MIN_SHARE` and the remainder; None with too few rounds
     for intervals."""
@@ -114,7 +113,6 @@ def _weights(probe: ProbeResult) -> dict[str, dict[str, float]]:
 
 
 def _difference(first: Mapping[str, float], *rest: Mapping[str, float]) -> dict[str, float]:
-    """`first` minus all of `rest`, term by term."""
     terms = dict(first)
     for other in rest:
         for role, weight in other.items():

@@ -52,8 +52,7 @@ class _Facts:
     diagnosis: Diagnosis | None
     too_small: TooSmall | None
     not_amortised: NotAmortised | None
-    gains: dict[str, Estimate]
-    """What settings gain that were timed alone."""
+    gains: dict[str, Estimate]  # what settings gain that were timed alone
 
     @property
     def bottleneck(self) -> Cause | None:
@@ -140,7 +139,6 @@ def _median_seconds(probe: ProbeResult, role: str) -> float:
 
 
 def _step_seconds(probe: ProbeResult) -> float:
-    """Seconds of one step of the candidate."""
     samples = probe.samples_per_step.get("candidate", probe.batch_size * probe.candidate.num_devices)
     return _median_seconds(probe, "candidate") * samples
 
@@ -166,7 +164,6 @@ def _cause(facts: _Facts) -> Cause:
 
 
 def _limit(facts: _Facts) -> Cause:
-    """Limit of the candidate's step: measured by its own arms, else by thresholds."""
     if facts.diagnosis and facts.diagnosis.cause:
         return facts.diagnosis.cause
     if (facts.data_wait_fraction or 0.0) > MAX_DATA_WAIT_FRACTION:
@@ -341,10 +338,8 @@ MIN_WINDOWS = 3  # fewest windows that separate the first window from the usual 
 class TooSmall:
     """A training that is over before its start-up is paid for."""
 
-    startup_seconds: float
-    """Before the first step, and compile and warm-up in it."""
-    training_seconds: float
-    """The rest of the fit."""
+    startup_seconds: float  # before the first step, and compile and warm-up in it
+    training_seconds: float  # the rest of the fit
 
 
 @dataclass(frozen=True)
@@ -352,8 +347,7 @@ class NotAmortised:
     """A compilation that costs more than it saves."""
 
     cost_seconds: float
-    saved_seconds: float
-    """Over all of this training's steps; the upper end of its interval where there is one."""
+    saved_seconds: float  # over all of this training's steps; the upper end of its interval where there is one
 
 
 def too_small(train: TrainResult | None) -> TooSmall | None:

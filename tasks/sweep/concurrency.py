@@ -18,8 +18,7 @@ class TrialConcurrency:
     """Resources of the trials."""
 
     at_once: Choice
-    demand: ClusterResources
-    """Workers for all that run at once."""
+    demand: ClusterResources  # workers for all that run at once
     share: Hardware
     """What one trial may take to be its host: its part of the cores and of the memory, and all GPUs to choose from."""
 
@@ -37,11 +36,7 @@ def plan_concurrency(
     asked: int | None,
     workers_by_host: dict[str, int] | None = None,
 ) -> TrialConcurrency:
-    """Decide how many trials run at once.
-
-    Raises:
-        InputError: as many as asked for do not fit.
-    """
+    """Decide how many trials run at once. Raises InputError: as many as asked for do not fit."""
     hosts, devices, unit = _devices(config, hardware, accelerator, workers_by_host)
     each, across = config.execution.num_devices, config.execution.num_nodes
     fits = max(1, hosts * (devices // each) // across)

@@ -79,7 +79,6 @@ def _fetch(tracking_uri: str, place: str, recorded: str, models: Path) -> ModelF
 
 
 def _load_cached(directory: Path, digest: str) -> ModelFacts | None:
-    """Facts of a model in the cache; None if it is missing or damaged."""
     try:
         facts = read_facts(directory)
     except InputError:
@@ -92,9 +91,6 @@ def _resolve(client: MlflowClient, uri: str) -> tuple[str, str]:
 
     The registry is asked here: MLflow's own download looks for models:/ in another store than the one it is given
     (3.18), unless the environment names it.
-
-    Raises:
-        InputError: no run of ours has made it.
     """
     if uri.startswith("runs:/"):
         place, run_id = uri, uri.removeprefix("runs:/").partition("/")[0]

@@ -175,11 +175,7 @@ def _check_graph(plan: Plan, hardware: Hardware) -> None:
 
 
 def _loading(
-    config: Config,
-    hardware: Hardware,
-    accelerator: Literal["cpu", "gpu"],
-    num_train: int,
-    reasons: dict[str, Choice],
+    config: Config, hardware: Hardware, accelerator: Literal["cpu", "gpu"], num_train: int, reasons: dict[str, Choice]
 ) -> Loading:
     configured = config.execution.loading
     if configured != "auto":

@@ -20,25 +20,15 @@ class Pixels(NamedTuple):
 
     images_NHWC: npt.NDArray[np.uint8]
     targets_NT: npt.NDArray[np.float32] | None
-    positions: list[int]
-    """Positions of the images among the requested samples."""
-    reasons: dict[int, str]
-    """Positions of the samples that cannot be read, and why, on one line."""
-    num_unread: int = 0
-    """Number of these whose bytes this host could not read."""
+    positions: list[int]  # positions of the images among the requested samples
+    reasons: dict[int, str]  # positions of the samples that cannot be read, and why, on one line
+    num_unread: int = 0  # number of these whose bytes this host could not read
 
 
 def read_pixels(
     origin: Origin, samples: Samples, image_size: int, channels: int, between: Callable[[], None] = lambda: None
 ) -> Pixels:
     """Read and scale samples to `image_size`.
-
-    Args:
-        origin: Place of the samples.
-        samples: Samples of it.
-        image_size: Height and width of the result, pixels.
-        channels: Channels of the images, their mask included; files of images give 3.
-        between: Called before each sample is decoded; what it raises ends the reading.
 
     Raises:
         InputError: The source cannot be opened from here.

@@ -30,10 +30,8 @@ def _generator(seed: int, epoch: int, stream: int) -> np.random.Generator:
 class Shuffle:
     """Sizes of the two-level shuffle, in samples."""
 
-    window: int
-    """Largest number of samples that are permuted as one; a multiple of the block's."""
-    block: int
-    """Contiguous samples that move together when there are more."""
+    window: int  # largest number of samples that are permuted as one; a multiple of the block's
+    block: int  # contiguous samples that move together when there are more
 
     @classmethod
     def of(cls, sample_bytes: int, window_mib: int) -> Shuffle:
@@ -166,11 +164,9 @@ class BatchPlan:
     loads: tuple[float, ...] | None = None
     planned_world_size: int | None = None
     """World size of the complete group, where fewer ranks resume its work with the same batches."""
-    first_sample: int = 0
-    """First position of the epoch's order that is still to be seen, after a resume."""
+    first_sample: int = 0  # first position of the epoch's order that is still to be seen, after a resume
 
     def __post_init__(self) -> None:
-        """Refuse sizes and loads without a meaning."""
         if min(self.num_samples, self.global_batch_size, self.world_size) < 1:
             raise ValueError(f"{self}: every size must be at least 1")
         if not 0 <= self.first_sample < self.num_samples:

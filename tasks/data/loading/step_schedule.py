@@ -10,10 +10,8 @@ from paceline.tasks.data.loading.sampling import BatchPlan
 class StepSchedule:
     """The samples of each step; steps are counted over all epochs."""
 
-    plan: BatchPlan
-    """Plan of whole epochs."""
-    first_step: int = 0
-    """First step of this group, in `epoch`, at position `first_sample` of its order."""
+    plan: BatchPlan  # plan of whole epochs
+    first_step: int = 0  # first step of this group, in `epoch`, at position `first_sample` of its order
     epoch: int = 0
     first_sample: int = 0
 

@@ -25,26 +25,20 @@ class LoaderConfig:
     """Settings of a loader."""
 
     split: Split
-    mean: Sequence[float]
-    """Of each channel, in units of full scale, as is `std`."""
+    mean: Sequence[float]  # of each channel, in units of full scale, as is `std`
     std: Sequence[float]
     plan: BatchPlan
     rank: int
-    seed: int
-    """Seed of order and augmentation."""
+    seed: int  # seed of order and augmentation
     augment: Augment
-    shift_pixels: int
-    """Largest shift in each direction."""
-    shuffle_mib: int
-    """Size of the windows that are shuffled as one."""
+    shift_pixels: int  # largest shift in each direction
+    shuffle_mib: int  # size of the windows that are shuffled as one
     device: torch.device
     channels_last: bool
-    draws: bool = False
-    """Whether batches have `noise_seeds_N`."""
+    draws: bool = False  # whether batches have `noise_seeds_N`
     vary: Vary = field(default_factory=Vary)
 
     def __post_init__(self) -> None:
-        """Refuse a plan of another number of samples."""
         if self.plan.num_samples != self.split.num_samples:
             raise ValueError(f"plan of {self.plan.num_samples} samples for a split of {self.split.num_samples}")
 
@@ -91,11 +85,9 @@ class TrainLoader(ABC):
         self._variation = Variation(feed.vary, feed.mean, feed.std, feed.seed)
 
     def __len__(self) -> int:
-        """Steps of a whole epoch."""
         return self.feed.plan.steps_per_epoch
 
     def __iter__(self) -> Iterator[Batch]:
-        """Batches from the cursor to the end of its epoch."""
         batches = self._batches(self.requests(*self._course.locate(self.next_step)))
         try:
             for batch in batches:

@@ -51,10 +51,8 @@ class ChunkPlanner:
 
     listing: SampleListing
     data: Data
-    directory: Path
-    """The temporary set; shared by all workers and the caller."""
-    finished: frozenset[tuple[SplitName, int]] = frozenset()
-    """Shards that are there already."""
+    directory: Path  # the temporary set; shared by all workers and the caller
+    finished: frozenset[tuple[SplitName, int]] = frozenset()  # shards that are there already
 
     @cached_property
     def num_chunks(self) -> dict[SplitName, int]:

@@ -39,11 +39,9 @@ class Chunk:
     samples: Samples
     class_names: tuple[str, ...]
     image_size: int
-    channels: int
-    """Channels of an image."""
+    channels: int  # channels of an image
     num_planes: int
-    directory: str
-    """The temporary set; shared by all workers and the caller."""
+    directory: str  # the temporary set; shared by all workers and the caller
 
 
 class ShardFile(Record):

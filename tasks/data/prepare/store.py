@@ -204,8 +204,7 @@ def _sync_directory(path: Path) -> None:
 
 class _Piece(NamedTuple):
     split: int
-    number: int
-    """Number of the shard."""
+    number: int  # number of the shard
     start: int
     num_bytes: int
 

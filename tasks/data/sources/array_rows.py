@@ -31,11 +31,9 @@ Row = bytes | npt.NDArray[np.uint8]  # an encoded image, or its pixels (H, W, C)
 class Table(NamedTuple):
     """The content of a file without its pixels."""
 
-    labels: npt.NDArray[Any]
-    """Whole numbers, or words."""
+    labels: npt.NDArray[Any]  # whole numbers, or words
     channels: int
-    class_names: tuple[str, ...]
-    """Names of the labels from 0; empty where the file lacks them."""
+    class_names: tuple[str, ...]  # names of the labels from 0; empty where the file lacks them
 
 
 def channels_of(shape: tuple[int, ...], dtype: np.dtype[Any], *, is_fortran: bool = False) -> int:

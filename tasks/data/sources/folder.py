@@ -49,8 +49,7 @@ class Kind(NamedTuple):
     noun: str
     suffixes: frozenset[str]
     origin: str
-    channels: int
-    """Channels of their images."""
+    channels: int  # channels of their images
 
 
 IMAGES = Kind("image", IMAGE_SUFFIXES, "files", 3)
@@ -60,11 +59,9 @@ IMAGES = Kind("image", IMAGE_SUFFIXES, "files", 3)
 class Tree:
     """Everything below a root that is not hidden."""
 
-    files: Samples
-    """Files with a recognised suffix, in order of their paths. The label is the number of the folder."""
+    files: Samples  # files with a recognised suffix, in order of their paths. The label is the number of the folder.
     folders: tuple[str, ...]
-    ignored: Counter[str]
-    """The other files, by suffix."""
+    ignored: Counter[str]  # the other files, by suffix
 
 
 @dataclass

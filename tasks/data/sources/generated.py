@@ -61,7 +61,6 @@ def list_tones(data: Data) -> SampleListing:
 def _listing(
     data: Data, origin: Origin, class_names: tuple[str, ...], num_samples: int, channels: int, num_planes: int = 0
 ) -> SampleListing:
-    """Samples of all classes by turns, split by `test_fraction` and `validation_fraction`."""
     num_labels = 1 if num_planes else len(class_names)
     samples = Samples.of(Sample(origin.kind, row % num_labels, row=row) for row in range(num_samples))
     splits = complete_splits({"train": samples}, data)

@@ -36,8 +36,7 @@ class _Facts(TypedDict, total=False):
 class SourceSpec:
     """Functions that list and read one source; `paceline.conf.plugins` has the facts that settings are checked by."""
 
-    kind: str
-    """`Origin.kind` of its listings. Sources of one kind share a reader, and the kind is part of a set's key."""
+    kind: str  # `Origin.kind` of its listings. Sources of one kind share a reader, and the kind is part of a set's key.
     list_samples: Callable[[Data], SampleListing]
     read: Callable[[Origin, Samples, int], Iterable[Item]]
     """Yields the items of samples of this kind, in their order; takes the origin, the samples and the image size."""
@@ -45,8 +44,7 @@ class SourceSpec:
     """Packages whose versions decide on the pixels, besides Pillow, simplejpeg and NumPy."""
     key: Callable[[Origin], dict[str, Any]] = lambda _: {}
     """Further inputs of a set's key: settings and versions of a decoder."""
-    has_rows: bool = False
-    """A sample is a row of an array, which costs a fiftieth of a file; chunks are larger."""
+    has_rows: bool = False  # a sample is a row of an array, which costs a fiftieth of a file; chunks are larger
 
 
 def spec_of(origin: Origin) -> SourceSpec:

@@ -30,12 +30,9 @@ _LOGGER = logging.getLogger(__name__)
 class File(NamedTuple):
     """One file, as it was listed."""
 
-    path: str
-    """Below the root."""
-    size: int = 0
-    """Bytes; 0 where that is not known."""
-    stamp: str = ""
-    """`Sample.stamp`; empty where it is not known."""
+    path: str  # below the root
+    size: int = 0  # bytes; 0 where that is not known
+    stamp: str = ""  # `Sample.stamp`; empty where it is not known
 
 
 @dataclass

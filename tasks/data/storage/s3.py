@@ -71,22 +71,17 @@ _OTHERWISE = frozenset[str](), SourceError, "the store does not answer ({reason}
 class Wanted(NamedTuple):
     """An object as it was listed."""
 
-    path: str
-    """Bucket and key."""
-    size: int
-    """Bytes; 0 where that is not known."""
-    etag: str
-    """ETag with its quotes; empty where it is not known."""
+    path: str  # bucket and key
+    size: int  # bytes; 0 where that is not known
+    etag: str  # ETag with its quotes; empty where it is not known
 
 
 @dataclass
 class Fetched:
     """The answer for one object."""
 
-    content: bytes | OSError
-    """An error where the store has it no more, or refuses it."""
-    num_sent: int
-    """Requests, those sent again included."""
+    content: bytes | OSError  # an error where the store has it no more, or refuses it
+    num_sent: int  # requests, those sent again included
 
 
 _SENT: ContextVar[list[int] | None] = ContextVar("_SENT", default=None)

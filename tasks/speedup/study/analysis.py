@@ -31,13 +31,7 @@ SECONDS_PER_HOUR = 3600.0
 def summarise_arms(
     trainings: StudyRuns, target: float | None = None, price: float | None = None
 ) -> tuple[ArmSummary, ...]:
-    """Summarise each arm of a study.
-
-    Args:
-        trainings: All of the study.
-        target: Validation score whose time is wanted; None for the lowest final one of the group's baseline.
-        price: Of one device for one hour.
-    """
+    """Summarise each arm of a study."""
     return tuple(_summary(trainings, arm, target, price) for arm in trainings.arms)
 
 

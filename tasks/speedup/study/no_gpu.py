@@ -254,10 +254,8 @@ class Gpu:
     sheet: DataSheet
     rows: Mapping[str, Sequence[HardwareRow]]
     """By way: what GPUs made of exactly the same work in other runs, as the hardware table has them."""
-    rates: Mapping[str, PredictionThroughput]
-    """Of prediction, by way."""
-    name: str | None
-    """Of this host's GPU, on which predictions were timed; None without one."""
+    rates: Mapping[str, PredictionThroughput]  # of prediction, by way
+    name: str | None  # of this host's GPU, on which predictions were timed; None without one
     cost: Cost | None
     num_train: int
     batch_size: int

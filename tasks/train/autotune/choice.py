@@ -116,7 +116,6 @@ def winning_roles(probe: ProbeResult, compile_seconds: float, num_steps: int) ->
 
 
 def _pays(probe: ProbeResult, role: str, compile_seconds: float, num_steps: int) -> bool:
-    """Whether an arm wins back its compile time."""
     if roles_of(probe)[role].compile in ("off", probe.candidate.compile):
         return True
     saved = step_seconds(probe, "candidate") - step_seconds(probe, role)

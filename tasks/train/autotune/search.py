@@ -73,9 +73,7 @@ def alternatives(plan: Plan) -> dict[str, Arm]:
 def layer_arms(plan: Plan) -> list[Arm]:
     """The open combinations of precision and memory format, the rules' first; eager, on one batch on the device."""
     alternative_arms = alternatives(plan)
-    rules = arm_of(plan).model_copy(
-        update={"variant": "synthetic_input", "loading": "foreground", "compile": "off"},
-    )
+    rules = arm_of(plan).model_copy(update={"variant": "synthetic_input", "loading": "foreground", "compile": "off"})
     choices = [
         [getattr(arm, name) for arm in (rules, alternative_arms.get(name)) if arm is not None]
         for name in ("precision", "memory_format")
@@ -119,10 +117,8 @@ class _AutotuneSession:
     bench: ArmBenchmark
     num_steps: int
     started: float = field(default_factory=time.monotonic)
-    step: float = 0.0
-    """Seconds per step of the arm with which the others are compared."""
-    budget: float = 0.0
-    """Seconds for the current part; shrinks with faster arms."""
+    step: float = 0.0  # seconds per step of the arm with which the others are compared
+    budget: float = 0.0  # seconds for the current part; shrinks with faster arms
     part_started: float = 0.0
     probes: list[ProbeResult] = field(default_factory=list)
     slower: list[SlowArm] = field(default_factory=list)

@@ -139,8 +139,6 @@ class _ReplaceError(Exception):
 
 
 class _Attempts:
-    """The attempts at a job, one after the other."""
-
     def __init__(self, job: TrainJob, recovery: Recovery) -> None:
         self._job = job.model_copy(update={"plan": restore_micro_batch(job.directory, job.plan, job.config)})
         self._config = job.config
@@ -231,22 +229,14 @@ class _Attempts:
         self._saved_epochs = facts["epochs_kept"]
 
     def _check_free_devices(self, client: Client, placements: list[Placement], held: list[Placement]) -> None:
-        """Stop waiting for a device when enough others are free, as after a lost worker has come back.
-
-        Raises:
-            _ReplaceError: enough devices are free.
-        """
+        """Stop waiting for a device when enough others are free, as after a lost worker has come back."""
         devices = {(placement.host, placement.device) for placement in held}
         is_complete = len(placements) == self._job.config.execution.world_size
         if is_complete and has_free_devices(client, self._job.config, self._job.plan.accelerator, devices):
             raise _ReplaceError
 
     def _regroup_with_more(self, client: Client) -> None:
-        """Stop a group that is smaller than configured when more workers are available and an epoch has ended since.
-
-        Raises:
-            _RegroupError: the group is to restart with more ranks.
-        """
+        """Stop a group that is smaller than configured when more workers are available and an epoch has ended since."""
         is_complete = self.num_ranks == self._job.config.execution.world_size
         if is_complete or self._saved_epochs is None or time.monotonic() < self._next_look:
             return

@@ -100,11 +100,7 @@ class DeviceLock:
             os.close(file)
 
     def _open_existing(self) -> int | None:
-        """Open the lock file; None if there is none.
-
-        Raises:
-            RunError: the file is a trap, or this user may not open it.
-        """
+        """Open the lock file; None if there is none."""
         try:
             # Without O_CREAT: in a directory for all, kernels refuse it for another user's file (fs.protected_regular).
             file = os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -136,11 +132,7 @@ class DeviceLock:
 
 
 def _create_shared_directory(directory: Path) -> None:
-    """Create the directory in which all users can create lock files, and none can remove another's.
-
-    Raises:
-        RunError: the path is a link or not a directory.
-    """
+    """Create the directory in which all users can create lock files, and none can remove another's."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     try:
         directory.mkdir()

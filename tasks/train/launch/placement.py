@@ -58,11 +58,7 @@ def inspect(config: Config, address: str) -> Hardware:
 
 
 def find_placements(
-    client: Client,
-    config: Config,
-    accelerator: str,
-    fewest: int | None,
-    reserved: Collection[Device] = (),
+    client: Client, config: Config, accelerator: str, fewest: int | None, reserved: Collection[Device] = ()
 ) -> list[Placement]:
     """Place the configured number of ranks, or at least `fewest`; on free and unreserved devices where possible.
 
@@ -132,7 +128,6 @@ def _name_silent_workers(silent: list[str]) -> Iterator[None]:
 def _candidates(
     client: Client, facts: dict[str, WorkerFacts], accelerator: str, reserved: Collection[Device] = ()
 ) -> list[WorkerSlot]:
-    """All workers that have a device."""
     by_host: dict[str, list[str]] = {}
     for worker in facts:
         by_host.setdefault(urlparse(worker).hostname or worker, []).append(worker)
@@ -174,11 +169,7 @@ def is_device_in_use(device: str) -> bool:
 
 
 def _facts(client: Client, seconds: float = ANSWER_SECONDS) -> tuple[dict[str, WorkerFacts], list[str]]:
-    """Facts of the workers that answer in time, and addresses of those that do not.
-
-    Raises:
-        InputError: other code runs on one of them.
-    """
+    """Facts of the workers that answer in time, and addresses of those that do not."""
     addresses = workers(client)
     answers = call_workers(client, [(worker, worker_facts, ()) for worker in addresses], seconds)
     import_errors = [answer for answer in answers if isinstance(answer, ImportError | AttributeError)]

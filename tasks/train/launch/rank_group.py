@@ -168,11 +168,7 @@ class RankGroup:
     # Watching
 
     def _claim_statuses(self) -> list[ClaimStatus]:
-        """The status of each claim; `queued` for those that are not made yet or do not answer.
-
-        Raises:
-            LostError: a worker has not answered for too long.
-        """
+        """The status of each claim; `queued` for those that are not made yet or do not answer."""
         self._check_workers()
         made = [
             placement
@@ -228,11 +224,7 @@ class RankGroup:
                 raise LostError(f"{_describe_worker(placement)} is gone; look at the worker's log")
 
     def _root_cause(self) -> RankError:
-        """The first error that is not a consequence of another rank's end.
-
-        Raises:
-            LostError: a worker is gone, and all errors are consequences.
-        """
+        """The first error that is not a consequence of another rank's end."""
         time.sleep(SETTLE_SECONDS)
         give_up = time.monotonic() + ECHO_SECONDS
         while True:

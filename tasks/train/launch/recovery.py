@@ -27,8 +27,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _Failure:
-    """End of an attempt."""
-
     at: float
     cause: str
     rank: int | None
@@ -80,8 +78,7 @@ class Recovery:
                 if time.monotonic() > give_up:
                     cause = self._failure.cause if self._failure else "the group was stopped"
                     raise LostError(
-                        f"{cause}; and within {WAIT_SECONDS:.0f} s the cluster did not come back: {error}",
-                        final=True,
+                        f"{cause}; and within {WAIT_SECONDS:.0f} s the cluster did not come back: {error}", final=True
                     ) from error
                 deadline.check()
                 time.sleep(RETRY_SECONDS)

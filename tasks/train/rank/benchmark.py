@@ -49,11 +49,9 @@ class OneBatch:
         batches.close()  # type: ignore[attr-defined]
 
     def __len__(self) -> int:
-        """Steps per epoch."""
         return self._num_steps
 
     def __iter__(self) -> Iterator[Batch]:
-        """The one batch for an epoch."""
         for _ in range(self._num_steps):
             yield self._batch
 

@@ -45,11 +45,9 @@ class StepLoader:
         self.next_step = first_step
 
     def __len__(self) -> int:
-        """Steps per epoch."""
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Batches from the position to the end of its epoch; reads nothing before the first is requested."""
         self._loader.seek(self.next_step)
         batches = iter(self._loader)
         while True:
@@ -90,14 +88,7 @@ class BudgetCallback(Callback):
 
 
 class ProgressCallback(Callback):
-    """Reads the losses from the device in windows, and reports their means.
-
-    Args:
-        stopwatch: for the item `logging`.
-        log_metrics: takes metrics and the step; None on ranks that do not write.
-        progress_path: JSON file for the coordinator; None on ranks that do not write.
-        choices: values of `auto` with reasons, for the progress file.
-    """
+    """Reads the losses from the device in windows, and reports their means."""
 
     def __init__(
         self,
@@ -190,14 +181,7 @@ class ProgressCallback(Callback):
 
 
 class ValidationCallback(Callback):
-    """Measures the validation score at the end of each epoch, with every sample once on any number of ranks.
-
-    Args:
-        stopwatch: for the item `validation`.
-        count: returns [samples, sums of the task's statistics] of all ranks; empty without a split.
-        task: computes and names the score.
-        log_metrics: takes metrics and the step; None on ranks that do not write.
-    """
+    """Measures the validation score at the end of each epoch, with every sample once on any number of ranks."""
 
     def __init__(
         self, stopwatch: Stopwatch, count: Callable[[], list[float]], task: Task, log_metrics: LogMetrics | None

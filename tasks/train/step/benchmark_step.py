@@ -41,8 +41,6 @@ class StepInputs:
 
 
 class _Objective:
-    """The loss of a batch, for a network that may be distributed."""
-
     def __init__(self, network: nn.Module, inputs: StepInputs) -> None:
         self._network = network
         self._inputs = inputs
@@ -76,11 +74,7 @@ class BareStep:
         optimizer = build_optimizer(network, inputs.recipe, inputs.learning_rate)
         prepare_optimizer_state(optimizer, network, is_captured=arm.compile == "graph")
         step = TrainStep(
-            _Objective(self._network, inputs),
-            optimizer,
-            make_scaler(arm.precision, inputs.device),
-            arm,
-            inputs.device,
+            _Objective(self._network, inputs), optimizer, make_scaler(arm.precision, inputs.device), arm, inputs.device
         )
         self._step = make_step(step, arm, inputs.device)
         self._batches = self._endless()

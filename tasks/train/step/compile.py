@@ -59,7 +59,6 @@ def _num_graphs() -> int:
 
 
 def _cache_counts() -> tuple[int, int]:
-    """Number of cache hits and misses of graphs."""
     counts = utils.counters["inductor"]
     return int(counts["fxgraph_cache_hit"]), int(counts["fxgraph_cache_miss"])
 

@@ -53,10 +53,7 @@ class CapturedStep:
         if self._graph is None:
             return None
         return CompileStats(
-            num_calls=self._num_calls,
-            num_graphs=1,
-            hit_rate=self._num_replays / self._num_calls,
-            seconds=self._seconds,
+            num_calls=self._num_calls, num_graphs=1, hit_rate=self._num_replays / self._num_calls, seconds=self._seconds
         )
 
     def _eager(self, batch: Batch) -> torch.Tensor:
@@ -72,7 +69,6 @@ class CapturedStep:
         return loss
 
     def _capture(self, batch: Batch) -> None:
-        """Record the step without taking it."""
         torch.cuda.synchronize(self._stream.device)
         started = time.perf_counter()
         copies = {name: tensor.clone() for name, tensor in _tensors(batch).items()}
@@ -100,7 +96,6 @@ class CapturedStep:
 
 
 def _tensors(batch: Batch) -> dict[str, torch.Tensor]:
-    """The tensors of a batch."""
     fields = batch._asdict()
     return {name: value for name, value in fields.items() if isinstance(value, torch.Tensor)}
 
