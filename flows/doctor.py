@@ -101,11 +101,11 @@ def _certificates(config: Config, environment: Environment) -> Finding:
 
 
 def _cluster(config: Config, environment: Environment) -> list[Finding]:
-    execution, (root, findings) = config.execution, _root(config.data)
-    demand = demand_of([execution], "gpu" if execution.accelerator == "gpu" else "cpu")
+    root, findings = _root(config.data)
+    demand = demand_of([config.execution], "gpu" if config.execution.accelerator == "gpu" else "cpu")
     with open_cluster(config.cluster, demand, environment) as address:
-        size, own = execution.world_size, own_packages()
-        return findings + examine_workers(address, environment, size, own, config.packages, root)
+        size = config.execution.world_size
+        return findings + examine_workers(address, environment, size, own_packages(), config.packages, root)
 
 
 def _root(data: Data) -> tuple[str | None, list[Finding]]:
