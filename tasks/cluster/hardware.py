@@ -81,9 +81,9 @@ def visible(found: list[Gpu], setting: str | None) -> tuple[Gpu, ...]:
             f"CUDA_VISIBLE_DEVICES={setting}: instances of a divided GPU (MIG) are not supported; give whole GPUs, or "
             "an empty value to train on the CPU"
         )
-    whole = {gpu.uuid for gpu in found}
+    uuids = {gpu.uuid for gpu in found}
     # CUDA takes the beginning of a UUID for it, too.
-    beginnings = tuple(name for name in names if name.startswith("GPU-") and name not in whole)
+    beginnings = tuple(name for name in names if name.startswith("GPU-") and name not in uuids)
     return tuple(
         gpu
         for index, gpu in enumerate(found)
