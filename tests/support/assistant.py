@@ -82,7 +82,7 @@ class _Model(BaseHTTPRequestHandler):
 def model(command):
     """The address of a model that wants a command run, while the body runs."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Model", (_Model,), {"wanted": command}))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"
     finally:
