@@ -33,6 +33,7 @@ from paceline.tasks.train.launch.coordinator import train_group
 from tests.integration.conftest import SMALL
 from tests.support.jobs import new_job, two_workers
 from tests.support.patience import listens, until
+from tests.support.refusals import refused
 
 ROOT = Path(__file__).parents[3]
 ONE = ClusterResources(num_hosts=1, workers_per_host=1, gpus=False)
@@ -96,15 +97,15 @@ def test_tls_refuses_whoever_has_no_certificate(tls, monkeypatch):
             (worker,) = client.scheduler_info()["workers"]
         for part in (address, worker):
             assert part.startswith("tls://127.0.0.1:")
-            for refused in (None, tls / "others"):
+            for stranger in (None, tls / "others"):
                 with pytest.raises(ssl.SSLError, match=r"CERTIFICATE_REQUIRED|UNKNOWN_CA|DECRYPT_ERROR"):
-                    knock(part, refused)
+                    knock(part, stranger)
             assert knock(part, tls / "ours")
-        with pytest.raises(InputError, match="tls://"), connect(address.replace("tls://", "tcp://")):
+        with refused("cluster.address", "tls://"), connect(address.replace("tls://", "tcp://")):
             pass
         monkeypatch.setenv("PACELINE_TLS", str(tls / "others"))
         monkeypatch.setattr("paceline.tasks.cluster.tls._clusters", {})  # as in a process that has not opened it
-        with pytest.raises(InputError, match=f"authority in PACELINE_TLS={tls / 'others'}"), connect(address):
+        with refused("cluster.address", f"PACELINE_TLS={tls / 'others'}"), connect(address):
             pass
 
 
@@ -189,10 +190,10 @@ def test_ssh_starts_as_many_workers_as_devices_and_ends_them(tls, ssh_home):
 
 def test_hosts_that_cannot_serve_are_named(tls, ssh_home, monkeypatch):
     settings = Cluster(kind="ssh", hosts=("paceline-host", "paceline-stranger"))
-    with pytest.raises(InputError, match=r"paceline-stranger cannot be reached by SSH .*ssh -o BatchMode=yes"):
+    with refused("cluster.hosts", "paceline-stranger", "BatchMode=yes"):
         ask_hosts(settings, None)
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    with pytest.raises(InputError, match=r"paceline-host cannot run /nowhere/python .*same path"):
+    with refused("cluster.hosts", "paceline-host", "/nowhere/python"):
         ask_hosts(Cluster(kind="ssh", hosts=("paceline-host",)), None)
 
 
@@ -201,7 +202,7 @@ def test_workers_that_cannot_start_are_heard_and_leave_nothing(tls, ssh_home):
     settings = Cluster(kind="ssh", hosts=("paceline-host",), interface="lo")
     on_gpus = ONE.model_copy(update={"gpus": True})
     with (
-        pytest.raises(RunError, match=r"cluster.hosts=paceline-host: cannot start Dask there: .*dask_cuda"),
+        refused("cluster.hosts", "cluster.hosts=paceline-host", "dask_cuda", kind=RunError),
         open_cluster(settings, on_gpus),
     ):
         pass
@@ -315,15 +316,15 @@ def test_the_program_runs_over_ssh(tls, ssh_home, paceline):
 
 
 def test_a_job_that_slurm_would_not_take_is_refused(tls, slurm):
-    for override, reason in (("cluster.partition=nowhere", "invalid partition"), ("cluster.cores_per_host=9999", "")):
-        with pytest.raises(InputError, match=f"(?i)Slurm does not take the job .*{reason}"):
+    for override in ("cluster.partition=nowhere", "cluster.cores_per_host=9999"):
+        with refused("cluster.partition", "Slurm"):
             training_host(load("digits", [*SLURM, "execution.accelerator=cpu", override]), Environment())
 
 
 def test_a_job_that_stays_in_the_queue_is_named(tls, slurm):
     config = load("digits", [*SLURM, "execution.accelerator=cpu", "cluster.sbatch=[--hold]", "cluster.wait_seconds=3"])
     with (
-        pytest.raises(RunError, match=r"these have joined: none; Slurm job \d+ is PENDING \(JobHeldUser\)"),
+        pytest.raises(RunError, match=r"Slurm job \d+.*\bPENDING\b.*\bJobHeldUser\b"),
         open_cluster(config.cluster, ONE),
     ):
         pass
@@ -333,7 +334,7 @@ def test_a_job_that_ends_at_once_is_told_with_its_last_words(tls, slurm, monkeyp
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     config = load("digits", [*SLURM, "execution.accelerator=cpu", "cluster.wait_seconds=60"])
     with (
-        pytest.raises(RunError, match=r"Slurm job \d+ ended as FAILED .*/nowhere/python: No such file"),
+        pytest.raises(RunError, match=r"Slurm job \d+.*\bFAILED\b.*/nowhere/python\b"),
         open_cluster(config.cluster, ONE),
     ):
         pass

@@ -104,7 +104,7 @@ def on_cpu(run):
     "execution",
     [
         ["compile=graph"],
-        ["loading=streaming"],
+        pytest.param(["loading=streaming"], marks=pytest.mark.slow),
         pytest.param(["precision=bf16-mixed", "compile=graph"], marks=pytest.mark.slow),
         pytest.param(["precision=16-mixed"], marks=pytest.mark.slow),
     ],

@@ -29,6 +29,7 @@ from tests.support.jobs import set_environment, two_workers
 from tests.support.object_store import SECRET, USER, object_store
 from tests.support.patience import until
 from tests.support.pictures import make_pictures
+from tests.support.refusals import refused
 from tests.support.scratch_cluster import ScratchCluster
 from tests.support.signals import make_sounds
 
@@ -162,7 +163,7 @@ def test_what_goes_wrong_on_the_way_is_asked_for_again(s3, root, workers, from_d
 def test_what_never_comes_whole_ends_the_preparation(s3, root, workers, tmp_path, monkeypatch):
     monkeypatch.setattr(graph, "RETRIES", 0)
     s3.way.fault = lambda number, path: "truncate" if path.endswith("/000.jpg") else None
-    with pytest.raises(OutsideError, match=r"(dark|light)/000\.jpg broke off 5 times .*; look at the store"):
+    with pytest.raises(OutsideError, match=r"(dark|light)/000\.jpg.*\b5\b"):
         prepare(folder(root), tmp_path, workers)
     assert not list((tmp_path / "prepared").glob("[!.]*"))
 
@@ -224,7 +225,7 @@ def test_an_object_that_changed_since_it_was_listed_is_noticed(s3, few, workers,
     listing = source.list_samples(data)
     changed = listing.train[0].path
     s3.hands.pipe(f"changed/images/{changed}", b"another")
-    with pytest.raises(SourceError, match=rf"{re.escape(changed)} has changed since it was listed; let the writer"):
+    with pytest.raises(SourceError, match=re.escape(changed)):
         graph.prepare(listing, data, tmp_path, workers)
     assert prepare(data, tmp_path, workers).num_rejected == 2 + 1, "listed anew"
 
@@ -306,48 +307,46 @@ def test_every_kind_of_file_can_lie_on_a_store(s3, tmp_path, kind):
 
 
 WRONG = {
-    "no such bucket": ({}, "s3://nowhere/x", r"the store has no bucket nowhere; name an existing one, or correct AWS_"),
-    "no such folder": ({}, "s3://pictures/x", r"does not exist; give the folder"),
+    "no such bucket": ({}, "s3://nowhere/x", ("data.root", "nowhere")),
+    "no such folder": ({}, "s3://pictures/x", ("data.root",)),
     "nobody": (
         {"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None},
         "s3://pictures/images",
-        r"there are no credentials \(Unable to locate credentials\); set AWS_PROFILE",
+        ("data.root", "AWS_PROFILE"),
     ),
     "no such profile": (
         {"AWS_PROFILE": "absent"},
         "s3://pictures/images",
-        r"The config profile \(absent\) could not be found; correct AWS_PROFILE",
+        ("data.root", "absent", "AWS_PROFILE"),
     ),
     "nobody there": (
         {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_MAX_ATTEMPTS": "1"},
         "s3://pictures/images",
-        r"the store cannot be reached \(Could not connect to the endpoint.*\); start it, or correct AWS_ENDPOINT_URL",
+        ("data.root", "AWS_ENDPOINT_URL"),
     ),
     "no address": (
         {"AWS_ENDPOINT_URL": "nonsense"},
         "s3://pictures/images",
-        r"Invalid endpoint: nonsense; correct the",
+        ("data.root", "nonsense"),
     ),
     "no size": (
         {"PACELINE_CACHE_GIB": "much"},
         "s3://pictures/images",
-        r"PACELINE_CACHE_GIB=much is not a size in GiB",
+        ("PACELINE_CACHE_GIB", "PACELINE_CACHE_GIB=much"),
     ),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_what_is_wrong_with_a_store_is_told_on_one_line(root, case, changed_environment):
-    environment, asked, told = WRONG[case]
+    environment, asked, (setting, *data) = WRONG[case]
     changed_environment(environment)
-    with pytest.raises(InputError, match=told) as caught:
+    with refused(setting, *data, *([f"data.root={asked}"] if setting == "data.root" else [])):
         source.list_samples(folder(asked))
-    assert "\n" not in str(caught.value)
-    assert case == "no size" or f"data.root={asked}: " in str(caught.value)
 
 
 def test_a_user_whom_the_store_does_not_know_is_told(s3, root):
-    with s3.asking_who(), pytest.raises(InputError, match=r"does not accept the credentials \(InvalidAccessKeyId\)"):
+    with s3.asking_who(), refused("data.root", root, "InvalidAccessKeyId"):
         source.list_samples(folder(root))
 
 

@@ -26,9 +26,10 @@ from paceline.tasks.data.prepare.chunks import ChunkPlanner
 from paceline.tasks.data.prepare.shard import Chunk
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.data.split import open_split
-from paceline.tasks.errors import InputError, RunError
+from paceline.tasks.errors import RunError
 from paceline.tasks.records import PreparedSet
 from tests.support.jobs import two_workers
+from tests.support.refusals import refused
 
 
 def start(num_workers: int, processes: bool = True) -> LocalCluster:
@@ -120,7 +121,7 @@ def test_mixed_and_corrupt_images(tmp_path: Path, address: str) -> None:
     assert prepared.ignored == {".txt": 1}
     assert prepared.num_train + prepared.num_test == 12 + 7
     # A reused set is held to the limit too.
-    with pytest.raises(InputError, match=r"3 of 22 samples \(13.6 %\)"):
+    with refused("data.root", "3", "22", "13.6", "data.max_rejected_fraction=0.1"):
         prepare(folder(root, max_rejected_fraction=0.1, validation_fraction=0.0), tmp_path / "home", address)
 
 
@@ -128,7 +129,7 @@ def test_too_many_rejected(tmp_path: Path, address: str) -> None:
     root = save_images(tmp_path / "images")
     (root / "dog" / "zero.jpg").write_bytes(b"")
     home = tmp_path / "home"
-    with pytest.raises(InputError, match=r"1 of 13 samples \(7.7 %\) cannot be decoded, first dog/zero.jpg") as caught:
+    with refused("data.root", "1", "13", "7.7", "dog/zero.jpg", "data.max_rejected_fraction=0.01") as caught:
         prepare(folder(root), home, address)
     (kept,) = (home / "rejected").iterdir()
     assert str(kept) in str(caught.value)
@@ -140,7 +141,7 @@ def test_a_class_without_a_good_sample(tmp_path: Path, address: str) -> None:
     root = save_images(tmp_path / "images")
     for path in (root / "dog").iterdir():
         path.write_bytes(b"")
-    with pytest.raises(InputError, match="no training sample of class dog can be decoded"):
+    with refused("data.root", "dog"):
         prepare(folder(root, max_rejected_fraction=0.9), tmp_path / "home", address)
     assert list((tmp_path / "home" / "prepared").iterdir()) == []
 
@@ -330,7 +331,7 @@ def test_what_was_finished_before_the_data_failed_is_kept(tmp_path: Path) -> Non
         progress.append(done)
 
     with start(1, processes=False) as cluster:
-        with pytest.raises(InputError, match=r"test\.npz: rows cannot be read"):
+        with refused(None, "test.npz"):
             graph.prepare(listing, data, home, cluster.scheduler_address, on_progress=tell)
         assert leftovers(home) == []
         assert progress == [54, 60], "training and validation, which come first"
@@ -403,7 +404,6 @@ def test_a_remote_root(tmp_path: Path) -> None:
 
 def test_no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.tasks.cluster.client.CONNECT_SECONDS", 1)
-    with pytest.raises(RunError, match=r"cluster address tcp://127.0.0.1:1: no Dask") as caught:
+    with refused(None, "tcp://127.0.0.1:1", kind=RunError):
         prepare(Data(source="digits"), tmp_path, "tcp://127.0.0.1:1")
-    assert "\n" not in str(caught.value)
     assert leftovers(tmp_path) == []

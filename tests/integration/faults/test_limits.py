@@ -91,6 +91,7 @@ def test_a_large_step_without_anything_planted_is_compute_bound(measured):
     assert result.shares["compute"][0] > 0.7
 
 
+@pytest.mark.slow
 def test_a_hog_is_seen_and_the_measurement_repeated_and_marked(measured):
     with hog(1):
         probe = measured("speedup.max_seconds=6")

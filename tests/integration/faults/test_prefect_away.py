@@ -114,6 +114,7 @@ def status_of(tmp_path, run):
     return until(found, "MLflow run")[0].info.status
 
 
+@pytest.mark.slow
 def test_a_training_ends_well_while_prefect_is_away_and_the_next_night_starts(server, serve, hold, tmp_path):
     """Away while the lease is renewed, new runs are looked for and the training ends; no lease is known afterwards."""
     up = server()

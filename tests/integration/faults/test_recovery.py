@@ -117,7 +117,7 @@ def test_a_stopped_rank_is_found_and_a_truncated_checkpoint_passed_over(whole, m
 
 def test_a_rank_that_always_fails_is_given_up(make_job, cluster_address):
     job = make_job("execution.num_devices=2", "recipe.learning_rate=1e30")
-    with pytest.raises(RankError, match=r"rank \d failed: RunError: train/loss is nan at step") as error:
+    with pytest.raises(RankError, match=r"rank \d\b.*: RunError: train/loss\b.*\bnan\b") as error:
         train_group(job, cluster_address)
     assert "close_window" in error.value.rank_traceback
     assert len(list(job.directory.glob("attempt-*"))) == 1, "what it said on purpose it would say again"

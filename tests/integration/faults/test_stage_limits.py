@@ -32,6 +32,7 @@ from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint, step_o
 from tests.integration.conftest import SMALL
 from tests.support.jobs import planted, two_workers
 from tests.support.patience import until
+from tests.support.refusals import refused
 
 NUM_FILES = 40
 
@@ -94,7 +95,7 @@ def test_a_preparation_over_its_limit_ends_and_the_next_one_does_only_the_rest(w
     home = tmp_path / "home"
     client.run(set_reader, delay=0.2)
     with (
-        pytest.raises(TimeLimitError, match=r"limits\.prepare_seconds=3: "),
+        refused("limits.prepare_seconds", "limits.prepare_seconds=3", kind=TimeLimitError),
         deadline.time_limit("limits.prepare_seconds", 3),
     ):
         graph.prepare(source.list_samples(images), images, home, address)
@@ -162,7 +163,7 @@ def test_a_training_over_its_limit_ends_its_ranks_and_goes_on_from_its_checkpoin
     job = make_job("execution.num_devices=2", "execution.checkpoint_steps=1", "recipe.num_epochs=2")
     with (
         planted(cluster_address, "rank-0=0.05"),
-        pytest.raises(TimeLimitError, match=r"limits\.train_seconds=25: "),
+        refused("limits.train_seconds", "limits.train_seconds=25", kind=TimeLimitError),
         deadline.time_limit("limits.train_seconds", 25),
     ):
         train_group(job, cluster_address)

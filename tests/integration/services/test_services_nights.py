@@ -110,6 +110,7 @@ def three_nights(nights, client, known):
     return good, slow, skipped
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_three_nights_an_alarm_and_a_comparison(services, known, nights, program):
     client = MlflowClient(known["MLFLOW_TRACKING_URI"], known["MLFLOW_TRACKING_URI"])

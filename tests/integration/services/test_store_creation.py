@@ -73,8 +73,12 @@ def test_readers_never_meet_half_a_store(start, tmp_path):
 
 @pytest.mark.parametrize(
     ("creator", "num_bytes"),
-    [(CHECK, 1), (CHECK, 200_000), (MLFLOW_ALONE, 100_000), (MLFLOW_ALONE, 300_000)],
-    ids=["at once", "midway", "mlflow", "mlflow, later"],
+    [
+        pytest.param(CHECK, 1, id="at once", marks=pytest.mark.slow),
+        pytest.param(CHECK, 200_000, id="midway"),
+        pytest.param(MLFLOW_ALONE, 100_000, id="mlflow", marks=pytest.mark.slow),
+        pytest.param(MLFLOW_ALONE, 300_000, id="mlflow, later"),
+    ],
 )
 def test_a_store_whose_creation_was_killed_is_created_again(start, tmp_path, creator, num_bytes):
     uri = f"sqlite:///{tmp_path}/mlflow.db"

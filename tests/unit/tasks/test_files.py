@@ -7,6 +7,7 @@ from paceline.tasks.errors import RunError
 from paceline.tasks.files import private_directory
 from paceline.tasks.predict import predictor
 from paceline.tasks.predict.job import Settings
+from tests.support.refusals import refused
 
 
 def test_it_is_this_users_alone(tmp_path):
@@ -31,10 +32,10 @@ def planted(parent: Path, how: str) -> None:
 @pytest.mark.parametrize("how", ["writable", "link", "file"])
 def test_a_planted_one_is_refused_before_any_library_in_it_is_loaded(tmp_path, how):
     planted(tmp_path, how)
-    with pytest.raises(RunError, match="is to hold code that is executed, and user"):
+    with refused(None, tmp_path, "PACELINE_HOME", kind=RunError):
         private_directory(tmp_path)
     settings = Settings(
         model_directory="", model_digest="", precision="32-true", gpu=False, num_threads=1, batch_size=1
     )
-    with pytest.raises(RunError, match="is to hold code"):
+    with refused(None, "PACELINE_HOME", kind=RunError):
         predictor._package(settings, tmp_path)

@@ -50,9 +50,9 @@ def test_sixteen_bits_are_scaled_not_clipped(dtype: type) -> None:
 
 
 def test_values_without_a_range_are_refused() -> None:
-    with pytest.raises(DecodeError, match="floating-point"):
+    with pytest.raises(DecodeError):
         decode(encode(Image.new("F", (8, 8), 0.5), "TIFF"), 8)
-    with pytest.raises(DecodeError, match="32-bit values"):
+    with pytest.raises(DecodeError, match="70000"):
         decode(encode(Image.fromarray(np.full((8, 8), 70_000, dtype=np.int32)), "TIFF"), 8)
 
 
@@ -99,7 +99,7 @@ def test_bad_files_give_a_reason_on_one_line(content: bytes, reason: str) -> Non
 
 def test_bombs_are_refused_before_they_go_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transform, "MAX_PIXELS", 100)
-    with pytest.raises(DecodeError, match="bomb"):
+    with pytest.raises(DecodeError, match="11 x 10"):
         decode(encode(Image.new("RGB", (11, 10))), 8)
 
 
@@ -220,5 +220,5 @@ def test_a_crop_is_the_middle_of_the_whole_at_its_own_scale() -> None:
 def test_what_is_too_small_to_be_cropped_is_told(size: tuple[int, int]) -> None:
     buffer = io.BytesIO()
     Image.new("RGB", size).save(buffer, "PNG")
-    with pytest.raises(DecodeError, match=rf"^{size[0]} x {size[1]} pixels, too few to be cropped to 16 a side"):
+    with pytest.raises(DecodeError, match=rf"^{size[0]} x {size[1]}.*16"):
         decode(buffer.getvalue(), 16, "crop")

@@ -81,7 +81,7 @@ def test_damaged_videos_tell_why():
             with pytest.raises(DecodeError) as error:
                 video.decode(content[: int(share * len(content))], 4, 16)
             assert "\n" not in str(error.value), (suffix, share)
-    with pytest.raises(DecodeError, match=r"^3 frames, and data\.num_frames=4$"):
+    with pytest.raises(DecodeError, match=r"\b3\b.*\bdata\.num_frames=4\b"):
         video.decode(clips.video(clips.grey_levels(3)), 4, 16)
     with pytest.raises(DecodeError, match="Invalid data"):
         video.decode(b"no video at all" * 100, 4, 16)

@@ -221,7 +221,7 @@ def test_a_chunk_that_is_damaged_is_told_by_its_store(tmp_path):
     listing = source.list_samples(data_of(tmp_path))
     chunk = tmp_path / "a.zarr" / "images" / "c" / "3" / "0" / "0"
     chunk.write_bytes(b"no chunk")
-    with pytest.raises(InputError, match=r"a.zarr: rows cannot be read \(images from 3\d on"):
+    with refused(None, "a.zarr", "images"):
         list(source.read_items(listing.origin, listing.train, 8))
 
 
@@ -243,8 +243,9 @@ def test_a_codec_that_runs_what_the_data_says_is_refused(tmp_path, monkeypatch):
     with refused("data.root", tmp_path, "a.zarr", "Pickle.decode"):
         source.list_samples(data_of(tmp_path))
     monkeypatch.setattr("numcodecs.pickles.ALLOW_UNSAFE_PICKLE_DECODE", True)
-    with pytest.raises(InputError, match="code in the data ran"):  # what that keeps away
+    with refused("data.root", "a.zarr") as caught:
         source.list_samples(data_of(tmp_path))
+    assert "code in the data ran" in str(caught.value), "what that keeps away"
 
 
 def test_numbers_are_in_their_order_and_not_in_that_of_words(tmp_path):

@@ -29,7 +29,6 @@ from paceline.tasks.data.samples import Sample, Samples
 from paceline.tasks.data.sources import cifar10, digits
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.data.sources.folder import stamp_of
-from paceline.tasks.errors import InputError
 from tests.support.listeners import listening
 from tests.support.refusals import refused
 
@@ -87,29 +86,27 @@ def test_linked_class_folders_are_followed_and_loops_end(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("names", "message"),
+    ("names", "data"),
     [
-        ((), "does not exist"),
-        (("root/.hidden",), "is empty"),
-        (("root/a/1.png",), "found 1 class \\(a\\)"),
-        (("root/1.png",), "found 0 classes"),
-        (("root/a/1.png", "root/b/1.txt"), "folder b/ holds no image"),
-        (("root/test/a/1.png", "root/test/b/1.png"), "no train/"),
-        (("root/train/a/1.png", "root/train/b/1.png", "root/test/a/1.png"), "only in train/: b"),
-        (("root/train/a/1.png", "root/val/a/1.png", "root/valid/a/1.png"), "mean the same split"),
+        ((), ()),
+        (("root/.hidden",), ()),
+        (("root/a/1.png",), ("1", "a")),
+        (("root/1.png",), ("0",)),
+        (("root/a/1.png", "root/b/1.txt"), ("b/",)),
+        (("root/test/a/1.png", "root/test/b/1.png"), ("test/", "train/")),
+        (("root/train/a/1.png", "root/train/b/1.png", "root/test/a/1.png"), ("train/", "test/", "b")),
+        (("root/train/a/1.png", "root/val/a/1.png", "root/valid/a/1.png"), ("val", "valid")),
     ],
 )
-def test_wrong_roots_are_refused_on_one_line(tmp_path: Path, names: tuple[str, ...], message: str) -> None:
+def test_wrong_roots_are_refused_on_one_line(tmp_path: Path, names: tuple[str, ...], data: tuple[str, ...]) -> None:
     fill(tmp_path, *names)
-    with pytest.raises(InputError, match=message) as caught:
+    with refused("data.root", tmp_path / "root", *data):
         source.list_samples(folder(tmp_path / "root"))
-    assert "\n" not in str(caught.value)
-    assert f"{tmp_path / 'root'}" in str(caught.value)
 
 
 def test_more_wrong_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path, "a/1.png", "b/1.png")
-    with pytest.raises(InputError, match="is a file"):
+    with refused("data.root", tmp_path / "a/1.png"):
         source.list_samples(folder(tmp_path / "a/1.png"))
     with refused("data.root", "a", "b", "data.test_fraction"):
         source.list_samples(folder(tmp_path, test_fraction=0.9))
@@ -438,7 +435,7 @@ def test_cifar10_as_folders_and_other_files(tmp_path: Path) -> None:
     assert source.list_samples(data).origin.kind == "files"
     with refused("data.root", "cifar-10-python.tar.gz"):
         source.list_samples(Data(source="cifar10", root=str(tmp_path / "train/a/1.png")))
-    with pytest.raises(InputError, match="does not exist"):
+    with refused("data.root", tmp_path / "nowhere"):
         source.list_samples(Data(source="cifar10", root=str(tmp_path / "nowhere")))
 
 
@@ -457,6 +454,6 @@ def test_no_root_joins_a_scheduler(url: str) -> None:
     """fsspec's protocol `dask` unpickles what the scheduler in the URL sends."""
     with listening(b"nothing", answers=True) as hostile:
         root = url.format(hostile.address.replace("tcp://", "dask://"))
-        with pytest.raises(InputError, match="would join a Dask scheduler"):
+        with refused("data.root", root):
             key.describe(Data(source="folder", root=root))
         assert hostile.num_connections == 0

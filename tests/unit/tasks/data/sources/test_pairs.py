@@ -21,8 +21,8 @@ from paceline.tasks.data.prepare.chunks import ChunkPlanner
 from paceline.tasks.data.prepare.shard import write_shards
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.data.split import open_split
-from paceline.tasks.errors import InputError
 from paceline.tasks.records import PreparedSet
+from tests.support.refusals import refused
 
 CLASSES = ("sky", "tree", "house")
 
@@ -114,22 +114,19 @@ def test_what_cannot_be_used_is_listed_with_its_reason(root: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "data"),
     [
-        (lambda root: (root / "classes.txt").unlink(), "classes.txt is missing"),
-        (lambda root: (root / "classes.txt").write_text("one\n"), "has 1 lines"),
-        (lambda root: (root / "classes.txt").write_text("a\n\nb\n"), "names, each once"),
-        (
-            lambda root: (root / "masks/day/00.png").unlink(),
-            "1 of 20 files in images/ have no counterpart",
-        ),
-        (lambda root: (root / "images/day/00.png").unlink(), "in masks/ have no counterpart in images/"),
-        (lambda root: (root / "masks/day/00.png").rename(root / "masks/day/00.jpg"), "pictures without loss"),
+        (lambda root: (root / "classes.txt").unlink(), ["classes.txt"]),
+        (lambda root: (root / "classes.txt").write_text("one\n"), ["classes.txt", 1]),
+        (lambda root: (root / "classes.txt").write_text("a\n\nb\n"), ["classes.txt", 2]),
+        (lambda root: (root / "masks/day/00.png").unlink(), [1, 20, "images/", "masks/", "day/00.png"]),
+        (lambda root: (root / "images/day/00.png").unlink(), [1, 20, "masks/", "images/", "day/00.png"]),
+        (lambda root: (root / "masks/day/00.png").rename(root / "masks/day/00.jpg"), [".jpg", ".png"]),
     ],
 )
-def test_a_wrong_layout_is_told_before_any_work(root: Path, damage, said: str) -> None:
+def test_a_wrong_layout_is_told_before_any_work(root: Path, damage, data: list[object]) -> None:
     damage(root)
-    with pytest.raises(InputError, match=said):
+    with refused("data.root", root, *data):
         source.list_samples(Data(source="pairs", root=str(root)))
 
 

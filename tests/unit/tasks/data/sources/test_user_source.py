@@ -262,7 +262,7 @@ def test_what_is_read_wrongly_is_told_with_the_source(offered: Offered, read: st
 )
 def test_wrong_masks_are_told(offered: Offered, read: str, said: str) -> None:
     data = offered.be(channels=3, has_masks=True, read=read, samples="return [(str(n), 0) for n in range(9)]")
-    with pytest.raises(RunError, match=r"data\.source=rows") as error:
+    with refused("data.source", "data.source=rows", kind=RunError) as error:
         pixels(data, 4)
     assert said in str(error.value)
 

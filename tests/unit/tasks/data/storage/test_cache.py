@@ -145,5 +145,5 @@ def test_the_environment_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert own.stat().st_mode & 0o777 == 0o700, "copies of what a password protects"
     own.chmod(0o777)
     cache._open_cache.cache_clear()
-    with pytest.raises(RunError, match="is to hold what was fetched"):
+    with refused(None, "PACELINE_HOME", kind=RunError):
         cache.of_this_host()

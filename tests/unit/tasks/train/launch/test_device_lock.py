@@ -8,6 +8,7 @@ import pytest
 
 from paceline.tasks.errors import RunError
 from paceline.tasks.train.launch.device_lock import DeviceLock
+from tests.support.refusals import refused
 
 HOLD = "import sys, time; from pathlib import Path; from paceline.tasks.train.launch.device_lock import DeviceLock\n"
 HOLD += "lease = DeviceLock(Path(sys.argv[1]), 'GPU-1'); print(lease.take('r1', 3), flush=True); time.sleep(60)"
@@ -77,7 +78,7 @@ def test_a_trap_in_the_directory_of_all_users_is_refused_and_harms_nothing(tmp_p
         place.mkdir()
     lease = DeviceLock(place.parent, "GPU-1")
     for look in (lambda: lease.take("r1", 0), lease.owner):
-        with pytest.raises(RunError, match="cannot be locked by this user"):
+        with refused(None, place, kind=RunError):
             look()
     assert precious.read_text() == "mine"
 
@@ -85,7 +86,7 @@ def test_a_trap_in_the_directory_of_all_users_is_refused_and_harms_nothing(tmp_p
 def test_a_link_that_leads_to_nowhere_makes_no_file_there(tmp_path):
     (tmp_path / "leases").mkdir()
     (tmp_path / "leases" / "GPU-1.lease").symlink_to(tmp_path / "made")
-    with pytest.raises(RunError, match="cannot be locked by this user"):
+    with refused(None, tmp_path / "leases" / "GPU-1.lease", kind=RunError):
         DeviceLock(tmp_path / "leases", "GPU-1").take("r1", 0)
     assert not (tmp_path / "made").exists()
 
@@ -97,7 +98,7 @@ def test_only_a_directory_that_it_has_made_is_opened_to_all(tmp_path):
     home.mkdir(mode=0o700)
     DeviceLock(home, "GPU-1")
     (tmp_path / "link").symlink_to(home)
-    with pytest.raises(RunError, match="PACELINE_LEASES"):
+    with refused("PACELINE_LEASES", "PACELINE_LEASES", kind=RunError):
         DeviceLock(tmp_path / "link", "GPU-1")
     assert stat.S_IMODE(home.stat().st_mode) == 0o700
 
