@@ -29,7 +29,7 @@ from paceline.tasks.fingerprint import workload_fingerprint
 from paceline.tasks.host import has_compiler
 from paceline.tasks.measure.records import Measurement, MeasureResult
 from paceline.tasks.names import Artifact, Metric, Tag
-from paceline.tasks.records import Arm, Plan
+from paceline.tasks.records.execution import Arm, Plan
 from paceline.tasks.redact import redact_errors
 from paceline.tasks.report.forecast_report import advise_table, draw_advise, render_advise
 from paceline.tasks.speedup.forecast import device_profile

@@ -7,7 +7,7 @@ from typing import Any
 from paceline.conf.environment import Environment
 from paceline.tasks.errors import InputError
 from paceline.tasks.names import Artifact, Metric, is_contaminated
-from paceline.tasks.records import STEP_ITEMS
+from paceline.tasks.records.training import STEP_ITEMS
 from paceline.tasks.speedup.comparability import world_of
 from paceline.tasks.speedup.compare import EXECUTION, RATES
 from paceline.tasks.speedup.hardware_table import HardwareRun, HardwareTable, tabulate

@@ -13,7 +13,7 @@ from paceline.tasks.cluster.kinds import kind_of
 from paceline.tasks.cluster.tls import choose_tls
 from paceline.tasks.data.key import describe as list_data
 from paceline.tasks.errors import InputError
-from paceline.tasks.records import Choice
+from paceline.tasks.records.record import Choice
 from paceline.tasks.train.plan import resolve
 
 OTHERS = {

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from paceline.conf.config import Config
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import sha256_of, write_durably
-from paceline.tasks.records import ModelFacts, PreparedSet
+from paceline.tasks.records.data import ModelFacts, PreparedSet
 
 FACTS, WEIGHTS = "model.json", "weights.pt"
 TRAINING = {"pretrained", "freeze"}  # settings of a model without which its network is the same

@@ -10,7 +10,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from paceline.tasks.files import sha256_of, write_durably
-from paceline.tasks.records import Record
+from paceline.tasks.records.record import Record
 
 R = TypeVar("R", bound=Record)
 

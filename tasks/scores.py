@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from paceline.conf.plugins import Task
 from paceline.tasks.names import Metric
-from paceline.tasks.records import EvaluateResult, ScoreName
+from paceline.tasks.records.training import EvaluateResult, ScoreName
 
 SCORE_WORDS: dict[ScoreName, str] = {"accuracy": "accuracy", "mean_iou": "mean IoU", "ssim": "SSIM"}
 SCORE_OF_TASK: dict[Task, ScoreName] = {"classify": "accuracy", "segment": "mean_iou", "denoise": "ssim"}

@@ -7,7 +7,7 @@ from typing import Any
 from paceline.conf.config import Config
 from paceline.conf.environment import Environment
 from paceline.flows.checks.preflight import PreflightResult
-from paceline.tasks.records import PreparedSet
+from paceline.tasks.records.data import PreparedSet
 from paceline.tasks.train.autotune.cache import AutotuneCache
 from paceline.tasks.train.autotune.choice import LAYER_SETTINGS, choose
 from paceline.tasks.train.launch.coordinator import TrainJob

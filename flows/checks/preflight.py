@@ -21,7 +21,9 @@ from paceline.tasks.data.listing import Listing
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import nearest_existing
 from paceline.tasks.names import Tag
-from paceline.tasks.records import Hardware, Plan, Pretrained
+from paceline.tasks.records.data import Pretrained
+from paceline.tasks.records.execution import Plan
+from paceline.tasks.records.hardware import Hardware
 from paceline.tasks.track.connectivity import check_reachable
 from paceline.tasks.train.launch.placement import inspect
 from paceline.tasks.train.plan import resolve

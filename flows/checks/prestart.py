@@ -16,7 +16,7 @@ from paceline.flows.lifecycle import prefect_api
 from paceline.flows.lifecycle.signals import defer_signals
 from paceline.tasks.cluster.resources import demand_of
 from paceline.tasks.cluster.start import Opening, open_cluster
-from paceline.tasks.records import Plan
+from paceline.tasks.records.execution import Plan
 from paceline.tasks.train.launch.placement import prepare_seats
 
 

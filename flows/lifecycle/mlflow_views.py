@@ -10,7 +10,7 @@ from prefect.runtime import deployment
 
 from paceline.flows.lifecycle.outage import report
 from paceline.tasks.names import Tag
-from paceline.tasks.records import ScoreName
+from paceline.tasks.records.training import ScoreName
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.run import RunHandle
 from paceline.tasks.track.ui_views import ACCURACY, View, share_view, view_of_series, view_of_study

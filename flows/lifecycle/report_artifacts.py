@@ -6,7 +6,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from paceline.tasks.names import Artifact
-from paceline.tasks.records import Hardware
+from paceline.tasks.records.hardware import Hardware
 from paceline.tasks.report.plotting import png_bytes
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.environment import describe_environment

@@ -24,7 +24,9 @@ from paceline.tasks.model.user_package import check_package
 from paceline.tasks.model_bundle import digest_of
 from paceline.tasks.predict.images import Images, in_folder, of_test_split
 from paceline.tasks.predict.job import Settings, batch_size_for, key_of
-from paceline.tasks.records import Hardware, ModelFacts, Plan
+from paceline.tasks.records.data import ModelFacts
+from paceline.tasks.records.execution import Plan
+from paceline.tasks.records.hardware import Hardware
 from paceline.tasks.track.environment import package_versions
 from paceline.tasks.track.models import fetch_model
 from paceline.tasks.train.plan import resolve

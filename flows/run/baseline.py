@@ -8,7 +8,7 @@ from paceline.flows.run.outcome import Outcome
 from paceline.flows.run.record import judged_metrics
 from paceline.tasks.measure.validity import most_foreign
 from paceline.tasks.names import Tag
-from paceline.tasks.records import BASELINE
+from paceline.tasks.records.execution import BASELINE
 from paceline.tasks.speedup.comparability import match
 from paceline.tasks.speedup.compare import ComparedRun, is_plain, speedup_across
 from paceline.tasks.speedup.records import SpeedupResult

@@ -7,7 +7,8 @@ from pydantic import ValidationError
 
 from paceline.flows.run.outcome import Outcome
 from paceline.tasks.names import Artifact, Metric, Tag
-from paceline.tasks.records import Plan, Record
+from paceline.tasks.records.execution import Plan
+from paceline.tasks.records.record import Record
 from paceline.tasks.speedup.forecast.records import AdviseResult, Check, calibration, check
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.queries import find_runs, read_document

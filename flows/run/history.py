@@ -14,7 +14,7 @@ from paceline.flows.run.record import judged_metrics
 from paceline.tasks.errors import RegressionError
 from paceline.tasks.measure.validity import most_foreign
 from paceline.tasks.names import REGRESSION_EVENT, SERIES_RESOURCE, Artifact, Metric, Tag
-from paceline.tasks.records import STEP_ITEMS
+from paceline.tasks.records.training import STEP_ITEMS
 from paceline.tasks.speedup.comparability import differences
 from paceline.tasks.speedup.regression import WINDOW, RegressionVerdict, RunMetrics, Tolerances, is_measure, judge
 from paceline.tasks.track.queries import find_runs, read_document

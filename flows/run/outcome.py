@@ -7,7 +7,10 @@ from typing import Any
 from paceline.conf.config import Config
 from paceline.tasks.fingerprint import code_fingerprint, series_fingerprint
 from paceline.tasks.measure.validity import judge
-from paceline.tasks.records import EvaluateResult, Hardware, Plan, PreparedSet, Pretrained, TrainResult
+from paceline.tasks.records.data import PreparedSet, Pretrained
+from paceline.tasks.records.execution import Plan
+from paceline.tasks.records.hardware import Hardware
+from paceline.tasks.records.training import EvaluateResult, TrainResult
 from paceline.tasks.speedup.comparability import comparison_facts
 from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.speedup.regression import RegressionVerdict

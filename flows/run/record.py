@@ -8,7 +8,7 @@ from paceline.flows.run.outcome import Outcome, Verdicts
 from paceline.tasks.files import sha256_of
 from paceline.tasks.model_bundle import FACTS, WEIGHTS, build_model_facts, digest_of
 from paceline.tasks.names import Artifact, Metric, Tag
-from paceline.tasks.records import TrainResult
+from paceline.tasks.records.training import TrainResult
 from paceline.tasks.redact import redact
 from paceline.tasks.report.quality_charts import quality_figures
 from paceline.tasks.report.run_charts import draw_speed

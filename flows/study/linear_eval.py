@@ -18,7 +18,7 @@ from paceline.tasks.predict.linear_eval import LinearEvalJob, LinearEvalResult
 from paceline.tasks.predict.prefect_tasks import classify_features, time_prediction
 from paceline.tasks.predict.subprocess_job import RESULT
 from paceline.tasks.predict.throughput import PredictionThroughputs, ThroughputJob
-from paceline.tasks.records import TrainResult
+from paceline.tasks.records.training import TrainResult
 from paceline.tasks.result_cache import load_result
 from paceline.tasks.speedup.study.no_gpu import TRAINED
 from paceline.tasks.speedup.study.records import ArmRun

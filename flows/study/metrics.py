@@ -4,7 +4,7 @@ import itertools
 
 from paceline.flows.run.record import compile_metrics
 from paceline.tasks.names import Metric
-from paceline.tasks.records import EvaluateResult, TrainResult
+from paceline.tasks.records.training import EvaluateResult, TrainResult
 from paceline.tasks.speedup.steady_state import steady_rate
 from paceline.tasks.speedup.study.records import ArmRun, StudyArm
 

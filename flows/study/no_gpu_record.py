@@ -11,7 +11,7 @@ from paceline.flows.study.request import StudyRequest
 from paceline.flows.study.trainings import PlannedArm
 from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.predict.throughput import PredictionThroughputs
-from paceline.tasks.records import PreparedSet
+from paceline.tasks.records.data import PreparedSet
 from paceline.tasks.report.no_gpu_report import draw_no_gpu, render_no_gpu
 from paceline.tasks.speedup.hardware_table import SHEETS, HardwareRow, same_work, tabulate
 from paceline.tasks.speedup.study import no_gpu

@@ -10,7 +10,8 @@ from paceline.flows.study.request import StudyRequest
 from paceline.tasks.evaluate.metrics import discordant
 from paceline.tasks.evaluate.pixel_metrics import score_difference
 from paceline.tasks.names import Artifact, Metric, Tag
-from paceline.tasks.records import Hardware, PreparedSet
+from paceline.tasks.records.data import PreparedSet
+from paceline.tasks.records.hardware import Hardware
 from paceline.tasks.report.study_charts import draw_study
 from paceline.tasks.report.study_report import render_study
 from paceline.tasks.speedup.records import SpeedupResult

@@ -31,7 +31,7 @@ from paceline.tasks.errors import InputError, PacelineError
 from paceline.tasks.evaluate.prefect_tasks import evaluate
 from paceline.tasks.fingerprint import workload_fingerprint
 from paceline.tasks.names import Tag
-from paceline.tasks.records import PreparedSet
+from paceline.tasks.records.data import PreparedSet
 from paceline.tasks.speedup.comparability import differences
 from paceline.tasks.speedup.prefect_tasks import account
 from paceline.tasks.speedup.study.design import balanced_order

@@ -25,7 +25,9 @@ from paceline.tasks.errors import InputError, PacelineError, RankError, StoppedE
 from paceline.tasks.evaluate.prefect_tasks import evaluate
 from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.progress import hidden_bars
-from paceline.tasks.records import EvaluateResult, Plan, PreparedSet, TrainResult
+from paceline.tasks.records.data import PreparedSet
+from paceline.tasks.records.execution import Plan
+from paceline.tasks.records.training import EvaluateResult, TrainResult
 from paceline.tasks.speedup.study.records import StudyArm
 from paceline.tasks.sweep.concurrency import TrialConcurrency
 from paceline.tasks.sweep.optuna_study import TrialStore

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from paceline.tasks.errors import RunError, one_line
 from paceline.tasks.files import write_durably
 from paceline.tasks.host import BOOT_ID
-from paceline.tasks.records import Record
+from paceline.tasks.records.record import Record
 from paceline.tasks.redact import redact
 
 MARK = "PACELINE_SERVICES"

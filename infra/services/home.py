@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError
 
 from paceline.tasks.errors import InputError
 from paceline.tasks.files import write_durably
-from paceline.tasks.records import Record
+from paceline.tasks.records.record import Record
 
 LOOPBACK = "127.0.0.1"
 USUAL_PORTS = {"postgres": 5432, "prefect": 4200, "mlflow": 5000, "scheduler": 8786, "dashboard": 8787}

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from paceline.tasks.errors import InputError
-from paceline.tasks.records import Gpu, Hardware
+from paceline.tasks.records.hardware import Gpu, Hardware
 
 CPU_INFO = Path("/proc/cpuinfo")
 

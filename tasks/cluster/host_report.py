@@ -12,7 +12,8 @@ from pathlib import Path
 
 from paceline.tasks.cluster.hardware import describe
 from paceline.tasks.fingerprint import code_fingerprint
-from paceline.tasks.records import Hardware, Record
+from paceline.tasks.records.hardware import Hardware
+from paceline.tasks.records.record import Record
 
 
 class HostFacts(Record):

@@ -15,7 +15,7 @@ from paceline.tasks.cluster.resources import ClusterResources, demand_of
 from paceline.tasks.cluster.tls import certificate_paths, certificates, choose_tls, local_security
 from paceline.tasks.errors import InputError
 from paceline.tasks.host import has_compiler
-from paceline.tasks.records import Hardware
+from paceline.tasks.records.hardware import Hardware
 
 
 class ClusterKind:

@@ -12,7 +12,7 @@ from paceline.tasks.cluster.hardware import describe, usable_cores
 from paceline.tasks.cluster.resources import ClusterResources
 from paceline.tasks.cluster.tls import register_security
 from paceline.tasks.errors import InputError
-from paceline.tasks.records import Gpu
+from paceline.tasks.records.hardware import Gpu
 
 if TYPE_CHECKING:
     from distributed import Security

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from paceline.conf.execution import Execution
-from paceline.tasks.records import Record
+from paceline.tasks.records.record import Record
 
 
 class ClusterResources(Record):

@@ -21,7 +21,7 @@ from paceline.tasks.cluster.local import QUIET_HTTP
 from paceline.tasks.cluster.resources import ClusterResources
 from paceline.tasks.cluster.tls import Certificates
 from paceline.tasks.errors import InputError, RunError
-from paceline.tasks.records import Gpu, Hardware
+from paceline.tasks.records.hardware import Gpu, Hardware
 
 ANSWER_SECONDS = 30
 SUBMIT_SECONDS = 20

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from paceline.conf.cluster import Cluster
 from paceline.conf.environment import Environment
 from paceline.tasks.errors import InputError
-from paceline.tasks.records import Choice, Record
+from paceline.tasks.records.record import Choice, Record
 
 if TYPE_CHECKING:
     from distributed import Security

@@ -7,7 +7,7 @@ from paceline.conf import plugins
 from paceline.conf.plugins import SETTINGS, Kind, Plugin, PluginError
 from paceline.tasks.cluster.client import connect
 from paceline.tasks.errors import InputError, one_line
-from paceline.tasks.records import Record
+from paceline.tasks.records.record import Record
 
 PackageName = tuple[Kind, str]
 

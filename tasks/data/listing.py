@@ -15,7 +15,7 @@ from paceline.conf.data import MIN_CLASSES, Data
 from paceline.conf.signal import Signal
 from paceline.tasks.data.samples import Fit, Sample, Samples
 from paceline.tasks.errors import InputError
-from paceline.tasks.records import Record
+from paceline.tasks.records.record import Record
 
 
 class Listing(Record):

@@ -10,7 +10,7 @@ from paceline.tasks import deadline
 from paceline.tasks.data.prepare import dask_graph as graph
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.progress import progress_of_samples
-from paceline.tasks.records import PreparedSet
+from paceline.tasks.records.data import PreparedSet
 from paceline.tasks.redact import redact_errors
 
 

@@ -13,7 +13,7 @@ from paceline.tasks.data.listing import SplitName
 from paceline.tasks.data.prepare import manifest
 from paceline.tasks.data.prepare.shard import Shard
 from paceline.tasks.errors import RunError, one_line
-from paceline.tasks.records import PreparedSet
+from paceline.tasks.records.data import PreparedSet
 
 # Shape suffixes: N samples, H height, W width, C channels, T targets.
 

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from paceline.tasks.records import Record
+from paceline.tasks.records.record import Record
 
 Status = Literal["ok", "warning", "error"]
 

@@ -24,7 +24,7 @@ from paceline.tasks.data.sources.folder import is_local, reach_root
 from paceline.tasks.doctor.finding import Finding, bad, doubtful, good
 from paceline.tasks.errors import one_line
 from paceline.tasks.fingerprint import code_fingerprint
-from paceline.tasks.records import Record
+from paceline.tasks.records.record import Record
 from paceline.tasks.redact import redact
 from paceline.tasks.track.environment import installed_version
 

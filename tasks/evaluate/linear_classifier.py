@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from paceline.conf.data import MIN_CLASSES
 from paceline.tasks.errors import InputError
-from paceline.tasks.records import Record
+from paceline.tasks.records.record import Record
 
 Kind = Literal["logistic", "svm"]
 MAX_ITERATIONS = 2_000

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from sklearn import metrics
 
 from paceline.tasks.errors import RunError
-from paceline.tasks.records import EvaluateResult, PreparedSet
+from paceline.tasks.records.data import PreparedSet
+from paceline.tasks.records.training import EvaluateResult
 
 TOP_K = (2, 3, 5)
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from paceline.tasks.errors import RunError
 from paceline.tasks.evaluate.metrics import Floats, read_predictions
-from paceline.tasks.records import EvaluateResult, PreparedSet, ScoreName, TrainResult
+from paceline.tasks.records.data import PreparedSet
+from paceline.tasks.records.training import EvaluateResult, ScoreName, TrainResult
 from paceline.tasks.scores import ious, mean_iou
 
 

@@ -41,7 +41,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from paceline.tasks.records import Block, Record
+from paceline.tasks.records.measurement import Block
+from paceline.tasks.records.record import Record
 
 INNER_CONFIDENCE = 0.98
 """Level at which the intervals are computed so that, after early stopping, they cover 95 %: see the table above."""

@@ -18,7 +18,8 @@ from typing import Literal, Protocol
 from paceline.conf.config import Speedup
 from paceline.tasks.errors import RunError
 from paceline.tasks.measure.paired_ratio import MIN_ROUNDS, MIN_ROUNDS_TO_STOP, ROUNDS_PER_LOOK, arm_ratio
-from paceline.tasks.records import Arm, Block, ProbeResult, Validity
+from paceline.tasks.records.execution import Arm
+from paceline.tasks.records.measurement import Block, ProbeResult, Validity
 
 StopReason = Literal["interval narrow enough", "time is up", "all blocks done"]
 StepRunner = Callable[[int], Sequence[float]]

@@ -1,6 +1,8 @@
 """Measurements by a group of ranks without training, and their results."""
 
-from paceline.tasks.records import Arm, ProbeResult, Record
+from paceline.tasks.records.execution import Arm
+from paceline.tasks.records.measurement import ProbeResult
+from paceline.tasks.records.record import Record
 
 
 class Measurement(Record):

@@ -12,7 +12,7 @@ import psutil
 
 from paceline.tasks.measure.gpu import HARDWARE_SLOWDOWN, THERMAL, num_foreign, sample_gpus
 from paceline.tasks.measure.page_cache import cached_fraction
-from paceline.tasks.records import Validity
+from paceline.tasks.records.measurement import Validity
 
 MAX_STEAL_FRACTION = 0.02
 """Above this share of stolen CPU time the machine counts as contaminated: as large as the width the probe aims for."""

@@ -1,6 +1,6 @@
 """The cost of a network as a record. Imports no torch: commands that only read figures start faster."""
 
-from paceline.tasks.records import Record
+from paceline.tasks.records.record import Record
 
 
 class Cost(Record):

@@ -10,7 +10,7 @@ from torch import nn
 from paceline.tasks.errors import InputError, one_line
 from paceline.tasks.model.networks.registry import build_network
 from paceline.tasks.model_bundle import WEIGHTS, read_model
-from paceline.tasks.records import ModelFacts
+from paceline.tasks.records.data import ModelFacts
 
 
 def load_trained_model(directory: Path, digest: str) -> tuple[nn.Module, ModelFacts]:

@@ -16,7 +16,8 @@ from paceline.conf.recipe import Recipe
 from paceline.tasks.model.batch import Batch
 from paceline.tasks.model.noise import gaussian
 from paceline.tasks.plugins import require_plugin
-from paceline.tasks.records import PreparedSet, ScoreName
+from paceline.tasks.records.data import PreparedSet
+from paceline.tasks.records.training import ScoreName
 from paceline.tasks.scores import mean_iou
 
 Outputs = tuple[torch.Tensor, torch.Tensor | None]

@@ -18,7 +18,7 @@ from paceline.conf.model import Model
 from paceline.tasks.errors import InputError, one_line
 from paceline.tasks.model.networks.registry import build_network
 from paceline.tasks.model.transfer import heads_of, part_of
-from paceline.tasks.records import PreparedSet, Pretrained
+from paceline.tasks.records.data import PreparedSet, Pretrained
 
 Tensors = dict[str, torch.Tensor]
 SAFETENSORS = ".safetensors"

@@ -13,7 +13,7 @@ from paceline.tasks.cluster.bounded_submit import connect_to_workers, iter_resul
 from paceline.tasks.predict.job import Parity, Part, PartRecord, Settings
 from paceline.tasks.predict.part import check_parity, predict_part
 from paceline.tasks.predict.subprocess_job import SubprocessJob, run_in_subprocess
-from paceline.tasks.records import Reads
+from paceline.tasks.records.data import Reads
 
 if TYPE_CHECKING:
     from distributed import Client, Future

@@ -11,7 +11,8 @@ from paceline.conf.execution import Precision
 from paceline.tasks.data.listing import Origin
 from paceline.tasks.data.samples import Samples
 from paceline.tasks.predict.images import Images
-from paceline.tasks.records import Reads, Record
+from paceline.tasks.records.data import Reads
+from paceline.tasks.records.record import Record
 
 VERSION = 2  # grows when a file of predictions gets another content
 BATCH_PIXELS = 256 * 32 * 32

@@ -23,7 +23,9 @@ from paceline.tasks.model_bundle import digest_of, write_model
 from paceline.tasks.predict.job import Settings, batch_size_for
 from paceline.tasks.predict.predictor import Predictor
 from paceline.tasks.predict.subprocess_job import since_start, subprocess_main
-from paceline.tasks.records import PreparedSet, Pretrained, Record, Validity
+from paceline.tasks.records.data import PreparedSet, Pretrained
+from paceline.tasks.records.measurement import Validity
+from paceline.tasks.records.record import Record
 
 MODULE = "paceline.tasks.predict.linear_eval"
 MODEL, PREDICTIONS = "model", "predictions.npz"

@@ -15,7 +15,7 @@ from torch import nn
 from paceline.conf.plugins import Task
 from paceline.tasks.model.activations import Activations
 from paceline.tasks.predict.job import Parity, Unit
-from paceline.tasks.records import ModelFacts
+from paceline.tasks.records.data import ModelFacts
 
 Arrays = tuple[npt.NDArray[Any], ...]
 """Of a classifier: probabilities (N, K), and targets (N, T) where it has any, float32. Of a segmentation: classes

@@ -17,7 +17,7 @@ from PIL import Image
 
 from paceline.tasks.predict.job import Part
 from paceline.tasks.predict.outputs import Arrays, Asked
-from paceline.tasks.records import ModelFacts
+from paceline.tasks.records.data import ModelFacts
 
 PIXEL_TASKS = ("segment", "denoise")  # tasks with outputs per pixel
 _ROWS = 256

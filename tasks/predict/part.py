@@ -22,7 +22,7 @@ from paceline.tasks.files import write_durably
 from paceline.tasks.predict.job import Parity, Part, PartRecord, Settings
 from paceline.tasks.predict.parquet_columns import PIXEL_TASKS, Answers, Row, answers_of, pixel_answers_of
 from paceline.tasks.predict.predictor import Predictor, parity, parity_of_whole, predictor
-from paceline.tasks.records import ModelFacts, Reads
+from paceline.tasks.records.data import ModelFacts, Reads
 
 PARITY_PIXELS = 2**21  # pixels of images at their own sizes that are compared with the plain model
 METADATA = b"paceline"  # key of the metadata in a file

@@ -21,7 +21,8 @@ from paceline.tasks.predict.subprocess_job import SubprocessJob
 from paceline.tasks.predict.throughput import MODULE as PACE
 from paceline.tasks.predict.throughput import PredictionThroughputs, ThroughputJob
 from paceline.tasks.progress import progress_of_samples
-from paceline.tasks.records import Reads, Record
+from paceline.tasks.records.data import Reads
+from paceline.tasks.records.record import Record
 from paceline.tasks.redact import redact_errors
 
 MIN_AGREEMENT = 0.99

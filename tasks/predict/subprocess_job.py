@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from paceline.tasks.errors import RunError
 from paceline.tasks.files import write_durably
-from paceline.tasks.records import Record
+from paceline.tasks.records.record import Record
 from paceline.tasks.train.launch.layout import rank_environment
 from paceline.tasks.train.launch.rank_process import end_group
 from paceline.tasks.train.launch.standby import PARENT, die_with_supervisor

@@ -24,7 +24,10 @@ from paceline.tasks.predict.job import Settings
 from paceline.tasks.predict.linear_eval import pictures
 from paceline.tasks.predict.predictor import Predictor
 from paceline.tasks.predict.subprocess_job import subprocess_main
-from paceline.tasks.records import Gpu, PreparedSet, Record, Validity
+from paceline.tasks.records.data import PreparedSet
+from paceline.tasks.records.hardware import Gpu
+from paceline.tasks.records.measurement import Validity
+from paceline.tasks.records.record import Record
 from paceline.tasks.speedup.study.pairs import as_interval
 from paceline.tasks.speedup.study.records import PredictionThroughput
 

@@ -16,7 +16,8 @@ from scipy.special import log_softmax
 from paceline.conf.data import NUM_COLOURS
 from paceline.tasks.errors import RunError
 from paceline.tasks.evaluate.metrics import read_predictions, read_test_split
-from paceline.tasks.records import EvaluateResult, PreparedSet, TrainResult
+from paceline.tasks.records.data import PreparedSet
+from paceline.tasks.records.training import EvaluateResult, TrainResult
 from paceline.tasks.report.page import upper_first
 from paceline.tasks.report.plotting import (
     BLUE,

@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from paceline.tasks.formatting import format_seconds
 from paceline.tasks.measure.paired_ratio import round_ratios
-from paceline.tasks.records import ScoreName, TrainResult
+from paceline.tasks.records.training import ScoreName, TrainResult
 from paceline.tasks.report.plotting import (
     BLUE,
     DASHED,

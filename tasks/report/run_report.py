@@ -7,7 +7,9 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from paceline.conf.config import Config
-from paceline.tasks.records import Arm, EvaluateResult, Plan, PreparedSet, Pretrained, TrainResult
+from paceline.tasks.records.data import PreparedSet, Pretrained
+from paceline.tasks.records.execution import Arm, Plan
+from paceline.tasks.records.training import EvaluateResult, TrainResult
 from paceline.tasks.report.page import render_page, upper_first
 from paceline.tasks.report.run_charts import budget_items, draw_speed
 from paceline.tasks.report.summary import prediction_text

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.tasks.formatting import format_seconds
-from paceline.tasks.records import EvaluateResult, Pretrained
+from paceline.tasks.records.data import Pretrained
+from paceline.tasks.records.training import EvaluateResult
 from paceline.tasks.report.run_charts import budget_items
 from paceline.tasks.scores import quality_facts
 

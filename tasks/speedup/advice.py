@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 
 from paceline.conf.config import Config
-from paceline.tasks.records import EvaluateResult, Plan, PreparedSet, TrainResult
+from paceline.tasks.records.data import PreparedSet
+from paceline.tasks.records.execution import Plan
+from paceline.tasks.records.training import EvaluateResult, TrainResult
 from paceline.tasks.scores import SCORE_WORDS
 from paceline.tasks.speedup.records import SpeedupResult
 

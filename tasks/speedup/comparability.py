@@ -8,7 +8,8 @@ from typing import Literal
 
 from paceline.conf.config import Config
 from paceline.conf.load import flatten
-from paceline.tasks.records import Plan, Pretrained
+from paceline.tasks.records.data import Pretrained
+from paceline.tasks.records.execution import Plan
 from paceline.tasks.speedup.study.records import FieldVerdict, MatchVerdict
 
 UNKNOWN = "unknown"

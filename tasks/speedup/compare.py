@@ -14,7 +14,9 @@ from scipy import stats
 from paceline.tasks.formatting import DASH, format_interval, number_text
 from paceline.tasks.measure.paired_ratio import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Estimate
 from paceline.tasks.names import Metric, is_contaminated
-from paceline.tasks.records import Arm, Record, ScoreName
+from paceline.tasks.records.execution import Arm
+from paceline.tasks.records.record import Record
+from paceline.tasks.records.training import ScoreName
 from paceline.tasks.scores import SCORE, score_of, score_word
 from paceline.tasks.speedup.comparability import list_facts, world_of
 from paceline.tasks.speedup.records import SpeedupResult

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from paceline.tasks.measure.paired_ratio import MIN_INTERVAL_ROUNDS, Estimate, Floats, location_interval
-from paceline.tasks.records import ProbeResult
+from paceline.tasks.records.measurement import ProbeResult
 
 Bottleneck = Literal["data-bound", "communication-bound", "contention", "launch-bound", "compute-bound"]
 

@@ -16,7 +16,7 @@ from pydantic import Field
 from scipy import stats
 
 from paceline.tasks.model.cost import Cost
-from paceline.tasks.records import Record
+from paceline.tasks.records.record import Record
 from paceline.tasks.speedup.comparability import UNKNOWN
 from paceline.tasks.speedup.study.analysis import SECONDS_PER_HOUR, median_known
 

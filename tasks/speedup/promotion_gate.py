@@ -1,7 +1,8 @@
 """Criteria for the promotion of a model to champion."""
 
 from paceline.conf.config import Track
-from paceline.tasks.records import EvaluateResult, Record, ScoreName, TrainResult
+from paceline.tasks.records.record import Record
+from paceline.tasks.records.training import EvaluateResult, ScoreName, TrainResult
 from paceline.tasks.scores import SCORE_WORDS
 from paceline.tasks.speedup.regression import RegressionVerdict
 

@@ -2,7 +2,8 @@
 
 from pydantic import Field
 
-from paceline.tasks.records import Record, Validity
+from paceline.tasks.records.measurement import Validity
+from paceline.tasks.records.record import Record
 
 
 class SpeedupResult(Record):

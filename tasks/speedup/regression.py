@@ -24,7 +24,8 @@ from pydantic import Field
 from scipy import stats
 
 from paceline.tasks.measure.validity import MAX_FOREIGN_CORES
-from paceline.tasks.records import Record, ScoreName
+from paceline.tasks.records.record import Record
+from paceline.tasks.records.training import ScoreName
 from paceline.tasks.scores import SCORE_WORDS
 
 Measure = Literal["throughput", "score", "data wait"]

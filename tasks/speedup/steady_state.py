@@ -2,7 +2,7 @@
 
 import statistics
 
-from paceline.tasks.records import TrainResult
+from paceline.tasks.records.training import TrainResult
 
 
 def steady_rate(trained: TrainResult) -> float | None:

@@ -12,7 +12,9 @@ from typing import Literal
 
 from paceline.tasks.measure.paired_ratio import Estimate, arm_ratio, parallel_efficiency, speedup_ratio
 from paceline.tasks.measure.validity import judge
-from paceline.tasks.records import Arm, AutotuneResult, ProbeResult, TrainResult, Validity
+from paceline.tasks.records.execution import Arm
+from paceline.tasks.records.measurement import AutotuneResult, ProbeResult, Validity
+from paceline.tasks.records.training import TrainResult
 from paceline.tasks.speedup.diagnosis import Diagnosis, diagnose
 from paceline.tasks.speedup.records import SpeedupResult
 

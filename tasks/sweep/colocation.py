@@ -10,7 +10,9 @@ from typing import Literal
 
 from paceline.tasks.measure.paired_ratio import Estimate, Interval, arm_ratio
 from paceline.tasks.measure.records import Measurement
-from paceline.tasks.records import Arm, Plan, ProbeResult, Record
+from paceline.tasks.records.execution import Arm, Plan
+from paceline.tasks.records.measurement import ProbeResult
+from paceline.tasks.records.record import Record
 from paceline.tasks.train.plan import arm_of
 
 Layout = Literal["one model per device", "one model on all devices", "no certain difference"]

@@ -7,7 +7,8 @@ from paceline.conf.config import Config
 from paceline.tasks.cluster.kinds import kind_of
 from paceline.tasks.cluster.resources import ClusterResources
 from paceline.tasks.errors import InputError
-from paceline.tasks.records import Choice, Hardware
+from paceline.tasks.records.hardware import Hardware
+from paceline.tasks.records.record import Choice
 
 TRIAL_BYTES = 3 * 2**29
 """Memory that a rank on a CPU is reckoned with, before its data: torch, Lightning, MLflow and activations."""

@@ -18,7 +18,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from paceline.tasks.records import Record
+from paceline.tasks.records.record import Record
 from paceline.tasks.sweep.records import Proposal, Pruner, Sampler, Status, Trial
 from paceline.tasks.sweep.space import Parameter
 

@@ -6,7 +6,8 @@ from typing import Literal
 from pydantic import Field
 
 from paceline.tasks.measure.paired_ratio import Interval
-from paceline.tasks.records import Choice, Record, ScoreName
+from paceline.tasks.records.record import Choice, Record
+from paceline.tasks.records.training import ScoreName
 from paceline.tasks.sweep.colocation import Colocation
 from paceline.tasks.sweep.space import Parameter, Scalar
 

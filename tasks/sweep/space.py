@@ -9,7 +9,7 @@ from typing import Literal
 from paceline.conf.config import Config
 from paceline.conf.load import ConfigError, apply, plain_value
 from paceline.tasks.errors import InputError
-from paceline.tasks.records import Record
+from paceline.tasks.records.record import Record
 
 Scalar = bool | int | float | str | None
 SWEPT = ("recipe.", "model.", "seed")

@@ -12,7 +12,7 @@ from mlflow.tracking import MlflowClient
 from paceline.tasks.errors import InputError, one_line
 from paceline.tasks.model_bundle import FACTS, WEIGHTS, digest_of, read_facts
 from paceline.tasks.names import Tag
-from paceline.tasks.records import ModelFacts
+from paceline.tasks.records.data import ModelFacts
 from paceline.tasks.redact import redact
 from paceline.tasks.track.store import existing_client
 

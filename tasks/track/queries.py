@@ -12,7 +12,7 @@ from mlflow.tracking import MlflowClient
 from pydantic import Field
 
 from paceline.tasks.errors import InputError
-from paceline.tasks.records import Record
+from paceline.tasks.records.record import Record
 from paceline.tasks.redact import redact
 from paceline.tasks.track.store import existing_client
 

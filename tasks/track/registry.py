@@ -19,7 +19,9 @@ from mlflow.types import ColSpec, Schema, TensorSpec
 from paceline.conf.plugins import Task
 from paceline.tasks.model_bundle import FACTS, WEIGHTS
 from paceline.tasks.names import Artifact, Tag
-from paceline.tasks.records import ModelFacts, Record, ScoreName
+from paceline.tasks.records.data import ModelFacts
+from paceline.tasks.records.record import Record
+from paceline.tasks.records.training import ScoreName
 from paceline.tasks.redact import redact
 from paceline.tasks.scores import SCORE_WORDS
 from paceline.tasks.track.run import RunHandle

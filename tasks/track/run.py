@@ -20,7 +20,8 @@ from paceline.conf.config import Config
 from paceline.conf.load import flatten
 from paceline.tasks.errors import InputError
 from paceline.tasks.names import Artifact, Tag
-from paceline.tasks.records import PreparedSet, Record
+from paceline.tasks.records.data import PreparedSet
+from paceline.tasks.records.record import Record
 from paceline.tasks.redact import redact, redact_tree
 from paceline.tasks.track.connectivity import check_reachable
 from paceline.tasks.track.store import open_store, sqlite_path

@@ -17,7 +17,8 @@ from urllib.parse import urlsplit, urlunsplit
 from mlflow.tracking import MlflowClient
 
 from paceline.tasks.names import Metric, Tag
-from paceline.tasks.records import Record, ScoreName
+from paceline.tasks.records.record import Record
+from paceline.tasks.records.training import ScoreName
 
 VIEW_TAG = "mlflow.sharedViewState."
 LOCAL_SERVER = "http://127.0.0.1:5000"  # default address at which `paceline ui` serves a store without a server

@@ -10,7 +10,7 @@ import math
 import statistics
 from typing import TYPE_CHECKING
 
-from paceline.tasks.records import Choice
+from paceline.tasks.records.record import Choice
 
 if TYPE_CHECKING:
     from paceline.tasks.model.batch import StepScheduleLike

@@ -9,7 +9,9 @@ from paceline.conf.config import Config
 from paceline.conf.execution import Compile, Loading, MemoryFormat, Precision
 from paceline.conf.recipe import FLIPPING
 from paceline.tasks.errors import InputError
-from paceline.tasks.records import Arm, Choice, Hardware, Plan
+from paceline.tasks.records.execution import Arm, Plan
+from paceline.tasks.records.hardware import Hardware
+from paceline.tasks.records.record import Choice
 from paceline.tasks.train.checkpoint_interval import rule
 
 # Share of a device's memory for a resident data set; the rest is for the model, its activations and the system.

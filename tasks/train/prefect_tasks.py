@@ -17,7 +17,9 @@ from paceline.tasks.errors import StoppedError
 from paceline.tasks.measure.records import MeasureResult
 from paceline.tasks.names import Metric
 from paceline.tasks.progress import progress_bar
-from paceline.tasks.records import AutotuneResult, Choice, TrainResult
+from paceline.tasks.records.measurement import AutotuneResult
+from paceline.tasks.records.record import Choice
+from paceline.tasks.records.training import TrainResult
 from paceline.tasks.redact import redact_errors
 from paceline.tasks.result_cache import load_result, save_result
 from paceline.tasks.track.metrics_upload import upload_rest

@@ -2,7 +2,10 @@
 
 from paceline.conf.config import Config
 from paceline.tasks.measure.records import Measurement
-from paceline.tasks.records import AutotuneResult, Plan, PreparedSet, Pretrained, ProbeResult, Record
+from paceline.tasks.records.data import PreparedSet, Pretrained
+from paceline.tasks.records.execution import Plan
+from paceline.tasks.records.measurement import AutotuneResult, ProbeResult
+from paceline.tasks.records.record import Record
 
 
 class RankSpec(Record):

@@ -22,7 +22,7 @@ from paceline.tasks.data.sources import registry as source
 from paceline.tasks.evaluate.metrics import evaluate_predictions, read_test_split
 from paceline.tasks.fingerprint import code_fingerprint
 from paceline.tasks.host import host_identity
-from paceline.tasks.records import TrainResult
+from paceline.tasks.records.training import TrainResult
 from paceline.tasks.train.launch.heartbeat import Heartbeat
 from paceline.tasks.train.plan import resolve
 from paceline.tasks.train.rank import main as rank

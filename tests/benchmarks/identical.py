@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from paceline.tasks.measure.paired_ratio import speedup_ratio
-from paceline.tasks.records import Arm
+from paceline.tasks.records.execution import Arm
 from paceline.tasks.train.rank.benchmark import ArmBenchmark
 from paceline.tasks.train.rank.context import RankContext
 from paceline.tasks.train.rank_spec import RankSpec

@@ -22,7 +22,7 @@ from paceline.tasks.measure.probe import ArmRunner, run_probe
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.model.fuse_batch_norm import fold_batch_norm
 from paceline.tasks.model.inference import predictions
-from paceline.tasks.records import BASELINE
+from paceline.tasks.records.execution import BASELINE
 from paceline.tasks.train.launch.heartbeat import Heartbeat
 from paceline.tasks.train.rank.callbacks import (
     BudgetCallback,

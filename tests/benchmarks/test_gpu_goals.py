@@ -10,7 +10,7 @@ import pytest
 
 from paceline.tasks.evaluate.metrics import evaluate_predictions, read_test_split
 from paceline.tasks.measure.paired_ratio import arm_ratio
-from paceline.tasks.records import ProbeResult
+from paceline.tasks.records.measurement import ProbeResult
 from paceline.tasks.train.launch.coordinator import train_group
 from tests.benchmarks.conftest import SECONDS, at_least, at_most, in_a_rank, measure, said_in_a_rank, tell
 from tests.support.jobs import changed, planned_arm

@@ -12,7 +12,7 @@ import pytest
 
 from paceline.tasks.host import keep_memory
 from paceline.tasks.measure.paired_ratio import arm_ratio
-from paceline.tasks.records import Block
+from paceline.tasks.records.measurement import Block
 from paceline.tasks.train.launch.coordinator import train_group
 from tests.benchmarks.conftest import at_least, last_line, measure, tell
 from tests.support.jobs import changed, planned_arm, planted

@@ -6,7 +6,7 @@ infra/bench 1 2 3 4 6          about 30 minutes on two quiet cores, half of them
 import pytest
 
 from paceline.tasks.measure.paired_ratio import arm_ratio
-from paceline.tasks.records import BASELINE
+from paceline.tasks.records.execution import BASELINE
 from paceline.tasks.train.launch.coordinator import train_group
 from tests.benchmarks.conftest import SECONDS, at_least, at_most, in_a_rank, measure, tell
 from tests.support.jobs import changed, planned_arm

@@ -17,7 +17,7 @@ from paceline.tasks.data.loading.sampling import BatchPlan
 from paceline.tasks.data.loading.train_loader import LoaderConfig
 from paceline.tasks.data.split import Split
 from paceline.tasks.model.objectives import Classification
-from paceline.tasks.records import Arm
+from paceline.tasks.records.execution import Arm
 from paceline.tasks.train.step.benchmark_step import BareStep, StepInputs
 
 NUM_SAMPLES = 150  # at a batch of 64 the last one is ragged

@@ -6,18 +6,11 @@ import numpy as np
 
 from paceline.conf.config import Config
 from paceline.tasks.measure.validity import judge
-from paceline.tasks.records import (
-    BASELINE,
-    Arm,
-    Block,
-    Choice,
-    EvaluateResult,
-    Plan,
-    PreparedSet,
-    ProbeResult,
-    TrainResult,
-    Validity,
-)
+from paceline.tasks.records.data import PreparedSet
+from paceline.tasks.records.execution import BASELINE, Arm, Plan
+from paceline.tasks.records.measurement import Block, ProbeResult, Validity
+from paceline.tasks.records.record import Choice
+from paceline.tasks.records.training import EvaluateResult, TrainResult
 from paceline.tasks.report.run_report import ReportInput
 from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.speedup.verdict import speedup_result

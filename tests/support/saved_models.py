@@ -6,7 +6,7 @@ from paceline.tasks.files import sha256_of
 from paceline.tasks.model.networks.registry import build_network
 from paceline.tasks.model_bundle import FACTS, WEIGHTS, digest_of
 from paceline.tasks.predict.job import Settings
-from paceline.tasks.records import ModelFacts
+from paceline.tasks.records.data import ModelFacts
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.0)
 

@@ -1,7 +1,7 @@
 """Trainings of made-up studies with known figures."""
 
 from paceline.conf.load import load
-from paceline.tasks.records import Hardware
+from paceline.tasks.records.hardware import Hardware
 from paceline.tasks.speedup.comparability import comparison_facts
 from paceline.tasks.speedup.study.analysis import budget_differences, ladder, scalings, summarise_arms
 from paceline.tasks.speedup.study.design import expand, parse_axes

@@ -1,6 +1,6 @@
 """Made-up sweeps with known figures."""
 
-from paceline.tasks.records import Choice
+from paceline.tasks.records.record import Choice
 from paceline.tasks.sweep.records import SweepResult, Trial
 from paceline.tasks.sweep.space import parse_parameters
 

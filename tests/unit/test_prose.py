@@ -12,7 +12,7 @@ from infra.docs import links, reference
 from infra.docs.links import FENCE, ROOT
 from paceline.conf.environment import QUIET_ENVIRONMENT
 from paceline.tasks.doctor.finding import Finding
-from paceline.tasks.records import EvaluateResult
+from paceline.tasks.records.training import EvaluateResult
 from paceline.tasks.speedup.compare import ComparedRow
 from paceline.tasks.speedup.forecast.records import Prediction
 from paceline.tasks.speedup.records import SpeedupResult

@@ -28,7 +28,7 @@ from paceline.tasks.data.prepare.shard import Rejected, ShardRecord, write_shard
 from paceline.tasks.data.prepare.store import RejectedSpool
 from paceline.tasks.errors import InputError, OutsideError, RunError, one_line
 from paceline.tasks.files import is_full
-from paceline.tasks.records import PreparedSet, Reads
+from paceline.tasks.records.data import PreparedSet, Reads
 
 if TYPE_CHECKING:
     from distributed import Client, Future

@@ -20,7 +20,8 @@ from paceline.tasks.data.key import FORMAT_VERSION
 from paceline.tasks.data.listing import SPLITS, SampleListing, SplitName
 from paceline.tasks.data.prepare import moments
 from paceline.tasks.data.prepare.shard import Shard, ShardFile, ShardRecord
-from paceline.tasks.records import PreparedSet, Record
+from paceline.tasks.records.data import PreparedSet
+from paceline.tasks.records.record import Record
 
 MANIFEST = "manifest.json"
 REJECTED = "rejected.jsonl"

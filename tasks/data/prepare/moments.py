@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from paceline.tasks.records import Record
+from paceline.tasks.records.record import Record
 
 _IMAGES_AT_ONCE = 256
 FULL_SCALE = 255.0

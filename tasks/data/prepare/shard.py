@@ -22,7 +22,8 @@ from paceline.tasks.data.samples import Samples
 from paceline.tasks.data.storage import read_files as reading
 from paceline.tasks.errors import RunError
 from paceline.tasks.files import write_pieces_durably
-from paceline.tasks.records import Reads, Record
+from paceline.tasks.records.data import Reads
+from paceline.tasks.records.record import Record
 
 LOOK_SECONDS = 1.0  # between checks whether the preparation still runs
 FILE_PATTERN = r"^(train|validation|test)/\d{5,}\.(images|labels|targets)\.npy$"

@@ -24,7 +24,7 @@ from paceline.tasks.data.prepare.manifest import MANIFEST, REJECTED, DamagedErro
 from paceline.tasks.data.prepare.shard import Rejected, ShardRecord
 from paceline.tasks.files import TEMPORARY_SUFFIX, sha256_of, write_durably, write_pieces_durably
 from paceline.tasks.host import host_identity
-from paceline.tasks.records import PreparedSet
+from paceline.tasks.records.data import PreparedSet
 
 OWNER = "owner.json"
 FINISHED = "finished.jsonl"  # in the directory of an unfinished set: what is finished of it, one line for each shard

@@ -16,7 +16,7 @@ from paceline.tasks.data.samples import Samples
 from paceline.tasks.data.sources import folder
 from paceline.tasks.data.storage import cache, s3
 from paceline.tasks.errors import InputError
-from paceline.tasks.records import Reads
+from paceline.tasks.records.data import Reads
 
 WAVE_FILES = s3.AT_ONCE
 WAVE_BYTES = 32 * 2**20

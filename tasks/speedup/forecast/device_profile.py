@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from paceline.tasks.measure.paired_ratio import Estimate, Interval, arm_ratio
 from paceline.tasks.measure.records import AllReduceTime
-from paceline.tasks.records import Arm, ProbeResult
+from paceline.tasks.records.execution import Arm
+from paceline.tasks.records.measurement import ProbeResult
 from paceline.tasks.speedup.forecast.records import Advice, AllReduceSample, Interference, ProfilePoint
 
 

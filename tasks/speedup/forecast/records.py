@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from paceline.tasks.measure.paired_ratio import Interval
-from paceline.tasks.records import Record
+from paceline.tasks.records.record import Record
 
 Bound = Literal["compute", "communication", "overhead"]
 ScalingKind = Literal["strong", "weak"]

@@ -14,7 +14,7 @@ import numpy as np
 
 from paceline.tasks.measure.paired_ratio import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Interval, estimate_ratio
 from paceline.tasks.model.cost import Cost
-from paceline.tasks.records import Record
+from paceline.tasks.records.record import Record
 from paceline.tasks.speedup.hardware_table import (
     DataSheet,
     HardwareRow,

@@ -5,7 +5,8 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 
 from paceline.tasks.measure.paired_ratio import Interval
-from paceline.tasks.records import CompileStats, Record, ScoreName
+from paceline.tasks.records.record import Record
+from paceline.tasks.records.training import CompileStats, ScoreName
 
 Parity = Literal["on par", "better", "worse", "undecided", "unknown"]
 

@@ -10,7 +10,9 @@ from pydantic import ValidationError
 from paceline.conf.config import Config
 from paceline.tasks.files import write_durably
 from paceline.tasks.fingerprint import code_fingerprint
-from paceline.tasks.records import AutotuneResult, Hardware, PreparedSet
+from paceline.tasks.records.data import PreparedSet
+from paceline.tasks.records.hardware import Hardware
+from paceline.tasks.records.measurement import AutotuneResult
 
 COST_FREE_SETTINGS = {
     "num_epochs",

@@ -9,7 +9,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from paceline.tasks.measure.paired_ratio import Estimate, arm_ratio
-from paceline.tasks.records import Arm, AutotuneResult, Choice, Plan, ProbeResult
+from paceline.tasks.records.execution import Arm, Plan
+from paceline.tasks.records.measurement import AutotuneResult, ProbeResult
+from paceline.tasks.records.record import Choice
 
 MIN_GAIN = 0.01  # least gain in throughput for which to depart from the rules, which are the same from run to run
 ARITHMETIC = ("precision", "memory_format")

@@ -20,7 +20,8 @@ from paceline.conf.config import Speedup
 from paceline.tasks.errors import one_line
 from paceline.tasks.host import has_compiler
 from paceline.tasks.measure.probe import ArmRunner, run_probe
-from paceline.tasks.records import Arm, AutotuneResult, Plan, ProbeResult, SlowArm, Validity
+from paceline.tasks.records.execution import Arm, Plan
+from paceline.tasks.records.measurement import AutotuneResult, ProbeResult, SlowArm, Validity
 from paceline.tasks.train.autotune.choice import (
     LAYER_SETTINGS,
     best_role,

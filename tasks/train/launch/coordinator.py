@@ -21,7 +21,11 @@ from paceline.tasks.fingerprint import code_fingerprint
 from paceline.tasks.host import host_identity
 from paceline.tasks.measure.records import Measurement, MeasureResult
 from paceline.tasks.metrics_file import FILE, attempts
-from paceline.tasks.records import AutotuneResult, Plan, PreparedSet, Pretrained, ProbeResult, Record, TrainResult
+from paceline.tasks.records.data import PreparedSet, Pretrained
+from paceline.tasks.records.execution import Plan
+from paceline.tasks.records.measurement import AutotuneResult, ProbeResult
+from paceline.tasks.records.record import Record
+from paceline.tasks.records.training import TrainResult
 from paceline.tasks.track.metrics_upload import upload_metrics
 from paceline.tasks.train.launch.layout import PROBE_FILE, SEARCH_FILE, Placement, devices_on_host
 from paceline.tasks.train.launch.out_of_memory import restore_micro_batch, save_micro_batch, with_smaller_micro_batch

@@ -20,7 +20,7 @@ from typing import Annotated
 from pydantic import Field, ValidationError
 
 from paceline.tasks.errors import RunError
-from paceline.tasks.records import Record
+from paceline.tasks.records.record import Record
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=255)]
 

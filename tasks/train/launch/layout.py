@@ -6,7 +6,7 @@ from pathlib import Path
 
 from paceline.tasks.errors import InputError
 from paceline.tasks.host import keep_memory
-from paceline.tasks.records import Record
+from paceline.tasks.records.record import Record
 
 # With inherited values of these, torch or Lightning would join another group (Lightning#16313, #5651).
 SCRUBBED_PREFIXES = ("TORCHELASTIC_", "SLURM_", "PMI_", "OMPI_", "PL_", "LSB_", "JSM_")

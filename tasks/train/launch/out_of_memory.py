@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from paceline.conf.config import Config
 from paceline.tasks.errors import RankError
 from paceline.tasks.files import write_durably
-from paceline.tasks.records import Choice, Plan
+from paceline.tasks.records.execution import Plan
+from paceline.tasks.records.record import Choice
 
 FITTING_FILE = "micro_batch.json"  # file in the run's directory
 

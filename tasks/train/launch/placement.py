@@ -15,7 +15,9 @@ from paceline.tasks.cluster.client import call_workers, connect, workers
 from paceline.tasks.cluster.hardware import describe
 from paceline.tasks.errors import InputError, PacelineError
 from paceline.tasks.fingerprint import code_fingerprint
-from paceline.tasks.records import Hardware, Plan, Record
+from paceline.tasks.records.execution import Plan
+from paceline.tasks.records.hardware import Hardware
+from paceline.tasks.records.record import Record
 from paceline.tasks.train.launch.device_lock import DeviceLock
 from paceline.tasks.train.launch.layout import (
     Placement,

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from paceline.tasks import deadline
 from paceline.tasks.errors import InputError, LostError, RankError
-from paceline.tasks.records import Restart
+from paceline.tasks.records.training import Restart
 from paceline.tasks.train.rank.checkpoint import newest_valid_checkpoint, step_of
 
 logger = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ import psutil
 from paceline.conf.environment import Environment
 from paceline.tasks.errors import LostError
 from paceline.tasks.files import write_durably
-from paceline.tasks.records import Record
+from paceline.tasks.records.record import Record
 from paceline.tasks.train.launch.device_lock import DeviceLock, LockHolder
 from paceline.tasks.train.launch.heartbeat import HeartbeatReader
 from paceline.tasks.train.launch.rank_process import end_group, start_rank

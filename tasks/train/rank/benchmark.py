@@ -15,7 +15,8 @@ from paceline.tasks.measure.probe import ArmRunner, StepRunner, Watch, run_probe
 from paceline.tasks.measure.records import AllReduceTime, MeasureResult
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.model.batch import Batch, BatchSource
-from paceline.tasks.records import BASELINE, Arm, ProbeResult
+from paceline.tasks.records.execution import BASELINE, Arm
+from paceline.tasks.records.measurement import ProbeResult
 from paceline.tasks.train.autotune.choice import faster_plan, plan_of_probe
 from paceline.tasks.train.launch.layout import PROBE_FILE
 from paceline.tasks.train.rank import process_group as group

@@ -20,7 +20,7 @@ from paceline.tasks.model.batch import Batch, BatchSource
 from paceline.tasks.model.lightning_module import Learner
 from paceline.tasks.model.objectives import Task
 from paceline.tasks.names import Metric
-from paceline.tasks.records import Choice
+from paceline.tasks.records.record import Choice
 from paceline.tasks.train.checkpoint_interval import CheckpointInterval
 from paceline.tasks.train.rank.checkpoint import checkpoint_path
 from paceline.tasks.train.rank.process_group import all_reduce, average_buffers, broadcast

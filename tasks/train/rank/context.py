@@ -26,7 +26,7 @@ from paceline.tasks.model.objectives import Task, task_of
 from paceline.tasks.model.pretrained import begin_with
 from paceline.tasks.model.transfer import freeze
 from paceline.tasks.plugins import require_plugin
-from paceline.tasks.records import Arm, Plan
+from paceline.tasks.records.execution import Arm, Plan
 from paceline.tasks.train.launch.rank_process import running_ranks
 from paceline.tasks.train.plan import arm_of
 from paceline.tasks.train.rank import process_group as group

@@ -18,7 +18,7 @@ from paceline.tasks.errors import RunError
 from paceline.tasks.measure.energy import EnergyMeter
 from paceline.tasks.measure.validity import ValidityWatch
 from paceline.tasks.model.lightning_module import STATE_KEY, Learner
-from paceline.tasks.records import STEP_ITEMS
+from paceline.tasks.records.training import STEP_ITEMS
 from paceline.tasks.train.launch.heartbeat import Heartbeat
 from paceline.tasks.train.rank import process_group as group
 from paceline.tasks.train.rank.callbacks import (

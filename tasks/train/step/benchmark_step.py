@@ -21,7 +21,7 @@ from paceline.conf.recipe import Recipe
 from paceline.tasks.model.batch import Batch, BatchSource
 from paceline.tasks.model.objectives import Task
 from paceline.tasks.model.optimization import batch_loss, build_optimizer, prepare_optimizer_state
-from paceline.tasks.records import Arm
+from paceline.tasks.records.execution import Arm
 from paceline.tasks.train.step.compile import compile_network
 from paceline.tasks.train.step.cuda_graph import NUM_EAGER, make_step
 from paceline.tasks.train.step.distributed import DDP_SETTINGS, apply_fsdp, compress_gradients

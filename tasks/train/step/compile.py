@@ -8,7 +8,7 @@ from torch import nn
 from torch._dynamo import utils
 from torch.fx.experimental import _config as fx_config
 
-from paceline.tasks.records import CompileStats
+from paceline.tasks.records.training import CompileStats
 
 
 def compile_network(network: nn.Module) -> None:

@@ -10,7 +10,8 @@ import time
 import torch
 
 from paceline.tasks.model.batch import Batch
-from paceline.tasks.records import Arm, CompileStats, Plan
+from paceline.tasks.records.execution import Arm, Plan
+from paceline.tasks.records.training import CompileStats
 from paceline.tasks.train.step.train_step import Enter, TrainStep
 
 NUM_EAGER = 3  # steps before the recording, in which cuDNN chooses its algorithms and optimizers create their state

@@ -15,7 +15,8 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from paceline.tasks.model.lightning_module import Learner
 from paceline.tasks.model.optimization import prepare_optimizer_state
-from paceline.tasks.records import CompileStats, Plan
+from paceline.tasks.records.execution import Plan
+from paceline.tasks.records.training import CompileStats
 from paceline.tasks.train.rank.time_budget import Stopwatch
 from paceline.tasks.train.step.cuda_graph import CapturedStep, make_step
 from paceline.tasks.train.step.precision import make_scaler

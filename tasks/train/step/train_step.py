@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from paceline.tasks.model.batch import Batch
-from paceline.tasks.records import Arm, Plan
+from paceline.tasks.records.execution import Arm, Plan
 from paceline.tasks.train.step.compile import any_batch_size
 from paceline.tasks.train.step.micro_batches import out_of_memory, split_into_micro_batches
 from paceline.tasks.train.step.precision import forward_context

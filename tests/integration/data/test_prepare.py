@@ -27,7 +27,7 @@ from paceline.tasks.data.prepare.shard import Chunk
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.data.split import open_split
 from paceline.tasks.errors import RunError
-from paceline.tasks.records import PreparedSet
+from paceline.tasks.records.data import PreparedSet
 from tests.support.jobs import two_workers
 from tests.support.refusals import refused
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.tasks.records import Arm
+from paceline.tasks.records.execution import Arm
 from paceline.tasks.train.launch.coordinator import train_group
 from tests.support.jobs import planted
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from paceline.tasks.measure.records import Measurement
-from paceline.tasks.records import BASELINE
+from paceline.tasks.records.execution import BASELINE
 from paceline.tasks.speedup.diagnosis import diagnose
 from paceline.tasks.speedup.verdict import speedup_result
 from paceline.tasks.train.launch.coordinator import measure_group

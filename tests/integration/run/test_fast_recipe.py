@@ -12,7 +12,7 @@ from paceline.tasks.files import sha256_of
 from paceline.tasks.model_bundle import FACTS, WEIGHTS, digest_of
 from paceline.tasks.predict.job import Settings
 from paceline.tasks.predict.predictor import Predictor
-from paceline.tasks.records import ModelFacts
+from paceline.tasks.records.data import ModelFacts
 from paceline.tasks.train.launch.coordinator import train_group
 
 FAST = (

@@ -9,7 +9,7 @@ from prefect.logging import disable_run_logger
 from paceline.conf.environment import Environment
 from paceline.conf.load import load
 from paceline.flows.run.registry import promote, register_model
-from paceline.tasks.records import EvaluateResult, TrainResult
+from paceline.tasks.records.training import EvaluateResult, TrainResult
 from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.track import registry, store
 from paceline.tasks.track import run as tracking

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from paceline.tasks.cluster import hardware
-from paceline.tasks.records import AutotuneResult
+from paceline.tasks.records.measurement import AutotuneResult
 from paceline.tasks.train.autotune.cache import AutotuneCache
 from paceline.tasks.train.launch.coordinator import train_group
 from paceline.tasks.train.plan import resolve

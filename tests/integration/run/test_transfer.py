@@ -13,7 +13,7 @@ from paceline.tasks.data.key import describe
 from paceline.tasks.files import sha256_of
 from paceline.tasks.model_bundle import FACTS, WEIGHTS, digest_of
 from paceline.tasks.names import Tag
-from paceline.tasks.records import ModelFacts
+from paceline.tasks.records.data import ModelFacts
 from paceline.tasks.track import run as tracking
 from paceline.tasks.track.registry import register
 from paceline.tasks.train.launch.coordinator import train_group

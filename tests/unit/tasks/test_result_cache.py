@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from paceline.tasks.records import Choice, Restart
+from paceline.tasks.records.record import Choice
+from paceline.tasks.records.training import Restart
 from paceline.tasks.result_cache import load_result, save_result
 
 

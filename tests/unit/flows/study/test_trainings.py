@@ -7,7 +7,7 @@ import pytest
 from paceline.conf.load import load
 from paceline.flows.run.outcome import run_comparison_facts
 from paceline.flows.study.trainings import PlannedArm, _check_conditions
-from paceline.tasks.records import Pretrained
+from paceline.tasks.records.data import Pretrained
 from paceline.tasks.speedup.study.ledger import Ledger
 from paceline.tasks.train.plan import resolve
 from tests.support.refusals import refused

@@ -1,7 +1,7 @@
 import pytest
 
 from paceline.tasks.cluster.hardware import describe, visible
-from paceline.tasks.records import Gpu
+from paceline.tasks.records.hardware import Gpu
 from tests.support.refusals import refused
 
 

@@ -9,7 +9,7 @@ from paceline.tasks.cluster.local import local_arguments, local_cuda_arguments, 
 from paceline.tasks.cluster.resources import ClusterResources
 from paceline.tasks.cluster.start import open_cluster
 from paceline.tasks.cluster.tls import local_security
-from paceline.tasks.records import Gpu
+from paceline.tasks.records.hardware import Gpu
 from tests.support.refusals import refused
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from paceline.tasks.evaluate.pixel_metrics import score_difference
-from paceline.tasks.records import EvaluateResult
+from paceline.tasks.records.training import EvaluateResult
 from paceline.tasks.scores import class_scores, mean_iou, score_of, score_word
 from tests.support.reports import make_report
 

@@ -17,7 +17,7 @@ from paceline.tasks.measure.paired_ratio import (
     signed_rank_depth,
     speedup_ratio,
 )
-from paceline.tasks.records import Block
+from paceline.tasks.records.measurement import Block
 
 NUM_TRIALS = 4000
 MAX_ROUNDS = 24

@@ -8,7 +8,8 @@ from paceline.conf.config import Speedup
 from paceline.tasks.errors import RunError
 from paceline.tasks.measure.paired_ratio import arm_ratio, speedup_ratio
 from paceline.tasks.measure.probe import ArmRunner, order_of_round, run_probe
-from paceline.tasks.records import Arm, Validity
+from paceline.tasks.records.execution import Arm
+from paceline.tasks.records.measurement import Validity
 from tests.support.refusals import refused
 
 ARM = Arm(num_devices=1, precision="32-true", compile="off", memory_format="contiguous", loading="foreground")

@@ -13,7 +13,7 @@ from paceline.tasks.measure import validity
 from paceline.tasks.measure.gpu import GpuSample, gpu_joules, num_foreign, sample_gpus
 from paceline.tasks.measure.page_cache import MAX_FILES, cached_fraction
 from paceline.tasks.measure.validity import ValidityWatch, judge
-from paceline.tasks.records import Validity
+from paceline.tasks.records.measurement import Validity
 
 SPIN = "import time\nwhile time.process_time() < {}: pass"
 

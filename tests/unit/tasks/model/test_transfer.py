@@ -25,7 +25,7 @@ from paceline.tasks.model.objectives import Classification
 from paceline.tasks.model.optimization import build_optimizer, prepare_optimizer_state
 from paceline.tasks.model.pretrained import begin_with, blank_network, check_fit, read_weights
 from paceline.tasks.model.transfer import core_of, freeze, heads_of
-from paceline.tasks.records import Pretrained
+from paceline.tasks.records.data import Pretrained
 from tests.support.refusals import refused
 
 MODEL = Model(width=4, depth=1)

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.tasks.records import PreparedSet, TrainResult
+from paceline.tasks.records.data import PreparedSet
+from paceline.tasks.records.training import TrainResult
 from paceline.tasks.report.plotting import png_bytes
 from paceline.tasks.report.quality_charts import draw_mistakes, worst_mistakes
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from paceline.tasks.records import EvaluateResult
+from paceline.tasks.records.training import EvaluateResult
 from paceline.tasks.report.plotting import png_bytes, svg_text
 from paceline.tasks.report.quality_charts import (
     CLASS_COLOURS,

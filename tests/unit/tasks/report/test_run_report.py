@@ -6,7 +6,9 @@ from typing import get_args
 import pytest
 
 from paceline.tasks.measure.validity import judge
-from paceline.tasks.records import BASELINE, AutotuneResult, CompileStats, SlowArm, Validity
+from paceline.tasks.records.execution import BASELINE
+from paceline.tasks.records.measurement import AutotuneResult, SlowArm, Validity
+from paceline.tasks.records.training import CompileStats
 from paceline.tasks.report.quality_charts import draw_quality
 from paceline.tasks.report.run_report import render_report
 from paceline.tasks.report.summary import summary_table

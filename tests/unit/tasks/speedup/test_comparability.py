@@ -1,7 +1,7 @@
 import pytest
 
 from paceline.conf.load import load
-from paceline.tasks.records import Hardware
+from paceline.tasks.records.hardware import Hardware
 from paceline.tasks.speedup.comparability import comparison_facts, differences, explain, match
 from paceline.tasks.train.plan import resolve
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from paceline.tasks.records import BASELINE
+from paceline.tasks.records.execution import BASELINE
 from paceline.tasks.speedup.comparability import match
 from paceline.tasks.speedup.compare import ComparedRun, is_plain, ratio_across, speedup_across
 

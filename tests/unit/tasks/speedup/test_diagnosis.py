@@ -8,7 +8,7 @@ import pytest
 
 from paceline.conf.config import Speedup
 from paceline.tasks.measure.probe import ArmRunner, run_probe
-from paceline.tasks.records import BASELINE, Arm
+from paceline.tasks.records.execution import BASELINE, Arm
 from paceline.tasks.speedup.diagnosis import MIN_SHARE, diagnose
 from paceline.tasks.speedup.verdict import speedup_result
 from paceline.tasks.train.rank.benchmark import diagnostic_arms

@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.conf.config import Track
-from paceline.tasks.records import EvaluateResult, TrainResult
+from paceline.tasks.records.training import EvaluateResult, TrainResult
 from paceline.tasks.speedup.promotion_gate import gate
 from paceline.tasks.speedup.regression import RegressionVerdict
 

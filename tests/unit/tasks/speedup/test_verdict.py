@@ -3,7 +3,9 @@ from typing import get_args
 import pytest
 
 from paceline.tasks.measure.validity import judge
-from paceline.tasks.records import Arm, AutotuneResult, CompileStats, Validity
+from paceline.tasks.records.execution import Arm
+from paceline.tasks.records.measurement import AutotuneResult, Validity
+from paceline.tasks.records.training import CompileStats
 from paceline.tasks.speedup.advice import next_steps
 from paceline.tasks.speedup.records import SpeedupResult
 from paceline.tasks.speedup.verdict import break_even_steps, format_ratio, speedup_result

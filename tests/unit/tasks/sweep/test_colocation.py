@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.conf.load import load
-from paceline.tasks.records import Block, ProbeResult
+from paceline.tasks.records.measurement import Block, ProbeResult
 from paceline.tasks.sweep.colocation import ALONE, BESIDE, TOGETHER, WHOLE, colocation_of, judge_colocation
 from paceline.tasks.train.plan import resolve
 from tests.support.studies import HARDWARE

@@ -1,7 +1,7 @@
 """How many trials run at once, and what each of them has."""
 
 from paceline.conf.load import load
-from paceline.tasks.records import Gpu
+from paceline.tasks.records.hardware import Gpu
 from paceline.tasks.sweep.concurrency import plan_concurrency
 from tests.support.refusals import refused
 from tests.support.studies import HARDWARE

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from mlflow.tracking import MlflowClient
 
-from paceline.tasks.records import PreparedSet
+from paceline.tasks.records.data import PreparedSet
 from paceline.tasks.track.run import RunHandle, log_dataset
 
 NUM_RUNS, NUM_ROUNDS = 4, 5

@@ -1,7 +1,7 @@
 import pytest
 
 from paceline.conf.load import load
-from paceline.tasks.records import Gpu, Hardware
+from paceline.tasks.records.hardware import Gpu, Hardware
 from paceline.tasks.train.plan import resolve
 from tests.support.refusals import refused
 

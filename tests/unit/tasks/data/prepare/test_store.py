@@ -20,7 +20,7 @@ from paceline.tasks.data.sources import registry as source
 from paceline.tasks.data.split import open_split
 from paceline.tasks.errors import RunError
 from paceline.tasks.files import TEMPORARY_SUFFIX
-from paceline.tasks.records import PreparedSet
+from paceline.tasks.records.data import PreparedSet
 from tests.support.refusals import refused
 
 KEY = "0" * 64

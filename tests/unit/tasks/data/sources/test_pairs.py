@@ -21,7 +21,7 @@ from paceline.tasks.data.prepare.chunks import ChunkPlanner
 from paceline.tasks.data.prepare.shard import write_shards
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.data.split import open_split
-from paceline.tasks.records import PreparedSet
+from paceline.tasks.records.data import PreparedSet
 from tests.support.refusals import refused
 
 CLASSES = ("sky", "tree", "house")

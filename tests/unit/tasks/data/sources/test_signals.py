@@ -11,7 +11,7 @@ from paceline.tasks.data.key import describe
 from paceline.tasks.data.sources import generated
 from paceline.tasks.data.sources import registry as source
 from paceline.tasks.model_bundle import digest_of
-from paceline.tasks.records import ModelFacts
+from paceline.tasks.records.data import ModelFacts
 from tests.support.refusals import refused
 from tests.support.shards import shards_of
 from tests.support.signals import make_sounds, sine, wav

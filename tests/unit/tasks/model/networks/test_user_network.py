@@ -14,7 +14,8 @@ from paceline.tasks.model.load import load_trained_model
 from paceline.tasks.model.networks.registry import build_network
 from paceline.tasks.model.user_package import check_package
 from paceline.tasks.model_bundle import FACTS, WEIGHTS, digest_of
-from paceline.tasks.records import Hardware, ModelFacts
+from paceline.tasks.records.data import ModelFacts
+from paceline.tasks.records.hardware import Hardware
 from paceline.tasks.speedup.comparability import comparison_facts, match
 from paceline.tasks.train.plan import resolve
 from tests.support.own_package import forget, install, on_path

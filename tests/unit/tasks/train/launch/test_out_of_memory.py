@@ -2,7 +2,7 @@ import pytest
 
 from paceline.conf.load import load
 from paceline.tasks.errors import RankError
-from paceline.tasks.records import Hardware
+from paceline.tasks.records.hardware import Hardware
 from paceline.tasks.train.launch.out_of_memory import restore_micro_batch, save_micro_batch, with_smaller_micro_batch
 from paceline.tasks.train.plan import resolve
 

@@ -11,7 +11,7 @@ from paceline.tasks.model import batch as batches
 from paceline.tasks.model.networks.registry import build_network
 from paceline.tasks.model.objectives import Classification
 from paceline.tasks.model.transfer import freeze
-from paceline.tasks.records import Arm
+from paceline.tasks.records.execution import Arm
 from paceline.tasks.train.step.benchmark_step import BareStep, StepInputs
 from paceline.tasks.train.step.micro_batches import oom_sample_count, split_into_micro_batches
 from paceline.tasks.train.step.precision import make_scaler

@@ -1,0 +1,79 @@
+"""Records of executions: the plan of a training, and the arms of a probe."""
+
+from typing import Literal
+
+from paceline.conf.execution import Compile, Compression, Loading, MemoryFormat, Precision
+from paceline.tasks.records.record import Choice, Record
+
+
+class Plan(Record):
+    """The execution with every `auto` resolved, and the reason of each."""
+
+    accelerator: Literal["cpu", "gpu"]
+    device_name: str
+    world_size: int
+    num_threads: int
+    precision: Precision
+    compile: Compile
+    memory_format: MemoryFormat
+    loading: Loading
+    strategy: Literal["single", "ddp", "fsdp"]
+    gradient_compression: Compression = "off"
+    micro_batch: int | None = None
+    """Samples that a rank computes on at once; None for its whole share of a batch."""
+    reasons: dict[str, Choice]
+    """For each field that was `auto`: what was chosen and why."""
+
+
+Variant = Literal["full", "synthetic_input", "no_sync", "token_sync"]
+
+
+class Arm(Record):
+    """One way to execute the steps of a probe."""
+
+    num_devices: int
+    precision: Precision
+    compile: Compile
+    memory_format: MemoryFormat
+    loading: Loading
+    batch_size: int | None = None
+    """Samples per device and step, their mean over the devices; None for the recipe's."""
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    gradient_compression: Compression = "off"
+    loads: tuple[float, ...] | None = None
+    """Relative speeds of the devices, in proportion to which they share each batch; None for even shares. Without
+    meaning on one device, as strategy and compression are."""
+    micro_batch: int | None = None
+    """Samples that a device computes on at once; None for its whole share of a batch."""
+    num_threads: int | None = None
+    """CPU threads of each rank; None for its host's cores over its ranks, or what the configuration says."""
+    variant: Variant = "full"
+    """What is left out to see its cost: `synthetic_input` computes on one batch that is there already, `no_sync` leaves
+    the gradients of each device alone while all compute, `token_sync` lets the devices wait for each other in each step
+    as usual, but exchange a single number."""
+
+    @property
+    def label(self) -> str:
+        """Short description for people."""
+        devices = f"{self.num_devices} device" + ("s" if self.num_devices > 1 else "")
+        compiled = {"off": "eager", "step": "compiled", "graph": "one graph"}[self.compile]
+        parts = [devices, self.precision, self.memory_format.replace("_", " "), compiled, self.loading]
+        if self.batch_size is not None:
+            parts.append(f"batch {self.batch_size}")
+        if self.micro_batch is not None:
+            parts.append(f"micro-batches of {self.micro_batch}")
+        if self.num_threads is not None:
+            parts.append(f"{self.num_threads} thread" + ("s" if self.num_threads > 1 else ""))
+        if self.num_devices > 1 and self.strategy != "ddp":
+            parts.append(self.strategy)
+        if self.num_devices > 1 and self.gradient_compression != "off":
+            parts.append(f"{self.gradient_compression} gradients")
+        if self.num_devices > 1 and self.loads is not None:
+            parts.append(f"shares {':'.join(f'{load:.2g}' for load in self.loads)}")
+        if self.variant != "full":
+            parts.append(self.variant.replace("_", " "))
+        return ", ".join(parts)
+
+
+BASELINE = Arm(num_devices=1, precision="32-true", compile="off", memory_format="contiguous", loading="foreground")
+"""Default baseline of a run."""

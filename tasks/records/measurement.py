@@ -1,0 +1,95 @@
+"""Records of measurements: probes, their validity, and autotuning."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from paceline.tasks.records.execution import Arm
+from paceline.tasks.records.record import Record
+
+
+class Block(Record):
+    """One measured block of one arm."""
+
+    arm: str
+    """Role of the arm: `baseline`, `candidate`, `single` (the candidate's execution on one device, for parallel
+    efficiency), or a key of `ProbeResult.others`."""
+    seconds_per_sample: float
+    """Median over the steps of the block."""
+    num_steps: int
+
+
+class Validity(Record):
+    """Validity of a measurement: other work on its host. None where the platform does not report it."""
+
+    steal_fraction: float | None = None
+    """Share of CPU time that the hypervisor took."""
+    foreign_load: float | None = None
+    """Mean number of cores busy with processes that do not belong to the run."""
+    num_cores: int | None = None
+    foreign_device_processes: int | None = None
+    """Processes of others with memory on the run's GPUs; None without a GPU."""
+    min_cpu_mhz: float | None = None
+    max_cpu_mhz: float | None = None
+    """Lowest and highest clock seen on any core at the start and the end."""
+    min_gpu_clock_fraction: float | None = None
+    """Lowest streaming-multiprocessor clock seen over the highest the GPU is made for."""
+    throttled: tuple[str, ...] = ()
+    """Reasons why a GPU or CPU ran slower than it could, such as `power cap` or `thermal`; empty for none seen."""
+    cached_fraction: float | None = None
+    """Share of the prepared set's bytes that lay in the page cache at the start."""
+    contaminated: bool | None = None
+    """True when any of the above is beyond its limit; None when nothing could be observed."""
+    reasons: tuple[str, ...] = ()
+    """One clause per limit that was broken, with the figure."""
+
+
+class ProbeResult(Record):
+    """Raw outcome of a paired probe."""
+
+    baseline: Arm
+    candidate: Arm
+    batch_size: int
+    """Samples per device and step."""
+    samples_per_step: dict[str, int] = Field(default_factory=dict)
+    """Samples of one step over all devices of an arm, keyed as `Block.arm`; empty where not recorded."""
+    others: dict[str, Arm] = Field(default_factory=dict)
+    """Further arms of the same rounds, keyed as `Block.arm`: `single`, `synthetic_input`, `no_sync`, `half_batch`."""
+    rounds: tuple[tuple[Block, ...], ...]
+    """One inner tuple per round: one block of each arm, in the order they ran."""
+    seconds: float
+    stopped_because: Literal["interval narrow enough", "time is up", "all blocks done"]
+    validity: Validity = Validity()
+    """Of the machine during the probe, rank 0's host."""
+    num_repeats: int = 0
+    """Number of restarts of the probe because the machine was contaminated; the last attempt counts."""
+
+
+class SlowArm(Record):
+    """An arm whose first steps took too long to compare it further."""
+
+    arm: Arm
+    candidate: Arm
+    """The arm that it was compared with."""
+    times: float
+    """Seconds of a step over those of the candidate's."""
+
+
+class AutotuneResult(Record):
+    """Timings before a training, compared with the execution that the rules chose."""
+
+    probes: tuple[ProbeResult, ...]
+    """One after the other. In each the `candidate` is the best execution known by then, the first one the rules'; the
+    `baseline` and the others are what could be better."""
+    slower: tuple[SlowArm, ...] = ()
+    """Arms that were left out after their first steps."""
+    failed: dict[str, str] = Field(default_factory=dict)
+    """Compiled arms that were left out because compiling them failed, by their labels, and why."""
+    compile_seconds: float = 0.0
+    """That compiling took in it."""
+    budget_seconds: float
+    """That it might take."""
+    seconds: float
+    """That it took, all included."""
+    validity: Validity = Validity()
+    """Of the machine meanwhile, rank 0's host. What a contaminated one has shown is not gone by."""

@@ -1,0 +1,161 @@
+"""Records of a finished training and evaluation."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from paceline.tasks.records.execution import Plan
+from paceline.tasks.records.measurement import AutotuneResult, ProbeResult, Validity
+from paceline.tasks.records.record import Record
+
+
+class CompileStats(Record):
+    """Statistics of `torch.compile`, or of recording a CUDA graph, in a training."""
+
+    num_calls: int
+    """Forward passes of the compiled network; steps, where the whole step is a graph."""
+    num_graphs: int
+    """Made for them."""
+    hit_rate: float
+    """Share of the calls that found their graph ready."""
+    seconds: float
+    """Spent compiling, forward and backward, in the probe before the training too; or recording."""
+    is_warm: bool = False
+    """All code was found in the cache that earlier trainings have left."""
+    recompile_reasons: tuple[str, ...] = ()
+    """Why any graph after the first was made."""
+
+
+class Restart(Record):
+    """A restart of a training after a failure."""
+
+    cause: str
+    """The root cause."""
+    rank: int | None
+    """Where it was; None when it was none of the ranks."""
+    num_ranks: int
+    """Of the attempt that ended."""
+    first_step: int
+    """Step of the newest valid checkpoint, from which training resumed."""
+    lost_steps: int
+    """Done before, and done again."""
+    seconds: float
+    """From the failure to the start of the next attempt's ranks."""
+
+
+STEP_ITEMS = ("forward", "backward", "optimizer", "graph", "loop")
+"""Items of the time budget that are training steps; with `data_wait` they are what the throughput is taken over."""
+
+
+ScoreName = Literal["accuracy", "mean_iou", "ssim"]  # a measure of quality from 0 to 1, one for each task
+
+
+class TrainResult(Record):
+    """Result of a training."""
+
+    world_size: int
+    num_epochs: int
+    num_steps: int
+    seconds: float
+    """Wall time of the fit: first step to last, validation and checkpoints included, probe and start-up excluded."""
+    samples_per_second: float | None
+    """Training samples over the time spent in training steps and waiting for data; None if none was left to do."""
+    final_loss: float
+    checkpoint: str
+    resumed_from: str | None
+    losses: tuple[float, ...]
+    """Training loss of every step from step 0 on (mean over the global batch), those before a resume included."""
+    first_step: int
+    """The step this process started at; above 0 after a resume."""
+    score_name: ScoreName = "accuracy"
+    """Of the measure of quality that the task has."""
+    validation_scores: tuple[float, ...]
+    """After each epoch; empty without a validation split."""
+    time_budget: dict[str, float]
+    """Seconds per item on rank 0, from process start to process end; the items add up to `wall_seconds`."""
+    wall_seconds: float
+    """Measured from outside the rank: process start to process end."""
+    data_wait_fraction: float | None
+    """Share of the training steps' time spent waiting for data."""
+    predictions: tuple[str, ...]
+    """One .npz per rank: `index`, `kept` (logits, or statistics of each sample), and `targets` where there are any."""
+    examples: str | None = None
+    """.npz of some test samples, `seen`, `told` and `there`, of tasks with outputs per pixel."""
+    prediction_samples_per_second: float
+    """Over the test split, after a warm-up that compiles and autotunes."""
+    plain_score: float | None = None
+    """On the test split, of the same weights in 32-true and without folding; measured where the model is to be
+    registered."""
+    compile: CompileStats | None = None
+    """Rank 0's; None for an eager network."""
+    weights: str | None
+    """State dict of the trained network, readable with weights_only; written by rank 0."""
+    probe: ProbeResult | None
+    hosts: tuple[str, ...]
+    devices: tuple[str, ...]
+    windows: tuple[tuple[int, int, float], ...] = ()
+    """(first step, number of steps, seconds) between two reads of the loss: training steps and their waits for data,
+    without validation, checkpoints and logging. Rank 0's."""
+    samples_per_epoch: int | None = None
+    """Training samples, over all devices."""
+    steps_per_epoch: int | None = None
+    """Of a whole epoch, in batches of the group that finished; an elastic group had others before."""
+    startup_seconds: float | None = None
+    """Process start to the first training step, probe excluded."""
+    plan: Plan | None = None
+    """What was executed, where that is not what the rules had chosen or its reasons are better ones."""
+    search: AutotuneResult | None = None
+    """What led to it; None where it was not searched for, or no result of an earlier search is known."""
+    epoch_ends: tuple[float, ...] = ()
+    """Seconds from process start to the end of each epoch that this process trained, its validation and checkpoint
+    included, the probe excluded."""
+    communication_fraction: float | None = None
+    """Share of the training steps' time in which gradients were exchanged and nothing was computed; 0 on one device."""
+    idle_fraction: float | None = None
+    """Share of the device's time in the fit that went unused: CPU threads by their CPU time, GPUs by NVML."""
+    peak_memory_bytes: int | None = None
+    """Largest memory of one rank: resident on CPUs, allocated on a GPU."""
+    worker_load: tuple[float, ...] | None = None
+    """Relative speeds in proportion to which the ranks shared each batch, given or measured; None for even shares."""
+    energy_joules: float | None = None
+    """Over all hosts during the fit, from NVML or RAPL; None where neither can be read."""
+    validity: Validity | None = None
+    """Of rank 0's host during the fit."""
+    restarts: tuple[Restart, ...] = ()
+    """Within this training, the oldest first."""
+
+
+class EvaluateResult(Record):
+    """Quality on the test split."""
+
+    num_samples: int
+    score_name: ScoreName = "accuracy"
+    """The measure that models of this task are judged by."""
+    accuracy: float | None = None
+    """Share of right classes: of samples, or of the pixels that have one; None where nothing has a class."""
+    top_k: dict[str, float] = Field(default_factory=dict)
+    """Top-k accuracy, keyed "2", "3", "5" where there are enough classes."""
+    per_class_accuracy: dict[str, float | None] = Field(default_factory=dict)
+    """None for a class without test samples, or pixels."""
+    confusion: tuple[tuple[int, ...], ...] = ()
+    """Rows: true class; columns: predicted class. Empty where pixels are classified."""
+    angle_rmse_degrees: float | None = None
+    mean_iou: float | None = None
+    """Mean over the classes of intersection over union, all test pixels together."""
+    per_class_iou: dict[str, float | None] = Field(default_factory=dict)
+    """None for a class that is neither predicted nor present."""
+    ssim: float | None = None
+    """Mean structural similarity to the clean images (Wang et al. 2004: windows of 11 pixels, sigma 1.5)."""
+    psnr_db: float | None = None
+    """Mean peak signal-to-noise ratio to the clean images, decibels."""
+    noisy_psnr_db: float | None = None
+    """The same of the images as the network saw them."""
+    samples_per_second: float
+    seconds: float
+
+    @property
+    def score(self) -> float:
+        """From 0 to 1; what models of this task are judged by."""
+        value = {"accuracy": self.accuracy, "mean_iou": self.mean_iou, "ssim": self.ssim}[self.score_name]
+        assert value is not None
+        return value
