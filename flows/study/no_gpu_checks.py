@@ -14,7 +14,7 @@ from paceline.flows.study.trainings import PlannedArm, train_arm
 from paceline.tasks.data.key import describe
 from paceline.tasks.data.listing import Listing
 from paceline.tasks.errors import InputError
-from paceline.tasks.speedup.hardware_table import SHEETS
+from paceline.tasks.speedup.data_sheet import SHEETS
 from paceline.tasks.speedup.study.no_gpu import FEATURES, SCRATCH, WAYS
 from paceline.tasks.speedup.study.records import StudyArm
 

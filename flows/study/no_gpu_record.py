@@ -13,7 +13,8 @@ from paceline.tasks.names import Artifact, Metric, Tag
 from paceline.tasks.predict.throughput import PredictionThroughputs
 from paceline.tasks.records.data import PreparedSet
 from paceline.tasks.report.no_gpu_report import draw_no_gpu, render_no_gpu
-from paceline.tasks.speedup.hardware_table import SHEETS, HardwareRow, same_work, tabulate
+from paceline.tasks.speedup.data_sheet import SHEETS
+from paceline.tasks.speedup.hardware_table import HardwareRow, same_work, tabulate
 from paceline.tasks.speedup.study import no_gpu
 from paceline.tasks.speedup.study.no_gpu import Approach, NoGpuResult
 from paceline.tasks.speedup.study.no_gpu_verdict import judge, notes_of

@@ -1,28 +1,106 @@
 """Cost of a network, counted on the network itself: independent of the machine."""
 
+import copy
 from math import prod
+from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from paceline.tasks.model.cost import Cost
+from paceline.tasks.errors import one_line
+from paceline.tasks.records.cost import Cost
 
-NUM_SAMPLES = 2  # fewest that a batch norm can train on
+SIZES = (2, 4)  # samples of the two batches that are counted; a batch norm cannot train on fewer
+GIVEN = "flops_per_sample"
+"""Attribute of a network that gives its own operations for a sample: forward, and forward with backward."""
+NAMESPACES = {"aten", "prim", "prims"}  # torch's own operators
+UNKNOWN = {"mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_scaled_dot_product_flash_attention_for_cpu"}
+"""Operators of torch with matrix products inside that its counter does not know."""
 
 
-def cost_of(network: nn.Module, image_shape: tuple[int, int, int]) -> Cost:
-    """Count what one sample needs, forward and in training; the network's statistics change."""
-    height, width, channels = image_shape
-    images_NCHW = torch.zeros(NUM_SAMPLES, channels, height, width)
-    with torch.no_grad(), FlopCounterMode(display=False) as forward:
-        network.eval()(images_NCHW)
-    with FlopCounterMode(display=False) as training:
-        outputs = [output for output in network.train()(images_NCHW) if output is not None]
-        torch.stack([output.float().sum() for output in outputs]).sum().backward()
-    return Cost(
-        forward_flops=forward.get_total_flops() / NUM_SAMPLES,
-        training_flops=training.get_total_flops() / NUM_SAMPLES,
-        num_parameters=sum(weight.numel() for weight in network.parameters()),
+def count_cost(network: nn.Module, image_shape: tuple[int, int, int]) -> tuple[Cost | None, str]:
+    """Count what one sample needs, forward and in training, on a copy of the network.
+
+    Counts batches of two sizes, because their difference is what grows with the samples.
+
+    Returns:
+        The cost. None with the reason where the network uses operators that cannot be counted, and does not give its
+        operations itself.
+    """
+    try:
+        counts, reason = _count_growth(network, image_shape)
+    except Exception as error:  # noqa: BLE001  whatever a user's module raises on such a batch
+        counts, reason = {}, one_line(error)
+    given = getattr(network, GIVEN, None)
+    if given is not None:
+        counts["forward"], counts["training"] = given
+    elif reason:
+        return None, reason
+    weights = list(network.parameters())
+    cost = Cost(
+        forward_flops=counts["forward"],
+        training_flops=counts["training"],
+        num_parameters=sum(weight.numel() for weight in weights),
+        num_trained=sum(weight.numel() for weight in weights if weight.requires_grad),
+        saved_values=counts.get("saved_values", 0.0),
+        saved_bytes=counts.get("saved_bytes", 0.0),
         image_bytes=prod(image_shape),
     )
+    return cost, ""
+
+
+def _count_growth(network: nn.Module, image_shape: tuple[int, int, int]) -> tuple[dict[str, float], str]:
+    """What grows with each sample, and why that is not all; "" if it is."""
+    with torch.random.fork_rng(devices=[]):
+        try:  # without values: this takes no memory, and attention is made of products that are counted
+            few, many = (_Count(copy.deepcopy(network).to("meta"), image_shape, size) for size in SIZES)
+        except (RuntimeError, TypeError):  # the network reads values, or has tensors that are no parameters
+            few, many = (_Count(copy.deepcopy(network).cpu(), image_shape, size) for size in SIZES)
+    growth = {name: (value - few.totals[name]) / (SIZES[1] - SIZES[0]) for name, value in many.totals.items()}
+    if many.uncounted:
+        return growth, f"torch does not count the operations of {', '.join(sorted(many.uncounted))}"
+    return growth, "" if growth["training"] else "the network has no convolution and no matrix product"
+
+
+class _Count(TorchDispatchMode):
+    """Operations and stored values of one batch; `network` is changed."""
+
+    def __init__(self, network: nn.Module, image_shape: tuple[int, int, int], num_samples: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.uncounted: set[str] = set()
+        height, width, channels = image_shape
+        weights = [*network.parameters(), *network.buffers()]
+        self._storages = {_storage_id(weight): weight for weight in weights}
+        images_NCHW = torch.zeros(num_samples, channels, height, width, device=weights[0].device)
+        self.totals = {"saved_values": 0.0, "saved_bytes": 0.0}
+        with torch.no_grad(), FlopCounterMode(display=False) as forward:
+            network.eval()(images_NCHW)
+        with self, FlopCounterMode(display=False) as training, saved_tensors_hooks(self._save, lambda tensor: tensor):
+            outputs = [output for output in network.train()(images_NCHW) if output is not None]
+            torch.stack([output.float().sum() for output in outputs]).sum().backward()
+        self.totals |= {"forward": forward.get_total_flops(), "training": training.get_total_flops()}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See each operator that the counter has let through."""
+        name = func._schema.name.partition("::")[2]
+        if func.namespace not in NAMESPACES or name in UNKNOWN:
+            self.uncounted.add(func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+    def _save(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage, key = tensor.untyped_storage(), _storage_id(tensor)
+        if key not in self._storages:  # a view of what is stored already takes no memory
+            self._storages[key] = tensor
+            if tensor.is_floating_point():
+                self.totals["saved_values"] += storage.nbytes() / tensor.itemsize
+            else:
+                self.totals["saved_bytes"] += storage.nbytes()
+        return tensor
+
+
+def _storage_id(tensor: torch.Tensor) -> int:
+    """The storage of a tensor; valid as long as the tensor lives."""
+    return int(tensor.untyped_storage()._cdata)

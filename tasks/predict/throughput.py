@@ -17,13 +17,13 @@ import numpy.typing as npt
 from paceline.tasks.data.split import open_split
 from paceline.tasks.measure.paired_ratio import MIN_ROUNDS, estimate_ratio
 from paceline.tasks.measure.validity import ValidityWatch
-from paceline.tasks.model.cost import Cost
-from paceline.tasks.model.flops import cost_of
+from paceline.tasks.model.flops import count_cost
 from paceline.tasks.model.load import load_trained_model
 from paceline.tasks.predict.job import Settings
 from paceline.tasks.predict.linear_eval import pictures
 from paceline.tasks.predict.predictor import Predictor
 from paceline.tasks.predict.subprocess_job import subprocess_main
+from paceline.tasks.records.cost import Cost
 from paceline.tasks.records.data import PreparedSet
 from paceline.tasks.records.hardware import Gpu
 from paceline.tasks.records.measurement import Validity
@@ -63,8 +63,8 @@ class PredictionThroughputs(Record):
 
     paces: dict[str, PredictionThroughput]
     gpu_name: str | None
-    cost: Cost
-    """Of the first one's network."""
+    cost: Cost | None
+    """Of the first one's network; None where it cannot be counted."""
     validity: Validity
     """Of the machine meanwhile."""
 
@@ -101,7 +101,7 @@ def time_networks(job: ThroughputJob) -> PredictionThroughputs:
     return PredictionThroughputs(
         paces={name: way.pace({kind: seconds[name, kind] for kind in way.arms}) for name, way in ways.items()},
         gpu_name=job.gpus[0].name if job.gpus else None,
-        cost=cost_of(network, facts.image_shape),
+        cost=count_cost(network, facts.image_shape)[0],
         validity=validity,
     )
 

@@ -22,3 +22,25 @@ class Hardware(Record):
     cpu_bf16: bool
     """The CPU multiplies bfloat16 in hardware (AVX512-BF16 or AMX)."""
     gpus: tuple[Gpu, ...] = ()
+
+
+class DeviceLimit(Record):
+    """Rates that one device reached in a process: the limit with which the rates of a training step are compared."""
+
+    device_name: str
+    """Model of the GPU or CPU."""
+    driver: str | None
+    """Version of the GPU's driver; None on a CPU."""
+    torch: str
+    """Version."""
+    num_threads: int | None
+    """CPU threads of the process; None on a GPU."""
+    flops_per_second: dict[str, float]
+    """Best rate of a matrix product by precision, such as `bf16-mixed`; a multiplication with its addition is two
+    operations."""
+    bytes_per_second: float
+    """Best rate of a copy within the device's memory; bytes that are read and bytes that are written."""
+    seconds: float
+    """Duration of the measurement."""
+    contaminated: bool | None = None
+    """Whether other work used the machine meanwhile; None for unknown."""

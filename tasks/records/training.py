@@ -4,7 +4,9 @@ from typing import Literal
 
 from pydantic import Field
 
+from paceline.tasks.records.cost import Cost
 from paceline.tasks.records.execution import Plan
+from paceline.tasks.records.hardware import DeviceLimit
 from paceline.tasks.records.measurement import AutotuneResult, ProbeResult, Validity
 from paceline.tasks.records.record import Record
 
@@ -121,6 +123,15 @@ class TrainResult(Record):
     """Over all hosts during the fit, from NVML or RAPL; None where neither can be read."""
     validity: Validity | None = None
     """Of rank 0's host during the fit."""
+    cost: Cost | None = None
+    """Of the network in training; None where it cannot be counted."""
+    uncounted: str = ""
+    """Why `cost` or `limit` is None."""
+    bytes_per_sample: float | None = None
+    """Lower bound of the traffic of a training step through its device's memory, over the samples of the step on that
+    device; None where no bound can be stated."""
+    limit: DeviceLimit | None = None
+    """Of rank 0's device, measured in its process."""
     restarts: tuple[Restart, ...] = ()
     """Within this training, the oldest first."""
 

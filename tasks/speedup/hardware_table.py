@@ -15,7 +15,6 @@ import numpy as np
 from pydantic import Field
 from scipy import stats
 
-from paceline.tasks.model.cost import Cost
 from paceline.tasks.records.record import Record
 from paceline.tasks.speedup.comparability import UNKNOWN
 from paceline.tasks.speedup.study.analysis import SECONDS_PER_HOUR, median_known
@@ -233,44 +232,3 @@ def _break_even(by: str, first: tuple[str, float, float], second: tuple[str, flo
     steep, flat = sorted((first, second), key=lambda line: (line[2], line[1]), reverse=True)
     size = (flat[1] - steep[1]) / (steep[2] - flat[2]) if flat[1] > steep[1] else 0.0
     return BreakEven(small=steep[0], large=flat[0], by=by, num_samples=size)
-
-
-TERA, GIGA = 1e12, 1e9
-WEIGHT_BYTES = 4
-TRAFFIC_OF_TRAINING = 2
-"""Times that each weight passes the memory in a step at the least: it is read, and written again."""
-
-
-class DataSheet(Record):
-    """A device as its maker describes it."""
-
-    name: str
-    flops: float
-    """Dense, 16-bit, tensor cores; per second."""
-    bytes_per_second: float
-    """Of its memory."""
-    source: str
-
-
-SHEETS = {
-    name: DataSheet(name=name, flops=teraflops * TERA, bytes_per_second=gigabytes * GIGA, source=f"NVIDIA {sheet}")
-    for name, teraflops, gigabytes, sheet in (
-        ("T4", 65, 320, "T4 data sheet, 2019"),
-        ("L4", 121, 300, "L4 data sheet, 2023"),
-        ("A100", 312, 2039, "A100 80GB SXM data sheet, 2021"),
-        ("H100", 989.5, 3350, "H100 SXM data sheet, 2023"),
-        ("H200", 989.5, 4800, "H200 SXM data sheet, 2024"),
-    )
-}
-"""By common name. Where a sheet gives only the peak with sparsity, half of it."""
-
-
-def max_prediction_throughput(sheet: DataSheet, cost: Cost) -> float:
-    """Samples per second that a device cannot exceed in prediction: each image is read once, weights stay."""
-    return min(sheet.flops / cost.forward_flops, sheet.bytes_per_second / cost.image_bytes)
-
-
-def max_training_throughput(sheet: DataSheet, cost: Cost, batch_size: int) -> float:
-    """Samples per second that a device cannot exceed in training."""
-    weights = TRAFFIC_OF_TRAINING * WEIGHT_BYTES * cost.num_parameters / batch_size
-    return min(sheet.flops / cost.training_flops, sheet.bytes_per_second / (cost.image_bytes + weights))

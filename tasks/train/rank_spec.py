@@ -43,6 +43,8 @@ class RankSpec(Record):
     """What is known of the executions that `auto` can choose from; None for nothing."""
     may_search: bool = False
     """Whether this attempt may time executions before it trains."""
+    home: str
+    """PACELINE_HOME, for measurements of the device that later trainings use."""
     coordinator: tuple[str, int]
     """Host and process id of the flow, whose load on this host is the run's own."""
     compile_cache: str

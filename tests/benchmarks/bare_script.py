@@ -63,6 +63,7 @@ def train(config, prepared, home):
         interface=None,
         coordinator=(host_identity(), os.getpid()),
         code_fingerprint=code_fingerprint(),
+        home=str(home),
         compile_cache=str(home / "compiled"),
     )
     rank.open_metrics = lambda context: nullcontext()  # it logs nothing

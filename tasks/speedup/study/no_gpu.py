@@ -13,14 +13,10 @@ from typing import Literal
 import numpy as np
 
 from paceline.tasks.measure.paired_ratio import FIXED_CONFIDENCE, MIN_INTERVAL_ROUNDS, Interval, estimate_ratio
-from paceline.tasks.model.cost import Cost
+from paceline.tasks.records.cost import Cost
 from paceline.tasks.records.record import Record
-from paceline.tasks.speedup.hardware_table import (
-    DataSheet,
-    HardwareRow,
-    max_prediction_throughput,
-    max_training_throughput,
-)
+from paceline.tasks.speedup.data_sheet import DataSheet, max_prediction_throughput, max_training_throughput
+from paceline.tasks.speedup.hardware_table import HardwareRow
 from paceline.tasks.speedup.study.analysis import median_known
 from paceline.tasks.speedup.study.pairs import StudyRuns, as_interval, end_to_end, log_ratios
 from paceline.tasks.speedup.study.parity import parity

@@ -1,15 +1,11 @@
 """Cache of autotuning results for later trainings of the same work on the same hardware, under PACELINE_HOME."""
 
-import hashlib
-import json
 from importlib.metadata import version
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from paceline.conf.config import Config
-from paceline.tasks.files import write_durably
 from paceline.tasks.fingerprint import code_fingerprint
+from paceline.tasks.measure.cache import MeasurementCache
 from paceline.tasks.records.data import PreparedSet
 from paceline.tasks.records.hardware import Hardware
 from paceline.tasks.records.measurement import AutotuneResult
@@ -30,7 +26,6 @@ class AutotuneCache:
     """The autotuning result for one kind of work, on one kind of hardware, with these versions."""
 
     def __init__(self, home: Path, config: Config, hardware: Hardware, prepared: PreparedSet) -> None:
-        self._directory = home / "searches"
         facts = {
             "model": config.model.model_dump(mode="json", exclude={"pretrained"}),
             "recipe": config.recipe.model_dump(mode="json", exclude=COST_FREE_SETTINGS),
@@ -43,19 +38,14 @@ class AutotuneCache:
             "versions": {name: version(name) for name in ("torch", "lightning", "numpy")},
             "code": [code_fingerprint(), *(package.identity for package in config.packages)],
         }
-        key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-        self._path = self._directory / f"{key}.json"
+        self._cache = MeasurementCache(home, facts, AutotuneResult)
 
     def find(self) -> AutotuneResult | None:
         """The result of an earlier training; None without a readable one."""
-        try:
-            return AutotuneResult.model_validate_json(self._path.read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValidationError):
-            return None
+        return self._cache.find()
 
     def keep(self, result: AutotuneResult | None, *, even_contaminated: bool = False) -> None:
         """Save a new result; a contaminated one only with `even_contaminated`."""
         if result is None or (result.validity.contaminated and not even_contaminated) or result == self.find():
             return
-        self._directory.mkdir(parents=True, exist_ok=True)
-        write_durably(self._path, result.model_dump_json().encode())
+        self._cache.keep(result)

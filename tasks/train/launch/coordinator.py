@@ -306,6 +306,7 @@ def _specs(
             interface=interface,
             devices=devices_on_host(placement, placements) if job.plan.accelerator == "gpu" else (),
             measurement=job.measurement,
+            home=job.home,
             coordinator=(host_identity(), os.getpid()),
             code_fingerprint=code_fingerprint(),
             packages=tuple(package.identity for package in job.config.packages),

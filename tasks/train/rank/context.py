@@ -97,18 +97,19 @@ class RankContext:
         spec = self.spec
         torch.manual_seed(self.config.seed)
         self.task = task_of(self.config, spec.prepared)
-        self.network = build_network(
-            self.config.model,
-            spec.prepared.picture_shape,
-            len(spec.prepared.class_names),
-            len(spec.prepared.target_names),
-        )
+        self.network = self.new_network()
         if spec.pretrained is None:
             self._fit_layers()
         else:
             begin_with(self.network, spec.pretrained)  # includes layers that were fitted to the first data set
         if self.config.model.freeze != "none":
             freeze(self.network, self.config.model.freeze)
+
+    def new_network(self) -> nn.Module:
+        """The network with random weights."""
+        prepared = self.spec.prepared
+        num_classes, num_targets = len(prepared.class_names), len(prepared.target_names)
+        return build_network(self.config.model, prepared.picture_shape, num_classes, num_targets)
 
     def candidate_arm(self) -> Arm:
         """The plan's execution as an arm of a probe."""

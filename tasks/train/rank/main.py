@@ -38,6 +38,7 @@ from paceline.tasks.train.rank import process_group as group
 from paceline.tasks.train.rank.benchmark import ArmBenchmark, measure, measure_rank_loads, probe_execution
 from paceline.tasks.train.rank.callbacks import LogMetrics, write_atomically
 from paceline.tasks.train.rank.context import RankContext
+from paceline.tasks.train.rank.device_limit import limit_facts
 from paceline.tasks.train.rank.fit import fit, restore_schedule, training_facts
 from paceline.tasks.train.rank.predictions import (
     count_statistics,
@@ -103,7 +104,9 @@ def run_rank(spec: RankSpec, stopwatch: Stopwatch, heartbeat: Heartbeat) -> None
                 facts["plain_score"] = context.task.score(totals, num_samples)
         stopwatch.switch("teardown")
 
-    # 7. Write the result
+    # 7. Measure the limit of the device, and write the result
+    with stopwatch.during("limit"):
+        facts |= limit_facts(context)
     facts |= training_facts(context, learner, schedule, stopwatch)
     facts |= {"probe": probe, "worker_load": context.loads, "search": search}
     write_result(context, TrainResult.model_validate(facts))

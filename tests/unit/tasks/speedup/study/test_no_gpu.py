@@ -5,14 +5,10 @@ import re
 
 import pytest
 
-from paceline.tasks.model.cost import Cost
+from paceline.tasks.records.cost import Cost
 from paceline.tasks.report.no_gpu_report import HEAD, draw_no_gpu, no_gpu_table, render_no_gpu
-from paceline.tasks.speedup.hardware_table import (
-    SHEETS,
-    HardwareRow,
-    max_prediction_throughput,
-    max_training_throughput,
-)
+from paceline.tasks.speedup.data_sheet import SHEETS, max_prediction_throughput, max_training_throughput
+from paceline.tasks.speedup.hardware_table import HardwareRow
 from paceline.tasks.speedup.study.no_gpu import FEATURES, SCRATCH, TUNED, Gpu, NoGpuResult, TargetScore, on_gpu, ways_of
 from paceline.tasks.speedup.study.no_gpu_verdict import judge, notes_of
 from paceline.tasks.speedup.study.pairs import StudyRuns

@@ -1,0 +1,94 @@
+"""GPUs as their maker describes them, and the bounds that follow for a network."""
+
+import re
+
+from paceline.tasks.records.cost import Cost
+from paceline.tasks.records.record import Record
+
+TERA, GIGA = 1e12, 1e9
+WEIGHT_BYTES = 4
+TRAFFIC_OF_TRAINING = 2
+"""Times that each weight passes the memory in a step at the least: it is read, and written again."""
+
+
+class DataSheet(Record):
+    """A device as its maker describes it."""
+
+    name: str
+    flops: float
+    """Dense, 16-bit, tensor cores; per second."""
+    bytes_per_second: float
+    """Of its memory."""
+    source: str
+    pattern: str
+    """Regular expression of the names that its driver gives; a part of a GPU (MIG) has another name."""
+    peaks: dict[str, float]
+    """Floating-point operations per second, dense, by precision; a missing one is not in the sheet."""
+
+
+def _teraflops(half: float, single: float, **others: float) -> dict[str, float]:
+    """By precision; `half` is of fp16 and, unless `bf16` is 0, of bf16."""
+    peaks = {
+        "16-mixed": half,
+        "bf16-mixed": others.get("bf16", half),
+        "tf32": others.get("tf32", 0),
+        "32-true": single,
+        "64-true": others.get("double", 0),
+    }
+    return {precision: peak * TERA for precision, peak in peaks.items() if peak}
+
+
+HOPPER = _teraflops(989.5, 67, tf32=494.7, double=67)
+SHEETS = {
+    name: DataSheet(
+        name=name,
+        flops=peaks["16-mixed"],
+        bytes_per_second=gigabytes * GIGA,
+        source=f"NVIDIA {source}",
+        pattern=pattern,
+        peaks=peaks,
+    )
+    for name, pattern, gigabytes, peaks, source in (
+        ("T4", "(Tesla|NVIDIA) T4", 320, _teraflops(65, 8.1, bf16=0), "T4 data sheet, 2019"),
+        (
+            "V100",
+            "(Tesla|NVIDIA) V100-SXM2-.*",
+            900,
+            _teraflops(125, 15.7, bf16=0, double=7.8),
+            "V100 data sheet, 2020",
+        ),
+        ("L4", "NVIDIA L4", 300, _teraflops(121, 30.3, tf32=60), "L4 data sheet, 2023"),
+        ("L40S", "NVIDIA L40S", 864, _teraflops(362, 91.6, tf32=183), "L40S data sheet, 2023"),
+        (
+            *("RTX 4090", "NVIDIA GeForce RTX 4090", 1008),
+            *(_teraflops(165.2, 82.6, tf32=82.6), "Ada GPU architecture, 2022; sums in fp32"),
+        ),
+        (
+            *("A100", "NVIDIA A100(-SXM|-PCIE|-PCIe| )[^M]*", 2039),
+            *(_teraflops(312, 19.5, tf32=156, double=19.5), "A100 80GB SXM data sheet, 2021"),
+        ),
+        (
+            *("H100 PCIe", "NVIDIA H100 PCIe", 2000),
+            *(_teraflops(756.5, 51, tf32=378, double=51), "H100 PCIe data sheet, 2023"),
+        ),
+        ("H100", "NVIDIA H100 80GB HBM3", 3350, HOPPER, "H100 SXM data sheet, 2023"),
+        ("H200", "NVIDIA H200", 4800, HOPPER, "H200 SXM data sheet, 2024"),
+    )
+}
+"""By common name. Where a sheet gives only the peak with sparsity, half of it."""
+
+
+def sheet_of(device_name: str) -> DataSheet | None:
+    """The sheet of a device by the name that its driver gives; None for CPUs and GPUs without a sheet here."""
+    return next((sheet for sheet in SHEETS.values() if re.fullmatch(sheet.pattern, device_name)), None)
+
+
+def max_prediction_throughput(sheet: DataSheet, cost: Cost) -> float:
+    """Samples per second that a device cannot exceed in prediction: each image is read once, weights stay."""
+    return min(sheet.flops / cost.forward_flops, sheet.bytes_per_second / cost.image_bytes)
+
+
+def max_training_throughput(sheet: DataSheet, cost: Cost, batch_size: int) -> float:
+    """Samples per second that a device cannot exceed in training."""
+    weights = TRAFFIC_OF_TRAINING * WEIGHT_BYTES * cost.num_parameters / batch_size
+    return min(sheet.flops / cost.training_flops, sheet.bytes_per_second / (cost.image_bytes + weights))

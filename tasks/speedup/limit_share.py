@@ -1,0 +1,94 @@
+"""Share of a device's limit that a training step reaches in steady state.
+
+Achieved FLOP/s are the operations that the network needs for a sample, forward and backward, times the samples per
+second of one device. They are divided by what the same device did in a matrix product of the same precision. Kernels
+that need fewer operations than the definition (Winograd) can lift the share above 1.
+"""
+
+import statistics
+from typing import Literal
+
+from paceline.tasks.records.record import Record
+from paceline.tasks.records.training import TrainResult
+from paceline.tasks.speedup.data_sheet import sheet_of
+from paceline.tasks.speedup.steady_state import steady_rate
+
+
+class LimitShare(Record):
+    """Rates of one device in a training step, and their shares of its limit; None for unknown."""
+
+    precision: str = ""
+    flops_per_second: float | None = None
+    bytes_per_second: float | None = None
+    """At least: what a step moves through the memory if nothing is moved twice."""
+    of_limit: float | None = None
+    """`flops_per_second` over the device's measured rate of a matrix product."""
+    of_bandwidth: float | None = None
+    """`bytes_per_second` over the device's measured rate of a copy; a lower bound."""
+    bound: Literal["arithmetic", "memory"] | None = None
+    """The limit that is nearer; None unless both shares are known."""
+    mfu: float | None = None
+    """Model FLOP utilisation: `flops_per_second` over the peak in the maker's data sheet."""
+    limit_flops_per_second: float | None = None
+    """Measured, at this precision."""
+    unknown: str = ""
+    """Why `of_limit` is None."""
+
+    @property
+    def text(self) -> str:
+        """For people; the reason where the share is not known."""
+        if self.of_limit is None or self.flops_per_second is None or self.limit_flops_per_second is None:
+            return self.unknown and f"unknown: {self.unknown}"
+        rates = f"{format_flops(self.flops_per_second)} of {format_flops(self.limit_flops_per_second)}"
+        parts = [f"{self.of_limit:.0%} of what this device does in {self.precision} ({rates})"]
+        if self.of_bandwidth is not None:
+            parts.append(f"at least {self.of_bandwidth:.0%} of its memory bandwidth")
+        if self.mfu is not None:
+            parts.append(f"MFU {self.mfu:.1%} of the data sheet")
+        return ", ".join(parts)
+
+
+def limit_share(train: TrainResult) -> LimitShare:
+    """The share that a training reached, by its probe's step time where it has a probe."""
+    if train.cost is None:
+        return LimitShare(unknown=train.uncounted or "not counted")
+    rate = _samples_per_second(train)
+    if train.plan is None or rate is None:
+        return LimitShare(unknown="no step was timed")
+    precision = train.plan.precision
+    flops = train.cost.training_flops * rate
+    bytes_moved = None if train.bytes_per_sample is None else train.bytes_per_sample * rate
+    share = LimitShare(precision=precision, flops_per_second=flops, bytes_per_second=bytes_moved)
+    if train.limit is None or precision not in train.limit.flops_per_second:
+        return share.model_copy(update={"unknown": train.uncounted or "the device's limit was not measured"})
+    peak = train.limit.flops_per_second[precision]
+    sheet = sheet_of(train.limit.device_name)
+    sheet_peak = sheet.peaks.get(precision) if sheet else None
+    of_limit = flops / peak
+    of_bandwidth = None if bytes_moved is None else bytes_moved / train.limit.bytes_per_second
+    nearer: Literal["arithmetic", "memory"] = "memory" if (of_bandwidth or 0.0) > of_limit else "arithmetic"
+    return share.model_copy(
+        update={
+            "of_limit": of_limit,
+            "of_bandwidth": of_bandwidth,
+            "bound": None if of_bandwidth is None else nearer,
+            "mfu": None if sheet_peak is None else flops / sheet_peak,
+            "limit_flops_per_second": peak,
+        }
+    )
+
+
+def _samples_per_second(train: TrainResult) -> float | None:
+    """Of one device."""
+    if train.probe is not None:
+        blocks = [block for blocks in train.probe.rounds for block in blocks if block.arm == "candidate"]
+        rate: float | None = 1 / statistics.median(block.seconds_per_sample for block in blocks)
+    else:
+        rate = steady_rate(train) or train.samples_per_second
+    return None if rate is None else rate / train.world_size
+
+
+def format_flops(rate: float) -> str:
+    """A rate of floating-point operations for people: 123 GFLOP/s, 4.56 TFLOP/s."""
+    unit, size = ("TFLOP/s", 1e12) if rate >= 1e12 else ("GFLOP/s", 1e9)  # noqa: PLR2004
+    return f"{rate / size:.3g} {unit}"

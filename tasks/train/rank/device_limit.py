@@ -1,0 +1,80 @@
+"""Cost of a training step, and the limit of the device: taken after the training, which they cannot disturb then."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.conf.execution import Precision
+from paceline.conf.recipe import Recipe
+from paceline.tasks.measure.device_limit import COPY_BYTES, limit_cache, measure_limit
+from paceline.tasks.measure.validity import ValidityWatch
+from paceline.tasks.model.flops import count_cost
+from paceline.tasks.model.transfer import freeze
+from paceline.tasks.records.cost import Cost
+from paceline.tasks.records.execution import Plan
+from paceline.tasks.records.hardware import DeviceLimit
+from paceline.tasks.train.rank.context import RankContext
+
+ACTIVATION_BYTES: dict[Precision, int] = {"64-true": 8, "bf16-mixed": 2, "16-mixed": 2}
+"""Least bytes of a stored value; 4 with other precisions."""
+STATE_VALUES = {"sgd": 1, "adam": 2, "adamw": 2, "muon": 1}  # values of an optimizer's state per parameter, at least
+CACHED_BYTES = 2 * COPY_BYTES  # a step with less traffic than the measured copy may find its tensors in a cache
+
+
+def limit_facts(context: RankContext) -> dict[str, Any]:
+    """Fields of the result from which the share of the limit follows; rank 0's alone."""
+    if not context.writes:
+        return {}
+    network = context.new_network()
+    if context.config.model.freeze != "none":
+        freeze(network, context.config.model.freeze)
+    cost, reason = count_cost(network, context.spec.prepared.picture_shape)
+    if cost is None:
+        return {"uncounted": reason}
+    batches = context.batches
+    num_samples = max(1, min(batches.global_batch_size, batches.num_samples) // batches.world_size)
+    facts = {
+        "cost": cost,
+        "bytes_per_sample": bytes_per_sample(cost, context.spec.plan, context.config.recipe, num_samples),
+    }
+    try:
+        return facts | {"limit": _find_limit(context)}
+    except torch.OutOfMemoryError:
+        return facts | {"uncounted": "no memory was left to measure the device's limit"}
+
+
+def bytes_per_sample(cost: Cost, plan: Plan, recipe: Recipe, num_samples: int) -> float | None:
+    """Lower bound of the bytes that a step of one device moves through its memory, per sample of the step.
+
+    A step of `num_samples` reads each parameter, writes each gradient and reads it, reads and writes each trained
+    parameter and each value of the optimizer's state, and writes and reads each value that is stored for the backward
+    pass.
+
+    Returns:
+        None for a step so small that its tensors may stay in a cache, and where the stored values or the place of the
+        state are not known: compiled networks and sharded ones.
+    """
+    if plan.compile == "step" or plan.strategy == "fsdp":
+        return None
+    num_state = 0 if recipe.optimizer == "sgd" and not recipe.momentum else STATE_VALUES[recipe.optimizer]
+    weight_bytes = 8 if plan.precision == "64-true" else 4
+    weights = weight_bytes * (cost.num_parameters + (2 + 2 + 2 * num_state) * cost.num_trained)
+    stored = cost.saved_values * ACTIVATION_BYTES.get(plan.precision, 4) + cost.saved_bytes
+    total = weights + 2 * stored * num_samples
+    return total / num_samples if total >= CACHED_BYTES else None
+
+
+def _find_limit(context: RankContext) -> DeviceLimit:
+    """The limit from the cache, or measured now; a disturbed measurement serves this run alone."""
+    precision = context.spec.plan.precision
+    torch.set_num_threads(context.spec.plan.num_threads)
+    cache = limit_cache(Path(context.spec.home), context.device)
+    limit = cache.find()
+    if limit is None or precision not in limit.flops_per_second:
+        watch = ValidityWatch(context.own_processes(), gpu_uuids=context.gpu_uuids())
+        limit = measure_limit(context.device, [precision])
+        limit = limit.model_copy(update={"contaminated": watch.stop().contaminated})
+        if not limit.contaminated:
+            cache.keep(limit)
+    return limit
