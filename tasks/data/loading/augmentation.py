@@ -6,7 +6,8 @@ passes and a resumed run have the same.
 Shapes: N samples, C channels, H height, W width, U random numbers of a sample.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ from torch.nn import functional
 
 from paceline.conf.augmentation import COLOURS, Vary
 from paceline.tasks.data.loading.batch import set_layout
+from paceline.tasks.data.loading.pinned_ring import Array
 from paceline.tasks.model.batch import Batch
 from paceline.tasks.model.noise import uniform
 
@@ -28,35 +30,49 @@ _NUM_UNIFORM = 29  # U. Each use has its own ones, so that switching one on leav
 
 
 class Variation:
-    """Augments batches whose images were normalised by `mean` and `std` (0 for a channel without variance)."""
+    """Augments batches whose images were normalised by `mean` and `std` (0 for a channel without variance).
 
-    def __init__(self, settings: Vary, mean: Sequence[float], std: Sequence[float], seed: int) -> None:
+    `draw` computes what varies on the host; applying it to a batch needs the same arrays on the batch's device.
+    """
+
+    def __init__(
+        self, settings: Vary, mean: Sequence[float], std: Sequence[float], seed: int, device: torch.device
+    ) -> None:
         self._settings = settings
-        self._mean_C = torch.tensor(mean).view(1, -1, 1, 1)
-        self._std_C = torch.tensor([deviation or 1.0 for deviation in std]).view(1, -1, 1, 1)
+        self._mean_C = torch.tensor(mean, device=device).view(1, -1, 1, 1)
+        self._std_C = torch.tensor([deviation or 1.0 for deviation in std], device=device).view(1, -1, 1, 1)
         self._seed = seed
 
-    def __call__(self, batch: Batch, draw_N: npt.NDArray[np.int64], *, channels_last: bool) -> Batch:
-        """Augment a normalised batch, where `draw_N` is another number for each sample and epoch."""
-        settings, images_NCHW = self._settings, batch.images_NCHW
+    def draw(self, draw_N: npt.NDArray[np.int64], shape: tuple[int, int]) -> dict[str, Array]:
+        """Draw for images of a height and width, where `draw_N` is another number for each sample and epoch."""
+        settings, drawn = self._settings, dict[str, Array]()
         if not settings.is_on or not len(draw_N):
-            return batch
+            return {}
         uniform_NU = uniform(torch.from_numpy(draw_N), _NUM_UNIFORM, self._seed).numpy()
         if settings.crop_scale is not None:
-            images_NCHW = resize_boxes(images_NCHW, boxes(settings, uniform_NU, images_NCHW.shape[2:]))
+            drawn["boxes_N4"] = boxes(settings, uniform_NU, shape)
         if settings.colours:
-            images_NCHW = self._vary_colours(images_NCHW, uniform_NU[:, _COLOUR])
+            strengths = np.array((settings.brightness, settings.contrast, settings.saturation))
+            drawn["factors_N3"] = (1 + strengths * (2 * uniform_NU[:, _COLOUR] - 1)).astype(np.float32)
+        return drawn | (draw_mix(settings, uniform_NU[:, _MIX], shape) if settings.mixes else {})
+
+    def __call__(self, batch: Batch, drawn: Mapping[str, Tensor], *, channels_last: bool) -> Batch:
+        """Augment a normalised batch."""
+        settings, images_NCHW = self._settings, batch.images_NCHW
+        if not settings.is_on or not len(images_NCHW):
+            return batch
+        if settings.crop_scale is not None:
+            images_NCHW = resize_boxes(images_NCHW, drawn["boxes_N4"])
+        if settings.colours:
+            images_NCHW = self._vary_colours(images_NCHW, drawn["factors_N3"])
         batch = batch._replace(images_NCHW=images_NCHW)
         if settings.mixes:
-            batch = mix(batch, settings, uniform_NU[:, _MIX])
+            batch = mix(batch, drawn)
         return batch._replace(images_NCHW=set_layout(batch.images_NCHW, channels_last=channels_last))
 
-    def _vary_colours(self, images_NCHW: Tensor, uniform_N3: Floats) -> Tensor:
-        device = images_NCHW.device
-        mean, std = self._mean_C.to(device), self._std_C.to(device)
-        strengths = (self._settings.brightness, self._settings.contrast, self._settings.saturation)
-        factors_N3 = 1 + np.array(strengths) * (2 * uniform_N3 - 1)
-        bright, contrast, saturation = (_column(factors_N3[:, which], device) for which in range(3))
+    def _vary_colours(self, images_NCHW: Tensor, factors_N3: Tensor) -> Tensor:
+        mean, std = self._mean_C, self._std_C
+        bright, contrast, saturation = (column_N.view(-1, 1, 1, 1) for column_N in factors_N3.unbind(1))
         pixels_NCHW = (images_NCHW * std + mean).mul_(bright).clamp_(0, 1)
         if self._settings.contrast:
             pixels_NCHW = _apart(pixels_NCHW, grey(pixels_NCHW).mean(dim=(1, 2, 3), keepdim=True), contrast)
@@ -69,9 +85,19 @@ def grey(pixels_NCHW: Tensor) -> Tensor:
     """Luma of each pixel, repeated in each channel (N, C, H, W), frame by frame for clips."""
     if pixels_NCHW.shape[1] % COLOURS:
         return pixels_NCHW
-    weights = torch.tensor(GREY, device=pixels_NCHW.device).view(1, 1, -1, 1, 1)
     frames_NTCHW: Tensor = pixels_NCHW.unflatten(1, (-1, COLOURS))
-    return (frames_NTCHW * weights).sum(dim=2, keepdim=True).expand_as(frames_NTCHW).flatten(1, 2)
+    return (
+        (frames_NTCHW * _grey_weights(pixels_NCHW.device))
+        .sum(dim=2, keepdim=True)
+        .expand_as(frames_NTCHW)
+        .flatten(1, 2)
+    )
+
+
+@lru_cache
+def _grey_weights(device: torch.device) -> Tensor:
+    """On the device once: each copy would wait for it."""
+    return torch.tensor(GREY, device=device).view(1, 1, -1, 1, 1)
 
 
 def _apart(pixels_NCHW: Tensor, centre: Tensor, factor: Tensor) -> Tensor:
@@ -105,10 +131,10 @@ def boxes(settings: Vary, uniform_NU: Floats, shape: Sequence[int]) -> npt.NDArr
     return np.stack([top_N, left_N, height_N, width_N], axis=1)
 
 
-def resize_boxes(images_NCHW: Tensor, boxes_N4: npt.NDArray[np.int64]) -> Tensor:
+def resize_boxes(images_NCHW: Tensor, boxes_N4: Tensor) -> Tensor:
     """Scale one box of each image to the size of the image, bilinearly, without pixels from outside of the box."""
     tall, wide = images_NCHW.shape[2:]
-    top, left, height, width = (torch.from_numpy(column).to(images_NCHW.device) for column in boxes_N4.T)
+    top, left, height, width = boxes_N4.unbind(1)
     rows_NH, columns_NW = _places(top, height, tall), _places(left, width, wide)
     grid_NHW2 = torch.stack(
         [columns_NW[:, None, :].expand(-1, tall, -1), rows_NH[:, :, None].expand(-1, -1, wide)], dim=-1
@@ -124,24 +150,42 @@ def _places(start_N: Tensor, length_N: Tensor, size: int) -> Tensor:
     return (2 * pixels + 1) / size - 1
 
 
-def mix(batch: Batch, settings: Vary, uniform_N4: Floats) -> Batch:
+def draw_mix(settings: Vary, uniform_N4: Floats, shape: tuple[int, int]) -> dict[str, Array]:
+    """Draw mixtures: `blend_N` of two images, `edges_N4` of CutMix boxes, and the images' own `shares_N` in both.
+
+    `uniform_N4` decides on the kind of mixture, the share, and a box's row and column.
+    """
+    cut_N = uniform_N4[:, 0] < (0.5 if settings.mixup else 1.0) if settings.cutmix else np.zeros(len(uniform_N4), bool)
+    blend_N = np.where(cut_N, 1.0, beta(settings.mixup, uniform_N4[:, 1])) if settings.mixup else np.ones(len(cut_N))
+    drawn: dict[str, Array] = {"blend_N": blend_N.astype(np.float32)}
+    share_N = blend_N
+    if settings.cutmix:
+        edges_N4 = _cut_edges(cut_N, beta(settings.cutmix, uniform_N4[:, 1]), uniform_N4[:, 2:], shape)
+        top_N, bottom_N, left_N, right_N = edges_N4.T
+        inside_N = (bottom_N - top_N) * (right_N - left_N) / (shape[0] * shape[1])
+        share_N = np.where(cut_N, 1 - inside_N, blend_N)
+        drawn["edges_N4"] = edges_N4
+    return drawn | {"shares_N": share_N.astype(np.float32)}
+
+
+def mix(batch: Batch, drawn: Mapping[str, Tensor]) -> Batch:
     """Mix each sample with its mirror position in the batch; the order of a batch is random already.
 
-    `uniform_N4` decides on the kind of mixture, the share, and a box's row and column. The samples have no targets.
+    The samples have no targets.
     """
     images_NCHW = batch.images_NCHW
     others_NCHW = images_NCHW.flip(0)
-    cut_N = uniform_N4[:, 0] < (0.5 if settings.mixup else 1.0) if settings.cutmix else np.zeros(len(uniform_N4), bool)
-    blend_N = np.where(cut_N, 1.0, beta(settings.mixup, uniform_N4[:, 1])) if settings.mixup else np.ones(len(cut_N))
-    blend = _column(blend_N, images_NCHW.device)
+    blend = drawn["blend_N"].view(-1, 1, 1, 1)
     mixed_NCHW = torch.where(blend == 1, images_NCHW, images_NCHW * blend + others_NCHW * (1 - blend))
-    share_N = blend_N
-    if settings.cutmix:
-        inside_NHW, inside_N = _cut(cut_N, beta(settings.cutmix, uniform_N4[:, 1]), uniform_N4[:, 2:], images_NCHW)
+    if "edges_N4" in drawn:
+        tall, wide = images_NCHW.shape[2:]
+        top_N, bottom_N, left_N, right_N = drawn["edges_N4"].unbind(1)
+        rows_NH, columns_NW = _between(top_N, bottom_N, tall), _between(left_N, right_N, wide)
+        inside_NHW = rows_NH[:, :, None] & columns_NW[:, None, :]
         mixed_NCHW = torch.where(inside_NHW[:, None], others_NCHW, mixed_NCHW)
-        share_N = np.where(cut_N, 1 - inside_N, blend_N)
-    shares = torch.from_numpy(share_N.astype(np.float32)).to(images_NCHW.device)
-    return batch._replace(images_NCHW=mixed_NCHW, mixed_labels_N=batch.labels_N.flip(0), mix_weights_N=shares)
+    return batch._replace(
+        images_NCHW=mixed_NCHW, mixed_labels_N=batch.labels_N.flip(0), mix_weights_N=drawn["shares_N"]
+    )
 
 
 def beta(alpha: float, uniform_N: Floats) -> Floats:
@@ -152,28 +196,18 @@ def beta(alpha: float, uniform_N: Floats) -> Floats:
     return drawn
 
 
-def _cut(cut_N: npt.NDArray[np.bool_], share_N: Floats, place_N2: Floats, images_NCHW: Tensor) -> tuple[Tensor, Floats]:
-    """Mask (N, H, W) of the CutMix boxes, clipped to the image, and their share (N,) of the area."""
-    tall, wide = images_NCHW.shape[2:]
+def _cut_edges(cut_N: npt.NDArray[np.bool_], share_N: Floats, place_N2: Floats, shape: tuple[int, int]) -> Floats:
+    """Top, bottom, left and right (N, 4) of the CutMix boxes, clipped to the image; empty boxes where none is cut."""
     side_N = np.sqrt(1 - share_N) * cut_N
     edges = []
-    for place_N, size in ((place_N2[:, 0], tall), (place_N2[:, 1], wide)):
+    for place_N, size in zip(place_N2.T, shape, strict=True):
         centre_N, length_N = np.floor(place_N * size), np.floor(side_N * size)
         start_N = np.clip(centre_N - length_N // 2, 0, size)
-        stop_N = np.where(cut_N, np.clip(centre_N - length_N // 2 + length_N, 0, size), start_N)
-        edges.append((start_N, stop_N))
-    (top_N, bottom_N), (left_N, right_N) = edges
-    device = images_NCHW.device
-    rows_NH = _between(top_N, bottom_N, tall, device)
-    columns_NW = _between(left_N, right_N, wide, device)
-    return rows_NH[:, :, None] & columns_NW[:, None, :], (bottom_N - top_N) * (right_N - left_N) / (tall * wide)
+        edges += [start_N, np.where(cut_N, np.clip(centre_N - length_N // 2 + length_N, 0, size), start_N)]
+    return np.stack(edges, axis=1)
 
 
-def _between(start_N: Floats, stop_N: Floats, size: int, device: torch.device) -> Tensor:
-    places = torch.arange(size, device=device)[None]
-    start, stop = (torch.from_numpy(edge_N).to(device)[:, None] for edge_N in (start_N, stop_N))
-    return (places >= start) & (places < stop)
-
-
-def _column(values_N: Floats, device: torch.device) -> Tensor:
-    return torch.from_numpy(values_N.astype(np.float32)).to(device).view(-1, 1, 1, 1)
+def _between(start_N: Tensor, stop_N: Tensor, size: int) -> Tensor:
+    """Mask (N, size) of the places from start to stop."""
+    places = torch.arange(size, device=start_N.device)[None]
+    return (places >= start_N[:, None]) & (places < stop_N[:, None])

@@ -66,6 +66,7 @@ class ForegroundLoader(TrainLoader):
                 set_layout(images.to(device), channels_last=self.feed.channels_last),
                 labels.to(device),
                 None if split.targets_NT is None else targets.to(device),
+                self.ring.copy(self.draw(request)),
             )
 
 

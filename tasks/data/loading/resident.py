@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
-import numpy.typing as npt
 import psutil
 import torch
 from torch import Tensor
 
 from paceline.conf.recipe import FLIPPING
 from paceline.tasks.data.loading.batch import columns_before_flip, gather_windows, pad, window_numbers, windows
+from paceline.tasks.data.loading.pinned_ring import Array
 from paceline.tasks.data.loading.train_loader import BatchRequest, LoaderConfig, TrainLoader
 from paceline.tasks.data.split import Split
 from paceline.tasks.model.batch import Batch
@@ -43,24 +43,27 @@ class ResidentLoader(TrainLoader):
     def _batches(self, requests: Iterator[BatchRequest]) -> Iterator[Batch]:
         channels_last = self.feed.channels_last
         for request in requests:
-            index = torch.from_numpy(request.index_N).to(self.feed.device, non_blocking=True)
-            images_NHWC = self._gather(request)
-            targets = None if self._targets_NT is None else self._targets_NT[index]
+            parameters = self.ring.copy(self._numbers(request) | self.draw(request))
+            images_NHWC = gather_windows(self._windows, parameters["windows_N"])
+            images_NHWC = images_NHWC.view(len(request.index_N), *self.feed.split.image_shape)
+            if "flip_N" in parameters:
+                flip = parameters["flip_N"].view(-1, 1, 1, 1)
+                images_NHWC = torch.where(flip, images_NHWC.flip(2), images_NHWC)
             images_NCHW = self.normalise(images_NHWC, channels_last=channels_last)
-            yield self.answer(request, images_NCHW, self._labels_N[index], targets)
+            index = parameters["index_N"]
+            targets = None if self._targets_NT is None else self._targets_NT[index]
+            yield self.answer(request, images_NCHW, self._labels_N[index], targets, parameters)
 
-    def _gather(self, request: BatchRequest) -> Tensor:
-        shape = (len(request.index_N), *self.feed.split.image_shape)
-        if self._mirrored or not request.flip_N.any():
-            image_N = request.index_N + request.flip_N * self.feed.split.num_samples
-            return self._copy(image_N, request, request.dx_N).view(shape)
-        dx_N = columns_before_flip(request.dx_N, request.flip_N, self.feed.padding)
-        images_NHWC = self._copy(request.index_N, request, dx_N).view(shape)
-        flip = torch.from_numpy(request.flip_N).to(self.feed.device).view(-1, 1, 1, 1)
-        return torch.where(flip, images_NHWC.flip(2), images_NHWC)
-
-    def _copy(self, image_N: npt.NDArray[np.int64], request: BatchRequest, dx_N: npt.NDArray[np.int64]) -> Tensor:
-        return gather_windows(self._windows, window_numbers(image_N, request.dy_N, dx_N, self._padded_NHWC))
+    def _numbers(self, request: BatchRequest) -> dict[str, Array]:
+        """Numbers of the samples and their windows; the flips that are left to do."""
+        numbers: dict[str, Array] = {"index_N": request.index_N}
+        image_N, dx_N = request.index_N, request.dx_N
+        if self._mirrored:
+            image_N = image_N + request.flip_N * self.feed.split.num_samples
+        elif request.flip_N.any():
+            dx_N = columns_before_flip(dx_N, request.flip_N, self.feed.padding)
+            numbers["flip_N"] = request.flip_N
+        return numbers | {"windows_N": window_numbers(image_N, request.dy_N, dx_N, self._padded_NHWC)}
 
 
 def _load(feed: LoaderConfig) -> Tensor:

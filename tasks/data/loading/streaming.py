@@ -24,11 +24,11 @@ from torch import Tensor
 from paceline.tasks.data.loading.batch import (
     columns_before_flip,
     gather_windows,
-    on_device,
     pad,
     window_numbers,
     windows,
 )
+from paceline.tasks.data.loading.pinned_ring import Array
 from paceline.tasks.data.loading.sampling import Shuffle
 from paceline.tasks.data.loading.train_loader import BatchRequest, LoaderConfig, TrainLoader
 from paceline.tasks.data.split import Split
@@ -189,9 +189,11 @@ class StreamingLoader(TrainLoader):
     def _batch(self, request: BatchRequest, images_NHWC: Tensor) -> Batch:
         images_NCHW = self.normalise(images_NHWC, channels_last=self.feed.channels_last)
         split = self.feed.split
-        targets = None if split.targets_NT is None else split.targets_NT[request.index_N]
-        labels_N, targets_NT = on_device(split.labels_N[request.index_N], targets, self.feed.device)
-        return self.answer(request, images_NCHW, labels_N, targets_NT)
+        arrays: dict[str, Array] = {"labels_N": split.labels_N[request.index_N]} | self.draw(request)
+        if split.targets_NT is not None:
+            arrays["targets_NT"] = split.targets_NT[request.index_N]
+        parameters = self.ring.copy(arrays)
+        return self.answer(request, images_NCHW, parameters["labels_N"], parameters.get("targets_NT"), parameters)
 
 
 Mirror = Callable[[npt.NDArray[np.uint8]], npt.NDArray[np.uint8]]  # images (N, H, W, C) to the same, left-right
@@ -226,7 +228,7 @@ class Canvas:
         place_N = np.empty(num, dtype=np.int64)
         place_N[order_N] = np.arange(num)
         dx_N = columns_before_flip(request.dx_N, request.flip_N, feed.padding)
-        numbers_N = window_numbers(place_N, request.dy_N, dx_N, self._padded_NHWC)
+        numbers_N = torch.from_numpy(window_numbers(place_N, request.dy_N, dx_N, self._padded_NHWC))
         images_NHWC = gather_windows(self._windows, numbers_N).numpy().reshape(num, *feed.split.image_shape)
         images_NHWC[request.flip_N] = self._mirror(images_NHWC[request.flip_N])
         if out is None:

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +14,7 @@ from paceline.conf.recipe import Augment
 from paceline.tasks.data.loading import sampling
 from paceline.tasks.data.loading.augmentation import Variation
 from paceline.tasks.data.loading.batch import Normalise
+from paceline.tasks.data.loading.pinned_ring import Array, PinnedRing
 from paceline.tasks.data.loading.sampling import BatchPlan, epoch_augmentation, epoch_order
 from paceline.tasks.data.loading.step_schedule import StepSchedule
 from paceline.tasks.data.split import Split
@@ -82,7 +83,8 @@ class TrainLoader(ABC):
         self._course = StepSchedule(feed.plan)
         self.next_step = 0
         self.normalise = Normalise(feed.mean, feed.std, feed.split.image_shape).to(feed.device)
-        self._variation = Variation(feed.vary, feed.mean, feed.std, feed.seed)
+        self._variation = Variation(feed.vary, feed.mean, feed.std, feed.seed, feed.device)
+        self.ring = PinnedRing(feed.device)
 
     def __len__(self) -> int:
         return self.feed.plan.steps_per_epoch
@@ -125,14 +127,23 @@ class TrainLoader(ABC):
                 order[positions], flip[positions], dy[positions], dx[positions], draw_N, plan.weight(step, feed.rank)
             )
 
+    def draw(self, request: BatchRequest) -> dict[str, Array]:
+        """What `answer` needs on the device: random numbers of the samples."""
+        height, width, _ = self.feed.split.image_shape
+        seeds = {"noise_seeds_N": request.draw_N} if self.feed.draws else {}
+        return seeds | self._variation.draw(request.draw_N, (height, width))
+
     def answer(
-        self, request: BatchRequest, images_NCHW: torch.Tensor, labels_N: torch.Tensor, targets_NT: torch.Tensor | None
+        self,
+        request: BatchRequest,
+        images_NCHW: torch.Tensor,
+        labels_N: torch.Tensor,
+        targets_NT: torch.Tensor | None,
+        drawn: Mapping[str, torch.Tensor],
     ) -> Batch:
-        """Make a batch of tensors on the device: normalised images in their memory format, labels and targets."""
-        feed = self.feed
-        noise_seeds_N = torch.from_numpy(request.draw_N).to(feed.device, non_blocking=True) if feed.draws else None
-        batch = Batch(images_NCHW, labels_N, targets_NT, noise_seeds_N, request.weight)
-        return self._variation(batch, request.draw_N, channels_last=feed.channels_last)
+        """Make a batch of tensors on the device: normalised images in their memory format, labels, targets, draws."""
+        batch = Batch(images_NCHW, labels_N, targets_NT, drawn.get("noise_seeds_N"), request.weight)
+        return self._variation(batch, drawn, channels_last=self.feed.channels_last)
 
     @abstractmethod
     def _batches(self, requests: Iterator[BatchRequest]) -> Iterator[Batch]:

@@ -8,7 +8,8 @@ from torch.nn import functional
 from paceline.conf.augmentation import Vary
 from paceline.conf.load import ConfigError, load
 from paceline.conf.recipe import Recipe
-from paceline.tasks.data.loading.augmentation import Variation, beta, boxes, mix, resize_boxes
+from paceline.tasks.data.loading.augmentation import Variation, beta, boxes, draw_mix, mix, resize_boxes
+from paceline.tasks.data.loading.pinned_ring import PinnedRing
 from paceline.tasks.fingerprint import workload_fingerprint
 from paceline.tasks.model.batch import Batch
 from paceline.tasks.model.noise import uniform
@@ -18,6 +19,8 @@ from tests.unit.tasks.data.loading.test_loader import KINDS, assert_equal, loade
 
 SHAPE = (24, 20)
 NUM = 2_000
+CPU = torch.device("cpu")
+RING = PinnedRing(CPU)
 DRAWS = np.arange(NUM)
 
 
@@ -35,8 +38,9 @@ def batch_of(images_NCHW):
 
 def varied(images_NCHW, mean=0.0, std=1.0, **settings):
     channels = images_NCHW.shape[1]
-    vary = Variation(Vary(**settings), [mean] * channels, [std] * channels, 1)
-    return vary(batch_of(images_NCHW), DRAWS[: len(images_NCHW)], channels_last=False)
+    vary = Variation(Vary(**settings), [mean] * channels, [std] * channels, 1, CPU)
+    drawn = RING.copy(vary.draw(DRAWS[: len(images_NCHW)], SHAPE))
+    return vary(batch_of(images_NCHW), drawn, channels_last=False)
 
 
 def test_uniform_numbers_are_uniform_and_depend_on_draw_place_and_seed_alone():
@@ -53,7 +57,7 @@ def test_uniform_numbers_are_uniform_and_depend_on_draw_place_and_seed_alone():
 
 def test_a_crop_is_what_is_cut_out_and_scaled():
     boxes_N4 = np.array([[0, 0, 24, 20], [3, 5, 12, 9], [23, 19, 1, 1], [0, 7, 24, 2], [4, 0, 5, 20], [10, 3, 7, 7]])
-    found_NCHW = resize_boxes(images(), boxes_N4)
+    found_NCHW = resize_boxes(images(), torch.from_numpy(boxes_N4))
     for image, found, (top, left, height, width) in zip(images(), found_NCHW, boxes_N4, strict=True):
         cut = image[None, :, top : top + height, left : left + width]
         expected = functional.interpolate(cut, SHAPE, mode="bilinear", align_corners=False)[0]
@@ -137,7 +141,7 @@ def test_mixup_is_a_mean_of_two_and_its_loss_one_of_their_losses():
 def test_a_share_of_one_leaves_image_and_loss_as_they_were():
     plain = batch_of(images())
     uniform_N4 = np.full((6, 4), 1.0)  # the largest of any distribution
-    found = mix(plain, Vary(mixup=0.2), uniform_N4)
+    found = mix(plain, RING.copy(draw_mix(Vary(mixup=0.2), uniform_N4, SHAPE)))
     assert torch.equal(found.images_NCHW, plain.images_NCHW)
     logits_NK = torch.randn(6, 10)
     one, other = (Classification(10).loss((logits_NK, None), batch, Recipe()) for batch in (found, plain))
@@ -185,7 +189,7 @@ def test_all_loaders_vary_alike_bit_for_bit_and_in_every_epoch_anew(tmp_path, ch
 
 def test_without_settings_a_batch_is_left_alone():
     batch = batch_of(images())
-    assert Variation(Vary(), [0.5] * 3, [0.2] * 3, 1)(batch, DRAWS[:6], channels_last=False) is batch
+    assert Variation(Vary(), [0.5] * 3, [0.2] * 3, 1, CPU)(batch, {}, channels_last=False) is batch
 
 
 @pytest.mark.parametrize(

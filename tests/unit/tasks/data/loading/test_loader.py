@@ -362,7 +362,7 @@ def test_windows_are_views_of_every_shift() -> None:
     for image, dy, dx in itertools.product(range(2), range(3), range(3)):
         numbers = window_numbers(np.array([image]), np.array([dy]), np.array([dx]), padded)
         expected = padded[image, dy : dy + 3, dx : dx + 4]
-        assert torch.equal(gather_windows(view, numbers).view(3, 4, 3), expected)
+        assert torch.equal(gather_windows(view, torch.from_numpy(numbers)).view(3, 4, 3), expected)
         assert torch.equal(view[torch.from_numpy(numbers)].view(3, 4, 3), expected)  # as on other devices
 
 
