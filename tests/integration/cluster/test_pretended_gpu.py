@@ -279,6 +279,33 @@ def test_a_run_has_the_loss_of_the_cpu(run, on_cpu, execution):
         assert compiled["hit_rate"] > 0.5
 
 
+PREDICTED = """
+import sys
+from pathlib import Path
+import numpy as np
+from paceline.conf.model import Model
+from paceline.tasks.predict import predictor
+from tests.support.saved_models import save_model
+settings = save_model(Path(sys.argv[1]) / "model", Model(width=2, depth=1), ("a", "b"), (16, 16, 3))
+pixels = np.random.default_rng(0).integers(0, 256, (40, 16, 16, 3), dtype=np.uint8)
+(expected,) = predictor.Predictor(settings)(pixels)
+model = predictor.Predictor(settings.model_copy(update={"gpu": True, "num_threads": 3}))
+np.testing.assert_allclose(model(pixels)[0], expected, atol=1e-5)
+assert model.num_readers == 3
+assert model.batch_size(pixels.shape[1:]) == predictor.GPU_BATCH_BYTES // pixels[0].nbytes, "as much as is of use"
+predictor.torch.cuda.max_memory_allocated = lambda *_: (1 << 20) + 8 * 2**26
+model = predictor.Predictor(settings.model_copy(update={"gpu": True}))
+free = predictor.torch.cuda.mem_get_info()[0]
+assert model.batch_size(pixels.shape[1:]) == predictor.MEMORY_SHARE * free // 2**26, "64 MiB for each of 8 images"
+"""
+
+
+def test_the_free_memory_of_a_gpu_is_the_batch_of_a_prediction(with_gpu, tmp_path):
+    command = [sys.executable, "-c", PREDICTED, tmp_path]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | with_gpu, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("goal", "abcd")
 def test_a_goal_is_measured_to_its_end(with_gpu, goal, test_data):
