@@ -141,7 +141,7 @@ def suffix_of(path: str) -> str:
 
 
 def split_named(path: str) -> SplitName | None:
-    """The split that the name of a file begins with, or that of a folder that it lies in; None for no split."""
+    """The split that the name of a file starts with, or that of a folder that it lies in; None for no split."""
     named = (_SPLIT_PREFIX.match(part.lower()) for part in path.split("/"))
     return next((SPLIT_FOLDERS[match[1]] for match in named if match), None)
 
