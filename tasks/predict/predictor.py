@@ -5,6 +5,7 @@ Shapes: N samples, H height, W width, C channels, M tiles.
 
 import fcntl
 import os
+import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -152,16 +153,25 @@ def parity_of_whole(settings: Settings, pictures: Sequence[npt.NDArray[np.uint8]
     return compare_outputs(ours.asked, *answers).model_copy(update={"num_samples": len(pictures)})
 
 
+def device_kind(device: torch.device) -> str:
+    """The kind of this host's CPU, and of a GPU its model: machine code for one GPU does not run on another."""
+    if device.type == "cpu":
+        return cpu_kind()
+    model = re.sub(r"[^\w.]+", "-", torch.cuda.get_device_name(device))
+    return "-".join((cpu_kind(), model, *map(str, torch.cuda.get_device_capability(device))))
+
+
 def _package(settings: Settings, directory: Path) -> Path:
-    """The compiled model for this kind of CPU; the first process compiles it, while others wait.
+    """The compiled model for this kind of CPU or GPU; the first process compiles it, while others wait.
 
     A package is a library that is loaded, so only this user can write to its directory. The same holds for the cache of
     torch's compiler, which would otherwise lie in /tmp under a name that anybody can guess.
     """
     directory = private_directory(directory)
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(directory / "compiler"))
-    path = directory / f"{cpu_kind()}.pt2"
-    with (directory / f"{cpu_kind()}.lock").open("w") as lock:
+    kind = device_kind(torch.device("cuda", 0) if settings.gpu else torch.device("cpu"))
+    path = directory / f"{kind}.pt2"
+    with (directory / f"{kind}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if path.exists():
             return path
