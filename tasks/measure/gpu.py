@@ -70,6 +70,18 @@ def handles(uuids: Iterable[str]) -> Iterator[tuple[Any, dict[str, Any]]]:
         yield library, {uuid: handle for uuid, handle in handles.items() if handle is not None}
 
 
+def contexts_of(pid: int, uuids: Iterable[str]) -> dict[str, bool]:
+    """GPUs on which a process holds a CUDA context, and whether each takes a single process (EXCLUSIVE_PROCESS)."""
+    held = {}
+    with handles(uuids) as (library, found):
+        for uuid, handle in found.items():
+            processes = read_nvml(library.nvmlDeviceGetComputeRunningProcesses, handle) or ()
+            if pid in {process.pid for process in processes}:
+                mode = read_nvml(library.nvmlDeviceGetComputeMode, handle)
+                held[uuid] = mode == library.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
+    return held
+
+
 def gpu_joules(uuids: Iterable[str]) -> float | None:
     """Energy that all GPUs have used since their driver was loaded; None if one does not report."""
     selected = set(uuids)

@@ -27,7 +27,7 @@ from paceline.tasks.model.pretrained import begin_with
 from paceline.tasks.model.transfer import freeze
 from paceline.tasks.plugins import require_plugin
 from paceline.tasks.records.execution import Arm, Plan
-from paceline.tasks.train.launch.rank_process import running_ranks
+from paceline.tasks.train.launch.rank_process import running_ranks, supervisors_of
 from paceline.tasks.train.plan import arm_of
 from paceline.tasks.train.rank import process_group as group
 from paceline.tasks.train.rank.affinity import bind
@@ -185,10 +185,11 @@ class RankContext:
         return on_cpu or plan.memory_format == "channels_last"
 
     def own_processes(self) -> list[int]:
-        """Process ids of this run on this host: its ranks, their Dask worker and the flow."""
+        """Process ids of this run on this host: its ranks, the Dask worker of each, and the flow."""
         host, pid = self.spec.coordinator
         flow = [pid] if host == host_identity() else []
-        return [os.getppid(), *running_ranks(self.spec.run_id), *flow]
+        ranks = running_ranks(self.spec.run_id)
+        return [os.getppid(), *ranks, *supervisors_of(ranks), *flow]
 
     def data_files(self) -> list[Path]:
         """The shards that training reads."""

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.tasks.measure import gpu
-from paceline.tasks.measure.gpu import gpu_joules
+from paceline.tasks.measure.gpu import contexts_of, gpu_joules
 from paceline.tasks.measure.gpu_watch import THREAD_NAME, GpuState, GpuWatch, num_foreign
 from paceline.tasks.measure.validity import ValidityWatch
 from tests.support.patience import until
@@ -52,6 +52,11 @@ class Board:
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle):
         return 5000
+
+    NVML_COMPUTEMODE_EXCLUSIVE_PROCESS = 3
+
+    def nvmlDeviceGetComputeMode(self, handle):
+        return {"GPU-a": 3}.get(handle, 0)
 
     def nvmlDeviceGetViolationStatus(self, handle, policy):
         return SimpleNamespace(referenceTime=self.num_samples * 1000, violationTime=self.violations[policy])
@@ -139,6 +144,11 @@ def test_a_slice_has_the_clock_of_its_board_and_no_power(board, monkeypatch):
     board.work(1000, 0, [os.getpid()])
     state = GpuWatch(["MIG-a"], own).stop()
     assert (state.min_clock_fraction, state.mean_watts) == (0.5, None)
+
+
+def test_contexts_of_a_process_are_found(board):
+    assert contexts_of(os.getpid(), ["GPU-a", "GPU-b"]) == {"GPU-a": True, "GPU-b": False}
+    assert contexts_of(STRANGER, ["GPU-a"]) == {}
 
 
 def test_energy_of_all_gpus(board):
