@@ -158,12 +158,16 @@ class RankContext:
         """Read this rank's share of a split in large batches."""
         prepared = self.spec.prepared
         height, width, _ = prepared.image_shape
-        num_pixels = height * width * self.config.model.test_views
+        views = self.config.model.test_views
+        fitting = EVALUATION_PIXELS // (height * width * views)
+        if self.device.type == "cuda":
+            # A pass of the training keeps its activations for the gradients and fits: without gradients as many fit.
+            fitting = max(fitting, (self.spec.plan.micro_batch or self.config.recipe.batch_size) // views)
         return evaluation_batches(
             split,
             prepared.mean,
             prepared.std,
-            min(MAX_EVALUATION_BATCH, max(1, EVALUATION_PIXELS // num_pixels)),
+            min(MAX_EVALUATION_BATCH, max(1, fitting)),
             self.spec.rank,
             self.spec.world_size,
             self.device,
