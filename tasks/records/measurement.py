@@ -59,6 +59,8 @@ class ProbeResult(Record):
     """Samples of one step over all devices of an arm, keyed as `Block.arm`; empty where not recorded."""
     others: dict[str, Arm] = Field(default_factory=dict)
     """Further arms of the same rounds, keyed as `Block.arm`: `single`, `synthetic_input`, `no_sync`, `half_batch`."""
+    diverged: tuple[str, ...] = ()
+    """Arms whose last loss is not a finite number, keyed as `Block.arm`: their steps are not those of a training."""
     rounds: tuple[tuple[Block, ...], ...]
     """One inner tuple per round: one block of each arm, in the order they ran."""
     seconds: float
